@@ -1,0 +1,187 @@
+"""The layers a unit is made of, each made by name: normalisations, weights, dropout."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import keras
+from keras import ops
+
+from keras_preact import _checks
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class PaddedConv2D(keras.layers.Conv2D):
+    """A convolution that pads `(kernel - 1) / 2` on every side, whatever the stride.
+
+    `padding="same"` pads nothing at the top and left of an even map at stride 2, where Torch, and with it the released code,
+    pads one row on each side: weights would not carry over, and the map would be sampled off its centre.
+
+    Args:
+        filters: Channels out.
+        kernel_size: Odd; the kernel is square.
+        **kwargs: As in `keras.layers.Conv2D`, without `padding`.
+
+    Input: `(batch, height, width, channels)`, output: `(batch, ceil(height / strides), ceil(width / strides), filters)`; with
+    `data_format="channels_first"` the channels stand second in both.
+    """
+
+    def __init__(self, filters, kernel_size, **kwargs):
+        kwargs.pop("padding", None)  # a config holds it
+        super().__init__(filters, kernel_size, padding="same", **kwargs)
+        self.pad = 0
+        if self.strides != (1, 1):  # at stride 1 "same" is symmetric, and spares a copy of the map
+            self.padding, self.pad = "valid", self.kernel_size[0] // 2
+
+    def call(self, inputs):
+        return super().call(pad_sides(inputs, self.pad, self.data_format) if self.pad else inputs)
+
+    def compute_output_shape(self, input_shape):
+        return strided_shape(input_shape, self.strides[0], self.data_format, self.filters)
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
+    """Max pooling that pads `(pool_size - 1) / 2` on every side with minus infinity, as Torch does.
+
+    Input and output: as `PaddedConv2D`, with the channels unchanged.
+    """
+
+    def __init__(self, pool_size, strides, **kwargs):
+        kwargs.pop("padding", None)
+        super().__init__(pool_size, strides, padding="valid", **kwargs)
+
+    def call(self, inputs):
+        return super().call(pad_sides(inputs, self.pool_size[0] // 2, self.data_format, float("-inf")))
+
+    def compute_output_shape(self, input_shape):
+        return strided_shape(input_shape, self.strides[0], self.data_format)
+
+
+def channel_axis(data_format: str, rank: int) -> int:
+    return 1 if data_format == "channels_first" and rank == 4 else -1
+
+
+def pad_sides(images, pad: int, data_format: str, value: float = 0.0):
+    """Pad height and width of `(batch, height, width, channels)`, or channels first, on both sides."""
+    sides = [(0, 0), (pad, pad), (pad, pad)]
+    sides.insert(1 if data_format == "channels_first" else 3, (0, 0))
+    return ops.pad(images, sides, constant_values=value)
+
+
+def strided_shape(shape: tuple, strides: int, data_format: str, channels: int | None = None) -> tuple:
+    """Return the shape behind a step of `strides` (an image's size divided by it, rounded up) into `channels`.
+
+    A shape that is not an image's keeps its sizes; without `channels` their number stays.
+    """
+    axis = channel_axis(data_format, len(shape))
+    new = list(shape)
+    if len(shape) == 4:
+        for i in (1, 2) if axis == -1 else (2, 3):
+            new[i] = None if new[i] is None else -(-new[i] // strides)
+    if channels is not None:
+        new[axis] = channels
+    return tuple(new)
+
+
+def weight(filters: int, kernel_size: int | None, *, strides=1, groups=1, data_format=None, **kwargs) -> keras.Layer:
+    """Make a weight layer: a convolution, or a dense one where `kernel_size` is None."""
+    if kernel_size is None:
+        return keras.layers.Dense(filters, **kwargs)
+    return PaddedConv2D(filters, kernel_size, strides=strides, groups=groups, data_format=data_format, **kwargs)
+
+
+#: Name to a function of the channel axis and the channel count. Batch normalisation has Torch's epsilon and momentum, as
+#: in the released code; the paper does not give them.
+NORMALIZATIONS: Mapping[str, Callable[[int, int], keras.Layer] | None] = MappingProxyType(
+    {
+        "batch": lambda axis, _: keras.layers.BatchNormalization(axis=axis, momentum=0.9, epsilon=1e-5),
+        "layer": lambda axis, _: keras.layers.LayerNormalization(axis=axis, epsilon=1e-5),
+        # 32 groups, as arXiv 1803.08494 recommends, or as many as the channels can be divided into
+        "group": lambda axis, n: keras.layers.GroupNormalization(groups=math.gcd(32, n), axis=axis, epsilon=1e-5),
+        "rms": lambda axis, _: keras.layers.RMSNormalization(axis=axis, epsilon=1e-6),
+        "none": None,
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """Class and config of a layer, to make others like it.
+
+    A layer that holds the pattern as a layer would count its weights as its own; it holds this instead.
+    """
+
+    layer_class: type[keras.Layer]
+    config: dict
+
+    @classmethod
+    def of(cls, layer: keras.Layer) -> "Pattern":
+        return cls(type(layer), layer.get_config())
+
+    def make(self, **settings) -> keras.Layer:
+        """Make a layer with those of `settings` that its config knows and that are not None."""
+        config = self.config | {key: value for key, value in settings.items() if key in self.config and value is not None}
+        return self.layer_class.from_config(config)
+
+    def serialize(self) -> dict:
+        return keras.saving.serialize_keras_object(self.make())
+
+
+class Normalization:
+    """Makes the normalisations of a unit, all of one kind.
+
+    Args:
+        kind: A name from `NORMALIZATIONS`, or a Keras layer as a pattern (or the config of one): each place gets a copy with
+            its own weights, over the axis that fits there.
+    """
+
+    def __init__(self, kind: str | dict | keras.Layer):
+        if isinstance(kind, dict):  # from a serialised config
+            kind = keras.saving.deserialize_keras_object(kind)
+        if isinstance(kind, keras.Layer):
+            self.kind: str | Pattern = Pattern.of(kind)
+        else:
+            _checks.lookup(NORMALIZATIONS, kind, "normalization")
+            self.kind = kind
+
+    def make(self, axis: int, channels: int, *, name: str, dtype=None) -> list[keras.Layer]:
+        """Make the layer for one place: a list of one, or of none for `"none"`."""
+        pattern = self.kind
+        if not isinstance(pattern, Pattern):
+            make = NORMALIZATIONS[pattern]
+            if make is None:
+                return []
+            pattern = Pattern.of(make(axis, channels))
+        return [pattern.make(axis=axis, name=name, dtype=dtype)]
+
+    def serialize(self) -> str | dict:
+        """Return what a config holds: the name, or the pattern."""
+        return self.kind.serialize() if isinstance(self.kind, Pattern) else self.kind
+
+
+def components(names, normalization, activation, *, axis, channels, name="{}", dtype=None) -> list[keras.Layer]:
+    """Make the layers of an arrangement's components, such as `("norm", "activation")`, each called `name.format(component)`."""
+    layers: list[keras.Layer] = []
+    for component in names:
+        called = name.format(component)
+        if component == "norm":
+            layers += normalization.make(axis, channels, name=called, dtype=dtype)
+        else:
+            layers.append(keras.layers.Activation(activation, name=called, dtype=dtype))
+    return layers
+
+
+def build_chain(chain: list[keras.Layer], shape: tuple) -> tuple:
+    """Build layers that stand one behind the other for an input of `shape`; return the shape of the last one's output."""
+    for layer in chain:
+        layer.build(shape)
+        shape = layer.compute_output_shape(shape)
+    return shape
+
+
+def run_chain(chain: list[keras.Layer], x):
+    for layer in chain:
+        x = layer(x)
+    return x

@@ -1,0 +1,121 @@
+"""Fig. 4 of the paper as data: where the normalisation and the activation stand around the weights.
+
+A residual unit is `x_{l+1} = f(h(x_l) + F(x_l))`. The six arrangements hold the same components and differ in their order
+alone, so each is a row of `ARRANGEMENTS`: what stands in front of the first weight, between two weights, behind the
+last weight (these three make F) and after the addition (f). Three more columns say what the arrangement asks of
+the network around its units.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+import keras
+
+from keras_preact import _checks
+
+Component = Literal["norm", "activation"]
+Components = tuple[Component, ...]
+
+NORM: Components = ("norm",)
+ACTIVATION: Components = ("activation",)
+NORM_ACTIVATION: Components = ("norm", "activation")
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True)
+class Arrangement:
+    """The order of the components of a residual unit, and of the network's first and last ones.
+
+    Every field is a tuple of `"norm"` and `"activation"`, in the order in which the signal meets them.
+
+    Args:
+        first: In front of the first weight of F.
+        between: Between two weights of F.
+        last: Behind the last weight of F.
+        after_addition: f, applied to the sum.
+        stem: Between the network's first convolution and the first unit. Where `first` is not empty, the paper's appendix
+            applies the first activation right after that convolution, before the two paths split: it stands
+            here, and the first unit is built without it (`without_first`).
+        head: Between the last unit and the pooling.
+        projection: Behind the 1x1 projection of a unit that changes the shape.
+
+    Example:
+
+    >>> from keras_preact.arrangements import ARRANGEMENTS, Arrangement
+    >>> ARRANGEMENTS["full_preactivation"].first
+    ('norm', 'activation')
+    >>> ARRANGEMENTS["original"].after_addition
+    ('activation',)
+
+    Source: Fig. 4, Table 2 and the appendix of arXiv 1603.05027.
+    """
+
+    first: Components = ()
+    between: Components = NORM_ACTIVATION
+    last: Components = ()
+    after_addition: Components = ()
+    stem: Components = NORM_ACTIVATION
+    head: Components = ()
+    projection: Components = ()
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            components = tuple(getattr(self, field.name))  # JSON brings lists
+            for component in components:
+                _checks.one_of(component, NORM_ACTIVATION, field.name)
+            object.__setattr__(self, field.name, components)
+
+    def without_first(self) -> "Arrangement":
+        """Return this arrangement for a unit whose input is activated already: the first of a network."""
+        return dataclasses.replace(self, first=())
+
+    def get_config(self) -> dict:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict) -> "Arrangement":
+        return cls(**config)
+
+
+#: Name to `Arrangement`. The last row is not in the paper: BN moved before the weights, ReLU left where the original has it.
+ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
+    {
+        "original": Arrangement(last=NORM, after_addition=ACTIVATION, projection=NORM),
+        "bn_after_addition": Arrangement(after_addition=NORM_ACTIVATION),
+        "relu_before_addition": Arrangement(last=NORM_ACTIVATION, projection=NORM),
+        "relu_only_preactivation": Arrangement(
+            first=ACTIVATION, last=NORM, stem=NORM_ACTIVATION, head=ACTIVATION, projection=NORM
+        ),
+        "full_preactivation": Arrangement(first=NORM_ACTIVATION, head=NORM_ACTIVATION),
+        "bn_only_preactivation": Arrangement(
+            first=NORM,
+            between=("activation", "norm"),
+            after_addition=ACTIVATION,
+            stem=("activation", "norm"),
+            head=NORM,
+        ),
+    }
+)
+
+
+def get(arrangement: str | dict | Arrangement) -> Arrangement:
+    """Return the arrangement of that name, or `arrangement` itself if it is one already.
+
+    Raises:
+        ValueError: for an unknown name; the message holds the nearest ones.
+    """
+    if isinstance(arrangement, dict):  # from a serialised config
+        arrangement = keras.saving.deserialize_keras_object(arrangement)
+    if isinstance(arrangement, Arrangement):
+        return arrangement
+    return _checks.lookup(ARRANGEMENTS, arrangement, "arrangement")
+
+
+def serialize(arrangement: Arrangement) -> str | dict:
+    """Return what a config holds for `arrangement`: its name, or its fields where it is no row of `ARRANGEMENTS`."""
+    for name, row in ARRANGEMENTS.items():
+        if row == arrangement:
+            return name
+    return keras.saving.serialize_keras_object(arrangement)

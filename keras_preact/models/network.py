@@ -1,0 +1,237 @@
+"""ResidualNetwork: a stem, stages of residual units and a head, as one functional Keras model."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypedDict
+
+import keras
+
+from keras_preact import _checks, _layers, arrangements, initializers, shortcuts
+from keras_preact.units import BLOCKS, ResidualUnit
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Units of equal width behind one another.
+
+    Args:
+        filters: Of each unit, see `ResidualUnit`.
+        units: How many.
+        strides: Step of the first one.
+    """
+
+    filters: int
+    units: int
+    strides: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Stem:
+    """What stands in front of the first unit: a weight layer, the arrangement's stem components, perhaps a pooling."""
+
+    kernel_size: int | None
+    strides: int = 1
+    pooling: bool = False
+
+    @property
+    def total_stride(self) -> int:
+        return self.strides * (2 if self.pooling else 1)
+
+
+#: Name to `Stem`: for small images, for ImageNet, for vectors.
+STEMS: Mapping[str, Stem] = MappingProxyType({"3x3": Stem(3), "7x7": Stem(7, strides=2, pooling=True), "dense": Stem(None)})
+
+
+class NetworkOptions(TypedDict, total=False):
+    """The options that every builder passes on to `ResidualNetwork`; see there and `ResidualUnit`."""
+
+    arrangement: str | arrangements.Arrangement
+    shortcut: str | shortcuts.Shortcut
+    gate_bias: float | None
+    shape_shortcut: str
+    activate_shape_shortcut: bool
+    stride_on: str
+    normalization: str | keras.Layer
+    activation: Any
+    groups: int
+    base_width: int
+    dropout: float
+    dropout_at: str
+    use_bias: bool
+    kernel_initializer: Any
+    include_top: bool
+    pooling: str | None
+    classifier_activation: Any
+    mean: float | Sequence[float] | None
+    std: float | Sequence[float] | None
+    data_format: str | None
+    dtype: Any
+    name: str | None
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class ResidualNetwork(keras.Model):
+    """A network of residual units. The builders (`resnet_cifar`, ...) fill in its stages.
+
+    Args:
+        stages: `Stage(filters, units, strides)`, in order.
+        stem: `"3x3"` (small images), `"7x7"` (stride 2 and a 3x3 max pooling: ImageNet) or `"dense"` (vectors).
+        stem_filters: Width of the stem.
+        block: F's weights, see `ResidualUnit`.
+        input_shape: Without the batch; for images in the order of `data_format`, with None for a size that is not fixed.
+        classes: Outputs of the classifier.
+        include_top: Whether there are a pooling and a classifier. Without, the output is the last activation.
+        pooling: Without top: `"avg"`, `"max"` or None.
+        classifier_activation: None for logits, or `"softmax"`, ...
+        mean, std: In pixel values, a number or one for each channel: the network then starts with `(x - mean) / std`
+            and takes raw pixels. None: no such layer.
+        data_format, dtype, name: As in Keras. Whatever the policy, logits are computed in the variables' dtype.
+        **unit_options: Of every unit: arrangement, shortcut, gate_bias, shape_shortcut, activate_shape_shortcut, stride_on,
+            normalization, activation, groups, base_width, dropout, dropout_at, use_bias, kernel_initializer.
+
+    Attributes:
+        units: The residual units in order.
+        unit_outputs: x_1 ... x_L as Keras tensors: `keras.Model(model.input, model.unit_outputs)` computes them.
+        logits: The classifier's output in front of its activation, a Keras tensor; None without top.
+
+    The first activation of an arrangement that has one stands right behind the stem's weights, so that both paths of the first
+    unit see it, and that unit has no own; its last one stands behind the last addition (appendix).
+
+    Layers: `preprocessing`, `stem_conv`, `stem_norm`, `stem_activation`, `stage1_unit1` ..., `head_norm`, `head_activation`,
+    `head_pool`, `head_classifier`, `head_predictions`, as far as there are such.
+
+    Source: Sec. 3 and 4 and the appendix of arXiv 1603.05027, Sec. 4 of arXiv 1512.03385.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        *,
+        stem: str,
+        stem_filters: int,
+        block: str,
+        input_shape: Sequence[int | None],
+        classes: int,
+        include_top: bool = True,
+        pooling: str | None = None,
+        classifier_activation=None,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        data_format: str | None = None,
+        dtype=None,
+        name: str | None = None,
+        **unit_options,
+    ):
+        stages = [stage if isinstance(stage, Stage) else Stage(*stage) for stage in stages]
+        front = _checks.lookup(STEMS, stem, "stem")
+        data_format = keras.config.image_data_format() if data_format is None else data_format
+        policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
+        _checks.positive_int(classes, "classes")
+        _checks.one_of(pooling, (None, "avg", "max"), "pooling")
+        # One unit checks the options, and turns them into what a config holds.
+        unit = ResidualUnit(1, block=block, data_format=data_format, dtype=policy, **unit_options).get_config()
+        arrangement = arrangements.get(unit["arrangement"])
+        kernel = keras.initializers.get(unit["kernel_initializer"])
+        normalization = _layers.Normalization(unit["normalization"])
+        activation = keras.activations.get(unit["activation"])
+        total_stride = front.total_stride * math.prod(stage.strides for stage in stages)
+        input_shape = _check_input_shape(input_shape, front, total_stride, data_format)
+        axis = _layers.channel_axis(data_format, len(input_shape) + 1)
+
+        def components(names, channels, prefix):
+            return _layers.components(
+                names, normalization, activation, axis=axis, channels=channels, name=prefix + "_{}", dtype=policy
+            )
+
+        inputs = x = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
+        if mean is not None or std is not None:
+            x = _preprocessing(mean, std, axis, input_shape[axis], policy)(x)
+        first = _layers.weight(
+            stem_filters,
+            front.kernel_size,
+            strides=front.strides,
+            data_format=data_format,
+            use_bias=unit["use_bias"],
+            kernel_initializer=initializers.spawn(kernel, "stem"),
+            name="stem_dense" if front.kernel_size is None else "stem_conv",
+            dtype=policy,
+        )
+        x = _layers.run_chain([first, *components(arrangement.stem, stem_filters, "stem")], x)
+        if front.pooling:
+            x = _layers.PaddedMaxPooling2D(3, 2, data_format=data_format, name="stem_pool", dtype=policy)(x)
+
+        units, unit_outputs = [], []
+        for s, stage in enumerate(stages, 1):
+            for u in range(1, stage.units + 1):
+                config = unit | {
+                    "name": f"stage{s}_unit{u}",
+                    "filters": stage.filters,
+                    "strides": stage.strides if u == 1 else 1,
+                    "kernel_initializer": initializers.spawn(kernel, s, u),
+                }
+                if not units:
+                    config["arrangement"] = arrangement.without_first()
+                units.append(ResidualUnit.from_config(config))
+                x = units[-1](x)
+                unit_outputs.append(x)
+
+        x = _layers.run_chain(components(arrangement.head, x.shape[axis], "head"), x)
+        logits = None
+        is_image = len(input_shape) == 3
+        if is_image and (include_top or pooling):
+            pool = keras.layers.GlobalMaxPooling2D if pooling == "max" else keras.layers.GlobalAveragePooling2D
+            x = pool(data_format=data_format, name="head_pool", dtype=policy)(x)
+        if include_top:
+            x = logits = keras.layers.Dense(
+                classes,
+                kernel_initializer=initializers.spawn(initializers.released_linear(), "head"),
+                name="head_classifier",
+                dtype=policy.variable_dtype,
+            )(x)
+            if classifier_activation is not None:
+                x = keras.layers.Activation(classifier_activation, name="head_predictions", dtype=policy.variable_dtype)(x)
+
+        super().__init__(inputs=inputs, outputs=x, name=name)
+        self._units = units
+        self._tensors = MappingProxyType({"unit_outputs": unit_outputs, "logits": logits})
+        kept = {key: unit[key] for key in _UNIT_OPTIONS}
+        self._arguments = MappingProxyType(
+            kept
+            | {
+                "stages": [dataclasses.astuple(stage) for stage in stages],
+                "stem": stem,
+                "stem_filters": stem_filters,
+                "block": block,
+                "input_shape": list(input_shape),
+                "classes": classes,
+                "include_top": include_top,
+                "pooling": pooling,
+                "classifier_activation": keras.activations.serialize(keras.activations.get(classifier_activation)),
+                "mean": _plain(mean),
+                "std": _plain(std),
+                "data_format": data_format,
+                "dtype": keras.dtype_policies.serialize(policy),
+            }
+        )
+        return None
+
+    @property
+    def units(self) -> list[ResidualUnit]:
+        return list(self._units)
+
+    @property
+    def unit_outputs(self) -> list:
+        return list(self._tensors["unit_outputs"])
+
+    @property
+    def logits(self):
+        return self._tensors["logits"]
+
+    def get_config(self):
+        return dict(self._arguments) | {"name": self.name}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return cls(**config)

@@ -1,0 +1,314 @@
+"""ResidualUnit: `x_{l+1} = f(h(x_l) + F(x_l))` with any arrangement, shortcut and branch."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import keras
+
+from keras_preact import _checks, _layers, arrangements, initializers, shortcuts
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The weights of a residual branch.
+
+    Args:
+        kernels: Kernel size of each weight in turn; None is a dense layer.
+        expansion: Channels that the unit returns, as a multiple of `filters`.
+    """
+
+    kernels: tuple[int | None, ...]
+    expansion: int = 1
+
+    @property
+    def is_dense(self) -> bool:
+        return self.kernels[0] is None
+
+
+#: Name to `Block`. `single` is the 1-layer skip of Table 3.
+BLOCKS: Mapping[str, Block] = MappingProxyType(
+    {
+        "basic": Block((3, 3)),
+        "bottleneck": Block((1, 3, 1), expansion=4),
+        "dense": Block((None, None)),
+        "single": Block((3,)),
+    }
+)
+
+SHAPE_SHORTCUTS = ("auto", "projection", "zero_pad")
+STRIDE_PLACES = ("first", "3x3")
+DROPOUT_PLACES = ("between_weights", "before_addition")
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class ResidualUnit(keras.Layer):
+    """A residual unit, `x_{l+1} = f(h(x_l) + F(x_l))`.
+
+    Args:
+        filters: Width of the unit's 3x3 convolution (or dense layers). A bottleneck returns `4 * filters` channels, any other
+            block `filters`.
+        block: F's weights: `"basic"` (3x3, 3x3), `"bottleneck"` (1x1, 3x3, 1x1), `"dense"` (two dense layers, for
+            vectors) or `"single"` (one 3x3: the 1-layer skip of Table 3).
+        strides: Step of the unit; above 1 it changes the shape.
+        arrangement: Where normalisation and activation stand: a name from `kp.ARRANGEMENTS` or an `Arrangement`.
+        shortcut: h: a name from `kp.SHORTCUTS` or an object such as `kp.shortcuts.ConstantScaling(0.5, 0.5)`.
+        gate_bias: b_g at the start, for the shortcuts with a gate; None for their own default.
+        shape_shortcut: What makes x fit where the unit changes the shape: `"projection"` (1x1 convolution), `"zero_pad"`
+            (option A), or `"auto"`, a projection. h then acts on its result; the shortcut `"conv1x1"` is its own
+            projection.
+        activate_shape_shortcut: Whether the path that changes the shape starts from the activated input, as the branch does
+            (appendix), or from the raw one. A unit that keeps the shape always takes the raw x.
+        stride_on: `"first"` weight or `"3x3"`: which convolution of a bottleneck has the stride.
+        normalization: `"batch"`, `"layer"`, `"group"`, `"rms"`, `"none"`, or a Keras layer as a pattern, such as
+            `keras.layers.BatchNormalization(momentum=0.99)`.
+        activation: Any Keras activation.
+        groups, base_width: Of a bottleneck's 3x3 convolution, as in ResNeXt: its width is `int(filters * base_width / 64) * groups`.
+        dropout: Rate of the dropout on the branch; 0 for none.
+        dropout_at: `"between_weights"`, after the activation and in front of each weight but the first (wide residual
+            networks), or `"before_addition"`, at the end of F.
+        use_bias: Whether the branch's and the projection's weights have a bias.
+        kernel_initializer: Of all kernels; each weight draws its own values. None: He with fan_out, as released.
+        data_format: `"channels_last"` or `"channels_first"`; None for Keras' setting.
+        **kwargs: `name`, `dtype` (a policy such as `"mixed_bfloat16"`), `trainable`.
+
+    Input: `(batch, height, width, channels)`, or `(batch, ..., features)` for a dense block. Output: the same with
+    `ceil(height / strides)`, `ceil(width / strides)` and `filters * expansion` channels.
+
+    A weight's path says where it stands: `branch/conv_1/kernel`, `branch/norm_1/gamma` (norm_0 in front of the first
+    weight, norm_i behind the i-th), `after_addition/norm/gamma`, `shortcut/conv/kernel`, `gate/conv/bias`,
+    `projection/conv/kernel`. Weights of equal meaning have equal names in every arrangement.
+
+    Raises:
+        ValueError: for unknown names (with the nearest ones), options that contradict each other, an input that does not fit.
+
+    Example:
+
+    >>> import numpy as np, keras_preact as kp
+    >>> unit = kp.ResidualUnit(16, block="bottleneck", strides=2, arrangement="full_preactivation")
+    >>> unit(np.zeros((2, 32, 32, 16), "float32")).shape
+    TensorShape([2, 16, 16, 64])
+
+    Source: Eq. 1 and 2, Fig. 4, Table 1 and the appendix of arXiv 1603.05027.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        *,
+        block: str = "basic",
+        strides: int = 1,
+        arrangement: str | arrangements.Arrangement = "full_preactivation",
+        shortcut: str | shortcuts.Shortcut = "identity",
+        gate_bias: float | None = None,
+        shape_shortcut: str = "auto",
+        activate_shape_shortcut: bool = True,
+        stride_on: str = "first",
+        normalization: str | keras.Layer = "batch",
+        activation="relu",
+        groups: int = 1,
+        base_width: int = 64,
+        dropout: float = 0.0,
+        dropout_at: str = "between_weights",
+        use_bias: bool = False,
+        kernel_initializer=None,
+        data_format: str | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        for value, argument in (
+            (filters, "filters"),
+            (strides, "strides"),
+            (groups, "groups"),
+            (base_width, "base_width"),
+        ):
+            _checks.positive_int(value, argument)
+        _checks.fraction(dropout, "dropout")
+        _checks.one_of(shape_shortcut, SHAPE_SHORTCUTS, "shape_shortcut")
+        _checks.one_of(stride_on, STRIDE_PLACES, "stride_on")
+        _checks.one_of(dropout_at, DROPOUT_PLACES, "dropout_at")
+        self.branch_block = _checks.lookup(BLOCKS, block, "block")
+        self.filters = filters
+        self.block = block
+        self.strides = strides
+        self.arrangement = arrangements.get(arrangement)
+        self.shortcut_pattern = _layers.Pattern.of(shortcuts.get(shortcut, gate_bias))
+        self.shape_shortcut = shape_shortcut
+        self.activate_shape_shortcut = activate_shape_shortcut
+        self.stride_on = stride_on
+        self.normalization = _layers.Normalization(normalization)
+        self.activation = keras.activations.get(activation)
+        self.groups = groups
+        self.base_width = base_width
+        self.dropout = dropout
+        self.dropout_at = dropout_at
+        self.use_bias = use_bias
+        self.kernel_initializer = (
+            initializers.released_he() if kernel_initializer is None else keras.initializers.get(kernel_initializer)
+        )
+        self.data_format = keras.config.image_data_format() if data_format is None else data_format
+        _checks.one_of(self.data_format, ("channels_last", "channels_first"), "data_format")
+        self._check_block()
+
+    def _check_block(self) -> None:
+        if self.block != "bottleneck" and (self.groups, self.base_width) != (1, 64):
+            raise ValueError(
+                "`groups` and `base_width` shape the 3x3 convolution of a bottleneck: use block='bottleneck'. "
+                f"Received: block={self.block!r}, groups={self.groups}, base_width={self.base_width}"
+            )
+        if self.width < 1:
+            raise ValueError(
+                "`base_width` leaves the 3x3 convolution no channel: int(filters * base_width / 64) must be at least 1. "
+                f"Received: filters={self.filters}, base_width={self.base_width}"
+            )
+        if self.dropout and self.dropout_at == "between_weights" and len(self.branch_block.kernels) == 1:
+            raise ValueError(
+                f"block={self.block!r} has one weight and nothing between weights: use dropout_at='before_addition'. "
+                f"Received: dropout={self.dropout}, dropout_at={self.dropout_at!r}"
+            )
+        if self.branch_block.is_dense and self.strides > 1:
+            raise ValueError(f"A dense block works on vectors and has no strides. Received: strides={self.strides}")
+
+    @property
+    def width(self) -> int:
+        """Width inside the branch: `filters`, widened by `groups` and `base_width`."""
+        return int(self.filters * self.base_width / 64) * self.groups
+
+    @property
+    def channels_out(self) -> int:
+        return self.filters * self.branch_block.expansion
+
+    def build(self, input_shape):
+        axis, channels = self._check_input(input_shape)
+        changes_shape = self.strides > 1 or channels != self.channels_out
+        kind = self.shortcut_pattern.layer_class
+        shortcut_projects = changes_shape and kind.projects and self.shape_shortcut != "zero_pad"
+        self._activate_both = changes_shape and self.activate_shape_shortcut
+
+        with keras.name_scope("branch"):
+            self.first = self._components(self.arrangement.first, axis, channels, "_0")
+            shape = _layers.build_chain(self.first, input_shape)
+            self.rest = self._weights_and_between(axis)
+            shape = _layers.build_chain(self.rest, shape)
+
+        with keras.name_scope("projection"):
+            needed = changes_shape and kind.reads_input and not shortcut_projects
+            self.shape_change = self._shape_change(axis) if needed else []
+            _layers.build_chain(self.shape_change, input_shape)
+
+        settings: dict = {"name": kind.place, "dtype": self.dtype_policy, "data_format": self.data_format}
+        if self.shortcut_pattern.config.get("kernel_initializer") is None:
+            settings["kernel_initializer"] = self._kernel("shortcut")
+        if shortcut_projects:
+            settings |= {"filters": self.channels_out, "strides": self.strides}
+        self.shortcut = self.shortcut_pattern.make(**settings)
+        self.shortcut.build(input_shape if shortcut_projects else shape)
+
+        with keras.name_scope("after_addition"):
+            self.after_addition = self._components(self.arrangement.after_addition, axis, self.channels_out)
+            _layers.build_chain(self.after_addition, shape)
+
+    def _check_input(self, shape) -> tuple[int, int]:
+        """Return the channel axis and the channel count of an input of `shape`."""
+        wanted = "(batch, ..., features)" if self.branch_block.is_dense else "(batch, height, width, channels)"
+        axis = -1 if self.branch_block.is_dense else _layers.channel_axis(self.data_format, len(shape))
+        if (len(shape) < 2 if self.branch_block.is_dense else len(shape) != 4) or shape[axis] is None:
+            raise ValueError(
+                f"A unit with block={self.block!r} and data_format={self.data_format!r} takes {wanted} with a known number "
+                f"of channels. Received: shape={tuple(shape)}"
+            )
+        return axis, shape[axis]
+
+    def _kernel(self, place: str) -> keras.initializers.Initializer:
+        return initializers.spawn(self.kernel_initializer, place)
+
+    def _components(self, names, axis: int, channels: int, suffix: str = "") -> list[keras.Layer]:
+        return _layers.components(
+            names,
+            self.normalization,
+            self.activation,
+            axis=axis,
+            channels=channels,
+            name="{}" + suffix,
+            dtype=self.dtype_policy,
+        )
+
+    def _weights_and_between(self, axis: int) -> list[keras.Layer]:
+        """F behind its first activation: every weight and the components behind it."""
+        kernels = self.branch_block.kernels
+        strided = kernels.index(3) if self.stride_on == "3x3" and 3 in kernels else 0
+        layers: list[keras.Layer] = []
+        for i, kernel_size in enumerate(kernels, 1):
+            is_last = i == len(kernels)
+            filters = self.channels_out if is_last else self.width
+            layers.append(
+                self._weight(
+                    f"{'dense' if kernel_size is None else 'conv'}_{i}",
+                    filters,
+                    kernel_size,
+                    strides=self.strides if i - 1 == strided else 1,
+                    groups=self.groups if kernel_size == 3 else 1,
+                )
+            )
+            behind = self.arrangement.last if is_last else self.arrangement.between
+            layers += self._components(behind, axis, filters, f"_{i}")
+            if self.dropout and is_last == (self.dropout_at == "before_addition"):
+                layers.append(keras.layers.Dropout(self.dropout, name=f"dropout_{i}", dtype=self.dtype_policy))
+        return layers
+
+    def _weight(self, name: str, filters: int, kernel_size: int | None, **kwargs) -> keras.Layer:
+        return _layers.weight(
+            filters,
+            kernel_size,
+            name=name,
+            use_bias=self.use_bias,
+            kernel_initializer=self._kernel(name),
+            data_format=self.data_format,
+            dtype=self.dtype_policy,
+            **kwargs,
+        )
+
+    def _shape_change(self, axis: int) -> list[keras.Layer]:
+        if self.shape_shortcut == "zero_pad":
+            return [
+                shortcuts.ZeroPad(
+                    self.channels_out, self.strides, self.data_format, name="zero_pad", dtype=self.dtype_policy
+                )
+            ]
+        dense = self.branch_block.is_dense
+        projection = self._weight(
+            "dense" if dense else "conv", self.channels_out, None if dense else 1, strides=self.strides
+        )
+        return [projection, *self._components(self.arrangement.projection, axis, self.channels_out)]
+
+    def call(self, x):
+        activated = _layers.run_chain(self.first, x)
+        residual = _layers.run_chain(self.rest, activated)
+        start = activated if self._activate_both else x
+        y = self.shortcut(_layers.run_chain(self.shape_change, start), residual)
+        return _layers.run_chain(self.after_addition, y)
+
+    def compute_output_shape(self, input_shape):
+        self._check_input(input_shape)
+        return _layers.strided_shape(input_shape, self.strides, self.data_format, self.channels_out)
+
+    def get_config(self):
+        return super().get_config() | {
+            "filters": self.filters,
+            "block": self.block,
+            "strides": self.strides,
+            "arrangement": arrangements.serialize(self.arrangement),
+            "shortcut": self.shortcut_pattern.serialize(),
+            "shape_shortcut": self.shape_shortcut,
+            "activate_shape_shortcut": self.activate_shape_shortcut,
+            "stride_on": self.stride_on,
+            "normalization": self.normalization.serialize(),
+            "activation": keras.activations.serialize(self.activation),
+            "groups": self.groups,
+            "base_width": self.base_width,
+            "dropout": self.dropout,
+            "dropout_at": self.dropout_at,
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "data_format": self.data_format,
+        }
