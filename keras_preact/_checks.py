@@ -11,6 +11,7 @@ def nearest(name: object, names: Iterable[str]) -> str:
     """Return `Did you mean ...? Available: ...` for an unknown `name`."""
     names = list(names)
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    close = close or [known for known in names if str(name) and str(name) in known][:3]
     hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
     return f"{hint}Available: {', '.join(names)}."
 

@@ -72,7 +72,7 @@ class Arrangement:
         return dataclasses.replace(self, first=())
 
     def get_config(self) -> dict:
-        return dataclasses.asdict(self)
+        return {field.name: list(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     @classmethod
     def from_config(cls, config: dict) -> "Arrangement":

@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Any, TypedDict
 
 import keras
+import numpy as np
 
 from keras_preact import _checks, _layers, arrangements, initializers, shortcuts
-from keras_preact.units import BLOCKS, ResidualUnit
+from keras_preact.units import ResidualUnit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,15 @@ class NetworkOptions(TypedDict, total=False):
     data_format: str | None
     dtype: Any
     name: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frozen:
+    """Holds what a model must keep without tracking it as a part of its state."""
+
+    arguments: dict
+    unit_outputs: tuple
+    logits: Any
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -136,8 +146,10 @@ class ResidualNetwork(keras.Model):
         kernel = keras.initializers.get(unit["kernel_initializer"])
         normalization = _layers.Normalization(unit["normalization"])
         activation = keras.activations.get(unit["activation"])
+        if classifier_activation is not None:
+            classifier_activation = keras.activations.get(classifier_activation)
         total_stride = front.total_stride * math.prod(stage.strides for stage in stages)
-        input_shape = _check_input_shape(input_shape, front, total_stride, data_format)
+        input_shape, channels = _check_input_shape(input_shape, front, total_stride, data_format)
         axis = _layers.channel_axis(data_format, len(input_shape) + 1)
 
         def components(names, channels, prefix):
@@ -147,7 +159,7 @@ class ResidualNetwork(keras.Model):
 
         inputs = x = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
         if mean is not None or std is not None:
-            x = _preprocessing(mean, std, axis, input_shape[axis], policy)(x)
+            x = _preprocessing(mean, std, axis=axis, channels=channels, dtype=policy.variable_dtype)(x)
         first = _layers.weight(
             stem_filters,
             front.kernel_size,
@@ -195,27 +207,22 @@ class ResidualNetwork(keras.Model):
 
         super().__init__(inputs=inputs, outputs=x, name=name)
         self._units = units
-        self._tensors = MappingProxyType({"unit_outputs": unit_outputs, "logits": logits})
-        kept = {key: unit[key] for key in _UNIT_OPTIONS}
-        self._arguments = MappingProxyType(
-            kept
-            | {
-                "stages": [dataclasses.astuple(stage) for stage in stages],
-                "stem": stem,
-                "stem_filters": stem_filters,
-                "block": block,
-                "input_shape": list(input_shape),
-                "classes": classes,
-                "include_top": include_top,
-                "pooling": pooling,
-                "classifier_activation": keras.activations.serialize(keras.activations.get(classifier_activation)),
-                "mean": _plain(mean),
-                "std": _plain(std),
-                "data_format": data_format,
-                "dtype": keras.dtype_policies.serialize(policy),
-            }
-        )
-        return None
+        arguments = {
+            "stages": [[stage.filters, stage.units, stage.strides] for stage in stages],
+            "stem": stem,
+            "stem_filters": stem_filters,
+            "input_shape": list(input_shape),
+            "classes": classes,
+            "include_top": include_top,
+            "pooling": pooling,
+            "classifier_activation": classifier_activation and keras.activations.serialize(classifier_activation),
+            "mean": _plain(mean),
+            "std": _plain(std),
+            "dtype": keras.dtype_policies.serialize(policy),
+        }
+        own = ("name", "trainable", "dtype", "filters", "strides")
+        arguments |= {key: value for key, value in unit.items() if key not in own}
+        self._frozen = _Frozen(arguments, tuple(unit_outputs), logits)
 
     @property
     def units(self) -> list[ResidualUnit]:
@@ -223,15 +230,62 @@ class ResidualNetwork(keras.Model):
 
     @property
     def unit_outputs(self) -> list:
-        return list(self._tensors["unit_outputs"])
+        return list(self._frozen.unit_outputs)
 
     @property
     def logits(self):
-        return self._tensors["logits"]
+        return self._frozen.logits
 
     def get_config(self):
-        return dict(self._arguments) | {"name": self.name}
+        return dict(self._frozen.arguments) | {"name": self.name}
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
         return cls(**config)
+
+
+def _check_input_shape(shape, stem: Stem, total_stride: int, data_format: str) -> tuple[tuple[int | None, ...], int]:
+    """Return the input shape as a tuple, and its number of channels."""
+    shape = tuple(shape)
+    is_image = stem.kernel_size is not None
+    order = ("channels", "height", "width") if data_format == "channels_first" else ("height", "width", "channels")
+    wanted = order if is_image else ("features",)
+    if len(shape) != len(wanted) or shape[wanted.index("channels") if is_image else 0] is None:
+        raise ValueError(
+            f"`input_shape` must be ({', '.join(wanted)}) with a known number of {'channels' if is_image else 'features'}. "
+            f"Received: input_shape={shape}, data_format={data_format!r}"
+        )
+    for size, what in zip(shape, wanted, strict=True):
+        if size is not None:
+            _checks.positive_int(size, f"input_shape ({what})")
+        if what in ("height", "width") and size is not None and size < total_stride:
+            raise ValueError(
+                f"The strides of this network divide height and width by {total_stride}, so both must be at least "
+                f"{total_stride}. Received: input_shape={shape}"
+            )
+    return shape, shape[wanted.index("channels") if is_image else 0]
+
+
+def _plain(value):
+    """Return a number or a list of numbers as JSON can hold it; None stays."""
+    return None if value is None else np.asarray(value, "float64").tolist()
+
+
+def _preprocessing(mean, std, *, axis: int, channels: int, dtype: str) -> keras.Layer:
+    """Make the layer that turns pixels into `(x - mean) / std`."""
+    mean = np.zeros(()) if mean is None else np.asarray(mean, "float64")
+    std = np.ones(()) if std is None else np.asarray(std, "float64")
+    for value, argument in ((mean, "mean"), (std, "std")):
+        if value.shape not in ((), (1,), (channels,)):
+            raise ValueError(f"`{argument}` must be a number or {channels}, one a channel. Received: {argument}={value}")
+    if not (std > 0).all():
+        raise ValueError(f"`std` must be positive. Received: std={std}")
+    mean, variance = (np.broadcast_to(value, (channels,)).tolist() for value in (mean, std**2))
+    return keras.layers.Normalization(axis=axis, mean=mean, variance=variance, name="preprocessing", dtype=dtype)
+
+
+def image_shape(shape: Sequence[int | None] | None, size: int, data_format: str | None) -> tuple[int | None, ...]:
+    """Return `shape`, or that of a square colour image of `size` in the order of `data_format` where it is None."""
+    if shape is not None:
+        return tuple(shape)
+    return (3, size, size) if (data_format or keras.config.image_data_format()) == "channels_first" else (size, size, 3)

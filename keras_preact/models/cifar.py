@@ -1,0 +1,134 @@
+"""The paper's networks for CIFAR, and wide residual networks, which grew out of them."""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from keras_preact import _checks, shortcuts
+from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape
+from keras_preact.units import BLOCKS
+
+WIDTHS = (16, 32, 64)
+STRIDES = (1, 2, 2)
+
+
+def resnet_cifar(
+    depth: int,
+    *,
+    block: str | None = None,
+    width_factor: float = 1,
+    classes: int = 10,
+    input_shape: Sequence[int | None] | None = None,
+    **options: Unpack[NetworkOptions],
+) -> ResidualNetwork:
+    """Build the residual network for CIFAR: a 3x3 convolution, three stages at 32, 16 and 8 pixels, pooling, classifier.
+
+    Args:
+        depth: Weight layers: `6n+2` with basic blocks (20, 32, 44, 56, 110, 1202), `9n+2` with bottlenecks (164, 1001).
+        block: `"basic"`, `"bottleneck"` or `"single"` (1-layer skips, `3n+2`). None: the paper's choice, that is bottlenecks from
+            depth 164 on, basic blocks below, as far as the depth fits.
+        width_factor: Multiplies all widths: 16 (stem), 16, 32, 64.
+        classes: Outputs of the classifier.
+        input_shape: 32 x 32 x 3 by default, in the order of `data_format`; a size may be None.
+        **options: Of `ResidualNetwork` and `ResidualUnit`. `shape_shortcut="auto"` is a projection for bottlenecks and under
+            the shortcut `"conv1x1"`, zero padding (option A) else.
+
+    Raises:
+        ValueError: for a depth that fits no n (the message names the two nearest), and as `ResidualUnit`.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.models.resnet_cifar(20, arrangement="original", input_shape=(None, None, 1))
+    >>> len(model.units), model.units[0].name
+    (9, 'stage1_unit1')
+
+    Source: Sec. 4 and the appendix of arXiv 1603.05027; Sec. 4.2 of arXiv 1512.03385.
+    """
+    if block is None:
+        block, units = _paper_block(depth)
+    else:
+        units = _units_a_stage(depth, (block,))[block]
+    if options.get("shape_shortcut", "auto") == "auto":
+        projects = BLOCKS[block].expansion > 1 or shortcuts.get(options.get("shortcut", "identity")).projects
+        options["shape_shortcut"] = "projection" if projects else "zero_pad"
+    options.setdefault("name", f"cifar_resnet{depth}")
+    widths = [_widen(width, width_factor) for width in WIDTHS]
+    return ResidualNetwork(
+        [Stage(width, units, strides) for width, strides in zip(widths, STRIDES, strict=True)],
+        stem="3x3",
+        stem_filters=widths[0],
+        block=block,
+        classes=classes,
+        input_shape=image_shape(input_shape, 32, options.get("data_format")),
+        **options,
+    )
+
+
+def wide_resnet(
+    depth: int,
+    width_factor: float,
+    *,
+    classes: int = 10,
+    input_shape: Sequence[int | None] | None = None,
+    **options: Unpack[NetworkOptions],
+) -> ResidualNetwork:
+    """Build a wide residual network, WRN-depth-width_factor: the CIFAR network with wider stages and projections.
+
+    Args:
+        depth: `6n+4`: the three projections count (16, 22, 28, 40).
+        width_factor: Multiplies the widths 16, 32, 64 of the stages; the stem stays at 16.
+        classes, input_shape, **options: As in `resnet_cifar`; `dropout` stands between the two convolutions.
+
+    Raises:
+        ValueError: for a depth that fits no n (the message names the two nearest), and as `ResidualUnit`.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> kp.models.wide_resnet(16, 4, dropout=0.3).output_shape
+    (None, 10)
+
+    Source: arXiv 1605.07146, Table 1.
+    """
+    units = _units_a_stage(depth, ("basic",), extra=4)["basic"]
+    options.setdefault("name", f"wide_resnet{depth}_{width_factor:g}")
+    return ResidualNetwork(
+        [Stage(_widen(width, width_factor), units, strides) for width, strides in zip(WIDTHS, STRIDES, strict=True)],
+        stem="3x3",
+        stem_filters=WIDTHS[0],
+        block="basic",
+        classes=classes,
+        input_shape=image_shape(input_shape, 32, options.get("data_format")),
+        **options,
+    )
+
+
+def _units_a_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[str, int]:
+    """Return n for each of `blocks` that `depth` fits; raise a ValueError that names rules and nearest depths if it fits none."""
+    # three stages of n units with so many weights each
+    steps = {block: 3 * len(_checks.lookup(BLOCKS, block, "block").kernels) for block in blocks}
+    if any(BLOCKS[block].is_dense for block in blocks):
+        raise ValueError("A network for images has convolutional blocks. Received: block='dense'")
+    _checks.positive_int(depth, "depth")
+    fits = {block: (depth - extra) // step for block, step in steps.items() if depth > extra and (depth - extra) % step == 0}
+    if fits:
+        return fits
+    below = [depth - (depth - extra) % step for step in steps.values() if depth - extra >= step]
+    above = [max(depth + -(depth - extra) % step, step + extra) for step in steps.values()]
+    nearest = sorted({max(below), min(above)} if below else {min(above), min(above) + min(steps.values())})
+    rules = " or ".join(f"{step}n+{extra} for block={block!r}" for block, step in steps.items())
+    raise ValueError(f"`depth` must be {rules}; the nearest are {nearest[0]} and {nearest[1]}. Received: depth={depth}")
+
+
+def _paper_block(depth: int) -> tuple[str, int]:
+    """Return the block that the paper would use at `depth`, and n: some depths, 110 and 164 among them, fit both."""
+    fits = _units_a_stage(depth, ("basic", "bottleneck"))
+    block = "bottleneck" if "bottleneck" in fits and (depth >= 164 or "basic" not in fits) else "basic"
+    return block, fits[block]
+
+
+def _widen(width: int, factor: float) -> int:
+    widened = int(width * factor)
+    if widened < 1:
+        raise ValueError(f"`width_factor` leaves a stage of {width} no channel. Received: width_factor={factor!r}")
+    return widened

@@ -1,0 +1,80 @@
+"""The paper's networks for ImageNet."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Unpack
+
+from keras_preact import _checks
+from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape
+
+#: Depth to the block and the units of the four stages. 18 to 152: arXiv 1512.03385, Table 1; 200: arXiv 1603.05027, Sec. 4.
+DEPTHS: Mapping[int, tuple[str, tuple[int, ...]]] = MappingProxyType(
+    {
+        18: ("basic", (2, 2, 2, 2)),
+        34: ("basic", (3, 4, 6, 3)),
+        50: ("bottleneck", (3, 4, 6, 3)),
+        101: ("bottleneck", (3, 4, 23, 3)),
+        152: ("bottleneck", (3, 8, 36, 3)),
+        200: ("bottleneck", (3, 24, 36, 3)),
+    }
+)
+
+
+def resnet_imagenet(
+    depth: int | Sequence[int],
+    *,
+    block: str | None = None,
+    width_factor: float = 1,
+    classes: int = 1000,
+    input_shape: Sequence[int | None] | None = None,
+    **options: Unpack[NetworkOptions],
+) -> ResidualNetwork:
+    """Build the residual network for ImageNet: a 7x7 convolution and max pooling, stages from 56 pixels on, pooling, classifier.
+
+    Args:
+        depth: 18, 34, 50, 101, 152 or 200; or the units of every stage, such as `(3, 4, 6, 3)`.
+        block: `"basic"` or `"bottleneck"`. None: that of the depth; bottleneck for explicit stages.
+        width_factor: Multiplies the widths 64, 128, 256, 512 of the stages.
+        classes: Outputs of the classifier.
+        input_shape: 224 x 224 x 3 by default, in the order of `data_format`; a size may be None.
+        **options: Of `ResidualNetwork` and `ResidualUnit`. `stride_on` is `"3x3"` by default, as in fb.resnet.torch;
+            `groups=32, base_width=4` makes a ResNeXt.
+
+    Raises:
+        ValueError: for a depth that is not listed (the message names the two nearest), and as `ResidualUnit`.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> kp.models.resnet_imagenet(18, classes=5, input_shape=(64, 64, 3)).output_shape
+    (None, 5)
+
+    Source: Sec. 4.2 of arXiv 1603.05027 and Table 1 of arXiv 1512.03385.
+    """
+    if isinstance(depth, int):
+        if depth not in DEPTHS:
+            near = sorted(sorted(DEPTHS, key=lambda known: abs(known - depth))[:2])
+            raise ValueError(
+                f"`depth` must be one of {', '.join(map(str, DEPTHS))} or the units of every stage, such as (3, 4, 6, 3); "
+                f"the nearest are {near[0]} and {near[1]}. Received: depth={depth}"
+            )
+        usual_block, stage_depths = DEPTHS[depth]
+        name = f"imagenet_resnet{depth}"
+    else:
+        usual_block, stage_depths = "bottleneck", tuple(depth)
+        name = "imagenet_resnet_" + "_".join(map(str, stage_depths))
+    if not stage_depths:
+        raise ValueError("`depth` must hold the units of at least one stage. Received: depth=()")
+    for units in stage_depths:
+        _checks.positive_int(units, "depth (units of a stage)")
+    options.setdefault("stride_on", "3x3")
+    options.setdefault("name", name)
+    return ResidualNetwork(
+        [Stage(int(64 * 2**s * width_factor), units, 1 if s == 0 else 2) for s, units in enumerate(stage_depths)],
+        stem="7x7",
+        stem_filters=64,
+        block=block or usual_block,
+        classes=classes,
+        input_shape=image_shape(input_shape, 224, options.get("data_format")),
+        **options,
+    )
