@@ -84,10 +84,11 @@ class ResidualUnit(keras.Layer):
 
     Example:
 
-    >>> import numpy as np, keras_preact as kp
+    >>> import numpy as np
+    >>> import keras_preact as kp
     >>> unit = kp.ResidualUnit(16, block="bottleneck", strides=2, arrangement="full_preactivation")
-    >>> unit(np.zeros((2, 32, 32, 16), "float32")).shape
-    TensorShape([2, 16, 16, 64])
+    >>> tuple(unit(np.zeros((2, 32, 32, 16), "float32")).shape)
+    (2, 16, 16, 64)
 
     Source: Eq. 1 and 2, Fig. 4, Table 1 and the appendix of arXiv 1603.05027.
     """
@@ -271,14 +272,10 @@ class ResidualUnit(keras.Layer):
     def _shape_change(self, axis: int) -> list[keras.Layer]:
         if self.shape_shortcut == "zero_pad":
             return [
-                shortcuts.ZeroPad(
-                    self.channels_out, self.strides, self.data_format, name="zero_pad", dtype=self.dtype_policy
-                )
+                shortcuts.ZeroPad(self.channels_out, self.strides, self.data_format, name="zero_pad", dtype=self.dtype_policy)
             ]
         dense = self.branch_block.is_dense
-        projection = self._weight(
-            "dense" if dense else "conv", self.channels_out, None if dense else 1, strides=self.strides
-        )
+        projection = self._weight("dense" if dense else "conv", self.channels_out, None if dense else 1, strides=self.strides)
         return [projection, *self._components(self.arrangement.projection, axis, self.channels_out)]
 
     def call(self, x):

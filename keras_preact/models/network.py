@@ -174,7 +174,8 @@ class ResidualNetwork(keras.Model):
         if front.pooling:
             x = _layers.PaddedMaxPooling2D(3, 2, data_format=data_format, name="stem_pool", dtype=policy)(x)
 
-        units, unit_outputs = [], []
+        units: list[ResidualUnit] = []
+        unit_outputs = []
         for s, stage in enumerate(stages, 1):
             for u in range(1, stage.units + 1):
                 config = unit | {
