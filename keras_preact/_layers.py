@@ -162,7 +162,7 @@ class Normalization:
 
 
 def components(names, normalization, activation, *, axis, channels, name="{}", dtype=None) -> list[keras.Layer]:
-    """Make the layers of an arrangement's components, such as `("norm", "activation")`, each called `name.format(component)`."""
+    """Make the layers of an arrangement's components, `("norm", "activation")`, each called `name.format(component)`."""
     layers: list[keras.Layer] = []
     for component in names:
         called = name.format(component)

@@ -63,7 +63,8 @@ class ResidualUnit(keras.Layer):
         normalization: `"batch"`, `"layer"`, `"group"`, `"rms"`, `"none"`, or a Keras layer as a pattern, such as
             `keras.layers.BatchNormalization(momentum=0.99)`.
         activation: Any Keras activation.
-        groups, base_width: Of a bottleneck's 3x3 convolution, as in ResNeXt: its width is `int(filters * base_width / 64) * groups`.
+        groups, base_width: Of a bottleneck's 3x3 convolution, as in ResNeXt: it has
+            `int(filters * base_width / 64) * groups` channels.
         dropout: Rate of the dropout on the branch; 0 for none.
         dropout_at: `"between_weights"`, after the activation and in front of each weight but the first (wide residual
             networks), or `"before_addition"`, at the end of F.

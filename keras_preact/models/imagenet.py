@@ -29,7 +29,7 @@ def resnet_imagenet(
     input_shape: Sequence[int | None] | None = None,
     **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
-    """Build the residual network for ImageNet: a 7x7 convolution and max pooling, stages from 56 pixels on, pooling, classifier.
+    """Build the residual network for ImageNet: a 7x7 convolution, max pooling, stages from 56 pixels on, pooling, classifier.
 
     Args:
         depth: 18, 34, 50, 101, 152 or 200; or the units of every stage, such as `(3, 4, 6, 3)`.

@@ -1,0 +1,253 @@
+"""Evaluate a run or a model on the test set: `python -m training.evaluate RUN_OR_MODEL [--option value ...]`.
+
+Prints accuracy, error and the figures of every class; writes metrics.json and confusion_matrix.png.
+"""
+
+import collections
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+
+from training import cli, runs
+from training.config import Data
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is evaluated.
+
+    Args:
+        path: The file or directory of the model.
+        output: Where the results belong.
+        outputs: How many classes it tells apart.
+        size: Height and width of its images, None for any.
+        logits: Takes float32 pixels, returns logits.
+        data: What it was trained on, where that is known.
+    """
+
+    path: Path
+    output: Path
+    outputs: int
+    size: int | None
+    logits: Callable[[np.ndarray], np.ndarray]
+    data: Data | None
+
+
+def evaluate(
+    subject: Annotated[Path, tyro.conf.Positional],
+    /,
+    checkpoint: Literal["final", "best", "last"] = "final",
+    data: str | None = None,
+    data_dir: Path | None = None,
+    batch_size: int = 256,
+    output: Path | None = None,
+    save_samples: int = 0,
+) -> None:
+    """Evaluate a network on a test set.
+
+    Args:
+        subject: A run directory, a .keras file, or a directory that training.export wrote (saved_models/NAME).
+        checkpoint: Of a run: which of its models.
+        data: The data set; a run's own by default.
+        data_dir: Its directory, see training.train.
+        batch_size: Images at a time.
+        output: Where metrics.json and confusion_matrix.png go; by default the run directory, for a model evaluation-NAME.
+        save_samples: Write so many test images, one of each class in turn, to samples/ as INDEX_CLASS.png.
+    """
+    from training import data as datasets
+
+    opened = _open(subject, checkpoint)
+    source = dataclasses.replace(opened.data or Data(), holdout=0)
+    if data is not None:
+        source = Data(name=data, dir=data_dir, size=opened.size)
+    elif opened.data is None:
+        raise cli.UserError(f"{subject} does not say what data it was trained on: give --data, such as --data digits.")
+    elif data_dir is not None:
+        source = dataclasses.replace(source, dir=data_dir)
+    images = datasets.load(source)
+    if opened.outputs != len(images.classes):
+        raise cli.UserError(
+            f"{subject} has {opened.outputs} classes, the data set {images.name} has {len(images.classes)}. "
+            "Evaluate it on the data it was trained for, with --data."
+        )
+    logits, labels = [], []
+    for batch, batch_labels in datasets.evaluation_batches(images, images.test, batch_size, source.size).as_numpy_iterator():
+        logits.append(opened.logits(batch))
+        labels.append(batch_labels)
+    metrics = measure(np.concatenate(logits), np.concatenate(labels), list(images.classes))
+    metrics = {"model": str(opened.path), "data": images.name, "split": "test"} | metrics
+    folder = output or opened.output
+    folder.mkdir(parents=True, exist_ok=True)
+    runs.write_json(folder / "metrics.json", metrics)
+    with runs.replacing(folder / "confusion_matrix.png") as temporary:
+        draw_confusion(np.array(metrics["confusion_matrix"]), list(images.classes), temporary)
+    print(report(metrics))
+    print(f"Written: {folder / 'metrics.json'}, {folder / 'confusion_matrix.png'}")
+    if save_samples:
+        for path in _save_samples(images, folder / "samples", save_samples):
+            print(f"Written: {path}")
+
+
+def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
+    """Return the figures of a classifier from its logits (images, classes) and the true labels (images).
+
+    Accuracy and error are shares of 1; `loss` is the mean cross-entropy in nats; row i, column j of `confusion_matrix` counts the
+    images of class i taken for class j.
+
+    Raises:
+        UserError: if a logit is not a finite number.
+    """
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+    logits = logits.astype("float64")
+    if not np.isfinite(logits).all():
+        raise cli.UserError("The network's outputs are not finite numbers: it diverged in training, or its file is damaged.")
+    predicted = logits.argmax(axis=1)
+    indices = np.arange(len(classes))
+    columns = precision_recall_fscore_support(labels, predicted, labels=indices, zero_division=0)
+    highest = logits.max(axis=1, keepdims=True)
+    log_sum = np.log(np.exp(logits - highest).sum(axis=1)) + highest[:, 0]
+    metrics = {
+        "images": len(labels),
+        "accuracy": float((predicted == labels).mean()),
+        "error": float((predicted != labels).mean()),
+        "loss": float((log_sum - logits[np.arange(len(labels)), labels]).mean()),
+    }
+    if len(classes) > 5:
+        top5 = np.argpartition(-logits, 5, axis=1)[:, :5]
+        metrics["top5_accuracy"] = float((top5 == labels[:, None]).any(axis=1).mean())
+    names = ("precision", "recall", "f1", "images")
+    metrics["per_class"] = {
+        name: dict(zip(names, (float(p), float(r), float(f), int(n)), strict=True))
+        for name, p, r, f, n in zip(classes, *columns, strict=True)
+    }
+    metrics["confusion_matrix"] = confusion_matrix(labels, predicted, labels=indices).tolist()
+    return metrics
+
+
+def report(metrics: dict) -> str:
+    """Return the figures as a text for a terminal."""
+    width = max(5, *(len(name) for name in metrics["per_class"]))
+    lines = [
+        f"{metrics['model']} on {metrics['images']:,} test images of {metrics['data']}:",
+        f"  accuracy {100 * metrics['accuracy']:.2f} %, error {100 * metrics['error']:.2f} %, loss {metrics['loss']:.4f}"
+        + (f", top-5 accuracy {100 * metrics['top5_accuracy']:.2f} %" if "top5_accuracy" in metrics else ""),
+        f"  {'class':<{width}}  precision  recall      f1  images",
+    ]
+    for name, row in metrics["per_class"].items():
+        lines.append(f"  {name:<{width}}  {row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}  {row['images']:6d}")
+    return "\n".join(lines)
+
+
+def draw_confusion(matrix: np.ndarray, classes: list[str], path: Path) -> None:
+    """Draw a confusion matrix: a row for each true class, shaded by the share of its images."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    n = len(classes)
+    side = min(3 + 0.5 * n, 16)
+    figure = Figure(figsize=(side + 1, side), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(xlabel="predicted", ylabel="true")
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(picture, ax=axes, label="share of the true class", shrink=0.8)
+    axes.set_title(f"{np.trace(matrix):,} of {matrix.sum():,} right")
+    if n <= 50:  # beyond, names and counts would only overlap
+        axes.set_xticks(range(n), classes, rotation=90 if max(map(len, classes)) > 2 else 0)
+        axes.set_yticks(range(n), classes)
+    if n <= 20:
+        for (i, j), count in np.ndenumerate(matrix):
+            if count:
+                axes.text(j, i, f"{count}", ha="center", va="center", color="white" if shares[i, j] > 0.5 else "black")
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _open(path: Path, checkpoint: str) -> Subject:
+    if (path / "config.json").is_file():
+        described = runs.read_config(path)
+        data = _data_options(described["config"])
+        return _open_keras(runs.model_path(path, checkpoint), path, data)
+    if path.suffix == ".keras" and path.is_file():
+        return _open_keras(path, Path(f"evaluation-{path.stem}"), None)
+    if (path / "model_card.json").is_file():
+        return _open_saved_model(path)
+    raise cli.UserError(f"{path} is neither a run directory, nor a .keras file, nor an exported model (saved_models/NAME).")
+
+
+def _open_keras(path: Path, output: Path, data: Data | None) -> Subject:
+    import keras
+
+    import keras_preact  # noqa: F401  (registers the layers that the file names)
+
+    model = keras.saving.load_model(path, compile=False)
+    logits = getattr(model, "logits", None)
+    if logits is not None:
+        model = keras.Model(model.inputs, logits)
+    return Subject(
+        path=path,
+        output=output,
+        outputs=model.output_shape[-1],
+        size=model.input_shape[2],
+        logits=lambda images: np.asarray(model.predict_on_batch(images)),
+        data=data,
+    )
+
+
+def _open_saved_model(path: Path) -> Subject:
+    import tensorflow as tf
+
+    card = json.loads((path / "model_card.json").read_text())
+    version = path / str(card["version"])
+    loaded = tf.saved_model.load(str(version))  # kept alive by the closure: a signature alone does not hold its weights
+    signature = loaded.signatures["serving_default"]
+
+    def logits(images: np.ndarray) -> np.ndarray:
+        return loaded.signatures["serving_default"](images=tf.constant(images))["logits"].numpy()
+
+    return Subject(
+        path=version,
+        output=Path(f"evaluation-{path.name}"),
+        outputs=len(card["classes"]),
+        size=signature.structured_input_signature[1]["images"].shape[1],
+        logits=logits,
+        data=_data_options((card.get("run") or {}).get("config")),
+    )
+
+
+def _data_options(config: dict | None) -> Data | None:
+    """Return the data set that a run's configuration, read from JSON, speaks of."""
+    if config is None:
+        return None
+    options = config["data"]
+    return Data(**options | {"dir": options["dir"] and Path(options["dir"])})
+
+
+def _save_samples(images, folder: Path, count: int) -> list[Path]:
+    """Write `count` test images as PNG files, the first of every class, then the second of every class, and so on."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [(int(label), image) for image, label in images.test.open().take(20 * len(images.classes)).as_numpy_iterator()]
+    seen: collections.Counter[int] = collections.Counter()
+    ranked = []
+    for label, image in rows:
+        ranked.append((seen[label], label, image))
+        seen[label] += 1
+    ranked.sort(key=lambda entry: entry[:2])
+    paths = []
+    for rank, label, image in ranked[:count]:
+        path = folder / f"{rank}_{images.classes[label].replace('/', '-')}.png"
+        with runs.replacing(path) as temporary:
+            Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(temporary)
+        paths.append(path)
+    return paths
+
+
+if __name__ == "__main__":
+    cli.main(evaluate)

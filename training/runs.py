@@ -1,0 +1,116 @@
+"""The run directory: config.json, history.csv, tensorboard/, checkpoints/, model.keras, metrics.json."""
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+
+from training.cli import UserError
+
+
+def new_directory(output: Path | None, recipe: str) -> Path:
+    """Make and return the directory of a new run; raise a UserError where it holds something already."""
+    run = output or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise UserError(f"{run} exists and is not empty. Give another --output, or remove it.")
+    (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+    return run
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path` to write to, and put what is there in its place: `path` is never half-written."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)  # mkstemp makes private files
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: dict) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def read_config(run: Path) -> dict:
+    """Return config.json of a run directory."""
+    path = run / "config.json"
+    if not path.is_file():
+        raise UserError(f"{run} is no run directory: it has no config.json.")
+    return json.loads(path.read_text())
+
+
+def model_path(run: Path, checkpoint: str = "final") -> Path:
+    """Return the file of a run's model.
+
+    Args:
+        run: A run directory.
+        checkpoint: `"final"` (model.keras, written at the end), `"best"` or `"last"` (checkpoints/).
+
+    Raises:
+        UserError: if it is not there; the message names those that are.
+    """
+    files = {"final": run / "model.keras"} | {name: run / "checkpoints" / f"{name}.keras" for name in ("best", "last")}
+    if files[checkpoint].is_file():
+        return files[checkpoint]
+    there = [name for name, path in files.items() if path.is_file()]
+    hint = f"It has: {', '.join(f'--checkpoint {name}' for name in there)}." if there else "It has no model at all."
+    raise UserError(f"The run {run} was not finished: there is no {files[checkpoint]}. {hint}")
+
+
+class Checkpoints(keras.callbacks.Callback):
+    """After every epoch writes checkpoints/last.keras, and best.keras where `monitor` is the best so far.
+
+    Each file is written beside and renamed, so that a crash or a full disk leaves the one before.
+    """
+
+    def __init__(self, folder: Path, monitor: str, higher_is_better: bool):
+        super().__init__()
+        self.folder = folder
+        self.monitor = monitor
+        self.sign = 1 if higher_is_better else -1
+        self.best = -float("inf")
+
+    def on_epoch_end(self, epoch, logs=None):
+        last = self.folder / "last.keras"
+        with replacing(last) as temporary:
+            self.model.save(temporary)
+        score = self.sign * logs[self.monitor]
+        if score > self.best:
+            self.best = score
+            with replacing(self.folder / "best.keras") as temporary:
+                temporary.write_bytes(last.read_bytes())
+
+
+class StopAt(keras.callbacks.Callback):
+    """Stops training after so many iterations, in the middle of an epoch if need be."""
+
+    def __init__(self, iterations: int):
+        super().__init__()
+        self.left = iterations
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left <= 0:
+            self.model.stop_training = True
+
+
+class StopOnNaN(keras.callbacks.Callback):
+    """Ends training with an error as soon as the loss is not a finite number."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        loss = logs["loss"]
+        if loss != loss or abs(loss) == float("inf"):
+            raise UserError(
+                f"The loss is {loss} in epoch {epoch + 1}: training diverged. Try a lower --optimizer.learning-rate or a longer "
+                "--schedule.warmup. The checkpoints hold the epoch before."
+            )
