@@ -96,8 +96,8 @@ def evaluate(
 def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
     """Return the figures of a classifier from its logits (images, classes) and the true labels (images).
 
-    Accuracy and error are shares of 1; `loss` is the mean cross-entropy in nats; row i, column j of `confusion_matrix` counts the
-    images of class i taken for class j.
+    Accuracy and error are shares of 1; `loss` is the mean cross-entropy in nats; row i, column j of `confusion_matrix`
+    counts the images of class i taken for class j.
 
     Raises:
         UserError: if a logit is not a finite number.

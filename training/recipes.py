@@ -1,4 +1,4 @@
-"""Recipes: functions that return a `Config`. `python -m training.train RECIPE` runs one, with any field changed by an option."""
+"""Recipes: functions that return a `Config`. `python -m training.train RECIPE` runs one; options change its fields."""
 
 from collections.abc import Callable
 from types import MappingProxyType

@@ -111,6 +111,6 @@ class StopOnNaN(keras.callbacks.Callback):
         loss = logs["loss"]
         if loss != loss or abs(loss) == float("inf"):
             raise UserError(
-                f"The loss is {loss} in epoch {epoch + 1}: training diverged. Try a lower --optimizer.learning-rate or a longer "
-                "--schedule.warmup. The checkpoints hold the epoch before."
+                f"The loss is {loss} in epoch {epoch + 1}: training diverged. Try a lower --optimizer.learning-rate or a "
+                "longer --schedule.warmup. The checkpoints hold the epoch before."
             )

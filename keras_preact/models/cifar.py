@@ -24,8 +24,8 @@ def resnet_cifar(
 
     Args:
         depth: Weight layers: `6n+2` with basic blocks (20, 32, 44, 56, 110, 1202), `9n+2` with bottlenecks (164, 1001).
-        block: `"basic"`, `"bottleneck"` or `"single"` (1-layer skips, `3n+2`). None: the paper's choice, bottlenecks from depth
-            164 on, basic blocks below, as far as the depth fits.
+        block: `"basic"`, `"bottleneck"` or `"single"` (1-layer skips, `3n+2`). None: the paper's choice, bottlenecks from
+            depth 164 on, basic blocks below, as far as the depth fits.
         width_factor: Multiplies all widths: 16 (stem), 16, 32, 64.
         classes: Outputs of the classifier.
         input_shape: 32 x 32 x 3 by default, in the order of `data_format`; a size may be None.
@@ -104,7 +104,7 @@ def wide_resnet(
 
 
 def _units_a_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[str, int]:
-    """Return n for each of `blocks` that `depth` fits; if it fits none, raise a ValueError with the rules and nearest depths."""
+    """Return n for each of `blocks` that `depth` fits; if it fits none, raise a ValueError with rules and nearest depths."""
     # three stages of n units with so many weights each
     steps = {block: 3 * len(_checks.lookup(BLOCKS, block, "block").kernels) for block in blocks}
     if any(BLOCKS[block].is_dense for block in blocks):

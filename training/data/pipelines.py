@@ -19,8 +19,8 @@ PADDING = 4
 def training_batches(data: ImageData, batch_size: int, augmentation: str, size: int | None, seed: int):
     """Return an endless tf.data.Dataset of full batches, (float32 images, labels), in an order that follows from `seed`.
 
-    Every image gets random numbers of its own, drawn from `seed` and its place in the stream. One epoch's images all come before
-    the next one's; a batch may hold some of both.
+    Every image gets random numbers of its own, drawn from `seed` and its place in the stream. One epoch's images all come
+    before the next one's; a batch may hold some of both.
 
     Args:
         data: The data set; its training split is used.

@@ -24,7 +24,8 @@ class Split:
 
     Args:
         size: Number of images.
-        open: Returns a tf.data.Dataset of (image, label): uint8 (height, width, channels), and an integer. Always in the same order.
+        open: Returns a tf.data.Dataset of (image, label): uint8 (height, width, channels), and an integer,
+            always in the same order.
     """
 
     size: int
@@ -165,7 +166,7 @@ def _check_can_prepare(builder) -> None:
     """Raise a UserError at once where preparing would fail after minutes of retries."""
     load = f"tfds.load('{builder.name}', data_dir='DIR')"
     advice = (
-        f"The data set {builder.name} is not prepared in the data dir {builder.data_path}. To prepare it, run this with network: "
+        f"The data set {builder.name} is not prepared in the data dir {builder.data_path}. To prepare it, run with network: "
         f'python -c "import tensorflow_datasets as tfds; {load}", and give --data.dir DIR.'
     )
     if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
