@@ -1,0 +1,162 @@
+"""Every unit computes what the paper's figures say: the library against NumPy."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from tests import reference
+from tests.keras_preact import harness
+
+#: Block, filters, shape of the input and strides, of units that keep the shape and units that change it. Height and width
+#: differ and one of them is odd.
+SHAPES = {
+    "basic, kept": ("basic", 4, (2, 5, 6, 4), 1),
+    "basic, changed": ("basic", 4, (2, 5, 6, 3), 2),
+    "bottleneck, kept": ("bottleneck", 2, (2, 5, 6, 8), 1),
+    "bottleneck, changed": ("bottleneck", 2, (2, 5, 6, 3), 2),
+    "dense, kept": ("dense", 4, (6, 4), 1),
+    "dense, changed": ("dense", 4, (6, 3), 1),
+}
+
+
+def check(filters, shape, make=None, **options):
+    """Compare the output at inference and in training, and the moving statistics behind each.
+
+    `make`: options of the library's unit that say the same in another way.
+    """
+    x = harness.images(*shape)
+    named = {key: value for key, value in options.items() if key != "factors"}
+    unit = harness.unit_on(x, filters, **named | (make or {}))
+    before = harness.weights(unit)
+    y = keras.ops.convert_to_numpy(unit(x, training=False))
+    np.testing.assert_allclose(y, harness.reference_of(unit, **options)(x), 1e-4, 1e-4)
+    for path, value in harness.weights(unit).items():
+        np.testing.assert_array_equal(value, before[path], path)  # inference changes nothing
+    if options.get("shortcut") == "dropout":
+        return  # random in training: test_dropout.py
+
+    expected = harness.reference_of(unit, training=True, **options)
+    want = expected(x)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(unit(x, training=True)), want, 1e-4, 1e-4)
+    after = harness.weights(unit)
+    assert {path for path in after if not np.array_equal(after[path], before[path])} == set(expected.updates)
+    for path, value in expected.updates.items():
+        np.testing.assert_allclose(after[path], value, 1e-4, 1e-5, err_msg=path)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shortcut", kp.SHORTCUTS)
+@pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
+def test_arrangements_and_shortcuts(arrangement, shortcut, shape):
+    block, filters, input_shape, strides = SHAPES[shape]
+    check(filters, input_shape, block=block, strides=strides, arrangement=arrangement, shortcut=shortcut)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shape_shortcut": "zero_pad"},
+        {"shape_shortcut": "zero_pad", "activate_shape_shortcut": False},
+        {"shape_shortcut": "zero_pad", "shortcut": "conv1x1"},
+        {"activate_shape_shortcut": False},
+        {"activate_shape_shortcut": False, "shortcut": "conv1x1"},
+        {"block": "bottleneck", "stride_on": "3x3"},
+        {"block": "bottleneck", "stride_on": "3x3", "shape_shortcut": "zero_pad"},
+        {"block": "single"},
+        {"block": "dense", "shape_shortcut": "zero_pad"},
+        {"block": "dense", "activate_shape_shortcut": False},
+    ],
+    ids=lambda options: ", ".join(map(str, options.values())),
+)
+@pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
+def test_units_that_change_the_shape(arrangement, options):
+    dense = options.get("block") == "dense"
+    check(4, (6, 3) if dense else (2, 5, 6, 3), arrangement=arrangement, strides=1 if dense else 2, **options)
+
+
+@pytest.mark.parametrize("strides", [1, 3])
+@pytest.mark.parametrize("size", [5, 6, 7])
+def test_sizes_and_strides(size, strides):
+    check(4, (2, size, size + 1, 4), strides=strides)
+
+
+def test_stride_alone_changes_the_shape():
+    check(4, (2, 6, 6, 4), strides=2, arrangement="original")
+
+
+def test_single_layer_unit_that_keeps_the_shape():
+    check(4, (2, 5, 6, 4), block="single", arrangement="original")
+
+
+@pytest.mark.parametrize("normalization", ["layer", "group", "rms", "none"])
+@pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
+def test_normalizations(arrangement, normalization):
+    check(12, (2, 5, 6, 6), arrangement=arrangement, normalization=normalization, strides=2)  # 12 channels: 4 groups of 3
+
+
+@pytest.mark.parametrize("normalization", ["layer", "group", "rms", "none", "batch"])
+def test_normalizations_of_vectors(normalization):
+    check(6, (5, 6), block="dense", normalization=normalization, arrangement="original")
+
+
+@pytest.mark.parametrize("activation", reference.ACTIVATIONS)
+def test_activations(activation):
+    check(4, (2, 5, 6, 4), activation=activation)
+
+
+def test_activation_as_an_object():
+    check(4, (2, 5, 6, 4), activation="tanh", make={"activation": keras.ops.tanh})
+
+
+@pytest.mark.parametrize(("groups", "base_width", "width"), [(2, 64, 8), (4, 32, 8), (2, 24, 2), (1, 128, 8)])
+def test_groups_and_base_width(groups, base_width, width):
+    """The 3x3's width is int(filters * base_width / 64) * groups, and each group sees its own channels alone."""
+    options = {"block": "bottleneck", "groups": groups, "strides": 2, "stride_on": "3x3"}
+    check(4, (2, 5, 6, 5), make={"base_width": base_width}, **options)
+    unit = kp.ResidualUnit(4, base_width=base_width, **options)
+    unit.build((2, 5, 6, 5))
+    shapes = {path: value.shape for path, value in harness.weights(unit).items() if path.endswith("kernel")}
+    assert shapes == {
+        "branch/conv_1/kernel": (1, 1, 5, width),
+        "branch/conv_2/kernel": (3, 3, width // groups, width),
+        "branch/conv_3/kernel": (1, 1, width, 16),
+        "projection/conv/kernel": (1, 1, 5, 16),
+    }
+
+
+@pytest.mark.parametrize("block", ["basic", "bottleneck", "dense"])
+def test_biases(block):
+    shape = (4, 3) if block == "dense" else (2, 5, 6, 3)
+    check(4, shape, block=block, make={"use_bias": True})
+    unit = kp.ResidualUnit(4, block=block, use_bias=True)
+    unit.build(shape)
+    weights = sum(path.endswith("/kernel") for path in harness.paths(unit))
+    assert sum(path.endswith("/bias") for path in harness.paths(unit)) == weights  # the projection has one as well
+
+
+@pytest.mark.parametrize("factors", [(0.0, 1.0), (0.5, 1.0), (0.5, 0.5), (0.3, 2.0)])
+def test_factors_of_constant_scaling(factors):
+    scaling = kp.shortcuts.ConstantScaling(*factors)
+    check(4, (2, 5, 6, 4), shortcut="constant_scaling", factors=factors, make={"shortcut": scaling})
+
+
+@pytest.mark.parametrize("block", reference.KERNELS)
+@pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
+def test_an_arrangement_only_orders_the_components(arrangement, block):
+    """Whatever the order: k weights, k norms, k activations in a unit with k weights (Fig. 4: "same components")."""
+    unit = kp.ResidualUnit(2, block=block, arrangement=arrangement)
+    channels = unit.channels_out
+    unit.build((2, channels) if block == "dense" else (2, 5, 5, channels))
+    leaves = [layer for layer in unit._flatten_layers(include_self=False) if not list(layer._flatten_layers(include_self=False))]
+    k = len(reference.KERNELS[block])
+    kinds = keras.layers.Activation, keras.layers.BatchNormalization, (keras.layers.Conv2D, keras.layers.Dense)
+    assert [sum(isinstance(layer, kind) for layer in leaves) for kind in kinds] == [k, k, k]
+
+
+def test_weights_of_equal_meaning_have_equal_names_in_every_arrangement():
+    kernels = {
+        tuple(sorted(path for path in harness.paths(harness.unit_on(np.zeros((1, 5, 5, 3)), 4, arrangement=name)) if "kernel" in path))
+        for name in kp.ARRANGEMENTS
+    }
+    assert kernels == {("branch/conv_1/kernel", "branch/conv_2/kernel", "projection/conv/kernel")}

@@ -1,0 +1,302 @@
+"""Residual units and networks in NumPy, float64: what the library is compared with.
+
+Written from the paper's figures and tables and independent of the library: nothing here imports it. Images are
+`(batch, height, width, channels)`. Weights are a dict from path to array, such as `branch/conv_1/kernel`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+#: Fig. 4 for one, two and three weights: W weight, N normalisation, A activation, `+` the addition. Both paths of a unit that
+#: changes the shape start at `|`, where there is one. The sixth row is not the paper's.
+FIG_4 = {
+    "original": {
+        1: "W1 N1 + A",
+        2: "W1 N1 A W2 N2 + A",
+        3: "W1 N1 A W2 N2 A W3 N3 + A",
+    },
+    "bn_after_addition": {
+        1: "W1 + N A",
+        2: "W1 N1 A W2 + N A",
+        3: "W1 N1 A W2 N2 A W3 + N A",
+    },
+    "relu_before_addition": {
+        1: "W1 N1 A +",
+        2: "W1 N1 A W2 N2 A +",
+        3: "W1 N1 A W2 N2 A W3 N3 A +",
+    },
+    "relu_only_preactivation": {
+        1: "A | W1 N1 +",
+        2: "A | W1 N1 A W2 N2 +",
+        3: "A | W1 N1 A W2 N2 A W3 N3 +",
+    },
+    "full_preactivation": {
+        1: "N0 A | W1 +",
+        2: "N0 A | W1 N1 A W2 +",
+        3: "N0 A | W1 N1 A W2 N2 A W3 +",
+    },
+    "bn_only_preactivation": {
+        1: "N0 | W1 + A",
+        2: "N0 | W1 A N1 W2 + A",
+        3: "N0 | W1 A N1 W2 A N2 W3 + A",
+    },
+}
+
+#: Between conv1 and the first unit; between the last unit and the pooling. Where units start with an activation, the first of
+#: them stands in the stem and the one that the last unit's output would meet next stands in the head (appendix).
+STEM = dict.fromkeys(FIG_4, "N A") | {"bn_only_preactivation": "A N"}
+HEAD = dict.fromkeys(FIG_4, "") | {
+    "relu_only_preactivation": "A",
+    "full_preactivation": "N A",
+    "bn_only_preactivation": "N",
+}
+
+#: Arrangements whose branch has a norm behind its last weight have one behind the projection too.
+NORM_BEHIND_PROJECTION = ("original", "relu_before_addition", "relu_only_preactivation")
+
+#: Block: kernel size of each weight (None: dense), channels out for each `filters`.
+KERNELS = {"basic": (3, 3), "bottleneck": (1, 3, 1), "dense": (None, None), "single": (3,)}
+EXPANSION = {"basic": 1, "bottleneck": 4, "dense": 1, "single": 1}
+
+erf = np.vectorize(math.erf, otypes=[float])
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * (1 + erf(x / math.sqrt(2))) / 2,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "hard_silu": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "tanh": np.tanh,
+}
+
+
+def pad(x, size, value=0.0):
+    """Pad height and width by `size` on every side."""
+    return np.pad(x, ((0, 0), (size, size), (size, size), (0, 0)), constant_values=value)
+
+
+def window(x, row, column, kernel, stride):
+    """What a kernel's element at `row`, `column` sees of the padded `x` as the kernel moves by `stride`."""
+    height, width = ((size - kernel) // stride + 1 for size in x.shape[1:3])
+    return x[:, row : row + stride * height : stride, column : column + stride * width : stride][:, :height, :width]
+
+
+def conv(x, kernel, bias=None, stride=1, groups=1):
+    """Convolve with `(size - 1) / 2` zeros on every side; the channels of one group see only that group's inputs."""
+    size = kernel.shape[0]
+    x = pad(x, size // 2)
+    outputs = []
+    for inputs, weights in zip(np.split(x, groups, axis=-1), np.split(kernel, groups, axis=-1), strict=True):
+        total = 0.0
+        for row in range(size):
+            for column in range(size):
+                total = total + np.einsum("bhwi,io->bhwo", window(inputs, row, column, size, stride), weights[row, column])
+        outputs.append(total)
+    y = np.concatenate(outputs, axis=-1)
+    return y if bias is None else y + bias
+
+
+def max_pool(x, size, stride):
+    """Max pooling padded with minus infinity."""
+    x = pad(x, size // 2, -np.inf)
+    return np.max([window(x, row, column, size, stride) for row in range(size) for column in range(size)], axis=0)
+
+
+def dense(x, kernel, bias=None):
+    return x @ kernel if bias is None else x @ kernel + bias
+
+
+def batch_norm(x, p, *, training, updates=None, place="", momentum=0.9, epsilon=1e-5):
+    """`p` holds gamma, beta, moving_mean, moving_variance; in training `updates` gets the new moving statistics."""
+    mean, variance = p["moving_mean"], p["moving_variance"]
+    if training:
+        axes = tuple(range(x.ndim - 1))
+        batch = {"moving_mean": x.mean(axes), "moving_variance": x.var(axes)}
+        for name, value in batch.items():
+            if updates is not None:
+                updates[f"{place}/{name}"] = momentum * p[name] + (1 - momentum) * value
+        mean, variance = batch.values()
+    return (x - mean) / np.sqrt(variance + epsilon) * p["gamma"] + p["beta"]
+
+
+def layer_norm(x, p, epsilon=1e-5):
+    """Normalise the channels at each position."""
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt(x.var(-1, keepdims=True) + epsilon) * p["gamma"] + p["beta"]
+
+
+def group_norm(x, p, epsilon=1e-5):
+    """Normalise each group of neighbouring channels over all positions of one example: 32 groups, or what divides them."""
+    channels = x.shape[-1]
+    groups = max(n for n in (1, 2, 4, 8, 16, 32) if channels % n == 0)
+    grouped = x.reshape(len(x), -1, groups, channels // groups)
+    centred = grouped - grouped.mean((1, 3), keepdims=True)
+    normal = centred / np.sqrt(grouped.var((1, 3), keepdims=True) + epsilon)
+    return normal.reshape(x.shape) * p["gamma"] + p["beta"]
+
+
+def rms_norm(x, p, epsilon=1e-6):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * p["scale"]
+
+
+NORMS = {"layer": layer_norm, "group": group_norm, "rms": rms_norm, "none": lambda x, p: x}
+
+
+def below(weights: Mapping, place: str) -> dict:
+    """The weights whose paths start with `place/`, under the rest of their paths."""
+    return {path[len(place) + 1 :]: value for path, value in weights.items() if path.startswith(place + "/")}
+
+
+@dataclasses.dataclass
+class Unit:
+    """A unit's options and weights (float64); `unit(x)` returns x_{l+1}.
+
+    In training `updates` collects the new moving statistics. `factors`: of constant scaling, on x and on F(x).
+    """
+
+    weights: Mapping
+    filters: int
+    block: str = "basic"
+    strides: int = 1
+    arrangement: str = "full_preactivation"
+    shortcut: str = "identity"
+    shape_shortcut: str = "auto"
+    activate_shape_shortcut: bool = True
+    stride_on: str = "first"
+    normalization: str = "batch"
+    activation: str = "relu"
+    groups: int = 1
+    factors: tuple = (0.5, 0.5)
+    training: bool = False
+    activated_input: bool = False  # the first unit of a network: its first activation stands in the stem
+    updates: dict = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        self.weights = {path: np.asarray(value, "float64") for path, value in self.weights.items()}
+
+    def norm(self, x, place):
+        p = below(self.weights, place)
+        if self.normalization == "batch":
+            return batch_norm(x, p, training=self.training, updates=self.updates, place=place)
+        return NORMS[self.normalization](x, p)
+
+    def weight(self, x, place, stride=1, groups=1):
+        """Apply the weight at `place`: there is a `conv` for images, a `dense` for vectors."""
+        p = below(self.weights, place)
+        if self.block == "dense":
+            return dense(x, p["kernel"], p.get("bias"))
+        return conv(x, p["kernel"], p.get("bias"), stride, groups)
+
+    def run(self, symbols, x, norm_place):
+        """Apply symbols of `FIG_4` in turn; `norm_place` is a pattern for the paths of the norms."""
+        kernels = KERNELS[self.block]
+        strided = kernels.index(3) if self.stride_on == "3x3" and 3 in kernels else 0
+        for symbol in symbols.split():
+            kind, number = symbol[0], symbol[1:]
+            if kind == "A":
+                x = ACTIVATIONS[self.activation](x)
+            elif kind == "N":
+                x = self.norm(x, norm_place.format(number))
+            else:
+                i = int(number) - 1
+                x = self.weight(
+                    x,
+                    f"branch/{'conv' if kernels[i] else 'dense'}_{number}",
+                    self.strides if i == strided else 1,
+                    self.groups if kernels[i] == 3 else 1,
+                )
+        return x
+
+    def __call__(self, x):
+        x, residual = self.paths(x)
+        after = FIG_4[self.arrangement][len(KERNELS[self.block])].split("+")[1]
+        return self.run(after, self.add(x, residual), "after_addition/norm")
+
+    def paths(self, x):
+        """What arrives at the two ends of the addition: x, made to fit, in front of h; and F(x)."""
+        x = np.asarray(x, "float64")
+        before = FIG_4[self.arrangement][len(KERNELS[self.block])].split("+")[0]
+        first, branch = before.split("|") if "|" in before else ("", before)
+        activated = x if self.activated_input else self.run(first, x, "branch/norm_{}")
+        return self.shortcut_input(x, activated), self.run(branch, activated, "branch/norm_{}")
+
+    def shortcut_input(self, x, activated):
+        """x where the unit keeps the shape; else what the option makes of the activated, or the raw, input."""
+        channels = self.filters * EXPANSION[self.block]
+        if self.strides == 1 and x.shape[-1] == channels:
+            return x
+        start = activated if self.activate_shape_shortcut else x
+        if self.shortcut == "none" or (self.shortcut == "conv1x1" and self.shape_shortcut != "zero_pad"):
+            return start  # reads no input; is its own projection
+        if self.shape_shortcut == "zero_pad":
+            sampled = start if self.block == "dense" else start[:, :: self.strides, :: self.strides]
+            missing = np.zeros((*sampled.shape[:-1], channels - x.shape[-1]))
+            return np.concatenate([sampled, missing], axis=-1)
+        y = self.weight(start, f"projection/{self.weight_name}", self.strides)
+        return self.norm(y, "projection/norm") if self.arrangement in NORM_BEHIND_PROJECTION else y
+
+    @property
+    def weight_name(self):
+        return "dense" if self.block == "dense" else "conv"
+
+    def add(self, x, residual):
+        """Table 1: h(x) + F(x), with dropout as at inference."""
+        if self.shortcut in ("identity", "dropout"):
+            assert self.shortcut == "identity" or not self.training, "dropout is random"
+            return x + residual
+        if self.shortcut == "none":
+            return residual
+        if self.shortcut == "constant_scaling":
+            return self.factors[0] * x + self.factors[1] * residual
+        if self.shortcut == "conv1x1":
+            stride = self.strides if x.shape[:-1] != residual.shape[:-1] else 1
+            return self.weight(x, f"shortcut/{self.weight_name}", stride) + residual
+        g = 1 / (1 + np.exp(-self.weight(x, f"gate/{self.weight_name}")))
+        return (1 - g) * x + (g if self.shortcut == "exclusive_gating" else 1) * residual
+
+
+@dataclasses.dataclass
+class Network:
+    """A whole net at inference: `net(x)` returns logits; `outputs` then holds x_1 ... x_L, `first_input` what unit 1 read.
+
+    `stages` lists `(filters, units, strides)`; `options` are those of `Unit`. `stem` is "3x3", "7x7" or "dense".
+    """
+
+    weights: Mapping
+    stages: list
+    stem: str
+    block: str
+    options: dict = dataclasses.field(default_factory=dict)
+
+    def __call__(self, x):
+        arrangement = self.options.get("arrangement", "full_preactivation")
+        around = Unit(self.weights, 1, block=self.block, **self.options)  # knows the norm and the activation
+        x = np.asarray(x, "float64")
+        if self.stem == "dense":
+            x = around.weight(x, "stem_dense")
+        else:
+            x = around.weight(x, "stem_conv", 2 if self.stem == "7x7" else 1)
+        x = around.run(STEM[arrangement], x, "stem_norm")
+        if self.stem == "7x7":
+            x = max_pool(x, 3, 2)
+        self.first_input = x
+        self.outputs = []
+        for s, (filters, units, strides) in enumerate(self.stages, 1):
+            for u in range(1, units + 1):
+                name = f"stage{s}_unit{u}"
+                unit = Unit(
+                    below(self.weights, name),
+                    filters,
+                    block=self.block,
+                    strides=strides if u == 1 else 1,
+                    activated_input=not self.outputs,
+                    **self.options,
+                )
+                x = unit(x)
+                self.outputs.append(x)
+        x = around.run(HEAD[arrangement], x, "head_norm")
+        if x.ndim == 4:
+            x = x.mean((1, 2))
+        head = {path: np.asarray(value, "float64") for path, value in below(self.weights, "head_classifier").items()}
+        return dense(x, head["kernel"], head["bias"])
