@@ -1,0 +1,250 @@
+"""The named models: each a builder with its arguments, its preprocessing and its rows of the published tables."""
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import keras
+
+from keras_preact import _checks
+from keras_preact.models.cifar import resnet_cifar, wide_resnet
+from keras_preact.models.dense import dense_resnet
+from keras_preact.models.imagenet import resnet_imagenet
+from keras_preact.models.network import ResidualNetwork
+from keras_preact.preprocessing import PREPROCESSING, Preprocessing
+from keras_preact.published import PARAMETER_COUNTS, RESULTS, ParameterCount, Result
+
+WEIGHT_SUFFIXES = (".weights.h5", ".keras")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelEntry:
+    """A named model.
+
+    Args:
+        name: As in `kp.list_models()`; a created model has the same name.
+        builder: The function of `kp.models` that builds it.
+        arguments: Of the builder, without classes and input shape. JSON can hold them.
+        input_shape: Without the batch, channels last.
+        classes: Outputs of the classifier.
+        preprocessing: Of the data set that it was made for.
+        published: Its rows of the papers' tables, those on CIFAR-100 too.
+        parameters: Its exact numbers of parameters where `kp.published.PARAMETER_COUNTS` lists them, else None.
+    """
+
+    name: str
+    builder: Callable[..., ResidualNetwork]
+    arguments: Mapping[str, Any] = dataclasses.field(hash=False)
+    input_shape: tuple[int, ...]
+    classes: int
+    preprocessing: Preprocessing
+    published: tuple[Result, ...] = ()
+    parameters: ParameterCount | None = None
+
+
+#: Suffix of a name to arrangement.
+PREACT_OR_ORIGINAL = {"preact": "full_preactivation", "original": "original"}
+OTHER_ARRANGEMENTS = {
+    "bn_after_addition": "bn_after_addition",
+    "relu_before_addition": "relu_before_addition",
+    "relu_only_preact": "relu_only_preactivation",
+    "bn_only_preact": "bn_only_preactivation",
+}
+
+BASIC_DEPTHS = (20, 32, 44, 56, 110, 1202)
+BOTTLENECK_DEPTHS = (164, 1001)
+#: Depths at which the paper compares all arrangements (Table 2).
+COMPARED_DEPTHS = (110, 164)
+IMAGENET_DEPTHS = (18, 34, 50, 101, 152, 200)
+#: Depth, groups, width of a group: arXiv 1611.05431.
+RESNEXTS = ((50, 32, 4), (101, 32, 8))
+#: Depth, width factor: arXiv 1605.07146.
+WIDE_RESNETS = ((16, 8), (28, 10), (40, 4))
+
+DIGITS_DEPTHS = (8, 20)
+DENSE_DEPTHS = (6, 12)
+
+
+def _entries() -> Iterator[ModelEntry]:
+    for depth in (*BASIC_DEPTHS, *BOTTLENECK_DEPTHS):
+        suffixes = PREACT_OR_ORIGINAL | (OTHER_ARRANGEMENTS if depth in COMPARED_DEPTHS else {})
+        for suffix, arrangement in suffixes.items():
+            counted = depth in BASIC_DEPTHS or arrangement == "full_preactivation"
+            yield _entry(
+                f"cifar_resnet{depth}_{suffix}",
+                resnet_cifar,
+                {"depth": depth, "arrangement": arrangement},
+                parameters=PARAMETER_COUNTS[f"ResNet-{depth}"] if counted else None,
+            )
+    for depth, width_factor in WIDE_RESNETS:
+        yield _entry(f"cifar_wide_resnet{depth}_{width_factor}", wide_resnet, {"depth": depth, "width_factor": width_factor})
+    for depth in IMAGENET_DEPTHS:
+        for suffix, arrangement in PREACT_OR_ORIGINAL.items():
+            yield _entry(f"imagenet_resnet{depth}_{suffix}", resnet_imagenet, {"depth": depth, "arrangement": arrangement})
+    for depth, groups, width in RESNEXTS:
+        arguments = {"depth": depth, "arrangement": "full_preactivation", "groups": groups, "base_width": width}
+        yield _entry(f"imagenet_resnext{depth}_{groups}x{width}d_preact", resnet_imagenet, arguments)
+    for depth in DIGITS_DEPTHS:
+        arguments = {"depth": depth, "arrangement": "full_preactivation"}
+        yield _entry(f"digits_resnet{depth}_preact", resnet_cifar, arguments)
+    for depth in DENSE_DEPTHS:
+        yield _entry(f"dense_resnet{depth}", dense_resnet, {"depth": depth})
+
+
+#: First word of a name to input shape, classes and preprocessing. The dense nets take digits too, as vectors.
+_INPUTS: Mapping[str, tuple[tuple[int, ...], int, str]] = MappingProxyType(
+    {
+        "cifar": ((32, 32, 3), 10, "cifar10"),
+        "imagenet": ((224, 224, 3), 1000, "imagenet"),
+        "digits": ((8, 8, 1), 10, "digits"),
+        "dense": ((64,), 10, "digits"),
+    }
+)
+
+
+def _entry(
+    name: str, builder: Callable[..., ResidualNetwork], arguments: dict, parameters: ParameterCount | None = None
+) -> ModelEntry:
+    family = name.split("_")[0]
+    input_shape, classes, preprocessing = _INPUTS[family]
+
+    def is_published(result: Result) -> bool:
+        without_classes = {key: value for key, value in result.arguments.items() if key != "classes"}
+        same_data = result.dataset.startswith(family)  # the nets for digits have arguments of those for CIFAR
+        return same_data and result.builder == builder.__name__ and without_classes == arguments
+
+    return ModelEntry(
+        name=name,
+        builder=builder,
+        arguments=MappingProxyType(arguments),
+        input_shape=input_shape,
+        classes=classes,
+        preprocessing=PREPROCESSING[preprocessing],
+        published=tuple(filter(is_published, RESULTS)),
+        parameters=parameters,
+    )
+
+
+def _natural(name: str) -> list[int | str]:
+    """Return a sort key in which resnet20 comes before resnet110."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+#: Name to `ModelEntry`, in natural order.
+MODELS: Mapping[str, ModelEntry] = MappingProxyType(
+    {entry.name: entry for entry in sorted(_entries(), key=lambda entry: _natural(entry.name))}
+)
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Return the names of the models that match `pattern`, a shell pattern, with resnet20 before resnet110.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> kp.list_models("cifar_resnet[1-5]*_original")  # doctest: +NORMALIZE_WHITESPACE
+    ['cifar_resnet20_original', 'cifar_resnet32_original', 'cifar_resnet44_original', 'cifar_resnet56_original',
+     'cifar_resnet110_original', 'cifar_resnet164_original', 'cifar_resnet1001_original', 'cifar_resnet1202_original']
+    """
+    return [name for name in MODELS if fnmatch.fnmatchcase(name, pattern)]
+
+
+def model_entry(name: str) -> ModelEntry:
+    """Return what is known about the model of that name.
+
+    Raises:
+        ValueError: for an unknown name; the message holds the nearest ones.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> entry = kp.model_entry("cifar_resnet164_preact")
+    >>> dict(entry.arguments), entry.parameters.trainable
+    ({'depth': 164, 'arrangement': 'full_preactivation'}, 1703258)
+    >>> [(row.table, row.dataset, row.error) for row in entry.published]
+    [('2', 'cifar10', 5.46), ('3', 'cifar10', 5.46), ('3', 'cifar100', 24.33)]
+    """
+    return _checks.lookup(MODELS, name, "name")
+
+
+def create_model(
+    name: str,
+    *,
+    classes: int | None = None,
+    weights: str | Path | None = None,
+    include_preprocessing: bool = False,
+    **overrides: Any,
+) -> ResidualNetwork:
+    """Build the model of that name.
+
+    Args:
+        name: From `kp.list_models()`.
+        classes: Outputs of the classifier, such as 100 for CIFAR-100; None for those of the entry.
+        weights: A `.weights.h5` or `.keras` file of the same network to load weights from; None for new ones.
+        include_preprocessing: Whether the model starts with the entry's mean and std, `(x - mean) / std`, and so takes pixel
+            values from 0 to 255. Those of another data set are given as `mean=`, `std=` instead.
+        **overrides: Arguments of the builder that replace the entry's: `shortcut`, `input_shape`, `data_format`, `dtype`, ...
+
+    Returns:
+        A `ResidualNetwork` with the entry's name and logits for its output, of shape `(batch, classes)`.
+
+    Raises:
+        ValueError: for an unknown name (the message holds the nearest ones), weights that are not there or do not fit, a mean
+            and std that do not fit the input's channels, and as the builder.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.create_model("cifar_resnet20_preact", classes=100, shortcut="dropout", include_preprocessing=True)
+    >>> model.name, model.output_shape, model.layers[1].name
+    ('cifar_resnet20_preact', (None, 100), 'preprocessing')
+    """
+    entry = model_entry(name)
+    if weights is not None:
+        weights = _check_weights(weights)
+    first = (overrides.get("data_format") or keras.config.image_data_format()) == "channels_first"
+    shape = entry.input_shape
+    arguments = {
+        **entry.arguments,
+        "name": name,
+        "classes": entry.classes if classes is None else classes,
+        "input_shape": (shape[-1], *shape[:-1]) if first else shape,
+    }
+    if include_preprocessing:
+        _check_preprocessing(entry, overrides, first)
+        arguments |= {"mean": entry.preprocessing.mean, "std": entry.preprocessing.std}
+    model = entry.builder(**arguments | overrides)
+    if weights is not None:
+        model.load_weights(weights)
+    return model
+
+
+def _check_weights(weights: str | Path) -> Path:
+    path = Path(weights)
+    if not path.name.endswith(WEIGHT_SUFFIXES):
+        raise ValueError(
+            "No pretrained weights are published with this package yet: `weights` must be None or the path of a "
+            f"{' or '.join(WEIGHT_SUFFIXES)} file. Received: weights={str(weights)!r}"
+        )
+    if not path.is_file():
+        raise ValueError(f"`weights` names no file. Received: weights={str(weights)!r}")
+    return path
+
+
+def _check_preprocessing(entry: ModelEntry, overrides: Mapping[str, Any], channels_first: bool) -> None:
+    """Check that the entry's mean and std fit the input and have no rival."""
+    advice = "give mean= and std= in place of include_preprocessing=True"
+    if rivals := {key: overrides[key] for key in ("mean", "std") if key in overrides}:
+        received = ", ".join(f"{key}={value!r}" for key, value in rivals.items())
+        raise ValueError(f"For other statistics than the entry's, {advice}. Received: {received}")
+    shape = overrides.get("input_shape")
+    known = len(entry.preprocessing.mean)
+    # the features of a vector share one mean and std: any number of them fits
+    if shape and len(shape) == 3 and shape[0 if channels_first else -1] != known:
+        raise ValueError(
+            f"The mean and std of {entry.name!r} are for {known} channels: {advice}. Received: input_shape={tuple(shape)}"
+        )
