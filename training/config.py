@@ -82,7 +82,7 @@ class Config:
     batch_size: int = 128
     seed: int = 0
     jit_compile: Literal["auto", "on", "off"] = "auto"
-    """Keras' setting: whether the step is compiled by XLA (TensorFlow), torch.compile (torch)."""
+    """Whether XLA (TensorFlow) or torch.compile (torch) compiles the step. auto: Keras' choice, but no XLA on a CPU."""
     output: Path | None = None
     """The run directory, new or empty. None: runs/RECIPE-DATE-TIME."""
 
