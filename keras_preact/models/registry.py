@@ -3,6 +3,8 @@
 import dataclasses
 import fnmatch
 import re
+import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -219,12 +221,12 @@ def create_model(
         arguments |= {"mean": entry.preprocessing.mean, "std": entry.preprocessing.std}
     model = entry.builder(**arguments | overrides)
     if weights is not None:
-        model.load_weights(weights)
+        _load_weights(model, weights)
     return model
 
 
 def _check_weights(weights: str | Path) -> Path:
-    path = Path(weights)
+    path = Path(str(weights))
     if not path.name.endswith(WEIGHT_SUFFIXES):
         raise ValueError(
             "No pretrained weights are published with this package yet: `weights` must be None or the path of a "
@@ -233,6 +235,19 @@ def _check_weights(weights: str | Path) -> Path:
     if not path.is_file():
         raise ValueError(f"`weights` names no file. Received: weights={str(weights)!r}")
     return path
+
+
+def _load_weights(model: ResidualNetwork, path: Path) -> None:
+    with warnings.catch_warnings():
+        # Keras' word for layers that the file lacks: they would keep their new weights
+        warnings.filterwarnings("error", "Skipping nested container")
+        try:
+            model.load_weights(path)
+        except (OSError, KeyError, UserWarning, ValueError, zipfile.BadZipFile) as error:
+            raise ValueError(
+                f"The file is damaged or holds the weights of another network than {model.name!r} with these arguments. "
+                f"Received: weights={str(path)!r}. Keras says: {error}"
+            ) from error
 
 
 def _check_preprocessing(entry: ModelEntry, overrides: Mapping[str, Any], channels_first: bool) -> None:

@@ -1,0 +1,367 @@
+"""Every registered model: small ones are built, of the others the arithmetic is checked."""
+
+import fnmatch
+import json
+import math
+import re
+import types
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from keras_preact.models import MODELS, cifar, dense, imagenet
+from keras_preact.published import PARAMETER_COUNTS, RESULTS
+
+BUILT = [  # of at most 10 units
+    "cifar_resnet20_original",
+    "cifar_resnet20_preact",
+    "cifar_wide_resnet16_8",
+    "dense_resnet6",
+    "dense_resnet12",
+    "digits_resnet8_preact",
+    "digits_resnet20_preact",
+    "imagenet_resnet18_original",
+    "imagenet_resnet18_preact",
+]
+
+#: Part of a name to arrangement.
+ARRANGEMENTS = {
+    "original": "original",
+    "preact": "full_preactivation",
+    "bn_after_addition": "bn_after_addition",
+    "relu_before_addition": "relu_before_addition",
+    "relu_only_preact": "relu_only_preactivation",
+    "bn_only_preact": "bn_only_preactivation",
+}
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    """Return a function from an entry's name to what its builder hands to `ResidualNetwork`, without building that."""
+    calls = []
+
+    def record(stages, **options):
+        calls.append(
+            types.SimpleNamespace(stages=[(stage.filters, stage.units, stage.strides) for stage in stages], **options)
+        )
+        return calls[-1]
+
+    for module in (cifar, dense, imagenet):
+        monkeypatch.setattr(module, "ResidualNetwork", record)
+
+    def make(name, **overrides):
+        return kp.create_model(name, **overrides)
+
+    make.calls = calls
+    return make
+
+
+def test_names():
+    names = set(kp.list_models())
+    cifar_depths = (20, 32, 44, 56, 110, 164, 1001, 1202)
+    expected = {f"cifar_resnet{depth}_{kind}" for depth in cifar_depths for kind in ("preact", "original")}
+    expected |= {f"cifar_resnet{depth}_{kind}" for depth in (110, 164) for kind in ARRANGEMENTS}
+    expected |= {f"imagenet_resnet{d}_{kind}" for d in (18, 34, 50, 101, 152, 200) for kind in ("preact", "original")}
+    expected |= {"imagenet_resnext50_32x4d_preact", "imagenet_resnext101_32x8d_preact"}
+    expected |= {"cifar_wide_resnet16_8", "cifar_wide_resnet28_10", "cifar_wide_resnet40_4"}
+    expected |= {"digits_resnet8_preact", "digits_resnet20_preact", "dense_resnet6", "dense_resnet12"}
+    assert names == expected
+    assert len(kp.list_models()) == len(names)
+
+
+def test_list_is_in_natural_order():
+    depths = [int(re.search(r"\d+", name)[0]) for name in kp.list_models("cifar_resnet*_preact") if "only" not in name]
+    assert depths == [20, 32, 44, 56, 110, 164, 1001, 1202]
+    assert kp.list_models("digits_*") == ["digits_resnet8_preact", "digits_resnet20_preact"]
+    assert kp.list_models("vgg*") == []
+
+
+def test_every_small_model_is_built():
+    def units(entry):
+        numbers = re.findall(r"\d+", entry.name)
+        weights = 3 if "resnext" in entry.name or numbers[0] in ("50", "101", "152", "164", "200", "1001") else 2
+        return (int(numbers[0]) - 2) // weights
+
+    assert sorted(BUILT) == sorted(name for name, entry in MODELS.items() if units(entry) <= 10)
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_built_model(name):
+    entry = kp.model_entry(name)
+    model = kp.create_model(name)
+    assert model.name == name
+    assert model.input_shape == (None, *entry.input_shape)
+    assert model.output_shape == (None, entry.classes)
+    outputs = model(np.ones((1, *entry.input_shape), "float32"), training=False)
+    assert tuple(outputs.shape) == (1, entry.classes)
+    assert np.isfinite(keras.ops.convert_to_numpy(outputs)).all()
+
+    config = json.loads(json.dumps(model.get_config()))
+    again = type(model).from_config(config)
+    assert again.name == name
+    assert [(w.path, w.shape) for w in again.weights] == [(w.path, w.shape) for w in model.weights]
+    if entry.parameters:
+        sizes = {weight.path: math.prod(weight.shape) for weight in model.trainable_weights}
+        weighty = [size for path, size in sizes.items() if "kernel" in path or "head_classifier" in path]
+        assert (sum(sizes.values()), sum(weighty)) == entry.parameters
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_planned_model(name, plan):
+    """The stages that the builder makes give the depth that stands in the name, and the published numbers of parameters."""
+    entry = kp.model_entry(name)
+    made = plan(name)
+    json.dumps(dict(entry.arguments))
+    units = [units for _, units, _ in made.stages]
+    weights = {"basic": 2, "bottleneck": 3, "dense": 2}[made.block]
+    # stem and classifier; a wide network counts its projections, too, of which the stem's widening is one
+    extra = 4 if "wide" in name else 2
+    depth = int(re.search(r"\d+", name)[0])
+    assert weights * sum(units) + extra == depth
+    assert (made.name, made.classes, made.input_shape) == (name, entry.classes, entry.input_shape)
+    if "_resnet" in name and "wide" not in name and "dense" not in name:
+        suffix = re.sub(r".*resnet\d+_", "", name)
+        assert made.arrangement == ARRANGEMENTS[suffix]
+    strides = [stride for _, _, stride in made.stages]
+    assert strides == {1: [1], 3: [1, 2, 2], 4: [1, 2, 2, 2]}[len(strides)]
+    if entry.parameters:
+        assert made.shape_shortcut == ("zero_pad" if made.block == "basic" else "projection")
+        assert entry.parameters == (basic_parameters if made.block == "basic" else bottleneck_parameters)(made)
+        assert entry.parameters == PARAMETER_COUNTS[f"ResNet-{depth}"]
+
+
+def basic_parameters(made):
+    """Return the counts of a network of basic units with zero padding, whatever its arrangement."""
+    norm, conv, channels = 2 * 16, 9 * 3 * 16, 16
+    for width, units, _ in made.stages:
+        conv += 9 * channels * width + (2 * units - 1) * 9 * width * width
+        norm += units * 2 * 2 * width  # two norms a unit, gamma and beta
+        channels = width
+    conv += channels * 10 + 10
+    return conv + norm, conv
+
+
+def bottleneck_parameters(made):
+    """Return the counts of a network of fully pre-activated bottlenecks: the stem's norm is that of the first unit."""
+    norm, conv, channels = 0, 9 * 3 * 16, 16
+    for width, units, _ in made.stages:
+        conv += channels * 4 * width  # projection
+        for _ in range(units):
+            conv += channels * width + 9 * width * width + width * 4 * width
+            norm += 2 * (channels + width + width)
+            channels = 4 * width
+    norm += 2 * channels  # head
+    conv += channels * 10 + 10
+    return conv + norm, conv
+
+
+def test_widths(plan):
+    def stages(name):
+        return [(filters, units) for filters, units, _ in plan(name).stages]
+
+    assert stages("cifar_resnet1001_preact") == [(16, 111), (32, 111), (64, 111)]
+    assert stages("cifar_wide_resnet28_10") == [(160, 4), (320, 4), (640, 4)]
+    assert stages("imagenet_resnet200_preact") == [(64, 3), (128, 24), (256, 36), (512, 3)]
+    resnext = plan("imagenet_resnext101_32x8d_preact")
+    assert (resnext.groups, resnext.base_width) == (32, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("cifar_resnet20_original", [("6 of 1512.03385", "cifar10", 8.75)]),
+        ("cifar_resnet20_preact", []),
+        (
+            "cifar_resnet110_original",
+            [
+                ("1", "cifar10", 6.61),
+                ("2", "cifar10", 6.61),
+                ("3", "cifar10", 6.61),
+                ("6 of 1512.03385", "cifar10", 6.43),
+            ],
+        ),
+        ("cifar_resnet110_preact", [("2", "cifar10", 6.37), ("3", "cifar10", 6.37)]),
+        ("cifar_resnet164_bn_after_addition", [("2", "cifar10", 6.50)]),
+        ("cifar_resnet164_bn_only_preact", []),
+        ("cifar_resnet1001_preact", [("3", "cifar10", 4.92), ("3", "cifar100", 22.71), ("4", "cifar10", 4.62)]),
+        ("imagenet_resnet152_original", [("5", "imagenet", 23.0), ("5", "imagenet", 21.3)]),
+        ("imagenet_resnet200_preact", [("5", "imagenet", 20.7), ("5", "imagenet", 20.1)]),
+        ("digits_resnet20_preact", []),
+    ],
+)
+def test_published_rows(name, rows):
+    assert [(row.table, row.dataset, row.error) for row in kp.model_entry(name).published] == rows
+
+
+def test_every_published_row_has_an_entry_unless_its_shortcut_or_block_is_special():
+    carried = {row for entry in MODELS.values() for row in entry.published}
+    for row in RESULTS:
+        assert (row in carried) == (not {"shortcut", "block"} & set(row.arguments))
+
+
+def test_preprocessing_of_entries():
+    for name, entry in MODELS.items():
+        family = name.split("_")[0]
+        data = {"cifar": "cifar10", "dense": "digits"}.get(family, family)
+        assert entry.preprocessing == kp.preprocessing.PREPROCESSING[data]
+        if len(entry.input_shape) == 3:
+            size = entry.preprocessing.size
+            assert entry.input_shape == (size, size, len(entry.preprocessing.mean))
+
+
+def test_overrides_go_to_the_builder(plan):
+    made = plan("cifar_resnet110_original", classes=100, shortcut="dropout", input_shape=(None, None, 1), width_factor=0.25)
+    assert (made.classes, made.shortcut, made.input_shape) == (100, "dropout", (None, None, 1))
+    assert made.stages[0] == (4, 18, 1)
+    assert plan("cifar_resnet110_original", arrangement="full_preactivation").arrangement == "full_preactivation"
+
+
+def test_data_format_turns_the_input_shape(plan):
+    assert plan("digits_resnet8_preact", data_format="channels_first").input_shape == (1, 8, 8)
+    assert plan("dense_resnet6", data_format="channels_first").input_shape == (64,)
+
+
+def test_dtype_policy():
+    model = kp.create_model("digits_resnet8_preact", dtype="mixed_bfloat16")
+    assert {unit.dtype_policy.name for unit in model.units} == {"mixed_bfloat16"}
+
+
+@pytest.mark.parametrize("name", ["digits_resnet8_preact", "dense_resnet6"])
+def test_include_preprocessing_takes_raw_pixels(name):
+    entry = kp.model_entry(name)
+    plain = kp.create_model(name)
+    raw = kp.create_model(name, include_preprocessing=True)
+    raw.set_weights(plain.get_weights())
+    pixels = np.random.default_rng(0).integers(0, 256, (3, *entry.input_shape)).astype("float32")
+    expected = plain(entry.preprocessing.normalize(pixels), training=False)
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(raw(pixels, training=False)), keras.ops.convert_to_numpy(expected), atol=1e-5
+    )
+
+
+def test_include_preprocessing_needs_the_entrys_channels(plan):
+    for shape, options in (((32, 32, 1), {}), ((1, 32, 32), {"data_format": "channels_first"})):
+        with pytest.raises(ValueError, match="are for 3 channels") as error:
+            plan("cifar_resnet20_preact", input_shape=shape, include_preprocessing=True, **options)
+        assert "mean= and std=" in str(error.value)
+        assert f"input_shape={shape}" in str(error.value)
+        made = plan("cifar_resnet20_preact", input_shape=shape, mean=1.0, std=2.0, **options)
+        assert (made.mean, made.std) == (1.0, 2.0)
+    with pytest.raises(ValueError, match="are for 1 channels"):
+        plan("digits_resnet8_preact", input_shape=(8, 8, 3), include_preprocessing=True)
+    assert plan("dense_resnet6", input_shape=(20,), include_preprocessing=True).input_shape == (20,)
+    assert plan("cifar_resnet20_preact", input_shape=(None, 64, 3), include_preprocessing=True).mean == (125.3, 123.0, 113.9)
+
+
+def test_include_preprocessing_has_no_rival(plan):
+    with pytest.raises(ValueError, match="mean= and std= in place of include_preprocessing=True") as error:
+        plan("cifar_resnet20_preact", include_preprocessing=True, std=2.0)
+    assert "Received: std=2.0" in str(error.value)
+
+
+@pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
+@pytest.mark.parametrize("kind", [str, lambda path: path])
+def test_weights_from_a_file(tmp_path, suffix, kind):
+    model = kp.create_model("digits_resnet8_preact")
+    path = tmp_path / f"digits{suffix}"
+    (model.save_weights if suffix == ".weights.h5" else model.save)(path)
+    keras.utils.set_random_seed(1)
+    loaded = kp.create_model("digits_resnet8_preact", weights=kind(path))
+    for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("other", [{"classes": 7}, {"arrangement": "original"}, {"depth": 20}, {"width_factor": 0.5}])
+@pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
+def test_weights_of_another_network(tmp_path, other, suffix):
+    path = tmp_path / f"digits{suffix}"
+    model = kp.create_model("digits_resnet8_preact", **other)
+    (model.save_weights if suffix == ".weights.h5" else model.save)(path)
+    with pytest.raises(ValueError, match="another network than 'digits_resnet8_preact'") as error:
+        kp.create_model("digits_resnet8_preact", weights=path)
+    assert f"Received: weights={str(path)!r}" in str(error.value)
+
+
+def write_text(path):
+    path.write_text("no weights")
+
+
+def write_zip(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", "{}")
+
+
+def write_hdf5(path):
+    with h5py.File(path, "w") as file:
+        file["weights"] = [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("write", "suffix"),
+    [(write_text, ".weights.h5"), (write_text, ".keras"), (write_zip, ".keras"), (write_hdf5, ".weights.h5")],
+)
+def test_damaged_weights(tmp_path, write, suffix):
+    path = tmp_path / f"digits{suffix}"
+    write(path)
+    with pytest.raises(ValueError, match="The file is damaged") as error:
+        kp.create_model("digits_resnet8_preact", weights=path)
+    assert f"Received: weights={str(path)!r}" in str(error.value)
+
+
+def test_weights_fit_with_and_without_preprocessing(tmp_path):
+    path = tmp_path / "digits.weights.h5"
+    model = kp.create_model("digits_resnet8_preact")
+    model.save_weights(path)
+    loaded = kp.create_model("digits_resnet8_preact", include_preprocessing=True, weights=path)
+    for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("weights", "parts"),
+    [
+        ("imagenet", ("No pretrained weights are published", ".weights.h5 or .keras", "weights='imagenet'")),
+        (True, ("No pretrained weights are published", "weights='True'")),
+        ("nowhere/a.keras", ("names no file", "weights='nowhere/a.keras'")),
+    ],
+)
+def test_bad_weights_are_found_before_building(plan, weights, parts):
+    with pytest.raises(ValueError, match="Received") as error:
+        plan("imagenet_resnet200_preact", weights=weights)
+    assert all(part in str(error.value) for part in parts)
+    assert plan.calls == []
+
+
+@pytest.mark.parametrize("function", [kp.create_model, kp.model_entry])
+@pytest.mark.parametrize(
+    ("name", "near"), [("cifar_resnet110_preakt", "cifar_resnet110_preact"), ("dense_resnet", "dense_resnet6")]
+)
+def test_unknown_name(function, name, near):
+    with pytest.raises(ValueError, match="Unknown name") as error:
+        function(name)
+    assert f"{near!r}" in str(error.value)
+    assert f"Received: name={name!r}" in str(error.value)
+
+
+def test_unknown_option():
+    with pytest.raises(ValueError, match="arangement"):
+        kp.create_model("digits_resnet8_preact", arangement="original")
+
+
+def test_entries_cannot_be_changed():
+    entry = kp.model_entry("digits_resnet8_preact")
+    with pytest.raises(AttributeError):
+        entry.classes = 3
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        entry.arguments["depth"] = 20
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        MODELS["digits_resnet8_preact"] = entry
+
+
+def test_patterns_are_shell_patterns():
+    for pattern in ("cifar_*", "*_preact", "imagenet_resnet[15]*", "*"):
+        assert set(kp.list_models(pattern)) == {name for name in MODELS if fnmatch.fnmatchcase(name, pattern)}
