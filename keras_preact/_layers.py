@@ -181,7 +181,8 @@ def build_chain(chain: list[keras.Layer], shape: tuple) -> tuple:
     return shape
 
 
-def run_chain(chain: list[keras.Layer], x):
+def run_chain(chain: list[keras.Layer], x, training: bool | None = None):
+    """Apply the layers in turn; `training` None is that of the call around."""
     for layer in chain:
-        x = layer(x)
+        x = layer(x, training=training)
     return x

@@ -279,12 +279,12 @@ class ResidualUnit(keras.Layer):
         projection = self._weight("dense" if dense else "conv", self.channels_out, None if dense else 1, strides=self.strides)
         return [projection, *self._components(self.arrangement.projection, axis, self.channels_out)]
 
-    def call(self, x):
-        activated = _layers.run_chain(self.first, x)
-        residual = _layers.run_chain(self.rest, activated)
+    def call(self, x, training=None):  # `stateless_call` on JAX passes `training` to nothing else
+        activated = _layers.run_chain(self.first, x, training)
+        residual = _layers.run_chain(self.rest, activated, training)
         start = activated if self._activate_both else x
-        y = self.shortcut(_layers.run_chain(self.shape_change, start), residual)
-        return _layers.run_chain(self.after_addition, y)
+        y = self.shortcut(_layers.run_chain(self.shape_change, start, training), residual, training=training)
+        return _layers.run_chain(self.after_addition, y, training)
 
     def compute_output_shape(self, input_shape):
         self._check_input(input_shape)

@@ -25,7 +25,7 @@ def paths(layer) -> list[str]:
     """Paths of a unit's weights below the unit's own name; of a model's weights as they are."""
     if isinstance(layer, keras.Model):
         return [weight.path for weight in layer.weights]
-    return [weight.path.split("/", 1)[1] for weight in layer.weights]
+    return [weight.path.split(f"{layer.name}/", 1)[1] for weight in layer.weights]
 
 
 def weights(layer) -> dict[str, np.ndarray]:
