@@ -10,8 +10,9 @@ def digits() -> Config:
     """Pre-activation ResNet-20 on scikit-learn's handwritten digits: no download, about a minute on two cores."""
     return Config(
         model=Model("digits_resnet20_preact"),
-        data=Data("digits", holdout=144),
-        schedule=Schedule("cosine", length=25, warmup=2),
+        data=Data("digits"),
+        optimizer=Optimizer(weight_decay=1e-3),
+        schedule=Schedule("cosine", length=30, warmup=2),
         batch_size=64,
     )
 

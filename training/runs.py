@@ -14,11 +14,10 @@ from training.cli import UserError
 
 
 def new_directory(output: Path | None, recipe: str) -> Path:
-    """Make and return the directory of a new run; raise a UserError where it holds something already."""
+    """Return the directory for a new run, which is not made yet; raise a UserError where it holds something already."""
     run = output or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise UserError(f"{run} exists and is not empty. Give another --output, or remove it.")
-    (run / "checkpoints").mkdir(parents=True, exist_ok=True)
     return run
 
 

@@ -30,6 +30,7 @@ def train(config: Config, recipe: str) -> Path:
     from training import data as datasets
     from training import runs
 
+    run = runs.new_directory(config.output, recipe)
     keras.utils.set_random_seed(config.seed)
     _keep_accelerator_for_backend(keras.backend.backend())
     data = datasets.load(config.data)
@@ -58,10 +59,10 @@ def train(config: Config, recipe: str) -> Path:
     validation = data.holdout or (data.test if config.data.watch_test else None)
     validation_batches = validation and datasets.evaluation_batches(data, validation, config.batch_size, config.data.size)
 
-    run = runs.new_directory(config.output, recipe)
+    (run / "checkpoints").mkdir(parents=True, exist_ok=True)
     runs.write_json(run / "config.json", describe(config, recipe, data, model, iterations))
     print(
-        f"Training {model.name} ({model.count_params():,} parameters) on {data.train.size:,} images of {data.name} for "
+        f"Training {model.name} ({_trainable(model):,} trainable parameters) on {data.train.size:,} images of {data.name} for "
         f"{iterations:,} iterations of {config.batch_size} ({keras.backend.backend()}). Run directory: {run}",
         flush=True,
     )
@@ -71,6 +72,7 @@ def train(config: Config, recipe: str) -> Path:
             steps_per_epoch=steps_per_epoch,
             epochs=math.ceil(iterations / steps_per_epoch),
             validation_data=validation_batches,
+            shuffle=False,  # the batches come shuffled
             callbacks=[
                 runs.StopAt(iterations),
                 runs.StopOnNaN(),
@@ -117,7 +119,7 @@ def describe(config: Config, recipe: str, data, model, iterations: int) -> dict:
         "images": {"train": data.train.size, "holdout": data.holdout.size if data.holdout else 0, "test": data.test.size},
         "preprocessing": data.preprocessing.to_dict(),
         "iterations": iterations,
-        "parameters": model.count_params(),
+        "trainable_parameters": _trainable(model),
         "versions": {
             "python": platform.python_version(),
             "keras": keras.__version__,
@@ -126,6 +128,10 @@ def describe(config: Config, recipe: str, data, model, iterations: int) -> dict:
             "numpy": numpy.__version__,
         },
     }
+
+
+def _trainable(model) -> int:
+    return sum(math.prod(weight.shape) for weight in model.trainable_weights)
 
 
 def _learning_rate(config: Config, steps_per_epoch: int, iterations: int):

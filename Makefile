@@ -1,0 +1,65 @@
+# make demo: train, evaluate, export and query a small pre-activation ResNet. make test: the tests. make help: the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BACKEND ?= tensorflow
+RUNS ?= runs
+SAVED_MODELS ?= saved_models
+PYTEST_ARGS ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-run test lint clean
+bin := $(VENV)/bin
+
+# PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take the CPU build from PyTorch's own index, unless pip has been
+# told where to look.
+ifeq ($(shell command -v nvidia-smi)$(PIP_FIND_LINKS)$(PIP_EXTRA_INDEX_URL)$(PIP_INDEX_URL),)
+torch_index := --extra-index-url https://download.pytorch.org/whl/cpu
+endif
+about_training := TensorFlow (CPU), Keras and what the scripts under training/ need
+about_test := pytest, hypothesis and all of the above
+about_jax := JAX (CPU)
+about_torch := PyTorch
+about_lint := ruff and mypy
+
+help: ## List the targets.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) BACKEND=$(BACKEND) (tensorflow, jax, torch) PYTEST_ARGS=$(PYTEST_ARGS)"
+
+$(bin)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version). Name another: make PYTHON=python3.12 ..."; \
+	  exit 2; }
+	@echo "Making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(bin)/python
+	@echo "Installing into $(VENV), in the versions of constraints.txt: $(about_$*)"
+	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt \
+	  $(if $(filter torch,$*),$(torch_index)) -e '.[$*]' | sed -n 's/^Successfully installed/Installed:/p'
+	@touch $@
+
+demo: $(VENV)/.installed-training ## Train on digits, evaluate, export to saved_models/digits, classify images. About 2 minutes.
+	@$(MAKE) --no-print-directory demo-run
+
+demo-run:
+	@run=$(RUNS)/demo-$$(date +%Y%m%d-%H%M%S); \
+	step() { echo; echo "== $$1"; shift; echo "\$$ python -m $$*"; $(bin)/python -m "$$@"; }; \
+	step "1 of 4: train a pre-activation ResNet-20 on 1,437 handwritten digits" training.train digits --output $$run; \
+	step "2 of 4: evaluate it on the 360 others" training.evaluate $$run --save-samples 10; \
+	step "3 of 4: export it as a SavedModel" training.export $$run --name digits --output $(SAVED_MODELS); \
+	step "4 of 4: classify images through the SavedModel, with TensorFlow alone" \
+	  training.predict $(SAVED_MODELS)/digits $$run/samples/*.png; \
+	echo; echo "Results: the run with its figures and confusion matrix in $$run, the SavedModel in $(SAVED_MODELS)/digits."
+
+test: $(VENV)/.installed-test $(patsubst %,$(VENV)/.installed-%,$(filter-out tensorflow,$(BACKEND))) ## Run the tests on BACKEND.
+	KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 $(bin)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-test $(VENV)/.installed-lint ## Check style and types.
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/mypy
+
+clean: ## Remove the virtual environment and caches; runs and exported models stay.
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
