@@ -1,0 +1,124 @@
+"""Compares a SavedModel, as a process without Keras runs it, with the model it was made from."""
+
+import contextlib
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from keras_preact.export import _children, _scores
+from keras_preact.export._children import ExportError
+
+BATCH_SIZES = (1, 3)
+
+#: Dtype that layers compute in, to the largest difference allowed in probabilities; in logits, times max(1, max |logit|).
+#: float32: sums in another order. The 16-bit ones round every layer's output to 8 (bfloat16) or 11 bits, and each
+#: backend's compiler leaves out other roundings: differences of 2 to 3 roundings were seen in networks of 8 to 110
+#: layers, and allowed is 8.
+TOLERANCES = {"float64": 1e-5, "float32": 1e-5, "float16": 8 * 2.0**-11, "bfloat16": 8 * 2.0**-8}
+
+
+def samples(scores: _scores.Scores) -> np.ndarray:
+    """Return random images, channels last: pixels from 0 to 255 where the model normalises them, else standard normal."""
+    *size, channels = scores.model.input_shape[1:]
+    shape = (max(BATCH_SIZES), *(scores.smallest_size if n is None else n for n in size), channels)
+    rng = np.random.default_rng(0)
+    return (rng.uniform(0, 255, shape) if scores.takes_pixels else rng.normal(size=shape)).astype("float32")
+
+
+def expected(scores: _scores.Scores, images: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the logits and probabilities that the model gives for `images`, in float64.
+
+    Raises:
+        ValueError: if they are not finite numbers.
+    """
+    if scores.channels_first:
+        images = np.ascontiguousarray(np.moveaxis(images, -1, 1))
+    with _full_precision():
+        logits, output = (_numpy(tensor) for tensor in scores.probe(images, training=False))
+    if not np.isfinite(logits).all():
+        raise ValueError(
+            "The model's outputs are not finite numbers: it diverged in training, or its weights are damaged. Export a "
+            "checkpoint from before."
+        )
+    own = output if scores.output_is == "probabilities" else _scores.PROBABILITIES[scores.activation](logits)
+    return {"logits": logits, "probabilities": own}
+
+
+def compare(scores: _scores.Scores, saved_model: Path, folder: Path) -> dict:
+    """Run a SavedModel in a process without Keras and compare; files are written to `folder`.
+
+    Returns:
+        What was done and seen, for the model card: samples, batch sizes, the largest differences, what was allowed.
+
+    Raises:
+        ExportError: if it cannot be loaded, or a difference is larger than allowed.
+    """
+    images = samples(scores)
+    wanted = expected(scores, images)
+    inputs, outputs = folder / "inputs.npz", folder / "outputs.npz"
+    np.savez(inputs, **{str(n): images[:n] for n in BATCH_SIZES})  # type: ignore[arg-type]
+    script = str(Path(__file__).with_name("_replay.py"))
+    _children.run(["-P", script, str(saved_model), str(inputs), str(outputs)], "Loading the SavedModel with TensorFlow alone")
+    with np.load(outputs) as file:
+        got = dict(file)
+
+    tolerance = max(TOLERANCES.get(dtype, 1e-5) for dtype in scores.dtypes)
+    allowed = {"logits": tolerance * max(1, np.abs(wanted["logits"]).max()), "probabilities": tolerance}
+    largest = {}
+    for key, values in wanted.items():
+        for n in BATCH_SIZES:
+            output = got[f"{n}/{key}"]
+            if output.dtype != np.float32 or output.shape != values[:n].shape:
+                raise ExportError(
+                    f"The SavedModel's {key} are {output.dtype} of shape {output.shape} for {n} images; "
+                    f"float32 of shape {values[:n].shape} was expected."
+                )
+            # a NaN in the output stays one here, and fails
+            largest[key] = np.maximum(largest.get(key, 0), np.abs(output - values[:n]).max())
+        if not largest[key] <= allowed[key]:
+            raise ExportError(
+                f"The SavedModel's {key} differ from the model's by up to {largest[key]:.2g}; {allowed[key]:.2g} is allowed."
+            )
+    return {
+        "samples": "pixels, uniform in [0, 255)" if scores.takes_pixels else "standard normal",
+        "shape": list(images.shape[1:]),
+        "batch_sizes": list(BATCH_SIZES),
+        "largest_difference": {key: float(value) for key, value in largest.items()},
+        "allowed_difference": {key: float(value) for key, value in allowed.items()},
+    }
+
+
+def _numpy(tensor) -> np.ndarray:
+    return keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32")).astype("float64")
+
+
+@contextlib.contextmanager
+def _full_precision():
+    """Compute in full float32 on GPUs too, which by themselves round the inputs of products to 10 bits (TF32)."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        with jax.default_matmul_precision("highest"):
+            yield
+    elif backend == "torch":
+        import torch
+
+        matmul = torch.backends.cuda.matmul
+        before = matmul.allow_tf32
+        matmul.allow_tf32 = False
+        try:
+            with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+                yield
+        finally:
+            matmul.allow_tf32 = before
+    else:
+        import tensorflow as tf
+
+        before = tf.config.experimental.tensor_float_32_execution_enabled()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        try:
+            yield
+        finally:
+            tf.config.experimental.enable_tensor_float_32_execution(before)

@@ -1,0 +1,108 @@
+"""The directory of a served model: numbered versions and a card, each of which appears complete or not at all."""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from keras_preact import _checks
+
+CARD = "model_card.json"
+
+
+def versions(directory: Path) -> list[int]:
+    """Return the numbers of the versions in `directory`, in order."""
+    entries = directory.iterdir() if directory.is_dir() else ()
+    return sorted({int(entry.name) for entry in entries if entry.name.isascii() and entry.name.isdecimal()})
+
+
+def next_version(directory: Path) -> int:
+    return max(versions(directory), default=0) + 1
+
+
+def check_version(directory: Path, version: int | None) -> None:
+    """Raise a ValueError for a version that cannot be written."""
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"`directory` must be a folder or a path where there is nothing yet. Received: {directory}, a file")
+    if version is None:
+        return
+    _checks.positive_int(version, "version")
+    if version in versions(directory):
+        raise ValueError(
+            f"{directory} has a version {version}, and a version is never overwritten: the next free one is "
+            f"{next_version(directory)}, which version=None takes. Received: version={version}"
+        )
+
+
+@contextlib.contextmanager
+def workshop(directory: Path) -> Iterator[Path]:
+    """Give a hidden folder inside `directory` to build a version in; it is gone afterwards.
+
+    So are `directory` and the folders above it, if this made them and nothing came of it.
+    """
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".export-", dir=directory))
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):  # it holds something
+                folder.rmdir()
+
+
+def publish(temporary: Path, directory: Path, version: int | None, card: dict) -> Path:
+    """Give the SavedModel in `temporary / "version"` its card and its number in `directory`, and return its path.
+
+    Each version holds its card; that in `directory` is the highest version's.
+    """
+    built = temporary / "version"
+    while True:
+        number = next_version(directory) if version is None else version
+        text = json.dumps(card | {"version": number}, indent=2, allow_nan=False) + "\n"
+        extra = built / "assets.extra"
+        extra.mkdir(exist_ok=True)
+        for path in (extra / CARD, temporary / CARD):
+            path.write_text(text, encoding="utf-8")
+        _sync(temporary)
+        target = directory / str(number)
+        if target.exists():  # an empty one would be replaced in silence
+            check_version(directory, version)
+            continue
+        try:
+            built.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
+            continue  # another process took the number just now
+        break
+    try:
+        if number == max(versions(directory)):
+            (temporary / CARD).replace(directory / CARD)
+        _sync_entry(directory)
+    except BaseException:
+        target.rename(built)
+        raise
+    return target
+
+
+def _sync(folder: Path) -> None:
+    """Bring every file and folder below `folder` to the disk."""
+    for path, _, files in os.walk(folder):
+        for name in files:
+            _sync_entry(Path(path) / name)
+        _sync_entry(Path(path))
+
+
+def _sync_entry(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

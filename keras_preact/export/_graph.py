@@ -1,0 +1,54 @@
+"""Writes the serving graph: TensorFlow operations and the weights, nothing of Keras.
+
+The process that runs this has Keras on TensorFlow. A process on JAX or PyTorch starts one (`python -m
+keras_preact.export._graph`) and hands the model over in a file: whatever the training ran on, one and the same graph of plain
+TensorFlow operations comes out, with a free batch size and free image sizes, that any TensorFlow runtime can run.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+import keras
+
+SIGNATURE = "serving_default"
+
+
+def write(model: keras.Model, activation: str, path: Path) -> None:
+    """Write a SavedModel.
+
+    Args:
+        model: Images to logits; Keras runs on TensorFlow.
+        activation: `"softmax"` or `"sigmoid"`: logits to probabilities.
+        path: A new directory.
+    """
+    import tensorflow as tf
+
+    shape = model.input_shape
+    to_probabilities = {"softmax": tf.nn.softmax, "sigmoid": tf.nn.sigmoid}[activation]
+
+    @tf.function(input_signature=[tf.TensorSpec(shape, tf.float32, name="images")], autograph=False)
+    def serve(images):
+        # A loaded signature takes images of any size and any value without a word: what is wrong ends here.
+        images = tf.ensure_shape(images, shape)
+        images = tf.debugging.check_numerics(images, "images holds a value that is not a finite number")
+        logits = model(tf.cast(images, model.input_dtype), training=False)
+        logits = tf.cast(logits, tf.float32)
+        return {"logits": logits, "probabilities": to_probabilities(logits)}
+
+    # The model itself must stay out of the module: TensorFlow would find its weights a second time through it, and
+    # everything else that Keras keeps.
+    module = tf.Module()
+    module.weights = [weight.value for weight in model.weights]
+    tf.saved_model.save(module, str(path), signatures={SIGNATURE: serve})
+
+
+def main(model: str, activation: str, path: str, *modules: str) -> None:
+    """Write the SavedModel of a .keras file, whose layers `modules` register."""
+    for module in modules:
+        importlib.import_module(module)
+    write(keras.saving.load_model(model, compile=False), activation, Path(path))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

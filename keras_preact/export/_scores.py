@@ -1,0 +1,154 @@
+"""What a classifier computes, taken apart: the logits, and the function that turns them into probabilities."""
+
+import dataclasses
+
+import keras
+import numpy as np
+
+from keras_preact.models.network import STEMS, ResidualNetwork
+
+#: Name of an activation to its function on a NumPy array of logits in float64.
+PROBABILITIES = {
+    "softmax": lambda x: (e := np.exp(x - x.max(axis=-1, keepdims=True))) / e.sum(axis=-1, keepdims=True),
+    "sigmoid": lambda x: np.where(x >= 0, 1, np.exp(-np.abs(x))) / (1 + np.exp(-np.abs(x))),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """A classifier taken apart.
+
+    Args:
+        model: Images to logits; its images have the channels last. It shares its layers with the classifier, except
+            where those want the channels first.
+        probe: The classifier as it is: its own images to logits and its own output.
+        activation: Key of `PROBABILITIES`.
+        output_is: What the classifier's own output is: `"logits"`, `"probabilities"`, or `"other"`.
+        channels_first: Whether `probe` takes images with the channels first.
+        takes_pixels: Whether it starts with a layer that normalises pixels.
+        smallest_size: Of an image, where the size is not fixed, one that every network takes.
+    """
+
+    model: keras.Model
+    probe: keras.Model
+    activation: str
+    output_is: str
+    channels_first: bool
+    takes_pixels: bool
+    smallest_size: int
+
+    @property
+    def classes(self) -> int:
+        return self.model.output_shape[-1]
+
+    @property
+    def dtypes(self) -> set[str]:
+        """Names of the dtypes that its layers compute in."""
+        return {layer.compute_dtype for layer in self.model.layers} - {None}
+
+
+def take_apart(model: keras.Model) -> Scores:
+    """Find the logits of a classifier.
+
+    Raises:
+        ValueError: where there are none, or more than one input or output; the message says how to make it work.
+    """
+    if not isinstance(model, keras.Model) or not getattr(model, "inputs", None):
+        raise ValueError(
+            "Only a built functional or sequential Keras model can be exported: for another one use "
+            f"keras.Model(inputs, outputs), or give the Sequential model a keras.Input. Received: model={model!r}"
+        )
+    if len(model.inputs) != 1 or len(model.outputs) != 1 or len(model.outputs[0].shape) != 2:
+        shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
+        raise ValueError(
+            "The model must have one input, and one output of shape (batch, classes). "
+            f"Received: {len(model.inputs)} inputs and {len(model.outputs)} outputs of the shapes {shapes}"
+        )
+    if isinstance(model, ResidualNetwork):
+        return _of_residual_network(model)
+    logits, activation, output_is = _find_logits(model)
+    return Scores(
+        model=keras.Model(model.inputs[0], logits),
+        probe=keras.Model(model.inputs[0], [logits, model.outputs[0]]),
+        activation=activation,
+        output_is=output_is,
+        channels_first=False,
+        takes_pixels=_takes_pixels(model),
+        smallest_size=64,
+    )
+
+
+def _of_residual_network(model: ResidualNetwork) -> Scores:
+    if model.logits is None:
+        raise ValueError(
+            "The model has no classifier, so there are no logits to export: build it with include_top=True. "
+            f"Received: {model.name!r} with include_top=False"
+        )
+    config = model.get_config()
+    channels_first = config["data_format"] == "channels_first" and STEMS[config["stem"]].kernel_size is not None
+    exported = _channels_last(model) if channels_first else model
+    name = config["classifier_activation"]
+    activation = name if name in PROBABILITIES else "softmax"
+    return Scores(
+        model=keras.Model(exported.inputs[0], exported.logits),
+        probe=keras.Model(model.inputs[0], [model.logits, model.outputs[0]]),
+        activation=activation,
+        output_is="logits" if name in (None, "linear") else "probabilities" if name == activation else "other",
+        channels_first=channels_first,
+        takes_pixels=_takes_pixels(model),
+        smallest_size=64 if config["stem"] == "7x7" else 32,
+    )
+
+
+def _channels_last(model: ResidualNetwork) -> ResidualNetwork:
+    """Return the same network for images with the channels last, as clients have them and every TensorFlow on a CPU needs."""
+    config = model.get_config()
+    channels, *size = config["input_shape"]
+    twin = type(model).from_config(config | {"input_shape": [*size, channels], "data_format": "channels_last"})
+    twin.set_weights(model.get_weights())
+    return twin
+
+
+def _find_logits(model: keras.Model):
+    """Return the logits of a model that ends in a dense layer as a Keras tensor, the activation and what the output is."""
+    last, source = _origin(model.outputs[0])
+    if isinstance(last, keras.layers.Dense):
+        name = _activation_name(last)
+        if name == "linear":
+            return model.outputs[0], "softmax", "logits"
+        if name in PROBABILITIES:
+            return _linear_copy(last)(source), name, "probabilities"
+    elif isinstance(last, keras.layers.Softmax | keras.layers.Activation):
+        name = _activation_name(last)
+        before = _origin(source)[0]
+        if name in PROBABILITIES and isinstance(before, keras.layers.Dense) and _activation_name(before) == "linear":
+            return source, name, "probabilities"
+    raise ValueError(
+        "The model must end in a Dense layer whose output is the logits: one without activation, with "
+        "activation='softmax' or 'sigmoid', or with such an activation as the layer behind it. Received: a model that ends in "
+        f"{last!r}"
+    )
+
+
+def _origin(tensor):
+    """Return the operation that makes a Keras tensor, and that operation's first input."""
+    operation, node_index, _ = tensor._keras_history
+    inputs = operation._inbound_nodes[node_index].input_tensors
+    return operation, inputs[0] if inputs else None
+
+
+def _activation_name(layer: keras.Layer) -> str:
+    if isinstance(layer, keras.layers.Softmax):
+        return "softmax" if layer.axis in (-1, 1) else "other"
+    return getattr(layer.activation, "__name__", "other")
+
+
+def _linear_copy(layer: keras.layers.Dense) -> keras.layers.Dense:
+    copy = type(layer).from_config(layer.get_config() | {"activation": "linear"})
+    copy.build(layer.kernel.shape[:-1])
+    copy.set_weights(layer.get_weights())
+    return copy
+
+
+def _takes_pixels(model: keras.Model) -> bool:
+    return any(isinstance(layer, keras.layers.Normalization | keras.layers.Rescaling) for layer in model.layers)
