@@ -50,7 +50,7 @@ class CoupledSGD(keras.optimizers.SGD):
             raise ValueError("CoupledSGD takes `coupled_weight_decay`; `weight_decay` is Keras' decay outside the momentum.")
         if coupled_weight_decay < 0:
             raise ValueError(f"`coupled_weight_decay` must not be negative. Received: {coupled_weight_decay}")
-        super().__init__(learning_rate, momentum=momentum, nesterov=nesterov, name=name, **kwargs)
+        super().__init__(learning_rate, momentum=float(momentum), nesterov=nesterov, name=name, **kwargs)
         self.coupled_weight_decay = coupled_weight_decay
         self.exclude_from_decay = list(exclude_from_decay)
 

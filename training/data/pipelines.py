@@ -68,12 +68,12 @@ def evaluation_batches(data: ImageData, split: Split, batch_size: int, size: int
 
 
 def _resize_and_center(image, seed, data: ImageData, size: int | None):
-    """Scale the shorter side to the same share of `size` as in evaluation on ImageNet (256 / 224), and cut out the centre."""
+    """Scale the shorter side to as much more than `size` as the data set's preprocessing says, and cut out the centre."""
     import tensorflow as tf
 
     if size is None or data.size == size:
         return image
-    shorter = round(size * 256 / 224)
+    shorter = round(size * (data.preprocessing.resize or data.preprocessing.size) / data.preprocessing.size)
     shape = tf.cast(tf.shape(image)[:2], tf.float32)
     scaled = tf.cast(tf.round(shape * (shorter / tf.reduce_min(shape))), tf.int32)
     image = tf.image.resize(image, scaled, method="bilinear", antialias=True)
