@@ -199,7 +199,7 @@ class TestTrainingBatches:
         assert np.ptp(batch.std(axis=(1, 2, 3))) > 0
 
     def test_bad_arguments(self, tmp_path):
-        with pytest.raises(ValueError, match=r"must be 1 to 10, the training images. Received: 11"):
+        with pytest.raises(ValueError, match=r"must be 1 to 10, the training images. Received: batch_size=11"):
             training_batches(numbered(10), 11, "none", None, 0)
         with pytest.raises(ValueError, match=r"Did you mean .*'pad_crop_flip'"):
             training_batches(numbered(10), 4, "crop_flip", None, 0)
