@@ -1,0 +1,58 @@
+"""README tells the truth: its Python runs, its commands parse, its numbers are those of the tables."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import keras_preact as kp
+from training import train
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_python_runs():
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_table_of_arrangements_holds_the_published_numbers():
+    published = {(row.row, row.network): row.error for row in kp.published.results(table="2")}
+    rows = re.findall(r"^\| `(\w+)`[^|]*\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|$", README, flags=re.M)
+    rows = {name: cells for name, *cells in rows if name in kp.ARRANGEMENTS}
+    assert list(rows) == list(kp.ARRANGEMENTS)
+    words = {"norm": "BN", "activation": "ReLU"}
+    for name, (branch, after, *errors) in rows.items():
+        row = kp.ARRANGEMENTS[name]
+        order = [*row.first, "W", *row.between, "W", *row.last]
+        assert branch.split() == [words.get(part, part) for part in order]
+        assert after.split() == [words[part] for part in row.after_addition]
+        numbers = [published.get((name, network)) for network in ("ResNet-110", "ResNet-164")]
+        assert [error.strip() for error in errors] == ["" if number is None else f"{number:.2f}" for number in numbers]
+
+
+def test_named_models_exist():
+    for name in re.findall(r"`((?:cifar|imagenet|dense|digits)_\w+)`", README):
+        assert name in kp.list_models(), name
+    assert f"{kp.model_entry('cifar_resnet110_preact').parameters.trainable:,} trainable parameters" in README
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    (python -m training\.train \w.*)$", README, flags=re.M))
+def test_training_commands_parse(line, monkeypatch):
+    ran = []
+    monkeypatch.setattr(train, "train", lambda config, recipe: ran.append((recipe, config)))
+    arguments = shlex.split(line, comments=True)[3:]
+    train.main(arguments)
+    [(recipe, config)] = ran
+    assert recipe == arguments[0]
+    if "--model.gate-bias" in arguments:
+        assert config.model.gate_bias == -6.0
+
+
+def test_linked_files_exist():
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link
