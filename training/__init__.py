@@ -1,6 +1,7 @@
 """Scripts that train, evaluate and export the networks of keras_preact: `python -m training.train digits`."""
 
 import contextlib
+import importlib
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ _NOTE = re.compile(rb"WARNING: All log messages before absl|I\d{4} .*(port|cudar
 
 
 def _import_tensorflow_without_notes() -> None:
-    """Import TensorFlow, which reads the data whatever the backend, and keep its notes from standing in front of every message.
+    """Import TensorFlow, which reads the data whatever the backend, and keep its notes out of the way of other messages.
 
     They are written by C++ code to the file descriptor itself. Everything else it writes is passed on.
     """
@@ -21,7 +22,7 @@ def _import_tensorflow_without_notes() -> None:
         stderr = os.dup(2)
         os.dup2(written.fileno(), 2)
         try:
-            import tensorflow  # noqa: F401
+            importlib.import_module("tensorflow")
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
