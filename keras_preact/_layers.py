@@ -106,6 +106,37 @@ NORMALIZATIONS: Mapping[str, Callable[[int, int], keras.Layer] | None] = Mapping
 )
 
 
+class _OverAxis1(keras.Layer):
+    """Normalises axis 1: moves it behind the others, and back. Keras' own layer normalisation does not work there on Torch, and
+    its RMS normalisation on no backend."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs | {"axis": -1})
+
+    def build(self, input_shape):
+        super().build((input_shape[0], *input_shape[2:], input_shape[1]))
+
+    def call(self, inputs):
+        return ops.moveaxis(super().call(ops.moveaxis(inputs, 1, -1)), -1, 1)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+class _LayerNormalizationOverAxis1(_OverAxis1, keras.layers.LayerNormalization):
+    pass
+
+
+class _RMSNormalizationOverAxis1(_OverAxis1, keras.layers.RMSNormalization):
+    pass
+
+
+OVER_AXIS_1 = {
+    keras.layers.LayerNormalization: _LayerNormalizationOverAxis1,
+    keras.layers.RMSNormalization: _RMSNormalizationOverAxis1,
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Pattern:
     """Class and config of a layer, to make others like it.
@@ -154,6 +185,8 @@ class Normalization:
             if make is None:
                 return []
             pattern = Pattern.of(make(axis, channels))
+        if axis == 1:
+            pattern = Pattern(OVER_AXIS_1.get(pattern.layer_class, pattern.layer_class), pattern.config)
         return [pattern.make(axis=axis, name=name, dtype=dtype)]
 
     def serialize(self) -> str | dict:

@@ -150,6 +150,8 @@ class ResidualUnit(keras.Layer):
         )
         self.data_format = keras.config.image_data_format() if data_format is None else data_format
         _checks.one_of(self.data_format, ("channels_last", "channels_first"), "data_format")
+        if self.branch_block.is_dense:
+            self.data_format = "channels_last"  # the format is of images; vectors, in a grid as well, have their features last
         self._check_block()
 
     def _check_block(self) -> None:
@@ -209,6 +211,8 @@ class ResidualUnit(keras.Layer):
         with keras.name_scope("after_addition"):
             self.after_addition = self._components(self.arrangement.after_addition, axis, self.channels_out)
             _layers.build_chain(self.after_addition, shape)
+        if not self.trainable:
+            self.trainable = False  # reaches the layers made just now: a frozen norm keeps its moving statistics
 
     def _check_input(self, shape) -> tuple[int, int]:
         """Return the channel axis and the channel count of an input of `shape`."""

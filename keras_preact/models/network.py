@@ -141,7 +141,8 @@ class ResidualNetwork(keras.Model):
         _checks.positive_int(classes, "classes")
         _checks.one_of(pooling, (None, "avg", "max"), "pooling")
         # One unit checks the options, and turns them into what a config holds.
-        unit = ResidualUnit(1, block=block, data_format=data_format, dtype=policy, **unit_options).get_config()
+        narrowest = min((stage.filters for stage in stages), default=1)
+        unit = ResidualUnit(narrowest, block=block, data_format=data_format, dtype=policy, **unit_options).get_config()
         arrangement = arrangements.get(unit["arrangement"])
         kernel = keras.initializers.get(unit["kernel_initializer"])
         normalization = _layers.Normalization(unit["normalization"])

@@ -1,6 +1,6 @@
 """A script: run a small network with the weights of a file on the backend of KERAS_BACKEND, save output and gradients.
 
-    python -m tests.keras_preact.forward_and_gradients WEIGHTS.npz RESULT.npz
+python -m tests.keras_preact.forward_and_gradients WEIGHTS.npz RESULT.npz
 """
 
 import sys

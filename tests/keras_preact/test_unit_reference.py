@@ -148,7 +148,9 @@ def test_an_arrangement_only_orders_the_components(arrangement, block):
     unit = kp.ResidualUnit(2, block=block, arrangement=arrangement)
     channels = unit.channels_out
     unit.build((2, channels) if block == "dense" else (2, 5, 5, channels))
-    leaves = [layer for layer in unit._flatten_layers(include_self=False) if not list(layer._flatten_layers(include_self=False))]
+    leaves = [
+        layer for layer in unit._flatten_layers(include_self=False) if not list(layer._flatten_layers(include_self=False))
+    ]
     k = len(reference.KERNELS[block])
     kinds = keras.layers.Activation, keras.layers.BatchNormalization, (keras.layers.Conv2D, keras.layers.Dense)
     assert [sum(isinstance(layer, kind) for layer in leaves) for kind in kinds] == [k, k, k]
@@ -156,7 +158,13 @@ def test_an_arrangement_only_orders_the_components(arrangement, block):
 
 def test_weights_of_equal_meaning_have_equal_names_in_every_arrangement():
     kernels = {
-        tuple(sorted(path for path in harness.paths(harness.unit_on(np.zeros((1, 5, 5, 3)), 4, arrangement=name)) if "kernel" in path))
+        tuple(
+            sorted(
+                path
+                for path in harness.paths(harness.unit_on(np.zeros((1, 5, 5, 3)), 4, arrangement=name))
+                if "kernel" in path
+            )
+        )
         for name in kp.ARRANGEMENTS
     }
     assert kernels == {("branch/conv_1/kernel", "branch/conv_2/kernel", "projection/conv/kernel")}

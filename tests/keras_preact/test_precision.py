@@ -1,0 +1,64 @@
+"""Half precision inside, float32 logits; double precision throughout."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from tests import reference
+from tests.keras_preact import harness
+
+
+def network(dtype, **options):
+    return kp.models.resnet_cifar(14, width_factor=0.5, input_shape=(8, 8, 3), dtype=dtype, **options)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("arrangement", ["original", "full_preactivation"])
+def test_mixed_precision_is_close_to_float32(arrangement, policy):
+    options = {"arrangement": arrangement, "shortcut": "shortcut_only_gating", "mean": 100.0, "std": 50.0}
+    single, mixed = network("float32", **options), network(policy, **options)
+    harness.randomize(single)
+    mixed.set_weights(single.get_weights())
+    x = harness.images(4, 8, 8, 3) * 50 + 100
+    want, got = keras.ops.convert_to_numpy(single(x)), keras.ops.convert_to_numpy(mixed(x))
+    compute = policy.removeprefix("mixed_")
+    assert {weight.dtype for weight in mixed.weights} == {"float32"}
+    assert {unit.compute_dtype for unit in mixed.units} == {compute}
+    assert {keras.backend.standardize_dtype(output.dtype) for output in mixed.unit_outputs} == {compute}
+    assert mixed.output.dtype == "float32"
+    assert got.dtype == "float32"
+    error = np.abs(got - want).max() / np.abs(want).max()
+    assert 0 < error < (0.1 if compute == "bfloat16" else 0.02)
+
+
+def test_policy_reaches_every_layer_of_a_unit():
+    unit = kp.ResidualUnit(
+        4, strides=2, arrangement="original", shortcut="exclusive_gating", dtype="mixed_bfloat16", dropout=0.1
+    )
+    unit.build((2, 8, 8, 3))
+    assert {layer.compute_dtype for layer in unit._flatten_layers()} == {"bfloat16"}
+
+
+@pytest.fixture
+def double_precision():
+    if keras.backend.backend() != "jax":
+        return contextlib.nullcontext()
+    import jax
+
+    return jax.enable_x64(True)
+
+
+def test_float64(double_precision):
+    """Double precision goes in and comes out; Keras itself takes some means and products in float32 on the way."""
+    with double_precision:
+        model = network("float64")
+        harness.randomize(model)
+        x = harness.images(2, 8, 8, 3).astype("float64")
+        y = keras.ops.convert_to_numpy(model(x))
+        stages = [(8, 2, 1), (16, 2, 2), (32, 2, 2)]
+        expected = reference.Network(harness.weights(model), stages, "3x3", "basic", {"shape_shortcut": "zero_pad"})
+        assert y.dtype == "float64"
+        np.testing.assert_allclose(y, expected(x), 1e-5, 1e-5)
