@@ -144,7 +144,7 @@ def _activation_name(layer: keras.Layer) -> str:
 
 
 def _linear_copy(layer: keras.layers.Dense) -> keras.layers.Dense:
-    copy = type(layer).from_config(layer.get_config() | {"activation": "linear"})
+    copy = type(layer).from_config(layer.get_config() | {"activation": "linear", "name": f"{layer.name}_logits"})
     copy.build(layer.kernel.shape[:-1])
     copy.set_weights(layer.get_weights())
     return copy
