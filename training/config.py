@@ -1,8 +1,11 @@
 """The typed configuration of a training run; every field is an option of `python -m training.train`."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Literal
+
+from training.cli import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,4 +91,6 @@ class Config:
 
     def iterations(self, length: float, steps_per_epoch: int) -> int:
         """Turn a length in the schedule's unit into iterations."""
+        if not math.isfinite(length):
+            raise UserError(f"The lengths of --schedule are numbers of {self.schedule.unit}. Received: {length}")
         return round(length * (steps_per_epoch if self.schedule.unit == "epochs" else 1))

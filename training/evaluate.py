@@ -6,6 +6,7 @@ Prints accuracy, error and the figures of every class; writes metrics.json and c
 import collections
 import dataclasses
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -61,6 +62,11 @@ def evaluate(
     """
     from training import data as datasets
 
+    if batch_size < 1 or save_samples < 0:
+        raise cli.UserError(
+            "--batch-size must be positive, --save-samples not negative. "
+            f"Received: --batch-size {batch_size} --save-samples {save_samples}"
+        )
     opened = _open(subject, checkpoint)
     source = dataclasses.replace(opened.data or Data(), holdout=0)
     if data is not None:
@@ -185,7 +191,12 @@ def _open_keras(path: Path, output: Path, data: Data | None) -> Subject:
 
     import keras_preact  # noqa: F401  (registers the layers that the file names)
 
-    model = keras.saving.load_model(path, compile=False)
+    try:
+        model = keras.saving.load_model(path, compile=False)
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise cli.UserError(f"{path} is damaged, or no model of this package. Keras says: {error}") from error
+    if len(model.input_shape) != 4:
+        raise cli.UserError(f"{path} is no network for images: its input has the shape {model.input_shape[1:]}.")
     logits = getattr(model, "logits", None)
     if logits is not None:
         model = keras.Model(model.inputs, logits)
@@ -233,7 +244,8 @@ def _save_samples(images, folder: Path, count: int) -> list[Path]:
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [(int(label), image) for image, label in images.test.open().take(20 * len(images.classes)).as_numpy_iterator()]
+    first = images.test.open().take(max(20 * len(images.classes), count))
+    rows = [(int(label), image) for image, label in first.as_numpy_iterator()]
     seen: collections.Counter[int] = collections.Counter()
     ranked = []
     for label, image in rows:

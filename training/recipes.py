@@ -36,7 +36,7 @@ def cifar10_batch64() -> Config:
         model=Model("cifar_resnet1001_preact"),
         data=Data("cifar10", augmentation="pad_crop_flip"),
         optimizer=Optimizer(nesterov=True),
-        schedule=Schedule("steps", drops=(81, 122), warmup=0.5, length=200),
+        schedule=Schedule("steps", drops=(81, 122), warmup=400 / 781, length=200),  # 781 iterations an epoch, 400 of warm-up
         batch_size=64,
     )
 

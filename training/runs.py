@@ -45,7 +45,13 @@ def read_config(run: Path) -> dict:
     path = run / "config.json"
     if not path.is_file():
         raise UserError(f"{run} is no run directory: it has no config.json.")
-    return json.loads(path.read_text())
+    try:
+        described = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    if not isinstance(described, dict) or "config" not in described:
+        raise UserError(f"{run} is no run directory: its config.json was not written by training.train.")
+    return described
 
 
 def model_path(run: Path, checkpoint: str = "final") -> Path:
@@ -109,7 +115,8 @@ class StopOnNaN(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         loss = logs["loss"]
         if loss != loss or abs(loss) == float("inf"):
+            kept = "The checkpoints hold the epochs before." if epoch else "There is no checkpoint."
             raise UserError(
                 f"The loss is {loss} in epoch {epoch + 1}: training diverged. Try a lower --optimizer.learning-rate or a "
-                "longer --schedule.warmup. The checkpoints hold the epoch before."
+                f"longer --schedule.warmup. {kept}"
             )

@@ -37,7 +37,12 @@ def train(config: Config, recipe: str) -> Path:
     size = config.data.size or data.size
     if size is None:
         raise cli.UserError(f"The images of {data.name} differ in size: give --data.size.")
-    batches = datasets.training_batches(data, config.batch_size, config.data.augmentation, config.data.size, config.seed)
+    batches = datasets.training_batches(data, config.batch_size, config.data.augmentation, size, config.seed)
+    if batches.element_spec[0].shape[1:3] != (size, size):
+        raise cli.UserError(
+            f"--data.augmentation {config.data.augmentation} keeps the images at {data.size} x {data.size} pixels: it does "
+            f"not go with --data.size. Received: --data.size {size}"
+        )
     steps_per_epoch = max(1, round(data.train.size / config.batch_size))
     iterations = config.iterations(config.schedule.length, steps_per_epoch)
     if iterations < 1:
@@ -83,7 +88,9 @@ def train(config: Config, recipe: str) -> Path:
             verbose="auto" if sys.stdout.isatty() else 2,
         )
     except KeyboardInterrupt:
-        print(f"Interrupted. {run} holds the checkpoints so far: evaluate or export them with --checkpoint last.")
+        kept = (run / "checkpoints" / "last.keras").is_file()
+        advice = "evaluate or export the last checkpoint with --checkpoint last" if kept else "there is no checkpoint yet"
+        print(f"Interrupted. Run directory: {run}; {advice}.")
         raise
     with runs.replacing(run / "model.keras") as temporary:
         model.save(temporary)
@@ -138,6 +145,8 @@ def _learning_rate(config: Config, steps_per_epoch: int, iterations: int):
     import keras_preact as kp
 
     schedule = config.schedule
+    if not 0 < config.optimizer.learning_rate < math.inf:
+        raise cli.UserError(f"--optimizer.learning-rate must be positive. Received: {config.optimizer.learning_rate}")
     warmup = config.iterations(schedule.warmup, steps_per_epoch)
     if schedule.kind == "cosine":
         return kp.schedules.cosine_schedule(config.optimizer.learning_rate, iterations, warmup_steps=warmup)

@@ -1,0 +1,68 @@
+"""The command lines of training/, called in this process or started as real ones, and a run that takes seconds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+from training import cli, evaluate, train
+
+ROOT = Path(__file__).parents[2]
+
+#: Options for a network of 4,934 parameters and 5 iterations, of which an epoch has 22.
+TINY = (
+    *("--model.name", "digits_resnet8_preact", "--model.width-factor", "0.25"),
+    *("--schedule.unit", "iterations", "--schedule.length", "5", "--schedule.warmup", "0"),
+)
+
+
+def run_train(output: Path, *options: str) -> Path:
+    """Train a tiny network on digits in this process; return the run directory."""
+    train.main(["digits", *TINY, *options, "--output", str(output)])
+    return output
+
+
+def run_evaluate(*arguments: object) -> None:
+    cli.main(evaluate.evaluate, list(map(str, arguments)))
+
+
+def error_of(capsys, command, *arguments) -> str:
+    """Call `command`, which must end with status 2 and one line on stderr; return that line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        command(*arguments)
+    assert ended.value.code == 2
+    return one_error(capsys.readouterr().err)
+
+
+def one_error(stderr: str) -> str:
+    assert stderr.startswith("error: ")
+    assert stderr.endswith("\n")
+    assert stderr.count("\n") == 1
+    return stderr
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def start(*arguments: object, cwd: Path) -> subprocess.Popen:
+    """Start `python ARGUMENTS` with this process's backend, as a user would: TensorFlow's log level is not set."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("TF_CPP_MIN_LOG_LEVEL", "TRACEBACK")}
+    environment |= {"KERAS_BACKEND": keras.backend.backend(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=cwd, env=environment, text=True, **pipes)
+
+
+def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, str]:
+    """Return the exit status of a started process, and what it wrote to stdout and stderr; end it if it hangs."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    return process.returncode, out, err

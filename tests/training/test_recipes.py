@@ -1,0 +1,183 @@
+"""The recipes: the paper's numbers as literals, and how options change them."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+import keras_preact as kp
+from training import train
+from training.config import Config, Data, Model, Optimizer, Schedule
+from training.data.pipelines import AUGMENTATIONS
+from training.data.sources import SOURCES
+from training.recipes import RECIPES
+
+#: Appendix of arXiv 1603.05027. Nothing is spared from the decay.
+PAPER_OPTIMIZER = {
+    "learning_rate": 0.1,
+    "momentum": 0.9,
+    "nesterov": False,
+    "weight_decay": 1e-4,
+    "exclude_from_decay": (),
+}
+
+
+def fields(part) -> dict:
+    return dataclasses.asdict(part)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "data"),
+    [("cifar10", "cifar_resnet20_preact", "cifar10"), ("cifar100", "cifar_resnet164_preact", "cifar100")],
+)
+def test_cifar_recipe_is_the_papers(recipe, model, data):
+    config = RECIPES[recipe]()
+    assert config.model == Model(model)  # nothing overridden
+    assert config.batch_size == 128
+    assert fields(config.optimizer) == PAPER_OPTIMIZER
+    assert fields(config.schedule) == {
+        "kind": "steps",
+        "drops": (32_000, 48_000),
+        "factor": 0.1,
+        "warmup": 400,
+        "warmup_learning_rate": 0.01,
+        "length": 64_000,
+        "unit": "iterations",
+    }
+    assert (config.data.name, config.data.augmentation) == (data, "pad_crop_flip")
+    # all 50,000 images are trained on: the paper's final numbers
+    assert (config.data.holdout, config.data.watch_test, config.data.size) == (0, False, None)
+
+
+def test_recipe_of_462_is_the_papers():
+    config = RECIPES["cifar10_batch64"]()
+    assert config.model == Model("cifar_resnet1001_preact")
+    assert config.batch_size == 64
+    assert fields(config.optimizer) == PAPER_OPTIMIZER | {"nesterov": True}
+    assert (config.schedule.kind, config.schedule.unit) == ("steps", "epochs")
+    assert (config.schedule.length, config.schedule.drops, config.schedule.factor) == (200, (81, 122), 0.1)
+    assert (config.data.name, config.data.augmentation, config.data.holdout) == ("cifar10", "pad_crop_flip", 0)
+
+
+def test_imagenet_recipe_is_the_papers():
+    config = RECIPES["imagenet"]()
+    assert config.batch_size == 256
+    assert fields(config.optimizer) == PAPER_OPTIMIZER
+    assert (config.schedule.kind, config.schedule.unit) == ("steps", "epochs")
+    assert (config.schedule.length, config.schedule.drops, config.schedule.factor) == (90, (30, 60), 0.1)
+    assert config.schedule.warmup == 0
+    assert (config.data.name, config.data.augmentation, config.data.size) == ("imagenet2012", "resized_crop_flip", 224)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "steps_per_epoch", "rates"),
+    [
+        (
+            "cifar10",
+            391,
+            {0: 0.01, 399: 0.01, 400: 0.1, 31_999: 0.1, 32_000: 0.01, 47_999: 0.01, 48_000: 0.001, 63_999: 0.001},
+        ),
+        # 781 iterations an epoch: drops at 81 * 781 = 63,261 and 122 * 781 = 95,282
+        (
+            "cifar10_batch64",
+            781,
+            {0: 0.01, 399: 0.01, 400: 0.1, 63_260: 0.1, 63_261: 0.01, 95_281: 0.01, 95_282: 0.001, 156_199: 0.001},
+        ),
+        # 1,281,167 images in batches of 256: 5,005 iterations an epoch
+        ("imagenet", 5005, {0: 0.1, 150_149: 0.1, 150_150: 0.01, 300_299: 0.01, 300_300: 0.001, 450_449: 0.001}),
+    ],
+)
+def test_learning_rate_over_the_papers_runs(recipe, steps_per_epoch, rates):
+    config = RECIPES[recipe]()
+    iterations = config.iterations(config.schedule.length, steps_per_epoch)
+    assert iterations == max(rates) + 1
+    schedule = train._learning_rate(config, steps_per_epoch, iterations)
+    assert {step: round(float(schedule(step)), 7) for step in rates} == rates
+
+
+def test_digits_is_small_and_needs_no_download():
+    config = RECIPES["digits"]()
+    assert (config.model.name, config.data.name) == ("digits_resnet20_preact", "digits")
+    assert config.schedule.unit == "epochs"
+    assert config.schedule.length <= 30
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_fits_together(name):
+    recipe = RECIPES[name]
+    config = recipe()
+    assert isinstance(config, Config)
+    assert config.model.name in kp.list_models()
+    assert config.data.name in SOURCES
+    assert config.data.augmentation in AUGMENTATIONS
+    assert config.output is None
+    assert len(inspect.getdoc(recipe).split("\n")[0]) > 20  # what --help says of it
+
+
+def test_recipes_are_complete_and_fixed():
+    assert list(RECIPES) == ["digits", "cifar10", "cifar10_batch64", "cifar10_short", "cifar100", "imagenet", "folder"]
+    with pytest.raises(TypeError):
+        RECIPES["mine"] = RECIPES["digits"]
+
+
+@pytest.fixture
+def received(monkeypatch):
+    """The configuration and the recipe's name that a command line comes to."""
+    calls = []
+    monkeypatch.setattr(train, "train", lambda config, recipe: calls.append((config, recipe)))
+
+    def parse(*argv):
+        train.main(list(argv))
+        return calls.pop()
+
+    return parse
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_without_options_is_the_function_s(received, name):
+    assert received(name) == (RECIPES[name](), name)
+
+
+def test_options_override_fields_and_leave_the_others(received, tmp_path):
+    options = (
+        *("--model.name", "cifar_resnet110_preact", "--model.shortcut", "exclusive_gating", "--model.gate-bias", "-6"),
+        *("--model.arrangement", "original", "--model.dtype", "mixed_bfloat16"),
+        *("--data.holdout", "5000", "--data.dir", str(tmp_path), "--data.watch-test"),
+        *("--optimizer.learning-rate", "0.05", "--optimizer.nesterov", "--optimizer.exclude-from-decay", "norm", "bias"),
+        *("--schedule.drops", "10", "20", "--schedule.length", "30.5", "--schedule.unit", "epochs"),
+        *("--batch-size", "32", "--seed", "7", "--jit-compile", "off", "--output", str(tmp_path / "run")),
+    )
+    config, name = received("cifar10", *options)
+    assert name == "cifar10"
+    assert config == Config(
+        model=Model(
+            "cifar_resnet110_preact",
+            arrangement="original",
+            shortcut="exclusive_gating",
+            gate_bias=-6.0,
+            dtype="mixed_bfloat16",
+        ),
+        data=Data("cifar10", dir=tmp_path, augmentation="pad_crop_flip", holdout=5000, watch_test=True),
+        optimizer=Optimizer(learning_rate=0.05, nesterov=True, exclude_from_decay=("norm", "bias")),
+        schedule=Schedule("steps", drops=(10, 20), warmup=400, length=30.5, unit="epochs"),
+        batch_size=32,
+        seed=7,
+        jit_compile="off",
+        output=tmp_path / "run",
+    )
+
+
+def test_only_overrides_that_are_set_reach_the_model():
+    assert Model("any").overrides() == {}
+    assert Model("any", gate_bias=0.0, width_factor=2).overrides() == {"gate_bias": 0.0, "width_factor": 2}
+
+
+@pytest.mark.parametrize(("unit", "expected"), [("epochs", 15), ("iterations", 2)])
+def test_lengths_in_iterations(unit, expected):
+    assert Config(schedule=Schedule(unit=unit)).iterations(1.5, 10) == expected
+
+
+@pytest.mark.parametrize("length", [float("inf"), float("nan")])
+def test_endless_lengths(length):
+    with pytest.raises(ValueError, match=r"numbers of epochs. Received: (inf|nan)"):
+        Config().iterations(length, 10)
