@@ -107,8 +107,10 @@ NORMALIZATIONS: Mapping[str, Callable[[int, int], keras.Layer] | None] = Mapping
 
 
 class _OverAxis1(keras.Layer):
-    """Normalises axis 1: moves it behind the others, and back. Keras' own layer normalisation does not work there on Torch, and
-    its RMS normalisation on no backend."""
+    """Normalises axis 1: moves it behind the others, and back.
+
+    Keras' own layer normalisation does not work there on Torch, and its RMS normalisation on no backend.
+    """
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs | {"axis": -1})

@@ -1,5 +1,6 @@
 """ResidualNetwork: a stem, stages of residual units and a head, as one functional Keras model."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -224,7 +225,7 @@ class ResidualNetwork(keras.Model):
         }
         own = ("name", "trainable", "dtype", "filters", "strides")
         arguments |= {key: value for key, value in unit.items() if key not in own}
-        self._frozen = _Frozen(arguments, tuple(unit_outputs), logits)
+        self._frozen = _Frozen(_without_marks(arguments), tuple(unit_outputs), logits)
 
     @property
     def units(self) -> list[ResidualUnit]:
@@ -239,11 +240,17 @@ class ResidualNetwork(keras.Model):
         return self._frozen.logits
 
     def get_config(self):
-        return dict(self._frozen.arguments) | {"name": self.name}
+        frozen_layers = [layer.name for layer in self.layers if not layer.trainable]
+        return copy.deepcopy(self._frozen.arguments) | {"name": self.name, "frozen_layers": frozen_layers}
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        return cls(**config)
+        config = dict(config)
+        frozen_layers = config.pop("frozen_layers", ())
+        model = cls(**config)
+        for name in frozen_layers:
+            model.get_layer(name).trainable = False
+        return model
 
 
 def _check_input_shape(shape, stem: Stem, total_stride: int, data_format: str) -> tuple[tuple[int | None, ...], int]:
@@ -266,6 +273,13 @@ def _check_input_shape(shape, stem: Stem, total_stride: int, data_format: str) -
                 f"{total_stride}. Received: input_shape={shape}"
             )
     return shape, shape[wanted.index("channels") if is_image else 0]
+
+
+def _without_marks(config):
+    """Return a config without the marks of shared objects that Keras adds while it loads a file: they are that file's."""
+    if isinstance(config, dict):
+        return {key: _without_marks(value) for key, value in config.items() if key != "shared_object_id"}
+    return [_without_marks(value) for value in config] if isinstance(config, list) else config
 
 
 def _plain(value):

@@ -1,0 +1,157 @@
+"""A unit and a network survive their config, and a network its `.keras` file."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from tests.keras_preact import harness
+
+CUSTOM = kp.Arrangement(first=("activation",), between=("norm",), last=("activation", "norm"), head=("activation",))
+
+OPTIONS = [
+    *({"arrangement": name} for name in kp.ARRANGEMENTS),
+    {"arrangement": CUSTOM},
+    *({"shortcut": name} for name in kp.SHORTCUTS),
+    {"shortcut": "exclusive_gating", "gate_bias": -3.0},
+    {"shortcut": kp.shortcuts.ConstantScaling(0.25, 2.0)},
+    {"shortcut": kp.shortcuts.ShortcutOnlyGating(bias=-1.0, normalization="batch")},
+    {"shortcut": kp.shortcuts.Conv1x1(normalization="group", kernel_initializer=keras.initializers.HeNormal(seed=1))},
+    {"shortcut": kp.shortcuts.Dropout(rate=0.25, seed=3)},
+    {"normalization": "layer"},
+    {"normalization": keras.layers.BatchNormalization(momentum=0.7, epsilon=0.01)},
+    {"normalization": keras.layers.GroupNormalization(groups=2)},
+    {"activation": "gelu"},
+    {"activation": keras.activations.silu},
+    {"shape_shortcut": "zero_pad", "activate_shape_shortcut": False},
+    {"block": "bottleneck", "groups": 2, "base_width": 32, "stride_on": "3x3"},
+    {"block": "single"},
+    {"dropout": 0.3, "dropout_at": "before_addition", "use_bias": True},
+    {"kernel_initializer": keras.initializers.HeNormal(seed=1)},
+    {"kernel_initializer": "glorot_uniform"},
+    {"data_format": "channels_first"},
+    {"dtype": "mixed_bfloat16"},
+]
+
+
+def output(layer, x):
+    return keras.ops.convert_to_numpy(layer(x))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_unit(options):
+    unit = kp.ResidualUnit(4, strides=2, name="a_name", **options)
+    copy = kp.ResidualUnit.from_config(unit.get_config())
+    assert copy.get_config() == unit.get_config()
+    assert copy.name == "a_name"
+    x = harness.images(2, 4, 4, 4)
+    unit.build(x.shape)
+    copy.build(x.shape)
+    assert harness.paths(copy) == harness.paths(unit)
+    harness.randomize(unit)
+    copy.set_weights(unit.get_weights())
+    np.testing.assert_array_equal(output(copy, x), output(unit, x))
+
+
+def test_config_of_a_built_unit_makes_an_unbuilt_one():
+    """The pattern of a built normalisation or shortcut holds no weights and no axis of its own."""
+    norm = keras.layers.BatchNormalization(momentum=0.7)
+    norm.build((2, 3))
+    unit = kp.ResidualUnit(4, normalization=norm, shortcut=kp.shortcuts.Conv1x1())
+    unit.build((2, 6, 6, 4))
+    assert len(unit.weights) == 2 * 4 + 2 + 1  # the pattern's own four are not among them
+    copy = kp.ResidualUnit.from_config(unit.get_config())
+    assert not copy.weights
+    copy.build((2, 6, 6, 8))
+    assert copy.first[0].momentum == 0.7
+
+
+def test_config_holds_names_where_there_are_names():
+    config = kp.ResidualUnit(4, arrangement=kp.ARRANGEMENTS["original"]).get_config()
+    assert config["arrangement"] == "original"
+    assert config["normalization"] == "batch"
+    assert config["activation"] == "relu"
+
+
+def test_arrangement():
+    assert kp.Arrangement.from_config(CUSTOM.get_config()) == CUSTOM
+    assert kp.arrangements.get(kp.arrangements.serialize(CUSTOM)) == CUSTOM
+    assert kp.arrangements.get(CUSTOM) is CUSTOM
+    for name, row in kp.ARRANGEMENTS.items():
+        assert kp.arrangements.serialize(row) == name
+
+
+NETWORK_OPTIONS = [
+    *OPTIONS,
+    {"include_top": False},
+    {"include_top": False, "pooling": "max"},
+    {"classifier_activation": "softmax", "classes": 3},
+    {"mean": [1.0, 2.0, 3.0], "std": 2.0},
+    {"input_shape": (None, None, 1)},
+    {"name": "a_name", "width_factor": 0.5},
+]
+
+
+def small_cifar(**options):
+    depth = {"bottleneck": 11, "single": 5}.get(options.get("block"), 8)
+    return kp.models.resnet_cifar(depth, **{"width_factor": 0.25} | options)
+
+
+def check_network(model, tmp_path):
+    harness.randomize(model)
+    shape = [6 if size is None else size for size in model.input_shape[1:]]
+    x = harness.images(2, *shape)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    clone = kp.models.ResidualNetwork.from_config(model.get_config())
+    clone.set_weights(model.get_weights())
+    want = [output(keras.Model(model.input, tensor), x) for tensor in (model.output, model.unit_outputs[0])]
+    for copy in (loaded, clone):
+        assert type(copy) is kp.models.ResidualNetwork
+        assert copy.name == model.name
+        assert harness.paths(copy) == harness.paths(model)
+        assert copy.get_config() == model.get_config()
+        assert (copy.logits is None) == (model.logits is None)
+        assert [tensor.shape for tensor in copy.unit_outputs] == [tensor.shape for tensor in model.unit_outputs]
+        got = [output(keras.Model(copy.input, tensor), x) for tensor in (copy.output, copy.unit_outputs[0])]
+        for values, others in zip(got, want, strict=True):
+            np.testing.assert_array_equal(values, others)
+
+
+@pytest.mark.parametrize("options", NETWORK_OPTIONS, ids=str)
+def test_network(options, tmp_path):
+    check_network(small_cifar(**options), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: kp.models.wide_resnet(10, 0.5, dropout=0.3),
+        lambda: kp.models.resnet_imagenet((1, 1), width_factor=0.125, input_shape=(32, 33, 3), classes=4),
+        lambda: kp.models.dense_resnet(6, width=5, input_shape=(3,), shortcut="conv1x1", mean=1.0),
+    ],
+    ids=["wide", "imagenet", "dense"],
+)
+def test_builders(build, tmp_path):
+    check_network(build(), tmp_path)
+
+
+def test_weights_file(tmp_path):
+    """`.weights.h5` carries weights between networks that differ in what has no weights."""
+    model, other = small_cifar(), small_cifar(shortcut="constant_scaling")
+    harness.randomize(model)
+    model.save_weights(tmp_path / "w.weights.h5")
+    other.load_weights(tmp_path / "w.weights.h5")
+    for value, want in zip(other.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, want)
+
+
+def test_frozen_units_stay_frozen(tmp_path):
+    """As in any functional Keras model, a file keeps which layers were trainable."""
+    model = small_cifar()
+    model.units[0].trainable = False
+    model.get_layer("stem_norm").trainable = False
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert [weight.path for weight in loaded.trainable_weights] == [weight.path for weight in model.trainable_weights]
