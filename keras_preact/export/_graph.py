@@ -29,8 +29,10 @@ def write(model: keras.Model, activation: str, path: Path) -> None:
 
     @tf.function(input_signature=[tf.TensorSpec(shape, tf.float32, name="images")], autograph=False)
     def serve(images):
-        # A loaded signature takes images of any size and any value without a word: what is wrong ends here.
-        images = tf.ensure_shape(images, shape)
+        # A loaded signature takes images of any size and number and any value without a word: what is wrong ends here.
+        some = tf.raw_ops.Assert(condition=tf.shape(images)[0] > 0, data=["images holds no image"])
+        with tf.control_dependencies([some]):
+            images = tf.ensure_shape(images, shape)
         images = tf.debugging.check_numerics(images, "images holds a value that is not a finite number")
         logits = model(tf.cast(images, model.input_dtype), training=False)
         logits = tf.cast(logits, tf.float32)

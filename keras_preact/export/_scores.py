@@ -58,14 +58,14 @@ def take_apart(model: keras.Model) -> Scores:
             "Only a built functional or sequential Keras model can be exported: for another one use "
             f"keras.Model(inputs, outputs), or give the Sequential model a keras.Input. Received: model={model!r}"
         )
+    if isinstance(model, ResidualNetwork):
+        return _of_residual_network(model)
     if len(model.inputs) != 1 or len(model.outputs) != 1 or len(model.outputs[0].shape) != 2:
         shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
         raise ValueError(
             "The model must have one input, and one output of shape (batch, classes). "
             f"Received: {len(model.inputs)} inputs and {len(model.outputs)} outputs of the shapes {shapes}"
         )
-    if isinstance(model, ResidualNetwork):
-        return _of_residual_network(model)
     logits, activation, output_is = _find_logits(model)
     return Scores(
         model=keras.Model(model.inputs[0], logits),

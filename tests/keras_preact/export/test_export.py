@@ -150,7 +150,7 @@ def test_signature(export, name):
 def test_wrong_images_are_refused(export):
     assert "shape" in export.description["wrong size"].lower()
     assert "not a finite number" in export.description["not a number"]
-    assert export.description["no image"] == [0, 10]
+    assert "holds no image" in export.description["no image"]
 
 
 def test_every_weight_once_and_no_assignment(export, name):
