@@ -21,9 +21,17 @@ def released_he(seed: int | None = None) -> keras.initializers.Initializer:
     return keras.initializers.VarianceScaling(2.0, mode="fan_out", distribution="untruncated_normal", seed=seed)
 
 
-def released_linear() -> keras.initializers.Initializer:
+def released_linear(seed: int | None = None) -> keras.initializers.Initializer:
     """The released code's classifier weights: uniform within `1 / sqrt(fan_in)` (its bias is zero)."""
-    return keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
+    return keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform", seed=seed)
+
+
+def seed_of(initializer: keras.initializers.Initializer) -> int | None:
+    """Return the seed that `initializer` was given, itself or in a `SeedGenerator`; None if it was given none."""
+    seed = initializer.get_config().get("seed")
+    if isinstance(seed, dict):
+        seed = seed["config"]["seed"]
+    return seed if isinstance(seed, int) else None
 
 
 def spawn(initializer: keras.initializers.Initializer, *place: object) -> keras.initializers.Initializer:
@@ -33,7 +41,8 @@ def spawn(initializer: keras.initializers.Initializer, *place: object) -> keras.
     equal. A copy of an unseeded one gets a new random seed; a seeded one gets a seed that follows from its own and `place`.
     """
     config = initializer.get_config()
-    if isinstance(config.get("seed"), int):
-        digest = hashlib.sha256(repr((config["seed"], *place)).encode()).digest()
+    seed = seed_of(initializer)
+    if seed is not None:
+        digest = hashlib.sha256(repr((seed, *place)).encode()).digest()
         config["seed"] = int.from_bytes(digest[:4], "little") >> 1
     return type(initializer).from_config(config)

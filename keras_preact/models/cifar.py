@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from keras_preact import _checks, shortcuts
-from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape
+from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape, widen
 from keras_preact.units import BLOCKS
 
 WIDTHS = (16, 32, 64)
@@ -52,7 +52,7 @@ def resnet_cifar(
         projects = BLOCKS[block].expansion > 1 or shortcuts.get(options.get("shortcut", "identity")).projects
         options["shape_shortcut"] = "projection" if projects else "zero_pad"
     options.setdefault("name", f"cifar_resnet{depth}")
-    widths = [_widen(width, width_factor) for width in WIDTHS]
+    widths = [widen(width, width_factor) for width in WIDTHS]
     return ResidualNetwork(
         [Stage(width, units, strides) for width, strides in zip(widths, STRIDES, strict=True)],
         stem="3x3",
@@ -93,7 +93,7 @@ def wide_resnet(
     units = _units_a_stage(depth, ("basic",), extra=4)["basic"]
     options.setdefault("name", f"wide_resnet{depth}_{width_factor:g}")
     return ResidualNetwork(
-        [Stage(_widen(width, width_factor), units, strides) for width, strides in zip(WIDTHS, STRIDES, strict=True)],
+        [Stage(widen(width, width_factor), units, strides) for width, strides in zip(WIDTHS, STRIDES, strict=True)],
         stem="3x3",
         stem_filters=WIDTHS[0],
         block="basic",
@@ -115,7 +115,8 @@ def _units_a_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[st
         return fits
     below = [depth - (depth - extra) % step for step in steps.values() if depth - extra >= step]
     above = [max(depth + -(depth - extra) % step, step + extra) for step in steps.values()]
-    nearest = sorted({max(below), min(above)} if below else {min(above), min(above) + min(steps.values())})
+    further = [depth + step for depth, step in zip(above, steps.values(), strict=True)]
+    nearest = [max(below), min(above)] if below else sorted({*above, *further})
     rules = " or ".join(f"{step}n+{extra} for block={block!r}" for block, step in steps.items())
     raise ValueError(f"`depth` must be {rules}; the nearest are {nearest[0]} and {nearest[1]}. Received: depth={depth}")
 
@@ -125,10 +126,3 @@ def _paper_block(depth: int) -> tuple[str, int]:
     fits = _units_a_stage(depth, ("basic", "bottleneck"))
     block = "bottleneck" if "bottleneck" in fits and (depth >= 164 or "basic" not in fits) else "basic"
     return block, fits[block]
-
-
-def _widen(width: int, factor: float) -> int:
-    widened = int(width * factor)
-    if widened < 1:
-        raise ValueError(f"`width_factor` leaves a stage of {width} no channel. Received: width_factor={factor!r}")
-    return widened

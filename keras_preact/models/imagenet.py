@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Unpack
 
 from keras_preact import _checks
-from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape
+from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape, widen
 
 #: Depth to the block and the units of the four stages. 18 to 152: arXiv 1512.03385, Table 1; 200: arXiv 1603.05027, Sec. 4.
 DEPTHS: Mapping[int, tuple[str, tuple[int, ...]]] = MappingProxyType(
@@ -51,7 +51,8 @@ def resnet_imagenet(
 
     Source: Sec. 4.2 of arXiv 1603.05027 and Table 1 of arXiv 1512.03385.
     """
-    if isinstance(depth, int):
+    if not isinstance(depth, Sequence):
+        _checks.positive_int(depth, "depth")
         if depth not in DEPTHS:
             near = sorted(sorted(DEPTHS, key=lambda known: abs(known - depth))[:2])
             raise ValueError(
@@ -70,7 +71,7 @@ def resnet_imagenet(
     options.setdefault("stride_on", "3x3")
     options.setdefault("name", name)
     return ResidualNetwork(
-        [Stage(int(64 * 2**s * width_factor), units, 1 if s == 0 else 2) for s, units in enumerate(stage_depths)],
+        [Stage(widen(64 * 2**s, width_factor), units, 1 if s == 0 else 2) for s, units in enumerate(stage_depths)],
         stem="7x7",
         stem_filters=64,
         block=block or usual_block,

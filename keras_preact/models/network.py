@@ -201,7 +201,7 @@ class ResidualNetwork(keras.Model):
         if include_top:
             x = logits = keras.layers.Dense(
                 classes,
-                kernel_initializer=initializers.spawn(initializers.released_linear(), "head"),
+                kernel_initializer=initializers.spawn(initializers.released_linear(initializers.seed_of(kernel)), "head"),
                 name="head_classifier",
                 dtype=policy.variable_dtype,
             )(x)
@@ -305,3 +305,11 @@ def image_shape(shape: Sequence[int | None] | None, size: int, data_format: str 
     if shape is not None:
         return tuple(shape)
     return (3, size, size) if (data_format or keras.config.image_data_format()) == "channels_first" else (size, size, 3)
+
+
+def widen(width: int, factor: float) -> int:
+    """Return the width of a stage times `width_factor`."""
+    widened = int(width * factor)
+    if widened < 1:
+        raise ValueError(f"`width_factor` leaves a stage of {width} no channel. Received: width_factor={factor!r}")
+    return widened

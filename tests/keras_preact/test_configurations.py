@@ -1,0 +1,92 @@
+"""Any valid combination of options: it builds, announces its shape, survives its config, computes what NumPy computes."""
+
+import keras
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import keras_preact as kp
+from tests import reference
+from tests.keras_preact import harness
+
+THOROUGHLY = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+
+
+def every(options):
+    return st.sampled_from(list(options))
+
+
+UNIT_OPTIONS = {
+    "arrangement": every(kp.ARRANGEMENTS),
+    "shortcut": every(kp.SHORTCUTS),
+    "shape_shortcut": every(["auto", "projection", "zero_pad"]),
+    "activate_shape_shortcut": st.booleans(),
+    "stride_on": every(["first", "3x3"]),
+    "normalization": every(["batch", "layer", "group", "rms", "none"]),
+    "activation": every(reference.ACTIVATIONS),
+}
+#: Without a counterpart in the NumPy unit: they change no output at inference, or its weights alone.
+SILENT_OPTIONS = {
+    "use_bias": st.booleans(),
+    "dropout": every([0.0, 0.5]),
+    "dropout_at": st.just("before_addition"),
+    "kernel_initializer": every([None, "he_normal"]),
+}
+
+
+@st.composite
+def units(draw):
+    """Filters, shape of the input, options of NumPy's unit, options of the library's alone."""
+    block = draw(every(reference.KERNELS))
+    filters = draw(st.integers(2, 4))
+    out = filters * reference.EXPANSION[block]
+    options = {"block": block} | {key: draw(values) for key, values in UNIT_OPTIONS.items()}
+    silent = {key: draw(values) for key, values in SILENT_OPTIONS.items()}
+    channels = draw(every([out, draw(st.integers(1, out))]))
+    if block == "dense":
+        return filters, (3, channels), options, silent
+    options["strides"] = draw(st.integers(1, 3))
+    if block == "bottleneck":
+        options["groups"] = draw(st.integers(1, 2))
+    return filters, (2, draw(st.integers(1, 6)), draw(st.integers(1, 6)), channels), options, silent
+
+
+@THOROUGHLY
+@given(units())
+def test_units(drawn):
+    filters, shape, options, silent = drawn
+    x = harness.images(*shape)
+    unit = harness.unit_on(x, filters, **options, **silent)
+    y = keras.ops.convert_to_numpy(unit(x))
+    assert y.shape == unit.compute_output_shape(shape)
+    np.testing.assert_allclose(y, harness.reference_of(unit, **options)(x), 1e-3, 1e-3)
+    copy = kp.ResidualUnit.from_config(unit.get_config())
+    copy.build(shape)
+    assert harness.paths(copy) == harness.paths(unit)
+
+
+@THOROUGHLY
+@given(
+    st.fixed_dictionaries(UNIT_OPTIONS),
+    st.fixed_dictionaries(SILENT_OPTIONS),
+    every(["3x3", "dense"]),
+    every(["basic", "bottleneck", "single"]),
+    st.lists(st.tuples(st.integers(2, 4), st.integers(1, 2), st.integers(1, 2)), min_size=1, max_size=2),
+)
+def test_networks(options, silent, stem, block, stages):
+    if stem == "dense":
+        block, stages, shape = "dense", [(filters, units, 1) for filters, units, _ in stages], (5,)
+    else:
+        shape = (6, 7, 3)
+    narrows = any(wide[0] > narrow[0] for wide, narrow in zip(stages, stages[1:], strict=False))
+    assume(options["shape_shortcut"] != "zero_pad" or not (narrows or stages[0][0] * reference.EXPANSION[block] < 2))
+    model = kp.models.ResidualNetwork(
+        stages, stem=stem, stem_filters=2, block=block, input_shape=shape, classes=3, **options, **silent
+    )
+    harness.randomize(model)
+    x = harness.images(2, *shape)
+    y = keras.ops.convert_to_numpy(model(x))
+    expected = reference.Network(harness.weights(model), stages, stem, block, options)
+    np.testing.assert_allclose(y, expected(x), 1e-2, 1e-2)
+    copy = kp.models.ResidualNetwork.from_config(model.get_config())
+    assert harness.paths(copy) == harness.paths(model)

@@ -1,0 +1,142 @@
+"""How weights start: the released code's He, no two alike, reproducible from a seed; the gates' bias."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from keras_preact.initializers import released_he, spawn
+from tests.keras_preact import harness
+
+
+def kernels(model):
+    return {path: value for path, value in harness.weights(model).items() if path.endswith("kernel")}
+
+
+def test_released_he_is_plain_normal_with_fan_out():
+    kernel = keras.ops.convert_to_numpy(released_he(seed=0)((3, 3, 32, 128)))
+    deviation = np.sqrt(2 / (3 * 3 * 128))  # fan_in would make it twice as wide
+    np.testing.assert_allclose(kernel.std(), deviation, 0.02)
+    assert abs(kernel.mean()) < deviation / 50
+    # a normal distribution has 4.55 % beyond two deviations; Keras' truncated one ends at 2.27 of them
+    np.testing.assert_allclose((np.abs(kernel) > 2 * deviation).mean(), 0.0455, 0.1)
+    assert np.abs(kernel).max() > 3.5 * deviation
+
+
+def test_kernels_of_a_network():
+    """He with fan_out for each convolution, Torch's uniform for the classifier, whose bias is zero."""
+    model = kp.models.resnet_cifar(11, input_shape=(8, 8, 3))
+    for path, kernel in kernels(model).items():
+        if path != "head_classifier/kernel":
+            fan_out = kernel.shape[0] * kernel.shape[1] * kernel.shape[3]
+            np.testing.assert_allclose(kernel.std(), np.sqrt(2 / fan_out), 4 / np.sqrt(kernel.size), err_msg=path)
+    classifier = harness.weights(model)["head_classifier/kernel"]
+    limit = 1 / np.sqrt(256)
+    assert 0.98 * limit < np.abs(classifier).max() <= limit
+    np.testing.assert_allclose(classifier.std(), limit / np.sqrt(3), 0.05)
+    assert not harness.weights(model)["head_classifier/bias"].any()
+
+
+INITIALIZERS = {
+    "default": lambda: None,
+    "name": lambda: "he_normal",
+    "unseeded": lambda: keras.initializers.HeNormal(),
+    "seeded": lambda: keras.initializers.HeNormal(seed=1),
+    "seed generator": lambda: keras.initializers.HeNormal(seed=keras.random.SeedGenerator(1)),
+    "truncated": lambda: keras.initializers.TruncatedNormal(stddev=0.1, seed=0),
+}
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+@pytest.mark.parametrize(
+    "options", [{"shortcut": "conv1x1"}, {"block": "bottleneck", "shortcut": "exclusive_gating"}], ids=str
+)
+def test_no_two_kernels_start_alike(options, name):
+    depth = 20 if "block" in options else 14
+    model = kp.models.resnet_cifar(depth, width_factor=0.25, kernel_initializer=INITIALIZERS[name](), **options)
+    for (path, kernel), (other, value) in itertools.combinations(kernels(model).items(), 2):
+        size = min(kernel.size, value.size)
+        assert not np.allclose(np.ravel(kernel)[:size] / kernel.std(), np.ravel(value)[:size] / value.std()), (path, other)
+
+
+def test_seeded_initializer_is_reproducible():
+    def build(seed):
+        options = {"kernel_initializer": keras.initializers.HeNormal(seed=seed), "shortcut": "exclusive_gating"}
+        return kernels(kp.models.resnet_cifar(8, width_factor=0.25, **options))
+
+    one, same, other = build(1), build(1), build(2)
+    for path, kernel in one.items():
+        np.testing.assert_array_equal(kernel, same[path], path)
+        assert not np.array_equal(kernel, other[path]), path
+
+
+def test_unseeded_networks_follow_the_global_seed():
+    def build(seed):
+        keras.utils.set_random_seed(seed)
+        return kernels(kp.models.resnet_cifar(8, width_factor=0.25))
+
+    one, same, other = build(1), build(1), build(2)
+    for path, kernel in one.items():
+        np.testing.assert_array_equal(kernel, same[path], path)
+        assert not np.array_equal(kernel, other[path]), path
+
+
+def test_spawn_depends_on_every_part_of_the_place():
+    seeds = [
+        spawn(keras.initializers.HeNormal(seed=seed), *place).seed
+        for seed in (1, 2)
+        for place in ((1, 2), (2, 1), (12,), ("a",))
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert isinstance(spawn(keras.initializers.Zeros(), 1), keras.initializers.Zeros)
+
+
+def test_constant_initializer():
+    unit = kp.ResidualUnit(4, kernel_initializer="zeros")
+    unit.build((2, 5, 5, 4))
+    assert not any(value.any() for value in kernels(unit).values())
+
+
+def test_initializer_of_a_shortcut_is_its_own():
+    unit = kp.ResidualUnit(4, shortcut=kp.shortcuts.Conv1x1(kernel_initializer="ones"), kernel_initializer="zeros")
+    unit.build((2, 5, 5, 4))
+    assert {path: value.mean() for path, value in kernels(unit).items()} == {
+        "branch/conv_1/kernel": 0,
+        "branch/conv_2/kernel": 0,
+        "shortcut/conv/kernel": 1,
+    }
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["kept", "changed"])
+@pytest.mark.parametrize(
+    ("options", "bias"),
+    [
+        ({"shortcut": "exclusive_gating"}, -6),
+        ({"shortcut": "shortcut_only_gating"}, -6),
+        ({"shortcut": "exclusive_gating", "gate_bias": 0}, 0),
+        ({"shortcut": "shortcut_only_gating", "gate_bias": -7.0}, -7),
+        ({"shortcut": kp.shortcuts.ExclusiveGating(bias=-3)}, -3),
+        ({"shortcut": kp.shortcuts.ExclusiveGating(bias=-3), "gate_bias": -1}, -1),
+    ],
+    ids=str,
+)
+def test_gate_bias_at_the_start(options, bias, changed):
+    unit = kp.ResidualUnit(4, strides=2 if changed else 1, **options)
+    unit.build((2, 6, 6, 3 if changed else 4))
+    weights = harness.weights(unit)
+    np.testing.assert_array_equal(weights["gate/conv/bias"], np.full(4, bias))
+    assert weights["gate/conv/kernel"].shape == (1, 1, 4, 4)
+    assert weights["gate/conv/kernel"].any()
+
+
+def test_weights_start_neutral():
+    """gamma 1, beta 0, moving mean 0 and variance 1, biases 0."""
+    unit = kp.ResidualUnit(4, use_bias=True, strides=2, arrangement="original")
+    unit.build((2, 6, 6, 3))
+    start = {"gamma": 1, "beta": 0, "moving_mean": 0, "moving_variance": 1, "bias": 0}
+    for path, value in harness.weights(unit).items():
+        kind = path.rsplit("/", 1)[1]
+        if kind != "kernel":
+            np.testing.assert_array_equal(value, np.full_like(value, start[kind]), path)
