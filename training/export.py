@@ -31,7 +31,9 @@ def export(
         checkpoint: Which of the run's models.
     """
     if name != Path(name).name or name.startswith("."):
-        raise cli.UserError(f"--name must be the name of a folder, such as digits. Received: {name!r}. For its place: --output")
+        raise cli.UserError(
+            f"--name must be the name of a folder, such as digits. Received: {name!r}. For its place: --output"
+        )
 
     import keras
 

@@ -1,0 +1,117 @@
+"""`python -m training.export`: from a run directory to a served model, and its errors."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_preact as kp
+from tests.keras_preact.harness import randomize
+from training import cli, predict
+from training.export import export
+
+CLASSES = list("0123456789")
+
+
+def make_run(folder, files=("model.keras",)):
+    """A run directory as training writes it."""
+    (folder / "checkpoints").mkdir(parents=True)
+    preprocessing = kp.model_entry("digits_resnet8_preact").preprocessing
+    config = {"recipe": "digits", "classes": CLASSES, "preprocessing": preprocessing.to_dict(), "config": {"seed": 3}}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = kp.create_model("digits_resnet8_preact", include_preprocessing=True, width_factor=0.25)
+    randomize(model)
+    for file in files:
+        model.save(folder / file)
+    return folder, model
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "digits-1", ("model.keras", "checkpoints/best.keras"))
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    folder, _ = run
+    metrics = {"model": str(folder / "model.keras"), "accuracy": 0.5}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    output = tmp_path_factory.mktemp("saved_models")
+    export(folder, name="digits", output=output)
+    return output / "digits"
+
+
+def test_card_tells_of_the_run(exported):
+    card = json.loads((exported / "model_card.json").read_text())
+    assert card["classes"] == CLASSES
+    assert card["preprocessing"]["size"] == 8
+    assert card["run"] == {"directory": "digits-1", "checkpoint": "final", "recipe": "digits", "config": {"seed": 3}}
+    assert card["metrics"]["accuracy"] == 0.5
+    assert card["model"]["name"] == "digits_resnet8_preact"
+
+
+def test_predict_agrees_with_the_model(run, exported, tmp_path, capsys):
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), dtype="uint8")
+    paths = [tmp_path / f"{i}.png" for i in range(3)]
+    for path, image in zip(paths, images, strict=True):
+        Image.fromarray(image[..., 0]).save(path)
+    predict.main([str(exported), *map(str, paths), "--top", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    logits = keras.ops.convert_to_numpy(run[1](images.astype("float32"), training=False))
+    assert [line.split()[0] for line in lines[1::2]] == [CLASSES[i] for i in logits.argmax(axis=1)]
+    assert lines[::2] == list(map(str, paths))
+
+
+def test_what_is_printed(run, tmp_path, monkeypatch, capsys):
+    def save(model, directory, **kwargs):
+        path = directory / "1"
+        (path / "variables").mkdir(parents=True)
+        (path / "assets.extra").mkdir()
+        (path / "variables" / "data").write_bytes(bytes(123_456))
+        differences = {"logits": 2.5e-7, "probabilities": 1e-8}
+        check = {"largest_difference": differences, "allowed_difference": {"logits": 1e-5, "probabilities": 1e-5}}
+        card = {"check": check, "parameters": {"total": 30_864}, "metrics": kwargs["metrics"]}
+        (path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
+        return path
+
+    monkeypatch.setattr(kp.export, "save", save)
+    cli.main(export, [str(run[0]), "--name", "d", "--output", str(tmp_path), "--checkpoint", "best"])
+    out = capsys.readouterr().out
+    assert "weights: 0.1 MB, 30,864 parameters" in out
+    assert "logits differ by up to 2.5e-07 (allowed: 1.0e-05)" in out
+    assert f"python -m training.predict {tmp_path / 'd'} IMAGE.png" in out
+    assert "no metrics" in out  # those of the run are of another checkpoint
+
+
+def error_of(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit_status:
+        cli.main(export, list(map(str, arguments)))
+    captured = capsys.readouterr()
+    assert exit_status.value.code == 2
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_errors(run, exported, tmp_path, monkeypatch, capsys):
+    folder, _ = run
+    assert "no run directory" in error_of(capsys, tmp_path, "--name", "m")
+    assert "name of a folder" in error_of(capsys, folder, "--name", "a/b")
+    assert "next free one is 2" in error_of(capsys, folder, "--name", "digits", "--output", exported.parent, "--version", 1)
+    message = error_of(capsys, folder, "--name", "m", "--output", tmp_path, "--checkpoint", "last")
+    assert "It has: --checkpoint final, --checkpoint best." in message
+
+    def fail(*args, **kwargs):
+        raise kp.export.ExportError("The SavedModel's logits\ndiffer")
+
+    monkeypatch.setattr(kp.export, "save", fail)
+    assert "logits differ" in error_of(capsys, folder, "--name", "m", "--output", tmp_path)
+
+
+def test_an_interrupted_run(tmp_path, capsys):
+    folder, _ = make_run(tmp_path / "run", ("checkpoints/last.keras",))
+    message = error_of(capsys, folder, "--name", "m", "--output", tmp_path / "saved_models")
+    assert "not finished" in message
+    assert "--checkpoint last" in message
+    assert not (tmp_path / "saved_models").exists()
