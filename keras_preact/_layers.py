@@ -133,7 +133,7 @@ class _RMSNormalizationOverAxis1(_OverAxis1, keras.layers.RMSNormalization):
     pass
 
 
-OVER_AXIS_1 = {
+OVER_AXIS_1: dict[type, type] = {
     keras.layers.LayerNormalization: _LayerNormalizationOverAxis1,
     keras.layers.RMSNormalization: _RMSNormalizationOverAxis1,
 }

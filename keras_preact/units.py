@@ -211,7 +211,7 @@ class ResidualUnit(keras.Layer):
         with keras.name_scope("after_addition"):
             self.after_addition = self._components(self.arrangement.after_addition, axis, self.channels_out)
             _layers.build_chain(self.after_addition, shape)
-        if not self.trainable:
+        if not self.trainable:  # type: ignore[has-type]
             self.trainable = False  # reaches the layers made just now: a frozen norm keeps its moving statistics
 
     def _check_input(self, shape) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -118,7 +118,7 @@ def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
     columns = precision_recall_fscore_support(labels, predicted, labels=indices, zero_division=0)
     highest = logits.max(axis=1, keepdims=True)
     log_sum = np.log(np.exp(logits - highest).sum(axis=1)) + highest[:, 0]
-    metrics = {
+    metrics: dict[str, Any] = {
         "images": len(labels),
         "accuracy": float((predicted == labels).mean()),
         "error": float((predicted != labels).mean()),

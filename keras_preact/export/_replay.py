@@ -13,7 +13,7 @@ def main(saved_model: str, inputs: str, outputs: str) -> None:
 
     loaded = tf.saved_model.load(saved_model)
     serve = loaded.signatures["serving_default"]
-    results = {}
+    results: dict = {}
     with np.load(inputs) as batches:
         for name, images in batches.items():
             results |= {f"{name}/{key}": value.numpy() for key, value in serve(images=tf.constant(images)).items()}
