@@ -8,7 +8,9 @@ import sys
 import tempfile
 
 #: TensorFlow's start-up notes on oneDNN and missing GPUs, which it writes whatever the log level is set to.
-_NOTE = re.compile(rb"WARNING: All log messages before absl|I\d{4} .*(port|cudart_stub|cpu_feature_guard)\.cc")
+_NOTE = re.compile(
+    rb"WARNING: All log messages before absl|I\d{4} .*(port|cudart_stub|cpu_feature_guard)\.cc|E\d{4} .*failed call to cuInit"
+)
 
 
 def _import_tensorflow_without_notes() -> None:
@@ -22,7 +24,8 @@ def _import_tensorflow_without_notes() -> None:
         stderr = os.dup(2)
         os.dup2(written.fileno(), 2)
         try:
-            importlib.import_module("tensorflow")
+            tensorflow = importlib.import_module("tensorflow")
+            tensorflow.config.list_physical_devices()  # looks for GPUs now, and says that there is none now
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
