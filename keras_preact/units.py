@@ -212,7 +212,8 @@ class ResidualUnit(keras.Layer):
             self.after_addition = self._components(self.arrangement.after_addition, axis, self.channels_out)
             _layers.build_chain(self.after_addition, shape)
         if not self.trainable:  # type: ignore[has-type]
-            self.trainable = False  # reaches the layers made just now: a frozen norm keeps its moving statistics
+            for layer in (*self.first, *self.rest, *self.shape_change, self.shortcut, *self.after_addition):
+                layer.trainable = False  # made just now, they follow the unit: a frozen norm keeps its moving statistics
 
     def _check_input(self, shape) -> tuple[int, int]:
         """Return the channel axis and the channel count of an input of `shape`."""

@@ -1,5 +1,7 @@
 """Any valid combination of options: it builds, announces its shape, survives its config, computes what NumPy computes."""
 
+import itertools
+
 import keras
 import numpy as np
 from hypothesis import assume, given, settings
@@ -78,7 +80,7 @@ def test_networks(options, silent, stem, block, stages):
         block, stages, shape = "dense", [(filters, units, 1) for filters, units, _ in stages], (5,)
     else:
         shape = (6, 7, 3)
-    narrows = any(wide[0] > narrow[0] for wide, narrow in zip(stages, stages[1:], strict=False))
+    narrows = any(wide[0] > narrow[0] for wide, narrow in itertools.pairwise(stages))
     assume(options["shape_shortcut"] != "zero_pad" or not (narrows or stages[0][0] * reference.EXPANSION[block] < 2))
     model = kp.models.ResidualNetwork(
         stages, stem=stem, stem_filters=2, block=block, input_shape=shape, classes=3, **options, **silent

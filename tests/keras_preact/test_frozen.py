@@ -8,25 +8,20 @@ import keras_preact as kp
 from tests.keras_preact import harness
 
 
-@pytest.mark.parametrize("when", ["made", "built"])
+@pytest.mark.parametrize("when", ["made", "built"])  # frozen
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_frozen_unit_in_training(arrangement, when):
     x = harness.images(2, 5, 6, 3)
     options = {"arrangement": arrangement, "strides": 2, "shortcut": kp.shortcuts.ShortcutOnlyGating(normalization="batch")}
-    unit = harness.unit_on(x, 4, **options, **({"trainable": False} if when == "made" else {}))
-    unit.trainable = False
+    unit = harness.unit_on(x, 4, **options, trainable=when == "built")
+    if when == "built":
+        unit.trainable = False
     before = unit.get_weights()
     inference = keras.ops.convert_to_numpy(unit(x, training=False))
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(unit(x, training=True)), inference)
     for value, old in zip(unit.get_weights(), before, strict=True):
         np.testing.assert_array_equal(value, old)
     assert not unit.trainable_weights
-
-
-def test_a_unit_made_frozen_needs_no_second_word():
-    unit = kp.ResidualUnit(4, trainable=False)
-    unit.build((2, 5, 6, 4))
-    assert not any(layer.trainable for layer in unit._flatten_layers())
 
 
 def test_a_frozen_pattern_freezes_the_norms_alone():
