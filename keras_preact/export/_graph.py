@@ -42,7 +42,23 @@ def write(model: keras.Model, activation: str, path: Path) -> None:
     # everything else that Keras keeps.
     module = tf.Module()
     module.weights = [weight.value for weight in model.weights]
-    tf.saved_model.save(module, str(path), signatures={SIGNATURE: serve})
+    tf.saved_model.save(module, str(path), signatures={SIGNATURE: _trace(serve)})
+
+
+def _trace(function):
+    """Return the graph of a tf.function, with those it calls written out.
+
+    Keras has XLA compile grouped convolutions on its TensorFlow backend, and that demand would stand in the graph: a server
+    would need XLA, and the first request would wait for it. TensorFlow's own convolution has groups too.
+    """
+    import tensorflow as tf
+
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)  # means: the functions inside; tracing one makes its graph all the same
+    try:
+        return function.get_concrete_function()
+    finally:
+        tf.config.run_functions_eagerly(before)
 
 
 def main(model: str, activation: str, path: str, *modules: str) -> None:

@@ -29,10 +29,10 @@ def save(
     """Write a new version of a served model: `DIRECTORY/VERSION/`, a SavedModel, and `DIRECTORY/model_card.json`.
 
     The SavedModel has one signature, `serving_default`: from `images`, float32 `(batch, height, width, channels)` with the
-    sizes of the model's input (free where that has None), or `(batch, features)`, to `logits` and `probabilities`, both float32
-    `(batch, classes)`. The channels stand last in a model with `data_format="channels_first"` too. Images of another size, and
-    values that are not finite, end in an error. It holds every weight once, changes none, and loads with TensorFlow alone. The
-    images are pixels from 0 to 255 if the model has its `preprocessing` layer.
+    sizes of the model's input (free where that has None), or `(batch, features)`, to `logits` and `probabilities`, both
+    float32 `(batch, classes)`. The channels stand last in a model with `data_format="channels_first"` too. The images are
+    pixels from 0 to 255 if the model has its `preprocessing` layer. Images of another size, no image, and values that are not
+    finite end in an error. It holds every weight once, changes none, and loads with TensorFlow alone.
 
     Before the new version can be seen, a process in which Keras cannot be imported runs it, and its outputs are compared
     with the model's. It then appears complete, in one step; after any failure everything is as it was before.
@@ -119,9 +119,7 @@ def _check_classes(classes: Sequence[str], outputs: int) -> list[str]:
     if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"`classes` must be a list of names, each a string. Received: classes={classes!r}")
     if len(names) != outputs:
-        raise ValueError(
-            f"`classes` must name each of the model's {outputs} outputs, in order. Received: {len(names)} names"
-        )
+        raise ValueError(f"`classes` must name each of the model's {outputs} outputs, in order. Received: {len(names)} names")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"Every class must have a name of its own. Received: {', '.join(map(repr, twice))} more than once")

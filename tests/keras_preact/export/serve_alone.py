@@ -8,14 +8,15 @@ import sys
 
 sys.modules["keras"] = None
 
-import numpy as np
-import tensorflow as tf
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 
 def operations(function) -> list[str]:
     graph = function.graph.as_graph_def()
     nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
-    return sorted({node.op for node in nodes})
+    compiled = [f"{key} {inner.signature.name}" for inner in graph.library.function for key in inner.attr if "Xla" in key]
+    return sorted({*compiled, *(node.op for node in nodes)})
 
 
 def refusal(serve, images) -> str:
