@@ -109,8 +109,10 @@ def _digits(data: Data) -> ImageData:
 
 
 def _tfds(data: Data) -> ImageData:
+    import absl.logging
     import tensorflow_datasets as tfds
 
+    absl.logging.set_verbosity(absl.logging.ERROR)  # an unprepared data set gets our message alone
     builder = tfds.builder(data.name, data_dir=data.dir)
     if not builder.is_prepared():
         _check_can_prepare(builder)
