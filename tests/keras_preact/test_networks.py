@@ -240,14 +240,17 @@ def test_preprocessing(data_format, mean, std):
     [
         (lambda: kp.models.resnet_cifar(20), "basic 3 3 3"),
         (lambda: kp.models.resnet_cifar(11), "bottleneck 1 1 1"),
-        (lambda: kp.models.resnet_cifar(164, width_factor=0.125), "bottleneck 18 18 18"),
-        (lambda: kp.models.resnet_cifar(56, block="bottleneck", width_factor=0.125), "bottleneck 6 6 6"),
+        (lambda: kp.models.resnet_cifar(164, width_factor=0.125, kernel_initializer="zeros"), "bottleneck 18 18 18"),
+        (
+            lambda: kp.models.resnet_cifar(56, block="bottleneck", width_factor=0.125, kernel_initializer="zeros"),
+            "bottleneck 6 6 6",
+        ),
         (lambda: kp.models.resnet_cifar(8, block="single"), "single 2 2 2"),
         (lambda: kp.models.wide_resnet(16, 1), "basic 2 2 2"),
-        (lambda: kp.models.resnet_imagenet(18, width_factor=0.125), "basic 2 2 2 2"),
-        (lambda: kp.models.resnet_imagenet(34, width_factor=0.125), "basic 3 4 6 3"),
-        (lambda: kp.models.resnet_imagenet(50, width_factor=0.125), "bottleneck 3 4 6 3"),
-        (lambda: kp.models.resnet_imagenet(200, width_factor=1 / 16), "bottleneck 3 24 36 3"),
+        (lambda: kp.models.resnet_imagenet(18, width_factor=0.125, kernel_initializer="zeros"), "basic 2 2 2 2"),
+        (lambda: kp.models.resnet_imagenet(34, width_factor=0.125, kernel_initializer="zeros"), "basic 3 4 6 3"),
+        (lambda: kp.models.resnet_imagenet(50, width_factor=0.125, kernel_initializer="zeros"), "bottleneck 3 4 6 3"),
+        (lambda: kp.models.resnet_imagenet(200, width_factor=1 / 16, kernel_initializer="zeros"), "bottleneck 3 24 36 3"),
         (lambda: kp.models.dense_resnet(8), "dense 3"),
     ],
 )
@@ -264,7 +267,7 @@ def test_units_of_every_depth(model, units):
 @pytest.mark.parametrize("depth", [110, 164])
 def test_depths_of_the_paper_have_the_papers_block(depth):
     """110 = 6 * 18 + 2 = 9 * 12 + 2 and 164 = 6 * 27 + 2 = 9 * 18 + 2 fit both rules."""
-    model = kp.models.resnet_cifar(depth, width_factor=0.125)
+    model = kp.models.resnet_cifar(depth, width_factor=0.125, kernel_initializer="zeros")
     assert (model.units[0].block, len(model.units)) == {110: ("basic", 54), 164: ("bottleneck", 54)}[depth]
 
 
