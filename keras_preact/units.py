@@ -211,7 +211,7 @@ class ResidualUnit(keras.Layer):
         with keras.name_scope("after_addition"):
             self.after_addition = self._components(self.arrangement.after_addition, axis, self.channels_out)
             _layers.build_chain(self.after_addition, shape)
-        if not self.trainable:  # type: ignore[has-type]
+        if not self.trainable:
             for layer in (*self.first, *self.rest, *self.shape_change, self.shortcut, *self.after_addition):
                 layer.trainable = False  # made just now, they follow the unit: a frozen norm keeps its moving statistics
 
