@@ -35,7 +35,12 @@ class PaddedConv2D(keras.layers.Conv2D):
             self.padding, self.pad = "valid", self.kernel_size[0] // 2
 
     def call(self, inputs):
-        return super().call(pad_sides(inputs, self.pad, self.data_format) if self.pad else inputs)
+        inputs = pad_sides(inputs, self.pad, self.data_format) if self.pad else inputs
+        if self.data_format == "channels_last" or not self.use_bias:
+            return super().call(inputs)
+        # Keras 3.15 on TensorFlow adds a bias of shape (1, n, 1, 1) to the last axis, not the channels, if that is n wide.
+        outputs = self.convolution_op(inputs, self.kernel) + ops.reshape(self.bias, (1, -1, 1, 1))
+        return outputs if self.activation is None else self.activation(outputs)
 
     def compute_output_shape(self, input_shape):
         return strided_shape(input_shape, self.strides[0], self.data_format, self.filters)

@@ -85,3 +85,17 @@ def test_default_input_shape_follows_the_format(build):
     arguments = {kp.models.resnet_cifar: (8,), kp.models.wide_resnet: (10, 0.125), kp.models.resnet_imagenet: ((1, 1),)}[build]
     assert build(*arguments).input_shape == (None, size, size, 3)
     assert build(*arguments, data_format="channels_first").input_shape == (None, 3, size, size)
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_bias_is_added_to_the_channels_of_a_map_as_wide_as_they_are_many(size):
+    """Keras 3.15 on TensorFlow takes the last axis for the channels where its width is their number."""
+    options = {"use_bias": True, "shortcut": "exclusive_gating"}
+    first, last = (kp.ResidualUnit(4, data_format=f"channels_{order}", **options) for order in ("first", "last"))
+    x = np.random.default_rng(0).normal(size=(2, size, size, 4)).astype("float32")
+    last(x)
+    harness.randomize(last)
+    first(x.transpose(0, 3, 1, 2))
+    first.set_weights(last.get_weights())
+    outputs = np.array(keras.ops.convert_to_numpy(first(x.transpose(0, 3, 1, 2))))
+    np.testing.assert_allclose(outputs.transpose(0, 2, 3, 1), keras.ops.convert_to_numpy(last(x)), rtol=1e-4, atol=1e-4)

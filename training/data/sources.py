@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
 from keras_preact import _checks
+from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 from training.cli import UserError
 from training.config import Data
 
