@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,11 @@ def new_directory(output: Path | None, recipe: str) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path` to write to, and put what is there in its place: `path` is never half-written."""
+    """Give a temporary path beside `path` to write to, and put what is there in its place: `path` is never half-written.
+
+    Raises:
+        UserError: if it cannot be written; the message has the reason.
+    """
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -31,6 +37,8 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.chmod(0o644)  # mkstemp makes private files
         temporary.replace(path)
+    except OSError as error:  # a full disk's does not name the file
+        raise UserError(f"Cannot write {path}: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -94,6 +102,38 @@ class Checkpoints(keras.callbacks.Callback):
             self.best = score
             with replacing(self.folder / "best.keras") as temporary:
                 temporary.write_bytes(last.read_bytes())
+
+
+class Interruption(keras.callbacks.Callback):
+    """A context in which SIGINT ends training with a KeyboardInterrupt behind the current batch, a second one at once.
+
+    Raised wherever it comes, the error would be lost now and then: destructors and native code cannot pass it on, and there
+    is much of both in writing a checkpoint.
+    """
+
+    def __enter__(self):
+        self.requested = False
+        before = signal.getsignal(signal.SIGINT)
+        # only the main thread may; and who ignores the signal, or has a handler, keeps it
+        self.installed = threading.current_thread() is threading.main_thread() and before is signal.default_int_handler
+        if self.installed:
+            signal.signal(signal.SIGINT, self._request)
+        return self
+
+    def __exit__(self, *_):
+        if self.installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _request(self, *_):
+        self.requested = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.requested:
+            raise KeyboardInterrupt
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.on_train_batch_end(batch)
 
 
 class StopAt(keras.callbacks.Callback):

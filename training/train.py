@@ -72,21 +72,23 @@ def train(config: Config, recipe: str) -> Path:
         flush=True,
     )
     try:
-        model.fit(
-            batches,
-            steps_per_epoch=steps_per_epoch,
-            epochs=math.ceil(iterations / steps_per_epoch),
-            validation_data=validation_batches,
-            shuffle=False,  # the batches come shuffled
-            callbacks=[
-                runs.StopAt(iterations),
-                runs.StopOnNaN(),
-                runs.Checkpoints(run / "checkpoints", *(("val_accuracy", True) if data.holdout else ("loss", False))),
-                keras.callbacks.CSVLogger(run / "history.csv"),
-                keras.callbacks.TensorBoard(run / "tensorboard", write_graph=False),
-            ],
-            verbose="auto" if sys.stdout.isatty() else 2,
-        )
+        with runs.Interruption() as interruption:
+            model.fit(
+                batches,
+                steps_per_epoch=steps_per_epoch,
+                epochs=math.ceil(iterations / steps_per_epoch),
+                validation_data=validation_batches,
+                shuffle=False,  # the batches come shuffled
+                callbacks=[
+                    interruption,
+                    runs.StopAt(iterations),
+                    runs.StopOnNaN(),
+                    runs.Checkpoints(run / "checkpoints", *(("val_accuracy", True) if data.holdout else ("loss", False))),
+                    keras.callbacks.CSVLogger(run / "history.csv"),
+                    keras.callbacks.TensorBoard(run / "tensorboard", write_graph=False),
+                ],
+                verbose="auto" if sys.stdout.isatty() else 2,
+            )
     except KeyboardInterrupt:
         kept = (run / "checkpoints" / "last.keras").is_file()
         advice = "evaluate or export the last checkpoint with --checkpoint last" if kept else "there is no checkpoint yet"

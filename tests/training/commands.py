@@ -58,7 +58,7 @@ def start(*arguments: object, cwd: Path) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, str]:
-    """Return the exit status of a started process, and what it wrote to stdout and stderr; end it if it hangs."""
+    """Return the exit status of a started process and what it wrote to stdout and stderr; end it if it hangs."""
     try:
         out, err = process.communicate(timeout=timeout)
     except BaseException:

@@ -1,6 +1,9 @@
 """The run directory: nothing in it is ever half-written, and the best checkpoint is the best."""
 
 import json
+import signal
+import threading
+import weakref
 
 import pytest
 
@@ -40,7 +43,7 @@ class TestReplacing:
         assert files(tmp_path) == ["a.json"]
         assert path.stat().st_mode & 0o777 == 0o644
 
-    @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt, SystemExit])
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
     def test_a_failure_leaves_the_old_file_and_no_other(self, tmp_path, error):
         path = tmp_path / "a.json"
 
@@ -58,9 +61,9 @@ class TestReplacing:
         assert path.read_text() == "old"
         assert files(tmp_path) == ["a.json"]
 
-    def test_a_file_moved_away_inside_is_an_error(self, tmp_path):
-        with pytest.raises(FileNotFoundError), runs.replacing(tmp_path / "a") as temporary:
-            temporary.unlink()
+    def test_error_names_the_file_and_the_reason(self, tmp_path):
+        with pytest.raises(ValueError, match=rf"Cannot write {tmp_path}/a: .*No space left"), runs.replacing(tmp_path / "a"):
+            raise OSError(28, "No space left on device")
         assert files(tmp_path) == []
 
 
@@ -157,10 +160,57 @@ class TestCheckpoints:
         callback.set_model(model)
         callback.on_epoch_end(0, {"loss": 1.0})
         model.fails = True
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(ValueError, match=r"Cannot write .*last.keras: No space left"):
             callback.on_epoch_end(1, {"loss": 0.5})
         assert files(tmp_path) == ["best.keras", "last.keras"]
         assert [(tmp_path / name).read_text() for name in files(tmp_path)] == ["1", "1"]
+
+
+class TestInterruption:
+    @pytest.fixture(autouse=True)
+    def usual_handler(self):
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+        signal.signal(signal.SIGINT, before)
+
+    def test_is_not_lost_where_errors_are_and_comes_behind_the_batch(self):
+        with runs.Interruption() as interruption:
+            interruption.on_train_batch_end(0)
+            weakref.finalize(Trained(), signal.raise_signal, signal.SIGINT)  # an error in there would go nowhere
+            for end_of_batch in (interruption.on_train_batch_end, interruption.on_test_batch_end):
+                with pytest.raises(KeyboardInterrupt):
+                    end_of_batch(1)
+
+    def test_the_second_comes_at_once(self):
+        with runs.Interruption():
+            signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def test_leaves_the_handler_as_it_was(self):
+        with runs.Interruption():
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def test_a_process_that_ignores_the_signal_goes_on_doing_so(self):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with runs.Interruption() as interruption:
+            signal.raise_signal(signal.SIGINT)
+            interruption.on_train_batch_end(0)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+    def test_in_another_thread(self):
+        def enter():
+            with runs.Interruption() as interruption:
+                interruption.on_train_batch_end(0)
+                done.append(1)
+
+        done = []
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+        assert done == [1]
 
 
 class Trained:

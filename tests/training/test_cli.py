@@ -1,0 +1,242 @@
+"""Wrong input to the command lines: status 2, one line that says what would work, and nothing written."""
+
+import pytest
+
+import keras_preact as kp
+from tests.training import images as pictures
+from tests.training.commands import TINY, error_of, files, finish, one_error, run_evaluate, start
+from training import cli, train
+from training.recipes import RECIPES
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRACEBACK", raising=False)
+    return tmp_path
+
+
+class TestGuard:
+    @pytest.mark.parametrize("error", [cli.UserError("two\n  lines"), ValueError("two lines"), OSError("two \n\n lines")])
+    def test_errors_become_one_line_and_status_2(self, capsys, error):
+        def fail():
+            raise error
+
+        assert error_of(capsys, cli.guard, fail) == "error: two lines\n"
+
+    def test_interruption_is_status_130(self, capsys):
+        def interrupted():
+            raise KeyboardInterrupt
+
+        with pytest.raises(SystemExit) as ended:
+            cli.guard(interrupted)
+        assert ended.value.code == 130
+        assert capsys.readouterr().err == ""
+
+    @pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError, ZeroDivisionError])
+    def test_errors_in_the_program_are_not_hidden(self, error):
+        def fail():
+            raise error("bug")
+
+        with pytest.raises(error, match="bug"):
+            cli.guard(fail)
+
+    def test_traceback_on_request(self, monkeypatch):
+        monkeypatch.setenv("TRACEBACK", "1")
+        with pytest.raises(ValueError, match=r"Unknown recipe"):
+            train.main(["cifar"])
+
+    def test_success_ends_without_exit(self):
+        done = []
+        cli.guard(lambda: done.append(1))
+        assert done == [1]
+
+
+#: Options behind `digits`, and a pattern for each thing that the message must say.
+WRONG = {
+    "unknown model": (
+        ("--model.name", "digits_resnet9_preact"),
+        ["'digits_resnet8_preact'", "Received: name='digits_resnet9_preact'"],
+    ),
+    "unknown data set": (("--data.name", "cifar"), ["'cifar10'", "'cifar100'", "Received: data.name='cifar'"]),
+    "unknown arrangement": (("--model.arrangement", "full"), ["'full_preactivation'", "Received: arrangement='full'"]),
+    "gate bias without gate": (("--model.gate-bias", "-6"), ["exclusive_gating", "shortcut='identity'"]),
+    "option of other models": (("--model.name", "dense_resnet6"), ["width_factor"]),
+    "batch too large": (("--batch-size", "1438"), ["1 to 1437", "Received: batch_size=1438"]),
+    "batch of none": (("--batch-size", "0"), ["1 to 1437", "Received: batch_size=0"]),
+    "no length": (("--schedule.length", "0"), ["--schedule.length leaves no iteration", "Received: 0"]),
+    "endless": (("--schedule.length", "inf"), ["--schedule", "numbers of iterations", "Received: inf"]),
+    "warm-up too long": (("--schedule.warmup", "6"), ["warmup_steps=6, steps=5"]),
+    "falling drops": (("--schedule.kind", "steps", "--schedule.drops", "3", "2"), ["`drops` must rise", "[3, 2]"]),
+    "no learning rate": (("--optimizer.learning-rate", "0"), ["--optimizer.learning-rate must be positive", "Received: 0"]),
+    "negative learning rate": (("--optimizer.learning-rate", "-0.1"), ["must be positive", "Received: -0.1"]),
+    "negative decay": (("--optimizer.weight-decay", "-1"), ["must not be negative", "Received: -1"]),
+    "unknown dtype": (("--model.dtype", "mixed_bfloat61"), ["mixed_bfloat61", "mixed_bfloat16"]),
+    "images too small": (("--data.size", "2"), ["at least 4", "Received: input_shape=(2, 2, 1)"]),
+    "size and a crop of the old size": (
+        ("--data.augmentation", "pad_crop_flip", "--data.size", "16"),
+        ["--data.augmentation pad_crop_flip keeps the images at 8 x 8 pixels", "Received: --data.size 16"],
+    ),
+    "holdout of everything": (("--data.holdout", "1437"), ["--data.holdout must leave some of the 1437", "Received: 1437"]),
+    "no folder": (("--data.name", "folder"), ["--data.dir", "train/CLASS/IMAGE", "Received: None"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_option_of_train(case, capsys, empty_folder):
+    options, parts = WRONG[case]
+    message = error_of(capsys, train.main, ["digits", *TINY, "--output", "out/run", *options])
+    for part in parts:
+        assert part in message
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_folder_without_images(capsys, empty_folder):
+    (empty_folder / "pictures" / "train" / "cat").mkdir(parents=True)
+    (empty_folder / "pictures" / "train" / "cat" / "notes.txt").write_text("no image")
+    message = error_of(capsys, train.main, ["folder", "--data.dir", "pictures", "--output", "run"])
+    assert "pictures/train holds no images" in message
+    assert "pictures/train/CLASS/IMAGE" in message
+    assert files(empty_folder) == ["pictures/train/cat/notes.txt"]
+
+
+def test_images_of_no_common_size(capsys, empty_folder):
+    pictures.write_folder(empty_folder / "pictures", images=2)
+    before = files(empty_folder)
+    options = ["--data.name", "folder", "--data.dir", "pictures", "--batch-size", "2", "--output", "run"]
+    message = error_of(capsys, train.main, ["digits", *options])
+    assert "The images of folder differ in size: give --data.size." in message
+    assert files(empty_folder) == before
+    assert not (empty_folder / "run").exists()
+
+
+def test_output_that_is_taken_stays_as_it_is(capsys, empty_folder):
+    (empty_folder / "run").mkdir()
+    (empty_folder / "run" / "precious").write_text("kept")
+    message = error_of(capsys, train.main, ["digits", *TINY, "--output", "run"])
+    assert "run exists and is not empty. Give another --output" in message
+    assert files(empty_folder) == ["run/precious"]
+
+
+def test_unknown_option_is_named_with_its_neighbours(capsys, empty_folder):
+    with pytest.raises(SystemExit) as ended:
+        train.main(["digits", "--optimizer.learning-rat", "0.1"])
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert "--optimizer.learning-rat" in message
+    assert "--optimizer.learning-rate" in message
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_help_lists_every_recipe(capsys):
+    with pytest.raises(SystemExit) as ended:
+        train.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"• {name} " in text for name in RECIPES)
+
+
+class TestEvaluate:
+    def error(self, capsys, *arguments):
+        return error_of(capsys, run_evaluate, *arguments)
+
+    @pytest.mark.parametrize("path", ["nothing", "nothing.keras", "."])
+    def test_path_that_is_no_model(self, capsys, path, empty_folder):
+        message = self.error(capsys, path)
+        assert f"{path} is neither a run directory, nor a .keras file, nor an exported model (saved_models/NAME)." in message
+        assert list(empty_folder.iterdir()) == []
+
+    def test_config_of_another_program(self, capsys, empty_folder):
+        (empty_folder / "config.json").write_text('{"model_type": "bert"}')
+        assert "config.json was not written by training.train" in self.error(capsys, ".")
+
+    def test_model_without_data(self, capsys, empty_folder):
+        model_file("m.keras")
+        assert "m.keras does not say what data it was trained on: give --data, such as --data digits" in self.error(
+            capsys, "m.keras"
+        )
+        assert files(empty_folder) == ["m.keras"]
+
+    def test_number_of_classes_that_does_not_fit(self, capsys, empty_folder):
+        model_file("m.keras", classes=7)
+        message = self.error(capsys, "m.keras", "--data", "digits")
+        assert "m.keras has 7 classes, the data set digits has 10." in message
+        assert files(empty_folder) == ["m.keras"]
+
+    @pytest.mark.parametrize(
+        ("options", "parts"),
+        [
+            (("--data", "digit"), ["Did you mean 'digits'", "Received: data.name='digit'"]),
+            (("--data", "digits", "--batch-size", "0"), ["--batch-size must be positive", "Received: --batch-size 0"]),
+            (("--data", "digits", "--save-samples", "-1"), ["--save-samples not negative", "--save-samples -1"]),
+        ],
+    )
+    def test_wrong_option(self, capsys, options, parts, empty_folder):
+        model_file("m.keras")
+        message = self.error(capsys, "m.keras", *options)
+        for part in parts:
+            assert part in message
+        assert files(empty_folder) == ["m.keras"]
+
+    def test_model_of_other_inputs(self, capsys, empty_folder):
+        kp.create_model("dense_resnet6").save("dense.keras")
+        assert "dense.keras is no network for images: its input has the shape (64,)" in self.error(
+            capsys, "dense.keras", "--data", "digits"
+        )
+        model_file("colour.keras", input_shape=(8, 8, 3))
+        assert "(256, 8, 8, 1)" in self.error(capsys, "colour.keras", "--data", "digits")
+        assert files(empty_folder) == ["colour.keras", "dense.keras"]
+
+    def test_damaged_file(self, capsys, empty_folder):
+        model_file("m.keras")
+        whole = (empty_folder / "m.keras").read_bytes()
+        middle = len(whole) // 2
+        for damaged in (b"", whole[:middle], whole[:-10], whole[:middle] + bytes(500) + whole[middle + 500 :]):
+            (empty_folder / "m.keras").write_bytes(damaged)
+            assert "m.keras is damaged, or no model of this package" in self.error(capsys, "m.keras", "--data", "digits")
+        assert files(empty_folder) == ["m.keras"]
+
+
+def model_file(path, **options):
+    kp.create_model("digits_resnet8_preact", width_factor=0.25, **options).save(path)
+
+
+class TestRealProcesses:
+    """As a user meets it: nothing else on stderr, no traceback, no notes of TensorFlow."""
+
+    def test_unknown_recipe(self, empty_folder):
+        status, out, err = finish(start("-m", "training.train", "cifar", cwd=empty_folder))
+        assert (status, out) == (2, "")
+        assert one_error(err).startswith("error: Unknown recipe. Did you mean 'cifar10'")
+        assert all(name in err for name in RECIPES)
+        assert list(empty_folder.iterdir()) == []
+
+    def test_error_behind_the_start_of_keras(self, empty_folder):
+        process = start("-m", "training.train", "digits", "--model.gate-bias", "-6", cwd=empty_folder)
+        status, out, err = finish(process)
+        assert (status, out) == (2, "")
+        assert "gate_bias" in one_error(err)
+        assert list(empty_folder.iterdir()) == []
+
+    def test_evaluate_of_nothing(self, empty_folder):
+        status, out, err = finish(start("-m", "training.evaluate", "runs/digits", cwd=empty_folder))
+        assert (status, out) == (2, "")
+        assert "runs/digits is neither a run directory" in one_error(err)
+        assert list(empty_folder.iterdir()) == []
+
+    def test_what_starting_tensorflow_says_besides_its_notes_is_passed_on(self, empty_folder):
+        """A stand-in for TensorFlow writes to the descriptor itself, as its C++ code does."""
+        lines = [
+            "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+            "I0000 00:00:1795230913.771796   12241 cudart_stub.cc:31] Could not find cuda drivers on your machine",
+            "E0000 00:00:1795230913.771796   12241 cuda_dnn.cc:8310] a real problem",
+            "E0000 00:00:1795230913.771796   12241 cuda_platform.cc:52] failed call to cuInit: UNKNOWN ERROR (303)",
+        ]
+        (empty_folder / "tensorflow.py").write_text(
+            "import os, types\n"
+            "config = types.SimpleNamespace(list_physical_devices=lambda: os.write(2, b'no device\\n'))\n"
+            f"os.write(2, {chr(10).join([*lines, '']).encode()!r})\n"
+        )
+        process = start("-c", "import training", cwd=empty_folder)
+        status, out, err = finish(process)
+        assert (status, out, err) == (0, "", f"{lines[2]}\nno device\n")

@@ -1,0 +1,330 @@
+"""Training runs: what they leave behind, that options reach the network, and how they end when something happens."""
+
+import csv
+import json
+import re
+import signal
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from keras_preact.preprocessing import PREPROCESSING
+from tests.training import images as pictures
+from tests.training.commands import TINY, error_of, files, finish, one_error, run_evaluate, run_train, start
+from training import train
+from training.config import Config, Data, Model
+from training.data import evaluation_batches, load
+
+EVENTS = r"tensorboard/train/events\.out\.tfevents\..+\.v2"
+FILES = ["checkpoints/best.keras", "checkpoints/last.keras", "config.json", "history.csv", "model.keras"]
+
+
+def loaded(path) -> keras.Model:
+    return keras.saving.load_model(path)
+
+
+def weights(path) -> list[np.ndarray]:
+    return [np.array(weight) for weight in loaded(path).weights]
+
+
+def history(run) -> list[dict[str, str]]:
+    with open(run / "history.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def scalars(folder) -> dict[str, list[tuple[int, float]]]:
+    """Read the scalars of TensorBoard's event files in `folder`: tag to steps and values."""
+    import tensorflow as tf
+    from tensorflow.core.util import event_pb2
+
+    found: dict[str, list[tuple[int, float]]] = {}
+    for record in tf.data.TFRecordDataset([str(path) for path in folder.iterdir()]).as_numpy_iterator():
+        event = event_pb2.Event.FromString(record)
+        for value in event.summary.value:
+            found.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
+    return found
+
+
+OPTIONS = (
+    *("--schedule.length", "30", "--schedule.kind", "steps", "--schedule.drops", "20", "--schedule.warmup", "4"),
+    *("--optimizer.nesterov", "--optimizer.learning-rate", "0.05", "--seed", "3"),
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of 30 iterations: an epoch of 22, and one cut short after 8."""
+    return run_train(tmp_path_factory.mktemp("train") / "run", *OPTIONS)
+
+
+class TestRunDirectory:
+    def test_holds_exactly_what_is_documented(self, run):
+        assert [name for name in files(run) if not name.startswith("tensorboard")] == FILES
+        events = [name for name in files(run) if name.startswith("tensorboard")]
+        assert len(events) == 1
+        assert re.fullmatch(EVENTS, events[0])
+
+    def test_config_is_the_configuration_and_what_a_later_command_needs(self, run):
+        described = json.loads((run / "config.json").read_text())
+        assert described["recipe"] == "digits"
+        assert described["config"]["model"] == {
+            field: None
+            for field in ("arrangement", "shortcut", "gate_bias", "block", "normalization", "activation", "dropout")
+        } | {"dtype": None, "name": "digits_resnet8_preact", "width_factor": 0.25}
+        assert described["config"]["optimizer"] == {
+            "learning_rate": 0.05,
+            "momentum": 0.9,
+            "nesterov": True,
+            "weight_decay": 1e-3,
+            "exclude_from_decay": [],
+        }
+        assert described["config"]["schedule"]["drops"] == [20]
+        assert (described["config"]["batch_size"], described["config"]["seed"]) == (64, 3)
+        assert described["config"]["output"] == str(run)
+        assert described["classes"] == list("0123456789")
+        assert described["images"] == {"train": 1437, "holdout": 0, "test": 360}
+        assert described["preprocessing"] == PREPROCESSING["digits"].to_dict()
+        assert described["iterations"] == 30
+        assert described["trainable_parameters"] == 4934
+        versions = described["versions"]
+        assert (versions["keras"], versions["backend"]) == (keras.__version__, keras.backend.backend())
+        assert {"python", "tensorflow", "numpy"} <= set(versions)
+
+    def test_history_and_tensorboard_have_every_epoch(self, run):
+        rows = history(run)
+        assert [row["epoch"] for row in rows] == ["0", "1"]
+        logged = scalars(run / "tensorboard" / "train")
+        for metric in ("loss", "accuracy"):
+            values = [float(row[metric]) for row in rows]
+            assert np.isfinite(values).all()
+            assert [step for step, _ in logged[f"epoch_{metric}"]] == [0, 1]
+            np.testing.assert_allclose([value for _, value in logged[f"epoch_{metric}"]], values, rtol=1e-5)
+        assert float(rows[1]["loss"]) < float(rows[0]["loss"])
+
+    def test_checkpoints(self, run):
+        """The loss falls from epoch to epoch, so the last epoch's network is the final one and the best."""
+        final = weights(run / "model.keras")
+        for name in ("last", "best"):
+            for ours, theirs in zip(weights(run / "checkpoints" / f"{name}.keras"), final, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+
+    def test_number_of_iterations_is_exact(self, run):
+        assert int(loaded(run / "model.keras").optimizer.iterations) == 30
+
+    def test_optimizer_is_the_papers_with_the_configured_schedule(self, run):
+        optimizer = loaded(run / "model.keras").optimizer
+        assert isinstance(optimizer, kp.optimizers.CoupledSGD)
+        config = optimizer.get_config()
+        assert (config["momentum"], config["nesterov"]) == (0.9, True)
+        assert (config["coupled_weight_decay"], config["exclude_from_decay"]) == (1e-3, [])
+        assert config["weight_decay"] is None
+        rate = optimizer._learning_rate
+        expected = {0: 0.01, 3: 0.01, 4: 0.05, 19: 0.05, 20: 0.005, 29: 0.005}
+        assert {step: round(float(rate(step)), 7) for step in expected} == expected
+
+    def test_network_takes_raw_pixels(self, run):
+        model = loaded(run / "model.keras")
+        layer = model.get_layer("preprocessing")
+        np.testing.assert_allclose(np.ravel(layer.mean), [77.853723], rtol=1e-5)
+        np.testing.assert_allclose(np.ravel(layer.variance), [95.850908**2], rtol=1e-5)
+        # the same weights behind normalised pixels
+        bare = kp.create_model("digits_resnet8_preact", width_factor=0.25)
+        trained = {weight.path: weight for weight in model.weights}
+        for weight in bare.weights:
+            weight.assign(trained[weight.path])
+        pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1)).astype("float32")
+        normalised = (pixels - 77.853723) / 95.850908
+        np.testing.assert_allclose(
+            model.predict_on_batch(pixels), bare.predict_on_batch(normalised.astype("float32")), atol=1e-4
+        )
+
+
+def test_same_seed_same_weights_in_another_process(run, tmp_path):
+    status, out, err = finish(start("-m", "training.train", "digits", *TINY, *OPTIONS, "--output", "run", cwd=tmp_path))
+    assert (status, err) == (0, "")
+    assert (
+        "Training digits_resnet8_preact (4,934 trainable parameters) on 1,437 images of digits for 30 iterations of 64" in out
+    )
+    assert "Finished: run/model.keras. Next: python -m training.evaluate run\n" in out
+    for ours, theirs in zip(weights(run / "model.keras"), weights(tmp_path / "run" / "model.keras"), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_another_seed_other_weights(run, tmp_path):
+    other = run_train(tmp_path / "run", *OPTIONS, "--seed", "4")
+    for ours, theirs in zip(weights(run / "model.keras"), weights(other / "model.keras"), strict=True):
+        if ours.ndim > 1:  # kernels
+            assert np.abs(ours - theirs).max() > 1e-2
+
+
+class TestOptionsOfTheModel:
+    def build(self, **options):
+        model = Model("digits_resnet8_preact", **options)
+        config = train.build_model(Config(model=model), load(Data("digits")), 8).get_config()
+        return config | {"shortcut": config["shortcut"]["class_name"]}
+
+    @pytest.mark.parametrize(
+        ("option", "value", "expected"),
+        [
+            ("arrangement", "relu_before_addition", "relu_before_addition"),
+            ("shortcut", "dropout", "Dropout"),
+            ("normalization", "layer", "layer"),
+            ("activation", "elu", "elu"),
+            ("block", "single", "single"),
+            ("dropout", 0.25, 0.25),
+            ("width_factor", 0.5, None),
+        ],
+    )
+    def test_reaches_the_network_alone(self, option, value, expected):
+        plain, changed = self.build(), self.build(**{option: value})
+        others = {"width_factor": {"stem_filters", "stages"}, "block": {"block", "stages"}}
+        assert {key for key in plain if plain[key] != changed[key]} == others.get(option, {option})
+        assert changed.get(option) == expected
+        assert changed["stem_filters"] == (8 if option == "width_factor" else 16)
+
+    def test_reaches_the_network_of_a_run(self, tmp_path):
+        options = ("--model.arrangement", "original", "--model.shortcut", "exclusive_gating", "--model.gate-bias", "-6")
+        run = run_train(tmp_path / "run", *options, "--model.dtype", "mixed_bfloat16", "--schedule.length", "2")
+        model = loaded(run / "model.keras")
+        config = model.get_config()
+        assert (config["arrangement"], config["shortcut"]["class_name"]) == ("original", "ExclusiveGating")
+        gates = [np.array(weight) for weight in model.weights if "gate" in weight.path and weight.path.endswith("bias")]
+        assert len(gates) == 3
+        np.testing.assert_allclose(np.concatenate(gates), -6, atol=0.1)  # two small steps from where they start
+        assert model.units[0].compute_dtype == "bfloat16"
+        assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
+        assert keras.backend.standardize_dtype(model.output.dtype) == "float32"
+        assert np.isfinite(float(history(run)[0]["loss"]))
+        assert int(model.optimizer.iterations) == 2
+
+
+def test_holdout_chooses_the_best_checkpoint(tmp_path):
+    # at this rate the accuracy on the images set aside goes up and down
+    options = ("--data.holdout", "200", "--schedule.length", "80", "--optimizer.learning-rate", "0.5")
+    run = run_train(tmp_path / "run", *options)
+    described = json.loads((run / "config.json").read_text())
+    assert described["images"] == {"train": 1237, "holdout": 200, "test": 360}
+    rows = history(run)
+    assert len(rows) == 5  # 19 iterations an epoch
+    data = load(Data("digits", holdout=200))
+    batches = evaluation_batches(data, data.holdout, 200, None)
+    images, labels = next(batches.as_numpy_iterator())
+    accuracies = {
+        name: float((loaded(run / "checkpoints" / f"{name}.keras").predict_on_batch(images).argmax(axis=1) == labels).mean())
+        for name in ("best", "last")
+    }
+    measured = [float(row["val_accuracy"]) for row in rows]
+    assert accuracies == pytest.approx({"best": max(measured), "last": measured[-1]}, abs=1e-6)
+
+
+def test_weights_that_are_spared_from_the_decay(tmp_path):
+    """At a decay so strong, a step leaves hardly anything of a weight that is not spared."""
+    options = ("--optimizer.learning-rate", "0.01", "--optimizer.weight-decay", "99", "--schedule.kind", "steps")
+    run = run_train(tmp_path / "run", *options, "--optimizer.exclude-from-decay", "norm", "bias", "--schedule.length", "1")
+    for weight in loaded(run / "model.keras").trainable_weights:
+        if weight.path.endswith("gamma"):
+            assert np.array(weight).min() > 0.5
+        if weight.path.endswith("kernel"):
+            assert np.abs(np.array(weight)).max() < 0.05
+
+
+def test_watching_the_test_set_changes_nothing_but_the_history(run, tmp_path):
+    watched = run_train(tmp_path / "run", *OPTIONS, "--data.watch-test")
+    for ours, theirs in zip(weights(run / "model.keras"), weights(watched / "model.keras"), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    data = load(Data("digits"))
+    images, labels = next(evaluation_batches(data, data.test, 360, None).as_numpy_iterator())
+    accuracy = (loaded(watched / "model.keras").predict_on_batch(images).argmax(axis=1) == labels).mean()
+    assert float(history(watched)[-1]["val_accuracy"]) == pytest.approx(accuracy, abs=1e-6)
+    assert history(run)[-1]["val_accuracy"] == "NA"
+
+
+def test_images_of_a_folder(tmp_path):
+    """Pictures of 40 x 30 pixels come down to the size asked for; the statistics are ImageNet's."""
+    pictures.write_folder(tmp_path / "pictures", classes=("cat", "dog", "emu"))
+    options = ("--data.name", "folder", "--data.dir", str(tmp_path / "pictures"), "--data.size", "16")
+    run = run_train(tmp_path / "run", *options, "--data.augmentation", "resized_crop_flip", "--batch-size", "6")
+    model = loaded(run / "model.keras")
+    assert (model.input_shape, model.output_shape) == ((None, 16, 16, 3), (None, 3))
+    np.testing.assert_allclose(np.ravel(model.get_layer("preprocessing").mean), [123.675, 116.28, 103.53], rtol=1e-5)
+    described = json.loads((run / "config.json").read_text())
+    assert described["classes"] == ["cat", "dog", "emu"]
+    assert described["config"]["data"]["dir"] == str(tmp_path / "pictures")
+
+
+def test_resized_crop_keeps_the_size_of_a_data_set_that_has_one(tmp_path):
+    run = run_train(tmp_path / "run", "--data.augmentation", "resized_crop_flip", "--schedule.length", "1")
+    assert loaded(run / "model.keras").input_shape == (None, 8, 8, 1)
+
+
+@pytest.mark.parametrize(("choice", "expected"), [("on", True), ("off", False), ("auto", None)])
+def test_compilation(choice, expected, monkeypatch):
+    import tensorflow as tf
+
+    for devices in ([], ["GPU:0"]):
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda _, devices=devices: devices)
+        automatic = False if keras.backend.backend() == "tensorflow" and not devices else "auto"
+        assert train._jit_compile(choice) == (automatic if expected is None else expected)
+
+
+class TestEndings:
+    """Real processes that are interrupted, diverge, or find no room."""
+
+    LONG = ("--schedule.length", "1000000")
+
+    def test_interruption_while_a_checkpoint_is_written(self, tmp_path, capsys):
+        # a process started in the background may inherit that it ignores the signal
+        code = (
+            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+            "from training import train; train.main(sys.argv[1:])"
+        )
+        process = start("-c", code, "digits", *TINY, *self.LONG, "--output", "run", cwd=tmp_path)
+        run = tmp_path / "run"
+        deadline = time.monotonic() + 240
+        last = run / "checkpoints" / "last.keras"
+        while not (last.exists() and list(last.parent.glob(".last-*"))):
+            assert process.poll() is None, finish(process)
+            assert time.monotonic() < deadline, (process.kill(), finish(process))
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        status, out, err = finish(process)
+        assert (status, err) == (130, "")
+        assert out.endswith("Run directory: run; evaluate or export the last checkpoint with --checkpoint last.\n")
+        left = [name for name in files(run) if not re.fullmatch(EVENTS, name)]
+        assert left == [name for name in FILES if name != "model.keras"]
+        iterations = [int(loaded(run / "checkpoints" / f"{name}.keras").optimizer.iterations) for name in ("best", "last")]
+        assert all(count > 0 and count % 22 == 0 for count in iterations)
+        assert len(history(run)) in (iterations[1] // 22, iterations[1] // 22 - 1)
+
+        message = error_of(capsys, run_evaluate, run)
+        assert f"The run {run} was not finished" in message
+        assert "It has: --checkpoint best, --checkpoint last." in message
+        assert not (run / "metrics.json").exists()
+        run_evaluate(run, "--checkpoint", "last")
+        assert json.loads((run / "metrics.json").read_text())["model"] == str(last)
+
+    def test_divergence(self, tmp_path):
+        options = ("--optimizer.learning-rate", "1e8", "--schedule.length", "100")
+        status, _, err = finish(start("-m", "training.train", "digits", *TINY, *options, "--output", "run", cwd=tmp_path))
+        assert status == 2
+        message = one_error(err)
+        assert re.search(r"The loss is (nan|inf) in epoch 1: training diverged", message)
+        assert "--optimizer.learning-rate" in message
+        assert "There is no checkpoint." in message
+        assert [name for name in files(tmp_path / "run") if not re.fullmatch(EVENTS, name)] == ["config.json", "history.csv"]
+
+    def test_full_disk(self, tmp_path):
+        """Files may have 20 kB here: room for config.json, none for a checkpoint."""
+        code = (
+            "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+            "from training import train; train.main(sys.argv[1:])"
+        )
+        status, _, err = finish(start("-c", code, "digits", *TINY, "--output", "run", cwd=tmp_path))
+        assert status == 2
+        assert re.fullmatch(r"error: Cannot write run/checkpoints/last.keras: .*File too large\n", err)
+        assert [name for name in files(tmp_path / "run") if not re.fullmatch(EVENTS, name)] == ["config.json", "history.csv"]
+        json.loads((tmp_path / "run" / "config.json").read_text())
