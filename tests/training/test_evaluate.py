@@ -1,0 +1,236 @@
+"""Evaluation: its figures against hand-computed ones, and its files against the data and the network they speak of."""
+
+import json
+import re
+import shutil
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_preact as kp
+from tests.training import images as pictures
+from tests.training.commands import files, run_evaluate, run_train
+from training import cli
+from training import export as export_command
+from training.config import Data
+from training.data import load
+from training.evaluate import draw_confusion, measure, report
+
+
+def scores(rows) -> np.ndarray:
+    return np.array(rows, "float32")
+
+
+class TestMeasure:
+    #: Two images of a, two of b, none of c; the second a is taken for b.
+    LOGITS = scores([[2, 1, 0], [1, 3, 0], [0, 1, 0], [-1, 0, -2]])
+    LABELS = np.array([0, 0, 1, 1])
+
+    def test_by_hand(self):
+        metrics = measure(self.LOGITS, self.LABELS, ["a", "b", "c"])
+        assert metrics["images"] == 4
+        assert (metrics["accuracy"], metrics["error"]) == (0.75, 0.25)
+        assert metrics["confusion_matrix"] == [[1, 1, 0], [0, 2, 0], [0, 0, 0]]
+        assert metrics["per_class"] == {
+            "a": {"precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3), "images": 2},
+            "b": {"precision": pytest.approx(2 / 3), "recall": 1.0, "f1": pytest.approx(0.8), "images": 2},
+            "c": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "images": 0},
+        }
+
+    def test_loss_is_the_mean_cross_entropy_in_nats(self):
+        exponentials = np.exp(self.LOGITS.astype("float64"))
+        probabilities = exponentials[np.arange(4), self.LABELS] / exponentials.sum(axis=1)
+        loss = measure(self.LOGITS, self.LABELS, ["a", "b", "c"])["loss"]
+        assert loss == pytest.approx(-np.log(probabilities).mean(), rel=1e-12)
+        assert measure(scores([[0, 0, 0]]), np.array([1]), ["a", "b", "c"])["loss"] == pytest.approx(1.0986122886681098)
+
+    def test_loss_of_large_logits(self):
+        # e^1000 is no number: the first is right beyond doubt, the second wrong by 2000 nats
+        assert measure(scores([[1000, -1000], [1000, -1000]]), np.array([0, 1]), ["a", "b"])["loss"] == 1000
+
+    def test_top5(self):
+        logits = scores([[7, 6, 5, 4, 3, 2, 1]] * 4)
+        metrics = measure(logits, np.array([0, 4, 5, 6]), list("abcdefg"))  # first, fifth, sixth and seventh
+        assert (metrics["top5_accuracy"], metrics["accuracy"]) == (0.5, 0.25)
+
+    def test_top5_is_left_out_where_it_says_nothing(self):
+        assert "top5_accuracy" not in measure(scores([[0, 1, 2, 3, 4]]), np.array([0]), list("abcde"))
+        assert measure(scores([[0, 1, 2, 3, 4, 5]]), np.array([0]), list("abcdef"))["top5_accuracy"] == 0
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    def test_outputs_that_are_no_numbers(self, value):
+        logits = self.LOGITS.copy()
+        logits[2, 0] = value
+        with pytest.raises(cli.UserError, match="outputs are not finite numbers: it diverged in training"):
+            measure(logits, self.LABELS, ["a", "b", "c"])
+
+    def test_can_be_written_as_json(self):
+        metrics = measure(self.LOGITS, self.LABELS, ["a", "b", "c"])
+        assert json.loads(json.dumps(metrics)) == metrics
+
+    def test_report(self):
+        metrics = {"model": "runs/a/model.keras", "data": "letters"} | measure(self.LOGITS, self.LABELS, ["a", "b", "class c"])
+        assert report(metrics).split("\n") == [
+            "runs/a/model.keras on 4 test images of letters:",
+            f"  accuracy 75.00 %, error 25.00 %, loss {metrics['loss']:.4f}",
+            "  class    precision  recall      f1  images",
+            "  a           1.0000  0.5000  0.6667       2",
+            "  b           0.6667  1.0000  0.8000       2",
+            "  class c     0.0000  0.0000  0.0000       0",
+        ]
+        assert ", top-5 accuracy 12.50 %" in report(metrics | {"top5_accuracy": 0.125})
+
+
+@pytest.mark.parametrize("classes", [2, 60])
+def test_confusion_matrix_is_drawn(tmp_path, classes):
+    matrix = np.zeros((classes, classes), int)
+    matrix[0, 1] = 3  # a class without any image right, and classes without images
+    draw_confusion(matrix, [f"class {i}" for i in range(classes)], tmp_path / "matrix.png")
+    with Image.open(tmp_path / "matrix.png") as image:
+        image.load()
+        assert image.format == "PNG"
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    if classes == 2:
+        # the one dark square is that of true class 0 and predicted class 1: right of the middle, above it
+        rows, columns = np.nonzero((np.abs(pixels - (8, 48, 107)) < 3).all(axis=-1)[:, : int(0.8 * pixels.shape[1])])
+        assert rows.mean() < pixels.shape[0] / 2
+        assert columns.mean() > pixels.shape[1] / 2
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return run_train(tmp_path_factory.mktemp("evaluate") / "run", "--schedule.length", "30")
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    """A copy of a trained run, `run` in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def test_images():
+    rows = list(load(Data("digits")).test.open().as_numpy_iterator())
+    return np.stack([image for image, _ in rows]), np.array([label for _, label in rows])
+
+
+def metrics_of(folder) -> dict:
+    return json.loads((folder / "metrics.json").read_text())
+
+
+class TestRun:
+    def test_metrics_are_those_of_the_network_on_the_test_images(self, run, test_images, capsys):
+        images, labels = test_images
+        run_evaluate("run")
+        metrics = metrics_of(run)
+        logits = keras.saving.load_model(run / "model.keras").predict_on_batch(images.astype("float32"))
+        predicted = logits.argmax(axis=1)
+        assert (metrics["model"], metrics["data"], metrics["split"]) == ("run/model.keras", "digits", "test")
+        assert metrics["images"] == 360
+        assert metrics["accuracy"] == pytest.approx((predicted == labels).mean())
+        assert metrics["accuracy"] > 0.3  # chance is 0.1
+        for true, row in enumerate(metrics["confusion_matrix"]):
+            assert row == [int((predicted[labels == true] == guess).sum()) for guess in range(10)]
+        assert list(metrics["per_class"]) == list("0123456789")
+        top5 = (np.argsort(-logits, axis=1)[:, :5] == labels[:, None]).any(axis=1).mean()
+        assert metrics["top5_accuracy"] == pytest.approx(top5)
+
+        printed = capsys.readouterr().out
+        assert report(metrics) in printed
+        assert "Written: run/metrics.json, run/confusion_matrix.png\n" in printed
+        with Image.open(run / "confusion_matrix.png") as image:
+            image.load()
+            assert image.format == "PNG"
+            assert min(image.size) > 300
+
+    def test_again_replaces_the_files_and_leaves_no_others(self, run):
+        before = files(run)
+        run_evaluate("run")
+        run_evaluate("run", "--batch-size", "7")
+        assert files(run) == sorted([*before, "metrics.json", "confusion_matrix.png"])
+
+    def test_checkpoint_and_output(self, run):
+        run_evaluate("run", "--checkpoint", "best", "--output", "elsewhere/here")
+        assert files(run.parent / "elsewhere") == ["here/confusion_matrix.png", "here/metrics.json"]
+        assert metrics_of(run.parent / "elsewhere" / "here")["model"] == "run/checkpoints/best.keras"
+        assert not (run / "metrics.json").exists()
+
+    def test_keras_file_gives_the_same(self, run):
+        run_evaluate("run")
+        run_evaluate("run/model.keras", "--data", "digits")
+        assert metrics_of(run.parent / "evaluation-model") == metrics_of(run)
+
+    def test_probabilities_at_the_end_give_the_same(self, run):
+        model = keras.saving.load_model(run / "model.keras")
+        options = {"width_factor": 0.25, "include_preprocessing": True, "classifier_activation": "softmax"}
+        with_softmax = kp.create_model("digits_resnet8_preact", **options)
+        with_softmax.set_weights(model.get_weights())
+        with_softmax.save("softmax.keras")
+        run_evaluate("run")
+        run_evaluate("softmax.keras", "--data", "digits")
+        metrics, expected = metrics_of(run.parent / "evaluation-softmax"), metrics_of(run)
+        assert metrics["confusion_matrix"] == expected["confusion_matrix"]
+        assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+
+    def test_diverged_network(self, run, capsys):
+        model = keras.saving.load_model(run / "model.keras")
+        model.weights[0].assign(np.full(model.weights[0].shape, np.nan))
+        model.save(run / "model.keras")
+        with pytest.raises(SystemExit):
+            run_evaluate("run")
+        assert "error: The network's outputs are not finite numbers" in capsys.readouterr().err
+        assert not (run / "metrics.json").exists()
+
+
+class TestSamples:
+    @pytest.mark.parametrize(("count", "names"), [(3, ["0_0", "0_1", "0_2"]), (12, None), (1000, None)])
+    def test_one_of_each_class_in_turn_with_its_pixels(self, run, test_images, capsys, count, names):
+        images, labels = test_images
+        run_evaluate("run", "--save-samples", count)
+        written = files(run / "samples")
+        assert len(written) == min(count, 360)
+        assert names is None or written == [f"{name}.png" for name in names]
+        if count == 12:
+            assert written == sorted(f"{i // 10}_{i % 10}.png" for i in range(12))
+        for name in written:
+            rank, label = map(int, re.fullmatch(r"(\d+)_(\d)\.png", name).groups())
+            with Image.open(run / "samples" / name) as image:
+                np.testing.assert_array_equal(np.asarray(image), images[labels == label][rank, ..., 0])
+        printed = re.findall(r"Written: run/samples/(\S+)", capsys.readouterr().out)
+        assert sorted(printed) == written
+        assert printed[:10] == [f"0_{label}.png" for label in range(10)][:count]
+
+    def test_images_of_a_folder_are_written_whole_and_in_colour(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        pictures.write_folder(tmp_path / "pictures", images=2)
+        kp.create_model("digits_resnet8_preact", classes=2, input_shape=(16, 16, 3), width_factor=0.25).save("m.keras")
+        run_evaluate("m.keras", "--data", "folder", "--data-dir", "pictures", "--save-samples", "4", "--output", "out")
+        assert metrics_of(tmp_path / "out")["images"] == 4
+        for name in ("cat", "dog"):
+            originals = (tmp_path / "pictures" / "test" / name).iterdir()
+            samples = [tmp_path / "out" / "samples" / f"{i}_{name}.png" for i in range(2)]
+            assert sorted(map(pixels, samples)) == sorted(map(pixels, originals))
+
+
+def pixels(path) -> bytes:
+    with Image.open(path) as image:
+        assert (image.mode, image.size) == ("RGB", (40, 30))
+        return image.tobytes()
+
+
+def test_exported_model_gives_the_metrics_of_its_run(run, capsys):
+    run_evaluate("run")
+    cli.main(export_command.export, ["run", "--name", "digits", "--output", "exported"])
+    capsys.readouterr()
+    run_evaluate("exported/digits")
+    metrics, expected = metrics_of(run.parent / "evaluation-digits"), metrics_of(run)
+    assert metrics["model"] == "exported/digits/1"
+    assert metrics["confusion_matrix"] == expected["confusion_matrix"]
+    assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    assert metrics["data"] == "digits"
+    assert report(metrics) in capsys.readouterr().out
+    assert not list((run.parent / "exported").rglob("metrics.json"))
