@@ -1,5 +1,6 @@
 """README tells the truth: its Python runs, its commands parse, its numbers are those of the tables."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -51,6 +52,12 @@ def test_training_commands_parse(line, monkeypatch):
     assert recipe == arguments[0]
     if "--model.gate-bias" in arguments:
         assert config.model.gate_bias == -6.0
+
+
+def test_accuracy_of_the_short_run_is_that_of_its_card():
+    card = json.loads((ROOT / "saved_models" / "cifar10_resnet20" / "model_card.json").read_text())
+    assert card["run"]["recipe"] == "cifar10_short"
+    assert f"{100 * card['metrics']['accuracy']:.2f} % of the test images right" in README
 
 
 def test_linked_files_exist():

@@ -49,8 +49,7 @@ def export(
             output / name,
             classes=config["classes"],
             preprocessing=config["preprocessing"],
-            run={"directory": run.resolve().name, "checkpoint": checkpoint}
-            | {key: value for key, value in config.items() if key not in ("classes", "preprocessing")},
+            run={"directory": run.resolve().name, "checkpoint": checkpoint} | _without_places(config),
             metrics=_metrics_of(path, run),
             version=version,
         )
@@ -70,12 +69,19 @@ def export(
     )
 
 
+def _without_places(config: dict) -> dict:
+    """Return a run's config.json for the card: without what the card holds already, and without paths of this machine."""
+    own = {key: value for key, value in config.items() if key not in ("classes", "preprocessing")}
+    data = config["config"]["data"] | {"dir": None}
+    return own | {"config": config["config"] | {"data": data, "output": None}}
+
+
 def _metrics_of(path: Path, run: Path) -> dict | None:
     """Return the run's metrics.json if it was measured on the model in `path`."""
     file = run / "metrics.json"
     metrics = json.loads(file.read_text()) if file.is_file() else {}
     if Path(metrics.get("model", "")).name == path.name:
-        return metrics
+        return {key: value for key, value in metrics.items() if key != "model"}
     print(f"The card gets no metrics: python -m training.evaluate {run} measures them before an export.")
     return None
 

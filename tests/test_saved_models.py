@@ -1,0 +1,57 @@
+"""The exported model in the repository: what an earlier version wrote still serves, and is still the network of its card."""
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+
+MODEL = Path(__file__).parents[1] / "saved_models" / "cifar10_resnet20"
+
+
+@pytest.fixture(scope="module")
+def served():
+    tf = pytest.importorskip("tensorflow")
+    return tf.saved_model.load(str(MODEL / "1"))
+
+
+@pytest.fixture(scope="module")
+def card():
+    return json.loads((MODEL / "model_card.json").read_text())
+
+
+def test_is_the_network_of_its_card(served, card):
+    """Guards the numerics: today's network, with the weights of the file, gives what the graph of then gives."""
+    network = kp.models.ResidualNetwork.from_config(card["model"]["config"])
+    network.set_weights([weight.numpy() for weight in served.weights])
+    images = np.random.default_rng(0).uniform(0, 255, (3, 32, 32, 3)).astype("float32")
+    outputs = served.signatures["serving_default"](images=images)
+    logits = keras.ops.convert_to_numpy(network(images, training=False))
+    np.testing.assert_allclose(outputs["logits"].numpy(), logits, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(outputs["probabilities"].numpy().sum(axis=1), 1, rtol=1e-5)
+
+
+def test_card_says_where_its_figures_come_from(card):
+    assert (card["run"]["recipe"], card["run"]["config"]["model"]["name"]) == ("cifar10_short", "cifar_resnet20_preact")
+    matrix = np.array(card["metrics"]["confusion_matrix"])
+    assert matrix.sum() == card["metrics"]["images"] == 10_000
+    assert card["metrics"]["accuracy"] == pytest.approx(np.trace(matrix) / 10_000)
+
+
+@pytest.mark.slow
+def test_accuracy_on_the_real_test_images(served, card):
+    from training.config import Data
+    from training.data import evaluation_batches, load
+
+    tfds = pytest.importorskip("tensorflow_datasets")
+    if not tfds.builder("cifar10").is_prepared():
+        pytest.skip("CIFAR-10 is not prepared in TensorFlow Datasets' data dir (TFDS_DATA_DIR)")
+    data = load(Data("cifar10"))
+    right = 0
+    for images, labels in evaluation_batches(data, data.test, 500, None).as_numpy_iterator():
+        logits = served.signatures["serving_default"](images=images)["logits"].numpy()
+        right += int((logits.argmax(axis=1) == labels).sum())
+    assert abs(right / 10_000 - card["metrics"]["accuracy"]) <= 0.0005  # another CPU may turn a close call
