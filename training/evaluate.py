@@ -199,7 +199,7 @@ def _open_keras(path: Path, output: Path, data: Data | None) -> Subject:
         raise cli.UserError(f"{path} is no network for images: its input has the shape {model.input_shape[1:]}.")
     logits = getattr(model, "logits", None)
     if logits is not None:
-        model = keras.Model(model.inputs, logits)
+        model = keras.Model(model.input, logits)
     return Subject(
         path=path,
         output=output,

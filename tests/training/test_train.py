@@ -132,7 +132,7 @@ class TestRunDirectory:
         np.testing.assert_allclose(np.ravel(layer.variance), [95.850908**2], rtol=1e-5)
         # the same weights behind normalised pixels
         bare = kp.create_model("digits_resnet8_preact", width_factor=0.25)
-        trained = {weight.path: weight for weight in model.weights}
+        trained = {weight.path: np.array(weight) for weight in model.weights}
         for weight in bare.weights:
             weight.assign(trained[weight.path])
         pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1)).astype("float32")
