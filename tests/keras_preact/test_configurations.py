@@ -1,7 +1,5 @@
 """Any valid combination of options: it builds, announces its shape, survives its config, computes what NumPy computes."""
 
-import itertools
-
 import keras
 import numpy as np
 from hypothesis import assume, given, settings
@@ -40,17 +38,16 @@ SILENT_OPTIONS = {
 def units(draw):
     """Filters, shape of the input, options of NumPy's unit, options of the library's alone."""
     block = draw(every(reference.KERNELS))
-    filters = draw(st.integers(2, 4))
-    out = filters * reference.EXPANSION[block]
+    filters = 4
     options = {"block": block} | {key: draw(values) for key, values in UNIT_OPTIONS.items()}
     silent = {key: draw(values) for key, values in SILENT_OPTIONS.items()}
-    channels = draw(every([out, draw(st.integers(1, out))]))
+    channels = draw(every([filters * reference.EXPANSION[block], 3]))
     if block == "dense":
         return filters, (3, channels), options, silent
-    options["strides"] = draw(st.integers(1, 3))
+    options["strides"] = draw(st.integers(1, 2))
     if block == "bottleneck":
         options["groups"] = draw(st.integers(1, 2))
-    return filters, (2, draw(st.integers(1, 6)), draw(st.integers(1, 6)), channels), options, silent
+    return filters, (2, *draw(every([(5, 4), (2, 1)])), channels), options, silent  # JAX compiles for each shape
 
 
 @THOROUGHLY
@@ -73,15 +70,14 @@ def test_units(drawn):
     st.fixed_dictionaries(SILENT_OPTIONS),
     every(["3x3", "dense"]),
     every(["basic", "bottleneck", "single"]),
-    st.lists(st.tuples(st.integers(2, 4), st.integers(1, 2), st.integers(1, 2)), min_size=1, max_size=2),
+    every([[(2, 2, 1)], [(4, 1, 2)], [(2, 1, 1), (4, 2, 2)], [(4, 1, 2), (2, 1, 1)]]),  # the last one narrows
 )
 def test_networks(options, silent, stem, block, stages):
     if stem == "dense":
         block, stages, shape = "dense", [(filters, units, 1) for filters, units, _ in stages], (5,)
     else:
         shape = (6, 7, 3)
-    narrows = any(wide[0] > narrow[0] for wide, narrow in itertools.pairwise(stages))
-    assume(options["shape_shortcut"] != "zero_pad" or not (narrows or stages[0][0] * reference.EXPANSION[block] < 2))
+    assume(options["shape_shortcut"] != "zero_pad" or stages[0][0] <= stages[-1][0])
     model = kp.models.ResidualNetwork(
         stages, stem=stem, stem_filters=2, block=block, input_shape=shape, classes=3, **options, **silent
     )
