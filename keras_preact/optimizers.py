@@ -54,8 +54,13 @@ class CoupledSGD(keras.optimizers.SGD):
         self.coupled_weight_decay = coupled_weight_decay
         self.exclude_from_decay = list(exclude_from_decay)
 
+    def build(self, variables):
+        super().build(variables)
+        # by index: TensorFlow hands `update_step` variables of its own, which have no path
+        self._decayed = [not any(word in variable.path for word in self.exclude_from_decay) for variable in variables]
+
     def update_step(self, gradient, variable, learning_rate):
-        if self.coupled_weight_decay and not any(word in variable.path for word in self.exclude_from_decay):
+        if self.coupled_weight_decay and self._decayed[self._get_variable_index(variable)]:
             decay = ops.cast(self.coupled_weight_decay, gradient.dtype)
             gradient = ops.add(gradient, ops.multiply(ops.cast(variable, gradient.dtype), decay))
         super().update_step(gradient, variable, learning_rate)
