@@ -20,7 +20,12 @@ def test_demo(tmp_path):
     environment = os.environ | {"KERAS_BACKEND": keras.backend.backend()}
     arguments = (f"VENV={sys.prefix}", f"RUNS={tmp_path / 'runs'}", f"SAVED_MODELS={tmp_path / 'saved_models'}")
     done = subprocess.run(
-        ["make", "--no-print-directory", "demo-run", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800
+        ["make", "--no-print-directory", "demo-run", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
