@@ -43,6 +43,11 @@ def spawn(initializer: keras.initializers.Initializer, *place: object) -> keras.
     config = initializer.get_config()
     seed = seed_of(initializer)
     if seed is not None:
-        digest = hashlib.sha256(repr((seed, *place)).encode()).digest()
-        config["seed"] = int.from_bytes(digest[:4], "little") >> 1
+        config["seed"] = derive_seed(seed, *place)
     return type(initializer).from_config(config)
+
+
+def derive_seed(seed: int, *place: object) -> int:
+    """Return a seed for `place` that follows from `seed`: another one at every place, the same on every machine."""
+    digest = hashlib.sha256(repr((seed, *place)).encode()).digest()
+    return int.from_bytes(digest[:4], "little") >> 1

@@ -201,8 +201,13 @@ class ResidualUnit(keras.Layer):
             _layers.build_chain(self.shape_change, input_shape)
 
         settings: dict = {"name": kind.place, "dtype": self.dtype_policy, "data_format": self.data_format}
-        if self.shortcut_pattern.config.get("kernel_initializer") is None:
-            settings["kernel_initializer"] = self._kernel("shortcut")
+        # A seed in the pattern would give every unit of a network the same values; their names tell the units apart.
+        own_kernel = keras.initializers.get(self.shortcut_pattern.config.get("kernel_initializer"))
+        settings["kernel_initializer"] = (
+            self._kernel("shortcut") if own_kernel is None else initializers.spawn(own_kernel, self.name)
+        )
+        if (seed := self.shortcut_pattern.config.get("seed")) is not None:
+            settings["seed"] = initializers.derive_seed(seed, self.name)
         if shortcut_projects:
             settings |= {"filters": self.channels_out, "strides": self.strides}
         self.shortcut = self.shortcut_pattern.make(**settings)

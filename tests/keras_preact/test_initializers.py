@@ -140,3 +140,25 @@ def test_weights_start_neutral():
         kind = path.rsplit("/", 1)[1]
         if kind != "kernel":
             np.testing.assert_array_equal(value, np.full_like(value, start[kind]), path)
+
+
+def test_a_seed_in_a_shortcut_gives_every_unit_values_of_its_own():
+    gate = kp.shortcuts.ExclusiveGating(kernel_initializer=keras.initializers.RandomNormal(seed=1))
+    models = [kp.models.resnet_cifar(14, input_shape=(8, 8, 1), shortcut=gate) for _ in range(2)]
+    kernels = [[np.array(w) for w in model.weights if w.path.endswith("gate/conv/kernel")] for model in models]
+    assert not np.array_equal(kernels[0][0], kernels[0][1])  # two units of one stage
+    for one, other in zip(*kernels, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_seed_in_a_dropout_shortcut_gives_every_unit_a_mask_of_its_own():
+    masks = []
+    for name in ("stage1_unit1", "stage1_unit2", "stage1_unit1"):
+        unit = kp.ResidualUnit(4, shortcut=kp.shortcuts.Dropout(0.5, seed=1), name=name)
+        x = np.ones((1, 16, 16, 4), "float32")
+        unit(x)
+        for weight in unit.trainable_weights:  # F = 0: what is left is the shortcut
+            weight.assign(keras.ops.zeros_like(weight))
+        masks.append(np.array(keras.ops.convert_to_numpy(unit(x, training=True))) > 0)
+    assert not np.array_equal(masks[0], masks[1])
+    np.testing.assert_array_equal(masks[0], masks[2])
