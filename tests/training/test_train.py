@@ -78,7 +78,7 @@ class TestRunDirectory:
             "learning_rate": 0.05,
             "momentum": 0.9,
             "nesterov": True,
-            "weight_decay": 1e-3,
+            "weight_decay": 5e-3,
             "exclude_from_decay": [],
         }
         assert described["config"]["schedule"]["drops"] == [20]
@@ -119,7 +119,7 @@ class TestRunDirectory:
         assert isinstance(optimizer, kp.optimizers.CoupledSGD)
         config = optimizer.get_config()
         assert (config["momentum"], config["nesterov"]) == (0.9, True)
-        assert (config["coupled_weight_decay"], config["exclude_from_decay"]) == (1e-3, [])
+        assert (config["coupled_weight_decay"], config["exclude_from_decay"]) == (5e-3, [])
         assert config["weight_decay"] is None
         rate = optimizer._learning_rate
         expected = {0: 0.01, 3: 0.01, 4: 0.05, 19: 0.05, 20: 0.005, 29: 0.005}
