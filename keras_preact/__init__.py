@@ -4,4 +4,5 @@ from keras_preact import arrangements, export, initializers, models, optimizers,
 from keras_preact.arrangements import ARRANGEMENTS, Arrangement
 from keras_preact.models.registry import create_model, list_models, model_entry
 from keras_preact.shortcuts import SHORTCUTS
+from keras_preact.stacks import UnitStack
 from keras_preact.units import BLOCKS, ResidualUnit

@@ -9,13 +9,13 @@ the network around its units.
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 import keras
 
 from keras_preact import _checks
 
-Component = Literal["norm", "activation"]
+Component = Literal["norm", "activation", "shift", "scale"]
 Components = tuple[Component, ...]
 
 NORM: Components = ("norm",)
@@ -28,7 +28,8 @@ NORM_ACTIVATION: Components = ("norm", "activation")
 class Arrangement:
     """The order of the components of a residual unit, and of the network's first and last ones.
 
-    Every field is a tuple of `"norm"` and `"activation"`, in the order in which the signal meets them.
+    Every field is a tuple of `"norm"`, `"activation"`, `"shift"` (plus a trained scalar) and `"scale"` (times one), in the order
+    in which the signal meets them.
 
     Args:
         first: In front of the first weight of F.
@@ -64,7 +65,7 @@ class Arrangement:
         for field in dataclasses.fields(self):
             components = tuple(getattr(self, field.name))  # JSON brings lists
             for component in components:
-                _checks.one_of(component, NORM_ACTIVATION, field.name)
+                _checks.one_of(component, get_args(Component), field.name)
             object.__setattr__(self, field.name, components)
 
     def without_first(self) -> "Arrangement":
@@ -97,6 +98,16 @@ ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
             head=NORM,
         ),
     }
+)
+
+#: Full pre-activation for networks without normalisation: a shift in front of every weight and activation, a scale at the end
+#: of the branch (arXiv 1901.09321, Sec. 3; that paper has the original order). `kp.initializers.Fixup` is its initialiser.
+FIXUP = Arrangement(
+    first=("shift", "activation", "shift"),
+    between=("shift", "activation", "shift"),
+    last=("scale",),
+    stem=("shift", "activation", "shift"),
+    head=("shift", "activation", "shift"),
 )
 
 

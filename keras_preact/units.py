@@ -68,7 +68,10 @@ class ResidualUnit(keras.Layer):
         dropout: Rate of the dropout on the branch; 0 for none.
         dropout_at: `"between_weights"`, after the activation and in front of each weight but the first (wide residual
             networks), or `"before_addition"`, at the end of F.
+        stochastic_depth: Share of the examples for which F is left out in training (arXiv 1603.09382); the others' F is
+            divided by `1 - stochastic_depth`. At inference F is as it is. None: for none.
         use_bias: Whether the branch's and the projection's weights have a bias.
+        bias_initializer: Of those; each draws its own values.
         kernel_initializer: Of all kernels; each weight draws its own values. None: He with fan_out, as released.
         data_format: `"channels_last"` or `"channels_first"`; None for Keras' setting.
         **kwargs: `name`, `dtype` (a policy such as `"mixed_bfloat16"`), `trainable`.
@@ -112,7 +115,9 @@ class ResidualUnit(keras.Layer):
         base_width: int = 64,
         dropout: float = 0.0,
         dropout_at: str = "between_weights",
+        stochastic_depth: float | None = None,
         use_bias: bool = False,
+        bias_initializer="zeros",
         kernel_initializer=None,
         data_format: str | None = None,
         **kwargs,
@@ -126,6 +131,8 @@ class ResidualUnit(keras.Layer):
         ):
             _checks.positive_int(value, argument)
         _checks.fraction(dropout, "dropout")
+        if stochastic_depth is not None:
+            _checks.fraction(stochastic_depth, "stochastic_depth")
         _checks.one_of(shape_shortcut, SHAPE_SHORTCUTS, "shape_shortcut")
         _checks.one_of(stride_on, STRIDE_PLACES, "stride_on")
         _checks.one_of(dropout_at, DROPOUT_PLACES, "dropout_at")
@@ -144,7 +151,9 @@ class ResidualUnit(keras.Layer):
         self.base_width = base_width
         self.dropout = dropout
         self.dropout_at = dropout_at
+        self.stochastic_depth = stochastic_depth
         self.use_bias = use_bias
+        self.bias_initializer = keras.initializers.get(bias_initializer)
         self.kernel_initializer = (
             initializers.released_he() if kernel_initializer is None else keras.initializers.get(kernel_initializer)
         )
@@ -173,6 +182,23 @@ class ResidualUnit(keras.Layer):
         if self.branch_block.is_dense and self.strides > 1:
             raise ValueError(f"A dense block works on vectors and has no strides. Received: strides={self.strides}")
 
+    def at(self, name: str, **changes) -> "ResidualUnit":
+        """Return a new unit like this one for another place in a network.
+
+        Args:
+            name: Its name. Where initialisers and dropout are seeded, its seeds follow from theirs and this name.
+            **changes: Arguments that differ, such as `strides=1`.
+
+        A unit's own copy keeps its seeds: two units made with one seeded initialiser start alike unless `at` made them.
+        """
+        config = self.get_config() | {
+            "name": name,
+            "kernel_initializer": initializers.spawn(self.kernel_initializer, name),
+            "bias_initializer": initializers.spawn(self.bias_initializer, name),
+            "shortcut": self.shortcut_pattern.at(name).make(),
+        }
+        return type(self).from_config(config | changes)
+
     @property
     def width(self) -> int:
         """Width inside the branch: `filters`, widened by `groups` and `base_width`."""
@@ -194,6 +220,9 @@ class ResidualUnit(keras.Layer):
             shape = _layers.build_chain(self.first, input_shape)
             self.rest = self._weights_and_between(axis)
             shape = _layers.build_chain(self.rest, shape)
+            self.drop = None
+            if self.stochastic_depth is not None:
+                self.drop = _layers.StochasticDepth(self.stochastic_depth, dtype=self.dtype_policy)
 
         with keras.name_scope("projection"):
             needed = changes_shape and kind.reads_input and not shortcut_projects
@@ -201,13 +230,8 @@ class ResidualUnit(keras.Layer):
             _layers.build_chain(self.shape_change, input_shape)
 
         settings: dict = {"name": kind.place, "dtype": self.dtype_policy, "data_format": self.data_format}
-        # A seed in the pattern would give every unit of a network the same values; their names tell the units apart.
-        own_kernel = keras.initializers.get(self.shortcut_pattern.config.get("kernel_initializer"))
-        settings["kernel_initializer"] = (
-            self._kernel("shortcut") if own_kernel is None else initializers.spawn(own_kernel, self.name)
-        )
-        if (seed := self.shortcut_pattern.config.get("seed")) is not None:
-            settings["seed"] = initializers.derive_seed(seed, self.name)
+        if self.shortcut_pattern.config.get("kernel_initializer") is None:
+            settings["kernel_initializer"] = self._kernel("shortcut")
         if shortcut_projects:
             settings |= {"filters": self.channels_out, "strides": self.strides}
         self.shortcut = self.shortcut_pattern.make(**settings)
@@ -255,9 +279,10 @@ class ResidualUnit(keras.Layer):
             filters = self.channels_out if is_last else self.width
             layers.append(
                 self._weight(
-                    f"{'dense' if kernel_size is None else 'conv'}_{i}",
+                    name := f"{'dense' if kernel_size is None else 'conv'}_{i}",
                     filters,
                     kernel_size,
+                    kernel_initializer=initializers.of_branch(self._kernel(name), i, len(kernels)),
                     strides=self.strides if i - 1 == strided else 1,
                     groups=self.groups if kernel_size == 3 else 1,
                 )
@@ -268,13 +293,14 @@ class ResidualUnit(keras.Layer):
                 layers.append(keras.layers.Dropout(self.dropout, name=f"dropout_{i}", dtype=self.dtype_policy))
         return layers
 
-    def _weight(self, name: str, filters: int, kernel_size: int | None, **kwargs) -> keras.Layer:
+    def _weight(self, name: str, filters: int, kernel_size: int | None, *, kernel_initializer, **kwargs) -> keras.Layer:
         return _layers.weight(
             filters,
             kernel_size,
             name=name,
             use_bias=self.use_bias,
-            kernel_initializer=self._kernel(name),
+            kernel_initializer=kernel_initializer,
+            bias_initializer=initializers.spawn(self.bias_initializer, name, "bias"),
             data_format=self.data_format,
             dtype=self.dtype_policy,
             **kwargs,
@@ -286,12 +312,21 @@ class ResidualUnit(keras.Layer):
                 shortcuts.ZeroPad(self.channels_out, self.strides, self.data_format, name="zero_pad", dtype=self.dtype_policy)
             ]
         dense = self.branch_block.is_dense
-        projection = self._weight("dense" if dense else "conv", self.channels_out, None if dense else 1, strides=self.strides)
+        projection = self._weight(
+            "dense" if dense else "conv",
+            self.channels_out,
+            None if dense else 1,
+            kernel_initializer=self._kernel("projection"),
+            strides=self.strides,
+        )
         return [projection, *self._components(self.arrangement.projection, axis, self.channels_out)]
 
-    def call(self, x, training=None):  # `stateless_call` on JAX passes `training` to nothing else
+    def call(self, x, drop_rate=None, training=None):  # `stateless_call` on JAX passes `training` to nothing else
+        """Apply the unit; `drop_rate`, a scalar, takes the place of `stochastic_depth` where that is not None."""
         activated = _layers.run_chain(self.first, x, training)
         residual = _layers.run_chain(self.rest, activated, training)
+        if self.drop is not None:
+            residual = self.drop(residual, drop_rate, training=training)
         start = activated if self._activate_both else x
         y = self.shortcut(_layers.run_chain(self.shape_change, start, training), residual, training=training)
         return _layers.run_chain(self.after_addition, y, training)
@@ -316,7 +351,9 @@ class ResidualUnit(keras.Layer):
             "base_width": self.base_width,
             "dropout": self.dropout,
             "dropout_at": self.dropout_at,
+            "stochastic_depth": self.stochastic_depth,
             "use_bias": self.use_bias,
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "data_format": self.data_format,
         }

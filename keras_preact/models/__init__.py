@@ -2,6 +2,9 @@
 
 from keras_preact.models.cifar import resnet_cifar, wide_resnet
 from keras_preact.models.dense import dense_resnet
+from keras_preact.models.fixup import FIXUP
 from keras_preact.models.imagenet import resnet_imagenet
-from keras_preact.models.network import ResidualNetwork, Stage
+from keras_preact.models.network import ResidualNetwork
 from keras_preact.models.registry import MODELS, ModelEntry
+from keras_preact.models.segments import Stage, stack, unstack
+from keras_preact.models.vanilla import vanilla_cnn

@@ -11,22 +11,10 @@ import keras
 import numpy as np
 
 from keras_preact import _checks, _layers, arrangements, initializers, shortcuts
+from keras_preact.models import segments
+from keras_preact.models.segments import Segment, Stage
+from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """Units of equal width behind one another.
-
-    Args:
-        filters: Of each unit, see `ResidualUnit`.
-        units: How many.
-        strides: Step of the first one.
-    """
-
-    filters: int
-    units: int
-    strides: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +49,9 @@ class NetworkOptions(TypedDict, total=False):
     base_width: int
     dropout: float
     dropout_at: str
+    stochastic_depth: float | None
     use_bias: bool
+    bias_initializer: Any
     kernel_initializer: Any
     include_top: bool
     pooling: str | None
@@ -71,14 +61,30 @@ class NetworkOptions(TypedDict, total=False):
     data_format: str | None
     dtype: Any
     name: str | None
+    stacked: bool | None
+    execution: str
+    remat: bool | int
+    unroll: int
 
 
 @dataclasses.dataclass(frozen=True)
-class _Frozen:
-    """Holds what a model must keep without tracking it as a part of its state."""
+class _Parts:
+    """Holds what a network must keep without tracking it a second time.
+
+    Args:
+        arguments: What its config holds.
+        segments: Its units and stacks in order.
+        head: The layers behind them.
+        first_input: What the first segment reads, a Keras tensor.
+        segment_outputs: What each segment returns.
+        logits: The classifier's output, None without top.
+    """
 
     arguments: dict
-    unit_outputs: tuple
+    segments: tuple[Segment, ...]
+    head: tuple[keras.Layer, ...]
+    first_input: Any
+    segment_outputs: tuple
     logits: Any
 
 
@@ -99,19 +105,24 @@ class ResidualNetwork(keras.Model):
         mean, std: In pixel values, a number or one for each channel: the network then starts with `(x - mean) / std`
             and takes raw pixels. None: no such layer.
         data_format, dtype, name: As in Keras. Whatever the policy, logits are computed in the variables' dtype.
+        stochastic_depth: The rate of the last unit; that of unit l of L is `l / L` of it. None for none.
+        stacked: Whether the equal units of a stage, all but its first, are one `UnitStack`. None: in every stage if one has 16 of
+            them. The same network, with its weights stacked; `kp.models.stack` and `unstack` turn one into the other.
+        execution, remat, unroll: Of the stacks, see `UnitStack`.
         **unit_options: Of every unit: arrangement, shortcut, gate_bias, shape_shortcut, activate_shape_shortcut, stride_on,
-            normalization, activation, groups, base_width, dropout, dropout_at, use_bias, kernel_initializer.
+            normalization, activation, groups, base_width, dropout, dropout_at, use_bias, bias_initializer, kernel_initializer.
 
     Attributes:
-        units: The residual units in order.
+        segments: What stands between stem and head in order: residual units and stacks of them.
+        units: The residual units in order; those of a stack are copies.
         unit_outputs: x_1 ... x_L as Keras tensors: `keras.Model(model.input, model.unit_outputs)` computes them.
         logits: The classifier's output in front of its activation, a Keras tensor; None without top.
 
     The first activation of an arrangement that has one stands right behind the stem's weights, so that both paths of the first
     unit see it, and that unit has no own; its last one stands behind the last addition (appendix).
 
-    Layers: `preprocessing`, `stem_conv`, `stem_norm`, `stem_activation`, `stage1_unit1` ..., `head_norm`, `head_activation`,
-    `head_pool`, `head_classifier`, `head_predictions`, as far as there are such.
+    Layers: `preprocessing`, `stem_conv`, `stem_norm`, `stem_activation`, `stage1_unit1`, `stage1_unit2` ... (`stage1_units` where
+    stacked), `head_norm`, `head_activation`, `head_pool`, `head_classifier`, `head_predictions`, as far as there are such.
 
     Source: Sec. 3 and 4 and the appendix of arXiv 1603.05027, Sec. 4 of arXiv 1512.03385.
     """
@@ -133,6 +144,11 @@ class ResidualNetwork(keras.Model):
         data_format: str | None = None,
         dtype=None,
         name: str | None = None,
+        stochastic_depth: float | None = None,
+        stacked: bool | None = None,
+        execution: str = "auto",
+        remat: bool | int = False,
+        unroll: int = 1,
         **unit_options,
     ):
         stages = [stage if isinstance(stage, Stage) else Stage(*stage) for stage in stages]
@@ -143,9 +159,19 @@ class ResidualNetwork(keras.Model):
         _checks.one_of(pooling, (None, "avg", "max"), "pooling")
         # One unit checks the options, and turns them into what a config holds.
         narrowest = min((stage.filters for stage in stages), default=1)
-        unit = ResidualUnit(narrowest, block=block, data_format=data_format, dtype=policy, **unit_options).get_config()
-        arrangement = arrangements.get(unit["arrangement"])
-        kernel = keras.initializers.get(unit["kernel_initializer"])
+        pattern = ResidualUnit(
+            narrowest,
+            block=block,
+            data_format=data_format,
+            stochastic_depth=stochastic_depth,
+            dtype=policy,
+            **unit_options,
+        )
+        unit = pattern.get_config()
+        _checks.one_of(stacked, (None, True, False), "stacked")
+        stacked = segments.stacks_pay(stages) if stacked is None else stacked
+        arrangement = pattern.arrangement
+        kernel = initializers.of_network(pattern.kernel_initializer, sum(stage.units for stage in stages))
         normalization = _layers.Normalization(unit["normalization"])
         activation = keras.activations.get(unit["activation"])
         if classifier_activation is not None:
@@ -169,6 +195,7 @@ class ResidualNetwork(keras.Model):
             data_format=data_format,
             use_bias=unit["use_bias"],
             kernel_initializer=initializers.spawn(kernel, "stem"),
+            bias_initializer=initializers.spawn(pattern.bias_initializer, "stem"),
             name="stem_dense" if front.kernel_size is None else "stem_conv",
             dtype=policy,
         )
@@ -176,40 +203,35 @@ class ResidualNetwork(keras.Model):
         if front.pooling:
             x = _layers.PaddedMaxPooling2D(3, 2, data_format=data_format, name="stem_pool", dtype=policy)(x)
 
-        units: list[ResidualUnit] = []
-        unit_outputs = []
-        for s, stage in enumerate(stages, 1):
-            for u in range(1, stage.units + 1):
-                config = unit | {
-                    "name": f"stage{s}_unit{u}",
-                    "filters": stage.filters,
-                    "strides": stage.strides if u == 1 else 1,
-                    "kernel_initializer": initializers.spawn(kernel, s, u),
-                }
-                if not units:
-                    config["arrangement"] = arrangement.without_first()
-                units.append(ResidualUnit.from_config(config))
-                x = units[-1](x)
-                unit_outputs.append(x)
+        stack_options = {"execution": execution, "remat": remat, "unroll": unroll}
+        units = segments.make(pattern, stages, kernel, stack_options if stacked else None)
+        first_input, segment_outputs = x, []
+        for segment in units:
+            x = segment(x)
+            segment_outputs.append(x)
 
-        x = _layers.run_chain(components(arrangement.head, x.shape[axis], "head"), x)
-        logits = None
-        is_image = len(input_shape) == 3
-        if is_image and (include_top or pooling):
+        head = components(arrangement.head, x.shape[axis], "head")
+        if len(input_shape) == 3 and (include_top or pooling):
             pool = keras.layers.GlobalMaxPooling2D if pooling == "max" else keras.layers.GlobalAveragePooling2D
-            x = pool(data_format=data_format, name="head_pool", dtype=policy)(x)
+            head.append(pool(data_format=data_format, name="head_pool", dtype=policy))
+        x = _layers.run_chain(head, x)
+        logits = None
         if include_top:
-            x = logits = keras.layers.Dense(
+            classifier = keras.layers.Dense(
                 classes,
-                kernel_initializer=initializers.spawn(initializers.released_linear(initializers.seed_of(kernel)), "head"),
+                kernel_initializer=initializers.of_classifier(kernel),
                 name="head_classifier",
                 dtype=policy.variable_dtype,
-            )(x)
+            )
+            head.append(classifier)
+            x = logits = classifier(x)
             if classifier_activation is not None:
-                x = keras.layers.Activation(classifier_activation, name="head_predictions", dtype=policy.variable_dtype)(x)
+                head.append(
+                    keras.layers.Activation(classifier_activation, name="head_predictions", dtype=policy.variable_dtype)
+                )
+                x = head[-1](x)
 
         super().__init__(inputs=inputs, outputs=x, name=name)
-        self._units = units
         arguments = {
             "stages": [[stage.filters, stage.units, stage.strides] for stage in stages],
             "stem": stem,
@@ -222,26 +244,76 @@ class ResidualNetwork(keras.Model):
             "mean": _plain(mean),
             "std": _plain(std),
             "dtype": keras.dtype_policies.serialize(policy),
+            "stacked": stacked,
+            **stack_options,
         }
         own = ("name", "trainable", "dtype", "filters", "strides")
         arguments |= {key: value for key, value in unit.items() if key not in own}
-        self._frozen = _Frozen(_without_marks(arguments), tuple(unit_outputs), logits)
+        self._parts = _Parts(
+            _without_marks(arguments), tuple(units), tuple(head), first_input, tuple(segment_outputs), logits
+        )
+
+    @property
+    def segments(self) -> list[Segment]:
+        return list(self._parts.segments)
 
     @property
     def units(self) -> list[ResidualUnit]:
-        return list(self._units)
+        return [unit for segment in self.segments for unit in segments.units_of(segment)]
 
     @property
     def unit_outputs(self) -> list:
-        return list(self._frozen.unit_outputs)
+        if not any(isinstance(segment, UnitStack) for segment in self.segments):
+            return list(self._parts.segment_outputs)
+        outputs, x = [], self._parts.first_input
+        for segment in self.segments:
+            if isinstance(segment, UnitStack):
+                x = segment(x, return_outputs=True)
+                outputs += [x[i] for i in range(segment.depth)]
+            else:
+                outputs.append(segment(x))
+            x = outputs[-1]
+        return outputs
 
     @property
     def logits(self):
-        return self._frozen.logits
+        return self._parts.logits
+
+    def probe(self) -> keras.Model:
+        """Return a model with the same layers that has something added to every x_l, and returns every x_l.
+
+        With zeros added, the gradients of the added tensors are those of the x_l, whatever the loss.
+
+        Input: `[images, p_1, p_2, ...]`, for every segment a tensor of shape `(units, batch, *shape of x_l)`: what is added to the
+        outputs of its units. A segment is a stack of units or a unit by itself.
+
+        Output: `[output, x_1, x_2, ...]` with the outputs of every segment's units, of the same shapes.
+
+        Example:
+
+        >>> import numpy as np
+        >>> import keras_preact as kp
+        >>> model = kp.models.resnet_cifar(20, stacked=True, input_shape=(8, 8, 1))
+        >>> probe = model.probe()
+        >>> zeros = [np.zeros((n.shape[0], 5, *n.shape[2:]), "float32") for n in probe.inputs[1:]]
+        >>> output, *x = probe([np.zeros((5, 8, 8, 1), "float32"), *zeros])
+        >>> [tuple(stage.shape) for stage in x][:3]
+        [(1, 5, 8, 8, 16), (2, 5, 8, 8, 16), (1, 5, 4, 4, 32)]
+        """
+        x, added, outputs = self._parts.first_input, [], []
+        for segment, output in zip(self.segments, self._parts.segment_outputs, strict=True):
+            depth = segment.depth if isinstance(segment, UnitStack) else 1
+            added.append(keras.Input(batch_shape=(depth, *output.shape), dtype=output.dtype, name=f"added_{segment.name}"))
+            if isinstance(segment, UnitStack):
+                outputs.append(segment(x, perturbations=added[-1], return_outputs=True))
+            else:
+                outputs.append(keras.ops.expand_dims(segment(x), 0) + added[-1])
+            x = outputs[-1][-1]
+        return keras.Model([self.inputs[0], *added], [_layers.run_chain(list(self._parts.head), x), *outputs])
 
     def get_config(self):
         frozen_layers = [layer.name for layer in self.layers if not layer.trainable]
-        return copy.deepcopy(self._frozen.arguments) | {"name": self.name, "frozen_layers": frozen_layers}
+        return copy.deepcopy(self._parts.arguments) | {"name": self.name, "frozen_layers": frozen_layers}
 
     @classmethod
     def from_config(cls, config, custom_objects=None):

@@ -1,0 +1,117 @@
+"""Loops over stacked tensors on each backend.
+
+A step is a function `(carry, slices) -> (carry, outputs)`: a tensor and two lists of tensors. A loop of n steps takes for
+`slices` a list of tensors with a leading axis of n, and returns the last carry and, with such an axis again, the outputs.
+"""
+
+import contextvars
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+Step = Callable[[Any, list], tuple[Any, list]]
+
+#: Backends that have a loop whose body is traced and compiled once.
+SCAN_BACKENDS = ("jax", "tensorflow")
+
+_SLOW_CONVOLUTIONS = contextvars.ContextVar("slow_convolutions", default=False)
+
+
+def convolutions_are_slow() -> bool:
+    """Whether the code that is traced now becomes the body of a loop for a CPU, compiled by XLA."""
+    return _SLOW_CONVOLUTIONS.get()
+
+
+def repeat(step: Step, carry, stacked: list, length: int, outputs: Sequence, *, execution: str, remat: int, unroll: int):
+    """Run `step` for each slice in turn.
+
+    Args:
+        outputs: Shape and dtype of each tensor that a step returns behind its carry.
+        execution: `"scan"` or `"loop"`.
+        remat: Steps that make a segment whose inside is not kept for the gradient, but computed again; 0 for none.
+        unroll: Steps that make the body of a scan.
+    """
+    if remat:
+
+        def segment(carry, rows):
+            length = rows[0].shape[0]
+            return repeat(step, carry, rows, length, outputs, execution=execution, remat=0, unroll=unroll)
+
+        return _in_segments(keras.remat(segment), remat, carry, stacked, length, outputs, execution)
+    if execution == "loop":
+        return _loop(step, carry, stacked, length)
+    if unroll > 1:
+
+        def unrolled(carry, rows):
+            return _loop(step, carry, rows, rows[0].shape[0])
+
+        return _in_segments(unrolled, unroll, carry, stacked, length, outputs, execution)
+    return _scan(step, carry, stacked, length, outputs)
+
+
+def _in_segments(segment: Step, size: int, carry, stacked, length, outputs, execution):
+    """Run `segment`, which takes slices of up to `size` steps, until all `length` steps are done."""
+    whole = length // size
+    ends = whole * size
+    rows = [ops.reshape(tensor[:ends], (whole, size, *ops.shape(tensor)[1:])) for tensor in stacked]
+    segments_outputs = [((size, *shape), dtype) for shape, dtype in outputs]
+    results: list = []
+    if whole:
+        run = _loop if execution == "loop" else _scan
+        carry, parts = run(segment, carry, rows, whole, segments_outputs)
+        results = [ops.reshape(part, (ends, *ops.shape(part)[2:])) for part in parts]
+    if ends < length:
+        carry, rest = segment(carry, [tensor[ends:] for tensor in stacked])
+        results = [ops.concatenate(pair) for pair in zip(results, rest, strict=True)] if whole else rest
+    return carry, results
+
+
+def _loop(step: Step, carry, stacked: list, length: int, outputs: Sequence = ()):
+    """As many copies of `step` in the graph as there are slices."""
+    rows = [_unstack(tensor, length) for tensor in stacked]
+    results = []
+    for i in range(length):
+        carry, output = step(carry, [row[i] for row in rows])
+        results.append(output)
+    return carry, [ops.stack(column) for column in zip(*results, strict=True)]
+
+
+def _unstack(tensor, length: int) -> list:
+    if keras.backend.backend() == "jax":
+        # The gradient of n single slices is a sum of n arrays of the full size, that of a split one concatenation.
+        return [ops.squeeze(part, 0) for part in ops.split(tensor, length)]
+    return ops.unstack(tensor, length)
+
+
+def _scan(step: Step, carry, stacked: list, length: int, outputs: Sequence):
+    """One copy of `step` in the graph."""
+    if keras.backend.backend() == "tensorflow":
+        return _scan_tensorflow(step, carry, stacked, length, outputs)
+    import jax
+
+    token = _SLOW_CONVOLUTIONS.set(jax.default_backend() == "cpu")
+    try:
+        return jax.lax.scan(step, carry, stacked, length)
+    finally:
+        _SLOW_CONVOLUTIONS.reset(token)
+
+
+def _scan_tensorflow(step, carry, stacked, length, outputs):
+    """As `keras.ops.scan`, which fails on TensorFlow where outputs differ in shape."""
+    import tensorflow as tf
+
+    # Slices come from TensorArrays: the gradient of indexing a tensor in a loop is a sum of n tensors of the full size.
+    rows = [tf.TensorArray(tensor.dtype, length, element_shape=tensor.shape[1:]).unstack(tensor) for tensor in stacked]
+    results = [tf.TensorArray(dtype, length, element_shape=shape) for shape, dtype in outputs]
+    shape = carry.shape
+
+    def body(i, carry, *results):
+        carry, output = step(carry, [row.read(i) for row in rows])
+        written = (result.write(i, tensor) for result, tensor in zip(results, output, strict=True))
+        return i + 1, tf.ensure_shape(carry, shape), *written
+
+    start = (tf.constant(0), carry, *results)
+    _, carry, *results = tf.while_loop(lambda i, *_: i < length, body, start, maximum_iterations=length)
+    return carry, [result.stack() for result in results]

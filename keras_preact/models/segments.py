@@ -1,0 +1,126 @@
+"""The segments of a network: its residual units, by themselves or as stacks, and the way from one to the other."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from keras_preact import initializers
+from keras_preact.stacks import UnitStack
+from keras_preact.units import ResidualUnit
+
+if TYPE_CHECKING:
+    from keras_preact.models.network import ResidualNetwork
+
+Segment = ResidualUnit | UnitStack
+
+#: Equal units in a stage from which on a network is made of stacks, unless told otherwise.
+STACKED_FROM = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Units of equal width behind one another.
+
+    Args:
+        filters: Of each unit, see `ResidualUnit`.
+        units: How many.
+        strides: Step of the first one.
+    """
+
+    filters: int
+    units: int
+    strides: int = 1
+
+
+def stacks_pay(stages: Sequence[Stage]) -> bool:
+    return max((stage.units - 1 for stage in stages), default=0) >= STACKED_FROM
+
+
+def make(pattern: ResidualUnit, stages: Sequence[Stage], kernel, stack_options: dict | None) -> list[Segment]:
+    """Make the units of all stages; with `stack_options`, as stacks where they are equal: all of a stage but the first."""
+    total = sum(stage.units for stage in stages)
+    segments: list[Segment] = []
+    made = 0
+    for s, stage in enumerate(stages, 1):
+        changes = {"filters": stage.filters}
+        if pattern.stochastic_depth is None:
+            rates: list = [None] * stage.units
+        else:
+            rates = [pattern.stochastic_depth * (made + u) / total for u in range(1, stage.units + 1)]
+        for u in range(1, stage.units + 1):
+            name = f"stage{s}_unit{u}"
+            own: dict = {"stochastic_depth": rates[u - 1]}
+            if u == 1:
+                own["strides"] = stage.strides
+                if not segments:
+                    own["arrangement"] = pattern.arrangement.without_first()
+            elif stack_options is not None:
+                unit = type(pattern).from_config(
+                    pattern.get_config() | changes | {"name": name, "kernel_initializer": kernel, "stochastic_depth": rates[-1]}
+                )
+                drops = None if pattern.stochastic_depth is None else rates[1:]
+                segments.append(
+                    UnitStack(unit, stage.units - 1, stochastic_depth=drops, name=f"stage{s}_units", **stack_options)
+                )
+                break
+            own["kernel_initializer"] = initializers.spawn(kernel, name)
+            segments.append(pattern.at(name, **changes, **own))
+        made += stage.units
+    return segments
+
+
+def units_of(segment: Segment) -> list[ResidualUnit]:
+    return [segment.unit(i) for i in range(segment.depth)] if isinstance(segment, UnitStack) else [segment]
+
+
+def stack(model: "ResidualNetwork") -> "ResidualNetwork":
+    """Return the network with the equal units of each stage as one `UnitStack`, with copies of its weights and seeds.
+
+    Raises:
+        ValueError: where some units of a stage are frozen and others are not.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> stacked = kp.models.stack(kp.models.resnet_cifar(20, input_shape=(8, 8, 1)))
+    >>> [segment.name for segment in stacked.segments][:3]
+    ['stage1_unit1', 'stage1_units', 'stage2_unit1']
+    """
+    return _with_stacks(model, True)
+
+
+def unstack(model: "ResidualNetwork") -> "ResidualNetwork":
+    """Return the network with every unit a layer of its own, with copies of its weights and seeds.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> single = kp.models.unstack(kp.models.resnet_cifar(20, stacked=True, input_shape=(8, 8, 1)))
+    >>> [segment.name for segment in single.segments][:3]
+    ['stage1_unit1', 'stage1_unit2', 'stage1_unit3']
+    """
+    return _with_stacks(model, False)
+
+
+def _with_stacks(model: "ResidualNetwork", stacked: bool) -> "ResidualNetwork":
+    twin = type(model).from_config(model.get_config() | {"stacked": stacked, "frozen_layers": []})
+    segments = {id(segment) for segment in model.segments}
+    for layer in model.layers:
+        if id(layer) not in segments:
+            own = twin.get_layer(layer.name)
+            own.trainable = layer.trainable
+            own.set_weights(layer.get_weights())
+    units = iter(model.units)
+    for segment in twin.segments:
+        if isinstance(segment, UnitStack):
+            originals = [next(units) for _ in range(segment.depth)]
+            if len({unit.trainable for unit in originals}) > 1:
+                frozen = ", ".join(unit.name for unit in originals if not unit.trainable)
+                raise ValueError(f"The units of a stack are frozen together or not at all. Received: {frozen} frozen alone")
+            segment.load_units(originals)
+        else:
+            originals = [next(units)]
+            for variable, original in zip(segment.variables, originals[0].variables, strict=True):
+                variable.assign(original.value)
+        segment.trainable = originals[0].trainable
+    return twin

@@ -1,0 +1,72 @@
+"""A plain convolutional network that trains at any depth for the way it is initialised."""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import keras
+
+from keras_preact import _checks, initializers
+from keras_preact.arrangements import Arrangement
+from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape
+
+#: Variances of weights and biases at which a tanh network is critical (arXiv 1806.05393, Sec. 4): on average, gradients keep their
+#: size from layer to layer.
+WEIGHT_VARIANCE = 1.05
+BIAS_VARIANCE = 2.01e-5
+
+
+def vanilla_cnn(
+    depth: int,
+    *,
+    filters: int = 64,
+    strides: int = 1,
+    classes: int = 10,
+    input_shape: Sequence[int | None] | None = None,
+    **options: Unpack[NetworkOptions],
+) -> ResidualNetwork:
+    """Build a plain CNN: 3x3 convolutions of one width with tanh, no shortcut, no normalisation, delta-orthogonal weights.
+
+    It is a residual network whose units have one weight and no shortcut, and has the same parts: stacks, unit outputs, export.
+
+    Args:
+        depth: Weight layers, `n+2`: one in the stem, n units of one, the classifier.
+        filters: Of every convolution.
+        strides: Of the first unit.
+        classes: Outputs of the classifier.
+        input_shape: 32 x 32 x 3 by default, in the order of `data_format`; a size may be None.
+        **options: Of `ResidualNetwork` and `ResidualUnit`.
+
+    Raises:
+        ValueError: for a depth below 3, and as `ResidualUnit`.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.models.vanilla_cnn(1000, filters=8, input_shape=(8, 8, 1))
+    >>> [segment.name for segment in model.segments], model.segments[1].depth
+    (['stage1_unit1', 'stage1_units'], 997)
+
+    Source: Xiao et al., arXiv 1806.05393.
+    """
+    _checks.positive_int(depth, "depth")
+    if depth < 3:
+        raise ValueError(f"`depth` must be n+2: a stem, n units, a classifier; 3 is the least. Received: depth={depth}")
+    defaults: NetworkOptions = {
+        "arrangement": Arrangement(after_addition=("activation",), stem=("activation",)),
+        "shortcut": "none",
+        "normalization": "none",
+        "activation": "tanh",
+        "use_bias": True,
+        "kernel_initializer": initializers.DeltaOrthogonal(WEIGHT_VARIANCE**0.5),
+        "bias_initializer": keras.initializers.RandomNormal(stddev=BIAS_VARIANCE**0.5),
+        "name": f"vanilla_cnn{depth}",
+    }
+    return ResidualNetwork(
+        [Stage(filters, depth - 2, strides)],
+        stem="3x3",
+        stem_filters=filters,
+        block="single",
+        classes=classes,
+        input_shape=image_shape(input_shape, 32, options.get("data_format")),
+        **(defaults | options),
+    )
