@@ -72,19 +72,12 @@ class DeltaOrthogonal(keras.initializers.Initializer):
         return {"gain": self.gain, "seed": self.seed}
 
 
-@keras.saving.register_keras_serializable("keras_preact")
-class Fixup(keras.initializers.Initializer):
-    """Fixup: initial values with which a residual network trains without normalisation.
-
-    In a branch of m weights, in a network of L units, the last weight starts at 0 and every other one with He's values times
-    `L ** (-1 / (2 m - 2))`. The classifier starts at 0. The rest of Fixup, scalar shifts and a scalar factor, is an arrangement:
-    `kp.models.resnet_cifar(110, **kp.models.FIXUP)` has both.
+class _ForDepth(keras.initializers.Initializer):
+    """He initialisation as released, except in the branches, where it depends on the number of units in the network.
 
     Args:
-        units: L; None where a network fills it in.
+        units: L, the number of units; None where a network fills it in.
         seed: As in Keras.
-
-    Source: Sec. 3 of arXiv 1901.09321.
     """
 
     def __init__(self, units: int | None = None, seed: int | None = None):
@@ -98,20 +91,69 @@ class Fixup(keras.initializers.Initializer):
 
     def of_branch(self, index: int, weights: int) -> keras.initializers.Initializer:
         """Return the initialiser of weight `index` (1, 2, ...) of a branch of so many weights."""
-        if index == weights:
-            return keras.initializers.Zeros()
         if self.units is None:
-            raise ValueError("A unit by itself needs Fixup(units=...), the number of units in its network. Received: units=None")
-        scale = 2.0 * self.units ** (-1 / (weights - 1))  # of the variance: the square of the paper's factor
+            name = type(self).__name__
+            raise ValueError(f"A unit by itself needs {name}(units=...), the number of units in its network. Received: units=None")
+        scale = 2.0 * self.variance_factor(index, weights)
+        if scale == 0:
+            return keras.initializers.Zeros()
         return keras.initializers.VarianceScaling(scale, "fan_out", "untruncated_normal", self.seed)
+
+    def variance_factor(self, index: int, weights: int) -> float:
+        raise NotImplementedError
 
     def get_config(self):
         return {"units": self.units, "seed": self.seed}
 
 
+@keras.saving.register_keras_serializable("keras_preact")
+class Fixup(_ForDepth):
+    """Fixup: initial values with which a residual network trains without normalisation.
+
+    In a branch of m weights, in a network of L units, the last weight starts at 0 and every other one with He's values times
+    `L ** (-1 / (2 m - 2))`. The classifier starts at 0. The rest of Fixup, scalar shifts and a scalar factor, is an arrangement:
+    `kp.models.resnet_cifar(110, **kp.models.FIXUP)` has both.
+
+    Args:
+        units: L; None where a network fills it in.
+        seed: As in Keras.
+
+    Source: Sec. 3 of arXiv 1901.09321.
+    """
+
+    def variance_factor(self, index: int, weights: int) -> float:
+        return 0.0 if index == weights else self.units ** (-1 / (weights - 1))
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class DepthScaledHe(_ForDepth):
+    """He's values, those of the last weight of every branch times `1 / sqrt(L)`: the sum of L branches is of the size of one.
+
+    Gradients then have one size at both ends of thousands of units. With the released initialisation, those of a pre-activation
+    network with batch normalisation grow towards its start as a power of the number of units.
+
+    Args:
+        units: L, the number of units; None where a network fills it in.
+        seed: As in Keras.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.models.resnet_cifar(110, kernel_initializer=DepthScaledHe(), input_shape=(8, 8, 1))
+    >>> model.get_config()["kernel_initializer"]["config"]
+    {'units': None, 'seed': None}
+
+    Source: Sec. 2.3 of Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; the analysis is that of
+    arXiv 1803.01719.
+    """
+
+    def variance_factor(self, index: int, weights: int) -> float:
+        return 1 / self.units if index == weights else 1.0
+
+
 def of_branch(initializer, index: int, weights: int) -> keras.initializers.Initializer:
     """Return the initialiser of one weight of a branch: for most initialisers, themselves."""
-    return initializer.of_branch(index, weights) if isinstance(initializer, Fixup) else initializer
+    return initializer.of_branch(index, weights) if isinstance(initializer, _ForDepth) else initializer
 
 
 def of_classifier(initializer) -> keras.initializers.Initializer:
@@ -123,8 +165,8 @@ def of_classifier(initializer) -> keras.initializers.Initializer:
 
 def of_network(initializer, units: int) -> keras.initializers.Initializer:
     """Return the initialiser for the kernels of a network of so many units."""
-    if isinstance(initializer, Fixup) and initializer.units is None:
-        return Fixup(units, initializer.seed)
+    if isinstance(initializer, _ForDepth) and initializer.units is None:
+        return type(initializer)(units, initializer.seed)
     return initializer
 
 
