@@ -39,7 +39,7 @@ def repeat(step: Step, carry, stacked: list, length: int, outputs: Sequence, *, 
             length = rows[0].shape[0]
             return repeat(step, carry, rows, length, outputs, execution=execution, remat=0, unroll=unroll)
 
-        return _in_segments(keras.remat(segment), remat, carry, stacked, length, outputs, execution)
+        return _in_segments(_remat(segment, outputs), remat, carry, stacked, length, outputs, execution)
     if execution == "loop":
         return _loop(step, carry, stacked, length)
     if unroll > 1:
@@ -49,6 +49,26 @@ def repeat(step: Step, carry, stacked: list, length: int, outputs: Sequence, *, 
 
         return _in_segments(unrolled, unroll, carry, stacked, length, outputs, execution)
     return _scan(step, carry, stacked, length, outputs)
+
+
+def _remat(segment: Step, outputs: Sequence) -> Step:
+    """Return `segment` as one whose inside is computed again for the gradient."""
+    if keras.backend.backend() != "tensorflow":
+        return keras.remat(segment)
+    import tensorflow as tf
+
+    # An integer output, such as a seed, has no gradient inside a tf.while_loop, not even 0: `tf.recompute_grad` fails there.
+    def in_floats(carry, rows):
+        carry, results = segment(carry, rows)
+        return carry, [tf.cast(result, tf.float64) if result.dtype.is_integer else result for result in results]
+
+    computed_again = keras.remat(in_floats)
+
+    def run(carry, rows):
+        carry, results = computed_again(carry, rows)
+        return carry, [tf.cast(result, dtype) for result, (_, dtype) in zip(results, outputs, strict=True)]
+
+    return run
 
 
 def _in_segments(segment: Step, size: int, carry, stacked, length, outputs, execution):

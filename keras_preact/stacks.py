@@ -95,6 +95,12 @@ def _structure(unit: ResidualUnit) -> dict:
     return config | {"shortcut": (pattern.layer_class.__name__, shortcut), "stochastic_depth": drops}
 
 
+def _check_built(units: Sequence[ResidualUnit]) -> None:
+    for unit in units:
+        if not isinstance(unit, ResidualUnit) or not unit.built:
+            raise ValueError(f"`units` must be built residual units. Received: {unit!r}")
+
+
 @keras.saving.register_keras_serializable("keras_preact")
 class UnitStack(keras.Layer):
     """`depth` residual units of one configuration behind one another, as one layer.
@@ -201,9 +207,7 @@ class UnitStack(keras.Layer):
         units = list(units)
         if not units:
             raise ValueError("A stack has at least one unit. Received: units=[]")
-        for unit in units:
-            if not isinstance(unit, ResidualUnit) or not unit.built:
-                raise ValueError(f"`units` must be built residual units. Received: {unit!r}")
+        _check_built(units)
         rates = [unit.stochastic_depth for unit in units]
         if any(rate != rates[0] for rate in rates):
             kwargs.setdefault("stochastic_depth", rates)
@@ -277,6 +281,8 @@ class UnitStack(keras.Layer):
         rates = [] if self.stochastic_depth is None else [ops.convert_to_tensor(self.stochastic_depth, "float32")]
         added = [] if perturbations is None else [ops.cast(perturbations, x.dtype)]
         state = self._body.state if training else []
+        for i in state:
+            stacked[i] = ops.copy(stacked[i])  # on Torch variables change in place, and what is computed again needs the old seeds
 
         def step(x, slices):
             weights, rest = slices[: len(variables)], slices[len(variables) :]
@@ -317,6 +323,7 @@ class UnitStack(keras.Layer):
         """Return a new unit with the weights and seeds of unit `i`, counted from 0; from the end where it is negative."""
         if not -self.depth <= i < self.depth:
             raise IndexError(f"The stack has {self.depth} units. Received: unit({i})")
+        self._check_is_built()
         i %= self.depth
         rate = {} if self.stochastic_depth is None else {"stochastic_depth": self.stochastic_depth[i]}
         unit = self._body.unit.at(self._place(i), trainable=self.trainable, **rate)
@@ -333,6 +340,8 @@ class UnitStack(keras.Layer):
         """
         if len(units) != self.depth:
             raise ValueError(f"The stack has {self.depth} units. Received: {len(units)} units")
+        self._check_is_built()
+        _check_built(units)
         for unit in units:
             self._check_same(unit)
         columns = zip(*(unit.variables for unit in units), strict=True)
@@ -344,6 +353,13 @@ class UnitStack(keras.Layer):
         if different := {key: (own[key], other.get(key)) for key in own if own[key] != other.get(key)}:
             described = ", ".join(f"{key}={value[0]!r} and {value[1]!r}" for key, value in different.items())
             raise ValueError(f"The units of a stack must have one configuration. Received: units with {described}")
+        shapes = [variable.shape for variable in unit.variables]
+        if shapes != [stacked.shape[1:] for stacked in self._body.stacked]:
+            raise ValueError(f"A unit of a stack must keep the shape. Received: {unit!r} with weights of shapes {shapes}")
+
+    def _check_is_built(self) -> None:
+        if not self.built:
+            raise ValueError(f"The stack must be built, such as by a call, before it has weights. Received: {self!r}")
 
     def get_config(self):
         config = super().get_config()

@@ -110,3 +110,74 @@ def _torch(layer, x, cotangent, training):
 
 
 BACKENDS = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}
+
+
+def differentiate(function, layer, *arrays):
+    """Return what a compiled `function` of the arrays and of a layer's variables gives, and leave the state that it writes.
+
+    Args:
+        function: Returns a scalar and a list of tensors. In the scalar's gradient stand the arrays and the trainable weights.
+
+    Returns:
+        The tensors; the gradients on the arrays; those on the weights, by the weights' ids.
+    """
+    trainable = layer.trainable_variables
+    tensors, on_arrays, on_weights = _DIFFERENTIATE[keras.backend.backend()](function, layer, arrays)
+    tensors, on_arrays, on_weights = (
+        [np.array(keras.ops.convert_to_numpy(tensor)) for tensor in each] for each in (tensors, on_arrays, on_weights)
+    )
+    return tensors, on_arrays, dict(zip(map(id, trainable), on_weights, strict=True))
+
+
+def _differentiate_tensorflow(function, layer, arrays, **options):
+    import tensorflow as tf
+
+    values = [variable.value for variable in layer.trainable_variables]
+
+    @tf.function(**options)
+    def run(*arrays):
+        with tf.GradientTape() as tape:
+            tape.watch(arrays)
+            value, tensors = function(*arrays)
+        return tensors, *tape.gradient(value, (list(arrays), values))
+
+    return run(*map(tf.constant, arrays))
+
+
+def _differentiate_jax(function, layer, arrays):
+    import jax
+
+    trainable, state = layer.trainable_variables, layer.non_trainable_variables
+
+    def pure(arrays, values, state_values):
+        pairs = [*zip(trainable, values, strict=True), *zip(state, state_values, strict=True)]
+        with keras.StatelessScope(pairs) as scope:
+            value, tensors = function(*arrays)
+        return value, (tensors, [scope.get_current_value(variable) for variable in state])
+
+    gradient = jax.jit(jax.value_and_grad(pure, argnums=(0, 1), has_aux=True))
+    values = [[variable.value for variable in variables] for variables in (trainable, state)]
+    (_, (tensors, new)), (on_arrays, on_weights) = gradient([jax.numpy.asarray(array) for array in arrays], *values)
+    for variable, value in zip(state, new, strict=True):
+        variable.assign(value)
+    return tensors, on_arrays, on_weights
+
+
+def _differentiate_torch(function, layer, arrays):
+    import torch
+
+    arrays = [torch.tensor(array, requires_grad=True) for array in arrays]
+    weights = [variable.value for variable in layer.trainable_variables]
+    value, tensors = function(*arrays)
+    gradients = torch.autograd.grad(value, [*arrays, *weights], retain_graph=True)
+    return tensors, gradients[: len(arrays)], gradients[len(arrays) :]
+
+
+_DIFFERENTIATE = {"tensorflow": _differentiate_tensorflow, "jax": _differentiate_jax, "torch": _differentiate_torch}
+
+
+def close(got, want, tolerance=1e-5, message=""):
+    """Compare relative to the largest value of `want`, or to 1 where that is smaller."""
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.shape == want.shape, message
+    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * max(1.0, np.abs(want).max(initial=0)), err_msg=message)
