@@ -14,6 +14,8 @@ from pathlib import Path
 
 from keras_preact import _checks
 from training import cli
+from training.backends import jit_compile as _jit_compile
+from training.backends import keep_accelerator_for_backend
 from training.config import Config
 from training.recipes import RECIPES
 
@@ -32,7 +34,7 @@ def train(config: Config, recipe: str) -> Path:
 
     run = runs.new_directory(config.output, recipe)
     keras.utils.set_random_seed(config.seed)
-    _keep_accelerator_for_backend(keras.backend.backend())
+    keep_accelerator_for_backend(keras.backend.backend())
     data = datasets.load(config.data)
     size = config.data.size or data.size
     if size is None:
@@ -161,24 +163,6 @@ def _learning_rate(config: Config, steps_per_epoch: int, iterations: int):
         warmup_steps=warmup,
         warmup_learning_rate=schedule.warmup_learning_rate,
     )
-
-
-def _jit_compile(choice: str) -> bool | str:
-    import keras
-    import tensorflow as tf
-
-    if choice == "auto" and keras.backend.backend() == "tensorflow" and not tf.config.list_physical_devices("GPU"):
-        # On a CPU, XLA's convolutions are slower than TensorFlow's own: ResNet-20, batch 128, two cores, 161 and 323 images/s.
-        return False
-    return choice == "on" if choice != "auto" else choice
-
-
-def _keep_accelerator_for_backend(backend: str) -> None:
-    """Keep TensorFlow, which reads the data whatever the backend, from taking the GPU's memory."""
-    if backend != "tensorflow":
-        import tensorflow as tf
-
-        tf.config.set_visible_devices([], "GPU")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

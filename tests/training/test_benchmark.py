@@ -1,0 +1,335 @@
+"""The benchmark: its arithmetic by hand, its order and limits, and real children on tiny networks. No test asserts a time."""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+from pathlib import Path
+
+import keras
+import pytest
+
+import keras_preact as kp
+from tests.training.commands import error_of, files, finish, start
+from training import cli
+from training.benchmark import __main__ as command
+from training.benchmark import candidates, child, report, rounds
+from training.benchmark.candidates import Candidate, expand, parse, write
+from training.benchmark.rounds import Outcome
+
+BACKEND = keras.backend.backend()
+TINY = ("--backends", BACKEND, "--batch", "2", "--rounds", "1", "--steps", "2", "--warmup", "1")
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRACEBACK", raising=False)
+    return tmp_path
+
+
+def job(name="dense_resnet6", **changes) -> child.Job:
+    options = {"command": "step", "options": {}, "batch": 2, "image_size": None, "dtype": "float32"}
+    options |= {"jit_compile": "auto", "mode": "train", "steps": 2, "warmup": 1}
+    return child.Job(name=name, **options | changes)
+
+
+class TestRatios:
+    #: In every round b takes twice as long as a, though the machine gets slower; c ends badly in the second.
+    ROUNDS = (
+        {"a": {"s": 1.0}, "b": {"s": 2.0}, "c": {"s": 3.0}},
+        {"a": {"s": 10.0}, "b": {"s": 20.0}},
+        {"a": {"s": 2}, "b": {"s": 5}},
+    )
+
+    def test_by_hand(self):
+        summary = report.summarize(self.ROUNDS, {"a": "a", "b": "a", "c": "a", "d": "a"})
+        assert summary == {
+            "a": {
+                "s": {"median": 2, "min": 1, "max": 10, "rounds": 3, "ratio": {"over": "a", "median": 1, "min": 1, "max": 1}},
+            },
+            "b": {
+                "s": {
+                    "median": 5,
+                    "min": 2,
+                    "max": 20,
+                    "rounds": 3,
+                    "ratio": {"over": "a", "median": 2, "min": 2, "max": 2.5},
+                },
+            },
+            "c": {
+                "s": {"median": 3, "min": 3, "max": 3, "rounds": 1, "ratio": {"over": "a", "median": 3, "min": 3, "max": 3}},
+            },
+            "d": {},
+        }
+
+    def test_median_of_the_quotients_is_not_the_quotient_of_the_medians(self):
+        rounds = ({"a": {"s": 1}, "b": {"s": 3}}, {"a": {"s": 4}, "b": {"s": 4}}, {"a": {"s": 5}, "b": {"s": 6}})
+        entry = report.summarize(rounds, {"a": "a", "b": "a"})["b"]["s"]
+        assert entry["median"] == 4
+        assert entry["ratio"]["median"] == 1.2
+
+    def test_no_ratio_without_the_baseline_of_the_round(self):
+        rounds = ({"b": {"s": 3.0}}, {"a": {"s": 0.0}, "b": {"s": 3.0}}, {"a": {"t": 1.0}, "b": {"s": 3.0}})
+        assert "ratio" not in report.summarize(rounds, {"a": "a", "b": "a"})["b"]["s"]
+
+    def test_figures_of_children_by_round(self):
+        outcomes = [
+            Outcome(1, "a", 1.0, {"figures": {"s": 1.0, "all_steps": [1.0, 1.0]}}),
+            Outcome(2, "a", 1.0, {"figures": {"s": 2.0}}),
+            Outcome(2, "b", 1.0, problem="over 1 s"),
+        ]
+        assert report.figures_of(outcomes, 3) == [{"a": {"s": 1.0}}, {"a": {"s": 2.0}}, {}]
+
+    def test_table(self):
+        baselines = {"a": "a", "b": "a", "c": "a", "d": "a"}
+        rounds = [{label: {"step_seconds": row["s"]} for label, row in figures.items()} for figures in self.ROUNDS]
+        outcomes = [Outcome(1, label, 1.0, {"jit_compile": label == "a"}) for label in "abc"]
+        outcomes += [Outcome(2, "c", 1.0, problem="over 300 s"), Outcome(1, "d", 1.0, problem="over 300 s")]
+        text = report.table("step", report.summarize(rounds, baselines), baselines, outcomes)
+        header, *rows = (" ".join(line.split()) for line in text.splitlines())
+        assert header == "candidate step ms ratio of step jit"
+        assert rows == [
+            "[1] a 2,000.0 (1,000.0 to 10,000.0) baseline yes",
+            "[2] b 5,000.0 (2,000.0 to 20,000.0) 2 x [1] (2 to 2.5) no",
+            "[3] c 3,000.0 3 x [1] (3 to 3) no over 300 s in round 2",
+            "[4] d - - - over 300 s",
+        ]
+
+
+class TestCandidates:
+    def test_options(self):
+        name, options = parse(
+            "cifar_resnet164_preact:stacked=true,remat=3,unroll=1,stochastic_depth=0.5,execution=scan,normalization=None"
+        )
+        assert name == "cifar_resnet164_preact"
+        assert list(options.items()) == [
+            ("stacked", True),
+            ("remat", 3),
+            ("unroll", 1),
+            ("stochastic_depth", 0.5),
+            ("execution", "scan"),
+            ("normalization", None),
+        ]
+        assert options["unroll"] is not True
+        assert parse(write(name, options)) == (name, options)
+        assert write(name, {"remat": 1, "stacked": False}) == "cifar_resnet164_preact:remat=1,stacked=false"
+        assert parse("dense_resnet6") == ("dense_resnet6", {})
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("cifar_resnet146_preact", "Unknown candidate. Did you mean 'cifar_resnet164_preact'"),
+            ("timm_resnet50", "'timm_resnetv2_50'"),
+            ("dense_resnet6:remt=1", "Unknown option. Did you mean 'remat'"),
+            ("dense_resnet6:remat", "A candidate is NAME:option=value"),
+            ("dense_resnet6:dtype=float16", "dtype is set by --dtype"),
+            ("timm_resnetv2_50:depth=3", "takes no options"),
+        ],
+    )
+    def test_unknown(self, text, message):
+        with pytest.raises(cli.UserError) as raised:
+            parse(text)
+        assert message in str(raised.value)
+        assert f"Received: {text!r}" in str(raised.value)
+
+    def test_variants(self, monkeypatch):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+        models = ["dense_resnet6", "dense_resnet12:stacked=true", "timm_resnetv2_50", "keras_applications_resnet50v2"]
+        rows = expand(models, ["tensorflow", "torch"], [{"stacked": True}, {"stacked": False}])
+        keras_rows = ["dense_resnet6:stacked=true", "dense_resnet6:stacked=false", "dense_resnet12:stacked=true"]
+        last = "keras_applications_resnet50v2"
+        assert [row.label for row in rows] == [
+            *(f"tensorflow/{name}" for name in [*keras_rows, last]),
+            *(f"torch/{name}" for name in [*keras_rows, "timm_resnetv2_50", last]),
+        ]
+
+    def test_peer_without_its_backend(self):
+        with pytest.raises(cli.UserError, match=r"timm_resnetv2_50 runs on torch\. Received: --backends tensorflow jax"):
+            expand(["timm_resnetv2_50"], ["tensorflow", "jax"], [{}])
+
+    @pytest.mark.parametrize(
+        ("model", "backend", "missing", "extra"),
+        [
+            ("keras_hub_resnet50v2", "tensorflow", "keras_hub", "benchmark"),
+            ("timm_resnetv2_50", "torch", "timm", "benchmark"),
+            ("dense_resnet6", "jax", "jax", "jax"),
+        ],
+    )
+    def test_missing_package(self, model, backend, missing, extra, monkeypatch):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else name)
+        with pytest.raises(cli.UserError, match=rf"not installed: pip install -c constraints.txt -e '\.\[{extra}\]'"):
+            expand([model], [backend], [{}])
+
+    def test_baselines(self):
+        rows = [Candidate(backend, "dense_resnet6", {"remat": k}) for backend in ("jax", "torch") for k in (2, 3)]
+        first = {row.label: f"{row.backend}/dense_resnet6:remat=2" for row in rows}
+        assert command.baselines_of(rows, None) == first
+        assert command.baselines_of(rows, "dense_resnet6:remat=2") == first
+        assert set(command.baselines_of(rows, "torch/dense_resnet6:remat=3").values()) == {"torch/dense_resnet6:remat=3"}
+        for unknown in ("dense_resnet6", "tensorflow/dense_resnet6:remat=2", "first"):
+            with pytest.raises(cli.UserError, match="--baseline is none of the candidates"):
+                command.baselines_of(rows, unknown)
+
+
+class TestRounds:
+    def test_candidates_take_turns(self, monkeypatch):
+        started = []
+
+        def pretend(backend, job, limit):
+            started.append((backend, job.name))
+            if job.name == "b" and len(started) > 3:
+                return -9, "", ""
+            return (1, "", "Traceback\nKeyError: 'x'\n") if job.name == "c" else (0, '{"figures": {}}\n', "")
+
+        monkeypatch.setattr(rounds, "_child", pretend)
+        jobs = [(Candidate(backend, name), job(name)) for backend, name in (("jax", "a"), ("torch", "b"), ("torch", "c"))]
+        told = []
+        outcomes = rounds.run(jobs, 3, 10, told.append)
+        a, b, c = (("jax", "a"), ("torch", "b"), ("torch", "c"))
+        assert started == [a, b, c, a, b, a]  # who fails is not asked again
+        assert told == outcomes
+        assert [(outcome.round, outcome.label, outcome.problem) for outcome in outcomes] == [
+            (1, "jax/a", None),
+            (1, "torch/b", None),
+            (1, "torch/c", "failed: KeyError: 'x'"),
+            (2, "jax/a", None),
+            (2, "torch/b", "ended by SIGKILL, perhaps for want of memory"),
+            (3, "jax/a", None),
+        ]
+
+    def test_mistake_of_the_user_ends_the_run(self, monkeypatch):
+        monkeypatch.setattr(rounds, "_child", lambda *_: (2, "", "a note\nerror: no such remat\n"))
+        with pytest.raises(cli.UserError, match=r"^jax/a: no such remat$"):
+            rounds.run([(Candidate("jax", "a"), job("a"))], 3, 10, lambda outcome: None)
+
+    def test_limit(self, monkeypatch):
+        """A real child is killed, and what it started: run() would wait for that to close the pipe, 600 seconds."""
+        begun = []
+        popen = subprocess.Popen
+
+        def slow(arguments, **options):
+            code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+            begun.append(popen([arguments[0], "-c", code], **options))
+            return begun[0]
+
+        monkeypatch.setattr(subprocess, "Popen", slow)
+        outcomes = rounds.run([(Candidate(BACKEND, "a"), job())], 2, 1.5, lambda outcome: None)
+        assert [outcome.problem for outcome in outcomes] == ["over 1.5 s"]
+        assert begun[0].returncode == -9
+
+
+class TestRealRuns:
+    def measure(self, name, *options) -> dict:
+        command.main([name, *TINY, "--output", "figures.json", *options])
+        return json.loads(Path("figures.json").read_text())
+
+    def test_compile(self, capsys, empty_folder):
+        described = self.measure(
+            "compile", "--models", "digits_resnet8_preact:width_factor=0.25", "--variants", "stacked", "--image-size", "4"
+        )
+        label = f"{BACKEND}/digits_resnet8_preact:stacked=true,width_factor=0.25"
+        assert files(empty_folder) == ["figures.json"]
+        keys = {"command", "settings", "about", "order", "started", "machine", "candidates", "outcomes", "summary"}
+        assert described.keys() == keys
+        assert described["settings"]["image_size"] == 4
+        assert described["machine"]["cpu"].endswith(f"{os.cpu_count()} cores")
+        [(name, candidate)] = described["candidates"].items()
+        assert name == candidate["baseline"] == label
+        assert candidate["versions"].keys() == {"python", "keras", "numpy", BACKEND} | candidate["versions"].keys()
+        assert candidate["versions"]["keras"] == keras.__version__
+        assert candidate["parameters"] == 4934
+        [outcome] = described["outcomes"]
+        figures = outcome["result"]["figures"]
+        assert len(figures.pop("all_steps")) == 2
+        assert figures.keys() == {"build_seconds", "first_step_seconds", "step_seconds", "compile_seconds"}
+        assert figures["compile_seconds"] == figures["first_step_seconds"] - figures["step_seconds"]
+        assert described["summary"][label]["step_seconds"]["ratio"] == {"over": label, "median": 1, "min": 1, "max": 1}
+        check(figures)
+        printed = capsys.readouterr()
+        assert "The children of a round run one after another" in printed.out
+        assert f"[1]  {label}" in printed.out
+        assert printed.out.endswith("Written: figures.json\n")
+        assert printed.err.startswith(f"round 1: {label}: ")
+
+    def test_step(self):
+        figures = self.only_figures("step", "--models", "dense_resnet6", "--mode", "inference")
+        assert len(figures.pop("all_steps")) == 2
+        assert figures["images_per_second"] == 2 / figures["step_seconds"]
+        check(figures)
+
+    def test_memory(self):
+        figures = self.only_figures("memory", "--models", "dense_resnet6", "--remat", "2")
+        assert figures.keys() >= {"resident_increase_bytes", "peak_resident_bytes"}
+        assert ("xla_temporary_bytes" in figures) == (BACKEND == "jax")
+        assert figures.pop("resident_increase_bytes") >= 0
+        check(figures)
+
+    def test_optimizer(self):
+        figures = self.only_figures("optimizer", "--models", "dense_resnet12", "--variants", "stacked")
+        assert figures["variables"] == len(kp.create_model("dense_resnet12", stacked=True).trainable_variables)
+        assert len(figures.pop("all_steps")) == 2
+        check(figures)
+
+    def only_figures(self, *arguments) -> dict:
+        [outcome] = self.measure(*arguments)["outcomes"]
+        return outcome["result"]["figures"]
+
+
+def check(figures: dict) -> None:
+    for name, value in figures.items():
+        assert math.isfinite(value), name
+        assert value > 0, name
+
+
+class TestCommandLine:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("stp",), "Unknown command. Did you mean 'step'"),
+            (("step", "--models", "dense_resnet7"), "Did you mean 'dense_resnet6'"),
+            (("step", "--rounds", "0"), "--rounds must be positive. Received: 0"),
+            (("step", "--limit", "nan"), "--limit must be a positive number of seconds. Received: nan"),
+            (("step", "--output", "there/is/none.json"), "there is no directory there/is"),
+            (("step", "--baseline", "dense_resnet6"), "--baseline is none of the candidates."),
+            (("step", "--models"), "Give at least one of --models"),
+            (("memory", "--remat", "0"), "--remat takes false, true or a number of units. Received: 0"),
+        ],
+    )
+    def test_wrong_option(self, options, message, capsys, empty_folder):
+        assert message in error_of(capsys, command.main, [options[0], "--backends", BACKEND, *options[1:]])
+        assert list(empty_folder.iterdir()) == []
+
+    @pytest.mark.parametrize("name", command.COMMANDS)
+    def test_help(self, name, capsys):
+        with pytest.raises(SystemExit) as ended:
+            command.main([name, "--help"])
+        assert ended.value.code == 0
+        assert "--limit" in capsys.readouterr().out
+
+
+#: Name to trainable parameters, those of ResNet-50 v2 in each package.
+PARAMETERS = {"keras_applications_resnet50v2": 25_568_360, "keras_hub_resnet50v2": 25_549_352, "timm_resnetv2_50": 25_549_352}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", candidates.PEERS)
+def test_peers(name, empty_folder):
+    """In a process of its own: what these packages import, and warn of, is theirs."""
+    peer = candidates.PEERS[name]
+    if BACKEND not in peer.backends:
+        pytest.skip(f"{name} does not run on {BACKEND}")
+    if peer.package is not None and importlib.util.find_spec(peer.package[0]) is None:
+        pytest.skip("needs the extra benchmark")
+    code = (
+        "import dataclasses, sys, json\n"
+        "from training.benchmark import child, subjects\n"
+        "subject = subjects.make(child.Job(**json.loads(sys.argv[1])))\n"
+        "print(subject.parameters, *subject.inference_step().shape)"
+    )
+    options = {"name": name, "command": "step", "options": {}, "batch": 2, "image_size": 32, "dtype": "float32"}
+    options |= {"jit_compile": "auto", "mode": "inference", "steps": 1, "warmup": 1}
+    status, out, err = finish(start("-c", code, json.dumps(options), cwd=empty_folder))
+    assert status == 0, err
+    assert out.splitlines()[-1] == f"{PARAMETERS[name]} 2 1000"

@@ -1,0 +1,184 @@
+"""What can be measured: the registered models with options of their builders, and peers from other packages."""
+
+import dataclasses
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import keras_preact as kp
+from keras_preact import _checks
+from keras_preact.models.network import NetworkOptions
+from keras_preact.models.registry import MODELS
+from training.benchmark import peers
+from training.cli import UserError
+
+BACKENDS = ("tensorflow", "jax", "torch")
+
+#: Options that the benchmark sets itself, and what sets them.
+_SET_ELSEWHERE = {"dtype": "--dtype", "input_shape": "--image-size", "name": "the candidate", "data_format": "Keras' setting"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A network of another package.
+
+    Args:
+        build: Takes the height and width of the images, returns a Keras model or a torch module that computes logits.
+        backends: Those it runs on.
+        package: What it imports, and the name under which pip knows it; None where Keras has it.
+        extra: Of this package, to install it.
+    """
+
+    build: Callable[[int], Any]
+    backends: tuple[str, ...] = BACKENDS
+    package: tuple[str, str] | None = None
+    extra: str = "benchmark"
+    image_size: int = 224
+
+
+#: Name to `Peer`: each a pre-activation ResNet-50 for ImageNet, with new weights.
+PEERS: Mapping[str, Peer] = {
+    "keras_applications_resnet50v2": Peer(peers.keras_applications_resnet50v2),
+    "keras_hub_resnet50v2": Peer(peers.keras_hub_resnet50v2, package=("keras_hub", "keras-hub")),
+    "timm_resnetv2_50": Peer(peers.timm_resnetv2_50, backends=("torch",), package=("timm", "timm")),
+}
+
+#: Name to options that `--variants` gives every registered model. `default` leaves the library its choice.
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "stacked": {"stacked": True},
+    "unrolled": {"stacked": False},
+    "loop": {"stacked": True, "execution": "loop"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One network on one backend.
+
+    Args:
+        backend: Keras' backend.
+        name: A registered model or a peer.
+        options: Of the model's builder, in place of its own.
+    """
+
+    backend: str
+    name: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def network(self) -> str:
+        return write(self.name, self.options)
+
+    @property
+    def label(self) -> str:
+        return f"{self.backend}/{self.network}"
+
+
+def write(name: str, options: Mapping[str, Any]) -> str:
+    """Return what `parse` reads: `NAME:option=value,...`."""
+    words = {True: "true", False: "false", None: "none"}
+    values = (
+        f"{key}={words[value] if value is None or value is True or value is False else value}"
+        for key, value in options.items()
+    )
+    return ":".join(filter(None, (name, ",".join(values))))
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Return name and options of `NAME[:option=value,...]`.
+
+    Raises:
+        ValueError: for a name or an option that is not known; the message has the nearest.
+    """
+    name, _, rest = text.partition(":")
+    if name not in PEERS and name not in MODELS:
+        raise UserError(f"Unknown candidate. {_checks.nearest(name, [*MODELS, *PEERS])} Received: {text!r}")
+    options = {}
+    for option in filter(None, rest.split(",")):
+        key, sign, value = option.partition("=")
+        if not sign or not value:
+            raise UserError(f"A candidate is NAME:option=value,option=value. Received: {text!r}")
+        options[key] = _value(value)
+    if options and name in PEERS:
+        raise UserError(f"{name} is a network of another package and takes no options. Received: {text!r}")
+    if options:
+        allowed = {*NetworkOptions.__annotations__, *inspect.signature(MODELS[name].builder).parameters} - {
+            "options",
+            "kwargs",
+        }
+        for key in options:
+            if key in _SET_ELSEWHERE:
+                raise UserError(f"{key} is set by {_SET_ELSEWHERE[key]}. Received: {text!r}")
+            if key not in allowed:
+                known = sorted(allowed - _SET_ELSEWHERE.keys())
+                raise UserError(f"Unknown option. {_checks.nearest(key, known)} Received: {text!r}")
+    return name, options
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def expand(models: Iterable[str], backends: Iterable[str], variants: Iterable[Mapping[str, Any]]) -> list[Candidate]:
+    """Return every model in every variant on every backend that runs it, backend by backend.
+
+    What a model's text says itself goes before the variant's; peers have no variants.
+
+    Raises:
+        ValueError: for an unknown model, one that no chosen backend runs, or a package that is not installed.
+    """
+    backends = list(dict.fromkeys(backends))
+    variants = list(variants)
+    parsed = [parse(model) for model in models]
+    for backend in backends:
+        _check_installed((backend, backend), backend, f"The backend {backend}")
+    for name, _ in parsed:
+        if name in PEERS:
+            peer = PEERS[name]
+            if not set(peer.backends) & set(backends):
+                raise UserError(f"{name} runs on {', '.join(peer.backends)}. Received: --backends {' '.join(backends)}")
+            if peer.package is not None:
+                _check_installed(peer.package, peer.extra, name)
+    rows: dict[str, Candidate] = {}
+    for backend in backends:
+        for name, options in parsed:
+            if name in PEERS and backend not in PEERS[name].backends:
+                continue
+            for variant in [{}] if name in PEERS else variants:
+                candidate = Candidate(backend, name, {**variant, **options})
+                rows.setdefault(candidate.label, candidate)
+    return list(rows.values())
+
+
+def _check_installed(package: tuple[str, str], extra: str, needed_by: str) -> None:
+    module, name = package
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f"{needed_by} needs {name}, which is not installed: pip install -c constraints.txt -e '.[{extra}]'")
+
+
+def build(name: str, options: Mapping[str, Any], image_size: int | None):
+    """Build the network: a Keras model or, for a peer of torch's own, a module. It computes logits.
+
+    Args:
+        image_size: Height and width; None for the network's own.
+    """
+    if name in PEERS:
+        peer = PEERS[name]
+        return peer.build(image_size or peer.image_size)
+    shape = kp.model_entry(name).input_shape
+    arguments = dict(options)
+    if image_size is not None:
+        if len(shape) != 3:
+            raise UserError(f"{name} takes no images. Received: --image-size {image_size}")
+        arguments["input_shape"] = (image_size, image_size, shape[-1])
+    return kp.create_model(name, data_format="channels_last", **arguments)

@@ -1,0 +1,179 @@
+"""Measures one candidate in this process, which the benchmark starts for it: `python -m training.benchmark.child JOB`.
+
+JOB is a `Job` as JSON, the result one line of JSON on stdout. Keras' backend is that of the environment's KERAS_BACKEND.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from training import backends, cli
+from training.benchmark import candidates, subjects
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a child is to measure.
+
+    Args:
+        command: compile, step, memory or optimizer.
+        name: The network, and `options` of its builder.
+        batch: Images at a time, of `image_size` or the network's own.
+        dtype: Keras' policy; of a torch module, autocast.
+        jit_compile: auto, on or off.
+        mode: train or inference.
+        steps: How many are timed, behind `warmup` others.
+    """
+
+    command: str
+    name: str
+    options: Mapping[str, Any]
+    batch: int
+    image_size: int | None
+    dtype: str
+    jit_compile: str
+    mode: str
+    steps: int
+    warmup: int
+
+
+def measure(job: Job) -> dict:
+    """Return the figures of a job: seconds, images in a second, bytes."""
+    import keras
+
+    backends.keep_accelerator_for_backend(keras.backend.backend())
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(job.dtype)
+    subject, build_seconds = _timed(lambda: subjects.make(job))
+    figures = {"build_seconds": build_seconds} | MEASUREMENTS[job.command](subject, job)
+    return {
+        "figures": figures,
+        "device": backends.device(),
+        "jit_compile": subject.jit_compile,
+        "parameters": subject.parameters,
+        "versions": _versions(keras.backend.backend(), job.name),
+    }
+
+
+def _compile(subject: subjects.Subject, job: Job) -> dict:
+    _, first = _timed(subject.train_step)
+    steps = [_timed(subject.train_step)[1] for _ in range(job.steps)]
+    step = statistics.median(steps)
+    return {"first_step_seconds": first, "step_seconds": step, "compile_seconds": first - step, "all_steps": steps}
+
+
+def _step(subject: subjects.Subject, job: Job) -> dict:
+    step = subject.train_step if job.mode == "train" else subject.inference_step
+    for _ in range(job.warmup):
+        step()
+    steps = [_timed(step)[1] for _ in range(job.steps)]
+    seconds = statistics.median(steps)
+    return {"step_seconds": seconds, "images_per_second": job.batch / seconds, "all_steps": steps}
+
+
+def _optimizer(subject: subjects.Subject, job: Job) -> dict:
+    update = subject.updates()
+    _, first = _timed(update)
+    for _ in range(job.warmup - 1):
+        update()
+    steps = [_timed(update)[1] for _ in range(job.steps)]
+    return {
+        "variables": subject.variables,
+        "first_update_seconds": first,
+        "update_seconds": statistics.median(steps),
+        "all_steps": steps,
+    }
+
+
+def _memory(subject: subjects.Subject, job: Job) -> dict:
+    step, temporary = subject.analysed_step()
+    before = _resident()
+    _forget_peak()
+    for _ in range(job.steps):
+        step()
+    peak = _peak_resident()
+    figures = {
+        "xla_temporary_bytes": temporary,
+        "resident_increase_bytes": max(peak - before, 0),
+        "peak_resident_bytes": peak,
+        "device_peak_bytes": subjects.peak_on_device(),
+    }
+    return {key: value for key, value in figures.items() if value is not None}
+
+
+MEASUREMENTS: Mapping[str, Callable[[subjects.Subject, Job], dict]] = {
+    "compile": _compile,
+    "step": _step,
+    "memory": _memory,
+    "optimizer": _optimizer,
+}
+
+
+def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    result = action()
+    return result, time.perf_counter() - start
+
+
+def _status(key: str) -> int | None:
+    """Return a size of this process in bytes from Linux' /proc, None elsewhere."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.is_file() else []:
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _peak_resident() -> int:
+    # ru_maxrss of a child starts at the peak of the process that started it, VmHWM does not
+    peak = _status("VmHWM")
+    if peak is not None:
+        return peak
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+
+
+def _resident() -> int:
+    return _status("VmRSS") or _peak_resident()
+
+
+def _forget_peak() -> None:
+    """Let the peak start from what is resident now, where Linux allows it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _versions(backend: str, name: str) -> dict[str, str]:
+    packages = ["keras-preact", "keras", "numpy", backend]
+    peer = candidates.PEERS.get(name)
+    if peer is not None and peer.package is not None:
+        packages.append(peer.package[1])
+    versions = {"python": platform.python_version()}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions
+
+
+def main(argv: list[str]) -> None:
+    def run() -> None:
+        stdout = os.dup(1)
+        os.dup2(2, 1)  # what libraries print goes to stderr
+        result = measure(Job(**json.loads(argv[0])))
+        os.write(stdout, (json.dumps(result) + "\n").encode())
+
+    cli.guard(run)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

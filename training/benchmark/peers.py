@@ -1,0 +1,105 @@
+"""Pre-activation ResNet-50s of other packages, as their users build them, with new weights: nothing is downloaded."""
+
+import enum
+import sys
+import types
+from collections.abc import Mapping
+
+from training.cli import UserError
+
+_CLASSES = 1000
+
+
+def keras_applications_resnet50v2(image_size: int):
+    import keras
+
+    return keras.applications.ResNet50V2(
+        weights=None, input_shape=(image_size, image_size, 3), classes=_CLASSES, classifier_activation=None
+    )
+
+
+def keras_hub_resnet50v2(image_size: int):
+    """The backbone in the configuration of the preset resnet_v2_50_imagenet, with pooling and classifier."""
+    import keras
+
+    try:
+        import keras_hub
+    except ImportError as error:
+        raise UserError(
+            f"keras_hub_resnet50v2: keras-hub is installed, but something it imports is not ({error}): "
+            "pip install -c constraints.txt -e '.[benchmark]'"
+        ) from error
+
+    backbone = keras_hub.models.ResNetBackbone(
+        input_conv_filters=[64],
+        input_conv_kernel_sizes=[7],
+        stackwise_num_filters=[64, 128, 256, 512],
+        stackwise_num_blocks=[3, 4, 6, 3],
+        stackwise_num_strides=[1, 2, 2, 2],
+        block_type="bottleneck_block",
+        use_pre_activation=True,
+        image_shape=(image_size, image_size, 3),
+    )
+    x = keras.layers.GlobalAveragePooling2D()(backbone.output)
+    x = keras.layers.Dense(_CLASSES, dtype="float32")(x)
+    return keras.Model(backbone.input, x, name="keras_hub_resnet50v2")
+
+
+def timm_resnetv2_50(image_size: int):
+    """A torch module; it takes images of any size, channels first."""
+    _import_torchvision_or_stub()
+    try:
+        import timm
+    except ImportError as error:
+        raise UserError(
+            f"timm_resnetv2_50: timm is installed, but cannot be imported ({error}): "
+            "pip install -c constraints.txt -e '.[benchmark]'"
+        ) from error
+
+    return timm.create_model("resnetv2_50", pretrained=False, num_classes=_CLASSES)
+
+
+class _InterpolationMode(enum.Enum):
+    """The names of torchvision's."""
+
+    NEAREST = "nearest"
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+    BOX = "box"
+    HAMMING = "hamming"
+    LANCZOS = "lanczos"
+
+
+class _Unusable:
+    """Stands for a class of torchvision that timm names and a benchmark does not use."""
+
+
+#: Module to the names that timm takes from it when it is imported.
+_TORCHVISION: Mapping[str, Mapping[str, type]] = {
+    "torchvision": {},
+    "torchvision.datasets": dict.fromkeys(
+        ("CIFAR10", "CIFAR100", "MNIST", "KMNIST", "FashionMNIST", "ImageFolder"), _Unusable
+    ),
+    "torchvision.ops": {},
+    "torchvision.ops.misc": {"FrozenBatchNorm2d": _Unusable},
+    "torchvision.transforms": {"ToTensor": _Unusable},
+    "torchvision.transforms.functional": {"InterpolationMode": _InterpolationMode},
+}
+
+
+def _import_torchvision_or_stub() -> None:
+    """Import torchvision, whose data sets and transforms timm imports; where it fails, put modules with those names alone.
+
+    Its wheel fails beside a torch of another build (`operator torchvision::nms does not exist`); the network does not use it.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, OSError, RuntimeError):
+        for path, names in _TORCHVISION.items():
+            module = types.ModuleType(path)
+            module.__path__ = []
+            vars(module).update(names)
+            parent, _, name = path.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], name, module)
+            sys.modules[path] = module
