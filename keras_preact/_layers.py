@@ -37,8 +37,8 @@ class PaddedConv2D(keras.layers.Conv2D):
     def convolution_op(self, inputs, kernel):
         if self.strides != (1, 1) or not _loops.convolutions_are_slow():
             return super().convolution_op(inputs, kernel)
-        # JAX 0.10, two cores, train step of the 17 units of a stage of ResNet-164 in a scan, batch 16: 484, 222, 139 ms (32, 16, 8
-        # pixels) with products, 2266, 2257, 1755 ms with convolutions; outside a loop those take 592, 276, 183 ms.
+        # JAX 0.10, two cores, gradient of 17 units of each stage of ResNet-164 in a scan, batch 16: 484, 222, 139 ms with
+        # products, 2266, 2257, 1755 ms with convolutions; outside a loop those take 592, 276, 183 ms.
         # What is kept for the gradient is the input, not its nine shifts.
         convolve = keras.remat(lambda images, kernel: _products.convolve(images, kernel, self.groups))
         kernel = ops.convert_to_tensor(kernel)

@@ -28,8 +28,8 @@ NORM_ACTIVATION: Components = ("norm", "activation")
 class Arrangement:
     """The order of the components of a residual unit, and of the network's first and last ones.
 
-    Every field is a tuple of `"norm"`, `"activation"`, `"shift"` (plus a trained scalar) and `"scale"` (times one), in the order
-    in which the signal meets them.
+    Every field is a tuple of `"norm"`, `"activation"`, `"shift"` (plus a trained scalar) and `"scale"` (times one), in the
+    order in which the signal meets them.
 
     Args:
         first: In front of the first weight of F.

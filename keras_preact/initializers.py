@@ -40,8 +40,8 @@ class DeltaOrthogonal(keras.initializers.Initializer):
         gain: Factor on the matrix.
         seed: As in Keras.
 
-    Shapes: `(size, size, channels in, channels out)` with an odd size, or `(features in, features out)`. Norms are kept where at
-    least as many channels go out as come in; where fewer do, those of the directions that are left.
+    Shapes: `(size, size, channels in, channels out)` with an odd size, or `(features in, features out)`. Norms are kept where
+    at least as many channels go out as come in; where fewer do, those of the directions that are left.
 
     Raises:
         ValueError: for a kernel without a centre.
@@ -93,7 +93,9 @@ class _ForDepth(keras.initializers.Initializer):
         """Return the initialiser of weight `index` (1, 2, ...) of a branch of so many weights."""
         if self.units is None:
             name = type(self).__name__
-            raise ValueError(f"A unit by itself needs {name}(units=...), the number of units in its network. Received: units=None")
+            raise ValueError(
+                f"A unit by itself needs {name}(units=...), the number of units in its network. Received: units=None"
+            )
         scale = 2.0 * self.variance_factor(index, weights)
         if scale == 0:
             return keras.initializers.Zeros()
@@ -111,8 +113,8 @@ class Fixup(_ForDepth):
     """Fixup: initial values with which a residual network trains without normalisation.
 
     In a branch of m weights, in a network of L units, the last weight starts at 0 and every other one with He's values times
-    `L ** (-1 / (2 m - 2))`. The classifier starts at 0. The rest of Fixup, scalar shifts and a scalar factor, is an arrangement:
-    `kp.models.resnet_cifar(110, **kp.models.FIXUP)` has both.
+    `L ** (-1 / (2 m - 2))`. The classifier starts at 0. The rest of Fixup, scalar shifts and a scalar factor, is an
+    arrangement: `kp.models.resnet_cifar(110, **kp.models.FIXUP)` has both.
 
     Args:
         units: L; None where a network fills it in.
@@ -127,10 +129,10 @@ class Fixup(_ForDepth):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class DepthScaledHe(_ForDepth):
-    """He's values, those of the last weight of every branch times `1 / sqrt(L)`: the sum of L branches is of the size of one.
+    """He's values, those of the last weight of every branch times `1 / sqrt(L)`: L branches add up to the size of one.
 
-    Gradients then have one size at both ends of thousands of units. With the released initialisation, those of a pre-activation
-    network with batch normalisation grow towards its start as a power of the number of units.
+    Gradients then have one size at both ends of thousands of units. With the released initialisation, those of a
+    pre-activation network with batch normalisation grow towards its start as a power of the number of units.
 
     Args:
         units: L, the number of units; None where a network fills it in.

@@ -37,11 +37,13 @@ class _Body:
         unit: The unit.
         stacked: For each variable of `unit`, in order, the values of all units.
         state: Indices of the variables that change in training without a gradient.
+        weights: Indices of all but the states of seeds, which nothing but training reads.
     """
 
     unit: ResidualUnit
     stacked: list = dataclasses.field(default_factory=list)
     state: list[int] = dataclasses.field(default_factory=list)
+    weights: list[int] = dataclasses.field(default_factory=list)
 
 
 class _SeedStates(keras.random.SeedGenerator):
@@ -111,8 +113,8 @@ class UnitStack(keras.Layer):
     Args:
         unit: A `ResidualUnit` that keeps the shape. It is a pattern: its configuration is taken, not its weights.
         depth: How many units.
-        execution: `"scan"` (a loop whose body is compiled once; TensorFlow and JAX), `"loop"` (as many copies of the unit in the
-            graph), or `"auto"`: a scan where there is one. Weights and checkpoints are the same.
+        execution: `"scan"` (a loop whose body is compiled once; TensorFlow and JAX), `"loop"` (as many copies of the unit in
+            the graph), or `"auto"`: a scan where there is one. Weights and checkpoints are the same.
         remat: Units that make a segment of which only the input is kept for the gradient; the rest is computed again. True
             for 1, False for none. Kept are then `depth / remat` inputs and the inside of `remat` units: a `remat` near
             `sqrt(depth)` makes both grow as `sqrt(depth)`, the least memory for deep stacks; what grows smaller with a
@@ -240,6 +242,7 @@ class UnitStack(keras.Layer):
                 stacked = seeds.state
             self._body.stacked.append(stacked)
         self._body.state = [i for i, variable in enumerate(unit.variables) if not variable.trainable]
+        self._body.weights = [i for i, variable in enumerate(unit.variables) if id(variable) in weights]
 
     def _stack(self, variable: keras.Variable, shape: tuple, initializer: Callable) -> keras.Variable:
         """Make the weight that holds `variable` for all units, at its place below the stack's name."""
@@ -277,16 +280,17 @@ class UnitStack(keras.Layer):
         if unit.trainable != self.trainable:
             unit.trainable = self.trainable  # a frozen batch normalisation keeps to its moving statistics
         variables = unit.variables
-        stacked = [ops.convert_to_tensor(variable) for variable in self._body.stacked]
+        state = self._body.state if training else []
+        read = range(len(variables)) if training else self._body.weights
+        stacked = [ops.convert_to_tensor(self._body.stacked[i]) for i in read]
+        for i in state:  # on torch variables change in place, and what is computed again needs the old values
+            stacked[i] = ops.copy(stacked[i])
         rates = [] if self.stochastic_depth is None else [ops.convert_to_tensor(self.stochastic_depth, "float32")]
         added = [] if perturbations is None else [ops.cast(perturbations, x.dtype)]
-        state = self._body.state if training else []
-        for i in state:
-            stacked[i] = ops.copy(stacked[i])  # on Torch variables change in place, and what is computed again needs the old seeds
 
         def step(x, slices):
-            weights, rest = slices[: len(variables)], slices[len(variables) :]
-            with keras.StatelessScope(list(zip(variables, weights, strict=True))) as scope:
+            own, rest = slices[: len(read)], slices[len(read) :]
+            with keras.StatelessScope([(variables[i], value) for i, value in zip(read, own, strict=True)]) as scope:
                 y = unit(x, rest[0] if rates else None, training=training)
             y = y + rest[-1] if added else y
             new = [ops.stop_gradient(scope.get_current_value(variables[i])) for i in state]

@@ -106,8 +106,8 @@ class ResidualNetwork(keras.Model):
             and takes raw pixels. None: no such layer.
         data_format, dtype, name: As in Keras. Whatever the policy, logits are computed in the variables' dtype.
         stochastic_depth: The rate of the last unit; that of unit l of L is `l / L` of it. None for none.
-        stacked: Whether the equal units of a stage, all but its first, are one `UnitStack`. None: in every stage if one has 16 of
-            them. The same network, with its weights stacked; `kp.models.stack` and `unstack` turn one into the other.
+        stacked: Whether the equal units of a stage, all but its first, are one `UnitStack`. None: in every stage if one has
+            16 of them. The same network with its weights stacked; `kp.models.stack` and `unstack` turn one into the other.
         execution, remat, unroll: Of the stacks, see `UnitStack`.
         **unit_options: Of every unit: arrangement, shortcut, gate_bias, shape_shortcut, activate_shape_shortcut, stride_on,
             normalization, activation, groups, base_width, dropout, dropout_at, use_bias, bias_initializer, kernel_initializer.
@@ -121,8 +121,8 @@ class ResidualNetwork(keras.Model):
     The first activation of an arrangement that has one stands right behind the stem's weights, so that both paths of the first
     unit see it, and that unit has no own; its last one stands behind the last addition (appendix).
 
-    Layers: `preprocessing`, `stem_conv`, `stem_norm`, `stem_activation`, `stage1_unit1`, `stage1_unit2` ... (`stage1_units` where
-    stacked), `head_norm`, `head_activation`, `head_pool`, `head_classifier`, `head_predictions`, as far as there are such.
+    Layers: `preprocessing`, `stem_conv`, `stem_norm`, `stem_activation`, `stage1_unit1`, `stage1_unit2` ... (`stage1_units`
+    where stacked), `head_norm`, `head_activation`, `head_pool`, `head_classifier`, `head_predictions`, as far as they exist.
 
     Source: Sec. 3 and 4 and the appendix of arXiv 1603.05027, Sec. 4 of arXiv 1512.03385.
     """
@@ -249,9 +249,7 @@ class ResidualNetwork(keras.Model):
         }
         own = ("name", "trainable", "dtype", "filters", "strides")
         arguments |= {key: value for key, value in unit.items() if key not in own}
-        self._parts = _Parts(
-            _without_marks(arguments), tuple(units), tuple(head), first_input, tuple(segment_outputs), logits
-        )
+        self._parts = _Parts(_without_marks(arguments), tuple(units), tuple(head), first_input, tuple(segment_outputs), logits)
 
     @property
     def segments(self) -> list[Segment]:
@@ -284,8 +282,8 @@ class ResidualNetwork(keras.Model):
 
         With zeros added, the gradients of the added tensors are those of the x_l, whatever the loss.
 
-        Input: `[images, p_1, p_2, ...]`, for every segment a tensor of shape `(units, batch, *shape of x_l)`: what is added to the
-        outputs of its units. A segment is a stack of units or a unit by itself.
+        Input: `[images, p_1, p_2, ...]`, for every segment a tensor of shape `(units, batch, *shape of x_l)`: what is added to
+        the outputs of its units. A segment is a stack of units or a unit by itself.
 
         Output: `[output, x_1, x_2, ...]` with the outputs of every segment's units, of the same shapes.
 

@@ -56,7 +56,9 @@ def make(pattern: ResidualUnit, stages: Sequence[Stage], kernel, stack_options: 
                     own["arrangement"] = pattern.arrangement.without_first()
             elif stack_options is not None:
                 unit = type(pattern).from_config(
-                    pattern.get_config() | changes | {"name": name, "kernel_initializer": kernel, "stochastic_depth": rates[-1]}
+                    pattern.get_config()
+                    | changes
+                    | {"name": name, "kernel_initializer": kernel, "stochastic_depth": rates[-1]}
                 )
                 drops = None if pattern.stochastic_depth is None else rates[1:]
                 segments.append(

@@ -9,8 +9,8 @@ from keras_preact import _checks, initializers
 from keras_preact.arrangements import Arrangement
 from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape
 
-#: Variances of weights and biases at which a tanh network is critical (arXiv 1806.05393, Sec. 4): on average, gradients keep their
-#: size from layer to layer.
+#: Variances of weights and biases at which a tanh network is critical (arXiv 1806.05393, Sec. 4): on average, gradients keep
+#: their size from layer to layer.
 WEIGHT_VARIANCE = 1.05
 BIAS_VARIANCE = 2.01e-5
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.initializers import released_he, spawn
+from keras_preact.initializers import DeltaOrthogonal, DepthScaledHe, Fixup, released_he, spawn
 from tests.keras_preact import harness
 
 
@@ -153,8 +153,9 @@ def test_a_seed_in_a_shortcut_gives_every_unit_values_of_its_own():
 
 def test_a_seed_in_a_dropout_shortcut_gives_every_unit_a_mask_of_its_own():
     masks = []
+    pattern = kp.ResidualUnit(4, shortcut=kp.shortcuts.Dropout(0.5, seed=1))
     for name in ("stage1_unit1", "stage1_unit2", "stage1_unit1"):
-        unit = kp.ResidualUnit(4, shortcut=kp.shortcuts.Dropout(0.5, seed=1), name=name)
+        unit = pattern.at(name)
         x = np.ones((1, 16, 16, 4), "float32")
         unit(x)
         for weight in unit.trainable_weights:  # F = 0: what is left is the shortcut
@@ -162,3 +163,124 @@ def test_a_seed_in_a_dropout_shortcut_gives_every_unit_a_mask_of_its_own():
         masks.append(np.array(keras.ops.convert_to_numpy(unit(x, training=True))) > 0)
     assert not np.array_equal(masks[0], masks[1])
     np.testing.assert_array_equal(masks[0], masks[2])
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.5])
+@pytest.mark.parametrize(("inputs", "outputs", "size"), [(6, 6, 3), (3, 8, 5), (8, 3, 3), (5, 5, 1)])
+def test_delta_orthogonal(inputs, outputs, size, gain):
+    kernel = keras.ops.convert_to_numpy(DeltaOrthogonal(gain, seed=1)((size, size, inputs, outputs)))
+    centre = kernel[size // 2, size // 2].copy()
+    kernel[size // 2, size // 2] = 0
+    assert not kernel.any()
+    gram = centre @ centre.T if inputs <= outputs else centre.T @ centre
+    np.testing.assert_allclose(gram, gain**2 * np.eye(min(inputs, outputs)), atol=1e-5)
+
+
+def test_a_delta_orthogonal_convolution_keeps_the_norm():
+    x = harness.images(3, 5, 6, 4)
+    for kernel, keeps in ((DeltaOrthogonal(seed=0), True), (keras.initializers.Orthogonal(seed=0), False)):
+        layer = keras.layers.Conv2D(7, 3, padding="same", kernel_initializer=kernel, use_bias=False)
+        y = keras.ops.convert_to_numpy(layer(x))
+        norms = [np.sqrt((values**2).sum((1, 2, 3))) for values in (x, y)]
+        assert np.allclose(*norms, rtol=1e-5) == keeps
+
+
+def test_delta_orthogonal_needs_a_centre_and_takes_dense_kernels():
+    with pytest.raises(ValueError, match="must be odd") as error:
+        DeltaOrthogonal()((2, 2, 4, 4))
+    assert "Received: shape=(2, 2, 4, 4)" in str(error.value)
+    matrix = keras.ops.convert_to_numpy(DeltaOrthogonal(seed=3)((4, 6)))
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(4), atol=1e-5)
+
+
+def deviations(unit):
+    return {path: value.std() for path, value in kernels(unit).items()}
+
+
+@pytest.mark.parametrize(("block", "weights"), [("basic", 2), ("bottleneck", 3), ("dense", 2)])
+def test_fixup(block, weights):
+    """Every weight of a branch but the last has He's deviation times L^(-1 / (2m - 2)); the last is zero."""
+    units = 50
+    filters = 64 if block == "dense" else 32
+    unit = kp.ResidualUnit(filters, block=block, kernel_initializer=Fixup(units), normalization="none", strides=1)
+    shape = (2, 64) if block == "dense" else (2, 5, 5, 16)
+    unit.build(shape)
+    for path, kernel in kernels(unit).items():
+        place = path.split("/")[-2]
+        expected = np.sqrt(2 / (np.prod(kernel.shape[:-2]) * kernel.shape[-1]))
+        if place.endswith(f"_{weights}"):
+            expected = 0
+        elif path.startswith("branch"):
+            expected *= units ** (-1 / (2 * weights - 2))
+        np.testing.assert_allclose(kernel.std(), expected, 4 / np.sqrt(kernel.size), err_msg=path)
+
+
+def test_depth_scaled_he():
+    units = 100
+    unit = kp.ResidualUnit(32, block="bottleneck", kernel_initializer=DepthScaledHe(units))
+    unit.build((2, 5, 5, 16))
+    for path, kernel in kernels(unit).items():
+        expected = np.sqrt(2 / (np.prod(kernel.shape[:2]) * kernel.shape[-1])) / (10 if "conv_3" in path else 1)
+        np.testing.assert_allclose(kernel.std(), expected, 4 / np.sqrt(kernel.size), err_msg=path)
+
+
+@pytest.mark.parametrize("initializer", [Fixup, DepthScaledHe])
+def test_a_unit_by_itself_does_not_know_the_depth(initializer):
+    unit = kp.ResidualUnit(4, kernel_initializer=initializer())
+    with pytest.raises(ValueError, match=rf"needs {initializer.__name__}\(units=\.\.\.\)"):
+        unit.build((2, 5, 5, 4))
+    with pytest.raises(ValueError, match="`units` must be a positive integer"):
+        initializer(0)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_fixup_network(stacked):
+    """The classifier and every branch start at zero, one shift in front of every weight and activation, one scale a branch."""
+    model = kp.models.resnet_cifar(20, input_shape=(8, 8, 1), stacked=stacked, **kp.models.FIXUP)
+    x = harness.images(4, 8, 8, 1)
+    assert not keras.ops.convert_to_numpy(model(x)).any()
+    first, *_, last = keras.Model(model.input, model.unit_outputs[:3])(x)
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(first), keras.ops.convert_to_numpy(last))
+    singles = kp.models.unstack(model)
+    names = [weight.path.split("/", 1)[1] for weight in singles.units[1].trainable_weights]
+    assert sorted(names) == sorted(
+        [
+            "branch/conv_1/kernel",
+            "branch/conv_2/kernel",
+            "branch/scale_2/factor",
+            "branch/shift_0/bias",
+            "branch/shift_0_again/bias",
+            "branch/shift_1/bias",
+            "branch/shift_1_again/bias",
+        ]
+    )
+    assert not model.non_trainable_weights
+    deviation = np.sqrt(2 / (9 * 64)) / np.sqrt(9)  # 9 units, 2 weights a branch
+    kernel = harness.weights(singles)["stage3_unit2/branch/conv_1/kernel"]
+    np.testing.assert_allclose(kernel.std(), deviation, 0.05)
+
+
+def test_fixup_unit_against_its_formula():
+    """`x + scale * W2 (relu(W1 (relu(x + a) + b) + c) + d)` for dense weights."""
+    unit = kp.ResidualUnit(3, block="dense", arrangement=kp.arrangements.FIXUP, normalization="none")
+    x = harness.images(4, 3)
+    unit.build(x.shape)
+    harness.randomize(unit)
+    w = harness.weights(unit)
+    hidden = np.maximum(x + w["branch/shift_0/bias"], 0) + w["branch/shift_0_again/bias"]
+    hidden = hidden @ w["branch/dense_1/kernel"] + w["branch/shift_1/bias"]
+    hidden = np.maximum(hidden, 0) + w["branch/shift_1_again/bias"]
+    expected = x + w["branch/scale_2/factor"] * (hidden @ w["branch/dense_2/kernel"])
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(unit(x)), expected, atol=1e-5)
+
+
+def test_new_initializers_survive_a_file(tmp_path):
+    for options in (
+        {**kp.models.FIXUP},
+        {"kernel_initializer": DepthScaledHe(seed=1)},
+        {"kernel_initializer": DeltaOrthogonal(0.5)},
+    ):
+        model = kp.models.resnet_cifar(14, input_shape=(8, 8, 1), **options)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        assert loaded.get_config() == model.get_config()

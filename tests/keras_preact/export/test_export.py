@@ -40,6 +40,19 @@ MODELS = {
         (8, 8, 1),
     ),
     "dropout, dense": (lambda: kp.models.dense_resnet(6, input_shape=(20,), classes=10, shortcut="dropout"), (20,)),
+    "stacked, dropout": (
+        lambda: kp.models.resnet_cifar(
+            20,
+            stacked=True,
+            remat=True,
+            stochastic_depth=0.5,
+            shortcut="dropout",
+            width_factor=0.5,
+            input_shape=(8, 8, 1),
+            **PIXELS,
+        ),
+        (8, 8, 1),
+    ),
     "functional": (lambda: sequential(keras.layers.Dense(10, activation="softmax")), (6,)),
 }
 #: Largest difference, as a share of the largest logit: rounding in float32, in bfloat16.
@@ -124,7 +137,7 @@ def test_outputs_are_those_of_the_model(export, name):
     logits = export.served["all/logits"]
     allowed = TOLERANCE[name] * max(1, np.abs(logits).max())
     probabilities = export.served["all/probabilities"]
-    if name in ("pixels", "dropout, dense"):
+    if name in ("pixels", "dropout, dense", "stacked, dropout"):
         np.testing.assert_allclose(logits, own, rtol=0, atol=allowed)
         own = np.exp(own - own.max(-1, keepdims=True))
         own /= own.sum(-1, keepdims=True)
@@ -158,6 +171,7 @@ def test_wrong_images_are_refused(export):
 def test_every_weight_once_and_operations_that_any_server_has(export, name):
     assert export.description["variables"] == export.model.count_params()
     assert not [op for op in export.description["operations"] if "Assign" in op or "Random" in op or "Xla" in op]
+    assert not [op for op in export.description["operations"] if "While" in op or "TensorList" in op]
     if name == "pixels":  # in the others the names of the weights take more room than the weights
         data = sum(file.stat().st_size for file in (export.path / "variables").iterdir())
         assert data < 1.3 * 4 * export.model.count_params()
