@@ -113,23 +113,31 @@ BACKENDS = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}
 
 
 def differentiate(function, layer, *arrays):
-    """Return what a compiled `function` of the arrays and of a layer's variables gives, and leave the state that it writes.
+    """What a `Step` returns for the arrays."""
+    return Step(function, layer)(*arrays)
+
+
+class Step:
+    """A compiled `function` of arrays and of a layer's variables, with its gradients, that leaves the state it writes.
 
     Args:
         function: Returns a scalar and a list of tensors. In the scalar's gradient stand the arrays and the trainable weights.
 
-    Returns:
-        The tensors; the gradients on the arrays; those on the weights, by the weights' ids.
+    Called with the arrays it returns the tensors; the gradients on the arrays; those on the weights, by the weights' ids.
     """
-    trainable = layer.trainable_variables
-    tensors, on_arrays, on_weights = _DIFFERENTIATE[keras.backend.backend()](function, layer, arrays)
-    tensors, on_arrays, on_weights = (
-        [np.array(keras.ops.convert_to_numpy(tensor)) for tensor in each] for each in (tensors, on_arrays, on_weights)
-    )
-    return tensors, on_arrays, dict(zip(map(id, trainable), on_weights, strict=True))
+
+    def __init__(self, function, layer, **options):
+        self.layer = layer
+        self.run = _STEPS[keras.backend.backend()](function, layer, **options)
+
+    def __call__(self, *arrays):
+        tensors, on_arrays, on_weights = (
+            [np.array(keras.ops.convert_to_numpy(tensor)) for tensor in each] for each in self.run(*arrays)
+        )
+        return tensors, on_arrays, dict(zip(map(id, self.layer.trainable_variables), on_weights, strict=True))
 
 
-def _differentiate_tensorflow(function, layer, arrays, **options):
+def _tensorflow_step(function, layer, **options):
     import tensorflow as tf
 
     values = [variable.value for variable in layer.trainable_variables]
@@ -141,10 +149,10 @@ def _differentiate_tensorflow(function, layer, arrays, **options):
             value, tensors = function(*arrays)
         return tensors, *tape.gradient(value, (list(arrays), values))
 
-    return run(*map(tf.constant, arrays))
+    return lambda *arrays: run(*map(tf.constant, arrays))
 
 
-def _differentiate_jax(function, layer, arrays):
+def _jax_step(function, layer):
     import jax
 
     trainable, state = layer.trainable_variables, layer.non_trainable_variables
@@ -156,24 +164,31 @@ def _differentiate_jax(function, layer, arrays):
         return value, (tensors, [scope.get_current_value(variable) for variable in state])
 
     gradient = jax.jit(jax.value_and_grad(pure, argnums=(0, 1), has_aux=True))
-    values = [[variable.value for variable in variables] for variables in (trainable, state)]
-    (_, (tensors, new)), (on_arrays, on_weights) = gradient([jax.numpy.asarray(array) for array in arrays], *values)
-    for variable, value in zip(state, new, strict=True):
-        variable.assign(value)
-    return tensors, on_arrays, on_weights
+
+    def run(*arrays):
+        values = [[variable.value for variable in variables] for variables in (trainable, state)]
+        (_, (tensors, new)), (on_arrays, on_weights) = gradient([jax.numpy.asarray(array) for array in arrays], *values)
+        for variable, value in zip(state, new, strict=True):
+            variable.assign(value)
+        return tensors, on_arrays, on_weights
+
+    return run
 
 
-def _differentiate_torch(function, layer, arrays):
+def _torch_step(function, layer):
     import torch
 
-    arrays = [torch.tensor(array, requires_grad=True) for array in arrays]
-    weights = [variable.value for variable in layer.trainable_variables]
-    value, tensors = function(*arrays)
-    gradients = torch.autograd.grad(value, [*arrays, *weights], retain_graph=True)
-    return tensors, gradients[: len(arrays)], gradients[len(arrays) :]
+    def run(*arrays):
+        arrays = [torch.tensor(array, requires_grad=True) for array in arrays]
+        weights = [variable.value for variable in layer.trainable_variables]
+        value, tensors = function(*arrays)
+        gradients = torch.autograd.grad(value, [*arrays, *weights])
+        return tensors, gradients[: len(arrays)], gradients[len(arrays) :]
+
+    return run
 
 
-_DIFFERENTIATE = {"tensorflow": _differentiate_tensorflow, "jax": _differentiate_jax, "torch": _differentiate_torch}
+_STEPS = {"tensorflow": _tensorflow_step, "jax": _jax_step, "torch": _torch_step}
 
 
 def close(got, want, tolerance=1e-5, message=""):

@@ -37,14 +37,12 @@ def single_units(shape, filters, depth, options, seed=0):
     return units
 
 
-def columns(units, value=None) -> dict[str, np.ndarray]:
-    """What `value` gives for the units' weights (their values, unless told otherwise), stacked by path."""
-    rows = [
-        {path: value(weight) for path, weight in zip(harness.paths(unit), unit.weights, strict=True)}
-        if value
-        else harness.weights(unit)
-        for unit in units
-    ]
+def columns(units, by_id=None) -> dict[str, np.ndarray]:
+    """The units' weights, or what `by_id` holds for them, stacked by path."""
+    rows = []
+    for unit in units:
+        values = unit.get_weights() if by_id is None else [by_id.get(id(weight)) for weight in unit.weights]
+        rows.append(dict(zip(harness.paths(unit), map(np.array, values), strict=True)))
     return {path: np.stack([row[path] for row in rows]) for path in rows[0]}
 
 
@@ -58,38 +56,51 @@ def stack_of(units, shape, filters, options, **ways):
     return stack
 
 
-def run(layer, x, cotangent, training=True):
-    """Output, the gradient on x, and the gradients on the weights by their ids; the layer's state is as the step leaves it."""
-
+def step_of(layer, cotangent, training=True, **options):
     def function(x):
         y = layer(x, training=training)
         return keras.ops.sum(keras.ops.multiply(y, cotangent)), [y]
 
-    (y,), (on_x,), on_weights = harness.differentiate(function, layer, x)
-    return y, on_x, on_weights
+    step = harness.Step(function, layer, **options)
+
+    def run(x):
+        (y,), (on_x,), on_weights = step(x)
+        return y, on_x, on_weights
+
+    return run
+
+
+def run(layer, x, cotangent, training=True, **options):
+    """Output, the gradient on x, and the gradients on the weights by their ids; the layer's state is as the step leaves it."""
+    return step_of(layer, cotangent, training, **options)(x)
 
 
 def draw_cotangent(x):
     return np.random.default_rng(2).normal(size=x.shape).astype("float32")
 
 
-def check_equal_to_chain(stack, units, x, tolerance=1e-5, training=True):
-    """One training step of both: output, gradients, statistics, and what else changes."""
+def check_equal_to_chain(stack, units, x, training=True, steps=1):
+    """Steps of both: output, gradients, statistics. Returns the output and the gradient on x of the last one."""
     chain, cotangent = Chain(units), draw_cotangent(x)
-    want, want_on_x, want_on_weights = run(chain, x, cotangent, training)
-    y, on_x, on_weights = run(stack, x, cotangent, training)
-    harness.close(y, want, tolerance)
-    harness.close(on_x, want_on_x, tolerance)
-    assert np.abs(on_x).max() > 0
-    trainable = dict(zip(harness.paths(stack), stack.weights, strict=True))
-    trainable = {path: on_weights[id(weight)] for path, weight in trainable.items() if weight.trainable}
-    assert len(trainable) == len(units[0].trainable_weights)
-    for path, got in trainable.items():
-        own = [{p: w for p, w in zip(harness.paths(unit), unit.weights, strict=True)}[path] for unit in units]
-        harness.close(got, np.stack([want_on_weights[id(weight)] for weight in own]), tolerance, path)
-    after = columns(units)
-    for path, value in harness.weights(stack).items():
-        harness.close(value, after[path], tolerance, path)
+    step_of_chain, step_of_stack = (step_of(layer, cotangent, training) for layer in (chain, stack))
+    for _ in range(steps):
+        want, want_on_x, want_on_weights = step_of_chain(x)
+        y, on_x, on_weights = step_of_stack(x)
+        harness.close(y, want)
+        harness.close(on_x, want_on_x)
+        assert np.abs(on_x).max() > 0
+        gradients = {
+            path: on_weights.get(id(weight)) for path, weight in zip(harness.paths(stack), stack.weights, strict=True)
+        }
+        wanted = columns(units, want_on_weights)
+        assert gradients.keys() == wanted.keys()
+        for path, want in wanted.items():
+            assert (gradients[path] is None) == ("moving_" in path)
+            if gradients[path] is not None:
+                harness.close(gradients[path], want, message=path)
+        after = columns(units)
+        for path, value in harness.weights(stack).items():
+            harness.close(value, after[path], message=path)
     return y, on_x
 
 
@@ -171,7 +182,7 @@ def test_inference():
         np.testing.assert_array_equal(value, old)
 
 
-@pytest.mark.parametrize("normalization", ["batch", "layer", "rms"])
+@pytest.mark.parametrize("normalization", ["batch", "rms"])
 def test_channels_first(normalization):
     """As channels last; TensorFlow has no gradient of such convolutions on a CPU."""
     options = {"normalization": normalization, "shortcut": "conv1x1", "use_bias": True}
@@ -193,7 +204,7 @@ def test_channels_first(normalization):
         harness.close(value, after[path], message=path)
 
 
-@pytest.mark.parametrize("ways", [{}, {"remat": 2}, {"execution": "loop"}, {"remat": 3, "unroll": 2}], ids=str)
+@pytest.mark.parametrize("ways", [{}, {"execution": "loop"}, {"remat": 3}, {"unroll": 2}], ids=str)
 def test_outputs_and_perturbations(ways):
     """What is added to the output of a unit reaches the next one; its gradient is that of x_{l+1}."""
     x = harness.images(*IMAGES)
@@ -202,17 +213,16 @@ def test_outputs_and_perturbations(ways):
     stack = kp.UnitStack(kp.ResidualUnit(4, **options), 5, **ways)
     added = harness.images(5, *IMAGES, seed=4) * 0.1
     cotangent = draw_cotangent(x)
-    stack(x, perturbations=np.zeros_like(added))  # builds it
+    if ways:
+        stack.build(IMAGES)
+    else:
+        stack(x, perturbations=np.zeros_like(added))  # builds it for x alone
     stack.load_units(units)
-
-    def of_stack(x, added):
-        outputs = stack(x, perturbations=added, return_outputs=True, training=True)
-        y = stack(x, added, training=True)
-        return keras.ops.sum(keras.ops.multiply(y, cotangent)), [outputs, y]
-
-    (outputs, y), (on_x, on_added), _ = harness.differentiate(of_stack, stack, x, added)
-    harness.close(y, outputs[-1])
     expected = [harness.reference_of(unit, training=True, **options) for unit in units]
+
+    def function(x, added):
+        outputs = stack(x, perturbations=added, return_outputs=True, training=True)
+        return keras.ops.sum(keras.ops.multiply(outputs[-1], cotangent)), [outputs]
 
     def chain(x, added):
         every = []
@@ -221,25 +231,17 @@ def test_outputs_and_perturbations(ways):
             every.append(x)
         return np.stack(every)
 
+    (outputs,), (_, on_added), _ = harness.differentiate(function, stack, x, added)
     harness.close(outputs, chain(x, added), 1e-4)
-    (plain,), _, _ = harness.differentiate(lambda x: (keras.ops.sum(s := stack(x, return_outputs=True)), [s]), stack, x)
-    harness.close(plain, chain(x, 0 * added), 1e-4)
+    if not ways:
+        harness.close(keras.ops.convert_to_numpy(stack(x, added)), outputs[-1])
+        harness.close(keras.ops.convert_to_numpy(stack(x, return_outputs=True)), chain(x, 0 * added), 1e-4)
     step, rng = 1e-6, np.random.default_rng(5)
     for i in range(5):
         direction = np.zeros(added.shape)
         direction[i] = rng.normal(size=IMAGES)
         moved = [(chain(x, added + sign * step * direction)[-1] * cotangent).sum() for sign in (1, -1)]
         np.testing.assert_allclose((on_added * direction).sum(), (moved[0] - moved[1]) / (2 * step), 2e-3, 2e-3)
-
-    def of_chain(x):
-        y = Chain(units)(x, training=True)
-        return keras.ops.sum(keras.ops.multiply(y, cotangent)), [y]
-
-    if ways:
-        return
-    _, (want_on_x,), _ = harness.differentiate(of_chain, Chain(units), x)
-    (_, _), (on_x, _), _ = harness.differentiate(of_stack, stack, x, 0 * added)
-    harness.close(on_x, want_on_x)
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow")
@@ -249,25 +251,18 @@ def test_xla(ways):
     x = harness.images(*IMAGES)
     units = single_units(IMAGES, 4, 5, {})
     cotangent = draw_cotangent(x)
+    stack, eager = (stack_of(units, IMAGES, 4, {}, **ways) for _ in range(2))
     want, want_on_x, _ = run(Chain(units), x, cotangent)
-    for compiled in (True, False):
-        stack = stack_of(single_units(IMAGES, 4, 5, {}), IMAGES, 4, {}, **ways)
-
-        def function(x, stack=stack):
-            y = stack(x, training=True)
-            return keras.ops.sum(keras.ops.multiply(y, cotangent)), [y]
-
-        if compiled:
-            (y,), on_x, *_ = harness._differentiate_tensorflow(function, stack, [x], jit_compile=True)
-            on_x = on_x[0]
-        else:
-            y = stack(x, training=True)
-            _, on_x, _ = harness.value_and_grad(stack_of(single_units(IMAGES, 4, 5, {}), IMAGES, 4, {}, **ways), x, cotangent)
-        harness.close(y, want)
-        harness.close(on_x, want_on_x)
-        after = columns(units)
-        for path, value in harness.weights(stack).items():
+    y, on_x, _ = run(stack, x, cotangent, jit_compile=True)
+    harness.close(y, want)
+    harness.close(on_x, want_on_x)
+    after = columns(units)
+    harness.close(keras.ops.convert_to_numpy(eager(x, training=True)), want)
+    for layer in (stack, eager):
+        for path, value in harness.weights(layer).items():
             harness.close(value, after[path], message=path)
+    _, on_x, _ = harness.value_and_grad(eager, x, cotangent)
+    harness.close(on_x, want_on_x)
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="graphs of TensorFlow")
@@ -313,8 +308,7 @@ def test_masks_are_those_of_single_units(ways):
     before = seed_states(stack)
     assert [state.shape for state in before] == [(3, 2)] * 3  # of the two dropouts and the stochastic depth
     assert len({tuple(row) for state in before for row in state}) == 9
-    for _ in range(2):
-        check_equal_to_chain(stack, units, x)
+    check_equal_to_chain(stack, units, x, steps=2)
     for state, old, *own in zip(seed_states(stack), before, *map(seed_states, units), strict=True):
         assert not (state == old).all(1).any()
         np.testing.assert_array_equal(state, own)
@@ -329,13 +323,13 @@ def test_masks_of_a_seeded_shortcut_are_those_of_single_units(ways):
     stack.build(IMAGES)
     harness.randomize(stack)
     units = [stack.unit(i) for i in range(3)]
-    for _ in range(2):
-        check_equal_to_chain(stack, units, harness.images(*IMAGES))
+    check_equal_to_chain(stack, units, harness.images(*IMAGES), steps=2)
     np.testing.assert_array_equal(seed_states(stack)[0], np.stack([seed_states(unit)[0] for unit in units]))
     assert len(np.unique(seed_states(stack)[0], axis=0)) == 3
 
 
-@pytest.mark.parametrize("ways", [{"remat": True}, {"remat": 2}, {"remat": True, "execution": "loop"}], ids=str)
+@pytest.mark.skipif(BACKEND == "jax", reason="slow to compile, and the masks under remat are compared above")
+@pytest.mark.parametrize("ways", [{"remat": 2}, {"remat": True, "execution": "loop"}], ids=str)
 def test_the_recomputation_has_the_masks_of_the_forward_pass(ways):
     x, cotangent = harness.images(*IMAGES), draw_cotangent(harness.images(*IMAGES))
     plain = kp.UnitStack(kp.ResidualUnit(4, **RANDOM), 3)
