@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from keras import ops
+
 from keras_preact import initializers
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
@@ -123,6 +125,6 @@ def _with_stacks(model: "ResidualNetwork", stacked: bool) -> "ResidualNetwork":
         else:
             originals = [next(units)]
             for variable, original in zip(segment.variables, originals[0].variables, strict=True):
-                variable.assign(original.value)
+                variable.assign(ops.copy(original.value))  # on JAX `fit` gives the arrays of what it trains away
         segment.trainable = originals[0].trainable
     return twin
