@@ -91,17 +91,20 @@ class _ForDepth(keras.initializers.Initializer):
 
     def of_branch(self, index: int, weights: int) -> keras.initializers.Initializer:
         """Return the initialiser of weight `index` (1, 2, ...) of a branch of so many weights."""
-        if self.units is None:
+        units = self.units
+        if units is None:
             name = type(self).__name__
             raise ValueError(
                 f"A unit by itself needs {name}(units=...), the number of units in its network. Received: units=None"
             )
-        scale = 2.0 * self.variance_factor(index, weights)
+        scale = 2.0 * self.variance_factor(index, weights, units)
         if scale == 0:
             return keras.initializers.Zeros()
         return keras.initializers.VarianceScaling(scale, "fan_out", "untruncated_normal", self.seed)
 
-    def variance_factor(self, index: int, weights: int) -> float:
+    @staticmethod
+    def variance_factor(index: int, weights: int, units: int) -> float:
+        """Return what the variance of a weight of a branch is multiplied by."""
         raise NotImplementedError
 
     def get_config(self):
@@ -123,8 +126,9 @@ class Fixup(_ForDepth):
     Source: Sec. 3 of arXiv 1901.09321.
     """
 
-    def variance_factor(self, index: int, weights: int) -> float:
-        return 0.0 if index == weights else self.units ** (-1 / (weights - 1))
+    @staticmethod
+    def variance_factor(index: int, weights: int, units: int) -> float:
+        return 0.0 if index == weights else units ** (-1 / (weights - 1))
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -149,8 +153,9 @@ class DepthScaledHe(_ForDepth):
     arXiv 1803.01719.
     """
 
-    def variance_factor(self, index: int, weights: int) -> float:
-        return 1 / self.units if index == weights else 1.0
+    @staticmethod
+    def variance_factor(index: int, weights: int, units: int) -> float:
+        return 1 / units if index == weights else 1.0
 
 
 def of_branch(initializer, index: int, weights: int) -> keras.initializers.Initializer:

@@ -142,7 +142,7 @@ class UnitStack(keras.Layer):
     >>> x = np.zeros((2, 8, 8, 64), "float32")
     >>> tuple(stack(x).shape), tuple(stack(x, return_outputs=True).shape)
     ((2, 8, 8, 64), (110, 2, 8, 8, 64))
-    >>> {weight.path: weight.shape for weight in stack.weights}["unit_stack/branch/conv_1/kernel"]
+    >>> {weight.path: tuple(weight.shape) for weight in stack.weights}["unit_stack/branch/conv_1/kernel"]
     (110, 1, 1, 64, 16)
     >>> stack.unit(109).branch_block.kernels
     (1, 3, 1)
@@ -159,9 +159,9 @@ class UnitStack(keras.Layer):
         stochastic_depth: Sequence[float] | None = None,
         **kwargs,
     ):
-        if isinstance(unit, dict):  # from a serialised config
-            unit = keras.saving.deserialize_keras_object(unit)
-        if not isinstance(unit, ResidualUnit):
+        # a config holds a serialised unit
+        pattern: ResidualUnit = keras.saving.deserialize_keras_object(unit) if isinstance(unit, dict) else unit
+        if not isinstance(pattern, ResidualUnit):
             raise ValueError(f"`unit` must be a ResidualUnit. Received: unit={unit!r}")
         _checks.positive_int(depth, "depth")
         _checks.positive_int(unroll, "unroll")
@@ -173,9 +173,10 @@ class UnitStack(keras.Layer):
             raise ValueError(
                 f"There is no scan on {backend}: use execution='loop' or 'auto'. Received: execution={execution!r}"
             )
-        if unit.strides > 1:
-            raise ValueError(f"A unit of a stack must keep the shape. Received: a unit with strides={unit.strides}")
-        super().__init__(dtype=unit.dtype_policy, **kwargs)
+        if pattern.strides > 1:
+            raise ValueError(f"A unit of a stack must keep the shape. Received: a unit with strides={pattern.strides}")
+        super().__init__(dtype=pattern.dtype_policy, **kwargs)
+        config = pattern.get_config() | {"trainable": True}
         rates = None if stochastic_depth is None else [float(rate) for rate in stochastic_depth]
         if rates is not None:
             if len(rates) != depth:
@@ -184,13 +185,13 @@ class UnitStack(keras.Layer):
                 )
             for rate in rates:
                 _checks.fraction(rate, "stochastic_depth")
-            unit = type(unit).from_config(unit.get_config() | {"stochastic_depth": max(rates)})
+            config["stochastic_depth"] = max(rates)
         self.depth = depth
         self.execution = execution
         self.remat = remat
         self.unroll = unroll
         self.stochastic_depth = rates
-        self._body = _Body(type(unit).from_config(unit.get_config() | {"trainable": True}))
+        self._body = _Body(type(pattern).from_config(config))
         if backend == "tensorflow" and not _has_gpu():
             # Train step of ResNet-164 on two cores, batch 16, TensorFlow 2.21: 6.6 s as scans with XLA, 0.37 s without.
             self.supports_jit = False

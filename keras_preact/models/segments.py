@@ -35,6 +35,7 @@ class Stage:
 
 
 def stacks_pay(stages: Sequence[Stage]) -> bool:
+    """Whether a network of these stages is made of stacks unless told otherwise."""
     return max((stage.units - 1 for stage in stages), default=0) >= STACKED_FROM
 
 
@@ -74,6 +75,7 @@ def make(pattern: ResidualUnit, stages: Sequence[Stage], kernel, stack_options: 
 
 
 def units_of(segment: Segment) -> list[ResidualUnit]:
+    """Return the unit, or copies of those of a stack."""
     return [segment.unit(i) for i in range(segment.depth)] if isinstance(segment, UnitStack) else [segment]
 
 

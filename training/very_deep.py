@@ -1,0 +1,157 @@
+"""Train a network of ten thousand layers for some steps: `python -m training.very_deep NETWORK [--option value ...]`.
+
+On a batch of the embedded digits, the same in every step. Prints what it took, the size of the gradients along the network and
+the losses; --output writes them to a JSON file.
+"""
+
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from training import cli
+
+
+def preact(layers: int, width: float, remat: int):
+    """A pre-activation network of bottlenecks with batch normalisation, 9n+2 layers, initialised for its depth."""
+    import keras_preact as kp
+
+    return kp.models.resnet_cifar(
+        layers,
+        block="bottleneck",
+        width_factor=width,
+        input_shape=(8, 8, 1),
+        kernel_initializer=kp.initializers.DepthScaledHe(),
+        stacked=True,
+        remat=remat or False,
+    )
+
+
+def released(layers: int, width: float, remat: int):
+    """The same with the released code's initialisation, whose gradients grow towards the start of the network."""
+    import keras_preact as kp
+
+    return kp.models.resnet_cifar(
+        layers, block="bottleneck", width_factor=width, input_shape=(8, 8, 1), stacked=True, remat=remat or False
+    )
+
+
+def vanilla(layers: int, width: float, remat: int):
+    """A plain CNN with tanh and delta-orthogonal weights: no shortcut, no normalisation."""
+    import keras_preact as kp
+
+    return kp.models.vanilla_cnn(
+        layers, filters=max(1, int(16 * width)), input_shape=(8, 8, 1), stacked=True, remat=remat or False
+    )
+
+
+#: Name to the function that builds it, its layers and its learning rate.
+NETWORKS = {"preact": (preact, 10_001, 0.01), "released": (released, 10_001, 0.01), "vanilla": (vanilla, 10_000, 0.001)}
+
+
+def run(
+    network: Annotated[Literal["preact", "released", "vanilla"], tyro.conf.Positional],
+    /,
+    layers: int | None = None,
+    width: float = 1.0,
+    batch: int = 32,
+    steps: int = 20,
+    learning_rate: float | None = None,
+    remat: int = 0,
+    seed: int = 0,
+    output: Path | None = None,
+) -> None:
+    """Train the network and print what was seen.
+
+    Args:
+        network: preact (batch normalisation, weights scaled for the depth), released (the released code's weights) or
+            vanilla (a plain CNN with tanh and delta-orthogonal weights).
+        layers: None for 10,001, or 10,000 of the plain one.
+        width: Multiplies the widths: 16, 32, 64 (a bottleneck returns four times as much), or 16 of the plain one.
+        batch: Images.
+        steps: How many.
+        learning_rate: None for the network's own.
+        remat: Units that are computed again together; 0 to keep everything for the gradient.
+        seed: Of the weights.
+        output: A JSON file.
+    """
+    import keras
+    import numpy as np
+
+    import keras_preact as kp
+    from training import backends, data, runs
+    from training.config import Data
+
+    if batch < 1 or steps < 1:
+        raise cli.UserError(f"--batch and --steps must be positive. Received: {batch} and {steps}")
+    build, usual_layers, usual_rate = NETWORKS[network]
+    rate = usual_rate if learning_rate is None else learning_rate
+    keras.utils.set_random_seed(seed)
+    backends.keep_accelerator_for_backend(keras.backend.backend())
+    digits = data.load(Data("digits"))
+    images, labels = next(iter(data.training_batches(digits, batch, "none", 8, seed).as_numpy_iterator()))
+    images = digits.preprocessing.normalize(images).astype("float32")
+
+    start = time.perf_counter()
+    model = build(usual_layers if layers is None else layers, width, remat)
+    model.compile(
+        kp.optimizers.CoupledSGD(rate, coupled_weight_decay=0.0),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=backends.jit_compile("auto"),
+    )
+    built = time.perf_counter() - start
+    parameters = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+    print(f"{model.name}: {parameters:,} trainable parameters, built in {built:.1f} s ({keras.backend.backend()})", flush=True)
+
+    kernels = {
+        weight.path: weight
+        for weight in model.trainable_weights
+        if weight.path.endswith("kernel") and ("_units/" in weight.path or weight.path.startswith(("stem", "head")))
+    }
+    before = {path: np.array(keras.ops.convert_to_numpy(weight.value)) for path, weight in kernels.items()}
+    losses, seconds = [], []
+    gradients: dict[str, list[float]] = {}
+    for step in range(steps):
+        start = time.perf_counter()
+        losses.append(float(np.ravel(model.train_on_batch(images, labels))[0]))
+        seconds.append(time.perf_counter() - start)
+        print(f"step {step + 1}: loss {losses[-1]:.4f}, {seconds[-1]:.1f} s", flush=True)
+        if not step:  # the first step of SGD moves a weight by its gradient times the rate
+            for path, weight in kernels.items():
+                moved = (before[path] - keras.ops.convert_to_numpy(weight.value)) / rate
+                single = "_units/" not in path
+                norms = np.sqrt((moved**2).reshape(1 if single else len(moved), -1).sum(1))
+                gradients[path] = [float(norm) for norm in norms[[0, len(norms) // 2, -1]]]
+            print("Norms of the gradients (of a stack: first, middle and last unit)")
+            for path, (first, *others) in gradients.items():
+                stack = "".join(f" {norm:9.3g}" for norm in others) if "_units/" in path else ""
+                print(f"  {path:40} {first:9.3g}{stack}", flush=True)
+    result = {
+        "network": network,
+        "name": model.name,
+        "backend": keras.backend.backend(),
+        "device": backends.device(),
+        "cpu": backends.cpu(),
+        "settings": {"width": width, "batch": batch, "learning_rate": rate, "remat": remat, "seed": seed},
+        "parameters": parameters,
+        "build_seconds": built,
+        "first_step_seconds": seconds[0],
+        "step_seconds": statistics.median(seconds[1:] or seconds),
+        "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "gradient_norms": gradients,
+        "losses": losses,
+    }
+    print(
+        f"First step {seconds[0]:.1f} s, then {result['step_seconds']:.1f} s each (median), at most "
+        f"{result['peak_resident_bytes'] / 1e9:.1f} GB of memory; loss {losses[0]:.4f} to {losses[-1]:.4f}"
+    )
+    if output is not None:
+        runs.write_json(output, result)
+        print(f"Written: {output}")
+
+
+if __name__ == "__main__":
+    cli.main(run)
