@@ -93,7 +93,7 @@ class TestRatios:
         assert rows == [
             "[1] a 2,000.0 (1,000.0 to 10,000.0) baseline yes",
             "[2] b 5,000.0 (2,000.0 to 20,000.0) 2 x [1] (2 to 2.5) no",
-            "[3] c 3,000.0 3 x [1] (3 to 3) no over 300 s in round 2",
+            "[3] c 3,000.0 3 x [1] no over 300 s in round 2",
             "[4] d - - - over 300 s",
         ]
 

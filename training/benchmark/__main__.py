@@ -67,6 +67,9 @@ class Benchmark:
 class Compile(Benchmark):
     """Seconds to build a network, to its first train step, and of that to compile it."""
 
+    batch: int = 2
+    """Images at a time. Few: a first step takes longer than the next for more reasons than compiling, and those grow."""
+
     variants: tuple[Literal["default", "stacked", "unrolled", "loop"], ...] = ("stacked", "unrolled")
     """Every registered model in each of these: stacks of units, single units, stacks written out; default is the library's."""
 

@@ -126,7 +126,8 @@ def table(
         ratio = figures[shown.figure].get("ratio") if shown else None
         text = "-" if ratio is None else "baseline"
         if shown is not None and ratio is not None and baselines[label] != label:
-            text = f"{ratio['median']:.3g} x {numbers[baselines[label]]} ({ratio['min']:.3g} to {ratio['max']:.3g})"
+            median, low, high = (f"{ratio[key]:.3g}" for key in ("median", "min", "max"))
+            text = f"{median} x {numbers[baselines[label]]}" + (f" ({low} to {high})" if low != high else "")
             if shown is not columns[0]:
                 text += f" of {shown.heading.rsplit(' ', 1)[0]}"
         note = problems.get(label, "")
