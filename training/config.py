@@ -21,6 +21,12 @@ class Model:
     activation: str | None = None
     width_factor: float | None = None
     dropout: float | None = None
+    stochastic_depth: float | None = None
+    """Rate at which the last unit's branch is left out in training; that of unit l of L is l / L of it."""
+    stacked: bool | None = None
+    """Whether equal units are one stacked layer: deep networks compile fast. None: from 16 equal units in a stage on."""
+    remat: int | None = None
+    """Units of a stack that are computed again for the gradient together, to save memory: about the root of their number."""
     dtype: str | None = None
     """A Keras dtype policy, such as mixed_bfloat16."""
 

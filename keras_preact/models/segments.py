@@ -41,36 +41,27 @@ def stacks_pay(stages: Sequence[Stage]) -> bool:
 
 def make(pattern: ResidualUnit, stages: Sequence[Stage], kernel, stack_options: dict | None) -> list[Segment]:
     """Make the units of all stages; with `stack_options`, as stacks where they are equal: all of a stage but the first."""
-    total = sum(stage.units for stage in stages)
+    last_rate, total = pattern.stochastic_depth, sum(stage.units for stage in stages)
     segments: list[Segment] = []
-    made = 0
+    before = 0
     for s, stage in enumerate(stages, 1):
-        changes = {"filters": stage.filters}
-        if pattern.stochastic_depth is None:
-            rates: list = [None] * stage.units
-        else:
-            rates = [pattern.stochastic_depth * (made + u) / total for u in range(1, stage.units + 1)]
-        for u in range(1, stage.units + 1):
-            name = f"stage{s}_unit{u}"
-            own: dict = {"stochastic_depth": rates[u - 1]}
-            if u == 1:
-                own["strides"] = stage.strides
-                if not segments:
-                    own["arrangement"] = pattern.arrangement.without_first()
-            elif stack_options is not None:
-                unit = type(pattern).from_config(
-                    pattern.get_config()
-                    | changes
-                    | {"name": name, "kernel_initializer": kernel, "stochastic_depth": rates[-1]}
-                )
-                drops = None if pattern.stochastic_depth is None else rates[1:]
-                segments.append(
-                    UnitStack(unit, stage.units - 1, stochastic_depth=drops, name=f"stage{s}_units", **stack_options)
-                )
-                break
-            own["kernel_initializer"] = initializers.spawn(kernel, name)
-            segments.append(pattern.at(name, **changes, **own))
-        made += stage.units
+        names = [f"stage{s}_unit{u}" for u in range(1, stage.units + 1)]
+        rates = [None if last_rate is None else last_rate * (before + u) / total for u in range(1, stage.units + 1)]
+        own = [
+            {"filters": stage.filters, "kernel_initializer": initializers.spawn(kernel, name), "stochastic_depth": rate}
+            for name, rate in zip(names, rates, strict=True)
+        ]
+        arrangement = pattern.arrangement if segments else pattern.arrangement.without_first()
+        segments.append(pattern.at(names[0], strides=stage.strides, arrangement=arrangement, **own[0]))
+        if stack_options is None:
+            segments += [pattern.at(name, **changes) for name, changes in zip(names[1:], own[1:], strict=True)]
+        elif stage.units > 1:
+            # a stack draws its units' values itself, from the network's initialisers and their names
+            changes = {"name": names[1], "kernel_initializer": kernel}
+            unit = type(pattern).from_config(pattern.get_config() | own[1] | changes)
+            drops = None if last_rate is None else rates[1:]
+            segments.append(UnitStack(unit, stage.units - 1, stochastic_depth=drops, name=f"stage{s}_units", **stack_options))
+        before += stage.units
     return segments
 
 
