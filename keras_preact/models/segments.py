@@ -46,7 +46,7 @@ def make(pattern: ResidualUnit, stages: Sequence[Stage], kernel, stack_options: 
     before = 0
     for s, stage in enumerate(stages, 1):
         names = [f"stage{s}_unit{u}" for u in range(1, stage.units + 1)]
-        rates = [None if last_rate is None else last_rate * (before + u) / total for u in range(1, stage.units + 1)]
+        rates: list = [None if last_rate is None else last_rate * (before + u) / total for u in range(1, stage.units + 1)]
         own = [
             {"filters": stage.filters, "kernel_initializer": initializers.spawn(kernel, name), "stochastic_depth": rate}
             for name, rate in zip(names, rates, strict=True)
