@@ -1,5 +1,7 @@
 """What the tests share: a layer's weights by path, random ones in their place, gradients on any backend."""
 
+import re
+
 import keras
 import numpy as np
 
@@ -19,6 +21,11 @@ SHARED_OPTIONS = (
     "activation",
     "groups",
 )
+
+
+def label(options) -> str:
+    """Name of a test's options that is the same in every process: without the addresses of objects."""
+    return re.sub(r" at 0x\w+", "", str(options))
 
 
 def paths(layer) -> list[str]:

@@ -38,7 +38,7 @@ def output(layer, x):
     return keras.ops.convert_to_numpy(layer(x))
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=harness.label)
 def test_unit(options):
     unit = kp.ResidualUnit(4, strides=2, name="a_name", **options)
     copy = kp.ResidualUnit.from_config(unit.get_config())
@@ -119,7 +119,7 @@ def check_network(model, tmp_path):
             np.testing.assert_array_equal(values, others)
 
 
-@pytest.mark.parametrize("options", NETWORK_OPTIONS, ids=str)
+@pytest.mark.parametrize("options", NETWORK_OPTIONS, ids=harness.label)
 def test_network(options, tmp_path):
     check_network(small_cifar(**options), tmp_path)
 

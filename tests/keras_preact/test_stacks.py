@@ -392,7 +392,7 @@ def test_stochastic_depth(ways):
 # Initial values
 
 
-@pytest.mark.parametrize("initializer", [None, "glorot_uniform", keras.initializers.HeNormal(seed=1)], ids=str)
+@pytest.mark.parametrize("initializer", [None, "glorot_uniform", keras.initializers.HeNormal(seed=1)], ids=harness.label)
 def test_every_unit_starts_with_values_of_its_own(initializer):
     """Each slice has the deviation that its own fan asks for."""
     kernel = {} if initializer is None else {"kernel_initializer": initializer}
