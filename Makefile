@@ -18,7 +18,7 @@ ifeq ($(shell command -v nvidia-smi)$(PIP_FIND_LINKS)$(PIP_EXTRA_INDEX_URL)$(PIP
 torch_index := --extra-index-url https://download.pytorch.org/whl/cpu
 endif
 about_training := TensorFlow (CPU), Keras and what the scripts under training/ need
-about_test := pytest, hypothesis and all of the above
+about_test := pytest, pytest-xdist, hypothesis and all of the above
 about_jax := JAX (CPU)
 about_torch := PyTorch
 about_lint := ruff and mypy
@@ -54,7 +54,7 @@ demo-run:
 	echo; echo "Results: the run with its figures and confusion matrix in $$run, the SavedModel in $(SAVED_MODELS)/digits."
 
 test: $(VENV)/.installed-test $(patsubst %,$(VENV)/.installed-%,$(filter-out tensorflow,$(BACKEND))) ## Run the tests on BACKEND.
-	KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 $(bin)/python -m pytest $(PYTEST_ARGS)
+	KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test $(VENV)/.installed-lint ## Check style and types.
 	$(bin)/ruff check .

@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_preact import _checks, _loops, _products, initializers
+from keras_preact._batch_norm import BatchNormalization
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -209,10 +210,12 @@ class _RMSNormalizationOverAxis1(_OverAxis1, keras.layers.RMSNormalization):
     pass
 
 
+#: Layers to take in place of Keras' own: where the channels stand second, and where they stand last.
 OVER_AXIS_1: dict[type, type] = {
     keras.layers.LayerNormalization: _LayerNormalizationOverAxis1,
     keras.layers.RMSNormalization: _RMSNormalizationOverAxis1,
 }
+FASTER: dict[type, type] = {keras.layers.BatchNormalization: BatchNormalization}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,8 +275,8 @@ class Normalization:
             if make is None:
                 return []
             pattern = Pattern.of(make(axis, channels))
-        if axis == 1:
-            pattern = Pattern(OVER_AXIS_1.get(pattern.layer_class, pattern.layer_class), pattern.config)
+        replacements = OVER_AXIS_1 if axis == 1 else FASTER
+        pattern = Pattern(replacements.get(pattern.layer_class, pattern.layer_class), pattern.config)
         return [pattern.make(axis=axis, name=name, dtype=dtype)]
 
     def serialize(self) -> str | dict:

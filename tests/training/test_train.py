@@ -72,7 +72,10 @@ class TestRunDirectory:
         assert described["recipe"] == "digits"
         assert described["config"]["model"] == {
             field: None
-            for field in ("arrangement", "shortcut", "gate_bias", "block", "normalization", "activation", "dropout")
+            for field in (
+                *("arrangement", "shortcut", "gate_bias", "block", "normalization", "activation", "dropout"),
+                *("stochastic_depth", "stacked", "remat"),
+            )
         } | {"dtype": None, "name": "digits_resnet8_preact", "width_factor": 0.25}
         assert described["config"]["optimizer"] == {
             "learning_rate": 0.05,
