@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from keras_preact._batch_norm import BatchNormalization
 from tests import reference
 from tests.keras_preact import harness
 
@@ -149,7 +150,7 @@ class Tracer:
         self.alive: list = []  # keeps every tensor, so that no id is used twice
         self.norms = 0
         kinds = {
-            keras.layers.BatchNormalization: "norm",
+            BatchNormalization: "norm",
             keras.layers.Activation: "activation",
             keras.layers.Conv2D: "weight",
             keras.layers.Dense: "weight",
