@@ -97,10 +97,13 @@ def _structure(unit: ResidualUnit) -> dict:
     return config | {"shortcut": (pattern.layer_class.__name__, shortcut), "stochastic_depth": drops}
 
 
-def _check_built(units: Sequence[ResidualUnit]) -> None:
+def _check_units(units: Sequence[ResidualUnit]) -> None:
     for unit in units:
         if not isinstance(unit, ResidualUnit) or not unit.built:
             raise ValueError(f"`units` must be built residual units. Received: {unit!r}")
+    if len({unit.trainable for unit in units}) > 1:
+        frozen = ", ".join(unit.name for unit in units if not unit.trainable)
+        raise ValueError(f"The units of a stack are frozen together or not at all. Received: {frozen} frozen alone")
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -198,19 +201,20 @@ class UnitStack(keras.Layer):
 
     @classmethod
     def from_units(cls, units: Sequence[ResidualUnit], **kwargs) -> "UnitStack":
-        """Return a stack of built units that stand behind one another, with their weights and the state of their seeds.
+        """Return a stack of built units that stand behind one another, with their weights and seeds, and frozen if they are.
 
         Args:
             units: Of one configuration but for their names, seeds and rates of stochastic depth.
             **kwargs: Of `UnitStack`.
 
         Raises:
-            ValueError: for units that are not built, that change the shape, or whose configurations differ.
+            ValueError: for units that are not built, that change the shape, of which some are frozen, or whose configurations
+                differ.
         """
         units = list(units)
         if not units:
             raise ValueError("A stack has at least one unit. Received: units=[]")
-        _check_built(units)
+        _check_units(units)
         rates = [unit.stochastic_depth for unit in units]
         if any(rate != rates[0] for rate in rates):
             kwargs.setdefault("stochastic_depth", rates)
@@ -338,7 +342,7 @@ class UnitStack(keras.Layer):
         return unit
 
     def load_units(self, units: Sequence[ResidualUnit]) -> None:
-        """Take over the weights and seeds of built units, one for each of the stack's own.
+        """Take over the weights and seeds of built units, one for each of the stack's own, and whether they are trained.
 
         Raises:
             ValueError: for another number of units, or units of another configuration; the stack stays as it is.
@@ -346,12 +350,13 @@ class UnitStack(keras.Layer):
         if len(units) != self.depth:
             raise ValueError(f"The stack has {self.depth} units. Received: {len(units)} units")
         self._check_is_built()
-        _check_built(units)
+        _check_units(units)
         for unit in units:
             self._check_same(unit)
         columns = zip(*(unit.variables for unit in units), strict=True)
         for stacked, column in zip(self._body.stacked, columns, strict=True):
             stacked.assign(np.stack([ops.convert_to_numpy(variable.value) for variable in column]))
+        self.trainable = units[0].trainable
 
     def _check_same(self, unit: ResidualUnit) -> None:
         own, other = (_structure(each) for each in (self._body.unit, unit))

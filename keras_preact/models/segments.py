@@ -110,14 +110,10 @@ def _with_stacks(model: "ResidualNetwork", stacked: bool) -> "ResidualNetwork":
     units = iter(model.units)
     for segment in twin.segments:
         if isinstance(segment, UnitStack):
-            originals = [next(units) for _ in range(segment.depth)]
-            if len({unit.trainable for unit in originals}) > 1:
-                frozen = ", ".join(unit.name for unit in originals if not unit.trainable)
-                raise ValueError(f"The units of a stack are frozen together or not at all. Received: {frozen} frozen alone")
-            segment.load_units(originals)
+            segment.load_units([next(units) for _ in range(segment.depth)])
         else:
-            originals = [next(units)]
-            for variable, original in zip(segment.variables, originals[0].variables, strict=True):
+            unit = next(units)
+            for variable, original in zip(segment.variables, unit.variables, strict=True):
                 variable.assign(ops.copy(original.value))  # on JAX `fit` gives the arrays of what it trains away
-        segment.trainable = originals[0].trainable
+            segment.trainable = unit.trainable
     return twin

@@ -688,3 +688,14 @@ def test_a_stack_that_is_not_built_has_no_units_yet():
 
 def test_registered_name():
     assert keras.saving.get_registered_name(kp.UnitStack) == "keras_preact>UnitStack"
+
+
+def test_from_units_keeps_what_is_frozen():
+    units = [harness.unit_on(harness.images(2, 4, 4, 3), 3) for _ in range(3)]
+    for unit in units:
+        unit.trainable = False
+    assert not kp.UnitStack.from_units(units).trainable_weights
+    units[1].trainable = True
+    with pytest.raises(ValueError, match="frozen together or not at all") as error:
+        kp.UnitStack.from_units(units)
+    assert f"Received: {units[0].name}, {units[2].name} frozen alone" in str(error.value)
