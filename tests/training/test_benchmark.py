@@ -145,7 +145,8 @@ class TestCandidates:
             *(f"torch/{name}" for name in [*keras_rows, "timm_resnetv2_50", last]),
         ]
 
-    def test_peer_without_its_backend(self):
+    def test_peer_without_its_backend(self, monkeypatch):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # JAX need not be installed
         with pytest.raises(cli.UserError, match=r"timm_resnetv2_50 runs on torch\. Received: --backends tensorflow jax"):
             expand(["timm_resnetv2_50"], ["tensorflow", "jax"], [{}])
 
