@@ -37,7 +37,7 @@ def first_gradients_and_losses(model, batch, steps, learning_rate):
 @pytest.mark.slow
 def test_preactivation_network_of_10001_layers():
     model = kp.models.resnet_cifar(
-        10001, width_factor=0.25, input_shape=(8, 8, 1), kernel_initializer=kp.initializers.DepthScaledHe(seed=0), remat=33
+        10001, width_factor=0.25, input_shape=(8, 8, 1), kernel_initializer=kp.initializers.DepthScaledHe(seed=0)
     )
     assert sum(getattr(segment, "depth", 1) for segment in model.segments) == 3333
     norms, losses = first_gradients_and_losses(model, batch=16, steps=3, learning_rate=0.01)
@@ -57,7 +57,6 @@ def test_vanilla_network_of_10000_layers():
         input_shape=(8, 8, 1),
         strides=2,
         kernel_initializer=kp.initializers.DeltaOrthogonal(vanilla.WEIGHT_VARIANCE**0.5, seed=0),
-        remat=100,
     )
     assert model.segments[1].depth == 9997
     norms, losses = first_gradients_and_losses(model, batch=16, steps=2, learning_rate=1e-3)
