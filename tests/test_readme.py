@@ -63,3 +63,15 @@ def test_accuracy_of_the_short_run_is_that_of_its_card():
 def test_linked_files_exist():
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", README):
         assert (ROOT / link).exists(), link
+
+
+def test_measured_figures_are_those_of_the_files():
+    """The rows of the table under Benchmarks: file, candidate, figure, the number as it is written."""
+    rows = re.findall(r"^\| .* \| `(\w+)\.json` `([\w/:=,]+)` (\w+)( ratio)? \| ([\d.]+) \|$", README, flags=re.M)
+    assert len(rows) >= 10
+    for file, candidate, figure, ratio, written in rows:
+        measured = json.loads((ROOT / "training" / "benchmark" / "measured" / f"{file}.json").read_text())
+        summary = measured["summary"][candidate][figure]
+        value = summary["ratio"]["median"] if ratio else summary["median"]
+        digits = len(written.partition(".")[2])
+        assert f"{value:.{digits}f}" == written, (candidate, figure, value)
