@@ -33,22 +33,21 @@ def repeat(step: Step, carry, stacked: list, length: int, outputs: Sequence, *, 
         remat: Steps that make a segment whose inside is not kept for the gradient, but computed again; 0 for none.
         unroll: Steps that make the body of a scan.
     """
+    run = _loop if execution == "loop" else _scan
     if remat:
 
         def segment(carry, rows):
             length = rows[0].shape[0]
             return repeat(step, carry, rows, length, outputs, execution=execution, remat=0, unroll=unroll)
 
-        return _in_segments(_remat(segment, outputs), remat, carry, stacked, length, outputs, execution)
-    if execution == "loop":
-        return _loop(step, carry, stacked, length)
-    if unroll > 1:
+        return _in_segments(run, _remat(segment, outputs), remat, carry, stacked, length, outputs)
+    if run is _scan and unroll > 1:
 
         def unrolled(carry, rows):
-            return _loop(step, carry, rows, rows[0].shape[0])
+            return _loop(step, carry, rows, rows[0].shape[0], outputs)
 
-        return _in_segments(unrolled, unroll, carry, stacked, length, outputs, execution)
-    return _scan(step, carry, stacked, length, outputs)
+        return _in_segments(run, unrolled, unroll, carry, stacked, length, outputs)
+    return run(step, carry, stacked, length, outputs)
 
 
 def _remat(segment: Step, outputs: Sequence) -> Step:
@@ -71,15 +70,14 @@ def _remat(segment: Step, outputs: Sequence) -> Step:
     return run
 
 
-def _in_segments(segment: Step, size: int, carry, stacked, length, outputs, execution):
-    """Run `segment`, which takes slices of up to `size` steps, until all `length` steps are done."""
+def _in_segments(run: Callable, segment: Step, size: int, carry, stacked, length, outputs):
+    """`run` the `segment`, which takes slices of up to `size` steps, until all `length` steps are done."""
     whole = length // size
     ends = whole * size
     rows = [ops.reshape(tensor[:ends], (whole, size, *ops.shape(tensor)[1:])) for tensor in stacked]
     segments_outputs = [((size, *shape), dtype) for shape, dtype in outputs]
     results: list = []
     if whole:
-        run = _loop if execution == "loop" else _scan
         carry, parts = run(segment, carry, rows, whole, segments_outputs)
         results = [ops.reshape(part, (ends, *ops.shape(part)[2:])) for part in parts]
     if ends < length:
@@ -88,8 +86,8 @@ def _in_segments(segment: Step, size: int, carry, stacked, length, outputs, exec
     return carry, results
 
 
-def _loop(step: Step, carry, stacked: list, length: int, outputs: Sequence = ()):
-    """As many copies of `step` in the graph as there are slices."""
+def _loop(step: Step, carry, stacked: list, length: int, outputs: Sequence):
+    """As many copies of `step` in the graph as there are slices; `outputs` is for a scan alone."""
     rows = [_unstack(tensor, length) for tensor in stacked]
     results = []
     for i in range(length):

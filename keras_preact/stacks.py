@@ -351,21 +351,23 @@ class UnitStack(keras.Layer):
             raise ValueError(f"The stack has {self.depth} units. Received: {len(units)} units")
         self._check_is_built()
         _check_units(units)
-        for unit in units:
-            self._check_same(unit)
+        self._check_same(units)
         columns = zip(*(unit.variables for unit in units), strict=True)
         for stacked, column in zip(self._body.stacked, columns, strict=True):
             stacked.assign(np.stack([ops.convert_to_numpy(variable.value) for variable in column]))
         self.trainable = units[0].trainable
 
-    def _check_same(self, unit: ResidualUnit) -> None:
-        own, other = (_structure(each) for each in (self._body.unit, unit))
-        if different := {key: (own[key], other.get(key)) for key in own if own[key] != other.get(key)}:
-            described = ", ".join(f"{key}={value[0]!r} and {value[1]!r}" for key, value in different.items())
-            raise ValueError(f"The units of a stack must have one configuration. Received: units with {described}")
-        shapes = [variable.shape for variable in unit.variables]
-        if shapes != [stacked.shape[1:] for stacked in self._body.stacked]:
-            raise ValueError(f"A unit of a stack must keep the shape. Received: {unit!r} with weights of shapes {shapes}")
+    def _check_same(self, units: Sequence[ResidualUnit]) -> None:
+        own = _structure(self._body.unit)
+        own_shapes = [stacked.shape[1:] for stacked in self._body.stacked]
+        for unit in units:
+            other = _structure(unit)
+            if different := {key: (own[key], other.get(key)) for key in own if own[key] != other.get(key)}:
+                described = ", ".join(f"{key}={value[0]!r} and {value[1]!r}" for key, value in different.items())
+                raise ValueError(f"The units of a stack must have one configuration. Received: units with {described}")
+            shapes = [variable.shape for variable in unit.variables]
+            if shapes != own_shapes:
+                raise ValueError(f"A unit of a stack must keep the shape. Received: {unit!r} with weights of shapes {shapes}")
 
     def _check_is_built(self) -> None:
         if not self.built:

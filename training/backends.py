@@ -1,6 +1,8 @@
-"""What the scripts decide by backend: whether XLA compiles, and who gets the accelerator."""
+"""What the scripts decide by backend (does XLA compile, who gets the accelerator), what they run on and what they take of it."""
 
 import os
+import platform
+from pathlib import Path
 
 
 def jit_compile(choice: str) -> bool | str:
@@ -44,10 +46,32 @@ def device() -> str:
 
 def cpu() -> str:
     """Return the processor's model, and how many of its cores the machine shows."""
-    import platform
-    from pathlib import Path
-
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def peak_resident() -> int:
+    """Return the most bytes of memory that this process has had, as far back as the system tells."""
+    # ru_maxrss of a child starts at the peak of the process that started it, VmHWM does not
+    peak = _status("VmHWM")
+    if peak is not None:
+        return peak
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process has."""
+    return _status("VmRSS") or peak_resident()
+
+
+def _status(key: str) -> int | None:
+    """Return a size of this process in bytes from Linux' /proc, None elsewhere."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.is_file() else []:
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return None

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keras_preact import _checks
-from training import cli
-from training.backends import jit_compile as _jit_compile
-from training.backends import keep_accelerator_for_backend
+from training import backends, cli
 from training.config import Config
 from training.recipes import RECIPES
 
@@ -34,7 +32,7 @@ def train(config: Config, recipe: str) -> Path:
 
     run = runs.new_directory(config.output, recipe)
     keras.utils.set_random_seed(config.seed)
-    keep_accelerator_for_backend(keras.backend.backend())
+    backends.keep_accelerator_for_backend(keras.backend.backend())
     data = datasets.load(config.data)
     size = config.data.size or data.size
     if size is None:
@@ -61,7 +59,7 @@ def train(config: Config, recipe: str) -> Path:
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=_jit_compile(config.jit_compile),
+        jit_compile=backends.jit_compile(config.jit_compile),
     )
     validation = data.holdout or (data.test if config.data.watch_test else None)
     validation_batches = validation and datasets.evaluation_batches(data, validation, config.batch_size, config.data.size)

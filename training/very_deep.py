@@ -4,7 +4,6 @@ On a batch of the embedded digits, the same in every step. Prints what it took, 
 the losses; --output writes them to a JSON file.
 """
 
-import resource
 import statistics
 import time
 from pathlib import Path
@@ -19,23 +18,21 @@ def preact(layers: int, width: float, remat: int):
     """A pre-activation network of bottlenecks with batch normalisation, 9n+2 layers, initialised for its depth."""
     import keras_preact as kp
 
+    return released(layers, width, remat, kernel_initializer=kp.initializers.DepthScaledHe())
+
+
+def released(layers: int, width: float, remat: int, **options):
+    """The same with the released code's initialisation, whose gradients grow towards the start of the network."""
+    import keras_preact as kp
+
     return kp.models.resnet_cifar(
         layers,
         block="bottleneck",
         width_factor=width,
         input_shape=(8, 8, 1),
-        kernel_initializer=kp.initializers.DepthScaledHe(),
         stacked=True,
         remat=remat or False,
-    )
-
-
-def released(layers: int, width: float, remat: int):
-    """The same with the released code's initialisation, whose gradients grow towards the start of the network."""
-    import keras_preact as kp
-
-    return kp.models.resnet_cifar(
-        layers, block="bottleneck", width_factor=width, input_shape=(8, 8, 1), stacked=True, remat=remat or False
+        **options,
     )
 
 
@@ -140,7 +137,7 @@ def run(
         "build_seconds": built,
         "first_step_seconds": seconds[0],
         "step_seconds": statistics.median(seconds[1:] or seconds),
-        "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_resident_bytes": backends.peak_resident(),
         "gradient_norms": gradients,
         "losses": losses,
     }

@@ -4,6 +4,7 @@ import re
 
 import keras
 import numpy as np
+import pytest
 
 import keras_preact as kp
 from tests import reference
@@ -21,6 +22,13 @@ SHARED_OPTIONS = (
     "activation",
     "groups",
 )
+
+
+def error_of(call) -> str:
+    """Return the message of the ValueError that `call` must end in."""
+    with pytest.raises(ValueError, match=r".") as error:
+        call()
+    return str(error.value)
 
 
 def label(options) -> str:

@@ -631,10 +631,9 @@ WRONG = [
 
 @pytest.mark.parametrize(("call", "parts"), WRONG, ids=[" ".join(parts) for _, parts in WRONG])
 def test_wrong_arguments(call, parts):
-    with pytest.raises(ValueError, match=r".") as error:
-        call()
+    message = harness.error_of(call)
     for part in parts:
-        assert part in str(error.value)
+        assert part in message
 
 
 def test_scan_where_there_is_none():
@@ -662,10 +661,9 @@ def test_units_that_do_not_fit_leave_the_stack_as_it_is(units, parts):
     stack.build(IMAGES)
     harness.randomize(stack)
     before = stack.get_weights()
-    with pytest.raises(ValueError, match=r".") as error:
-        stack.load_units(units())
+    message = harness.error_of(lambda: stack.load_units(units()))
     for part in parts:
-        assert part in str(error.value)
+        assert part in message
     for value, old in zip(stack.get_weights(), before, strict=True):
         np.testing.assert_array_equal(value, old)
 

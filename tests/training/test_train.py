@@ -14,7 +14,7 @@ import keras_preact as kp
 from keras_preact.preprocessing import PREPROCESSING
 from tests.training import images as pictures
 from tests.training.commands import TINY, error_of, files, finish, one_error, run_evaluate, run_train, start
-from training import train
+from training import backends, train
 from training.config import Config, Data, Model
 from training.data import evaluation_batches, load
 
@@ -270,7 +270,7 @@ def test_compilation(choice, expected, monkeypatch):
     for devices in ([], ["GPU:0"]):
         monkeypatch.setattr(tf.config, "list_physical_devices", lambda _, devices=devices: devices)
         automatic = False if keras.backend.backend() == "tensorflow" and not devices else "auto"
-        assert train._jit_compile(choice) == (automatic if expected is None else expected)
+        assert backends.jit_compile(choice) == (automatic if expected is None else expected)
 
 
 class TestEndings:

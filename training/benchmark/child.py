@@ -96,11 +96,11 @@ def _optimizer(subject: subjects.Subject, job: Job) -> dict:
 
 def _memory(subject: subjects.Subject, job: Job) -> dict:
     step, temporary = subject.analysed_step()
-    before = _resident()
+    before = backends.resident()
     _forget_peak()
     for _ in range(job.steps):
         step()
-    peak = _peak_resident()
+    peak = backends.peak_resident()
     figures = {
         "xla_temporary_bytes": temporary,
         "resident_increase_bytes": max(peak - before, 0),
@@ -122,29 +122,6 @@ def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
     start = time.perf_counter()
     result = action()
     return result, time.perf_counter() - start
-
-
-def _status(key: str) -> int | None:
-    """Return a size of this process in bytes from Linux' /proc, None elsewhere."""
-    status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.is_file() else []:
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _peak_resident() -> int:
-    # ru_maxrss of a child starts at the peak of the process that started it, VmHWM does not
-    peak = _status("VmHWM")
-    if peak is not None:
-        return peak
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
-
-
-def _resident() -> int:
-    return _status("VmRSS") or _peak_resident()
 
 
 def _forget_peak() -> None:
