@@ -14,8 +14,7 @@ class Shortcut(keras.Layer):
 
     An instance given to a `ResidualUnit` is a pattern; every unit makes its own copy, with its own weights.
 
-    A shortcut of your own is a subclass with a `call(x, residual)`, registered with
-    `keras.saving.register_keras_serializable`.
+    A shortcut of your own is a subclass with its own `paths`, registered with `keras.saving.register_keras_serializable`.
     """
 
     #: The word that stands in the paths of its weights.
@@ -27,16 +26,28 @@ class Shortcut(keras.Layer):
     #: Whether its own convolution can change the shape, so that no projection is needed in front of it.
     projects = False
 
+    def paths(self, x, residual, training=None) -> tuple:
+        """Return the two tensors that are added: what arrives through the shortcut, None for nothing, and through the branch."""
+        raise NotImplementedError(f"{type(self).__name__} has no `paths(x, residual, training=None)`.")
+
+    def call(self, x, residual, training=None):
+        return add(*self.paths(x, residual, training))
+
     def compute_output_shape(self, x_shape, residual_shape=None):
         return x_shape if residual_shape is None else residual_shape
+
+
+def add(shortcut, residual):
+    """Add what `Shortcut.paths` returned."""
+    return residual if shortcut is None else shortcut + residual
 
 
 @keras.saving.register_keras_serializable("keras_preact")
 class Identity(Shortcut):
     """`x + F(x)`: the clean shortcut (Table 1, first row: 6.61 %)."""
 
-    def call(self, x, residual):
-        return x + residual
+    def paths(self, x, residual, training=None):
+        return x, residual
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -45,8 +56,8 @@ class NoShortcut(Shortcut):
 
     reads_input = False
 
-    def call(self, x, residual):
-        return residual
+    def paths(self, x, residual, training=None):
+        return None, residual
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -65,8 +76,8 @@ class ConstantScaling(Shortcut):
         self.shortcut = float(shortcut)
         self.residual = float(residual)
 
-    def call(self, x, residual):
-        return self.shortcut * x + self.residual * residual
+    def paths(self, x, residual, training=None):
+        return self.shortcut * x, self.residual * residual
 
     def get_config(self):
         return super().get_config() | {"shortcut": self.shortcut, "residual": self.residual}
@@ -137,9 +148,9 @@ class ExclusiveGating(_Gating):
     Source: Sec. 3.1, Fig. 2 (c) and Table 1.
     """
 
-    def call(self, x, residual):
+    def paths(self, x, residual, training=None):
         gate = self.gate(x)
-        return (1 - gate) * x + gate * residual
+        return (1 - gate) * x, gate * residual
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -153,8 +164,8 @@ class ShortcutOnlyGating(_Gating):
     Source: Sec. 3.1, Fig. 2 (d) and Table 1.
     """
 
-    def call(self, x, residual):
-        return (1 - self.gate(x)) * x + residual
+    def paths(self, x, residual, training=None):
+        return (1 - self.gate(x)) * x, residual
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -179,8 +190,8 @@ class Conv1x1(_WeightedShortcut):
     def build(self, input_shape, residual_shape=None):
         self._build_weight(input_shape, self.filters, self.strides, use_bias=False)
 
-    def call(self, x, residual):
-        return _layers.run_chain(self.transform, x) + residual
+    def paths(self, x, residual, training=None):
+        return _layers.run_chain(self.transform, x), residual
 
     def get_config(self):
         return super().get_config() | {"filters": self.filters, "strides": self.strides}
@@ -202,8 +213,8 @@ class Dropout(Shortcut):
         self.seed = seed
         self.dropout = keras.layers.Dropout(rate, seed=seed, dtype=self.dtype_policy)
 
-    def call(self, x, residual, training=None):
-        return self.dropout(x, training=training) + residual
+    def paths(self, x, residual, training=None):
+        return self.dropout(x, training=training), residual
 
     def get_config(self):
         return super().get_config() | {"rate": self.rate, "seed": self.seed}

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _checks, _loops, initializers
+from keras_preact import _checks, _loops, _observers, initializers
 from keras_preact.units import ResidualUnit
 
 EXECUTIONS = ("auto", "scan", "loop")
@@ -292,28 +292,37 @@ class UnitStack(keras.Layer):
             stacked[i] = ops.copy(stacked[i])
         rates = [] if self.stochastic_depth is None else [ops.convert_to_tensor(self.stochastic_depth, "float32")]
         added = [] if perturbations is None else [ops.cast(perturbations, x.dtype)]
+        observer = _observers.active()
 
         def step(x, slices):
             own, rest = slices[: len(read)], slices[len(read) :]
+            inner = observer and _observers.Observer(observer.look, observer.shape)
             with keras.StatelessScope([(variables[i], value) for i, value in zip(read, own, strict=True)]) as scope:
-                y = unit(x, rest[0] if rates else None, training=training)
+                with inner.active() if inner else contextlib.nullcontext():
+                    y = unit(x, rest[0] if rates else None, training=training)
             y = y + rest[-1] if added else y
             new = [ops.stop_gradient(scope.get_current_value(variables[i])) for i in state]
-            return y, [*new, y] if return_outputs else new
+            return y, [*new, *(inner.seen if inner else ()), *([y] if return_outputs else ())]
 
         outputs = [(variables[i].shape, stacked[i].dtype) for i in state]
+        if observer:
+            outputs.append(((1, *observer.shape), "float32"))
+        if return_outputs:
+            outputs.append((x.shape, x.dtype))
         x, new = _loops.repeat(
             step,
             x,
             [*stacked, *rates, *added],
             self.depth,
-            [*outputs, (x.shape, x.dtype)] if return_outputs else outputs,
+            outputs,
             execution=self._execution(),
             remat=int(self.remat),
             unroll=self.unroll,
         )
         for i, value in zip(state, new[: len(state)], strict=True):
             self._body.stacked[i].assign(value)
+        if observer:
+            observer.seen.append(ops.reshape(new[len(state)], (self.depth, *observer.shape)))
         return new[-1] if return_outputs else x
 
     def _execution(self) -> str:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import keras
 
-from keras_preact import _checks, _layers, arrangements, initializers, shortcuts
+from keras_preact import _checks, _layers, _observers, arrangements, initializers, shortcuts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,9 +327,15 @@ class ResidualUnit(keras.Layer):
         residual = _layers.run_chain(self.rest, activated, training)
         if self.drop is not None:
             residual = self.drop(residual, drop_rate, training=training)
-        start = activated if self._activate_both else x
-        y = self.shortcut(_layers.run_chain(self.shape_change, start, training), residual, training=training)
-        return _layers.run_chain(self.after_addition, y, training)
+        start = _layers.run_chain(self.shape_change, activated if self._activate_both else x, training)
+        observer = _observers.active()
+        if observer is None:
+            return _layers.run_chain(self.after_addition, self.shortcut(start, residual, training=training), training)
+        shortcut, residual = self.shortcut.paths(start, residual, training)
+        total = shortcuts.add(shortcut, residual)
+        output = _layers.run_chain(self.after_addition, total, training)
+        observer.see(x=x, shortcut=shortcut, residual=residual, total=total, output=output)
+        return output
 
     def compute_output_shape(self, input_shape):
         self._check_input(input_shape)

@@ -1,0 +1,148 @@
+"""Derivatives of functions of tensors, alike on the three backends. Nothing here changes a variable."""
+
+from collections.abc import Callable, Sequence
+
+import keras
+from keras import ops
+
+
+def compiled(function: Callable) -> Callable:
+    """Return `function` of tensors compiled where the backend has a compiler, for what is called more than once."""
+    pure = _without_side_effects(function)
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(pure)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(pure)
+    return pure
+
+
+def value_and_gradients(function: Callable, arrays: Sequence, variables: Sequence[keras.Variable] = ()):
+    """Return what `function(*arrays)` returns, and the gradients of its value.
+
+    Args:
+        function: Returns a scalar and anything else, nested lists of tensors.
+        arrays: Tensors or arrays; their gradients are wanted.
+        variables: Their gradients are wanted too.
+
+    Returns:
+        `(value, rest, gradients of the arrays, gradients of the variables)`; zeros where nothing depends on one.
+    """
+    arrays = [ops.convert_to_tensor(array) for array in arrays]
+    values = [ops.convert_to_tensor(variable.value) for variable in variables]
+
+    def of_all(*tensors):
+        with keras.StatelessScope(list(zip(variables, tensors[len(arrays) :], strict=True))):
+            return function(*tensors[: len(arrays)])
+
+    value, rest, gradients = _GRADIENTS[keras.backend.backend()](of_all, [*arrays, *values])
+    return value, rest, gradients[: len(arrays)], gradients[len(arrays) :]
+
+
+def vjp(function: Callable, x) -> tuple:
+    """Return `function(x)`, one tensor, and the function that turns a cotangent of its shape into that of x: `u -> J^T u`."""
+    return _VJP[keras.backend.backend()](_without_side_effects(function), ops.convert_to_tensor(x))
+
+
+def jvp(function: Callable, x, tangent):
+    """Return `J tangent`, of the shape of `function(x)`."""
+    x = ops.convert_to_tensor(x)
+    return _JVP[keras.backend.backend()](_without_side_effects(function), x, ops.convert_to_tensor(tangent, x.dtype))
+
+
+def _without_side_effects(function: Callable) -> Callable:
+    def pure(*arrays):
+        with keras.StatelessScope():
+            return function(*arrays)
+
+    return pure
+
+
+def _gradients_tensorflow(function, tensors):
+    import tensorflow as tf
+
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(tensors)
+        value, rest = function(*tensors)
+    return value, rest, tape.gradient(value, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+
+def _gradients_jax(function, tensors):
+    import jax
+
+    compiled = jax.jit(jax.value_and_grad(lambda tensors: function(*tensors), has_aux=True))
+    (value, rest), gradients = compiled(tensors)
+    return value, rest, gradients
+
+
+def _gradients_torch(function, tensors):
+    import torch
+
+    tensors = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    with torch.enable_grad():
+        value, rest = function(*tensors)
+        gradients = torch.autograd.grad(value, tensors, allow_unused=True, materialize_grads=True)
+    return value.detach(), keras.tree.map_structure(lambda tensor: tensor.detach(), rest), list(gradients)
+
+
+def _vjp_tensorflow(function, x):
+    import tensorflow as tf
+
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(x)
+        y = function(x)
+
+    def pull(cotangent):
+        return tape.gradient(y, x, output_gradients=cotangent, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    return y, pull
+
+
+def _vjp_jax(function, x):
+    import jax
+
+    y, pull = jax.vjp(function, x)
+    return y, lambda cotangent: pull(jax.numpy.asarray(cotangent, y.dtype))[0]
+
+
+def _vjp_torch(function, x):
+    import torch
+
+    x = x.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        y = function(x)
+
+    def pull(cotangent):
+        cotangent = ops.convert_to_tensor(cotangent, y.dtype)
+        [gradient] = torch.autograd.grad(y, [x], cotangent, retain_graph=True, allow_unused=True, materialize_grads=True)
+        return gradient
+
+    return y.detach(), pull
+
+
+def _jvp_tensorflow(function, x, tangent):
+    import tensorflow as tf
+
+    with tf.autodiff.ForwardAccumulator(x, tangent) as accumulator:
+        y = function(x)
+    return accumulator.jvp(y, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+
+def _jvp_jax(function, x, tangent):
+    import jax
+
+    return jax.jvp(function, (x,), (tangent,))[1]
+
+
+def _jvp_torch(function, x, tangent):
+    import torch
+
+    return torch.func.jvp(function, (x.detach(),), (tangent,))[1].detach()
+
+
+_GRADIENTS = {"tensorflow": _gradients_tensorflow, "jax": _gradients_jax, "torch": _gradients_torch}
+_VJP = {"tensorflow": _vjp_tensorflow, "jax": _vjp_jax, "torch": _vjp_torch}
+_JVP = {"tensorflow": _jvp_tensorflow, "jax": _jvp_jax, "torch": _jvp_torch}
