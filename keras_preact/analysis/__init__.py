@@ -1,0 +1,1 @@
+"""How signals travel through residual networks: measured on the network itself, at the start and after training."""

@@ -1,0 +1,284 @@
+"""The operations of any Keras model in order, through the layers that hold other layers, and the residual units among them."""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import keras
+from keras import KerasTensor, ops
+
+from keras_preact.stacks import UnitStack
+from keras_preact.units import ResidualUnit
+
+
+@dataclasses.dataclass(frozen=True)
+class Ref:
+    """Stands for a tensor in the arguments of a step."""
+
+    tensor: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One operation.
+
+    Args:
+        operation: A Keras operation or layer.
+        name: Its name, behind those of the layers that hold it: `stage1_unit2/conv_1`.
+        args, kwargs: What it is called with, with a `Ref` for each tensor.
+        inputs, outputs: Numbers of the tensors that it reads and returns.
+    """
+
+    operation: Any
+    name: str
+    args: tuple
+    kwargs: dict
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether it is a weight layer: one with a matrix or a kernel, as against a scale or a shift."""
+        return isinstance(self.operation, keras.Layer) and any(len(w.shape) > 1 for w in self.operation.weights)
+
+    @property
+    def kind(self) -> str:
+        return type(self.operation).__name__
+
+    @property
+    def channel_axis(self) -> int:
+        return 1 if getattr(self.operation, "data_format", None) == "channels_first" else -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Addition:
+    """A residual unit as a graph shows it: two paths that start at one tensor and are added.
+
+    Args:
+        step: Number of the addition's step.
+        start: The tensor that both paths start from.
+        shortcut, residual: The tensors that are added; the shortcut is the path with fewer weights, then the shorter one.
+        shortcut_steps, residual_steps: Numbers of the steps of the two paths, in order.
+        total: The sum.
+    """
+
+    step: int
+    start: int
+    shortcut: int
+    residual: int
+    shortcut_steps: tuple[int, ...]
+    residual_steps: tuple[int, ...]
+    total: int
+
+
+class Graph:
+    """The operations of a model, flat.
+
+    Args:
+        model: Any Keras model or layer that can be called with Keras tensors.
+        inputs: Arrays or tensors as the model takes them, one or a list; their shapes and dtypes are used.
+        training: What the model is called with.
+        opaque: Classes of layers that stay one step.
+
+    Attributes:
+        steps: In an order in which they can run.
+        inputs, outputs: Numbers of the tensors.
+        specs: Shape and dtype of each tensor.
+
+    Raises:
+        ValueError: for a model that cannot be traced, such as one that calls a backend's own functions.
+    """
+
+    def __init__(self, model: keras.Layer, inputs, training: bool = False, opaque: tuple[type, ...] = ()):
+        self.training = training
+        self.opaque = opaque
+        self.steps: list[Step] = []
+        self.specs: list[KerasTensor] = []
+        symbols = [KerasTensor((None, *x.shape[1:]), keras.backend.standardize_dtype(x.dtype)) for x in _as_list(inputs)]
+        self.inputs = tuple(self._new(symbol) for symbol in symbols)
+        arguments: Any = list(self.inputs) if isinstance(inputs, list | tuple) else self.inputs[0]
+        outputs = self._inline(model, "", (keras.tree.map_structure(Ref, arguments),), {})
+        self.outputs = tuple(outputs)
+
+    def _new(self, spec: KerasTensor) -> int:
+        self.specs.append(spec)
+        return len(self.specs) - 1
+
+    def _inline(self, layer: keras.Layer, prefix: str, args: tuple, kwargs: dict) -> list[int]:
+        """Add the steps of a layer that is called with `args`; return its outputs."""
+        if isinstance(layer, UnitStack):
+            [x] = [arg for arg in keras.tree.flatten(args) if isinstance(arg, Ref)]
+            for i in range(layer.depth):
+                unit = layer.unit(i)
+                [number] = self._inline(unit, f"{prefix}{unit.name}/", (x,), {})
+                x = Ref(number)
+            return [x.tensor]
+        nodes, own, actual, results = self._calls(layer, args, kwargs)
+        numbers = {id(symbol): ref.tensor for symbol, ref in zip(own, actual, strict=True)}
+        for node in nodes:
+            arguments = (node.arguments.args, node.arguments.kwargs)
+            arguments = keras.tree.map_structure(
+                lambda value: Ref(numbers[id(value)]) if isinstance(value, KerasTensor) else value, arguments
+            )
+            outputs = self._add(node.operation, prefix, *arguments, node.outputs)
+            numbers |= {id(symbol): number for symbol, number in zip(node.outputs, outputs, strict=True)}
+        return [numbers[id(symbol)] for symbol in results]
+
+    def _add(self, operation, prefix: str, args: tuple, kwargs: dict, outputs: list[KerasTensor]) -> list[int]:
+        if isinstance(operation, keras.Layer):
+            kwargs = {key: value for key, value in kwargs.items() if key != "training"}  # to be the graph's
+        if self._is_composite(operation):
+            return self._inline(operation, f"{prefix}{operation.name}/", args, kwargs)
+        if _takes_training(operation):
+            kwargs = kwargs | {"training": self.training}
+        inputs = tuple(leaf.tensor for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref))
+        numbers = [self._new(symbol) for symbol in outputs]
+        self.steps.append(Step(operation, f"{prefix}{operation.name}", args, kwargs, inputs, tuple(numbers)))
+        return numbers
+
+    def _is_composite(self, operation) -> bool:
+        if not isinstance(operation, keras.Layer) or isinstance(operation, self.opaque):
+            return False
+        if isinstance(operation, keras.Model | UnitStack):
+            return True
+        if type(operation).__module__.startswith("keras.src."):
+            return False
+        # without variables of its own it is arithmetic, such as a shortcut; with them it is a primitive, such as a norm
+        return not operation.variables or any(layer is not operation for layer in operation._flatten_layers())
+
+    def _calls(self, layer, args: tuple, kwargs: dict):
+        """Return the calls of which `layer` consists, its inputs, the references that stand in their places, its outputs."""
+        actual = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref)]
+        functional = getattr(layer, "_functional", None) or layer  # a Sequential holds one
+        if isinstance(functional, keras.Model) and getattr(functional, "inputs", None):
+            return _nodes(functional.inputs, functional.outputs), functional.inputs, actual, functional.outputs
+        symbols = [KerasTensor(self.specs[ref.tensor].shape, self.specs[ref.tensor].dtype) for ref in actual]
+        fresh = iter(symbols)
+        args, kwargs = keras.tree.map_structure(lambda leaf: next(fresh) if isinstance(leaf, Ref) else leaf, (args, kwargs))
+        training = {"training": self.training} if _takes_training(layer) else {}
+        try:
+            outputs = keras.tree.flatten(layer.call(*args, **kwargs, **training))
+            nodes = _nodes(symbols, outputs)
+        except Exception as error:
+            raise ValueError(
+                f"The graph of {layer.name!r} ({type(layer).__name__}) cannot be traced: build it of Keras layers and keras.ops, "
+                f"without branches on values. Received: {type(error).__name__}: {error}"
+            ) from error
+        for node in nodes:  # the layers forget that they were called
+            node.operation._inbound_nodes = [own for own in node.operation._inbound_nodes if own is not node]
+        return nodes, symbols, actual, outputs
+
+    def run(self, inputs, added: Mapping[int, Any] | None = None) -> dict[int, Any]:
+        """Return every tensor for these inputs, by its number.
+
+        Args:
+            inputs: As for the model.
+            added: What is added to tensors, by their numbers. For the output of a `UnitStack`, `(depth, *shape)`: what is added
+                to the outputs of its units.
+        """
+        added = added or {}
+        values = dict(zip(self.inputs, map(ops.convert_to_tensor, _as_list(inputs)), strict=True))
+        for number in values:
+            if number in added:
+                values[number] = values[number] + added[number]
+        for step in self.steps:
+            args, kwargs = keras.tree.map_structure(
+                lambda leaf: values[leaf.tensor] if isinstance(leaf, Ref) else leaf, (step.args, step.kwargs)
+            )
+            if isinstance(step.operation, UnitStack) and step.outputs[0] in added:
+                values[step.outputs[0]] = step.operation(*args, **kwargs, perturbations=added[step.outputs[0]])
+                continue
+            for number, value in zip(step.outputs, keras.tree.flatten(step.operation(*args, **kwargs)), strict=True):
+                values[number] = value + added[number] if number in added else value
+        return values
+
+    @cached_property
+    def producers(self) -> dict[int, int]:
+        """Number of a tensor to that of the step that returns it; inputs have none."""
+        return {tensor: i for i, step in enumerate(self.steps) for tensor in step.outputs}
+
+    @cached_property
+    def consumers(self) -> dict[int, list[int]]:
+        """Number of a tensor to those of the steps that read it."""
+        readers: dict[int, list[int]] = {number: [] for number in range(len(self.specs))}
+        for i, step in enumerate(self.steps):
+            for tensor in dict.fromkeys(step.inputs):
+                readers[tensor].append(i)
+        return readers
+
+    @cached_property
+    def dominators(self) -> dict[int, int | None]:
+        """Number of a tensor to that of the nearest one that every path to it passes; None where there is none."""
+        nearest: dict[int, int | None] = dict.fromkeys(self.inputs)
+        height: dict[int | None, int] = {None: 0} | dict.fromkeys(self.inputs, 1)
+        for step in self.steps:
+            common: int | None = step.inputs[0] if step.inputs else None
+            for other in step.inputs[1:]:
+                a: int | None = other
+                while a != common:
+                    if height[a] >= height[common]:
+                        a = nearest[a] if a is not None else None
+                    else:
+                        common = nearest[common] if common is not None else None
+            for tensor in step.outputs:
+                nearest[tensor] = common
+                height[tensor] = height[common] + 1
+        return nearest
+
+    def between(self, start: int, end: int) -> tuple[int, ...]:
+        """Return the numbers of the steps on the paths from one tensor to another, in order."""
+        reached = {start}
+        forward = []
+        for i, step in enumerate(self.steps):
+            if not reached.isdisjoint(step.inputs):
+                reached.update(step.outputs)
+                forward.append(i)
+        wanted, steps = {end}, []
+        for i in reversed(forward):
+            step = self.steps[i]
+            if start not in step.outputs and not wanted.isdisjoint(step.outputs):
+                wanted.update(tensor for tensor in step.inputs if tensor in reached and tensor != start)
+                steps.append(i)
+        return tuple(reversed(steps))
+
+    def weights_of(self, steps) -> int:
+        return sum(self.steps[i].has_kernel for i in steps)
+
+    @cached_property
+    def additions(self) -> list[Addition]:
+        """The residual units that are not inside another one's branch, in order."""
+        found = list(self._additions())
+        inside = {i for addition in found for i in addition.residual_steps}
+        return [addition for addition in found if addition.step not in inside]
+
+    def _additions(self) -> Iterator[Addition]:
+        for i, step in enumerate(self.steps):
+            if step.kind != "Add" or len(step.inputs) != 2:
+                continue
+            a, b = step.inputs
+            start = self.dominators[step.outputs[0]]
+            if start is None or self.specs[a].shape[1:] != self.specs[b].shape[1:]:
+                continue
+            paths = [(end, self.between(start, end) if end != start else ()) for end in (a, b)]
+            paths.sort(key=lambda path: (self.weights_of(path[1]), len(path[1])))
+            (shortcut, shortcut_steps), (residual, residual_steps) = paths
+            if self.weights_of(residual_steps):
+                yield Addition(i, start, shortcut, residual, shortcut_steps, residual_steps, step.outputs[0])
+
+
+def _as_list(inputs) -> list:
+    return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+
+
+def _takes_training(operation) -> bool:
+    return isinstance(operation, keras.Layer) and "training" in inspect.signature(operation.call).parameters
+
+
+def _nodes(inputs: list[KerasTensor], outputs: list[KerasTensor]) -> list:
+    """Return the calls that lead from inputs to outputs, in an order in which they can run."""
+    given = {id(symbol) for symbol in inputs}
+    outputs = [symbol for symbol in outputs if id(symbol) not in given]
+    by_depth = keras.Function(inputs, outputs)._nodes_by_depth if outputs else {}
+    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
