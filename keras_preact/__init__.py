@@ -1,6 +1,6 @@
 """Pre-activation residual networks on Keras 3: "Identity Mappings in Deep Residual Networks" (arXiv 1603.05027)."""
 
-from keras_preact import arrangements, export, initializers, models, optimizers, preprocessing, published, schedules, shortcuts
+from keras_preact import analysis, arrangements, export, initializers, models, optimizers, preprocessing, published, schedules, shortcuts
 from keras_preact.arrangements import ARRANGEMENTS, Arrangement
 from keras_preact.models.registry import create_model, list_models, model_entry
 from keras_preact.shortcuts import SHORTCUTS

@@ -13,8 +13,9 @@ class Observer:
     """While active, sees every residual unit that runs.
 
     Args:
-        look: Called by every unit with its signals as keyword arguments: `x` (what it reads), `shortcut` and `residual` (what is
-            added: h(x_l) and F(x_l) with their factors), `total` (their sum), `output` (x_{l+1}). Returns a float32 tensor.
+        look: Called by every unit with its signals as keyword arguments: `activated` (what the first weight reads), `shortcut`
+            (None where there is none) and `residual` (what is added: h(x_l) and F(x_l) with their factors), `total` (their
+            sum), `output` (x_{l+1}) and `axis`, that of the channels. Returns a float32 tensor.
         shape: Of what `look` returns.
 
     Attributes:

@@ -337,6 +337,10 @@ class UnitStack(keras.Layer):
         shape = (self.depth, *x.shape) if return_outputs else x.shape
         return keras.KerasTensor(shape, self.compute_dtype)
 
+    @property
+    def unit_names(self) -> list[str]:
+        return [self._place(i) for i in range(self.depth)]
+
     def unit(self, i: int) -> ResidualUnit:
         """Return a new unit with the weights and seeds of unit `i`, counted from 0; from the end where it is negative."""
         if not -self.depth <= i < self.depth:

@@ -243,6 +243,16 @@ class Graph:
                 steps.append(i)
         return tuple(reversed(steps))
 
+    def follow(self, tensor: int, kinds: list[str]) -> int:
+        """Return the tensor behind steps of these kinds, one after another; `tensor` where other ones stand there."""
+        reached = tensor
+        for kind in kinds:
+            steps = [self.steps[i] for i in self.consumers[reached]]
+            if [step.kind for step in steps] != [kind]:
+                return tensor
+            reached = steps[0].outputs[0]
+        return reached
+
     def weights_of(self, steps) -> int:
         return sum(self.steps[i].has_kernel for i in steps)
 
