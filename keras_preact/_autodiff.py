@@ -73,8 +73,7 @@ def _gradients_tensorflow(function, tensors):
 def _gradients_jax(function, tensors):
     import jax
 
-    compiled = jax.jit(jax.value_and_grad(lambda tensors: function(*tensors), has_aux=True))
-    (value, rest), gradients = compiled(tensors)
+    (value, rest), gradients = jax.value_and_grad(lambda tensors: function(*tensors), has_aux=True)(tensors)
     return value, rest, gradients
 
 
@@ -111,24 +110,43 @@ def _vjp_jax(function, x):
 def _vjp_torch(function, x):
     import torch
 
-    x = x.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        y = function(x)
+    x, y = _graph_torch(function, x)
 
     def pull(cotangent):
         cotangent = ops.convert_to_tensor(cotangent, y.dtype)
-        [gradient] = torch.autograd.grad(y, [x], cotangent, retain_graph=True, allow_unused=True, materialize_grads=True)
-        return gradient
+        return torch.autograd.grad(y, x, cotangent, retain_graph=True)[0]
 
     return y.detach(), pull
+
+
+def _graph_torch(function, x):
+    import torch
+
+    x = x.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        y = function(x)
+        return x, y + x[:0].sum().to(y.dtype)  # 0, and a way to x where nothing depends on it
 
 
 def _jvp_tensorflow(function, x, tangent):
     import tensorflow as tf
 
-    with tf.autodiff.ForwardAccumulator(x, tangent) as accumulator:
-        y = function(x)
-    return accumulator.jvp(y, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    # The gradient of `u -> J^T u`, which is linear. TensorFlow 2.21's forward mode gives wrong values through a tf.while_loop.
+    zero = tf.UnconnectedGradients.ZERO
+    with tf.GradientTape(watch_accessed_variables=False) as outer:
+        with tf.GradientTape(watch_accessed_variables=False) as inner:
+            inner.watch(x)
+            y = function(x)
+        cotangent = tf.zeros_like(y)
+        outer.watch(cotangent)
+        pulled = inner.gradient(y, x, output_gradients=cotangent, unconnected_gradients=zero)
+    try:
+        return outer.gradient(pulled, cotangent, output_gradients=tangent, unconnected_gradients=zero)
+    except NotImplementedError as error:  # tf.recompute_grad has no second derivative
+        raise ValueError(
+            "TensorFlow has no J v through what is computed again for the gradient. Received: a function with remat. "
+            "Take the same weights without: `kp.models.unstack(model)`, or a `UnitStack` with remat=False"
+        ) from error
 
 
 def _jvp_jax(function, x, tangent):
@@ -140,7 +158,11 @@ def _jvp_jax(function, x, tangent):
 def _jvp_torch(function, x, tangent):
     import torch
 
-    return torch.func.jvp(function, (x.detach(),), (tangent,))[1].detach()
+    # As on TensorFlow. The first call of PyTorch 2.13's forward mode warns of the deprecated TorchScript that it is made with.
+    x, y = _graph_torch(function, x)
+    cotangent = torch.zeros_like(y, requires_grad=True)
+    [pulled] = torch.autograd.grad(y, x, cotangent, create_graph=True)
+    return torch.autograd.grad(pulled, cotangent, tangent)[0]
 
 
 _GRADIENTS = {"tensorflow": _gradients_tensorflow, "jax": _gradients_jax, "torch": _gradients_torch}

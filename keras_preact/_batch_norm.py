@@ -11,12 +11,12 @@ class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization`, faster: the same values from one kernel where the backend has one.
 
     Keras computes moments, differences and products one by one, each a pass over the map. There are kernels for float32
-    images, channels last, on TensorFlow and PyTorch; everything else is Keras' own computation.
+    images, channels last, on TensorFlow (in training) and PyTorch; everything else is Keras' own computation.
     """
 
     def call(self, inputs, training=None, mask=None):
         in_training = bool(training and self.trainable)
-        kernel = _KERNELS.get(keras.backend.backend())
+        kernel = _KERNELS.get((keras.backend.backend(), in_training))
         if kernel is None or mask is not None or not self._is_plain(inputs, in_training):
             return super().call(inputs, training=training, mask=mask)
         channels = (inputs.shape[-1],)
@@ -45,13 +45,7 @@ def _tensorflow(x, gamma, beta, mean, variance, epsilon: float, training: bool):
 
     empty = tf.zeros((0,))
     y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
-        x=x,
-        scale=gamma,
-        offset=beta,
-        mean=empty if training else mean,
-        variance=empty if training else variance,
-        epsilon=epsilon,
-        is_training=training,
+        x=x, scale=gamma, offset=beta, mean=empty, variance=empty, epsilon=epsilon, is_training=training
     )
     return y, mean, variance
 
@@ -66,4 +60,10 @@ def _torch(x, gamma, beta, mean, variance, epsilon: float, training: bool):
     return y.permute(0, 2, 3, 1), mean, variance
 
 
-_KERNELS: dict[str, Callable] = {"tensorflow": _tensorflow, "torch": _torch}
+#: Backend and whether in training to kernel. TensorFlow 2.21 fuses its own, at inference on a CPU, with a convolution in front
+#: and a tanh or sigmoid behind into an operation that it does not have.
+_KERNELS: dict[tuple[str, bool], Callable] = {
+    ("tensorflow", True): _tensorflow,
+    ("torch", True): _torch,
+    ("torch", False): _torch,
+}

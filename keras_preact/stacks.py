@@ -21,7 +21,10 @@ _WRITTEN_OUT = contextvars.ContextVar("written_out", default=False)
 
 @contextlib.contextmanager
 def written_out() -> Iterator[None]:
-    """While active, stacks that are traced become as many copies of their unit, as plain graphs for serving want them."""
+    """While active, stacks that are traced become as many copies of their unit, of which nothing is computed again.
+
+    Plain graphs for serving want it, and analyses: a loop that runs once is not worth compiling.
+    """
     token = _WRITTEN_OUT.set(True)
     try:
         yield
@@ -293,36 +296,38 @@ class UnitStack(keras.Layer):
         rates = [] if self.stochastic_depth is None else [ops.convert_to_tensor(self.stochastic_depth, "float32")]
         added = [] if perturbations is None else [ops.cast(perturbations, x.dtype)]
         observer = _observers.active()
+        factors = [] if observer is None or observer.factors is None else [observer.take_factors(self.depth)]
 
         def step(x, slices):
             own, rest = slices[: len(read)], slices[len(read) :]
-            inner = observer and _observers.Observer(observer.look, observer.shape)
-            with keras.StatelessScope([(variables[i], value) for i, value in zip(read, own, strict=True)]) as scope:
-                with inner.active() if inner else contextlib.nullcontext():
-                    y = unit(x, rest[0] if rates else None, training=training)
-            y = y + rest[-1] if added else y
+            inner = observer and observer.of_one(ops.expand_dims(slices[-1], 0) if factors else None)
+            own_values = [(variables[i], value) for i, value in zip(read, own, strict=True)]
+            watched = inner.active() if inner else contextlib.nullcontext()
+            with keras.StatelessScope(own_values) as scope, watched:
+                y = unit(x, rest[0] if rates else None, training=training)
+            y = y + rest[len(rates)] if added else y
             new = [ops.stop_gradient(scope.get_current_value(variables[i])) for i in state]
             return y, [*new, *(inner.seen if inner else ()), *([y] if return_outputs else ())]
 
         outputs = [(variables[i].shape, stacked[i].dtype) for i in state]
         if observer:
-            outputs.append(((1, *observer.shape), "float32"))
+            outputs.append(((1, *(x.shape if observer.shape is None else observer.shape)), "float32"))
         if return_outputs:
             outputs.append((x.shape, x.dtype))
         x, new = _loops.repeat(
             step,
             x,
-            [*stacked, *rates, *added],
+            [*stacked, *rates, *added, *factors],
             self.depth,
             outputs,
             execution=self._execution(),
-            remat=int(self.remat),
+            remat=0 if _WRITTEN_OUT.get() else int(self.remat),
             unroll=self.unroll,
         )
         for i, value in zip(state, new[: len(state)], strict=True):
             self._body.stacked[i].assign(value)
         if observer:
-            observer.seen.append(ops.reshape(new[len(state)], (self.depth, *observer.shape)))
+            observer.seen.append(ops.squeeze(new[len(state)], 1))
         return new[-1] if return_outputs else x
 
     def _execution(self) -> str:

@@ -24,7 +24,7 @@ def check_sample(sample, argument: str = "x"):
         raise ValueError(f"`{argument}` must be a batch of at least one example. Received: shape={array.shape}")
     if not np.isfinite(array).all():
         bad = int((~np.isfinite(array)).sum())
-        raise ValueError(f"`{argument}` must be finite. Received: {bad} of {array.size} values that are infinite or not a number")
+        raise ValueError(f"`{argument}` must be finite. Received: {bad} of {array.size} values are infinite or not a number")
     return array.astype("float32") if array.dtype.kind in "fb" else array
 
 
@@ -45,7 +45,8 @@ def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
     of probabilities as the model returns them; else the mean over the batch of half the squared norm of the output.
     """
     if loss is not None:
-        return lambda output: ops.mean(loss(labels, output))
+        wanted = None if labels is None else ops.convert_to_tensor(labels)
+        return lambda output: ops.mean(loss(wanted, output))
     if len(graph.outputs) > 1:
         raise ValueError(f"A model with several outputs needs a `loss`. Received: {len(graph.outputs)} outputs and loss=None")
     if labels is None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,10 @@ from keras import KerasTensor, ops
 
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
+
+
+#: Words in the names of layers whose weights are no kernels, even where they have several axes.
+_NO_KERNEL = ("Embedding", "Norm", "PReLU")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +44,10 @@ class Step:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether it is a weight layer: one with a matrix or a kernel, as against a scale or a shift."""
-        return isinstance(self.operation, keras.Layer) and any(len(w.shape) > 1 for w in self.operation.weights)
+        """Whether it is a weight layer: one that multiplies by a matrix or kernel, as against a scale, a shift or a table."""
+        if not isinstance(self.operation, keras.Layer) or any(word in self.kind for word in _NO_KERNEL):
+            return False
+        return any(len(w.shape) > 1 for w in self.operation.weights)
 
     @property
     def kind(self) -> str:
@@ -81,21 +87,27 @@ class Graph:
         inputs: Arrays or tensors as the model takes them, one or a list; their shapes and dtypes are used.
         training: What the model is called with.
         opaque: Classes of layers that stay one step.
+        like: A graph of the same model. Its copies of the units of stacks are taken, and not made again.
 
     Attributes:
         steps: In an order in which they can run.
         inputs, outputs: Numbers of the tensors.
+        batch: Number of examples.
         specs: Shape and dtype of each tensor.
 
     Raises:
         ValueError: for a model that cannot be traced, such as one that calls a backend's own functions.
     """
 
-    def __init__(self, model: keras.Layer, inputs, training: bool = False, opaque: tuple[type, ...] = ()):
+    def __init__(
+        self, model: keras.Layer, inputs, training: bool = False, opaque: tuple[type, ...] = (), like: "Graph | None" = None
+    ):
         self.training = training
         self.opaque = opaque
+        self._copies: dict[int, list] = {} if like is None else like._copies
         self.steps: list[Step] = []
         self.specs: list[KerasTensor] = []
+        self.batch = _as_list(inputs)[0].shape[0]
         symbols = [KerasTensor((None, *x.shape[1:]), keras.backend.standardize_dtype(x.dtype)) for x in _as_list(inputs)]
         self.inputs = tuple(self._new(symbol) for symbol in symbols)
         arguments: Any = list(self.inputs) if isinstance(inputs, list | tuple) else self.inputs[0]
@@ -110,8 +122,9 @@ class Graph:
         """Add the steps of a layer that is called with `args`; return its outputs."""
         if isinstance(layer, UnitStack):
             [x] = [arg for arg in keras.tree.flatten(args) if isinstance(arg, Ref)]
-            for i in range(layer.depth):
-                unit = layer.unit(i)
+            if id(layer) not in self._copies:
+                self._copies[id(layer)] = [layer.unit(i) for i in range(layer.depth)]
+            for unit in self._copies[id(layer)]:
                 [number] = self._inline(unit, f"{prefix}{unit.name}/", (x,), {})
                 x = Ref(number)
             return [x.tensor]
@@ -154,7 +167,11 @@ class Graph:
         functional = getattr(layer, "_functional", None) or layer  # a Sequential holds one
         if isinstance(functional, keras.Model) and getattr(functional, "inputs", None):
             return _nodes(functional.inputs, functional.outputs), functional.inputs, actual, functional.outputs
-        symbols = [KerasTensor(self.specs[ref.tensor].shape, self.specs[ref.tensor].dtype) for ref in actual]
+        specs = [self.specs[ref.tensor] for ref in actual]
+        # with the batch's size: a call that reads shapes to reshape by them gets numbers
+        symbols = [
+            KerasTensor((spec.shape[0] or self.batch, *spec.shape[1:]), spec.dtype) if spec.shape else spec for spec in specs
+        ]
         fresh = iter(symbols)
         args, kwargs = keras.tree.map_structure(lambda leaf: next(fresh) if isinstance(leaf, Ref) else leaf, (args, kwargs))
         training = {"training": self.training} if _takes_training(layer) else {}
@@ -163,36 +180,59 @@ class Graph:
             nodes = _nodes(symbols, outputs)
         except Exception as error:
             raise ValueError(
-                f"The graph of {layer.name!r} ({type(layer).__name__}) cannot be traced: build it of Keras layers and keras.ops, "
-                f"without branches on values. Received: {type(error).__name__}: {error}"
+                f"The graph of {layer.name!r} ({type(layer).__name__}) cannot be traced: build it of Keras layers and "
+                f"keras.ops, without branches on values. Received: {type(error).__name__}: {error}"
             ) from error
         for node in nodes:  # the layers forget that they were called
             node.operation._inbound_nodes = [own for own in node.operation._inbound_nodes if own is not node]
         return nodes, symbols, actual, outputs
 
-    def run(self, inputs, added: Mapping[int, Any] | None = None) -> dict[int, Any]:
+    def run(
+        self, inputs, added: Mapping[int, Any] | None = None, changed: Mapping[int, Callable] | None = None
+    ) -> dict[int, Any]:
         """Return every tensor for these inputs, by its number.
 
         Args:
             inputs: As for the model.
-            added: What is added to tensors, by their numbers. For the output of a `UnitStack`, `(depth, *shape)`: what is added
-                to the outputs of its units.
+            added: What is added to tensors, by their numbers. For the output of a `UnitStack`, `(depth, *shape)`: what is
+                added to the outputs of its units.
+            changed: Functions that are applied to tensors, by their numbers.
         """
-        added = added or {}
         values = dict(zip(self.inputs, map(ops.convert_to_tensor, _as_list(inputs)), strict=True))
         for number in values:
-            if number in added:
-                values[number] = values[number] + added[number]
-        for step in self.steps:
+            values[number] = _changed(number, values[number], added, changed)
+        self.run_steps(self.steps, values, added, changed)
+        return values
+
+    def walk(self, inputs, until: Mapping[int, int]) -> Iterator[tuple[int, dict[int, Any]]]:
+        """Run the steps one after the other and keep no tensor for longer than it is needed.
+
+        Args:
+            inputs: As for the model.
+            until: Number of a tensor to that of the step up to which it stays, although no step reads it any more.
+
+        Yields:
+            The number of each step when it has run, and the tensors that are there, by their numbers.
+        """
+        last = {tensor: max([*readers, until.get(tensor, -1)]) for tensor, readers in self.consumers.items()}
+        values = dict(zip(self.inputs, map(ops.convert_to_tensor, _as_list(inputs)), strict=True))
+        for i, step in enumerate(self.steps):
+            self.run_steps([step], values)
+            yield i, values
+            for tensor in [tensor for tensor in values if last[tensor] <= i]:
+                del values[tensor]
+
+    def run_steps(self, steps: Iterable[Step], values: dict[int, Any], added=None, changed=None) -> None:
+        """Add to `values`, which hold what the first of some steps read, what the steps return."""
+        for step in steps:
             args, kwargs = keras.tree.map_structure(
                 lambda leaf: values[leaf.tensor] if isinstance(leaf, Ref) else leaf, (step.args, step.kwargs)
             )
-            if isinstance(step.operation, UnitStack) and step.outputs[0] in added:
+            if isinstance(step.operation, UnitStack) and step.outputs[0] in (added or ()):
                 values[step.outputs[0]] = step.operation(*args, **kwargs, perturbations=added[step.outputs[0]])
                 continue
             for number, value in zip(step.outputs, keras.tree.flatten(step.operation(*args, **kwargs)), strict=True):
-                values[number] = value + added[number] if number in added else value
-        return values
+                values[number] = _changed(number, value, added, changed)
 
     @cached_property
     def producers(self) -> dict[int, int]:
@@ -280,6 +320,12 @@ class Graph:
 
 def _as_list(inputs) -> list:
     return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+
+
+def _changed(number: int, value, added, changed):
+    if number in (changed or ()):
+        value = changed[number](value)
+    return value + added[number] if number in (added or ()) else value
 
 
 def _takes_training(operation) -> bool:

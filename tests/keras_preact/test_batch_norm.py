@@ -60,9 +60,17 @@ def test_other_computations_are_keras_own(options):
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="XLA fuses Keras' own computation")
 def test_units_use_the_kernel(monkeypatch):
     calls = []
-    backend = keras.backend.backend()
-    kernel = _batch_norm._KERNELS[backend]
-    monkeypatch.setitem(_batch_norm._KERNELS, backend, lambda *args: calls.append(args[-1]) or kernel(*args))
+    place = (keras.backend.backend(), True)
+    kernel = _batch_norm._KERNELS[place]
+    monkeypatch.setitem(_batch_norm._KERNELS, place, lambda *args: calls.append(args[-1]) or kernel(*args))
     unit = kp.ResidualUnit(4, normalization=keras.layers.BatchNormalization(momentum=0.7))
     unit(harness.images(2, 5, 5, 4), training=True)
     assert calls == [True, True]
+
+
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
+def test_compiled_inference(activation):
+    """TensorFlow has no operation for a convolution, its own inference kernel and these together, and tries to make one."""
+    model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), activation=activation)
+    images = harness.images(2, 8, 8, 1)
+    np.testing.assert_allclose(model.predict(images, verbose=0), keras.ops.convert_to_numpy(model(images)), atol=1e-5)

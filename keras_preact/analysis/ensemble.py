@@ -1,0 +1,120 @@
+"""A residual network as an ensemble of paths: what its units do when some are taken out (arXiv 1605.06431)."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_preact import _autodiff, _checks
+from keras_preact.analysis import _inputs
+from keras_preact.analysis.sites import Observed
+
+
+@dataclasses.dataclass(frozen=True)
+class Lesions:
+    """Errors of a network without some of its units.
+
+    Attributes:
+        units: Names of the units, in order.
+        dropped: Indices of the units that were taken out, a tuple for each measurement.
+        error: Share of the examples that are classified wrongly, one a measurement.
+        intact_error: The same of the whole network.
+    """
+
+    units: tuple[str, ...]
+    dropped: tuple[tuple[int, ...], ...]
+    error: np.ndarray
+    intact_error: float
+
+
+def lesions(
+    model: keras.Model, x, labels, dropped: Sequence[Sequence[int]] | None = None, *, batch_size: int = 256
+) -> Lesions:
+    """Measure the error of a network without the branches of some units: of those, the shortcut is left.
+
+    Args:
+        model: A trained classifier with residual units, stacked or not.
+        x: Inputs, `(examples, ...)`.
+        labels: Classes, `(examples,)`.
+        dropped: Sets of units, as indices from 0. None: each unit by itself.
+        batch_size: Examples at a time.
+
+    Raises:
+        ValueError: for indices that do not exist, and as `propagation`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1))
+    >>> found = kp.analysis.lesions(model, np.zeros((4, 8, 8, 1)), np.zeros(4, int), [(0,), (1, 2)])
+    >>> found.units, found.error.shape
+    (('stage1_unit1', 'stage2_unit1', 'stage3_unit1'), (2,))
+
+    Source: Sec. 4 of arXiv 1605.06431 (Veit et al.).
+    """
+    x = _inputs.check_sample(x)
+    labels = _inputs.check_labels(labels, len(x))
+    if labels is None:
+        raise ValueError("`labels` must hold a class for each example. Received: labels=None")
+    _checks.positive_int(batch_size, "batch_size")
+    observed = Observed(model, x[:1], training=False)
+    units = len(observed.units)
+    dropped = [(i,) for i in range(units)] if dropped is None else [tuple(int(i) for i in each) for each in dropped]
+    for each in dropped:
+        if any(not 0 <= i < units for i in each):
+            raise ValueError(f"`dropped` must hold indices of the {units} units, from 0. Received: {each}")
+
+    def predicted(images, factors):
+        values, _ = observed.run(lambda **_: ops.zeros(()), (), inputs=[images], factors=factors)
+        return ops.argmax(values[observed.graph.outputs[0]], axis=-1)
+
+    compiled = _autodiff.compiled(predicted)
+
+    def error(without: tuple[int, ...]) -> float:
+        factors = np.ones(units, "float32")
+        factors[list(without)] = 0
+        wrong = 0
+        for start in range(0, len(x), batch_size):
+            batch = slice(start, start + batch_size)
+            classes = compiled(ops.convert_to_tensor(x[batch]), ops.convert_to_tensor(factors))
+            wrong += int((ops.convert_to_numpy(classes) != labels[batch]).sum())
+        return wrong / len(x)
+
+    errors = np.array([error(each) for each in dropped])
+    return Lesions(observed.units, tuple(dropped), errors, error(()))
+
+
+def random_lesions(units: int, counts: Sequence[int], repeats: int, seed: int = 0) -> Iterator[tuple[int, ...]]:
+    """Yield random sets of units to take out: `repeats` of each number in `counts`.
+
+    Example:
+
+    >>> [len(each) for each in random_lesions(9, [1, 4], repeats=2)]
+    [1, 1, 4, 4]
+    """
+    rng = np.random.default_rng(seed)
+    for count in counts:
+        if not 0 <= count <= units:
+            raise ValueError(f"`counts` must be numbers of units, from 0 to {units}. Received: {count}")
+        for _ in range(repeats):
+            yield tuple(sorted(rng.choice(units, count, replace=False).tolist()))
+
+
+def path_lengths(units: int) -> np.ndarray:
+    """Return the share of the `2^units` paths through a residual network that run through k branches, `(units + 1,)`.
+
+    A path takes either the branch or the shortcut of each unit: the lengths are distributed binomially, around half the units.
+
+    Example:
+
+    >>> path_lengths(3).tolist()
+    [0.125, 0.375, 0.375, 0.125]
+
+    Source: Sec. 3 of arXiv 1605.06431.
+    """
+    _checks.positive_int(units, "units")
+    return np.array([math.comb(units, k) / 2**units for k in range(units + 1)])

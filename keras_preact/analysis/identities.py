@@ -1,0 +1,202 @@
+"""Eq. 4 and 5 checked on a network, and what the shortcuts alone let through."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_preact import _autodiff, shortcuts
+from keras_preact.analysis.sites import Observed
+
+
+@dataclasses.dataclass(frozen=True)
+class IdentityCheck:
+    """How far Eq. 4 and 5 hold, for every unit l of L; x_E is what the last unit of the same shape behind it returns.
+
+    Attributes:
+        units: Names of the units, in order.
+        ends: Index of the last unit of the same shape, `(L,)`; -1 for a unit that changes the shape, whose other entries are
+            nan.
+        forward_error: `||x_E - x_l - sum F(x_i)|| / ||x_E||`, `(L,)` (Eq. 4).
+        direct_norm: `||dE/dx_E||`, the part of dE/dx_l that arrives through the shortcuts, `(L,)`.
+        residual_norm: `||dE/dx_E d/dx_l sum F(x_i)||`, the part that arrives through the branches, `(L,)`.
+        gradient_error: Norm of what is left of dE/dx_l without both parts, over `||dE/dx_l||`, `(L,)` (Eq. 5).
+
+    Both errors are rounding where shortcuts and what follows the addition are identities, and of the size of 1 where not.
+    """
+
+    units: tuple[str, ...]
+    ends: np.ndarray
+    forward_error: np.ndarray
+    direct_norm: np.ndarray
+    residual_norm: np.ndarray
+    gradient_error: np.ndarray
+
+
+def check_identities(
+    model: keras.Model, x, labels=None, *, loss: Callable | None = None, training: bool = True
+) -> IdentityCheck:
+    """Check on a batch that signals add up as Eq. 4 says, and gradients as Eq. 5.
+
+    The parts of the gradients are computed branch by branch, `J_F(x_i)^T dE/dx_{i+1}`, apart from the network's own backward
+    pass.
+
+    Args:
+        model, x, labels, loss, training: As in `propagation`.
+
+    Raises:
+        ValueError: as `propagation`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> x = np.random.default_rng(0).normal(size=(4, 8, 8, 1))
+    >>> for arrangement in ("full_preactivation", "original"):
+    ...     check = kp.analysis.check_identities(kp.models.resnet_cifar(14, input_shape=(8, 8, 1), arrangement=arrangement), x)
+    ...     print(bool(np.nanmax(check.forward_error) < 1e-5), bool(np.nanmax(check.gradient_error) < 1e-4))
+    True True
+    False False
+
+    Source: Eq. 4 and 5 of arXiv 1603.05027.
+    """
+    observed = Observed(model, x, labels, loss, training)
+    _, outputs, gradients, _ = observed.gradients(_output, None)
+    values, residuals = observed.run(lambda residual, **_: ops.cast(residual, "float32"), None)
+    residual = [ops.convert_to_numpy(row) for rows in residuals for row in rows]
+    signal = [row for rows in outputs for row in rows]
+    gradient = [row.astype("float64") for rows in gradients for row in rows]
+    branches = [branch for site in observed.sites for branch in site.branches(observed.graph, values, training)]
+
+    ends = _ends(signal)
+    units = len(residual)
+    errors = np.full((4, units), np.nan)
+    added = through = np.zeros(())
+    for i in reversed(range(units)):
+        if ends[i] < 0:
+            continue
+        if ends[i] == i:
+            added, through = np.zeros(signal[i].shape), np.zeros(signal[i].shape)
+        end = ends[i] + 1
+        _, pull = _autodiff.vjp(branches[i], signal[i])
+        through = through + ops.convert_to_numpy(pull(gradient[i + 1].astype("float32")))
+        added = added + residual[i]
+        errors[:, i] = (
+            np.linalg.norm(signal[end] - signal[i] - added) / np.linalg.norm(signal[end]),
+            np.linalg.norm(gradient[end]),
+            np.linalg.norm(through),
+            np.linalg.norm(gradient[i] - gradient[end] - through) / np.linalg.norm(gradient[i]),
+        )
+    return IdentityCheck(observed.units, ends, *errors)
+
+
+@dataclasses.dataclass(frozen=True)
+class DirectPath:
+    """What of a gradient goes back through the shortcuts alone, `(L+1,)` for x_0 ... x_L; x_E as in `IdentityCheck`.
+
+    Attributes:
+        units: Names of the units, in order.
+        gain: Norm of the gradient at x_l over that at x_E: the product of the scalings on the way, `lambda^(E-l)`.
+        survival: Share of the entries at x_E that still arrive at x_l.
+    """
+
+    units: tuple[str, ...]
+    gain: np.ndarray
+    survival: np.ndarray
+
+
+def direct_path(model: keras.Model, x, labels=None, *, loss: Callable | None = None, training: bool = True) -> DirectPath:
+    """Measure the gradient that reaches each x_l through shortcuts and what follows the additions, without the branches.
+
+    Identities let everything through. `h(x) = lambda x` leaves `lambda^n` of the norm behind n units, a dropout shortcut
+    `(1-p)^n` of the entries (see `expected_gain`), the ReLU after the addition those that were positive in all n sums.
+
+    Args:
+        model, x, labels, loss, training: As in `propagation`. In inference a dropout shortcut is an identity.
+
+    Raises:
+        ValueError: as `propagation`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> halved = kp.models.resnet_cifar(20, input_shape=(8, 8, 1), shortcut="constant_scaling")
+    >>> path = kp.analysis.direct_path(halved, np.random.default_rng(0).normal(size=(4, 8, 8, 1)))
+    >>> path.gain[:4].round(3).tolist()
+    [0.125, 0.25, 0.5, 1.0]
+
+    Source: Sec. 3 of arXiv 1603.05027.
+    """
+    observed = Observed(model, x, labels, loss, training)
+    _, outputs, gradients, _ = observed.gradients(_output, None, detached=True)
+    gradient = [row.astype("float64") for rows in gradients for row in rows]
+    ends = [end if end >= 0 else i - 1 for i, end in enumerate(_ends([row for rows in outputs for row in rows]))]
+    gain, survival = np.ones((2, len(gradient)))
+    for i, end in enumerate(ends):
+        here, there = gradient[i], gradient[end + 1]
+        if i != end + 1:
+            arrived = np.count_nonzero(there)
+            gain[i] = np.linalg.norm(here) / np.linalg.norm(there) if arrived else 0
+            survival[i] = np.count_nonzero((here != 0) & (there != 0)) / arrived if arrived else 0
+    return DirectPath(observed.units, gain, survival)
+
+
+def expected_gain(shortcut: str | shortcuts.Shortcut, units: int) -> float:
+    """Return what is left of a gradient behind the shortcuts of `units` units, as the theory has it.
+
+    Args:
+        shortcut: A name from `kp.SHORTCUTS`, or a shortcut. Constant scaling: `lambda^n`. Dropout: `(1-p)^n`, the share of the
+            entries that arrive; those are scaled by `1/(1-p)` each time, so that the mean stays. Gating: `(1 - sigmoid(b))^n`,
+            with a gate whose kernel is 0.
+        units: How many, n.
+
+    Raises:
+        ValueError: for a shortcut with a weight on it, whose gain its weight decides.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> f"{kp.analysis.expected_gain(kp.shortcuts.ConstantScaling(0.9), 100):.1e}"
+    '2.7e-05'
+
+    Source: Sec. 3 and 3.1 of arXiv 1603.05027.
+    """
+    made = shortcuts.get(shortcut)
+    for kind, gain in _GAINS.items():
+        if isinstance(made, kind):
+            return float(gain(made) ** units)
+    known = ", ".join(kind.__name__ for kind in _GAINS)
+    raise ValueError(f"What {type(made).__name__} lets through depends on its weights. Known: {known}. Received: {shortcut!r}")
+
+
+#: Class of shortcut to what one unit leaves of the gradient.
+_GAINS: dict[type, Callable] = {
+    shortcuts.Identity: lambda shortcut: 1.0,
+    shortcuts.NoShortcut: lambda shortcut: 0.0,
+    shortcuts.ConstantScaling: lambda shortcut: shortcut.shortcut,
+    shortcuts.Dropout: lambda shortcut: 1 - shortcut.rate,
+    shortcuts.ExclusiveGating: lambda shortcut: 1 / (1 + np.exp(shortcut.bias)),
+    shortcuts.ShortcutOnlyGating: lambda shortcut: 1 / (1 + np.exp(shortcut.bias)),
+}
+
+
+def _output(*, output, **_):
+    return ops.cast(output, "float32")
+
+
+def _ends(signal: list[np.ndarray]) -> np.ndarray:
+    """Return, for each unit, the last one that returns what this one reads in shape; -1 where it changes the shape."""
+    return np.array(list(_ends_backwards(signal)), "int64")[::-1]
+
+
+def _ends_backwards(signal: list[np.ndarray]) -> Iterator[int]:
+    end = -1
+    for i in reversed(range(len(signal) - 1)):
+        if signal[i].shape != signal[i + 1].shape:
+            end = -1
+        elif end < 0:
+            end = i
+        yield end
