@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_preact import _checks, _loops, _products, initializers
+from keras_preact._attention import SelfAttention
 from keras_preact._batch_norm import BatchNormalization
 
 
@@ -162,10 +163,25 @@ def strided_shape(shape: tuple, strides: int, data_format: str, channels: int | 
     return tuple(new)
 
 
-def weight(filters: int, kernel_size: int | None, *, strides=1, groups=1, data_format=None, **kwargs) -> keras.Layer:
-    """Make a weight layer: a convolution, or a dense one where `kernel_size` is None."""
+#: In place of a kernel size: self-attention.
+ATTENTION = "attention"
+
+KernelSize = int | str | None
+
+
+def weight_name(kernel_size: KernelSize) -> str:
+    """Return the word for a weight layer that stands in the paths of its weights."""
+    return "conv" if isinstance(kernel_size, int) else kernel_size or "dense"
+
+
+def weight(
+    filters: int, kernel_size: KernelSize, *, strides=1, groups=1, num_heads=1, causal=False, data_format=None, **kwargs
+) -> keras.Layer:
+    """Make a weight layer: a convolution, a dense one where `kernel_size` is None, or self-attention."""
     if kernel_size is None:
         return keras.layers.Dense(filters, **kwargs)
+    if kernel_size == ATTENTION:
+        return SelfAttention(filters, num_heads, causal=causal, **kwargs)
     return PaddedConv2D(filters, kernel_size, strides=strides, groups=groups, data_format=data_format, **kwargs)
 
 
@@ -296,6 +312,25 @@ def components(names, normalization, activation, *, axis, channels, name="{}", d
         else:
             layers.append({"shift": Shift, "scale": Scale}[component](name=called, dtype=dtype))
     return layers
+
+
+class Gated(keras.Layer):
+    """A chain of layers whose output a second weight layer, beside it, multiplies: `chain(x) * gate(x)`."""
+
+    def __init__(self, chain: list[keras.Layer], gate: keras.Layer, **kwargs):
+        super().__init__(**kwargs)
+        self.chain = chain
+        self.gate = gate
+
+    def build(self, input_shape):
+        build_chain(self.chain, input_shape)
+        self.gate.build(input_shape)
+
+    def call(self, x, training=None):
+        return run_chain(self.chain, x, training) * self.gate(x)
+
+    def compute_output_shape(self, input_shape):
+        return self.gate.compute_output_shape(input_shape)
 
 
 def build_chain(chain: list[keras.Layer], shape: tuple) -> tuple:

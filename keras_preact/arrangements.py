@@ -110,6 +110,17 @@ FIXUP = Arrangement(
     head=("shift", "activation", "shift"),
 )
 
+#: Name to `Arrangement` of a transformer's units; the activation alone stands between their two dense layers. Source: Fig. 1
+#: of arXiv 2002.04745; the second is that of arXiv 1706.03762.
+TRANSFORMER_ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
+    {
+        "pre_norm": Arrangement(first=NORM, between=ACTIVATION, stem=(), head=NORM),
+        "post_norm": Arrangement(between=ACTIVATION, after_addition=NORM, stem=()),
+    }
+)
+
+_NAMED = {**ARRANGEMENTS, **TRANSFORMER_ARRANGEMENTS}
+
 
 def get(arrangement: str | dict | Arrangement) -> Arrangement:
     """Return the arrangement of that name, or `arrangement` itself if it is one already.
@@ -121,12 +132,12 @@ def get(arrangement: str | dict | Arrangement) -> Arrangement:
         arrangement = keras.saving.deserialize_keras_object(arrangement)
     if isinstance(arrangement, Arrangement):
         return arrangement
-    return _checks.lookup(ARRANGEMENTS, arrangement, "arrangement")
+    return _checks.lookup(_NAMED, arrangement, "arrangement")
 
 
 def serialize(arrangement: Arrangement) -> str | dict:
-    """Return what a config holds for `arrangement`: its name, or its fields where it is no row of `ARRANGEMENTS`."""
-    for name, row in ARRANGEMENTS.items():
+    """Return what a config holds for `arrangement`: its name, or its fields where it is no row of a table."""
+    for name, row in _NAMED.items():
         if row == arrangement:
             return name
     return keras.saving.serialize_keras_object(arrangement)

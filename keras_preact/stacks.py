@@ -144,11 +144,11 @@ class UnitStack(keras.Layer):
 
     >>> import numpy as np
     >>> import keras_preact as kp
-    >>> stack = kp.UnitStack(kp.ResidualUnit(16, block="bottleneck"), depth=110)
+    >>> stack = kp.UnitStack(kp.ResidualUnit(16, block="bottleneck"), depth=110, name="units")
     >>> x = np.zeros((2, 8, 8, 64), "float32")
     >>> tuple(stack(x).shape), tuple(stack(x, return_outputs=True).shape)
     ((2, 8, 8, 64), (110, 2, 8, 8, 64))
-    >>> {weight.path: tuple(weight.shape) for weight in stack.weights}["unit_stack/branch/conv_1/kernel"]
+    >>> {weight.path: tuple(weight.shape) for weight in stack.weights}["units/branch/conv_1/kernel"]
     (110, 1, 1, 64, 16)
     >>> stack.unit(109).branch_block.kernels
     (1, 3, 1)

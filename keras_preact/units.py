@@ -1,7 +1,9 @@
 """ResidualUnit: `x_{l+1} = f(h(x_l) + F(x_l))` with any arrangement, shortcut and branch."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
+from fractions import Fraction
 from types import MappingProxyType
 
 import keras
@@ -14,25 +16,53 @@ class Block:
     """The weights of a residual branch.
 
     Args:
-        kernels: Kernel size of each weight in turn; None is a dense layer.
+        kernels: Kernel size of each weight in turn; None is a dense layer, `"attention"` self-attention over the tokens.
         expansion: Channels that the unit returns, as a multiple of `filters`.
+        hidden: Channels between the weights, as a multiple of `filters`.
+        multiple: Of which the channels between the weights are one, rounded up.
+        gated: Whether a second weight stands beside each one but the last, and multiplies what stands behind that.
+        activation: The one that belongs to the block; None for the unit's.
     """
 
-    kernels: tuple[int | None, ...]
+    kernels: tuple[_layers.KernelSize, ...]
     expansion: int = 1
+    hidden: Fraction = Fraction(1)
+    multiple: int = 1
+    gated: bool = False
+    activation: str | None = None
 
     @property
     def is_dense(self) -> bool:
-        return self.kernels[0] is None
+        """Whether it works on features that stand last, without a convolution."""
+        return not isinstance(self.kernels[0], int)
+
+    @property
+    def attends(self) -> bool:
+        return _layers.ATTENTION in self.kernels
+
+    @property
+    def inputs(self) -> tuple[str, range]:
+        """What it takes, in words, and with how many dimensions."""
+        return _INPUTS[_layers.weight_name(self.kernels[0])]
 
 
-#: Name to `Block`. `single` is the 1-layer skip of Table 3.
+_INPUTS = {
+    "conv": ("(batch, height, width, channels)", range(4, 5)),
+    "dense": ("(batch, ..., features)", range(2, 100)),
+    "attention": ("(batch, tokens, features)", range(3, 4)),
+}
+
+#: Name to `Block`. `single` is the 1-layer skip of Table 3. The last three are a transformer's: arXiv 1706.03762, Sec. 3.2 and
+#: 3.3; arXiv 2002.05202 with 2/3 of an MLP's width, as there, so that three matrices have the size of its two.
 BLOCKS: Mapping[str, Block] = MappingProxyType(
     {
         "basic": Block((3, 3)),
         "bottleneck": Block((1, 3, 1), expansion=4),
         "dense": Block((None, None)),
         "single": Block((3,)),
+        "attention": Block((_layers.ATTENTION,)),
+        "mlp": Block((None, None), hidden=Fraction(4)),
+        "swiglu": Block((None, None), hidden=Fraction(8, 3), multiple=8, gated=True, activation="silu"),
     }
 )
 
@@ -49,9 +79,13 @@ class ResidualUnit(keras.Layer):
         filters: Width of the unit's 3x3 convolution (or dense layers). A bottleneck returns `4 * filters` channels, any other
             block `filters`.
         block: F's weights: `"basic"` (3x3, 3x3), `"bottleneck"` (1x1, 3x3, 1x1), `"dense"` (two dense layers, for
-            vectors) or `"single"` (one 3x3: the 1-layer skip of Table 3).
+            vectors) or `"single"` (one 3x3: the 1-layer skip of Table 3). Of a transformer's layer: `"attention"` (multi-head
+            self-attention over tokens), `"mlp"` (two dense layers, four times as wide between them) and `"swiglu"` (the gated
+            `(silu(x W_1) * x W_2) W_3`); with the arrangements `"pre_norm"` and `"post_norm"`, and a normalisation other than
+            `"batch"`.
         strides: Step of the unit; above 1 it changes the shape.
-        arrangement: Where normalisation and activation stand: a name from `kp.ARRANGEMENTS` or an `Arrangement`.
+        arrangement: Where normalisation and activation stand: a name from `kp.ARRANGEMENTS` or
+            `kp.arrangements.TRANSFORMER_ARRANGEMENTS`, or an `Arrangement`.
         shortcut: h: a name from `kp.SHORTCUTS` or an object such as `kp.shortcuts.ConstantScaling(0.5, 0.5)`.
         gate_bias: b_g at the start, for the shortcuts with a gate; None for their own default.
         shape_shortcut: What makes x fit where the unit changes the shape: `"projection"` (1x1 convolution), `"zero_pad"`
@@ -62,9 +96,13 @@ class ResidualUnit(keras.Layer):
         stride_on: `"first"` weight or `"3x3"`: which convolution of a bottleneck has the stride.
         normalization: `"batch"`, `"layer"`, `"group"`, `"rms"`, `"none"`, or a Keras layer as a pattern, such as
             `keras.layers.BatchNormalization(momentum=0.99)`.
-        activation: Any Keras activation.
+        activation: Any Keras activation; `"swiglu"` has its own, silu.
         groups, base_width: Of a bottleneck's 3x3 convolution, as in ResNeXt: it has
             `int(filters * base_width / 64) * groups` channels.
+        hidden: Width between the dense layers of a block that has two. None: `filters`, of an `"mlp"` `4 * filters`, of a
+            `"swiglu"` 8/3 of them, rounded up to a multiple of 8.
+        num_heads: Of attention; each has `filters / num_heads` features.
+        causal: Whether a token's attention sees those up to itself alone.
         dropout: Rate of the dropout on the branch; 0 for none.
         dropout_at: `"between_weights"`, after the activation and in front of each weight but the first (wide residual
             networks), or `"before_addition"`, at the end of F.
@@ -76,12 +114,15 @@ class ResidualUnit(keras.Layer):
         data_format: `"channels_last"` or `"channels_first"`; None for Keras' setting.
         **kwargs: `name`, `dtype` (a policy such as `"mixed_bfloat16"`), `trainable`.
 
-    Input: `(batch, height, width, channels)`, or `(batch, ..., features)` for a dense block. Output: the same with
+    Input: `(batch, height, width, channels)`, or `(batch, ..., features)` for a dense block, `(batch, tokens, features)` for
+    attention. Output: the same with
     `ceil(height / strides)`, `ceil(width / strides)` and `filters * expansion` channels.
 
     A weight's path says where it stands: `branch/conv_1/kernel`, `branch/norm_1/gamma` (norm_0 in front of the first
     weight, norm_i behind the i-th), `after_addition/norm/gamma`, `shortcut/conv/kernel`, `gate/conv/bias`,
-    `projection/conv/kernel`. Weights of equal meaning have equal names in every arrangement.
+    `projection/conv/kernel`; for vectors and tokens `branch/dense_1/kernel`, `branch/attention_1/query/kernel` (and `key`,
+    `value`, `output`), `branch/gated_1/dense_1/kernel` and, of its gate, `branch/gated_1/gate_1/kernel`. Weights of equal
+    meaning have equal names in every arrangement.
 
     Raises:
         ValueError: for unknown names (with the nearest ones), options that contradict each other, an input that does not fit.
@@ -113,6 +154,9 @@ class ResidualUnit(keras.Layer):
         activation="relu",
         groups: int = 1,
         base_width: int = 64,
+        hidden: int | None = None,
+        num_heads: int = 1,
+        causal: bool = False,
         dropout: float = 0.0,
         dropout_at: str = "between_weights",
         stochastic_depth: float | None = None,
@@ -128,6 +172,8 @@ class ResidualUnit(keras.Layer):
             (strides, "strides"),
             (groups, "groups"),
             (base_width, "base_width"),
+            (num_heads, "num_heads"),
+            (1 if hidden is None else hidden, "hidden"),
         ):
             _checks.positive_int(value, argument)
         _checks.fraction(dropout, "dropout")
@@ -146,9 +192,12 @@ class ResidualUnit(keras.Layer):
         self.activate_shape_shortcut = activate_shape_shortcut
         self.stride_on = stride_on
         self.normalization = _layers.Normalization(normalization)
-        self.activation = keras.activations.get(activation)
+        self.activation = keras.activations.get(self.branch_block.activation or activation)
         self.groups = groups
         self.base_width = base_width
+        self.hidden = hidden
+        self.num_heads = num_heads
+        self.causal = causal
         self.dropout = dropout
         self.dropout_at = dropout_at
         self.stochastic_depth = stochastic_depth
@@ -161,6 +210,11 @@ class ResidualUnit(keras.Layer):
         _checks.one_of(self.data_format, ("channels_last", "channels_first"), "data_format")
         if self.branch_block.is_dense:
             self.data_format = "channels_last"  # the format is of images; vectors, in a grid as well, have their features last
+        own = self.branch_block.activation
+        if own and keras.activations.get(activation) not in (self.activation, keras.activations.relu):  # relu: the default
+            raise ValueError(
+                f"block={block!r} has the activation {own!r}: leave `activation` out. Received: activation={activation!r}"
+            )
         self._check_block()
 
     def _check_block(self) -> None:
@@ -181,6 +235,22 @@ class ResidualUnit(keras.Layer):
             )
         if self.branch_block.is_dense and self.strides > 1:
             raise ValueError(f"A dense block works on vectors and has no strides. Received: strides={self.strides}")
+        if self.hidden is not None and (len(self.branch_block.kernels) < 2 or not self.branch_block.is_dense):
+            blocks = " or ".join(repr(name) for name, row in BLOCKS.items() if row.is_dense and len(row.kernels) > 1)
+            raise ValueError(
+                f"`hidden` is the width between two dense layers: use it with block={blocks}. "
+                f"Received: block={self.block!r}, hidden={self.hidden}"
+            )
+        if not self.branch_block.attends and (self.num_heads, self.causal) != (1, False):
+            raise ValueError(
+                "`num_heads` and `causal` shape attention: use block='attention'. "
+                f"Received: block={self.block!r}, num_heads={self.num_heads}, causal={self.causal}"
+            )
+        if self.filters % self.num_heads:
+            raise ValueError(
+                "The heads share the features: `filters` must be a multiple of `num_heads`. "
+                f"Received: filters={self.filters}, num_heads={self.num_heads}"
+            )
 
     def at(self, name: str, **changes) -> "ResidualUnit":
         """Return a new unit like this one for another place in a network.
@@ -201,8 +271,12 @@ class ResidualUnit(keras.Layer):
 
     @property
     def width(self) -> int:
-        """Width inside the branch: `filters`, widened by `groups` and `base_width`."""
-        return int(self.filters * self.base_width / 64) * self.groups
+        """Width inside the branch: `hidden`, or `filters`, widened by the block or by `groups` and `base_width`."""
+        if self.hidden is not None:
+            return self.hidden
+        multiple = self.branch_block.multiple
+        channels = int(self.filters * self.base_width / 64) * self.groups
+        return math.ceil(channels * self.branch_block.hidden / multiple) * multiple
 
     @property
     def channels_out(self) -> int:
@@ -246,9 +320,9 @@ class ResidualUnit(keras.Layer):
 
     def _check_input(self, shape) -> tuple[int, int]:
         """Return the channel axis and the channel count of an input of `shape`."""
-        wanted = "(batch, ..., features)" if self.branch_block.is_dense else "(batch, height, width, channels)"
+        wanted, ranks = self.branch_block.inputs
         axis = -1 if self.branch_block.is_dense else _layers.channel_axis(self.data_format, len(shape))
-        if (len(shape) < 2 if self.branch_block.is_dense else len(shape) != 4) or shape[axis] is None:
+        if len(shape) not in ranks or shape[axis] is None:
             raise ValueError(
                 f"A unit with block={self.block!r} and data_format={self.data_format!r} takes {wanted} with a known number "
                 f"of channels. Received: shape={tuple(shape)}"
@@ -272,28 +346,45 @@ class ResidualUnit(keras.Layer):
     def _weights_and_between(self, axis: int) -> list[keras.Layer]:
         """F behind its first activation: every weight and the components behind it."""
         kernels = self.branch_block.kernels
-        strided = kernels.index(3) if self.stride_on == "3x3" and 3 in kernels else 0
         layers: list[keras.Layer] = []
         for i, kernel_size in enumerate(kernels, 1):
             is_last = i == len(kernels)
             filters = self.channels_out if is_last else self.width
-            layers.append(
-                self._weight(
-                    name := f"{'dense' if kernel_size is None else 'conv'}_{i}",
-                    filters,
-                    kernel_size,
-                    kernel_initializer=initializers.of_branch(self._kernel(name), i, len(kernels)),
-                    strides=self.strides if i - 1 == strided else 1,
-                    groups=self.groups if kernel_size == 3 else 1,
-                )
-            )
             behind = self.arrangement.last if is_last else self.arrangement.between
-            layers += self._components(behind, axis, filters, f"_{i}")
+            chain = [
+                self._branch_weight(i, filters, _layers.weight_name(kernel_size)),
+                *self._components(behind, axis, filters, f"_{i}"),
+            ]
+            if self.branch_block.gated and not is_last:
+                chain = [
+                    _layers.Gated(chain, self._branch_weight(i, filters, "gate"), name=f"gated_{i}", dtype=self.dtype_policy)
+                ]
+            layers += chain
             if self.dropout and is_last == (self.dropout_at == "before_addition"):
                 layers.append(keras.layers.Dropout(self.dropout, name=f"dropout_{i}", dtype=self.dtype_policy))
         return layers
 
-    def _weight(self, name: str, filters: int, kernel_size: int | None, *, kernel_initializer, **kwargs) -> keras.Layer:
+    def _branch_weight(self, i: int, filters: int, word: str) -> keras.Layer:
+        """Make weight `i`, counted from 1, of the branch."""
+        kernels = self.branch_block.kernels
+        strided = kernels.index(3) if self.stride_on == "3x3" and 3 in kernels else 0
+        kernel = self._kernel(name := f"{word}_{i}")
+        if not self.branch_block.attends:  # attention is two weights behind one another, and asks for its own
+            kernel = initializers.of_branch(kernel, i, len(kernels))
+        return self._weight(
+            name,
+            filters,
+            kernels[i - 1],
+            kernel_initializer=kernel,
+            strides=self.strides if i - 1 == strided else 1,
+            groups=self.groups if kernels[i - 1] == 3 else 1,
+            num_heads=self.num_heads,
+            causal=self.causal,
+        )
+
+    def _weight(
+        self, name: str, filters: int, kernel_size: _layers.KernelSize, *, kernel_initializer, **kwargs
+    ) -> keras.Layer:
         return _layers.weight(
             filters,
             kernel_size,
@@ -331,10 +422,11 @@ class ResidualUnit(keras.Layer):
         observer = _observers.active()
         if observer is None:
             return _layers.run_chain(self.after_addition, self.shortcut(start, residual, training=training), training)
-        shortcut, residual = self.shortcut.paths(start, residual, training)
+        shortcut, residual = self.shortcut.paths(start, observer.change(residual), training)
         total = shortcuts.add(shortcut, residual)
         output = _layers.run_chain(self.after_addition, total, training)
-        observer.see(x=x, shortcut=shortcut, residual=residual, total=total, output=output)
+        axis = _layers.channel_axis(self.data_format, len(x.shape))
+        observer.see(activated=activated, shortcut=shortcut, residual=residual, total=total, output=output, axis=axis)
         return output
 
     def compute_output_shape(self, input_shape):
@@ -355,6 +447,9 @@ class ResidualUnit(keras.Layer):
             "activation": keras.activations.serialize(self.activation),
             "groups": self.groups,
             "base_width": self.base_width,
+            "hidden": self.hidden,
+            "num_heads": self.num_heads,
+            "causal": self.causal,
             "dropout": self.dropout,
             "dropout_at": self.dropout_at,
             "stochastic_depth": self.stochastic_depth,

@@ -300,3 +300,96 @@ class Network:
             x = x.mean((1, 2))
         head = {path: np.asarray(value, "float64") for path, value in below(self.weights, "head_classifier").items()}
         return dense(x, head["kernel"], head["bias"])
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def projected(x, weights, place):
+    """A dense layer with the weights at `place`."""
+    p = below(weights, place)
+    return dense(x, p["kernel"], p.get("bias"))
+
+
+def attention(x, weights, *, heads, causal=False):
+    """`softmax(Q K^T / sqrt(size)) V` for each head, its columns side by side; x is `(batch, tokens, features)`."""
+    query, key, value = (projected(x, weights, f"attention_1/{name}") for name in ("query", "key", "value"))
+    size = query.shape[-1] // heads
+    outputs = []
+    for head in range(heads):
+        q, k, v = (tensor[..., head * size : (head + 1) * size] for tensor in (query, key, value))
+        scores = q @ k.swapaxes(1, 2) / math.sqrt(size)
+        if causal:
+            scores = np.where(np.tri(x.shape[1], dtype=bool), scores, -np.inf)
+        outputs.append(softmax(scores) @ v)
+    return projected(np.concatenate(outputs, axis=-1), weights, "attention_1/output")
+
+
+def mlp(x, weights, *, kind):
+    """`(silu(x W_1) * x W_2) W_3` for `"swiglu"`, else `activation(x W_1) W_2`."""
+    if kind == "swiglu":
+        gated = ACTIVATIONS["silu"](projected(x, weights, "gated_1/dense_1")) * projected(x, weights, "gated_1/gate_1")
+        return projected(gated, weights, "dense_2")
+    return projected(ACTIVATIONS[kind](projected(x, weights, "dense_1")), weights, "dense_2")
+
+
+@dataclasses.dataclass
+class TransformerUnit:
+    """Attention and MLP with their weights (float64); `unit(x)` returns the outputs of both."""
+
+    attention_weights: Mapping
+    mlp_weights: Mapping
+    heads: int
+    arrangement: str = "pre_norm"
+    normalization: str = "layer"
+    mlp: str = "gelu"
+    causal: bool = False
+
+    def __call__(self, x):
+        y = self.residual(x, self.attention_weights, lambda x, w: attention(x, w, heads=self.heads, causal=self.causal))
+        return y, self.residual(y, self.mlp_weights, lambda x, w: mlp(x, w, kind=self.mlp))
+
+    def residual(self, x, weights, branch):
+        """`x + F(LN(x))`, or `LN(x + F(x))`."""
+        weights = {path: np.asarray(value, "float64") for path, value in weights.items()}
+        norm = NORMS[self.normalization]
+        if self.arrangement == "pre_norm":
+            return x + branch(norm(x, below(weights, "branch/norm_0")), below(weights, "branch"))
+        return norm(x + branch(x, below(weights, "branch")), below(weights, "after_addition/norm"))
+
+
+def patches(x, size):
+    """Tokens of an image, row by row, each with its pixels row by row."""
+    squares = [
+        x[:, row : row + size, column : column + size].reshape(len(x), -1)
+        for row in range(0, x.shape[1], size)
+        for column in range(0, x.shape[2], size)
+    ]
+    return np.stack(squares, axis=1)
+
+
+@dataclasses.dataclass
+class Transformer:
+    """A whole transformer: `net(x)` returns logits; `outputs` then holds x_1 ... x_L. `options` are those of the units."""
+
+    weights: Mapping
+    depth: int
+    patch_size: int | None
+    options: dict
+
+    def __call__(self, x):
+        weights = {path: np.asarray(value, "float64") for path, value in self.weights.items()}
+        x = np.asarray(x, "float64")
+        if self.patch_size:
+            x = patches(x, self.patch_size)
+        x = projected(x, weights, "stem_dense") + weights["stem_positions/positions"]
+        self.outputs = []
+        for layer in range(1, self.depth + 1):
+            own = (below(weights, f"layer{layer}_{name}") for name in ("attention", "mlp"))
+            self.outputs += TransformerUnit(*own, **self.options)(x)
+            x = self.outputs[-1]
+        if self.options.get("arrangement", "pre_norm") == "pre_norm":
+            x = NORMS[self.options.get("normalization", "layer")](x, below(weights, "head_norm"))
+        return projected(x.mean(1), weights, "head_classifier")

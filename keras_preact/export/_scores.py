@@ -5,7 +5,7 @@ import dataclasses
 import keras
 import numpy as np
 
-from keras_preact.models.network import STEMS, ResidualNetwork
+from keras_preact.models.base import UnitNetwork
 
 #: Name of an activation to its function on a NumPy array of logits in float64.
 PROBABILITIES = {
@@ -58,8 +58,8 @@ def take_apart(model: keras.Model) -> Scores:
             "Only a built functional or sequential Keras model can be exported: for another one use "
             f"keras.Model(inputs, outputs), or give the Sequential model a keras.Input. Received: model={model!r}"
         )
-    if isinstance(model, ResidualNetwork):
-        return _of_residual_network(model)
+    if isinstance(model, UnitNetwork):
+        return _of_unit_network(model)
     if len(model.inputs) != 1 or len(model.outputs) != 1 or len(model.outputs[0].shape) != 2:
         shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
         raise ValueError(
@@ -78,14 +78,14 @@ def take_apart(model: keras.Model) -> Scores:
     )
 
 
-def _of_residual_network(model: ResidualNetwork) -> Scores:
+def _of_unit_network(model: UnitNetwork) -> Scores:
     if model.logits is None:
         raise ValueError(
             "The model has no classifier, so there are no logits to export: build it with include_top=True. "
             f"Received: {model.name!r} with include_top=False"
         )
     config = model.get_config()
-    channels_first = config["data_format"] == "channels_first" and STEMS[config["stem"]].kernel_size is not None
+    channels_first = config["data_format"] == "channels_first" and len(model.input_shape) == 4
     exported = _channels_last(model) if channels_first else model
     name = config["classifier_activation"]
     activation = name if name in PROBABILITIES else "softmax"
@@ -96,11 +96,11 @@ def _of_residual_network(model: ResidualNetwork) -> Scores:
         output_is="logits" if name in (None, "linear") else "probabilities" if name == activation else "other",
         channels_first=channels_first,
         takes_pixels=_takes_pixels(model),
-        smallest_size=64 if config["stem"] == "7x7" else 32,
+        smallest_size=64 if config.get("stem") == "7x7" else 32,
     )
 
 
-def _channels_last(model: ResidualNetwork) -> ResidualNetwork:
+def _channels_last(model: UnitNetwork) -> UnitNetwork:
     """Return the same network for images with the channels last, as clients have them and every TensorFlow on a CPU needs."""
     config = model.get_config()
     channels, *size = config["input_shape"]

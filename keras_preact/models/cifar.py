@@ -107,8 +107,8 @@ def _units_a_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[st
     """Return n for each of `blocks` that `depth` fits; if it fits none, raise a ValueError with rules and nearest depths."""
     # three stages of n units with so many weights each
     steps = {block: 3 * len(_checks.lookup(BLOCKS, block, "block").kernels) for block in blocks}
-    if any(BLOCKS[block].is_dense for block in blocks):
-        raise ValueError("A network for images has convolutional blocks. Received: block='dense'")
+    if dense := [block for block in blocks if BLOCKS[block].is_dense]:
+        raise ValueError(f"A network for images has convolutional blocks. Received: block={dense[0]!r}")
     _checks.positive_int(depth, "depth")
     fits = {block: (depth - extra) // step for block, step in steps.items() if depth > extra and (depth - extra) % step == 0}
     if fits:

@@ -13,10 +13,11 @@ from typing import Any
 import keras
 
 from keras_preact import _checks
+from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import resnet_cifar, wide_resnet
 from keras_preact.models.dense import dense_resnet
 from keras_preact.models.imagenet import resnet_imagenet
-from keras_preact.models.network import ResidualNetwork
+from keras_preact.models.transformer import pre_ln_transformer
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 from keras_preact.published import PARAMETER_COUNTS, RESULTS, ParameterCount, Result
 
@@ -39,7 +40,7 @@ class ModelEntry:
     """
 
     name: str
-    builder: Callable[..., ResidualNetwork]
+    builder: Callable[..., UnitNetwork]
     arguments: Mapping[str, Any] = dataclasses.field(hash=False)
     input_shape: tuple[int, ...]
     classes: int
@@ -69,6 +70,9 @@ WIDE_RESNETS = ((16, 8), (28, 10), (40, 4))
 
 DIGITS_DEPTHS = (8, 20)
 DENSE_DEPTHS = (6, 12)
+#: Layers of two units each; suffix of a name to arrangement.
+TRANSFORMER_DEPTHS = (6,)
+TRANSFORMER_ARRANGEMENTS = {"preln": "pre_norm", "postln": "post_norm"}
 
 
 def _entries() -> Iterator[ModelEntry]:
@@ -95,6 +99,10 @@ def _entries() -> Iterator[ModelEntry]:
         yield _entry(f"digits_resnet{depth}_preact", resnet_cifar, arguments)
     for depth in DENSE_DEPTHS:
         yield _entry(f"dense_resnet{depth}", dense_resnet, {"depth": depth})
+    for depth in TRANSFORMER_DEPTHS:
+        for suffix, arrangement in TRANSFORMER_ARRANGEMENTS.items():
+            arguments = {"depth": depth, "arrangement": arrangement, "width": 32, "patch_size": 2}
+            yield _entry(f"digits_transformer{depth}_{suffix}", pre_ln_transformer, arguments)
 
 
 #: First word of a name to input shape, classes and preprocessing. The dense nets take digits too, as vectors.
@@ -109,7 +117,7 @@ _INPUTS: Mapping[str, tuple[tuple[int, ...], int, str]] = MappingProxyType(
 
 
 def _entry(
-    name: str, builder: Callable[..., ResidualNetwork], arguments: dict, parameters: ParameterCount | None = None
+    name: str, builder: Callable[..., UnitNetwork], arguments: dict, parameters: ParameterCount | None = None
 ) -> ModelEntry:
     family = name.split("_")[0]
     input_shape, classes, preprocessing = _INPUTS[family]
@@ -180,7 +188,7 @@ def create_model(
     weights: str | Path | None = None,
     include_preprocessing: bool = False,
     **overrides: Any,
-) -> ResidualNetwork:
+) -> UnitNetwork:
     """Build the model of that name.
 
     Args:
@@ -192,7 +200,8 @@ def create_model(
         **overrides: Arguments of the builder that replace the entry's: `shortcut`, `input_shape`, `data_format`, `dtype`, ...
 
     Returns:
-        A `ResidualNetwork` with the entry's name and logits for its output, of shape `(batch, classes)`.
+        A `UnitNetwork`, for most entries a `ResidualNetwork`, with the entry's name and logits for its output, of shape
+        `(batch, classes)`.
 
     Raises:
         ValueError: for an unknown name (the message holds the nearest ones), weights that are not there or do not fit, a mean
@@ -237,7 +246,7 @@ def _check_weights(weights: str | Path) -> Path:
     return path
 
 
-def _load_weights(model: ResidualNetwork, path: Path) -> None:
+def _load_weights(model: UnitNetwork, path: Path) -> None:
     with warnings.catch_warnings():
         # Keras' word for layers that the file lacks: they would keep their new weights
         warnings.filterwarnings("error", "Skipping nested container")

@@ -100,6 +100,8 @@ def unstack(model: "ResidualNetwork") -> "ResidualNetwork":
 
 
 def _with_stacks(model: "ResidualNetwork", stacked: bool) -> "ResidualNetwork":
+    if "stacked" not in model.get_config():
+        raise ValueError(f"Units of one configuration make stacks; a ResidualNetwork has them. Received: {model!r}")
     twin = type(model).from_config(model.get_config() | {"stacked": stacked, "frozen_layers": []})
     segments = {id(segment) for segment in model.segments}
     for layer in model.layers:

@@ -1,0 +1,156 @@
+"""UnitNetwork: what every network of residual units offers, whatever its units are made of."""
+
+import copy
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_preact import _layers, initializers
+from keras_preact.models import segments
+from keras_preact.models.segments import Segment
+from keras_preact.stacks import UnitStack
+from keras_preact.units import ResidualUnit
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Holds what a network must keep without tracking it a second time.
+
+    Args:
+        arguments: What its config holds.
+        segments: Its units and stacks in order.
+        head: The layers behind them.
+        first_input: What the first segment reads, a Keras tensor.
+        segment_outputs: What each segment returns.
+        logits: The classifier's output, None without top.
+    """
+
+    arguments: dict
+    segments: tuple[Segment, ...]
+    head: tuple[keras.Layer, ...]
+    first_input: Any
+    segment_outputs: tuple
+    logits: Any
+
+
+class UnitNetwork(keras.Model):
+    """A functional model of residual units behind one another, between a stem and a head.
+
+    A subclass builds the graph and sets `_parts`.
+
+    Attributes:
+        segments: What stands between stem and head in order: residual units and stacks of them.
+        units: The residual units in order; those of a stack are copies.
+        unit_outputs: x_1 ... x_L as Keras tensors: `keras.Model(model.input, model.unit_outputs)` computes them.
+        logits: The classifier's output in front of its activation, a Keras tensor; None without a classifier.
+    """
+
+    _parts: Parts
+
+    @property
+    def segments(self) -> list[Segment]:
+        return list(self._parts.segments)
+
+    @property
+    def units(self) -> list[ResidualUnit]:
+        return [unit for segment in self.segments for unit in segments.units_of(segment)]
+
+    @property
+    def unit_outputs(self) -> list:
+        if not any(isinstance(segment, UnitStack) for segment in self.segments):
+            return list(self._parts.segment_outputs)
+        outputs, x = [], self._parts.first_input
+        for segment in self.segments:
+            if isinstance(segment, UnitStack):
+                x = segment(x, return_outputs=True)
+                outputs += [x[i] for i in range(segment.depth)]
+            else:
+                outputs.append(segment(x))
+            x = outputs[-1]
+        return outputs
+
+    @property
+    def logits(self):
+        return self._parts.logits
+
+    def probe(self) -> keras.Model:
+        """Return a model with the same layers that has something added to every x_l, and returns every x_l.
+
+        With zeros added, the gradients of the added tensors are those of the x_l, whatever the loss.
+
+        Input: `[images, p_1, p_2, ...]`, for every segment a tensor of shape `(units, batch, *shape of x_l)`: what is added to
+        the outputs of its units. A segment is a stack of units or a unit by itself.
+
+        Output: `[output, x_1, x_2, ...]` with the outputs of every segment's units, of the same shapes.
+
+        Example:
+
+        >>> import numpy as np
+        >>> import keras_preact as kp
+        >>> model = kp.models.resnet_cifar(20, stacked=True, input_shape=(8, 8, 1))
+        >>> probe = model.probe()
+        >>> zeros = [np.zeros((n.shape[0], 5, *n.shape[2:]), "float32") for n in probe.inputs[1:]]
+        >>> output, *x = probe([np.zeros((5, 8, 8, 1), "float32"), *zeros])
+        >>> [tuple(stage.shape) for stage in x][:3]
+        [(1, 5, 8, 8, 16), (2, 5, 8, 8, 16), (1, 5, 4, 4, 32)]
+        """
+        x, added, outputs = self._parts.first_input, [], []
+        for segment, output in zip(self.segments, self._parts.segment_outputs, strict=True):
+            depth = segment.depth if isinstance(segment, UnitStack) else 1
+            added.append(keras.Input(batch_shape=(depth, *output.shape), dtype=output.dtype, name=f"added_{segment.name}"))
+            if isinstance(segment, UnitStack):
+                outputs.append(segment(x, perturbations=added[-1], return_outputs=True))
+            else:
+                outputs.append(keras.ops.expand_dims(segment(x), 0) + added[-1])
+            x = outputs[-1][-1]
+        return keras.Model([self.inputs[0], *added], [_layers.run_chain(list(self._parts.head), x), *outputs])
+
+    def get_config(self):
+        frozen_layers = [layer.name for layer in self.layers if not layer.trainable]
+        return copy.deepcopy(self._parts.arguments) | {"name": self.name, "frozen_layers": frozen_layers}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        frozen_layers = config.pop("frozen_layers", ())
+        model = cls(**config)
+        for name in frozen_layers:
+            model.get_layer(name).trainable = False
+        return model
+
+
+def without_marks(config):
+    """Return a config without the marks of shared objects that Keras adds while it loads a file: they are that file's."""
+    if isinstance(config, dict):
+        return {key: without_marks(value) for key, value in config.items() if key != "shared_object_id"}
+    return [without_marks(value) for value in config] if isinstance(config, list) else config
+
+
+def plain(value):
+    """Return a number or a list of numbers as JSON can hold it; None stays."""
+    return None if value is None else np.asarray(value, "float64").tolist()
+
+
+def preprocessing(mean, std, *, axis: int, channels: int, dtype: str) -> keras.Layer:
+    """Make the layer that turns pixels into `(x - mean) / std`."""
+    mean = np.zeros(()) if mean is None else np.asarray(mean, "float64")
+    std = np.ones(()) if std is None else np.asarray(std, "float64")
+    for value, argument in ((mean, "mean"), (std, "std")):
+        if value.shape not in ((), (1,), (channels,)):
+            raise ValueError(f"`{argument}` must be a number or {channels}, one a channel. Received: {argument}={value}")
+    if not (std > 0).all():
+        raise ValueError(f"`std` must be positive. Received: std={std}")
+    mean, variance = (np.broadcast_to(value, (channels,)).tolist() for value in (mean, std**2))
+    return keras.layers.Normalization(axis=axis, mean=mean, variance=variance, name="preprocessing", dtype=dtype)
+
+
+def classifier(classes: int, activation, *, kernel: keras.initializers.Initializer, dtype: str) -> list[keras.Layer]:
+    """Make the layer of the logits, and behind it the one of `activation` if that is not None."""
+    layers: list[keras.Layer] = [
+        keras.layers.Dense(classes, kernel_initializer=initializers.of_classifier(kernel), name="head_classifier", dtype=dtype)
+    ]
+    if activation is not None:
+        layers.append(keras.layers.Activation(activation, name="head_predictions", dtype=dtype))
+    return layers

@@ -1,0 +1,299 @@
+"""A transformer that classifies images or sequences: a residual network whose units are attention and MLP in turn."""
+
+from collections.abc import Sequence
+from typing import Any, TypedDict, Unpack
+
+import keras
+from keras import ops
+
+from keras_preact import _checks, _layers, arrangements, initializers
+from keras_preact.models import base
+from keras_preact.models.network import image_shape
+from keras_preact.transformer import TransformerUnit
+from keras_preact.units import ResidualUnit
+
+
+class TransformerOptions(TypedDict, total=False):
+    """The options that `pre_ln_transformer` passes on to `TransformerNetwork`; see there and `TransformerUnit`."""
+
+    arrangement: str | arrangements.Arrangement
+    mlp: Any
+    hidden: int | None
+    normalization: str | keras.Layer
+    dropout: float
+    stochastic_depth: float | None
+    causal: bool
+    use_bias: bool
+    bias_initializer: Any
+    kernel_initializer: Any
+    classifier_activation: Any
+    mean: float | Sequence[float] | None
+    std: float | Sequence[float] | None
+    data_format: str | None
+    dtype: Any
+    name: str | None
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class Patches(keras.Layer):
+    """Cuts images into squares and makes each one a token: rows of squares from the top, in each the rows of its pixels.
+
+    Args:
+        size: Of a side, in pixels; divides height and width.
+        data_format: As in Keras.
+
+    Input: `(batch, height, width, channels)`, or with the channels second; output: `(batch, tokens, size * size * channels)`.
+
+    Source: Sec. 3.1 of arXiv 2010.11929.
+    """
+
+    def __init__(self, size: int, data_format: str | None = None, **kwargs):
+        super().__init__(**kwargs)
+        self.size = size
+        self.data_format = keras.config.image_data_format() if data_format is None else data_format
+
+    def call(self, x):
+        if self.data_format == "channels_first":
+            x = ops.moveaxis(x, 1, -1)
+        _, height, width, channels = x.shape
+        rows, columns = height // self.size, width // self.size
+        x = ops.reshape(x, (-1, rows, self.size, columns, self.size, channels))
+        return ops.reshape(ops.transpose(x, (0, 1, 3, 2, 4, 5)), (-1, rows * columns, self.size**2 * channels))
+
+    def compute_output_shape(self, input_shape):
+        batch, *sides = input_shape
+        channels = sides.pop(0 if self.data_format == "channels_first" else -1)
+        return batch, (sides[0] // self.size) * (sides[1] // self.size), self.size**2 * channels
+
+    def get_config(self):
+        return super().get_config() | {"size": self.size, "data_format": self.data_format}
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class Positions(keras.Layer):
+    """Adds a trained vector to each token, another one at each place.
+
+    Args:
+        seed: Of their first values, normal with a standard deviation of 0.02.
+
+    Input and output: `(batch, tokens, features)`.
+
+    Source: Sec. 3.1 of arXiv 2010.11929.
+    """
+
+    def __init__(self, seed: int | None = None, **kwargs):
+        super().__init__(**kwargs)
+        self.seed = seed
+
+    def build(self, input_shape):
+        initializer = keras.initializers.RandomNormal(stddev=0.02, seed=self.seed)
+        self.positions = self.add_weight(shape=tuple(input_shape[1:]), initializer=initializer, name="positions")
+
+    def call(self, x):
+        return x + self.positions
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return super().get_config() | {"seed": self.seed}
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class TransformerNetwork(base.UnitNetwork):
+    """A transformer for classification; `pre_ln_transformer` is its builder.
+
+    Args:
+        depth: Layers, of two units each: attention and MLP.
+        width: Features of a token.
+        num_heads: Of each attention.
+        input_shape: Of images in the order of `data_format`, or `(tokens, features)`; without the batch.
+        patch_size: Side of the squares that become tokens; None for an input of tokens.
+        classes: Outputs of the classifier.
+        classifier_activation: None for logits, or `"softmax"`, ...
+        mean, std, data_format, dtype, name: As in `ResidualNetwork`.
+        stochastic_depth: The rate of the last unit; that of unit l of L is `l / L` of it. None for none.
+        **unit_options: Of `TransformerUnit`: arrangement, mlp, hidden, normalization, dropout, causal, use_bias,
+            bias_initializer, kernel_initializer.
+
+    Attributes: `segments`, `units`, `unit_outputs` and `logits`, see `UnitNetwork`.
+
+    Layers: `preprocessing`, `stem_patches`, `stem_dense`, `stem_positions`, `stem_norm`, `layer1_attention`, `layer1_mlp`,
+    `layer2_attention`, ..., `head_norm`, `head_pool` (the mean over the tokens), `head_classifier`, `head_predictions`, as far
+    as they exist.
+
+    Source: arXiv 2002.04745; the embedding of images is that of arXiv 2010.11929.
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        *,
+        width: int,
+        num_heads: int,
+        input_shape: Sequence[int | None],
+        patch_size: int | None,
+        classes: int,
+        classifier_activation=None,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        data_format: str | None = None,
+        dtype=None,
+        name: str | None = None,
+        stochastic_depth: float | None = None,
+        **unit_options,
+    ):
+        _checks.positive_int(depth, "depth")
+        _checks.positive_int(classes, "classes")
+        data_format = keras.config.image_data_format() if data_format is None else data_format
+        _checks.one_of(data_format, ("channels_last", "channels_first"), "data_format")
+        policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
+        input_shape = _check_input_shape(input_shape, patch_size, data_format)
+        if classifier_activation is not None:
+            classifier_activation = keras.activations.get(classifier_activation)
+        # One unit checks the options, and turns them into what a config holds.
+        pattern = TransformerUnit(width, num_heads=num_heads, stochastic_depth=stochastic_depth, dtype=policy, **unit_options)
+        unit = pattern.get_config()
+        attention = pattern.attention
+        kernel = initializers.of_network(keras.initializers.get(unit["kernel_initializer"]), 2 * depth)
+        axis = 1 if patch_size and data_format == "channels_first" else len(input_shape)
+
+        def components(names, prefix):
+            return _layers.components(
+                names,
+                attention.normalization,
+                attention.activation,
+                axis=-1,
+                channels=width,
+                name=prefix + "_{}",
+                dtype=policy,
+            )
+
+        inputs = x = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
+        if mean is not None or std is not None:
+            channels = input_shape[axis - 1]
+            x = base.preprocessing(mean, std, axis=axis, channels=channels, dtype=policy.variable_dtype)(x)
+        stem: list[keras.Layer] = []
+        if patch_size:
+            stem.append(Patches(patch_size, data_format, name="stem_patches", dtype=policy))
+        stem.append(
+            _layers.weight(
+                width,
+                None,
+                use_bias=unit["use_bias"],
+                kernel_initializer=initializers.spawn(kernel, "stem"),
+                bias_initializer=initializers.spawn(attention.bias_initializer, "stem"),
+                name="stem_dense",
+                dtype=policy,
+            )
+        )
+        stem.append(Positions(_seed_at(kernel, "positions"), name="stem_positions", dtype=policy))
+        x = first_input = _layers.run_chain([*stem, *components(attention.arrangement.stem, "stem")], x)
+
+        units, unit_outputs = _make_units(pattern, depth, kernel), []
+        for residual_unit in units:
+            x = residual_unit(x)
+            unit_outputs.append(x)
+
+        head = components(attention.arrangement.head, "head")
+        head.append(keras.layers.GlobalAveragePooling1D(data_format="channels_last", name="head_pool", dtype=policy))
+        top = base.classifier(classes, classifier_activation, kernel=kernel, dtype=policy.variable_dtype)
+        logits = top[0](_layers.run_chain(head, x))
+
+        super().__init__(inputs=inputs, outputs=_layers.run_chain(top[1:], logits), name=name)
+        arguments = {
+            "depth": depth,
+            "input_shape": list(input_shape),
+            "patch_size": patch_size,
+            "classes": classes,
+            "classifier_activation": classifier_activation and keras.activations.serialize(classifier_activation),
+            "mean": base.plain(mean),
+            "std": base.plain(std),
+            "data_format": data_format,
+            "dtype": keras.dtype_policies.serialize(policy),
+        }
+        arguments |= {key: value for key, value in unit.items() if key not in ("name", "trainable", "dtype")}
+        self._parts = base.Parts(
+            base.without_marks(arguments), tuple(units), (*head, *top), first_input, tuple(unit_outputs), logits
+        )
+
+
+def _make_units(pattern: TransformerUnit, depth: int, kernel) -> list[ResidualUnit]:
+    last_rate = pattern.attention.stochastic_depth
+    units: list[ResidualUnit] = []
+    for layer in range(1, depth + 1):
+        for unit in pattern.units:
+            name = f"layer{layer}_{unit.name}"
+            rate = None if last_rate is None else last_rate * (len(units) + 1) / (2 * depth)
+            units.append(unit.at(name, kernel_initializer=initializers.spawn(kernel, name), stochastic_depth=rate))
+    return units
+
+
+def _seed_at(initializer: keras.initializers.Initializer, place: str) -> int | None:
+    seed = initializers.seed_of(initializer)
+    return None if seed is None else initializers.derive_seed(seed, place)
+
+
+def _check_input_shape(shape, patch_size: int | None, data_format: str) -> tuple[int, ...]:
+    shape = tuple(shape)
+    if patch_size is None:
+        wanted = "(tokens, features) where patch_size is None"
+    else:
+        _checks.positive_int(patch_size, "patch_size")
+        order = "(channels, height, width)" if data_format == "channels_first" else "(height, width, channels)"
+        wanted = f"{order} where there is a patch_size"
+    if len(shape) != (2 if patch_size is None else 3) or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise ValueError(
+            f"`input_shape` must be {wanted}, all of them known: every place has its own vector. "
+            f"Received: input_shape={shape}, patch_size={patch_size}"
+        )
+    if patch_size is not None:
+        sides = shape[1:] if data_format == "channels_first" else shape[:2]
+        if any(side % patch_size for side in sides):
+            raise ValueError(
+                "Height and width must be multiples of `patch_size`. "
+                f"Received: input_shape={shape}, patch_size={patch_size}, data_format={data_format!r}"
+            )
+    return shape
+
+
+def pre_ln_transformer(
+    depth: int,
+    *,
+    width: int = 64,
+    num_heads: int = 4,
+    classes: int = 10,
+    input_shape: Sequence[int] | None = None,
+    patch_size: int | None = 4,
+    **options: Unpack[TransformerOptions],
+) -> TransformerNetwork:
+    """Build a transformer whose layers are pre-activation residual units; `arrangement="post_norm"` makes it the first one's.
+
+    Args:
+        depth: Layers, each an attention and an MLP unit.
+        width: Features of a token.
+        num_heads: Of each attention; divides `width`.
+        classes: Outputs of the classifier.
+        input_shape: 32 x 32 x 3 by default, in the order of `data_format`; `(tokens, features)` with `patch_size=None`.
+        patch_size: Side of the squares of an image that become tokens.
+        **options: Of `TransformerNetwork` and `TransformerUnit`.
+
+    Raises:
+        ValueError: for sizes that do not fit, and as `TransformerUnit`.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.models.pre_ln_transformer(2, width=16, input_shape=(8, 8, 1))
+    >>> [unit.name for unit in model.units]
+    ['layer1_attention', 'layer1_mlp', 'layer2_attention', 'layer2_mlp']
+    >>> [tuple(x.shape) for x in model.unit_outputs][-1], model.output_shape
+    ((None, 4, 16), (None, 10))
+
+    Source: arXiv 2002.04745.
+    """
+    options.setdefault("name", f"transformer{depth}")
+    shape = image_shape(input_shape, 32, options.get("data_format"))
+    return TransformerNetwork(
+        depth, width=width, num_heads=num_heads, classes=classes, input_shape=shape, patch_size=patch_size, **options
+    )

@@ -1,0 +1,120 @@
+"""TransformerUnit: a transformer's layer, which is two residual units behind one another."""
+
+import keras
+
+from keras_preact import initializers
+from keras_preact.arrangements import Arrangement
+from keras_preact.units import ResidualUnit
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class TransformerUnit(keras.Layer):
+    """A layer of a transformer: `x + Attention(LN(x))`, then `x + MLP(LN(x))`; two `ResidualUnit`s.
+
+    Args:
+        width: Features of a token.
+        num_heads: Of the attention; divides `width`.
+        arrangement: `"pre_norm"` (as above: nothing stands on the path from x to the output), `"post_norm"`
+            (`LN(x + F(x))`, as in the first transformers), or an `Arrangement`.
+        mlp: `"swiglu"` (arXiv 2002.05202), or the activation of an MLP of two dense layers.
+        hidden: Width inside the MLP. None: `4 * width`, with `"swiglu"` 8/3 of it, rounded up to a multiple of 8.
+        normalization: `"layer"`, `"rms"`, or any other of `ResidualUnit`.
+        dropout: Rate of the dropout on both branches, at their ends.
+        stochastic_depth: As in `ResidualUnit`; attention and MLP are left out by themselves.
+        causal: Whether a token sees those up to itself alone.
+        use_bias: Whether the dense layers have a bias.
+        bias_initializer, kernel_initializer: As in `ResidualUnit`. None: Glorot's normal, as in arXiv 2002.04745.
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Attributes:
+        attention, mlp: The units.
+        units: Both, in order.
+
+    Input and output: `(batch, tokens, width)`.
+
+    Raises:
+        ValueError: as `ResidualUnit`, and for an input of another width.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> unit = kp.TransformerUnit(16, num_heads=4, mlp="swiglu", normalization="rms")
+    >>> tuple(unit(np.zeros((2, 9, 16), "float32")).shape), unit.mlp.width
+    ((2, 9, 16), 48)
+
+    Source: Fig. 1 of arXiv 2002.04745; Sec. 3 of arXiv 1706.03762.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        num_heads: int,
+        arrangement: str | Arrangement = "pre_norm",
+        mlp="gelu",
+        hidden: int | None = None,
+        normalization: str | keras.Layer = "layer",
+        dropout: float = 0.0,
+        stochastic_depth: float | None = None,
+        causal: bool = False,
+        use_bias: bool = True,
+        bias_initializer="zeros",
+        kernel_initializer=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.kernel_initializer = keras.initializers.get("glorot_normal" if kernel_initializer is None else kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+
+        def unit(name: str, **options) -> ResidualUnit:
+            return ResidualUnit(
+                width,
+                arrangement=arrangement,
+                normalization=normalization,
+                dropout=dropout,
+                dropout_at="before_addition",
+                stochastic_depth=stochastic_depth,
+                use_bias=use_bias,
+                bias_initializer=initializers.spawn(self.bias_initializer, name),
+                kernel_initializer=initializers.spawn(self.kernel_initializer, name),
+                name=name,
+                dtype=self.dtype_policy,
+                trainable=self.trainable,
+                **options,
+            )
+
+        kind = {"block": "swiglu"} if mlp == "swiglu" else {"block": "mlp", "activation": mlp}
+        self.attention = unit("attention", block="attention", num_heads=num_heads, causal=causal)
+        self.mlp = unit("mlp", hidden=hidden, **kind)
+
+    @property
+    def units(self) -> list[ResidualUnit]:
+        return [self.attention, self.mlp]
+
+    def build(self, input_shape):
+        if input_shape[-1] != self.attention.filters:
+            raise ValueError(
+                f"A token has as many features as the unit is wide, {self.attention.filters}. "
+                f"Received: an input of shape {tuple(input_shape)}"
+            )
+        for unit in self.units:
+            unit.build(input_shape)
+
+    def call(self, x, training=None):
+        return self.mlp(self.attention(x, training=training), training=training)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        attention, mlp = (unit.get_config() for unit in self.units)
+        shared = ("arrangement", "normalization", "num_heads", "dropout", "stochastic_depth", "causal", "use_bias")
+        return super().get_config() | {
+            "width": attention["filters"],
+            "mlp": mlp["block"] if mlp["block"] == "swiglu" else mlp["activation"],
+            "hidden": mlp["hidden"],
+            **{key: attention[key] for key in shared},
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+        }
