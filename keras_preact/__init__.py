@@ -5,6 +5,7 @@ from keras_preact import (
     analysis,
     arrangements,
     export,
+    health,
     initializers,
     models,
     optimizers,
@@ -14,6 +15,7 @@ from keras_preact import (
     shortcuts,
 )
 from keras_preact.arrangements import ARRANGEMENTS, Arrangement
+from keras_preact.health import TrainingHealth
 from keras_preact.models.registry import create_model, list_models, model_entry
 from keras_preact.recommend import Recommendation, recommend
 from keras_preact.shortcuts import SHORTCUTS

@@ -92,6 +92,8 @@ class Config:
     seed: int = 0
     jit_compile: Literal["auto", "on", "off"] = "auto"
     """Whether XLA (TensorFlow) or torch.compile (torch) compiles the step. auto: Keras' choice, but no XLA on a CPU."""
+    health: int = 100
+    """Iterations between two records of gradients, updates and activations (health.csv, TensorBoard). 0: for none."""
     output: Path | None = None
     """The run directory, new or empty. None: runs/RECIPE-DATE-TIME."""
 

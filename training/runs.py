@@ -1,4 +1,4 @@
-"""The run directory: config.json, history.csv, tensorboard/, checkpoints/, model.keras, metrics.json."""
+"""The run directory: config.json, history.csv, health.csv, tensorboard/, checkpoints/, model.keras, metrics.json."""
 
 import contextlib
 import json

@@ -17,6 +17,9 @@ from training import backends, cli
 from training.config import Config
 from training.recipes import RECIPES
 
+#: On which the activations are measured.
+HEALTH_IMAGES = 32
+
 
 def train(config: Config, recipe: str) -> Path:
     """Train as `config` says and return the run directory.
@@ -45,6 +48,8 @@ def train(config: Config, recipe: str) -> Path:
         )
     steps_per_epoch = max(1, round(data.train.size / config.batch_size))
     iterations = config.iterations(config.schedule.length, steps_per_epoch)
+    if config.health < 0:
+        raise cli.UserError(f"--health must be a number of iterations, or 0 for none. Received: {config.health}")
     if iterations < 1:
         raise cli.UserError(f"--schedule.length leaves no iteration. Received: {config.schedule.length}")
 
@@ -80,6 +85,7 @@ def train(config: Config, recipe: str) -> Path:
                 validation_data=validation_batches,
                 shuffle=False,  # the batches come shuffled
                 callbacks=[
+                    *_health(config, data, size, run),
                     interruption,
                     runs.StopAt(iterations),
                     runs.StopOnNaN(),
@@ -98,6 +104,25 @@ def train(config: Config, recipe: str) -> Path:
         model.save(temporary)
     print(f"Finished: {run / 'model.keras'}. Next: python -m training.evaluate {run}")
     return run
+
+
+def _health(config: Config, data, size: int, run: Path) -> list:
+    """Return the callback that watches the training's health, on the first training images, if it is wanted."""
+    from keras_preact.health import TrainingHealth
+    from training import data as datasets
+
+    if config.health < 1:
+        return []
+    [(images, _)] = datasets.evaluation_batches(data, data.train, HEALTH_IMAGES, size).take(1).as_numpy_iterator()
+    return [
+        TrainingHealth(
+            config.health, sample=images, csv=run / "health.csv", tensorboard=run / "tensorboard" / "health", report=_report
+        )
+    ]
+
+
+def _report(message: str) -> None:
+    print(f"Health: {message}", flush=True)
 
 
 def build_model(config: Config, data, size: int):

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import statistics
 import subprocess
 from pathlib import Path
 
@@ -273,6 +274,15 @@ class TestRealRuns:
         assert len(figures.pop("all_steps")) == 2
         check(figures)
 
+    def test_health(self, capsys):
+        figures = self.only_figures("health", "--models", "dense_resnet6", "--interval", "2", "--steps", "4")
+        pairs = figures.pop("all_steps")
+        assert len(pairs) == child.HEALTH_PAIRS
+        assert figures["watched_over_plain"] == statistics.median(watched / plain for plain, watched in pairs)
+        assert figures["step_seconds"] == statistics.median(plain for plain, _ in pairs)
+        check(figures)
+        assert "with / without" in capsys.readouterr().out
+
     def only_figures(self, *arguments) -> dict:
         [outcome] = self.measure(*arguments)["outcomes"]
         return outcome["result"]["figures"]
@@ -295,6 +305,7 @@ class TestCommandLine:
             (("step", "--output", "there/is/none.json"), "there is no directory there/is"),
             (("step", "--baseline", "dense_resnet6"), "--baseline is none of the candidates."),
             (("step", "--models"), "Give at least one of --models"),
+            (("health", "--interval", "0"), "--interval must be positive. Received: 0"),
             (("memory", "--remat", "0"), "--remat takes false, true or a number of units. Received: 0"),
         ],
     )

@@ -245,6 +245,26 @@ def test_watching_the_test_set_changes_nothing_but_the_history(run, tmp_path):
     assert history(run)[-1]["val_accuracy"] == "NA"
 
 
+def test_health_is_watched_and_changes_nothing(run, tmp_path, capsys):
+    watched = run_train(tmp_path / "run", *OPTIONS, "--health", "7")
+    assert [name for name in files(watched) if not name.startswith("tensorboard")] == sorted([*FILES, "health.csv"])
+    with open(watched / "health.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["step"], row["epoch"]) for row in rows] == [("7", "0"), ("14", "0"), ("21", "0"), ("28", "1")]
+    for figure in ("gradient_norm", "weight_norm", "update_norm", "activation_mean", "activation_std"):
+        values = [float(row[f"{figure}/stage2_unit1/branch/conv_1/kernel"]) for row in rows]
+        assert np.isfinite(values).all()
+        assert min(values) > 0
+    logged = scalars(watched / "tensorboard" / "health")
+    assert [step for step, _ in logged["health/gradient_norm"]] == [7, 14, 21, 28]
+    np.testing.assert_allclose(
+        [value for _, value in logged["health/gradient_norm"]], [float(row["gradient_norm"]) for row in rows], rtol=1e-5
+    )
+    assert "Health: step 7: " in capsys.readouterr().out
+    for ours, theirs in zip(weights(run / "model.keras"), weights(watched / "model.keras"), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_images_of_a_folder(tmp_path):
     """Pictures of 40 x 30 pixels come down to the size asked for; the statistics are ImageNet's."""
     pictures.write_folder(tmp_path / "pictures", classes=("cat", "dog", "emu"))
@@ -276,7 +296,7 @@ def test_compilation(choice, expected, monkeypatch):
 class TestEndings:
     """Real processes that are interrupted, diverge, or find no room."""
 
-    LONG = ("--schedule.length", "1000000")
+    LONG = ("--schedule.length", "1000000", "--health", "0")
 
     def test_interruption_while_a_checkpoint_is_written(self, tmp_path, capsys):
         # a process started in the background may inherit that it ignores the signal

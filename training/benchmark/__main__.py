@@ -1,4 +1,4 @@
-"""The command line: `python -m training.benchmark compile|step|memory|optimizer [--option value ...]`."""
+"""The command line: `python -m training.benchmark compile|step|memory|optimizer|health [--option value ...]`."""
 
 import contextlib
 import dataclasses
@@ -109,7 +109,25 @@ class Optimizer(Benchmark):
     """Every registered model in each of these: stacks of units, single units, stacks written out; default is the library's."""
 
 
-COMMANDS: dict[str, Callable[..., Benchmark]] = {"compile": Compile, "step": Step, "memory": Memory, "optimizer": Optimizer}
+@dataclasses.dataclass(frozen=True)
+class Health(Benchmark):
+    """Seconds of a step in model.fit, with and without the callback that watches the training's health."""
+
+    steps: int = 200
+    """Steps that a child times, without the callback and with it: some intervals."""
+    limit: float = 3600
+    """Seconds after which a child is killed; its candidate is left out of later rounds."""
+    interval: int = 100
+    """Steps between two records."""
+
+
+COMMANDS: dict[str, Callable[..., Benchmark]] = {
+    "compile": Compile,
+    "step": Step,
+    "memory": Memory,
+    "optimizer": Optimizer,
+    "health": Health,
+}
 
 
 def run(options: Benchmark) -> dict:
@@ -194,8 +212,8 @@ def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, s
 def _check(options: Benchmark) -> None:
     if not options.models or not options.backends or not options.variants:
         raise cli.UserError("Give at least one of --models, --backends and --variants.")
-    for name in ("rounds", "steps", "warmup", "batch", "image_size"):
-        value = getattr(options, name)
+    for name in ("rounds", "steps", "warmup", "batch", "image_size", "interval"):
+        value = getattr(options, name, None)
         if value is not None and value < 1:
             raise cli.UserError(f"--{name.replace('_', '-')} must be positive. Received: {value}")
     if not 0 < options.limit < math.inf:
@@ -216,6 +234,7 @@ def _job(command: str, row: Candidate, options: Benchmark) -> Job:
         mode=getattr(options, "mode", "train"),
         steps=options.steps,
         warmup=options.warmup,
+        **({"interval": options.interval} if isinstance(options, Health) else {}),
     )
 
 

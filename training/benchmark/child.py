@@ -25,13 +25,14 @@ class Job:
     """What a child is to measure.
 
     Args:
-        command: compile, step, memory or optimizer.
+        command: compile, step, memory, optimizer or health.
         name: The network, and `options` of its builder.
         batch: Images at a time, of `image_size` or the network's own.
         dtype: Keras' policy; of a torch module, autocast.
         jit_compile: auto, on or off.
         mode: train or inference.
         steps: How many are timed, behind `warmup` others.
+        interval: Of health: steps between two records.
     """
 
     command: str
@@ -44,6 +45,7 @@ class Job:
     mode: str
     steps: int
     warmup: int
+    interval: int = 100
 
 
 def measure(job: Job) -> dict:
@@ -110,11 +112,27 @@ def _memory(subject: subjects.Subject, job: Job) -> dict:
     return {key: value for key, value in figures.items() if value is not None}
 
 
+def _health(subject: subjects.Subject, job: Job) -> dict:
+    """In turn without the callback and with it, so that a machine that gets slower slows both."""
+    pairs = [subject.fits(job.steps, job.warmup, job.interval) for _ in range(HEALTH_PAIRS)]
+    plain, watched = zip(*pairs, strict=True)
+    return {
+        "step_seconds": statistics.median(plain),
+        "watched_step_seconds": statistics.median(watched),
+        "watched_over_plain": statistics.median(with_it / without for without, with_it in pairs),
+        "all_steps": [list(pair) for pair in pairs],
+    }
+
+
+#: How often a child measures `fit` without the callback and then with it.
+HEALTH_PAIRS = 2
+
 MEASUREMENTS: Mapping[str, Callable[[subjects.Subject, Job], dict]] = {
     "compile": _compile,
     "step": _step,
     "memory": _memory,
     "optimizer": _optimizer,
+    "health": _health,
 }
 
 

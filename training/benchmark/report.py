@@ -49,6 +49,11 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("first_update_seconds", "first s"),
         Column("variables", "variables", digits=0),
     ),
+    "health": (
+        _STEP,
+        Column("watched_step_seconds", "with health ms", 1e3, 1),
+        Column("watched_over_plain", "with / without", digits=3),
+    ),
 }
 
 #: Command to what its figures are.
@@ -61,6 +66,7 @@ ABOUT: Mapping[str, str] = {
         "tracing and compiling take, save on JAX, where they come before."
     ),
     "optimizer": "update = median of the optimiser's updates, with gradients that stay the same.",
+    "health": "step = mean of the timed steps of model.fit, without kp.TrainingHealth and with it in turn, in one process.",
 }
 
 

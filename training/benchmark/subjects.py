@@ -1,6 +1,8 @@
 """A network with its optimiser, its loss and a batch: the steps that are timed. Every step ends when its results are there."""
 
+import itertools
 import math
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -8,6 +10,7 @@ import keras
 import numpy as np
 
 import keras_preact as kp
+from keras_preact.health import TrainingHealth
 from training import backends
 from training.benchmark import candidates
 from training.cli import UserError
@@ -39,6 +42,9 @@ class Subject(Protocol):
 
     def updates(self) -> Step:
         """Return the optimiser's update alone, with gradients that stay."""
+
+    def fits(self, steps: int, warmup: int, interval: int) -> tuple[float, float]:
+        """Return the seconds of a step in `model.fit`, without and with the health callback."""
 
     def analysed_step(self) -> tuple[Step, int | None]:
         """Return a train step and, where XLA compiled it by itself, the bytes that it needs besides inputs and outputs."""
@@ -105,6 +111,18 @@ class KerasSubject:
         ]
         return _UPDATES[keras.backend.backend()](optimizer, gradients, variables, self.jit_compile)
 
+    def fits(self, steps: int, warmup: int, interval: int) -> tuple[float, float]:
+        # what it reports is of random numbers
+        health = TrainingHealth(interval, sample=self.images, report=lambda message: None)
+        return self._fit(steps, warmup), self._fit(steps, warmup, health)
+
+    def _fit(self, steps: int, warmup: int, *callbacks: keras.callbacks.Callback) -> float:
+        """Return the seconds of a step, the mean of `steps` behind `warmup` others."""
+        clock = _Clock(warmup)
+        batches = ((self.images, self.labels) for _ in itertools.count())
+        self.model.fit(batches, steps_per_epoch=warmup + steps, verbose=0, callbacks=[*callbacks, clock])
+        return clock.seconds / steps
+
     def analysed_step(self) -> tuple[Step, int | None]:
         if keras.backend.backend() != "jax":
             return self.train_step, None
@@ -123,6 +141,26 @@ class KerasSubject:
         arguments = (trainable, state, self.images, self.labels)
         compiled = jax.jit(train_step).lower(*arguments).compile()
         return lambda: jax.block_until_ready(compiled(*arguments)), compiled.memory_analysis().temp_size_in_bytes
+
+
+class _Clock(keras.callbacks.Callback):
+    """Measures from the end of step `warmup` to that of the last step of an epoch."""
+
+    def __init__(self, warmup: int):
+        super().__init__()
+        self.warmup = warmup
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 == self.warmup:
+            self.start = self._now()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seconds = self._now() - self.start
+
+    def _now(self) -> float:
+        keras.ops.convert_to_numpy(self.model.trainable_variables[-1].value)  # who has it knows that the step is done
+        _wait()
+        return time.perf_counter()
 
 
 def _update_on_tensorflow(optimizer, gradients, variables, jit_compile: bool) -> Step:
@@ -223,6 +261,9 @@ class TorchSubject:
             _wait()
 
         return step
+
+    def fits(self, steps: int, warmup: int, interval: int) -> tuple[float, float]:
+        raise UserError("health measures a callback of Keras: give models of Keras.")
 
     def analysed_step(self) -> tuple[Step, None]:
         return self.train_step, None

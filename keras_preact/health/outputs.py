@@ -1,0 +1,133 @@
+"""Where records go besides memory: a CSV file, and TensorBoard."""
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_preact.health.records import Record
+from keras_preact.health.weights import Place, Watched
+
+
+class CsvFile:
+    """A table that grows by whole lines: a reader never sees a part of one.
+
+    Args:
+        path: Of the file. One with the same columns is continued.
+        columns: Names.
+
+    Raises:
+        ValueError: for a file that has other columns, or a folder that does not exist.
+    """
+
+    def __init__(self, path: str | os.PathLike, columns: Sequence[str]):
+        self.path = Path(path)
+        if not self.path.parent.is_dir():
+            raise ValueError(f"`csv` must be a file in an existing folder. Received: csv={str(path)!r}")
+        self._header = _line(columns)
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                if file.readline() not in (b"", self._header):
+                    raise ValueError(
+                        f"`csv` has other columns than this model: give another file. Received: csv={str(path)!r}"
+                    )
+
+    def append(self, values: Iterable[object]) -> None:
+        """Add a line, in a new file behind that of the columns; NaN becomes an empty cell."""
+        line = _line("" if value != value else value for value in values)
+        with self.path.open("ab", buffering=0) as file:
+            size = file.seek(0, io.SEEK_END)
+            line = line if size else self._header + line
+            written = 0
+            try:
+                while written < len(line):
+                    written += file.write(line[written:])
+            finally:
+                if written < len(line):  # a full disk
+                    file.truncate(size)
+
+
+def _line(values: Iterable[object]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue().encode()
+
+
+def columns(watched: Watched, read: Sequence[Place]) -> list[str]:
+    """Return the columns of a record: figures of the whole network, then those of every weight and weight layer."""
+    weights = [place.name for place in watched.places]
+    inputs = [place.name for place in read]
+    return [
+        *("step", "epoch", "loss", "gradient_norm", "layer_gradient_ratio", "train_validation_gap"),
+        *(f"{figure}/{name}" for figure in ("gradient_norm", "weight_norm", "update_norm") for name in weights),
+        *(f"{figure}/{name}" for figure in ("activation_mean", "activation_std") for name in inputs),
+    ]
+
+
+def row(record: Record) -> list[object]:
+    """Return what stands below `columns`."""
+    arrays = (
+        *(record.gradient_norms, record.weight_norms, record.update_norms),
+        *(record.activation_means, record.activation_stds),
+    )
+    numbers = [*record.scalars().values(), record.gap, *np.concatenate(arrays).tolist()]
+    return [record.step, record.epoch, *(float(f"{number:.7g}") for number in numbers)]
+
+
+def summary(record: Record, watched: Watched) -> dict[str, float]:
+    """Return what TensorBoard shows of a record: the whole network, each unit's gradient, the spread of the ratios."""
+    scalars = {f"health/{name}": value for name, value in record.scalars().items() if name != "loss"}
+    groups = watched.group_norms(record.gradient_norms)
+    scalars |= {f"health_gradient_norm/{group}": norm for group, norm in groups.items()}
+    spreads = {
+        "gradient_weight_ratio": record.gradient_weight_ratios[watched.kernels],
+        "update_ratio": record.update_ratios[watched.kernels],
+        "activation_mean": record.activation_means,
+        "activation_std": record.activation_stds,
+    }
+    for name, values in spreads.items():
+        values = values[~np.isnan(values)]
+        if values.size:
+            least, middle, most = np.min(values), np.median(values), np.max(values)
+            scalars |= {f"health_{name}/min": least, f"health_{name}/median": middle, f"health_{name}/max": most}
+    return {name: float(value) for name, value in scalars.items() if value == value}
+
+
+class TensorBoard:
+    """Scalars in an event file, written through TensorFlow.
+
+    Args:
+        folder: For the event file, which comes with the first scalars.
+
+    Raises:
+        ImportError: without the package tensorboard, which TensorFlow's summaries need.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        try:
+            import tensorboard  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                "`tensorboard` needs the package tensorboard: pip install 'keras-preact[training]', or leave it out."
+            ) from error
+        self._folder = str(folder)
+        self._writer: Any = None
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Write the scalars and flush them; the file comes with the first."""
+        import tensorflow as tf
+
+        if self._writer is None:
+            self._writer = tf.summary.create_file_writer(self._folder)
+        with self._writer.as_default():
+            for name, value in scalars.items():
+                tf.summary.scalar(name, value, step=step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
