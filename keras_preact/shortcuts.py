@@ -27,7 +27,7 @@ class Shortcut(keras.Layer):
     projects = False
 
     def paths(self, x, residual, training=None) -> tuple:
-        """Return the two tensors that are added: what arrives through the shortcut, None for nothing, and through the branch."""
+        """Return the two tensors that are added: through the shortcut, None where there is none, and through the branch."""
         raise NotImplementedError(f"{type(self).__name__} has no `paths(x, residual, training=None)`.")
 
     def call(self, x, residual, training=None):

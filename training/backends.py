@@ -1,4 +1,4 @@
-"""What the scripts decide by backend (does XLA compile, who gets the accelerator), what they run on and what memory they take."""
+"""What the scripts decide by backend (does XLA compile, who gets the accelerator), what they run on, what memory they take."""
 
 import os
 import platform

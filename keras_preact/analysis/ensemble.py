@@ -63,8 +63,8 @@ def lesions(
     _checks.positive_int(batch_size, "batch_size")
     observed = Observed(model, x[:1], training=False)
     units = len(observed.units)
-    dropped = [(i,) for i in range(units)] if dropped is None else [tuple(int(i) for i in each) for each in dropped]
-    for each in dropped:
+    sets = [(i,) for i in range(units)] if dropped is None else [tuple(int(i) for i in each) for each in dropped]
+    for each in sets:
         if any(not 0 <= i < units for i in each):
             raise ValueError(f"`dropped` must hold indices of the {units} units, from 0. Received: {each}")
 
@@ -84,8 +84,8 @@ def lesions(
             wrong += int((ops.convert_to_numpy(classes) != labels[batch]).sum())
         return wrong / len(x)
 
-    errors = np.array([error(each) for each in dropped])
-    return Lesions(observed.units, tuple(dropped), errors, error(()))
+    errors = np.array([error(each) for each in sets])
+    return Lesions(observed.units, tuple(sets), errors, error(()))
 
 
 def random_lesions(units: int, counts: Sequence[int], repeats: int, seed: int = 0) -> Iterator[tuple[int, ...]]:

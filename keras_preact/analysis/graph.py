@@ -10,8 +10,6 @@ import keras
 from keras import KerasTensor, ops
 
 from keras_preact.stacks import UnitStack
-from keras_preact.units import ResidualUnit
-
 
 #: Words in the names of layers whose weights are no kernels, even where they have several axes.
 _NO_KERNEL = ("Embedding", "Norm", "PReLU")
@@ -131,11 +129,11 @@ class Graph:
         nodes, own, actual, results = self._calls(layer, args, kwargs)
         numbers = {id(symbol): ref.tensor for symbol, ref in zip(own, actual, strict=True)}
         for node in nodes:
-            arguments = (node.arguments.args, node.arguments.kwargs)
-            arguments = keras.tree.map_structure(
-                lambda value: Ref(numbers[id(value)]) if isinstance(value, KerasTensor) else value, arguments
+            own_args, own_kwargs = keras.tree.map_structure(
+                lambda value, numbers=numbers: Ref(numbers[id(value)]) if isinstance(value, KerasTensor) else value,
+                (node.arguments.args, node.arguments.kwargs),
             )
-            outputs = self._add(node.operation, prefix, *arguments, node.outputs)
+            outputs = self._add(node.operation, prefix, own_args, own_kwargs, node.outputs)
             numbers |= {id(symbol): number for symbol, number in zip(node.outputs, outputs, strict=True)}
         return [numbers[id(symbol)] for symbol in results]
 
