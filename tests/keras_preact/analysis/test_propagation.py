@@ -142,9 +142,7 @@ def test_gradients(arrangement):
     assert [row.tolist() for row in has_none] == ([[True, False, False]] if arrangement == "full_preactivation" else [])
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"arrangement": "original", "remat": 2}], ids=harness.label
-)
+@pytest.mark.parametrize("options", [{}, {"arrangement": "original", "remat": 2}], ids=harness.label)
 def test_stacks_are_seen_unit_by_unit(options):
     stacked = network(14, stacked=True, **options)
     images, labels = harness.images(4, 8, 8, 2), np.arange(4)

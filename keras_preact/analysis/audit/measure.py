@@ -1,0 +1,242 @@
+"""What an audit measures on a network: one pass over the sample at inference, one in training, and the gradients."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_preact import _autodiff
+from keras_preact.analysis.audit.structure import PER_TOKEN, Network, roles
+from keras_preact.analysis.graph import Graph
+from keras_preact.stacks import UnitStack
+from keras_preact.units import ResidualUnit
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Size of a tensor's values by channels or tokens: the mean of their |mean|, the root mean square of their deviations."""
+
+    mean: float
+    std: float
+
+
+@dataclasses.dataclass
+class Measures:
+    """What one pass found.
+
+    Args:
+        change: For each unit, `||shortcut - before|| / ||before||`, infinite where `before` is 0 and the shortcut is not.
+        factor: For each unit, the factor on `before` that explains the shortcut best.
+        mean_square: For each unit, that of its sum.
+        cut: For each activation on an identity path, the share of the values that it changes.
+        random: Steps on identity paths that return something else when they are applied again, and by how much, relatively.
+        outputs: For each normalisation, the spread of what it returns.
+        inputs: For each weight layer, the spread of what it reads, over channels.
+        gains: For each weight layer, the root mean square of what it returns over that of what it reads.
+        dead: For each activation, the share of its channels that it sets to 0 for the whole sample.
+        output_size: Root mean square of what the network returns in front of a softmax.
+    """
+
+    change: dict[str, float] = dataclasses.field(default_factory=dict)
+    factor: dict[str, float] = dataclasses.field(default_factory=dict)
+    mean_square: dict[str, float] = dataclasses.field(default_factory=dict)
+    cut: dict[int, float] = dataclasses.field(default_factory=dict)
+    random: dict[int, float] = dataclasses.field(default_factory=dict)
+    outputs: dict[int, Spread] = dataclasses.field(default_factory=dict)
+    inputs: dict[int, Spread] = dataclasses.field(default_factory=dict)
+    gains: dict[int, float] = dataclasses.field(default_factory=dict)
+    dead: dict[int, float] = dataclasses.field(default_factory=dict)
+    output_size: float = float("nan")
+
+
+def measure(network: Network, sample) -> Measures:
+    """Run the network on `sample`, in the mode of its graph; no variable changes."""
+    found = Measures()
+    graph = network.graph
+    units = {unit.addition.step: unit for unit in network.units}
+    on_path = {i for unit in network.units if unit.keeps_shape for i in unit.path}
+    first = any(getattr(step.operation, "data_format", None) == "channels_first" for step in graph.steps)
+
+    def spatial(x):
+        return _others(x, 1 if first and x.ndim == 4 else -1)
+
+    with keras.StatelessScope():
+        for i, values in graph.walk(sample, {unit.before: unit.addition.step for unit in network.units}):
+            step = graph.steps[i]
+            if unit := units.get(i):
+                total, before = _array(values[unit.addition.total]), _array(values[unit.before])
+                found.mean_square[unit.name] = float(np.mean(total**2))
+                if unit.keeps_shape:
+                    _look_at_path(found, unit.name, _array(values[unit.addition.shortcut]), before)
+            if i in on_path and "dropout" in roles(step):
+                twice = dict(values)
+                graph.run_steps([step], twice)
+                once, again = (_array(each[step.outputs[0]]) for each in (values, twice))
+                found.random[i] = _relative(again - once, once)
+            if step.has_kernel:
+                x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
+                found.gains[i] = _relative(y, x) * np.sqrt(x.size / y.size)
+                if np.issubdtype(x.dtype, np.floating):
+                    found.inputs[i] = _spread(x, spatial(x))
+            if "norm" in roles(step):
+                y = _array(values[step.outputs[0]])
+                found.outputs[i] = _spread(y, _normalized_axes(step, y))
+            if roles(step) == ("activation",):
+                x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
+                # a channel that is 0 already, as those of a zero padding, may live later
+                found.dead[i] = float(np.mean(np.all(y == 0, axis=spatial(y)) & np.any(x != 0, axis=spatial(x))))
+                if i in on_path:
+                    found.cut[i] = float(np.mean(x != y))
+            if logits_step(graph) == i:
+                found.output_size = float(np.sqrt(np.mean(_array(values[step.outputs[0]]) ** 2)))
+    return found
+
+
+def logits_step(graph: Graph) -> int | None:
+    """Return the number of the step that returns the logits: the last, or the one in front of a softmax or sigmoid."""
+    i = graph.producers.get(graph.outputs[0])
+    if i is not None and returns_probabilities(graph) and not graph.steps[i].has_kernel:
+        return graph.producers.get(graph.steps[i].inputs[0])
+    return i
+
+
+def returns_probabilities(graph: Graph) -> bool:
+    """Whether the last operation is a softmax, by itself or as the activation of a layer."""
+    i = graph.producers.get(graph.outputs[0])
+    if i is None:
+        return False
+    activation = getattr(graph.steps[i].operation, "activation", None)
+    return graph.steps[i].kind == "Softmax" or activation is keras.activations.softmax
+
+
+def _look_at_path(found: Measures, name: str, shortcut: np.ndarray, before: np.ndarray) -> None:
+    difference = shortcut - before
+    found.change[name] = _relative(difference, before)
+    square = float(np.sum(before**2))
+    found.factor[name] = float(np.sum(shortcut * before)) / square if square else float("nan")
+
+
+def _array(tensor) -> np.ndarray:
+    array = ops.convert_to_numpy(tensor)
+    return array if np.issubdtype(array.dtype, np.integer) else array.astype("float64")
+
+
+def _relative(difference: np.ndarray, whole: np.ndarray) -> float:
+    """Return `||difference|| / ||whole||`."""
+    size, of = float(np.linalg.norm(difference)), float(np.linalg.norm(whole))
+    if of == 0:
+        return 0.0 if size == 0 else float("inf")
+    return size / of
+
+
+def _others(x: np.ndarray, axis: int) -> tuple[int, ...]:
+    """Return the axes beside the channels'."""
+    return tuple(i for i in range(x.ndim) if i != axis % x.ndim)
+
+
+def _normalized_axes(step, x: np.ndarray) -> tuple[int, ...]:
+    axis = getattr(step.operation, "axis", -1)
+    if any(word in step.kind for word in PER_TOKEN):
+        return tuple(i % x.ndim for i in (axis if isinstance(axis, list | tuple) else [axis]))
+    return _others(x, axis)
+
+
+def _spread(x: np.ndarray, axes: tuple[int, ...]) -> Spread:
+    return Spread(float(np.mean(np.abs(x.mean(axes)))), float(np.sqrt(np.mean(x.var(axes)))))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradients:
+    """Gradient norms, for each unit in order.
+
+    Args:
+        outputs: `||dE/dx_{l+1}||`: of what a unit of this package returns, of the sum in any other.
+        weights: `||dE/dW||` over all kernels of its branch.
+        shapes: Of x_{l+1} without the batch.
+        loss: What was differentiated, in words.
+    """
+
+    outputs: list[float]
+    weights: list[float]
+    shapes: list[tuple]
+    loss: str
+
+
+def gradients(model, sample, labels) -> Gradients:
+    """Measure the gradients of a loss in training mode: of every unit's output and weights.
+
+    Stacks stay loops, which compile as fast for a thousand units as for one.
+    """
+    graph = Graph(model, sample, training=True, opaque=(UnitStack, ResidualUnit))
+    points = _points(graph)
+    batch = len(sample[0] if isinstance(sample, list | tuple) else sample)
+    shapes = [graph.specs[tensor].shape[1:] for tensor, _, _ in points]
+    variables = list({id(kernel): kernel for _, _, kernels in points for kernel in kernels}.values())
+    probabilities = returns_probabilities(graph)
+    start = [
+        *(
+            np.zeros((depth, batch, *shape) if depth else (batch, *shape))
+            for (_, depth, _), shape in zip(points, shapes, strict=True)
+        ),
+        *(ops.convert_to_numpy(variable.value) for variable in variables),
+    ]
+
+    def loss(flat):
+        tensors = [
+            ops.cast(ops.reshape(part, array.shape), dtype)
+            for part, array, dtype in zip(ops.split(flat, ends[:-1]), start, dtypes, strict=True)
+        ]
+        added = {tensor: value for (tensor, _, _), value in zip(points, tensors, strict=False)}
+        with keras.StatelessScope(list(zip(variables, tensors[len(points) :], strict=True))):
+            values = graph.run(sample, added)
+        outputs = [ops.cast(values[number], "float32") for number in graph.outputs]
+        if labels is None:
+            return sum(ops.sum(output**2) for output in outputs) / (2 * batch)
+        return ops.mean(ops.sparse_categorical_crossentropy(labels, outputs[0], from_logits=not probabilities))
+
+    ends = np.cumsum([array.size for array in start]).tolist()
+    dtypes = [*(graph.specs[tensor].dtype for tensor, _, _ in points), *(variable.dtype for variable in variables)]
+    # One vector and no compiler: to compile a network that is differentiated once takes longer than to run it.
+    _, pull = _autodiff.vjp(loss, np.concatenate([array.reshape(-1) for array in start]).astype("float32"))
+    parts = [part.reshape(array.shape) for part, array in zip(np.split(_array(pull(1.0)), ends[:-1]), start, strict=True)]
+    on_outputs, on_variables = parts[: len(points)], parts[len(points) :]
+    by_id = {id(variable): value for variable, value in zip(variables, on_variables, strict=True)}
+    found = Gradients(
+        [], [], [], "half the squared norm of the output" if labels is None else "the cross-entropy of the labels"
+    )
+    for (_, depth, kernels), shape, on_output in zip(points, shapes, on_outputs, strict=True):
+        on_kernels = [by_id[id(kernel)] for kernel in kernels]
+        for i in range(depth or 1):
+            found.outputs.append(_norm([on_output[i] if depth else on_output]))
+            found.weights.append(_norm([gradient[i] if depth else gradient for gradient in on_kernels]))
+            found.shapes.append(shape)
+    return found
+
+
+def _points(graph: Graph) -> list[tuple[int, int, list[keras.Variable]]]:
+    """Return, for every unit or stack in order: the tensor it returns, its depth if it is a stack, its trained kernels."""
+    points: list[tuple[int, tuple[int, int, list]]] = []
+    for i, step in enumerate(graph.steps):
+        operation: Any = step.operation
+        if isinstance(operation, UnitStack | ResidualUnit):
+            depth = operation.depth if isinstance(operation, UnitStack) else 0
+            unit = operation._body.unit if isinstance(operation, UnitStack) else operation
+            if not unit.shortcut_pattern.layer_class.reads_input:
+                continue  # a plain unit, without an addition
+            kernels = [weight for weight in _kernels([operation], rank=3 if depth else 2) if "/branch/" in weight.path]
+            points.append((i, (step.outputs[0], depth, kernels)))
+    for addition in graph.additions:
+        layers = [graph.steps[i].operation for i in addition.residual_steps if graph.steps[i].has_kernel]
+        points.append((addition.step, (addition.total, 0, _kernels(layers, rank=2))))
+    return [point for _, point in sorted(points, key=lambda each: each[0])]
+
+
+def _kernels(layers: Sequence[keras.Layer], rank: int) -> list[keras.Variable]:
+    return [weight for layer in layers for weight in layer.trainable_weights if len(weight.shape) >= rank]
+
+
+def _norm(arrays: Sequence[np.ndarray]) -> float:
+    return float(np.sqrt(sum(np.sum(array**2) for array in arrays)))

@@ -1,0 +1,595 @@
+"""The audit: clean networks pass, every planted mistake is found where it is, and the figures are those of NumPy."""
+
+import itertools
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_preact as kp
+from keras_preact.analysis.audit import Status, audit
+from keras_preact.analysis.audit.checks import CHECKS, Limits
+from tests.keras_preact.harness import error_of, images
+
+IMAGES = images(8, 8, 8, 3)
+VECTORS = images(16, 20)
+
+
+def cifar(depth=20, **options):
+    return kp.models.resnet_cifar(depth, input_shape=(8, 8, 3), **options)
+
+
+def statuses(result) -> dict[str, str]:
+    """The checks that did not pass."""
+    return {finding.check: str(finding.status) for finding in result.findings if finding.status != Status.PASS}
+
+
+CLEAN = {
+    "basic": lambda: cifar(14),
+    "bottleneck": lambda: cifar(20, block="bottleneck"),
+    "dropout in the branch": lambda: kp.models.wide_resnet(10, 1, input_shape=(8, 8, 3), dropout=0.1),
+    "stochastic depth": lambda: cifar(14, stochastic_depth=0.5, dropout=0.1, dropout_at="before_addition", stacked=True),
+    "layer normalisation": lambda: cifar(14, normalization="layer"),
+    "no top": lambda: cifar(14, include_top=False),
+    "imagenet": lambda: kp.models.resnet_imagenet((2, 1), block="basic", input_shape=(16, 16, 3), classes=5),
+    "pre-norm transformer": lambda: kp.models.pre_ln_transformer(2, width=16, input_shape=(8, 8, 3)),
+    "gated pre-norm transformer": lambda: kp.models.pre_ln_transformer(
+        2, width=16, input_shape=(8, 8, 3), normalization="rms", mlp="swiglu"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_clean_networks_pass(name):
+    model = CLEAN[name]()
+    sample = images(8, 16, 16, 3) if name == "imagenet" else IMAGES
+    result = audit(model, sample)
+    assert result.passed, result
+    assert result.arrangement == ("pre_norm" if "transformer" in name else "full_preactivation")
+    assert result.units == len(model.units)
+    assert [finding.check for finding in result.findings] == [check.name for check in CHECKS]
+
+
+def test_clean_vectors_pass():
+    result = audit(kp.models.dense_resnet(12, width=16, input_shape=(20,)), VECTORS, labels=np.arange(16) % 10)
+    assert result.passed, result
+    assert (result.depth, result.units) == (12, 5)
+
+
+class Chain:
+    """A full pre-activation network of Keras' own layers, with places for a mistake.
+
+    Args:
+        normalized: Whether unit 2 has its second normalisation.
+        head: The kinds of layers between the last addition and the pooling.
+        shortcut: Function of x and the activated x of unit 2: what it adds.
+        after: What is applied to unit 2's sum.
+        dropout: Rate on every branch.
+        options: Of every convolution.
+    """
+
+    def __init__(self, normalized=True, head="na", shortcut=lambda x, activated: x, after=None, dropout=0.0, **options):
+        options = {"kernel_initializer": "he_normal"} | options
+        inputs = keras.Input((8, 8, 3))
+
+        def norm(x, name):
+            return layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=name)(x)
+
+        def conv(x, name):
+            return layers.Conv2D(8, 3, padding="same", use_bias=False, name=name, **options)(x)
+
+        x = layers.ReLU(name="stem_relu")(norm(conv(inputs, "stem"), "stem_norm"))
+        for i in (1, 2, 3):
+            activated = x if i == 1 else layers.ReLU(name=f"unit{i}_relu1")(norm(x, f"unit{i}_norm1"))
+            y = conv(activated, f"unit{i}_conv1")
+            y = norm(y, f"unit{i}_norm2") if normalized or i != 2 else y
+            y = layers.ReLU(name=f"unit{i}_relu2")(y)
+            y = layers.Dropout(dropout)(y) if dropout else y
+            y = conv(y, f"unit{i}_conv2")
+            x = layers.Add(name=f"unit{i}")([shortcut(x, activated) if i == 2 else x, y])
+            x = after(x) if after and i == 2 else x
+        for j, kind in enumerate(head):
+            x = norm(x, f"head_norm{j}") if kind == "n" else layers.ReLU(name=f"head_relu{j}")(x)
+        x = layers.Dense(5, name="classifier")(layers.GlobalAveragePooling2D()(x))
+        self.model = keras.Model(inputs, x, name="chain")
+
+
+@keras.saving.register_keras_serializable("tests")
+class Gate(keras.Layer):
+    """`x (1 - sigmoid(W x))`."""
+
+    def build(self, shape):
+        self.conv = layers.Conv2D(shape[-1], 1)
+        self.conv.build(shape)
+
+    def call(self, x):
+        return x * (1 - keras.ops.sigmoid(self.conv(x)))
+
+
+def conv1x1(x, activated):
+    return layers.Conv2D(8, 1, use_bias=False, name="on_shortcut")(x)
+
+
+#: Mistake: options of `Chain`, the checks that must not pass, where the first of them must find it.
+MISTAKES = {
+    "nothing": ({}, {}, None),
+    "dropout in the branch": ({"dropout": 0.2}, {}, None),
+    "activated shortcut": (
+        {"shortcut": lambda x, activated: activated},
+        {"identity path": "FAIL", "activation after addition": "WARN", "branch order": "FAIL"},
+        "unit2",
+    ),
+    "relu after addition": (
+        {"after": lambda x: layers.ReLU()(x)},
+        {"identity path": "WARN", "activation after addition": "WARN"},
+        "unit3",
+    ),
+    "norm after addition": (
+        {"after": lambda x: layers.BatchNormalization(name="after")(x)},
+        {"identity path": "FAIL", "final activation": "WARN"},  # the norm of unit 3 stands back to back with it
+        "unit3",
+    ),
+    "scaling": ({"shortcut": lambda x, activated: 0.5 * x}, {"identity path": "FAIL"}, "unit2"),
+    "rescaling": ({"shortcut": lambda x, activated: layers.Rescaling(1.25)(x)}, {"identity path": "FAIL"}, "unit2"),
+    "gate": ({"shortcut": lambda x, activated: Gate()(x)}, {"identity path": "FAIL"}, "unit2"),
+    "convolution": ({"shortcut": conv1x1}, {"identity path": "FAIL"}, "unit2"),
+    "dropout on the shortcut": (
+        {"shortcut": lambda x, activated: layers.Dropout(0.3)(x)},
+        {"dropout": "FAIL", "identity path": "FAIL"},
+        "unit2",
+    ),
+    "dropout after addition": (
+        {"after": lambda x: layers.SpatialDropout2D(0.5)(x)},
+        {"dropout": "FAIL", "identity path": "FAIL"},
+        "unit3",
+    ),
+    "no final activation": ({"head": ""}, {"final activation": "FAIL"}, "unit3"),
+    "final norm alone": ({"head": "n"}, {"final activation": "FAIL"}, "unit3"),
+    "final relu alone": ({"head": "a"}, {"final activation": "FAIL"}, "unit3"),
+    "doubled final norm": ({"head": "nna"}, {"final activation": "WARN"}, "head_norm1"),
+    "doubled final activation": ({"head": "nana"}, {"final activation": "WARN"}, "head_norm0"),
+    "weight without norm": ({"normalized": False}, {"branch order": "FAIL", "normalised input": "FAIL"}, "unit2_conv2"),
+    "one seed": (
+        {"kernel_initializer": keras.initializers.HeNormal(seed=3)},
+        {"distinct weights": "FAIL"},
+        "unit1_conv2",
+    ),
+    "constant weights": (
+        {"kernel_initializer": keras.initializers.Constant(0.02)},
+        {"live weights": "FAIL"},
+        "stem",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_mistake_is_found_at_its_place_and_nothing_else(mistake):
+    options, wanted, place = MISTAKES[mistake]
+    result = audit(Chain(**options).model, IMAGES)
+    assert statuses(result) == wanted, result
+    if wanted:
+        assert result[next(iter(wanted))].locations[0] == place
+    assert str(result.worst) == max(wanted.values(), key=list(Status).index, default="PASS")
+
+
+WORDS = {
+    "scaling": "a scaling by 0.5",
+    "gate": "a gate",
+    "convolution": "a weight layer",
+    "dropout on the shortcut": "dropout",
+    "norm after addition": "a normalisation",
+    "activated shortcut": "a normalisation and an activation",
+}
+
+
+@pytest.mark.parametrize("mistake", WORDS)
+def test_the_mistake_on_the_identity_path_is_named(mistake):
+    found = audit(Chain(**MISTAKES[mistake][0]).model, IMAGES)["identity path"]
+    assert f"stands {WORDS[mistake]}." in found.detail
+    assert len(found.locations) == 1
+    assert found.detail.startswith("2 of 3 units")
+
+
+def multiply(model, factors):
+    for name, factor in factors.items():
+        layer = model.get_layer(name)
+        layer.set_weights([layer.get_weights()[0] * factor, *layer.get_weights()[1:]])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "check", "status"),
+    [
+        ("unit2_conv1", 10, "weight scale", "WARN"),
+        ("unit2_conv1", 200, "weight scale", "FAIL"),
+        ("unit2_conv1", 1e-3, "weight scale", "WARN"),
+        ("classifier", 50, "output scale", "WARN"),
+        ("classifier", np.nan, "live weights", "FAIL"),
+    ],
+    ids=str,
+)
+def test_weights_of_the_wrong_size(name, factor, check, status):
+    finding = audit(multiply(Chain().model, {name: factor}), IMAGES)[check]
+    assert (str(finding.status), finding.locations[0]) == (status, name)
+
+
+def test_a_branch_of_zeros_never_learns_and_one_zero_weight_does():
+    assert audit(multiply(Chain().model, {"unit2_conv2": 0}), IMAGES).passed
+    found = audit(multiply(Chain().model, {"unit2_conv1": 0, "unit2_conv2": 0}), IMAGES)["live weights"]
+    assert (found.status, found.locations) == (Status.FAIL, ("unit2",))
+
+
+def test_dead_channels():
+    model = Chain().model
+    gamma, beta, mean, variance = model.get_layer("unit2_norm2").get_weights()
+    beta[:5] = -100
+    model.get_layer("unit2_norm2").set_weights([gamma, beta, mean, variance])
+    found = audit(model, IMAGES)["dead channels"]
+    assert (found.status, found.figure, found.locations) == (Status.FAIL, 5 / 8, ("unit2_relu2",))
+
+
+def test_raw_pixels():
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3))
+    found = audit(Chain().model, pixels)["sample scale"]
+    assert (found.status, found.locations) == (Status.WARN, ("stem",))
+    deviation, mean = np.sqrt(pixels.var((0, 1, 2)).mean()), pixels.mean((0, 1, 2)).mean()
+    np.testing.assert_allclose(found.figure, np.hypot(deviation, mean), rtol=1e-5)
+    assert audit(cifar(14, mean=127.5, std=74.0), pixels)["sample scale"].status == Status.PASS
+
+
+ARRANGEMENTS = {
+    "original": ({"identity path", "activation after addition", "branch order", "normalised input"}, "WARN"),
+    "bn_after_addition": ({"identity path", "activation after addition", "branch order"}, "FAIL"),
+    "relu_before_addition": ({"branch order", "normalised input"}, "WARN"),
+    "relu_only_preactivation": ({"branch order", "normalised input"}, "WARN"),
+    "bn_only_preactivation": ({"identity path", "activation after addition", "branch order"}, "WARN"),
+    "full_preactivation": (set(), "PASS"),
+}
+
+
+@pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
+def test_arrangements_are_recognised(arrangement):
+    result = audit(cifar(14, arrangement=arrangement), IMAGES)
+    checks, worst = ARRANGEMENTS[arrangement]
+    assert result.arrangement == arrangement
+    assert (set(statuses(result)), str(result.worst)) == (checks, worst)
+
+
+def test_post_activation_fails_in_a_deep_network():
+    """200 weight layers."""
+    inputs = keras.Input((20,))
+    x = layers.Dense(8)(inputs)
+    for i in range(1, 100):
+        y = layers.Dense(8, kernel_initializer="zeros")(layers.Dense(8, activation="relu")(x))
+        x = layers.ReLU()(layers.Add(name=f"unit{i}")([x, y]))
+    result = audit(keras.Model(inputs, layers.Dense(3)(x)), VECTORS)
+    assert result.depth == 200
+    assert result["activation after addition"].status == result["identity path"].status == Status.FAIL
+    # the first sum is half negative, the others are what a ReLU returned
+    assert result["activation after addition"].locations[0] == result["identity path"].locations[0] == "unit2"
+
+
+def test_the_share_of_values_cut_is_that_of_the_zeros():
+    model = cifar(14, arrangement="original")
+    outputs = keras.Model(model.input, model.unit_outputs).predict(IMAGES, verbose=0)
+    # x_{l+1} = ReLU(sum) is 0 where the sum was cut; those that a unit of the same shape reads count
+    shares = [np.mean(x == 0) for x, following in itertools.pairwise(outputs) if x.shape == following.shape]
+    found = audit(model, IMAGES)["activation after addition"]
+    np.testing.assert_allclose(found.figure, np.mean(shares), rtol=1e-6)
+    units = [unit.name for unit in model.units]
+    worst = max((share, name) for share, name in zip(shares, [units[i] for i in (1, 3, 5)], strict=True))
+    assert found.locations[0] == worst[1]
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_the_change_on_the_identity_path_is_that_of_numpy():
+    """`||x - (1 - g) x|| / ||x||` with a gate of NumPy, without normalisation, so that training and inference are one."""
+    model = kp.models.dense_resnet(
+        8, width=6, input_shape=(20,), shortcut="shortcut_only_gating", normalization="none", gate_bias=-1.0
+    )
+    outputs = keras.Model(model.input, [model.units[0].input, *model.unit_outputs]).predict(VECTORS, verbose=0)
+    wanted = {}
+    for x, unit in zip(outputs, model.units, strict=False):
+        weights = {weight.path.split(f"{unit.name}/")[1]: np.array(weight) for weight in unit.weights}
+        gate = sigmoid(x @ weights["gate/dense/kernel"] + weights["gate/dense/bias"])
+        wanted[unit.name] = np.linalg.norm(gate * x) / np.linalg.norm(x)
+    found = audit(model, VECTORS)["identity path"]
+    assert found.locations == tuple(sorted(wanted, key=wanted.get, reverse=True))
+    np.testing.assert_allclose(found.figure, max(wanted.values()), rtol=1e-5)
+
+
+class Plain:
+    """The forward pass of a dense pre-activation network of tanh without normalisation, in NumPy, float64."""
+
+    def __init__(self, model):
+        self.weights = {weight.path: np.array(weight, "float64") for weight in model.weights}
+        self.units = [unit.name for unit in model.units]
+
+    def x(self, images, added=None, until=None):
+        """x_1 ... x_L and the output, with something added to one of the x_l."""
+        x = np.tanh(images @ self.weights["stem_dense/kernel"])
+        outputs = []
+        for i, name in enumerate(self.units):
+            y = x if i == 0 else np.tanh(x)
+            y = np.tanh(y @ self.weights[f"{name}/branch/dense_1/kernel"]) @ self.weights[f"{name}/branch/dense_2/kernel"]
+            x = x + y
+            if added is not None and added[0] == i:
+                x = x + added[1]
+            outputs.append(x)
+        head = np.tanh(x)
+        return outputs, head @ self.weights["head_classifier/kernel"] + self.weights["head_classifier/bias"]
+
+    def gradient_norm(self, images, unit, loss, step=1e-6):
+        """By central differences."""
+        shape = self.x(images)[0][unit].shape
+        gradient = np.zeros(shape)
+        for index in np.ndindex(shape):
+            shift = np.zeros(shape)
+            shift[index] = step
+            above, below = (loss(self.x(images, (unit, sign * shift))[1]) for sign in (1, -1))
+            gradient[index] = (above - below) / (2 * step)
+        return np.linalg.norm(gradient)
+
+
+def half_square(output):
+    return 0.5 * (output**2).sum(-1).mean()
+
+
+def cross_entropy(output):
+    labels = np.arange(len(output)) % output.shape[1]
+    return np.mean(np.log(np.exp(output).sum(-1)) - output[np.arange(len(output)), labels])
+
+
+@pytest.mark.parametrize(("loss", "ending"), [(half_square, None), (cross_entropy, None), (cross_entropy, "softmax")])
+def test_the_gradient_ratio_is_that_of_finite_differences(loss, ending):
+    model = kp.models.dense_resnet(
+        10,
+        width=5,
+        input_shape=(20,),
+        classes=3,
+        normalization="none",
+        activation="tanh",
+        classifier_activation=ending,
+        stacked=True,
+    )
+    plain = Plain(kp.models.unstack(model))
+    x = VECTORS[:4]
+    labels = np.arange(4) % 3 if loss is cross_entropy else None
+    found = audit(model, x, labels=labels)
+    wanted = plain.gradient_norm(x.astype("float64"), 0, loss) / plain.gradient_norm(x.astype("float64"), 3, loss)
+    np.testing.assert_allclose(found["gradient of the signal"].figure, wanted, rtol=1e-3)
+    outputs, logits = plain.x(x)
+    np.testing.assert_allclose(found["output scale"].figure, np.sqrt(np.mean(logits**2)), rtol=1e-4)
+    growth = np.mean(outputs[-1] ** 2) / np.mean(outputs[0] ** 2) / 4
+    np.testing.assert_allclose(found["signal growth"].figure, growth, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("gain", "status"), [(1.0, "WARN"), (6.0, "FAIL")], ids=["grow", "explode"])
+def test_gradients_that_explode(gain, status):
+    """Without normalisation each branch multiplies the signal and its gradient."""
+    model = kp.models.dense_resnet(
+        22,
+        width=16,
+        input_shape=(20,),
+        normalization="none",
+        kernel_initializer=keras.initializers.VarianceScaling(2 * gain, "fan_in", "untruncated_normal", seed=0),
+    )
+    result = audit(model, VECTORS)
+    assert str(result["gradient of the signal"].status) == status
+    if status == "FAIL":
+        assert result["signal growth"].status == Status.FAIL
+    assert result["gradient of the signal"].figure > 10
+
+
+def test_gradients_that_vanish():
+    """A factor of 0.1 on every shortcut, and small weights in the branches."""
+    shortcut = kp.shortcuts.ConstantScaling(0.1, 1.0)
+    small = keras.initializers.VarianceScaling(1e-2, "fan_in", "untruncated_normal", seed=0)
+    model = kp.models.dense_resnet(
+        14, width=16, input_shape=(20,), shortcut=shortcut, normalization="none", kernel_initializer=small
+    )
+    found = audit(model, VECTORS)["gradient of the signal"]
+    assert found.status == Status.FAIL
+    np.testing.assert_allclose(found.figure, 0.1**5, rtol=0.5)
+    assert "a scaling by 0.1" in audit(model, VECTORS)["identity path"].detail
+
+
+def test_no_gradient_at_all():
+    model = multiply(Chain().model, {"classifier": 0})
+    found = audit(model, IMAGES)["gradient of the signal"]
+    assert (found.status, np.isnan(found.figure)) == (Status.WARN, True)
+
+
+def test_stacks_are_found_as_single_units_are():
+    stacked = cifar(stacked=True, arrangement="original", shortcut="exclusive_gating")
+    results = [audit(model, IMAGES) for model in (stacked, kp.models.unstack(stacked))]
+    for one, other in zip(*(result.findings for result in results), strict=True):
+        assert one.status == other.status
+        np.testing.assert_allclose(one.figure, other.figure, rtol=1e-3, atol=1e-6)
+        assert {name.split("_units/")[-1] for name in one.locations} == set(other.locations)
+    assert results[0].depth == results[1].depth == 20
+
+
+def test_nothing_of_the_model_changes():
+    model = cifar(14, dropout=0.2, shortcut="dropout", stacked=True)
+    before = [np.array(variable) for variable in model.variables]
+    audit(model, IMAGES, labels=np.arange(8))
+    for old, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(old, np.array(variable))
+
+
+def test_channels_first_is_the_same():
+    last = cifar(14)
+    first = kp.models.resnet_cifar(14, input_shape=(3, 8, 8), data_format="channels_first")
+    if keras.backend.backend() == "tensorflow":
+        pytest.skip("TensorFlow has no convolution with the channels first on a CPU")
+    first.set_weights(last.get_weights())
+    results = [audit(last, IMAGES), audit(first, np.moveaxis(IMAGES, -1, 1))]
+    for one, other in zip(*(result.findings for result in results), strict=True):
+        np.testing.assert_allclose(one.figure, other.figure, rtol=1e-3, atol=1e-6)
+
+
+class PostNorm(keras.Layer):
+    """A layer of the first transformers: `LN(x + F(x))`, twice; or `x + F(LN(x))`."""
+
+    def __init__(self, pre, **kwargs):
+        super().__init__(**kwargs)
+        self.pre = pre
+        self.attention = layers.MultiHeadAttention(2, 8, name="attention")
+        self.norm_1, self.norm_2 = layers.LayerNormalization(name="norm_1"), layers.LayerNormalization(name="norm_2")
+        self.dense_1 = layers.Dense(32, activation="gelu", name="dense_1")
+        self.dense_2 = layers.Dense(16, name="dense_2")
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+        for norm in (self.norm_1, self.norm_2):
+            norm.build(shape)
+        self.dense_1.build(shape)
+        self.dense_2.build((*shape[:-1], 32))
+
+    def call(self, x):
+        if self.pre:
+            y = self.norm_1(x)
+            x = x + self.attention(y, y)
+            return x + self.dense_2(self.dense_1(self.norm_2(x)))
+        x = self.norm_1(x + self.attention(x, x))
+        return self.norm_2(x + self.dense_2(self.dense_1(x)))
+
+
+class Transformer(keras.Model):
+    """A subclass, of tokens."""
+
+    def __init__(self, pre):
+        super().__init__(name="transformer")
+        self.embedding = layers.Embedding(50, 16, embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0, seed=0))
+        self.blocks = [PostNorm(pre, name=f"block{i}") for i in (1, 2)]
+        self.norm = layers.LayerNormalization(name="norm") if pre else None
+        self.classifier = layers.Dense(4, name="classifier")
+
+    def call(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        x = x if self.norm is None else self.norm(x)
+        return self.classifier(keras.ops.mean(x, axis=1))
+
+
+@pytest.mark.parametrize("pre", [True, False], ids=["pre-norm", "post-norm"])
+def test_transformers_of_keras_layers(pre):
+    model = Transformer(pre)
+    tokens = np.random.default_rng(0).integers(0, 50, (8, 6))
+    model(tokens)
+    result = audit(model, tokens, labels=np.arange(8) % 4)
+    assert result.units == 4
+    if pre:
+        assert result.passed, result
+        return
+    assert result.arrangement == "post_norm"
+    assert set(statuses(result)) == {"identity path", "branch order", "normalised input"}
+    found = result["identity path"]
+    assert found.status == Status.FAIL
+    # the first unit reads the embedding as it is
+    assert set(found.locations) == {"block1 (addition 2)", "block2 (addition 1)", "block2 (addition 2)"}
+    assert result["normalised input"].locations == ("block1/attention",)
+
+
+def test_sequential_of_units():
+    model = keras.Sequential([keras.Input((8, 8, 8)), *(kp.ResidualUnit(8, name=f"unit{i}") for i in (1, 2, 3))])
+    found = audit(model, images(4, 8, 8, 8))
+    assert statuses(found) == {"final activation": "FAIL"}
+    assert found["final activation"].locations == ("unit3",)
+
+
+def test_plain_units_in_between():
+    units = [kp.ResidualUnit(8, name=f"unit{i}", shortcut="none" if i == 2 else "identity") for i in (1, 2, 3)]
+    result = audit(keras.Sequential([keras.Input((8, 8, 8)), *units]), images(4, 8, 8, 8))
+    assert result.units == 2
+    assert result["identity path"].locations == ("unit3",)
+
+
+@pytest.mark.slow
+def test_resnet50v2_of_keras():
+    model = keras.applications.ResNet50V2(weights=None, input_shape=(32, 32, 3), classes=10)
+    result = audit(model, images(4, 32, 32, 3))
+    passed = {finding.check for finding in result.findings if finding.status == Status.PASS}
+    assert {"identity path", "activation after addition", "branch order", "normalised input", "final activation"} <= passed
+    assert (result.arrangement, result.depth, result.units) == ("full_preactivation", 50, 16)
+    # a projection at the start of each stage, a max pooling in the last unit of three
+    assert "7 change the shape" in result["identity path"].detail
+
+
+@pytest.mark.slow
+def test_resnet50_of_keras():
+    model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
+    result = audit(model, images(4, 32, 32, 3), labels=np.arange(4))
+    assert (result.arrangement, result.depth, result.units) == ("original", 50, 16)
+    assert str(result["identity path"].status) == str(result["activation after addition"].status) == "WARN"
+    assert result["final activation"].status == Status.PASS
+
+
+def test_report():
+    result = audit(Chain(**MISTAKES["scaling"][0]).model, IMAGES)
+    text = str(result)
+    assert max(map(len, text.splitlines())) <= 120
+    assert text.splitlines()[0] == "chain: 3 residual units, 8 weight layers, full_preactivation: FAIL"
+    assert "FAIL  identity path" in text
+    assert "What to do: Leave x as it is" in text
+    assert "PASS  dropout" in text
+    assert text.count("What to do") == 1
+    held = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert (held["passed"], held["worst"], len(held["findings"])) == (False, "FAIL", len(CHECKS))
+    assert held["findings"][0]["locations"] == ["unit2"]
+    np.testing.assert_allclose(held["findings"][0]["figure"], 0.5, rtol=1e-6)
+    rows = result.to_markdown().splitlines()
+    assert len(rows) == 2 + len(CHECKS)
+    assert "| FAIL | identity path | 0.5 |" in rows[2]
+
+
+def test_limits():
+    limits = Limits((0.5, 2), (0.1, 10))
+    assert [str(limits.status(value)) for value in (0.5, 2, 2.1, 0.1, 10, 10.1, 0.09, np.nan, np.inf)] == [
+        "PASS", "PASS", "WARN", "WARN", "WARN", "FAIL", "FAIL", "FAIL", "FAIL",
+    ]  # fmt: skip
+    status, value, names = limits.worst({"a": 1.0, "b": 0.05, "c": 3.0, "d": 8.0})
+    assert (str(status), value, names) == ("FAIL", 0.05, ("b", "d", "c"))
+
+
+class Branching(keras.Layer):
+    """Looks at values, which a trace does not have."""
+
+    def call(self, x):
+        return x if float(keras.ops.sum(x)) > 0 else -x
+
+
+class Untraceable(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.branching = layers.Dense(20), Branching()
+
+    def call(self, x):
+        return x + self.branching(self.dense(x))
+
+
+def test_errors():
+    model = Chain().model
+    assert "must hold examples. Received: an array of shape (0, 8, 8, 3)" in error_of(lambda: audit(model, IMAGES[:0]))
+    assert "at least 2 examples, for batch statistics. Received: 1" in error_of(lambda: audit(model, IMAGES[:1]))
+    assert "must be finite" in error_of(lambda: audit(model, np.full_like(IMAGES, np.nan)))
+    assert "(None, 8, 8, 3). Received: (8, 9, 8, 3)" in error_of(lambda: audit(model, images(8, 9, 8, 3)))
+    assert "The model has 1 inputs. Received: 2 arrays" in error_of(lambda: audit(model, [IMAGES, IMAGES]))
+    assert "one an example. Received: int64 of shape (3,)" in error_of(lambda: audit(model, IMAGES, labels=np.arange(3)))
+    assert "one an example. Received: float64" in error_of(lambda: audit(model, IMAGES, labels=np.zeros(8)))
+    unbuilt = keras.Sequential([layers.Dense(3)], name="unbuilt")
+    assert "must be built, such as by a call on data. Received: 'unbuilt'" in error_of(lambda: audit(unbuilt, VECTORS))
+    assert "in which there is none" in error_of(
+        lambda: audit(kp.models.vanilla_cnn(5, filters=4, input_shape=(8, 8, 3)), IMAGES)
+    )
+    eager = Untraceable()
+    eager.built = True
+    eager.dense.build((None, 20))
+    assert "cannot be traced" in error_of(lambda: audit(eager, VECTORS))

@@ -1,0 +1,188 @@
+"""The graph of a model: it computes what the model does, and holds the residual units that are in it."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_preact as kp
+from keras_preact.analysis.graph import Graph
+from tests.keras_preact import harness
+from tests.keras_preact.harness import images, randomize
+
+IMAGES = images(4, 8, 8, 3)
+
+
+def close(got, want):
+    harness.close(ops.convert_to_numpy(got), ops.convert_to_numpy(want), 1e-5)
+
+
+class Block(keras.Layer):
+    """A residual unit of a subclass: reshapes by the shape it sees, and drops in training."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense, self.dropout = layers.Dense(6, name="dense"), layers.Dropout(0.5)
+
+    def build(self, shape):
+        self.dense.build((shape[0], 6))
+
+    def call(self, x, training=None):
+        y = ops.reshape(x, (ops.shape(x)[0], -1))
+        y = self.dense(ops.relu(y))
+        if training:
+            y = self.dropout(y, training=True)
+        return x + ops.reshape(y, ops.shape(x))
+
+
+def blocks():
+    inputs = keras.Input((2, 3))
+    return keras.Model(inputs, Block(name="second")(Block(name="first")(inputs)))
+
+
+MODELS = {
+    "units": lambda: (kp.models.resnet_cifar(14, input_shape=(8, 8, 3)), IMAGES),
+    "stacks": lambda: (
+        kp.models.resnet_cifar(20, input_shape=(8, 8, 3), stacked=True, shortcut="shortcut_only_gating"),
+        IMAGES,
+    ),
+    "sequential": lambda: (keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten(), layers.Dense(3, "relu")]), IMAGES),
+    "subclass": lambda: (blocks(), images(5, 2, 3)),
+    "nested": lambda: (keras.Sequential([keras.Input((2, 3)), blocks(), layers.Flatten()]), images(5, 2, 3)),
+    "transformer": lambda: (kp.models.pre_ln_transformer(2, width=8, input_shape=(8, 8, 3)), IMAGES),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_steps_compute_what_the_model_does(name):
+    model, x = MODELS[name]()
+    randomize(model)
+    graph = Graph(model, x)
+    values = graph.run(x)
+    close(values[graph.outputs[0]], model(x))
+    last = {}
+    for i, there in graph.walk(x, {}):
+        last = {graph.steps[i].outputs[0]: there[graph.steps[i].outputs[0]]}
+    close(last[graph.outputs[0]], model(x))
+
+
+def test_a_walk_keeps_what_is_needed_and_no_more():
+    model, x = MODELS["units"]()
+    graph = Graph(model, x)
+    unit = graph.additions[1]
+    most = 0
+    for i, values in graph.walk(x, {unit.start: len(graph.steps) - 1}):
+        most = max(most, len(values))
+        assert (unit.start in values) == (i >= graph.producers[unit.start])
+    assert most <= 5  # both paths and the one that is held
+
+
+@pytest.mark.parametrize(("training", "drops"), [(False, 0), (True, 2)])
+def test_training_is_that_of_the_graph(training, drops):
+    model, x = MODELS["subclass"]()
+    graph = Graph(model, x, training=training)
+    assert sum(step.kind == "Dropout" for step in graph.steps) == drops
+    assert [unit.kwargs for unit in graph.steps if unit.kind == "Dropout"] == [{"training": True}] * drops
+
+
+def test_units_of_a_network():
+    model = kp.models.resnet_cifar(14, input_shape=(8, 8, 3), stacked=True)
+    graph = Graph(model, IMAGES)
+    values = graph.run(IMAGES)
+    outputs = keras.Model(model.input, model.unit_outputs)(IMAGES)
+    assert len(graph.additions) == len(outputs) == 6
+    for addition, x in zip(graph.additions, outputs, strict=True):
+        close(values[addition.total], x)
+        close(values[addition.shortcut] + values[addition.residual], x)
+        assert graph.weights_of(addition.residual_steps) == 2
+        assert graph.weights_of(addition.shortcut_steps) == 0
+    # the raw x where the shape stays, the activated one where it changes
+    totals = [addition.total for addition in graph.additions]
+    assert [addition.start in totals for addition in graph.additions] == [False, True, False, True, False, True]
+
+
+def test_opaque_layers_stay_one_step():
+    model = kp.models.resnet_cifar(20, input_shape=(8, 8, 3), stacked=True)
+    graph = Graph(model, IMAGES, opaque=(kp.UnitStack, kp.ResidualUnit))
+    kinds = [step.kind for step in graph.steps]
+    assert kinds.count("UnitStack") == kinds.count("ResidualUnit") == 3
+    assert not graph.additions
+    stack = graph.steps[kinds.index("UnitStack")]
+    assert stack.name == "stage1_units"
+    added = images(2, 4, 8, 8, 16)
+    plain, shifted = graph.run(IMAGES), graph.run(IMAGES, added={stack.outputs[0]: added})
+    x = plain[stack.inputs[0]]
+    close(shifted[stack.outputs[0]], model.segments[1](x, perturbations=added))
+
+
+def test_added():
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(4, name="first"), layers.Dense(2, name="second")])
+    x, shift = images(5, 3), images(5, 4, seed=2)
+    graph = Graph(model, x)
+    [middle] = graph.steps[0].outputs
+    kernel, bias = (ops.convert_to_numpy(weight) for weight in model.get_layer("second").weights)
+    before = ops.convert_to_numpy(model.get_layer("first")(x))
+    close(graph.run(x, added={middle: ops.convert_to_tensor(shift)})[graph.outputs[0]], (before + shift) @ kernel + bias)
+
+
+def test_dominators_are_those_of_the_definition():
+    """A tensor dominates another one that cannot be reached without it."""
+    inputs = keras.Input((4,))
+    a = layers.Dense(4)(inputs)
+    b, c = layers.Dense(4)(a), layers.Dense(4)(a)
+    d = layers.Add()([b, c])
+    e = layers.Add()([d, layers.Dense(4)(layers.Concatenate()([d, b]))])
+    x = images(2, 4)
+    graph = Graph(keras.Model(inputs, layers.Dense(1)(e)), x)
+
+    def reached(without):
+        found = {tensor for tensor in graph.inputs if tensor != without}
+        for step in graph.steps:
+            if found & set(step.inputs):
+                found |= set(step.outputs) - {without}
+        return found
+
+    everything = range(len(graph.specs))
+    for tensor in everything:
+        strict = {other for other in everything if other != tensor and tensor not in reached(other)}
+        chain, at = [], graph.dominators[tensor]
+        while at is not None:
+            chain.append(at)
+            at = graph.dominators[at]
+        assert set(chain) == strict
+    [unit] = [addition for addition in graph.additions if addition.step == len(graph.steps) - 2]
+    assert (unit.start, unit.shortcut_steps) == (graph.steps[0].outputs[0], (1, 2, 3))
+
+
+def test_kernels_and_what_is_none():
+    inputs = keras.Input((4,), dtype="int32")
+    x = layers.Embedding(9, 6, name="table")(inputs)
+    x = layers.LayerNormalization(axis=(1, 2), name="norm")(x)
+    x = layers.PReLU(name="prelu")(layers.Dense(3, name="dense")(x))
+    graph = Graph(keras.Model(inputs, x), np.zeros((2, 4), "int32"))
+    assert [step.name for step in graph.steps if step.has_kernel] == ["dense"]
+
+
+def test_copies_of_stacked_units_are_shared():
+    model = kp.models.resnet_cifar(20, input_shape=(8, 8, 3), stacked=True)
+    graph = Graph(model, IMAGES)
+    other = Graph(model, IMAGES, training=True, like=graph)
+    assert [step.operation for step in graph.steps if step.has_kernel] == [
+        step.operation for step in other.steps if step.has_kernel
+    ]
+
+
+def test_the_layers_forget_that_they_were_traced():
+    model, x = MODELS["subclass"]()
+    before = [len(layer._inbound_nodes) for layer in model._flatten_layers()]
+    Graph(model, x, training=True)
+    assert [len(layer._inbound_nodes) for layer in model._flatten_layers()] == before
+
+
+def test_a_model_that_looks_at_values_cannot_be_traced():
+    class Looking(keras.Layer):
+        def call(self, x):
+            return x if float(ops.sum(x)) > 0 else -x
+
+    with pytest.raises(ValueError, match=r"'looking' \(Looking\) cannot be traced: build it of Keras layers"):
+        Graph(Looking(name="looking"), images(2, 3))
