@@ -33,6 +33,7 @@ def check_labels(labels, examples: int):
     if labels is None:
         return None
     labels = np.asarray(labels)
+    labels = labels.astype("float32") if labels.dtype.kind == "f" else labels
     if len(labels) != examples:
         raise ValueError(f"There must be a label for each example. Received: {len(labels)} labels for {examples} examples")
     return labels

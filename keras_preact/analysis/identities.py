@@ -64,7 +64,8 @@ def check_identities(
     """
     observed = Observed(model, x, labels, loss, training)
     _, outputs, gradients, _ = observed.gradients(_output, None)
-    values, residuals = observed.run(lambda residual, **_: ops.cast(residual, "float32"), None)
+    with keras.StatelessScope():  # batch statistics stay as they are
+        values, residuals = observed.run(lambda residual, **_: ops.cast(residual, "float32"), None)
     residual = [ops.convert_to_numpy(row) for rows in residuals for row in rows]
     signal = [row for rows in outputs for row in rows]
     gradient = [row.astype("float64") for rows in gradients for row in rows]

@@ -220,9 +220,9 @@ class MeanField:
         Not a number where `q_star` is infinite.
         """
         self._only("c_star", shortcut=True, normalization=True)
-        q = self.q_star
-        if q == math.inf:
+        if self.q_star == math.inf:
             return math.nan
+        q = self._final_length
         if self.chi(q) <= 1 + CRITICAL_WITHIN:
             return 1.0
         # c_map is convex: Newton's method comes from 0 to the first of its two fixed points, and not beyond
@@ -263,15 +263,20 @@ class MeanField:
         Source: Eq. 9 of arXiv 1611.01232.
         """
         c = self.c_star
-        return math.nan if math.isnan(c) else _depth_scale(self.slope(c, self.q_star))
+        return math.nan if math.isnan(c) else _depth_scale(self.slope(c, self._final_length))
 
     @property
     def _through(self) -> float:
         return 1.0 if self.shortcut == "identity" else 0.0
 
     @property
+    def _final_length(self) -> float:
+        """The length `q_star`, where it is 0 the limit of small ones: of a ReLU, the slope at 0 itself says nothing."""
+        return min(max(self.q_star, SHORTEST), LONGEST)
+
+    @property
     def _final_chi(self) -> float:
-        return self.chi(min(self.q_star, LONGEST))
+        return self.chi(self._final_length)
 
     @property
     def _phi(self) -> Activation:

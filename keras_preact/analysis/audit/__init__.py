@@ -4,7 +4,8 @@ import keras
 import numpy as np
 
 from keras_preact.analysis.audit import measure, structure
-from keras_preact.analysis.audit.checks import CHECKS, Evidence
+from keras_preact.analysis.audit.check import Evidence
+from keras_preact.analysis.audit.checks import CHECKS
 from keras_preact.analysis.audit.report import Audit, Finding, Status
 from keras_preact.analysis.graph import Graph
 

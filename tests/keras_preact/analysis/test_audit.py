@@ -10,7 +10,8 @@ from keras import layers
 
 import keras_preact as kp
 from keras_preact.analysis.audit import Status, audit
-from keras_preact.analysis.audit.checks import CHECKS, Limits
+from keras_preact.analysis.audit.check import Limits
+from keras_preact.analysis.audit.checks import CHECKS
 from tests.keras_preact.harness import error_of, images
 
 IMAGES = images(8, 8, 8, 3)

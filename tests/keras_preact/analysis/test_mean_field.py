@@ -343,3 +343,14 @@ def test_wide_networks(settings, tolerance):
 def test_errors(call, words):
     message = harness.error_of(call)
     assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("weight_variance", [0.5, 1.0, 1.9])
+def test_relu_without_bias_below_criticality(weight_variance):
+    """Lengths fall to 0, where the activation's slope is not defined: chi is that of every positive length."""
+    field = mean_field.MeanField("relu", weight_variance)
+    assert field.q_star == 0
+    assert field.phase == "ordered"
+    diagram = mean_field.phase_diagram("relu", [weight_variance], [0.0])
+    assert diagram.chi[0, 0] == pytest.approx(weight_variance / 2)
+    assert diagram.xi_c[0, 0] == math.inf  # it keeps angles next to 0, whatever the lengths do

@@ -156,11 +156,12 @@ def test_stacks_are_seen_unit_by_unit(options):
         np.testing.assert_allclose(norms, want.weight_gradients[name], rtol=5e-3, atol=1e-5, err_msg=name)
 
 
-def test_the_network_stays_as_it_is():
+@pytest.mark.parametrize("analysis", ["propagation", "check_identities", "direct_path", "audit"])
+def test_the_network_stays_as_it_is(analysis):
     model = network(14, stacked=True, shortcut="dropout", stochastic_depth=0.5)
     before = [np.array(variable) for variable in map(keras.ops.convert_to_numpy, model.variables)]
     output = model.layers[1].output
-    kp.analysis.propagation(model, harness.images(4, 8, 8, 2), np.arange(4), training=True)
+    getattr(kp.analysis, analysis)(model, harness.images(4, 8, 8, 2), labels=np.arange(4))
     for variable, old in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), old)
     assert model.layers[1].output is output

@@ -1,0 +1,22 @@
+"""Pictures of the analyses: functions of what they return that give a `matplotlib.figure.Figure`, without a global state."""
+
+from keras_preact.analysis.figures.channels import ChannelProfile, channel_heat_map, channel_profile
+from keras_preact.analysis.figures.diagrams import (
+    arrangements_figure,
+    diagram,
+    diagrams_figure,
+    shortcuts_figure,
+    unit_diagram,
+)
+from keras_preact.analysis.figures.ensemble import lesion_errors, path_length_shares
+from keras_preact.analysis.figures.identities import direct_paths, gradient_split
+from keras_preact.analysis.figures.mean_field import correlation_maps, depth_scales, phases
+from keras_preact.analysis.figures.propagation import (
+    activation_norms,
+    gradient_norms,
+    residual_ratio,
+    truncation,
+    weight_gradients,
+)
+from keras_preact.analysis.figures.spectra import singular_values
+from keras_preact.analysis.figures.training import training_curves, training_health

@@ -1,0 +1,101 @@
+"""Activations of every channel by depth, and their heat map."""
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_preact.analysis.figures import _style
+from keras_preact.analysis.sites import Observed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ChannelProfile:
+    """How large the channels of x_1 ... x_L are.
+
+    Attributes:
+        units: Names of the units, in order.
+        size: Mean of |x| over examples and positions, `(channels, L)`, as many channels as the widest x_l has; nan below.
+    """
+
+    units: tuple[str, ...]
+    size: np.ndarray
+
+    def to_dict(self) -> dict:
+        """Return the figures as JSON can hold them; None where an x_l has no such channel."""
+        rows = [[None if np.isnan(value) else float(value) for value in row] for row in self.size]
+        return {"units": list(self.units), "size": rows}
+
+
+def channel_profile(model: keras.Model, x, *, training: bool = True) -> ChannelProfile:
+    """Measure the channels of every x_l on a batch; the network stays as it is.
+
+    Args:
+        model: As for `kp.analysis.propagation`.
+        x: A batch of inputs, or a list for a model with several.
+        training: Whether normalisations use the batch and dropout drops.
+
+    Raises:
+        ValueError: as `kp.analysis.propagation`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1))
+    >>> profile = channel_profile(model, np.ones((2, 8, 8, 1)))
+    >>> profile.size.shape, int(np.isnan(profile.size[:, 0]).sum())  # the first unit has 16 of 64 channels
+    ((64, 3), 48)
+    """
+    observed = Observed(model, x, training=training)
+    with keras.StatelessScope():
+        _, sizes = observed.run(_size, None)
+    columns = [ops.convert_to_numpy(column) for columns in sizes for column in columns]
+    size = np.full((max(map(len, columns)), len(columns)), np.nan)
+    for i, column in enumerate(columns):
+        size[: len(column), i] = column
+    return ChannelProfile(observed.units, size)
+
+
+def _size(*, output, axis, **_):
+    others = [i for i in range(len(output.shape)) if i != axis % len(output.shape)]
+    return ops.mean(ops.abs(ops.cast(output, "float32")), axis=others)
+
+
+def channel_heat_map(profile: ChannelProfile) -> Any:
+    """Draw the size of every channel (upwards) at every depth (to the right) as a colour, on a logarithmic scale.
+
+    Returns:
+        A `matplotlib.figure.Figure`. Channels of 0 and cells without a channel stay white.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_preact.analysis import figures
+    >>> profile = figures.ChannelProfile(("stage1_unit1", "stage2_unit1"), np.array([[1.0, 2.0], [np.nan, 0.5]]))
+    >>> figures.channel_heat_map(profile).axes[0].get_ylabel()
+    'channel'
+    """
+    figure = _style.new_figure()
+    there = profile.size[~np.isnan(profile.size)]
+    positive = there[there > 0]
+    from matplotlib.colors import LogNorm, Normalize
+
+    least, most = (positive.min(), positive.max()) if positive.size else (0.0, 1.0)
+    norm = LogNorm(least, most) if 0 < least < most / _style.DECADE else Normalize(min(least, 0.0), most)
+    dead = 100 * float(np.mean(there == 0)) if there.size else 0.0
+    spread = _style.spread((least, most)) if positive.size else "all 0"
+    axes = _style.styled(figure.subplots(), f"Size of the channels: {spread}, {dead:.3g} % at 0", "depth $l$", "channel")
+    axes.grid(False)
+    rows, columns = profile.size.shape
+    shown = np.ma.masked_where(~(profile.size > 0), profile.size)
+    extent = (0.5, columns + 0.5, -0.5, rows - 0.5)
+    picture = axes.imshow(
+        shown, origin="lower", aspect="auto", interpolation="nearest", cmap="cividis", norm=norm, extent=extent
+    )
+    figure.colorbar(picture, ax=axes, label=r"mean of $|x_l|$")
+    _style.by_depth(axes)
+    axes.margins(0)
+    return figure

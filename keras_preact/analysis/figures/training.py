@@ -1,0 +1,164 @@
+"""Training over time: loss and error as in Fig. 1 and 6 of the paper, and the health of gradients, updates and activations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_preact.analysis.figures import _style
+from keras_preact.health.ranges import HEALTHY_RANGES
+
+#: Name of a column to its numbers.
+Columns = Mapping[str, Sequence[float] | np.ndarray]
+
+
+def training_curves(histories: Mapping[str, Columns], measured_on: str = "test") -> Any:
+    """Draw training loss (dashed, left axis) and error in percent (solid, right axis) by epoch.
+
+    Args:
+        histories: Label of a run to its history: column to values, one an epoch, as `model.fit` returns them or a run's
+            history.csv has them: `loss`, and for the error `val_accuracy`, or `accuracy` where there is none.
+        measured_on: What `val_accuracy` is measured on: `"test"`, `"validation"`.
+
+    Returns:
+        A `matplotlib.figure.Figure`; the first axes has the losses, the second the errors.
+
+    Raises:
+        ValueError: for no history, or one without a loss.
+
+    Example:
+
+    >>> from keras_preact.analysis import figures
+    >>> figure = figures.training_curves({"digits": {"loss": [2.0, 0.5], "val_accuracy": [0.5, 0.9]}})
+    >>> figure.axes[1].lines[0].get_ydata().round(6).tolist()
+    [50.0, 10.0]
+
+    Source: Fig. 1 and 6 of arXiv 1603.05027.
+    """
+    for label, history in histories.items():
+        if not len(history.get("loss", ())):
+            raise ValueError(f"A history needs a `loss`. Received: {label!r} with {', '.join(history) or 'no columns'}")
+    if not histories:
+        raise ValueError("There must be a history to draw. Received: an empty mapping")
+    figure = _style.new_figure()
+    left = _style.styled(figure.subplots(), "", "epoch", "training loss (dashed)")
+    right = left.twinx()
+    columns = {"val_accuracy": f"{measured_on} error, % (solid)", "accuracy": "training error, % (solid)"}
+    metric = next((name for name in columns if all(_measured(history, name) for history in histories.values())), None)
+    best = []
+    for i, (label, history) in enumerate(histories.items()):
+        epochs = np.arange(1, len(history["loss"]) + 1)
+        _style.lines(left, {label: (epochs, np.asarray(history["loss"]))}, color=_style.colour(i), linestyle="--", alpha=0.75)
+        if metric is not None:
+            error = 100 * (1 - np.asarray(history[metric], "float64"))
+            best.append(float(np.nanmin(error)))
+            _style.lines(right, {label: (epochs, error)}, color=_style.colour(i), linestyle="-")
+    _style.decades(left, (history["loss"] for history in histories.values()))
+    if metric is None:
+        right.remove()
+        left.set_title("Training loss", loc="left", fontsize=11)
+    else:
+        _style.styled(right, "", y=columns[metric])
+        right.grid(False)
+        right.spines["right"].set_visible(True)
+        right.set_ylim(bottom=0)
+        word = columns[metric].split(",")[0]
+        left.set_title(f"Lowest {word}: {_style.spread(best, '.2f')} %", loc="left", fontsize=11)
+    _style.by_depth(left)
+    _style.legend(figure, left if metric is None else right)
+    return figure
+
+
+def _measured(history: Columns, metric: str) -> bool:
+    return bool(np.isfinite(np.asarray(history.get(metric, ()), "float64")).any())
+
+
+#: Columns of `TrainingHealth` for the whole network.
+_NETWORK = ("gradient_norm", "layer_gradient_ratio")
+
+
+def training_health(table: Columns) -> Any:
+    """Draw the figures of `kp.TrainingHealth` over the updates, each with its healthy range shaded.
+
+    Of the network: norm of the gradient, and its ratio between first and last unit. Of the kernels, least, median and largest:
+    `||update|| / ||weight||`, `||gradient|| / ||weight||`, and where they were measured mean and standard deviation of the
+    inputs.
+
+    Args:
+        table: Columns of the CSV file that `TrainingHealth(csv=...)` writes, each of one length.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: for a table without the columns of `TrainingHealth`, or without a line.
+    """
+    steps = np.asarray(table.get("step", ()), "float64")
+    if not steps.size or not all(name in table for name in _NETWORK):
+        raise ValueError(
+            f"A table of training health has `step`, {', '.join(f'`{name}`' for name in _NETWORK)} and at least one line. "
+            f"Received: {len(table)} columns, {steps.size} lines"
+        )
+    figures = _health_figures(table)
+    rows = (len(figures) + 1) // 2
+    figure = _style.new_figure(9.0, 0.6 + 2.4 * rows)
+    panels = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel()
+    for axes, (name, series) in zip(panels, figures.items(), strict=False):
+        _style.styled(axes, HEALTHY_RANGES[name].figure, "", "")
+        _style.lines(axes, {label: (steps, values) for label, values in series.items()})
+        if HEALTHY_RANGES[name].low > 0:
+            _style.decades(axes, series.values())
+        _shade(axes, name, np.concatenate(list(series.values())))
+    for axes in panels[len(figures) :]:
+        axes.set_visible(False)
+    for axes in panels[max(0, len(figures) - 2) : len(figures)]:
+        axes.set_xlabel("update")
+        axes.tick_params(labelbottom=True)
+    spread = next((axes for axes in panels if len(axes.lines) > 1), panels[0])
+    _style.legend(figure, spread)
+    return figure
+
+
+def _health_figures(table: Columns) -> dict[str, dict[str, np.ndarray]]:
+    """Return figure, a key of `HEALTHY_RANGES`, to label to values."""
+    found = {name: {"network": np.asarray(table[name], "float64")} for name in _NETWORK}
+    columns = {
+        figure: {
+            name.split("/", 1)[1]: np.asarray(values, "float64")
+            for name, values in table.items()
+            if name.startswith(figure + "/")
+        }
+        for figure in ("gradient_norm", "weight_norm", "update_norm", "activation_mean", "activation_std")
+    }
+    kernels = [name for name in columns["weight_norm"] if name.endswith("kernel")]
+    for figure, norms in (("update_ratio", columns["update_norm"]), ("gradient_weight_ratio", columns["gradient_norm"])):
+        if kernels:
+            weights = np.stack([columns["weight_norm"][name] for name in kernels])
+            found[figure] = _spread(np.stack([norms[name] for name in kernels]) / np.where(weights > 0, weights, np.nan))
+    for figure in ("activation_mean", "activation_std"):
+        if columns[figure]:
+            found[figure] = _spread(np.stack(list(columns[figure].values())))
+    return found
+
+
+def _spread(values: np.ndarray) -> dict[str, np.ndarray]:
+    """Return least, median and most of each column of `values`, nan where it has none."""
+    masked = np.ma.masked_invalid(values)
+    spread = {"least": masked.min(0), "median": np.ma.median(masked, 0), "largest": masked.max(0)}
+    return {label: np.ma.filled(np.ma.asarray(each, "float64"), np.nan) for label, each in spread.items()}
+
+
+def _shade(axes, name: str, values: np.ndarray) -> None:
+    """Shade the healthy range of a figure, without making the axes longer than the values and the range's nearer end ask."""
+    row = HEALTHY_RANGES[name]
+    axes.axhspan(row.low, row.high, color="#009E73", alpha=0.12, zorder=0, linewidth=0)
+    finite = values[np.isfinite(values)]
+    if axes.get_yscale() == "log":
+        finite = finite[finite > 0]
+    if finite.size:
+        low, high = min(finite.min(), row.high), max(finite.max(), row.low)
+        if axes.get_yscale() == "log":
+            axes.set_ylim(low / 1.5, high * 1.5)
+        else:
+            margin = 0.1 * (high - low or abs(high) or 1.0)
+            axes.set_ylim(low - margin, high + margin)

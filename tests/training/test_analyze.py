@@ -1,0 +1,306 @@
+"""training.analyze: its page, pictures and numbers, on a run, a file and a registered model; and its mistakes."""
+
+import dataclasses
+import json
+import math
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_preact as kp
+from keras_preact.analysis.audit import Audit, Finding, Status
+from tests.training import images as pictures
+from tests.training.commands import error_of, files, run_train
+from training import cli
+from training.analyze import page, subjects
+from training.analyze.__main__ import analyze
+from training.analyze.chapters import CHAPTERS, Picture
+from training.analyze.texts import TEXTS
+from training.config import Data
+from training.data import load
+
+VOID = {"meta", "img", "br"}
+
+
+def run(*arguments: object) -> None:
+    cli.main(analyze, list(map(str, arguments)))
+
+
+class Page(HTMLParser):
+    """Reads a page and checks that its elements are closed in order."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, tag: str) -> list[dict]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def check_folder(folder: Path) -> tuple[Page, dict]:
+    """Check what holds for every analysis; return the page and the numbers."""
+    page = Page((folder / "index.html").read_text(encoding="utf-8"))
+    ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
+    named = {"index.html", "analysis.json", "audit.txt"}
+    for attribute, tag in (("href", "a"), ("src", "img")):
+        for link in (attributes[attribute] for attributes in page.all(tag)):
+            if link.startswith("#"):
+                assert link[1:] in ids
+            else:
+                assert (folder / link).is_file()
+                named.add(link)
+    assert set(files(folder)) == named  # nothing is missing, nothing is left over
+    for attributes in page.all("img"):
+        assert len(attributes["alt"]) > 20
+        with Image.open(folder / attributes["src"]) as picture:
+            assert picture.format == "PNG"
+            picture.verify()
+            shape = int(attributes["width"]) / int(attributes["height"])
+            assert picture.width / picture.height == pytest.approx(shape, rel=0.02)
+    assert not {"script", "link", "iframe"} & {tag for tag, _ in page.elements}
+    assert "url(" not in (folder / "index.html").read_text()
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
+    assert page.all("html") == [{"lang": "en"}]
+
+    def no_constant(value):
+        raise AssertionError(value)
+
+    return page, json.loads((folder / "analysis.json").read_text(), parse_constant=no_constant)
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory) -> Path:
+    return run_train(tmp_path_factory.mktemp("runs") / "a<b>run", "--health", "2", "--data.watch-test")
+
+
+@pytest.fixture(scope="module")
+def analysed(a_run) -> Path:
+    run(a_run, "--images", 8)
+    return a_run / "analysis"
+
+
+@pytest.mark.slow
+class TestRun:
+    def test_page(self, analysed, a_run):
+        page, numbers = check_folder(analysed)
+        assert [Path(attributes["src"]).stem for attributes in page.all("img")] == [name for name in TEXTS]
+        assert "Left out" not in page.text
+        assert a_run.name in page.text
+        assert "those of the run's model.keras" in page.text
+        assert "8 test images of digits" in page.text
+        assert {"network", "audit", *CHAPTERS} <= numbers.keys()
+
+    def test_numbers_are_those_of_the_trained_network_on_its_data(self, analysed, a_run):
+        _, numbers = check_folder(analysed)
+        [found] = numbers["signals"]["propagation"].values()
+        subject = subjects.open_subject(str(a_run), "final", None, 8, 0)
+        logits = keras.saving.load_model(a_run / "model.keras", compile=False).predict(subject.x, verbose=0).astype("float64")
+        entropy = np.log(np.exp(logits).sum(1)) - logits[np.arange(8), subject.labels]
+        assert found["loss"] == pytest.approx(entropy.mean(), rel=1e-4)
+        assert len(found["gradient_norm"]) == 4
+        assert found["units"] == ["stage1_unit1", "stage2_unit1", "stage3_unit1"]
+
+    def test_history_and_health_are_those_of_the_run(self, analysed, a_run):
+        _, numbers = check_folder(analysed)
+        history = (a_run / "history.csv").read_text().splitlines()
+        assert numbers["training"]["history"]["loss"] == [
+            float(row.split(",")[history[0].split(",").index("loss")]) for row in history[1:]
+        ]
+        assert numbers["training"]["health"]["step"] == [2, 4]
+
+    def test_lesions_are_counted_on_other_images(self, analysed):
+        _, numbers = check_folder(analysed)
+        lesions = numbers["ensemble"]["lesions"]
+        assert [len(each) for each in lesions["dropped"]] == [1] * 3 + [2] * 3
+        assert all((32 * error) % 1 == 0 for error in lesions["error"])  # 4 x 8 images
+
+    def test_audit_text(self, analysed):
+        page, numbers = check_folder(analysed)
+        text = (analysed / "audit.txt").read_text()
+        for finding in numbers["audit"]["findings"]:
+            assert finding["check"] in text
+            assert finding["check"] in page.text
+        assert len(page.all("td")) > 3 * len(numbers["audit"]["findings"])
+
+    def test_is_not_overwritten(self, analysed, a_run, capsys):
+        assert "exists and is not empty. Give another --output" in error_of(capsys, run, a_run, "--quick")
+
+
+class TestRegisteredModel:
+    def test_page(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        run("digits_resnet8_preact", "--quick", "--images", 4)
+        page, numbers = check_folder(tmp_path / "analysis-digits_resnet8_preact")
+        printed = capsys.readouterr().out
+        assert "signals: 6 pictures" in printed
+        assert f"Written: {Path('analysis-digits_resnet8_preact', 'index.html')}, 8 pictures, " in printed
+        assert numbers["jacobian"] == {"left_out": "--quick leaves it out"}
+        assert page.text.count("Left out: ") == 4  # and there is no history
+        assert "new ones, seed 0" in page.text
+        assert "4 test images of digits" in page.text
+        assert numbers["unit"] == {"basic": {"arrangement": "full_preactivation", "shortcut": "Identity"}}
+        assert files(tmp_path)[0].startswith("analysis-digits_resnet8_preact")
+        assert len(list(tmp_path.iterdir())) == 1  # no temporary folder
+
+    def test_compared_with_other_variants(self, monkeypatch):
+        subject = subjects.open_subject("digits_resnet8_preact", "final", None, 4, 0)
+        found = next(CHAPTERS["signals"].pictures(subject, False)).numbers["propagation"]
+        assert list(found) == ["digits_resnet8_preact", "original", "no shortcuts"]
+        assert np.isinf(found["no shortcuts"].ratio).all()
+        assert found["original"].cut.max() > 0
+        assert found["digits_resnet8_preact"].cut.max() == 0
+
+
+class TestSubject:
+    def test_seed_is_that_of_the_weights(self):
+        first, again, other = (subjects.open_subject("digits_resnet8_preact", "final", None, 2, seed) for seed in (3, 3, 4))
+        kernels = [keras.ops.convert_to_numpy(subject.model.trainable_weights[0]) for subject in (first, again, other)]
+        np.testing.assert_array_equal(kernels[0], kernels[1])
+        assert np.abs(kernels[0] - kernels[2]).max() > 0
+
+    def test_images_are_normalised_test_images_of_several_classes(self):
+        subject = subjects.open_subject("digits_resnet8_preact", "final", None, 20, 0)
+        digits = load(Data("digits"))
+        rows = [
+            (digits.preprocessing.normalize(image[None])[0], label) for image, label in digits.test.open().as_numpy_iterator()
+        ]
+        for image, label in zip(subject.x, subject.labels, strict=True):
+            assert any(label == other and np.allclose(image, pixels) for pixels, other in rows)
+        assert len(set(subject.labels.tolist())) > 3
+
+    def test_a_run_gets_pixels(self, a_run):
+        subject = subjects.open_subject(str(a_run), "last", None, 4, 0)
+        assert subject.weights == "those of the run's checkpoints/last.keras"
+        assert subject.x.max() > 200
+        assert subject.more is not None
+        assert len(subject.more[0]) == 16
+
+    def test_vectors(self):
+        subject = subjects.open_subject("dense_resnet6", "final", None, 4, 0)
+        assert subject.x.shape == (4, 64)
+        assert subject.data == "4 test images of digits"
+
+    def test_random_images(self):
+        subject = subjects.open_subject("cifar_resnet20_preact", "final", None, 3, 0)
+        assert subject.x.shape == (3, 32, 32, 3)
+        assert abs(subject.x.mean()) < 0.1
+        assert "random" in subject.data
+        assert "errors say nothing" in subject.data
+        assert subject.more is None
+
+    def test_images_of_a_folder_come_from_all_classes(self, tmp_path):
+        pictures.write_folder(tmp_path, images=12, size=(10, 10))
+        model = kp.models.resnet_cifar(
+            8, input_shape=(8, 8, 3), classes=2, width_factor=0.25, mean=(0, 0, 0), std=(255, 255, 255)
+        )
+        model.save(tmp_path / "net.keras")
+        subject = subjects.open_subject(str(tmp_path / "net.keras"), "final", Data("folder", dir=tmp_path), 8, 0)
+        assert set(subject.labels.tolist()) == {0, 1}
+        assert subject.x.shape == (8, 8, 8, 3)
+        assert subject.x.max() > 2
+
+    def test_a_model_without_preprocessing_gets_normalised_images(self, tmp_path):
+        kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25).save(tmp_path / "net.keras")
+        subject = subjects.open_subject(str(tmp_path / "net.keras"), "final", None, 4, 0)
+        assert subject.x.max() < 5
+
+
+def test_another_packages_model(tmp_path):
+    inputs = keras.Input((8, 8, 1))
+    x = keras.layers.Conv2D(4, 3, padding="same")(inputs)
+    x = keras.layers.Add()([x, keras.layers.Conv2D(4, 3, padding="same")(keras.layers.ReLU()(x))])
+    outputs = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
+    keras.Model(inputs, outputs, name="mine").save(tmp_path / "mine.keras")
+    run(tmp_path / "mine.keras", "--out", tmp_path / "out", "--images", 4, "--data", "digits", "--quick")
+    page, numbers = check_folder(tmp_path / "out")
+    assert "networks of this package" in numbers["jacobian"]["left_out"]
+    assert "gradient_norms" in [Path(attributes["src"]).stem for attributes in page.all("img")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("cifar_resnet111_preact",), "Did you mean 'cifar_resnet110_preact'"),
+        (("digits_resnet8_preact", "--images", 1), "must be at least 2"),
+        (("digits_resnet8_preact", "--data-dir", "x"), "belongs to --data"),
+        (("digits_resnet8_preact", "--data", "digit"), "Did you mean 'digits'"),
+        (("imagenet_resnet18_preact", "--data", "digits"), "has 1000 outputs, the data set digits 10 classes"),
+        (("cifar_resnet20_preact", "--data", "digits"), "takes (32, 32, 3), the images of digits are (32, 32, 1)"),
+        (("damaged.keras",), "is damaged, or no model"),
+        (("empty",), "is no run directory: it has no config.json"),
+    ],
+    ids=["name", "images", "data-dir", "data", "classes", "shape", "damaged", "empty"],
+)
+def test_mistakes(tmp_path, monkeypatch, capsys, arguments, part):
+    monkeypatch.chdir(tmp_path)
+    Path("damaged.keras").write_bytes(b"PK")
+    Path("empty").mkdir()
+    assert part in error_of(capsys, run, *arguments, "--out", "out")
+    assert files(tmp_path) == ["damaged.keras"]
+
+
+def test_nothing_is_left_of_an_analysis_that_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["keras_preact.analysis.audit"], "audit", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run("digits_resnet8_preact", "--out", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_page_escapes_what_others_wrote():
+    nasty = "<script>alert(\"1\")</script> & 'x'"
+    finding = Finding(nasty, Status.FAIL, math.nan, nasty, (nasty,), nasty, nasty, nasty, nasty)
+    figure = kp.analysis.figures.path_length_shares(np.array([0.5, 0.5]))
+    picture = Picture("unit", figure, nasty, nasty)
+    audit = Audit(nasty, None, 1, 1, (finding,))
+    chapters = [("a", nasty, [picture]), ("b", "B", nasty)]
+    text = page.render(nasty, {nasty: nasty}, audit, chapters, "1.0")
+    read = Page(text)
+    assert not read.all("script")
+    assert read.all("img")[0]["alt"] == nasty
+    assert read.text.count(nasty) == 15
+    assert {"class": "status FAIL"} in read.all("td")
+    assert nasty in Page(page.render("x", {}, nasty, [], "1.0")).text
+
+
+def test_read_table(tmp_path):
+    (tmp_path / "a.csv").write_text("epoch,loss,val\n0,2.5,NA\n1,1e-3,\n")
+    table = subjects.read_table(tmp_path / "a.csv")
+    assert list(table) == ["epoch", "loss", "val"]
+    assert table["loss"].tolist() == [2.5, 0.001]
+    assert np.isnan(table["val"]).all()
+    assert subjects.read_table(tmp_path / "b.csv") == {}
+
+
+def test_plain():
+    @dataclasses.dataclass
+    class Found:
+        values: np.ndarray
+        names: tuple
+
+    value = {1: Found(np.array([[1.0, np.inf], [np.nan, 2.0]]), ("a", np.int64(3))), "b": float("nan")}
+    assert subjects.plain(value) == {"1": {"values": [[1.0, None], [None, 2.0]], "names": ["a", 3]}, "b": None}
+
+
+def test_every_picture_has_its_texts():
+    assert all(text.how.endswith(".") and text.alt.endswith(".") for text in TEXTS.values())

@@ -1,0 +1,131 @@
+"""Analyse a network: `python -m training.analyze TARGET [--option value ...]`.
+
+Writes a page with every picture (index.html), pictures/ (PNG and SVG), analysis.json (every number) and audit.txt.
+"""
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from training import cli
+
+
+def analyze(
+    target: Annotated[str, tyro.conf.Positional],
+    /,
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["--out"])] = None,
+    images: int = 32,
+    data: str | None = None,
+    data_dir: Path | None = None,
+    checkpoint: Literal["final", "best", "last"] = "final",
+    quick: bool = False,
+    seed: int = 0,
+) -> None:
+    """Analyse a network, trained or new.
+
+    Args:
+        target: A run directory, a .keras file, or the name of a registered model, which is analysed with new weights.
+        output: A new or empty folder. None: analysis-NAME, for a run its own folder analysis.
+        images: In the batch that signals and gradients are measured on.
+        data: The data set; by default a run's own, else the embedded digits where they fit the network, else random images.
+        data_dir: Its directory, see training.train.
+        checkpoint: Of a run: which of its models.
+        quick: Leave out what takes long: comparisons with other variants, Eq. 4 and 5, lesions, Jacobian, mean-field theory.
+        seed: Of a registered model's weights, and of random images.
+    """
+    import keras
+
+    from training import backends, runs
+    from training.analyze import subjects
+    from training.config import Data
+
+    if images < 2:
+        raise cli.UserError(f"--images must be at least 2: batch statistics need some. Received: --images {images}")
+    if data_dir is not None and data is None:
+        raise cli.UserError("--data-dir belongs to --data: give both.")
+    if output is None:
+        is_run = (Path(target) / "config.json").is_file()
+        output = Path(target) / "analysis" if is_run else Path(f"analysis-{Path(target).stem}")
+    folder = runs.new_directory(output, "")
+    backends.keep_accelerator_for_backend(keras.backend.backend())
+    source = None if data is None else Data(name=data, dir=data_dir)
+    subject = subjects.open_subject(target, checkpoint, source, images, seed)
+    print(f"Analysing {subject.name} on {subject.data} ({keras.backend.backend()}).", flush=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        pictures = _write(subject, temporary, quick)
+        temporary.chmod(0o755)  # mkdtemp makes private folders
+        temporary.replace(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    print(f"Written: {folder / 'index.html'}, {pictures} pictures, {folder / 'analysis.json'}, {folder / 'audit.txt'}")
+
+
+def _write(subject, folder: Path, quick: bool) -> int:
+    """Write everything to `folder`; return the number of pictures."""
+    from keras_preact.analysis.audit import Audit, audit
+    from training.analyze import chapters, page, subjects
+
+    (folder / "pictures").mkdir()
+    findings: Audit | str
+    try:
+        findings = audit(subject.model, subject.x, labels=subject.labels)
+    except ValueError as error:
+        findings = str(error)
+    print(f"  audit: {findings if isinstance(findings, str) else findings.worst}", flush=True)
+    written: list[tuple[str, str, list[chapters.Picture] | str]] = []
+    numbers: dict[str, dict] = {}
+    for name, chapter in chapters.CHAPTERS.items():
+        start = time.perf_counter()
+        try:
+            pictures = list(chapter.pictures(subject, quick))
+        except ValueError as error:
+            written.append((name, chapter.title, str(error).rstrip(".")))
+            numbers[name] = {"left_out": str(error)}
+            print(f"  {name}: left out, {error}", flush=True)
+            continue
+        page.save(folder / "pictures", pictures)
+        written.append((name, chapter.title, pictures))
+        numbers[name] = {key: value for picture in pictures for key, value in picture.numbers.items()}
+        print(f"  {name}: {len(pictures)} pictures, {time.perf_counter() - start:.1f} s", flush=True)
+    summary = _summary(subject)
+    found = findings if isinstance(findings, str) else findings.to_dict()
+    subjects.write_json(folder / "analysis.json", {"network": subject.name, **summary, "audit": found, **numbers})
+    (folder / "audit.txt").write_text(f"{findings}\n", encoding="utf-8")
+    text = page.render(subject.name, summary, findings, written, _version())
+    (folder / "index.html").write_text(text, encoding="utf-8")
+    return sum(len(content) for _, _, content in written if not isinstance(content, str))
+
+
+def _summary(subject) -> dict[str, str]:
+    """Return what was analysed, and how, name to text."""
+    import keras
+
+    from training import backends
+
+    model = subject.model
+    statistics = "of the batch" if subject.training else "moving averages, as at inference"
+    return {
+        "Network": f"{type(model).__name__} {model.name}, input {model.input_shape[1:]}, {model.count_params():,} parameters",
+        "Units": str(len(getattr(model, "units", ())) or "found in the graph"),
+        "Weights": subject.weights,
+        "Images": subject.data,
+        "Loss": "cross-entropy, mean over the batch",
+        "Statistics of normalisation": statistics,
+        "Software": f"Keras {keras.__version__}, {keras.backend.backend()}, {backends.device()}",
+    }
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("keras-preact")
+
+
+if __name__ == "__main__":
+    cli.main(analyze)

@@ -1,0 +1,276 @@
+"""The chapters of an analysis: each measures something, draws it and says what was found."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from training.analyze.subjects import Subject
+from training.analyze.texts import TEXTS
+
+#: The most entries of x_1 for which the body's Jacobian is looked at; how many singular values where all are too many.
+LARGEST_INPUT, LARGEST_VALUES = 50_000, 8
+#: How many sets of units of each size are taken out, and how many sizes.
+SETS, SIZES = 3, 6
+QUICK = "--quick leaves it out"
+
+
+class LeftOut(ValueError):
+    """A chapter does not apply; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A figure on the page.
+
+    Args:
+        name: Of its files, and in `TEXTS`.
+        figure: A matplotlib figure.
+        found: The measured key figure, a sentence.
+        alt: What it shows, where `TEXTS` is not enough.
+        numbers: For analysis.json.
+    """
+
+    name: str
+    figure: Any
+    found: str
+    alt: str = ""
+    numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def how(self) -> str:
+        return TEXTS[self.name].how
+
+    @property
+    def shown(self) -> str:
+        return self.alt or TEXTS[self.name].alt
+
+
+@dataclasses.dataclass(frozen=True)
+class Chapter:
+    """A heading, and the function that yields the pictures below it from the subject and whether to be quick.
+
+    It raises a ValueError where it does not apply.
+    """
+
+    title: str
+    pictures: Callable[[Subject, bool], Iterator[Picture]]
+
+
+def unit(subject: Subject, quick: bool) -> Iterator[Picture]:
+    from keras_preact.analysis import figures
+
+    last = {each.block: each for each in _units(subject)}  # the first one's first activation stands in the stem
+    diagrams = {block: _diagram(each) for block, each in last.items()}
+    alt = " ".join(
+        f"Unit ({block}): on the branch {', '.join(box.text for box in parts.branch)}; after the addition "
+        f"{', '.join(box.text for box in parts.after_addition) or 'nothing'}."
+        for block, parts in diagrams.items()
+    )
+    shortcut = {each.shortcut_pattern.layer_class.__name__ for each in last.values()}
+    yield Picture(
+        "unit",
+        figures.diagrams_figure(diagrams),
+        f"Blocks: {', '.join(diagrams)}; shortcut: {', '.join(shortcut)}. Units that change the shape do so in front of h.",
+        alt,
+        {
+            block: {"arrangement": each.get_config()["arrangement"], "shortcut": each.shortcut_pattern.layer_class.__name__}
+            for block, each in last.items()
+        },
+    )
+
+
+def training(subject: Subject, quick: bool) -> Iterator[Picture]:
+    from keras_preact.analysis import figures
+
+    if not subject.history and not subject.health:
+        raise LeftOut("there is no history of training")
+    if "loss" in subject.history:
+        losses = subject.history["loss"]
+        curves = figures.training_curves({subject.name: subject.history}, subject.measured_on)
+        found = f"{len(losses)} epochs, training loss from {losses[0]:.4g} to {losses[-1]:.4g}."
+        yield Picture("training_curves", curves, found, numbers={"history": subject.history})
+    if subject.health:
+        health = figures.training_health(subject.health)
+        found = f"{len(subject.health['step'])} records, the last after update {subject.health['step'][-1]:.0f}."
+        yield Picture("training_health", health, found, numbers={"health": subject.health})
+
+
+def signals(subject: Subject, quick: bool) -> Iterator[Picture]:
+    import keras_preact as kp
+    from keras_preact.analysis import figures
+
+    own = kp.analysis.propagation(subject.model, subject.x, subject.labels, training=subject.training)
+    every = {subject.name: own} | ({} if quick else _variants(subject))
+    first, last = own.gradient_norm[[0, -1]]
+    found = f"{first:.3g} at the first unit, {last:.3g} behind the last: a ratio of {own.gradient_ratio:.3g}."
+    yield Picture("gradient_norms", figures.gradient_norms(every), found, numbers={"propagation": every})
+    found = f"The loss of this batch is {own.loss:.4g}."
+    yield Picture("weight_gradients", figures.weight_gradients({subject.name: own}), found)
+    found = f"{own.x_norm[0]:.3g} in front of the first unit, {own.x_norm[-1]:.3g} behind the last."
+    yield Picture("activation_norms", figures.activation_norms(every), found)
+    ratio = own.ratio[np.isfinite(own.ratio)]
+    found = f"Median {np.median(ratio):.3g}, from {ratio.min():.3g} to {ratio.max():.3g}." if ratio.size else "No shortcuts."
+    yield Picture("residual_ratio", figures.residual_ratio(every), found)
+    cut, dead = 100 * own.cut.max(), 100 * own.dead.max()
+    found = f"At most {cut:.3g} % of the sums are set to 0, at most {dead:.3g} % of the channels are dead."
+    yield Picture("truncation", figures.truncation(every), found)
+    profile = figures.channel_profile(subject.model, subject.x, training=subject.training)
+    there = profile.size[~np.isnan(profile.size)]
+    found = f"The largest channel has a mean size of {there.max():.3g}, the median one {np.median(there):.3g}."
+    yield Picture("channels", figures.channel_heat_map(profile), found, numbers={"channels": profile})
+
+
+def identities(subject: Subject, quick: bool) -> Iterator[Picture]:
+    import keras_preact as kp
+    from keras_preact.analysis import figures
+
+    if quick:
+        raise LeftOut(QUICK)
+    arguments = (subject.model, subject.x, subject.labels)
+    check = kp.analysis.check_identities(*arguments, training=subject.training)
+    there = ~np.isnan(check.forward_error)
+    if not there.any():
+        raise LeftOut("every unit changes the shape, and Eq. 4 and 5 are of units that keep it")
+    forward, backward = check.forward_error[there].max(), check.gradient_error[there].max()
+    found = f"Eq. 4 is off by {forward:.2g} at most, Eq. 5 by {backward:.2g}."
+    yield Picture("gradient_split", figures.gradient_split(check), found, numbers={"equations": check})
+    path = kp.analysis.direct_path(*arguments, training=subject.training)
+    gain, survival = 100 * np.nanmin(path.gain), 100 * np.nanmin(path.survival)
+    found = f"At least {gain:.3g} % of the norm and {survival:.3g} % of the entries reach the beginning of a stage."
+    yield Picture("direct_path", figures.direct_paths({subject.name: path}), found, numbers={"direct_path": path})
+
+
+def ensemble(subject: Subject, quick: bool) -> Iterator[Picture]:
+    import keras_preact as kp
+    from keras_preact.analysis import figures
+
+    if not any(each.shortcut_pattern.layer_class.reads_input for each in _units(subject)):
+        raise LeftOut("a network without shortcuts has one path")
+    units = len(_units(subject))
+    shares = kp.analysis.path_lengths(units)
+    found = f"{units} units make 2^{units} paths."
+    yield Picture("path_lengths", figures.path_length_shares(shares), found, numbers={"path_lengths": shares})
+    if quick or not subject.trained or subject.more is None or units < 2:
+        return
+    counts = sorted(set(np.linspace(1, units - 1, SIZES).round().astype(int).tolist()))
+    lesions = kp.analysis.lesions(subject.model, *subject.more, list(kp.analysis.random_lesions(units, counts, SETS)))
+    intact, without = 100 * lesions.intact_error, 100 * lesions.error[:SETS].mean()
+    found = f"Of {len(subject.more[1])} test images {intact:.3g} % are wrong with all units, {without:.3g} % without one."
+    yield Picture("lesions", figures.lesion_errors(lesions), found, numbers={"lesions": lesions})
+
+
+def jacobian(subject: Subject, quick: bool) -> Iterator[Picture]:
+    from keras_preact.analysis import figures, jacobians
+
+    units = len(_units(subject))
+    if quick:
+        raise LeftOut(QUICK)
+    if units < 2:
+        raise LeftOut("there is one unit alone, and the body is what stands behind the first")
+    settings = {"training": subject.training}
+    start = _numpy(jacobians.between(subject.model, None, 1, **settings)(subject.x[:1]))
+    if start.size > LARGEST_INPUT:
+        raise LeftOut(f"x_1 has {start.size:,} entries, and {LARGEST_INPUT:,} are the most whose Jacobian is looked at")
+    body = jacobians.between(subject.model, 1, units, **settings)
+    smaller = min(start.size, _numpy(body(start)).size)
+    found = jacobians.spectrum(body, start, k=None if smaller <= jacobians.EXACT_UP_TO else LARGEST_VALUES)
+    which = f"All {smaller:,}" if found.is_complete else f"The {len(found.values)} largest of {smaller:,}"
+    whose = "its own statistics" if subject.training else "the moving statistics"
+    label = f"x_1 to x_{units}"
+    yield Picture(
+        "singular_values",
+        figures.singular_values({label: found}),
+        f"{which} singular values of the map from {label}, at one image with {whose}; the largest is {found.values[0]:.3g}.",
+        numbers={"spectrum": found},
+    )
+
+
+def mean_field(subject: Subject, quick: bool) -> Iterator[Picture]:
+    import keras
+
+    from keras_preact.analysis import figures
+    from keras_preact.analysis import mean_field as theory
+
+    kind = _units(subject)[-1]
+    if quick:
+        raise LeftOut(QUICK)
+    name = keras.activations.serialize(kind.activation)
+    if name not in theory.ACTIVATIONS:
+        raise LeftOut(f"the theory has no row for the activation {name}")
+    variance = _weight_variance(subject)
+    phases = theory.phase_diagram(name, np.linspace(0.5, max(4.0, 1.2 * variance), 13), np.linspace(0.01, 0.5, 7))
+    point = {f"{subject.name}, were it plain": (variance, 0.0)}
+    found = f"The kernels of the units have a variance of {variance:.3g} / fan-in (median); the activation is {name}."
+    numbers = {"weight_variance": variance, "phases": phases}
+    yield Picture("phases", figures.phases(phases, point), found, numbers=numbers)
+    weights = len(kind.branch_block.kernels)
+    fields = {
+        "plain": theory.MeanField(name, variance),
+        "identity shortcut": theory.MeanField(name, variance, shortcut="identity", weights=weights),
+    }
+    found = f"For weights of this variance, {weights} to a unit with a shortcut."
+    yield Picture("correlation_maps", figures.correlation_maps(fields), found)
+
+
+#: Name in analysis.json to chapter, in the order of the page.
+CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
+    {
+        "unit": Chapter("The unit", unit),
+        "training": Chapter("Training", training),
+        "signals": Chapter("Signals and gradients by depth", signals),
+        "identities": Chapter("What the shortcuts carry", identities),
+        "ensemble": Chapter("An ensemble of paths", ensemble),
+        "jacobian": Chapter("Jacobian", jacobian),
+        "mean_field": Chapter("Mean-field theory", mean_field),
+    }
+)
+
+
+def _units(subject: Subject) -> list:
+    units = getattr(subject.model, "units", None)
+    if not units:
+        raise LeftOut("it is of the networks of this package, and the model is another one")
+    return units
+
+
+def _diagram(unit):
+    import keras
+
+    from keras_preact.analysis import figures
+
+    names = {"normalization": unit.normalization.serialize(), "activation": keras.activations.serialize(unit.activation)}
+    words = {key: name if isinstance(name, str) else "custom" for key, name in names.items()}
+    return figures.diagram(unit.arrangement, unit.shortcut_pattern.make(), unit.block, **words)
+
+
+def _variants(subject: Subject) -> dict[str, Any]:
+    """Measure, beside a registered model with new weights, the same with another arrangement and without shortcuts."""
+    import keras_preact as kp
+
+    if subject.entry is None or kp.model_entry(subject.entry).arguments.get("arrangement") not in kp.ARRANGEMENTS:
+        return {}
+    own = kp.model_entry(subject.entry).arguments["arrangement"]
+    other = "original" if own != "original" else "full_preactivation"
+    changes: dict[str, dict[str, Any]] = {other: {"arrangement": other}, "no shortcuts": {"shortcut": "none"}}
+    networks = {label: kp.create_model(subject.entry, **change) for label, change in changes.items()}
+    return {label: kp.analysis.propagation(network, subject.x, subject.labels) for label, network in networks.items()}
+
+
+def _weight_variance(subject: Subject) -> float:
+    """Return the median over the kernels in the units' branches of their mean square times their fan-in."""
+    kernels = [
+        _numpy(weight)
+        for unit in _units(subject)
+        for weight in unit.trainable_weights
+        if weight.path.endswith("kernel") and "branch/" in weight.path
+    ]
+    return float(np.median([np.mean(kernel**2) * np.prod(kernel.shape[:-1]) for kernel in kernels]))
+
+
+def _numpy(tensor) -> np.ndarray:
+    import keras
+
+    return np.asarray(keras.ops.convert_to_numpy(tensor))

@@ -1,0 +1,213 @@
+"""What is analysed: a run, a .keras file or a registered model, with the images that it is measured on."""
+
+import csv
+import dataclasses
+import json
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training import runs
+from training.cli import UserError
+from training.config import Data
+
+#: Test images that are mixed before some are taken: in a folder they come class by class.
+MIXED = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A network and a batch.
+
+    Args:
+        name: For headings.
+        model: The network.
+        weights: Where its weights come from, in words.
+        trained: Whether they were trained.
+        x, labels: The batch.
+        data: What the batch is, in words.
+        more: Images and labels beyond the batch to count errors on; none where the labels say nothing.
+        entry: Name of the registered model where the weights are new ones.
+        history, health: Columns of a run's history.csv and health.csv; empty where there is none.
+        measured_on: What the run's `val_accuracy` is measured on.
+    """
+
+    name: str
+    model: Any
+    weights: str
+    trained: bool
+    x: np.ndarray
+    labels: np.ndarray
+    data: str
+    more: tuple[np.ndarray, np.ndarray] | None = None
+    entry: str | None = None
+    history: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    health: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    measured_on: str = "test"
+
+    @property
+    def training(self) -> bool:
+        """Whether signals are measured with the batch's statistics: at the start of training the moving ones say nothing."""
+        return not self.trained
+
+
+def open_subject(target: str, checkpoint: str, data: Data | None, images: int, seed: int) -> Subject:
+    """Open what a user named.
+
+    Args:
+        target: A run directory, a .keras file, or a name of `kp.list_models()`.
+        checkpoint: Of a run: which of its models.
+        data: The data set in place of the run's own, or of the embedded digits.
+        images: In the batch.
+        seed: Of a registered model's weights, and of random images.
+
+    Raises:
+        UserError: for what is none of the three, or does not fit the data.
+    """
+    import keras_preact as kp
+
+    path = Path(target)
+    if (path / "config.json").is_file():
+        return _open_run(path, checkpoint, data, images)
+    if path.suffix == ".keras" and path.is_file():
+        model = _load(path)
+        batch = _batch(model, data, images, seed, pixels=_has_preprocessing(model))
+        return Subject(name=path.stem, model=model, weights=f"those of {path.name}", trained=True, **batch)
+    if target in kp.list_models():
+        import keras
+
+        keras.utils.set_random_seed(seed)
+        model = kp.create_model(target)
+        batch = _batch(model, data, images, seed, pixels=False)
+        return Subject(
+            name=target, model=model, weights=f"new ones, seed {seed}", trained=False, entry=target, **batch | {"more": None}
+        )
+    if path.is_dir():
+        runs.read_config(path)  # says what is missing
+    from keras_preact import _checks
+
+    raise UserError(
+        f"{target} is neither a run directory, nor a .keras file, nor a registered model. "
+        f"{_checks.nearest(target, kp.list_models())}"
+    )
+
+
+def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Subject:
+    config = runs.read_config(run)["config"]
+    options = config["data"]
+    own = Data(**options | {"dir": options["dir"] and Path(options["dir"]), "holdout": 0})
+    path = runs.model_path(run, checkpoint)
+    model = _load(path)
+    return Subject(
+        name=run.resolve().name,
+        model=model,
+        weights=f"those of the run's {path.relative_to(run)}",
+        trained=True,
+        history=read_table(run / "history.csv"),
+        health=read_table(run / "health.csv"),
+        measured_on="validation" if options["holdout"] else "test",
+        **_from_data(model, data or own, images, pixels=True),
+    )
+
+
+def _load(path: Path):
+    import keras
+
+    import keras_preact  # noqa: F401  (registers the layers that the file names)
+
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is damaged, or no model that Keras can load. Keras says: {error}") from error
+
+
+def read_table(path: Path) -> dict[str, np.ndarray]:
+    """Return the columns of a CSV file of numbers, nan where a cell holds none; nothing where there is no file."""
+    if not path.is_file():
+        return {}
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: np.array([_number(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
+
+
+def _number(cell: str | None) -> float:
+    try:
+        return float(cell or "nan")
+    except ValueError:  # CSVLogger writes NA
+        return math.nan
+
+
+def _has_preprocessing(model) -> bool:
+    return any(layer.name == "preprocessing" for layer in model.layers)
+
+
+def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> dict[str, Any]:
+    """Return the fields of a `Subject` that hold images: those of `data`, the digits where they fit, else random ones."""
+    if data is not None:
+        return _from_data(model, data, images, pixels)
+    shape = model.input_shape[1:] if isinstance(model.input_shape, tuple) else None
+    if shape in ((8, 8, 1), (64,)) and model.output_shape[-1] == 10:
+        return _from_data(model, Data("digits"), images, pixels)
+    if shape is None or None in shape:
+        raise UserError(f"The input of {model.name} has no fixed shape: give --data. Received: {model.input_shape}")
+    rng = np.random.default_rng(seed)
+    size = (images, *shape)
+    x = rng.uniform(0, 255, size) if pixels else rng.normal(size=size)
+    kind = "random pixels" if pixels else "random numbers, normal with mean 0 and variance 1"
+    labels = rng.integers(0, model.output_shape[-1], images)
+    what = f"{images} images of {' x '.join(map(str, shape))} {kind}, with random labels: errors say nothing"
+    return {"x": x.astype("float32"), "labels": labels, "data": what}
+
+
+def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
+    """Return the fields of a `Subject` that hold images: test images of a data set."""
+    from training import data as datasets
+
+    source = datasets.load(data)
+    shape = model.input_shape[1:]
+    if model.output_shape[-1] != len(source.classes):
+        raise UserError(
+            f"{model.name} has {model.output_shape[-1]} outputs, the data set {source.name} {len(source.classes)} classes. "
+            "Give the data that it was made for, with --data."
+        )
+    size = shape[0] if len(shape) == 3 else source.size
+    mixed = dataclasses.replace(
+        source.test,
+        open=lambda: source.test.open().shuffle(min(MIXED, source.test.size), seed=0, reshuffle_each_iteration=False),
+    )
+    wanted = min(5 * images, source.test.size)
+    x, labels = next(iter(datasets.evaluation_batches(source, mixed, wanted, size).as_numpy_iterator()))
+    if not pixels:
+        x = source.preprocessing.normalize(x)
+    if len(shape) == 1:
+        x = x.reshape(len(x), -1)
+    if x.shape[1:] != shape and None not in shape:
+        raise UserError(f"{model.name} takes {shape}, the images of {source.name} are {x.shape[1:]}.")
+    return {
+        "x": x[:images].astype("float32"),
+        "labels": labels[:images],
+        "data": f"{min(images, len(x))} test images of {source.name}",
+        "more": (x[images:].astype("float32"), labels[images:]) if len(x) > images else None,
+    }
+
+
+def plain(value) -> Any:
+    """Return numbers, arrays, dataclasses and collections of them as JSON can hold them; None for what is not finite."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if hasattr(value, "items"):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
