@@ -56,7 +56,7 @@ def lesions(
 
     Source: Sec. 4 of arXiv 1605.06431 (Veit et al.).
     """
-    x = _inputs.check_sample(x)
+    [x] = _inputs.check_sample(model, x)
     labels = _inputs.check_labels(labels, len(x))
     if labels is None:
         raise ValueError("`labels` must hold a class for each example. Received: labels=None")

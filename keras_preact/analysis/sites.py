@@ -40,10 +40,15 @@ class Site:
     def depth(self) -> int:
         return len(self.names)
 
-    def added(self, graph: Graph) -> dict[int, tuple]:
-        """Return the number and the shape of what has to be added to get the gradients of x_{l+1}."""
-        shape = graph.specs[self.output].shape
-        return {self.output: (self.depth, *shape) if isinstance(self.layer, UnitStack) else shape}
+    @property
+    def is_stack(self) -> bool:
+        return isinstance(self.layer, UnitStack)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its units are those of a plain network, whose shortcut reads nothing."""
+        unit = self.layer.unit(0) if isinstance(self.layer, UnitStack) else self.layer
+        return unit is not None and not unit.shortcut_pattern.layer_class.reads_input
 
     def weights(self, graph: Graph) -> list[tuple[str, keras.Variable]]:
         """Return the trainable weights with their names below the unit."""
@@ -54,7 +59,7 @@ class Site:
 
     def branches(self, graph: Graph, values: dict[int, Any], training: bool) -> list[Callable]:
         """Return F of each unit, a function of x_l; `values` are those of all tensors."""
-        if isinstance(self.layer, UnitStack):
+        if self.is_stack:
             return [_branch(self.layer.unit(i), training) for i in range(self.depth)]
         if self.layer is not None:
             return [_branch(self.layer, training)]
@@ -144,10 +149,9 @@ class Observed:
     """
 
     def __init__(self, model: keras.Model, x, labels=None, loss: Callable | None = None, training: bool = True):
-        x = _inputs.check_sample(x)
-        self.model = model
-        self.inputs: list[np.ndarray] = x if isinstance(x, list) else [x]
-        self.graph = Graph(model, x, training, opaque=(ResidualUnit, UnitStack))
+        self.inputs = _inputs.check_sample(model, x)
+        several = isinstance(x, list | tuple)
+        self.graph = Graph(model, self.inputs if several else self.inputs[0], training, opaque=(ResidualUnit, UnitStack))
         self.sites = find_sites(self.graph)
         self.loss = _inputs.loss_of(self.graph, _inputs.check_labels(labels, len(self.inputs[0])), loss)
 
@@ -185,12 +189,11 @@ class Observed:
 
         numbers = [start, *(site.output for site in self.sites)]
         arrays = [zeros(start, ())]
-        arrays += [zeros(s.output, (s.depth,) if isinstance(s.layer, UnitStack) else ()) for s in self.sites]
+        arrays += [zeros(s.output, (s.depth,) if s.is_stack else ()) for s in self.sites]
 
         def loss(*added):
             values, seen = self.run(look, shape, added=dict(zip(numbers, added, strict=True)), detached=detached)
-            outputs = [values[number] for number in self.graph.outputs]
-            value = self.loss(outputs[0] if len(outputs) == 1 else outputs)
+            value = self.loss([values[number] for number in self.graph.outputs])
             return value, [ops.expand_dims(look(output=values[start]), 0), *seen]
 
         value, seen, gradients, on_weights = _autodiff.value_and_gradients(loss, arrays, variables)

@@ -43,7 +43,7 @@ def places(path: str, owner: keras.Layer | None) -> list[Place]:
         return [Place(path, path.rsplit("/", 1)[0], in_unit=False)]
     scopes = path.split("/")
     at = scopes.index(owner.name)
-    units = [owner._place(i) for i in range(owner.depth)] if isinstance(owner, UnitStack) else [owner.name]
+    units = owner.unit_names if isinstance(owner, UnitStack) else [owner.name]
     groups = ["/".join([*scopes[:at], unit]) for unit in units]
     inside = "/".join(scopes[at + 1 :])
     return [Place(f"{group}/{inside}", group, in_unit=True) for group in groups]

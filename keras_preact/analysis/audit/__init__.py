@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 
+from keras_preact.analysis import _inputs
 from keras_preact.analysis.audit import measure, structure
 from keras_preact.analysis.audit.check import Evidence
 from keras_preact.analysis.audit.checks import CHECKS
@@ -66,27 +67,10 @@ def audit(model: keras.Model, sample, *, labels=None) -> Audit:
 
 def _checked(model: keras.Model, sample):
     """Return the sample as arrays of the dtypes that the model takes."""
-    several = isinstance(sample, list | tuple)
-    arrays = [keras.ops.convert_to_numpy(each) for each in (sample if several else [sample])]
-    inputs = getattr(model, "inputs", None) or [None] * len(arrays)
-    if len(inputs) != len(arrays):
-        raise ValueError(f"The model has {len(inputs)} inputs. Received: {len(arrays)} arrays")
-    for i, (array, wanted) in enumerate(zip(arrays, inputs, strict=True)):
-        if array.ndim == 0 or array.size == 0:
-            raise ValueError(f"`sample` must hold examples. Received: an array of shape {array.shape}")
-        if len(array) < 2:
-            raise ValueError(f"`sample` must hold at least 2 examples, for batch statistics. Received: {len(array)}")
-        if not np.isfinite(array.astype("float64")).all():
-            raise ValueError("`sample` must be finite. Received: NaN or infinite values")
-        if wanted is not None and not _fits(array.shape[1:], wanted.shape[1:]):
-            raise ValueError(f"The model takes a sample of shape {tuple(wanted.shape)}. Received: {array.shape}")
-        if np.issubdtype(array.dtype, np.floating) or wanted is not None:
-            arrays[i] = array.astype(wanted.dtype if wanted is not None else "float32")
-    return arrays if several else arrays[0]
-
-
-def _fits(shape: tuple, wanted: tuple) -> bool:
-    return len(shape) == len(wanted) and all(b in (a, None) for a, b in zip(shape, wanted, strict=True))
+    arrays = _inputs.check_sample(model, sample, "sample")
+    if len(arrays[0]) < 2:
+        raise ValueError(f"`sample` must hold at least 2 examples, for batch statistics. Received: {len(arrays[0])}")
+    return arrays if isinstance(sample, list | tuple) else arrays[0]
 
 
 def _checked_labels(labels, sample) -> np.ndarray:

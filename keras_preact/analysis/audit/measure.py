@@ -2,17 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _autodiff
+from keras_preact.analysis._inputs import is_softmax
 from keras_preact.analysis.audit.structure import PER_TOKEN, Network, roles
 from keras_preact.analysis.graph import Graph
-from keras_preact.stacks import UnitStack
-from keras_preact.units import ResidualUnit
+from keras_preact.analysis.sites import Observed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,18 +96,9 @@ def measure(network: Network, sample) -> Measures:
 def logits_step(graph: Graph) -> int | None:
     """Return the number of the step that returns the logits: the last, or the one in front of a softmax or sigmoid."""
     i = graph.producers.get(graph.outputs[0])
-    if i is not None and returns_probabilities(graph) and not graph.steps[i].has_kernel:
+    if i is not None and is_softmax(graph.steps[i]) and not graph.steps[i].has_kernel:
         return graph.producers.get(graph.steps[i].inputs[0])
     return i
-
-
-def returns_probabilities(graph: Graph) -> bool:
-    """Whether the last operation is a softmax, by itself or as the activation of a layer."""
-    i = graph.producers.get(graph.outputs[0])
-    if i is None:
-        return False
-    activation = getattr(graph.steps[i].operation, "activation", None)
-    return graph.steps[i].kind == "Softmax" or activation is keras.activations.softmax
 
 
 def _look_at_path(found: Measures, name: str, shortcut: np.ndarray, before: np.ndarray) -> None:
@@ -165,77 +154,28 @@ class Gradients:
     loss: str
 
 
-def gradients(model, sample, labels) -> Gradients:
-    """Measure the gradients of a loss in training mode: of every unit's output and weights.
-
-    Stacks stay loops, which compile as fast for a thousand units as for one.
-    """
-    graph = Graph(model, sample, training=True, opaque=(UnitStack, ResidualUnit))
-    points = _points(graph)
-    batch = len(sample[0] if isinstance(sample, list | tuple) else sample)
-    shapes = [graph.specs[tensor].shape[1:] for tensor, _, _ in points]
-    variables = list({id(kernel): kernel for _, _, kernels in points for kernel in kernels}.values())
-    probabilities = returns_probabilities(graph)
-    start = [
-        *(
-            np.zeros((depth, batch, *shape) if depth else (batch, *shape))
-            for (_, depth, _), shape in zip(points, shapes, strict=True)
-        ),
-        *(ops.convert_to_numpy(variable.value) for variable in variables),
-    ]
-
-    def loss(flat):
-        tensors = [
-            ops.cast(ops.reshape(part, array.shape), dtype)
-            for part, array, dtype in zip(ops.split(flat, ends[:-1]), start, dtypes, strict=True)
+def gradients(model: keras.Model, sample, labels) -> Gradients:
+    """Measure the gradients of a loss in training mode: of every unit's output and weights."""
+    observed = Observed(model, sample, labels)
+    variables = model.trainable_variables
+    _, _, on_outputs, on_weights = observed.gradients(lambda **_: ops.zeros(()), (), variables=variables)
+    by_id = dict(zip(map(id, variables), on_weights, strict=True))
+    words = "half the squared norm of the output" if labels is None else "the cross-entropy of the labels"
+    found = Gradients([], [], [], words)
+    for site, on_output in zip(observed.sites, on_outputs[1:], strict=True):
+        if site.is_plain:
+            continue  # no addition, and so no residual unit to the audit
+        rank = 3 if site.is_stack else 2
+        of_kernels = [
+            by_id[id(weight)]
+            for name, weight in site.weights(observed.graph)
+            if len(weight.shape) >= rank and (site.addition is not None or name.startswith("branch/"))
         ]
-        added = {tensor: value for (tensor, _, _), value in zip(points, tensors, strict=False)}
-        with keras.StatelessScope(list(zip(variables, tensors[len(points) :], strict=True))):
-            values = graph.run(sample, added)
-        outputs = [ops.cast(values[number], "float32") for number in graph.outputs]
-        if labels is None:
-            return sum(ops.sum(output**2) for output in outputs) / (2 * batch)
-        return ops.mean(ops.sparse_categorical_crossentropy(labels, outputs[0], from_logits=not probabilities))
-
-    ends = np.cumsum([array.size for array in start]).tolist()
-    dtypes = [*(graph.specs[tensor].dtype for tensor, _, _ in points), *(variable.dtype for variable in variables)]
-    # One vector and no compiler: to compile a network that is differentiated once takes longer than to run it.
-    _, pull = _autodiff.vjp(loss, np.concatenate([array.reshape(-1) for array in start]).astype("float32"))
-    parts = [part.reshape(array.shape) for part, array in zip(np.split(_array(pull(1.0)), ends[:-1]), start, strict=True)]
-    on_outputs, on_variables = parts[: len(points)], parts[len(points) :]
-    by_id = {id(variable): value for variable, value in zip(variables, on_variables, strict=True)}
-    found = Gradients(
-        [], [], [], "half the squared norm of the output" if labels is None else "the cross-entropy of the labels"
-    )
-    for (_, depth, kernels), shape, on_output in zip(points, shapes, on_outputs, strict=True):
-        on_kernels = [by_id[id(kernel)] for kernel in kernels]
-        for i in range(depth or 1):
-            found.outputs.append(_norm([on_output[i] if depth else on_output]))
-            found.weights.append(_norm([gradient[i] if depth else gradient for gradient in on_kernels]))
-            found.shapes.append(shape)
+        for i in range(site.depth):
+            found.outputs.append(_norm([on_output[i]]))
+            found.weights.append(_norm([gradient[i] if site.is_stack else gradient for gradient in of_kernels]))
+            found.shapes.append(observed.graph.specs[site.output].shape[1:])
     return found
-
-
-def _points(graph: Graph) -> list[tuple[int, int, list[keras.Variable]]]:
-    """Return, for every unit or stack in order: the tensor it returns, its depth if it is a stack, its trained kernels."""
-    points: list[tuple[int, tuple[int, int, list]]] = []
-    for i, step in enumerate(graph.steps):
-        operation: Any = step.operation
-        if isinstance(operation, UnitStack | ResidualUnit):
-            depth = operation.depth if isinstance(operation, UnitStack) else 0
-            unit = operation._body.unit if isinstance(operation, UnitStack) else operation
-            if not unit.shortcut_pattern.layer_class.reads_input:
-                continue  # a plain unit, without an addition
-            kernels = [weight for weight in _kernels([operation], rank=3 if depth else 2) if "/branch/" in weight.path]
-            points.append((i, (step.outputs[0], depth, kernels)))
-    for addition in graph.additions:
-        layers = [graph.steps[i].operation for i in addition.residual_steps if graph.steps[i].has_kernel]
-        points.append((addition.step, (addition.total, 0, _kernels(layers, rank=2))))
-    return [point for _, point in sorted(points, key=lambda each: each[0])]
-
-
-def _kernels(layers: Sequence[keras.Layer], rank: int) -> list[keras.Variable]:
-    return [weight for layer in layers for weight in layer.trainable_weights if len(weight.shape) >= rank]
 
 
 def _norm(arrays: Sequence[np.ndarray]) -> float:

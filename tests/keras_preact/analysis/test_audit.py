@@ -578,7 +578,7 @@ class Untraceable(keras.Model):
 
 def test_errors():
     model = Chain().model
-    assert "must hold examples. Received: an array of shape (0, 8, 8, 3)" in error_of(lambda: audit(model, IMAGES[:0]))
+    assert "at least one example. Received: an array of shape (0, 8, 8, 3)" in error_of(lambda: audit(model, IMAGES[:0]))
     assert "at least 2 examples, for batch statistics. Received: 1" in error_of(lambda: audit(model, IMAGES[:1]))
     assert "must be finite" in error_of(lambda: audit(model, np.full_like(IMAGES, np.nan)))
     assert "(None, 8, 8, 3). Received: (8, 9, 8, 3)" in error_of(lambda: audit(model, images(8, 9, 8, 3)))

@@ -252,10 +252,12 @@ class Branching(keras.Model):
         (network, np.zeros((0, 8, 8, 2)), ["at least one example", "(0, 8, 8, 2)"]),
         (network, np.full((1, 8, 8, 2), np.nan), ["must be finite", "128 of 128"]),
         (network, np.full((1, 8, 8, 2), "a"), ["must hold numbers"]),
+        (network, np.zeros((1, 8, 8, 3)), ["(None, 8, 8, 2)", "(1, 8, 8, 3)"]),
+        (network, [np.zeros((1, 8, 8, 2))] * 2, ["1 inputs", "2 arrays"]),
         (sequential, np.zeros((1, 3)), ["no residual unit", "dense"]),
         (Branching, np.zeros((1, 3)), ["cannot be traced", "branching"]),
     ],
-    ids=["empty", "nan", "text", "no_unit", "untraceable"],
+    ids=["empty", "nan", "text", "shape", "inputs", "no_unit", "untraceable"],
 )
 def test_wrong_input(model, x, parts):
     message = harness.error_of(lambda: kp.analysis.propagation(model(), x))
