@@ -299,4 +299,5 @@ def _box(axes, box: Box, x: float, y: float) -> None:
         "linewidth": 0.8,
     }
     axes.add_patch(FancyBboxPatch(corner, BOX_WIDTH, BOX_HEIGHT, zorder=2, **look))
-    axes.text(x, y, box.text.replace("* ", "\N{MULTIPLICATION SIGN} "), ha="center", va="center", fontsize=7.5, zorder=3)
+    text = box.text.replace("* ", "\N{MULTIPLICATION SIGN} ")
+    axes.text(x, y, text, ha="center", va="center", fontsize=7.5 if len(text) < 10 else 5.8, zorder=3)
