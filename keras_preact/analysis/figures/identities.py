@@ -56,6 +56,8 @@ def gradient_split(check: IdentityCheck) -> Any:
         _style.stages(axes, check.units)
         _style.by_depth(axes)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    if (check.forward_error > 0).any() or (check.gradient_error > 0).any():
+        panels[1].set_yscale("log", nonpositive="mask")  # rounding, or of the size of 1
     panels[0].set_xlabel("")
     return figure
 
