@@ -247,14 +247,14 @@ def _diagram(unit):
 
 
 def _variants(subject: Subject) -> dict[str, Any]:
-    """Measure, beside a registered model with new weights, the same with another arrangement and without shortcuts."""
+    """Measure, beside a registered model with new weights, the same with the other arrangements and without shortcuts."""
     import keras_preact as kp
 
     if subject.entry is None or kp.model_entry(subject.entry).arguments.get("arrangement") not in kp.ARRANGEMENTS:
         return {}
     own = kp.model_entry(subject.entry).arguments["arrangement"]
-    other = "original" if own != "original" else "full_preactivation"
-    changes: dict[str, dict[str, Any]] = {other: {"arrangement": other}, "no shortcuts": {"shortcut": "none"}}
+    changes: dict[str, dict[str, Any]] = {name: {"arrangement": name} for name in kp.ARRANGEMENTS if name != own}
+    changes["no shortcuts"] = {"shortcut": "none"}
     networks = {label: kp.create_model(subject.entry, **change) for label, change in changes.items()}
     return {label: kp.analysis.propagation(network, subject.x, subject.labels) for label, network in networks.items()}
 
