@@ -1,6 +1,6 @@
 """What to begin with at a given depth, as tables with their sources: rates, warm-up, normalisation, initialiser, dropout.
 
-The tables are the guide's, Sec. 8.2 to 8.7. Where the paper says otherwise of networks that it trained, or this package
+The tables are those of `GUIDE`, rules of thumb, Sec. 8.2 to 8.7. Where the paper says otherwise of networks that it trained, or this package
 measured otherwise, that wins and stands in the reason. `kp.recommend` reads them.
 """
 
@@ -13,6 +13,8 @@ import keras
 from keras_preact import initializers
 
 PAPER = "arXiv 1603.05027"
+#: What the sources call the guide.
+GUIDE = "Identity Mappings in Deep Residual Networks: A Comprehensive Guide"
 
 
 @dataclasses.dataclass(frozen=True)

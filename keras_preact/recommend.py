@@ -102,6 +102,8 @@ class Recommendation:
             lines += textwrap.wrap(
                 f"{reason.sentence} ({reason.source})", 100, initial_indent="    ", subsequent_indent="    "
             )
+        if any("guide" in reason.source for reason in self.reasons):
+            lines.append(f"The guide is {advice.GUIDE!r}: rules of thumb.")
         return "\n".join(lines)
 
 
@@ -152,7 +154,7 @@ def recommend(
     >>> print(kp.recommend(depth=20, task="cifar", batch_size=128).reasons[0].sentence)
     The paper's rate, at batches of 64 and 128.
 
-    Source: guide, Sec. 8.2 to 8.7; appendix of arXiv 1603.05027.
+    Source: `kp.advice.GUIDE`, Sec. 8.2 to 8.7; appendix of arXiv 1603.05027.
     """
     for value, argument in (
         (depth, "depth"),
