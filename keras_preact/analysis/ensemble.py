@@ -61,7 +61,8 @@ def lesions(
     if labels is None:
         raise ValueError("`labels` must hold a class for each example. Received: labels=None")
     _checks.positive_int(batch_size, "batch_size")
-    observed = Observed(model, x[:1], training=False)
+    size = min(batch_size, len(x))
+    observed = Observed(model, x[:size], training=False)
     units = len(observed.units)
     sets = [(i,) for i in range(units)] if dropped is None else [tuple(int(i) for i in each) for each in dropped]
     for each in sets:
@@ -78,10 +79,11 @@ def lesions(
         factors = np.ones(units, "float32")
         factors[list(without)] = 0
         wrong = 0
-        for start in range(0, len(x), batch_size):
-            batch = slice(start, start + batch_size)
-            classes = compiled(ops.convert_to_tensor(x[batch]), ops.convert_to_tensor(factors))
-            wrong += int((ops.convert_to_numpy(classes) != labels[batch]).sum())
+        for start in range(0, len(x), size):
+            examples = np.arange(start, min(start + size, len(x)))
+            batch = x[np.resize(examples, size)]  # of one size, for which the network is compiled
+            classes = ops.convert_to_numpy(compiled(ops.convert_to_tensor(batch), ops.convert_to_tensor(factors)))
+            wrong += int((classes[: len(examples)] != labels[examples]).sum())
         return wrong / len(x)
 
     errors = np.array([error(each) for each in sets])
