@@ -56,6 +56,8 @@ def lesions(
 
     Source: Sec. 4 of arXiv 1605.06431 (Veit et al.).
     """
+    if isinstance(x, list | tuple):
+        raise ValueError(f"`x` must be one array: lesions are of models with one input. Received: {len(x)} arrays")
     [x] = _inputs.check_sample(model, x)
     labels = _inputs.check_labels(labels, len(x))
     if labels is None:

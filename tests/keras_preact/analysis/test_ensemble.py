@@ -52,6 +52,27 @@ def test_models_of_others():
     assert found.intact_error > 0
 
 
+class Mixing(keras.layers.Layer):
+    """A branch that reshapes by the size of the batch it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4)
+
+    def call(self, x):
+        return x + keras.ops.reshape(self.dense(x), keras.ops.shape(x))
+
+
+def test_batches_are_of_one_size():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, Mixing()(inputs))
+    images = harness.images(5, 4)
+    found = kp.analysis.lesions(model, images, np.argmax(images, axis=-1), [(0,)], batch_size=2)
+    assert found.error[0] == 0
+    want = np.argmax(keras.ops.convert_to_numpy(model(images)), axis=-1) != np.argmax(images, axis=-1)
+    assert found.intact_error == pytest.approx(want.mean())
+
+
 def test_random_sets():
     sets = list(kp.analysis.random_lesions(6, [0, 2, 6], repeats=50, seed=1))
     assert [len(each) for each in sets] == [0] * 50 + [2] * 50 + [6] * 50
@@ -76,12 +97,13 @@ def test_path_lengths_of_deep_networks():
     ("call", "parts"),
     [
         (lambda: kp.analysis.lesions(network(), harness.images(2, 8, 8, 2), [0, 1], [(3,)]), ["3 units", "(3,)"]),
+        (lambda: kp.analysis.lesions(network(), [harness.images(2, 8, 8, 2)], [0, 1]), ["one input", "1 arrays"]),
         (lambda: kp.analysis.lesions(network(), harness.images(2, 8, 8, 2), None), ["labels=None"]),
         (lambda: kp.analysis.lesions(network(), harness.images(2, 8, 8, 2), [0, 1], batch_size=0), ["batch_size=0"]),
         (lambda: list(kp.analysis.random_lesions(3, [4], 1)), ["from 0 to 3", "4"]),
         (lambda: kp.analysis.path_lengths(0), ["units=0"]),
     ],
-    ids=["index", "labels", "batch_size", "counts", "units"],
+    ids=["index", "inputs", "labels", "batch_size", "counts", "units"],
 )
 def test_wrong_input(call, parts):
     message = harness.error_of(call)
