@@ -1,7 +1,7 @@
 """What to begin with at a given depth, as tables with their sources: rates, warm-up, normalisation, initialiser, dropout.
 
-The tables are those of `GUIDE`, rules of thumb, Sec. 8.2 to 8.7. Where the paper says otherwise of networks that it trained, or
-this package measured otherwise, that wins and stands in the reason. `kp.recommend` reads them.
+The tables are those of `GUIDE`, rules of thumb, Sec. 8.2 to 8.7. Where the paper says otherwise of networks that it
+trained, or this package measured otherwise, that wins and stands in the reason. `kp.recommend` reads them.
 """
 
 import dataclasses
