@@ -117,6 +117,8 @@ class Health(Benchmark):
     """Steps that a child times, without the callback and with it: some intervals."""
     limit: float = 3600
     """Seconds after which a child is killed; its candidate is left out of later rounds."""
+    warmup: int = 100
+    """Steps before them: an interval, so that the first record, for which a forward pass is compiled, is among them."""
     interval: int = 100
     """Steps between two records."""
 
