@@ -343,6 +343,11 @@ class UnitStack(keras.Layer):
         return keras.KerasTensor(shape, self.compute_dtype)
 
     @property
+    def pattern(self) -> ResidualUnit:
+        """The unit that is run with the weights of each in turn; its own hold nothing."""
+        return self._body.unit
+
+    @property
     def unit_names(self) -> list[str]:
         return [self._place(i) for i in range(self.depth)]
 

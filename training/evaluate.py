@@ -6,7 +6,6 @@ Prints accuracy, error and the figures of every class; writes metrics.json and c
 import collections
 import dataclasses
 import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -177,8 +176,7 @@ def draw_confusion(matrix: np.ndarray, classes: list[str], path: Path) -> None:
 def _open(path: Path, checkpoint: str) -> Subject:
     if (path / "config.json").is_file():
         described = runs.read_config(path)
-        data = _data_options(described["config"])
-        return _open_keras(runs.model_path(path, checkpoint), path, data)
+        return _open_keras(runs.model_path(path, checkpoint), path, runs.data_of(described["config"]))
     if path.suffix == ".keras" and path.is_file():
         return _open_keras(path, Path(f"evaluation-{path.stem}"), None)
     if (path / "model_card.json").is_file():
@@ -189,12 +187,7 @@ def _open(path: Path, checkpoint: str) -> Subject:
 def _open_keras(path: Path, output: Path, data: Data | None) -> Subject:
     import keras
 
-    import keras_preact  # noqa: F401  (registers the layers that the file names)
-
-    try:
-        model = keras.saving.load_model(path, compile=False)
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise cli.UserError(f"{path} is damaged, or no model of this package. Keras says: {error}") from error
+    model = runs.load_model(path)
     if len(model.input_shape) != 4:
         raise cli.UserError(f"{path} is no network for images: its input has the shape {model.input_shape[1:]}.")
     logits = getattr(model, "logits", None)
@@ -227,16 +220,8 @@ def _open_saved_model(path: Path) -> Subject:
         outputs=len(card["classes"]),
         size=signature.structured_input_signature[1]["images"].shape[1],
         logits=logits,
-        data=_data_options((card.get("run") or {}).get("config")),
+        data=runs.data_of(config) if (config := (card.get("run") or {}).get("config")) else None,
     )
-
-
-def _data_options(config: dict | None) -> Data | None:
-    """Return the data set that a run's configuration, read from JSON, speaks of."""
-    if config is None:
-        return None
-    options = config["data"]
-    return Data(**options | {"dir": options["dir"] and Path(options["dir"])})
 
 
 def _save_samples(images, folder: Path, count: int) -> list[Path]:

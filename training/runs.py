@@ -7,12 +7,14 @@ import signal
 import tempfile
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import keras
 
 from training.cli import UserError
+from training.config import Data
 
 
 def new_directory(output: Path | None, recipe: str) -> Path:
@@ -78,6 +80,28 @@ def model_path(run: Path, checkpoint: str = "final") -> Path:
     there = [name for name, path in files.items() if path.is_file()]
     hint = f"It has: {', '.join(f'--checkpoint {name}' for name in there)}." if there else "It has no model at all."
     raise UserError(f"The run {run} was not finished: there is no {files[checkpoint]}. {hint}")
+
+
+def load_model(path: Path) -> keras.Model:
+    """Return the model in a .keras file, not compiled.
+
+    Raises:
+        UserError: for a file that Keras cannot load.
+    """
+    import keras_preact  # noqa: F401  (registers the layers that the file names)
+
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(
+            f"{path} is damaged, or no model of this package or of Keras' own layers. Keras says: {error}"
+        ) from error
+
+
+def data_of(config: dict) -> Data:
+    """Return the data set that a run's configuration, read from JSON, speaks of."""
+    options = config["data"]
+    return Data(**options | {"dir": options["dir"] and Path(options["dir"])})
 
 
 class Checkpoints(keras.callbacks.Callback):

@@ -240,7 +240,7 @@ class _LinearMap:
 
 def _value(function: Callable, x) -> Any:
     """Return `function(x)`, one tensor of floats."""
-    # Compiled, TensorFlow 2.21 fuses batch normalisation with a tanh behind it, and has no kernel for that.
+    # JAX would compile a stack's scan anew in each of the calls.
     run = _autodiff.compiled(function) if keras.backend.backend() == "jax" else function
     with keras.StatelessScope():
         y, again = run(x), run(x)

@@ -47,7 +47,7 @@ class Site:
     @property
     def is_plain(self) -> bool:
         """Whether its units are those of a plain network, whose shortcut reads nothing."""
-        unit = self.layer.unit(0) if isinstance(self.layer, UnitStack) else self.layer
+        unit = self.layer.pattern if isinstance(self.layer, UnitStack) else self.layer
         return unit is not None and not unit.shortcut_pattern.layer_class.reads_input
 
     def weights(self, graph: Graph) -> list[tuple[str, keras.Variable]]:

@@ -7,7 +7,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _autodiff, _loops
+from keras_preact import _autodiff
+from keras_preact._observers import Observer
 from keras_preact.health.weights import Place, owners, places
 from keras_preact.stacks import UnitStack
 
@@ -81,7 +82,7 @@ def _weight_layers(unit: keras.Layer) -> list[keras.Layer]:
 
 def _paths_in_unit(stack: UnitStack) -> list[str]:
     """Return the paths of the kernels of a stack's unit, below the unit's name."""
-    unit = stack._body.unit
+    unit = stack.pattern
     return [layer.kernel.path.split(f"{unit.name}/", 1)[1] for layer in _weight_layers(unit)]
 
 
@@ -107,33 +108,20 @@ def _measured(layer: keras.Layer, found: dict):
 
 
 def _measured_stack(stack: UnitStack, found: dict):
-    """Return a `call` of `stack` that runs its units with their weight layers measured, in the stack's kind of loop."""
+    """Return a `call` of `stack` that looks at the weight layers of each of its units."""
     plain = stack.call
-    unit = stack._body.unit
-    layers = _weight_layers(unit)
+    layers = _weight_layers(stack.pattern)
 
     def call(x, **options):
-        read = stack._body.weights
-        stacked = [ops.convert_to_tensor(stack._body.stacked[i]) for i in read]
-        variables = unit.variables
-
-        def step(x, slices):
-            inside: dict = {}
-            with contextlib.ExitStack() as taps:
-                taps.enter_context(
-                    keras.StatelessScope([(variables[i], value) for i, value in zip(read, slices, strict=True)])
-                )
-                for layer in layers:
-                    taps.enter_context(_instead_of_call(layer, _measured(layer, inside)))
-                y = unit(x, training=False)
-            return y, [ops.concatenate([inside[id(layer)] for layer in layers])]
-
-        shape = ((len(layers), 2), "float32")
-        y, [rows] = _loops.repeat(
-            step, x, stacked, stack.depth, [shape], execution=stack._execution(), remat=0, unroll=stack.unroll
-        )
-        found[id(stack)] = ops.reshape(rows, (stack.depth * len(layers), 2))
-        return plain(x, **options) if options.get("return_outputs") else y
+        inside: dict = {}
+        observer = Observer(lambda **_: ops.concatenate([inside.pop(id(layer)) for layer in layers]), (len(layers), 2))
+        with contextlib.ExitStack() as taps:
+            for layer in layers:
+                taps.enter_context(_instead_of_call(layer, _measured(layer, inside)))
+            taps.enter_context(observer.active())
+            y = plain(x, **options)
+        found[id(stack)] = ops.reshape(observer.seen[0], (stack.depth * len(layers), 2))
+        return y
 
     return call
 

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import math
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def open_subject(target: str, checkpoint: str, data: Data | None, images: int, s
     if (path / "config.json").is_file():
         return _open_run(path, checkpoint, data, images)
     if path.suffix == ".keras" and path.is_file():
-        model = _load(path)
+        model = runs.load_model(path)
         batch = _batch(model, data, images, seed, pixels=_has_preprocessing(model))
         return Subject(name=path.stem, model=model, weights=f"those of {path.name}", trained=True, **batch)
     if target in kp.list_models():
@@ -97,10 +96,9 @@ def open_subject(target: str, checkpoint: str, data: Data | None, images: int, s
 
 def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Subject:
     config = runs.read_config(run)["config"]
-    options = config["data"]
-    own = Data(**options | {"dir": options["dir"] and Path(options["dir"]), "holdout": 0})
+    own = runs.data_of(config)
     path = runs.model_path(run, checkpoint)
-    model = _load(path)
+    model = runs.load_model(path)
     return Subject(
         name=run.resolve().name,
         model=model,
@@ -108,20 +106,9 @@ def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Sub
         trained=True,
         history=read_table(run / "history.csv"),
         health=read_table(run / "health.csv"),
-        measured_on="validation" if options["holdout"] else "test",
-        **_from_data(model, data or own, images, pixels=True),
+        measured_on="validation" if own.holdout else "test",
+        **_from_data(model, data or dataclasses.replace(own, holdout=0), images, pixels=True),
     )
-
-
-def _load(path: Path):
-    import keras
-
-    import keras_preact  # noqa: F401  (registers the layers that the file names)
-
-    try:
-        return keras.saving.load_model(path, compile=False)
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is damaged, or no model that Keras can load. Keras says: {error}") from error
 
 
 def read_table(path: Path) -> dict[str, np.ndarray]:
