@@ -1,9 +1,51 @@
-"""Batch normalisation of images with the kernels that TensorFlow and PyTorch have for it."""
+"""Batch normalisation of images with the kernels that TensorFlow and PyTorch have for it, and over several devices."""
 
-from collections.abc import Callable
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
 
 import keras
 from keras import ops
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """How the statistics of a batch are taken while several devices share it.
+
+    Args:
+        moments: Function of inputs and axes to the mean and variance of all devices' batches together. None: the backend's
+            own, of the batch that the layer gets.
+        groups: Parts of the batch that have statistics each; of the moving ones the mean is kept.
+    """
+
+    moments: Callable | None = None
+    groups: int = 1
+
+
+#: The last one is active. No context variable: TensorFlow traces replicas in threads of their own.
+_STATISTICS = [Statistics()]
+
+
+@contextlib.contextmanager
+def statistics(active: Statistics) -> Iterator[None]:
+    """While active, batch normalisation in training takes its statistics like this."""
+    _STATISTICS.append(active)
+    try:
+        yield
+    finally:
+        _STATISTICS.pop()
+
+
+def synchronized_moments(all_reduce: Callable, replicas: int) -> Callable:
+    """Return the moments over `replicas` batches of one size; `all_reduce` sums a tensor over them, with its gradient."""
+
+    def moments(inputs, axes):
+        count = ops.cast(replicas * ops.prod([ops.shape(inputs)[axis] for axis in axes]), inputs.dtype)
+        sums = ops.stack([ops.sum(inputs, axes), ops.sum(ops.square(inputs), axes)])
+        mean, square = ops.unstack(all_reduce(sums) / count, 2)
+        return mean, ops.maximum(square - ops.square(mean), 0.0)
+
+    return moments
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -12,11 +54,22 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     Keras computes moments, differences and products one by one, each a pass over the map. There are kernels for float32
     images, channels last, on TensorFlow (in training) and PyTorch; everything else is Keras' own computation.
+
+    Where several devices share a batch, the active `keras_preact.distribution` says whether its statistics are those of all
+    devices or of each; nothing of it is in the layer, nor in what is saved.
     """
 
     def call(self, inputs, training=None, mask=None):
         in_training = bool(training and self.trainable)
-        kernel = _KERNELS.get((keras.backend.backend(), in_training))
+        active = _STATISTICS[-1] if in_training else Statistics()
+        if active != Statistics() and (mask is not None or self.renorm):
+            raise ValueError(
+                "Batch normalisation with a mask or renorm=True is not for a batch that several devices share. "
+                f"Received: mask={mask}, renorm={self.renorm}"
+            )
+        if active.groups > 1:
+            return self._in_groups(inputs, active.groups)
+        kernel = None if active.moments else _KERNELS.get((keras.backend.backend(), in_training))
         if kernel is None or mask is not None or not self._is_plain(inputs, in_training):
             return super().call(inputs, training=training, mask=mask)
         channels = (inputs.shape[-1],)
@@ -27,10 +80,36 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if in_training:
             # The kernels divide by n - 1 for the moving variance, Keras by n.
             n = ops.cast(ops.prod(ops.shape(inputs)[:-1]), "float32")
-            batch_variance = batch_variance * ((n - 1) / n)
-            self.moving_mean.assign(mean * self.momentum + batch_mean * (1.0 - self.momentum))
-            self.moving_variance.assign(variance * self.momentum + batch_variance * (1.0 - self.momentum))
+            self._move(batch_mean, batch_variance * ((n - 1) / n))
         return outputs
+
+    def _moments(self, inputs, mask):
+        moments = _STATISTICS[-1].moments
+        return super()._moments(inputs, mask) if moments is None else moments(inputs, self._reduction_axes)
+
+    def _in_groups(self, inputs, groups: int):
+        """Normalise each of `groups` equal parts of the batch by its own statistics."""
+        if inputs.shape[0] % groups:
+            raise ValueError(f"A batch of {groups} parts must divide by it. Received: a batch of {inputs.shape[0]}")
+        x = ops.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
+        parts = ops.reshape(x, (groups, x.shape[0] // groups, *x.shape[1:]))
+        axes = tuple(axis + 1 for axis in self._reduction_axes)
+        mean, variance = ops.moments(parts, axes, keepdims=True)
+        shape = [1] * len(parts.shape)
+        shape[self.axis % len(x.shape) + 1] = -1
+        factor = ops.rsqrt(variance + self.epsilon)
+        if self.scale:
+            factor = factor * ops.reshape(self.gamma, shape)
+        outputs = (parts - mean) * factor
+        if self.center:
+            outputs = outputs + ops.reshape(self.beta, shape)
+        self._move(*(ops.mean(ops.squeeze(moment, axes), 0) for moment in (mean, variance)))
+        return ops.cast(ops.reshape(outputs, x.shape), self.compute_dtype)
+
+    def _move(self, mean, variance) -> None:
+        """Update the moving statistics."""
+        for moving, new in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            moving.assign(ops.convert_to_tensor(moving) * self.momentum + new * (1.0 - self.momentum))
 
     def _is_plain(self, inputs, in_training: bool) -> bool:
         """Whether there is a kernel for this."""

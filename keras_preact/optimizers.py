@@ -18,6 +18,10 @@ class CoupledSGD(keras.optimizers.SGD):
     shrinks the weights outside the momentum, with momentum 0.9 about ten times weaker. `keras.regularizers.L2(c)` adds the
     gradient `2 c w`, twice as much, and its loss.
 
+    With `gradient_accumulation_steps` a schedule counts updates, and so does the moving average of `use_ema`; Keras' own SGD
+    counts the parts that an update is accumulated of. Before the first update there is no average, and
+    `finalize_variable_values` leaves the weights as they are, where Keras' own SGD makes them zeros.
+
     Args:
         learning_rate: A number or a schedule.
         momentum: Share of the last update that stays.
@@ -51,6 +55,12 @@ class CoupledSGD(keras.optimizers.SGD):
         if coupled_weight_decay < 0:
             raise ValueError(f"`coupled_weight_decay` must not be negative. Received: {coupled_weight_decay}")
         super().__init__(learning_rate, momentum=float(momentum), nesterov=nesterov, name=name, **kwargs)
+        if self.ema_overwrite_frequency and self.gradient_accumulation_steps:
+            # Keras would overwrite the weights at every part of an update, the first of them before there is an average
+            raise ValueError(
+                "`ema_overwrite_frequency` is not for accumulated gradients: use it without `gradient_accumulation_steps`. "
+                f"Received: {self.ema_overwrite_frequency} and {self.gradient_accumulation_steps}"
+            )
         self.coupled_weight_decay = coupled_weight_decay
         self.exclude_from_decay = list(exclude_from_decay)
 
@@ -64,6 +74,30 @@ class CoupledSGD(keras.optimizers.SGD):
             decay = ops.cast(self.coupled_weight_decay, gradient.dtype)
             gradient = ops.add(gradient, ops.multiply(ops.cast(variable, gradient.dtype), decay))
         super().update_step(gradient, variable, learning_rate)
+
+    def _get_current_learning_rate(self):
+        if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            return self._learning_rate(self.iterations)  # Keras asks at the number of parts of accumulated gradients
+        return super()._get_current_learning_rate()
+
+    def _update_model_variables_moving_average(self, trainable_variables):
+        if not self.use_ema:
+            return
+        # Keras counts every part of an accumulated gradient as an update
+        parts = self.gradient_accumulation_steps or 1
+        updated = ops.equal(ops.mod(ops.add(self._iterations, 1), parts), 0)
+        share = ops.where(ops.equal(self.iterations, 0), 1.0, 1.0 - self.ema_momentum)  # of what is new
+        share = ops.where(updated, share, 0.0)
+        for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
+            if average is not None:  # of what is no weight, but overwritten by its gradient
+                dtype = keras.backend.result_type(average.dtype, "float32")
+                old, new = ops.cast(average, dtype), ops.cast(variable, dtype)
+                self.assign(average, ops.add(old, ops.multiply(ops.cast(share, dtype), ops.subtract(new, old))))
+
+    def finalize_variable_values(self, var_list):
+        if self.use_ema and not int(ops.convert_to_numpy(self.iterations)):
+            return  # before the first update, Keras would put in the zeros that the averages start with
+        super().finalize_variable_values(var_list)
 
     def get_config(self):
         return super().get_config() | {

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+import typing
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from training.cli import UserError
 
@@ -46,6 +48,8 @@ class Data:
     augmentation: Literal["none", "pad_crop_flip", "resized_crop_flip"] = "none"
     size: int | None = None
     """Height and width of the images the network gets, for imagenet2012 and folder."""
+    padding: Literal["mean", "black", "reflect"] = "mean"
+    """For pad_crop_flip: what the 4 pixels around an image are. mean: the mean colour, what the paper's code pads with."""
     holdout: int = 0
     """Training images set aside to choose the best checkpoint by."""
     watch_test: bool = False
@@ -62,6 +66,16 @@ class Optimizer:
     weight_decay: float = 1e-4
     exclude_from_decay: tuple[str, ...] = ()
     """Words; weights with one of them in their path are not decayed: norm spares the normalisations."""
+    scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rates grow with the batch size, from those given, which are for batches of `reference_batch_size`."""
+    reference_batch_size: int = 256
+    clip_norm: float | None = None
+    """What the norm of all gradients together is clipped to."""
+    ema: float | None = None
+    """Share of itself that the moving average of the weights keeps in an update, such as 0.999; the average is what is
+    evaluated and kept. None: no average."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread over all classes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +95,18 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """When what a run needs to go on is written to checkpoints/."""
+
+    minutes: float = 5.0
+    """At least so many between two; one more stands at the end, and where the run is interrupted."""
+    every: int = 0
+    """Iterations between two, whatever the time. 0: by time alone."""
+    keep: int = 3
+    """How many of them stay."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """A training run."""
 
@@ -88,17 +114,83 @@ class Config:
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
+    checkpoint: Checkpoint = Checkpoint()
     batch_size: int = 128
+    """Images in an update, over all devices."""
+    accumulate: int = 1
+    """Parts a batch is computed in, one after another, to save memory. Each has batch statistics of its own."""
     seed: int = 0
+    distribution: Literal["none", "data_parallel", "model_parallel", "mirrored", "multi_worker"] = "none"
+    """Devices that train together. JAX: data_parallel (this machine's), model_parallel, multi_worker (several processes);
+    TensorFlow: mirrored, multi_worker; torch: multi_worker."""
+    batch_norm: Literal["synchronized", "per_replica"] = "synchronized"
+    """Whether a batch's statistics are those of all devices' images together, or of each device's."""
+    steps_per_execution: int = 1
+    """Iterations that the backend runs at a time."""
     jit_compile: Literal["auto", "on", "off"] = "auto"
     """Whether XLA (TensorFlow) or torch.compile (torch) compiles the step. auto: Keras' choice, but no XLA on a CPU."""
     health: int = 100
     """Iterations between two records of gradients, updates and activations (health.csv, TensorBoard). 0: for none."""
     output: Path | None = None
     """The run directory, new or empty. None: runs/RECIPE-DATE-TIME."""
+    resume: bool = False
+    """Go on with the run in --output where there is one, and begin it where there is none: what launchers restart."""
+    dry_run: bool = False
+    """Say what the run would be and take, and train no more than a few steps."""
+
+    @property
+    def part_size(self) -> int:
+        """Images in each of the parts that a batch is computed in."""
+        if self.accumulate < 1 or self.batch_size < 1 or self.batch_size % self.accumulate:
+            raise UserError(
+                "--accumulate must divide --batch-size. "
+                f"Received: --accumulate {self.accumulate} --batch-size {self.batch_size}"
+            )
+        return self.batch_size // self.accumulate
 
     def iterations(self, length: float, steps_per_epoch: int) -> int:
         """Turn a length in the schedule's unit into iterations."""
         if not math.isfinite(length):
             raise UserError(f"The lengths of --schedule are numbers of {self.schedule.unit}. Received: {length}")
         return round(length * (steps_per_epoch if self.schedule.unit == "epochs" else 1))
+
+
+T = typing.TypeVar("T")
+
+#: Options that a run may go on with another value of: they do not change what it computes, but for the last bits.
+FREE = ("output", "resume", "dry_run", "checkpoint", "distribution", "health")
+
+
+def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Return the configuration, or a part of it, that config.json holds as `dataclasses.asdict` gave it.
+
+    Raises:
+        UserError: for an option that there is not, of another version.
+    """
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise UserError(f"Another version wrote this configuration: it has the option {unknown[0]}, which there is not here.")
+    return kind(**{name: _read(hints[name], value) for name, value in values.items()})
+
+
+def _read(hint: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return from_json(typing.cast(type, hint), value)
+    if isinstance(value, list):
+        return tuple(value)
+    return Path(value) if isinstance(value, str) and Path in typing.get_args(hint) else value
+
+
+def differences(one: Config, other: Config) -> list[str]:
+    """Return the options in which two runs would compute something else, as the command line names them."""
+    first, second = (_flat(dataclasses.asdict(config)) for config in (one, other))
+    return [f"--{name.replace('_', '-')}" for name in first if first[name] != second[name]]
+
+
+def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if prefix or name not in FREE:
+            found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from training import cli, runs
-from training.config import Data
+from training import cli, networks, runs
+from training.config import Data, from_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,19 +175,18 @@ def draw_confusion(matrix: np.ndarray, classes: list[str], path: Path) -> None:
 
 def _open(path: Path, checkpoint: str) -> Subject:
     if (path / "config.json").is_file():
-        described = runs.read_config(path)
-        return _open_keras(runs.model_path(path, checkpoint), path, runs.data_of(described["config"]))
+        data = from_json(Data, runs.read_config(path)["config"]["data"])
+        return _of_keras(*networks.open_run(path, checkpoint), path, data)
     if path.suffix == ".keras" and path.is_file():
-        return _open_keras(path, Path(f"evaluation-{path.stem}"), None)
+        return _of_keras(networks.load(path), path, Path(f"evaluation-{path.stem}"), None)
     if (path / "model_card.json").is_file():
         return _open_saved_model(path)
     raise cli.UserError(f"{path} is neither a run directory, nor a .keras file, nor an exported model (saved_models/NAME).")
 
 
-def _open_keras(path: Path, output: Path, data: Data | None) -> Subject:
+def _of_keras(model, path: Path, output: Path, data: Data | None) -> Subject:
     import keras
 
-    model = runs.load_model(path)
     if len(model.input_shape) != 4:
         raise cli.UserError(f"{path} is no network for images: its input has the shape {model.input_shape[1:]}.")
     logits = getattr(model, "logits", None)
@@ -212,7 +211,7 @@ def _open_saved_model(path: Path) -> Subject:
     signature = loaded.signatures["serving_default"]
 
     def logits(images: np.ndarray) -> np.ndarray:
-        return loaded.signatures["serving_default"](images=tf.constant(images))["logits"].numpy()
+        return loaded.signatures["serving_default"](images=tf.constant(images, tf.float32))["logits"].numpy()
 
     return Subject(
         path=version,
@@ -220,7 +219,7 @@ def _open_saved_model(path: Path) -> Subject:
         outputs=len(card["classes"]),
         size=signature.structured_input_signature[1]["images"].shape[1],
         logits=logits,
-        data=runs.data_of(config) if (config := (card.get("run") or {}).get("config")) else None,
+        data=from_json(Data, config["data"]) if (config := (card.get("run") or {}).get("config")) else None,
     )
 
 

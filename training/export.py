@@ -35,14 +35,11 @@ def export(
             f"--name must be the name of a folder, such as digits. Received: {name!r}. For its place: --output"
         )
 
-    import keras
-
     import keras_preact as kp
-    from training import runs
+    from training import networks, runs
 
     config = runs.read_config(run)
-    path = runs.model_path(run, checkpoint)
-    model = keras.saving.load_model(path, compile=False)
+    model, path = networks.open_run(run, checkpoint)
     try:
         exported = kp.export.save(
             model,

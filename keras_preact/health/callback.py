@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _checks
-from keras_preact.health import outputs
+from keras_preact.health import _tables, outputs
 from keras_preact.health.activations import Activations
 from keras_preact.health.probe import Probe
 from keras_preact.health.ranges import Range, replaced
@@ -106,6 +106,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self.divergence: str | None = None
         self._reported: set[tuple] = set()
         self._probe: Any = None  # the `Probe` of the fit that runs
+        self._restored: dict[str, Any] | None = None
 
     def on_train_begin(self, logs=None):
         model = self.model
@@ -120,6 +121,9 @@ class TrainingHealth(keras.callbacks.Callback):
         self._activations = None if self.sample is None else Activations(model, self.sample)
         self.weights = [place.name for place in self._watched.places]
         self.inputs = [place.name for place in self._read]
+        state, self._restored = self._restored, None
+        if state is not None and self.csv is not None:
+            _tables.drop_rows(self.csv, "step", beyond=state["seen"])
         self._csv = None if self.csv is None else outputs.CsvFile(self.csv, outputs.columns(self._watched, self._read))
         self._board = None if self.tensorboard is None else outputs.TensorBoard(self.tensorboard)
         self.divergence = None
@@ -127,8 +131,43 @@ class TrainingHealth(keras.callbacks.Callback):
         self._gap = math.nan
         self._seen = 0
         self._probe = Probe(model, self._watched, self.interval, self._limit)
+        if state is not None:
+            self._take_over(state)
         self._left = self._until_due()
         model.make_train_function(force=True)
+
+    def state(self) -> dict[str, Any]:
+        """Return what another callback needs to go on as this one would, as JSON has it: see `restore`."""
+        # on JAX, what the model holds is up to date once it was asked for
+        probe = None if self._probe is None else Probe.of(self.model.optimizer)
+        measured = self._seen if probe is None else int(ops.convert_to_numpy(probe.step.value))
+        state = {
+            "seen": self._seen,
+            "gap": self._gap,
+            "gaps": list(self.gaps.items()),
+            "reported": sorted(map(list, self._reported)),
+        }
+        if probe is None or measured == self._seen:
+            return state
+        # measured and not recorded yet: on the way to the end of the interval in which training diverged
+        return state | {"measured": measured, "figures": ops.convert_to_numpy(probe.figures.value).tolist()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Have the next `fit` go on with the `state()` of another one, whose model and optimizer it goes on with.
+
+        What it records, reports and writes is what that one would have. Rows of the CSV file that stand behind the state are
+        dropped, since they come again; `history` has the records of the new `fit` alone.
+        """
+        self._restored = state
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        self._seen = state["seen"]
+        self._gap = state["gap"]
+        self.gaps = dict(state["gaps"])
+        self._reported = {tuple(keys) for keys in state["reported"]}
+        self._probe.step.assign(state.get("measured", self._seen))
+        if "figures" in state:
+            self._probe.figures.assign(np.array(state["figures"], "float32"))
 
     @property
     def _limit(self) -> float | None:

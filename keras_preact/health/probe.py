@@ -48,7 +48,7 @@ class Probe:
                 self.optimizer.add_variable(shape, dtype=dtype, aggregation="only_first_replica", name=name)
                 for shape, dtype, name in (((3, len(watched.places)), "float32", "figures"), ((), "int32", "measured_update"))
             )
-        self._variables = (self.figures, self.step)
+        self.variables = (self.figures, self.step)
         self._replicas = _replicas(model)
         self._summed: list = []
         self._overridden: list[tuple] = []
@@ -66,7 +66,7 @@ class Probe:
         for optimizer, name in self._overridden:
             del vars(optimizer)[name]
         del vars(self.outer)["_health_probe"]
-        for variable in self._variables:
+        for variable in self.variables:
             self.optimizer._untrack_variable(variable)
 
     @staticmethod
@@ -92,12 +92,12 @@ class Probe:
 
     @contextlib.contextmanager
     def _hidden(self) -> Iterator[None]:
-        for variable in self._variables:
+        for variable in self.variables:
             self.optimizer._untrack_variable(variable)
         try:
             yield
         finally:
-            for variable in self._variables:
+            for variable in self.variables:
                 self.optimizer._track_variable(variable)
 
     def _apply(self, gradients, variables) -> None:
@@ -160,6 +160,17 @@ class Probe:
             else:
                 parts.append(ops.zeros(variable.shape[0] if stacked else 1))
         return ops.concatenate(parts)
+
+
+def own_variables(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables of the model's optimizer, which is built if it is not yet, without those of a probe."""
+    optimizer = model.optimizer
+    if not optimizer.built:
+        with _scope(model):
+            optimizer.build(model.trainable_variables)
+    probe = Probe.of(optimizer)
+    hidden = set() if probe is None else {id(variable) for variable in probe.variables}
+    return [variable for variable in optimizer.variables if id(variable) not in hidden]
 
 
 def _all_rows(gradient):

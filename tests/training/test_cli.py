@@ -1,5 +1,9 @@
 """Wrong input to the command lines: status 2, one line that says what would work, and nothing written."""
 
+import sys
+
+import keras
+import numpy as np
 import pytest
 
 import keras_preact as kp
@@ -12,7 +16,6 @@ from training.recipes import RECIPES
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TRACEBACK", raising=False)
     return tmp_path
 
 
@@ -41,15 +44,81 @@ class TestGuard:
         with pytest.raises(error, match="bug"):
             cli.guard(fail)
 
-    def test_traceback_on_request(self, monkeypatch):
-        monkeypatch.setenv("TRACEBACK", "1")
-        with pytest.raises(ValueError, match=r"Unknown recipe"):
-            train.main(["cifar"])
-
     def test_success_ends_without_exit(self):
         done = []
         cli.guard(lambda: done.append(1))
         assert done == [1]
+
+
+class TestVerbose:
+    @pytest.fixture(autouse=True)
+    def traces_as_before(self):
+        yield
+        keras.config.enable_traceback_filtering()
+
+    @pytest.mark.parametrize(
+        ("argv", "rest", "verbose"),
+        [
+            ([], [], False),
+            (["--verbose"], [], True),
+            (["digits", "--seed", "3"], ["digits", "--seed", "3"], False),
+            (["digits", "--verbose", "--seed", "3"], ["digits", "--seed", "3"], True),
+            (("run", "--verbosely"), ["run", "--verbosely"], False),
+        ],
+    )
+    def test_is_taken_out_wherever_it_stands(self, argv, rest, verbose, monkeypatch):
+        assert cli.split_verbose(argv) == (rest, verbose)
+        monkeypatch.setattr(sys, "argv", ["prog", *argv])
+        assert cli.split_verbose() == (rest, verbose)
+
+    def test_shows_the_trace_above_the_message(self, capsys):
+        def fail(path: str):
+            try:
+                int("x")
+            except ValueError as error:
+                raise cli.UserError(f"no number\nin {path}") from error
+
+        with pytest.raises(SystemExit) as ended:
+            cli.main(fail, ["--verbose", "--path", "somewhere"])
+        assert ended.value.code == 2
+        err = capsys.readouterr().err
+        assert err.startswith("Traceback (most recent call last):\n")
+        assert 'int("x")' in err
+        assert "training.cli.UserError: no number" in err
+        assert err.endswith("\nerror: no number in somewhere\n")
+
+    def test_shows_what_keras_leaves_out(self, capsys):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        frames = {}
+        for verbose in (False, True):
+            with pytest.raises(SystemExit):
+                cli.guard(lambda: model.fit(np.zeros((2, 2)), np.zeros(2)), verbose)  # it is not compiled
+            frames[verbose] = capsys.readouterr().err.count("\n")
+        assert frames[False] == 1
+        assert keras.config.is_traceback_filtering_enabled() is False
+        assert frames[True] > 5
+
+    def test_stands_in_every_help_text(self, capsys):
+        def command(path: str):
+            """Do something.
+
+            Args:
+                path: To what.
+            """
+
+        with pytest.raises(SystemExit) as ended:
+            cli.main(command, ["--help"])
+        assert ended.value.code == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert f"Do something. {cli.VERBOSE}" in text
+        assert text.count("To what.") == 1
+
+    def test_of_a_process(self, empty_folder):
+        status, out, err = finish(start("-m", "training.compare", "--verbose", "runs/digits", cwd=empty_folder))
+        assert (status, out) == (2, "")
+        assert err.startswith("Traceback")
+        assert err.splitlines()[-1] == "error: runs/digits is no run directory: it has no config.json."
+        assert list(empty_folder.iterdir()) == []
 
 
 #: Options behind `digits`, and a pattern for each thing that the message must say.

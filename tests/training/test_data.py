@@ -8,25 +8,12 @@ import pytest
 from keras_preact.preprocessing import PREPROCESSING
 from tests.training import images as pictures
 from training.config import Data
-from training.data import ImageData, Split, evaluation_batches, load, training_batches
-from training.data.sources import _from_arrays
+from training.data import Split, evaluation_batches, load
 
 
 def arrays(split: Split):
     rows = list(split.open().as_numpy_iterator())
     return np.stack([image for image, _ in rows]), np.array([label for _, label in rows])
-
-
-def image_data(images, labels, mean=(10.0, 20.0, 30.0)) -> ImageData:
-    split = _from_arrays(images, labels)
-    preprocessing = PREPROCESSING["cifar10"].__class__(mean=mean, std=(1.0, 1.0, 1.0), size=images.shape[1])
-    return ImageData("test", ("a", "b"), images.shape[-1], images.shape[1], preprocessing, split, split)
-
-
-def numbered(count: int, size: int = 4) -> ImageData:
-    """Images whose pixels are all the image's number."""
-    images = np.broadcast_to(np.arange(count, dtype="uint8")[:, None, None, None], (count, size, size, 3)).copy()
-    return image_data(images, np.arange(count))
 
 
 class TestDigits:
@@ -107,9 +94,14 @@ class TestTensorFlowDatasets:
         if not tfds.builder("cifar10").is_prepared():
             pytest.skip("CIFAR-10 is not prepared in TensorFlow Datasets' data dir (TFDS_DATA_DIR)")
         data = load(Data("cifar10"))
-        images, labels = arrays(data.train)
-        np.testing.assert_allclose(images.mean(axis=(0, 1, 2)), data.preprocessing.mean, atol=0.1)
-        np.testing.assert_allclose(images.std(axis=(0, 1, 2)), data.preprocessing.std, atol=0.1)
+        images, labels = data.held.images, data.held.labels
+        published = PREPROCESSING["cifar10"]
+        for measured, theirs, reference in (
+            (data.preprocessing.mean, published.mean, images.mean(axis=(0, 1, 2))),
+            (data.preprocessing.std, published.std, images.std(axis=(0, 1, 2))),
+        ):
+            np.testing.assert_allclose(measured, theirs, atol=0.1)
+            np.testing.assert_allclose(measured, reference, atol=1e-3)
         np.testing.assert_array_equal(np.bincount(labels), [5000] * 10)
 
 
@@ -122,6 +114,17 @@ class TestFolder:
         for image, label in data.test.open().as_numpy_iterator():
             assert image.shape == (30, 40, 3)
             assert image.mean(axis=(0, 1)).argmax() == label  # the colour of its class
+
+    def test_holdout_is_taken_at_random_and_always_the_same(self, tmp_path):
+        pictures.write_folder(tmp_path, classes=("cat", "dog", "emu"), images=10)
+        data = load(Data("folder", dir=tmp_path, holdout=12))
+        names = lambda split: {str(path) for path in split.reader.paths}  # noqa: E731
+        assert set(map(str, (tmp_path / "train").glob("*/*"))) == names(data.train) | names(data.holdout)
+        assert not names(data.train) & names(data.holdout)
+        assert {label for _, label in data.holdout.open().as_numpy_iterator()} == {0, 1, 2}
+        assert names(load(Data("folder", dir=tmp_path, holdout=12)).holdout) == names(data.holdout)
+        with pytest.raises(ValueError, match=r"must leave some of the 30 training images. Received: 30"):
+            load(Data("folder", dir=tmp_path, holdout=30))
 
     def test_unreadable_image_is_named(self, tmp_path):
         pictures.write_folder(tmp_path)
@@ -144,86 +147,101 @@ def test_unknown_data_set():
         load(Data("cifar1000"))
 
 
-class TestTrainingBatches:
-    def test_every_epoch_is_another_permutation_and_follows_from_the_seed(self):
-        def stream(seed):
-            batches = training_batches(numbered(10), 4, "none", None, seed).take(5)
-            return np.concatenate([labels for _, labels in batches.as_numpy_iterator()]).reshape(2, 10)
+class TestStatistics:
+    def test_are_those_of_the_training_images_alone(self):
+        data = load(Data("digits", holdout=500))
+        images = arrays(data.train)[0].astype("float64")
+        assert data.preprocessing.mean == (round(images.mean(), 4),)
+        assert data.preprocessing.std == (round(images.std(), 4),)
+        assert data.preprocessing != load(Data("digits")).preprocessing
+        assert (data.preprocessing.size, data.preprocessing.resize) == (8, None)
 
-        first, second = stream(3)
-        assert sorted(first) == sorted(second) == list(range(10))
-        assert list(first) != list(second)
-        np.testing.assert_array_equal(stream(3), [first, second])
-        assert list(stream(4)[0]) != list(first)
+    def test_of_records(self, prepared):
+        folder, images, _ = prepared
+        found = load(Data("cifar10", dir=folder)).preprocessing
+        np.testing.assert_allclose(found.mean, images["train"].mean(axis=(0, 1, 2), dtype="float64"), atol=1e-4)
+        np.testing.assert_allclose(found.std, images["train"].std(axis=(0, 1, 2), dtype="float64"), atol=1e-4)
 
-    def test_pad_crop_flip_is_one_of_its_162_results_and_all_occur(self):
-        rng = np.random.default_rng(0)
-        image = rng.integers(0, 256, (1, 6, 6, 3), "uint8")
-        data = image_data(np.repeat(image, 50, axis=0), np.arange(50))
-        padded = np.empty((14, 14, 3), "float32")
-        padded[:] = data.preprocessing.mean
-        padded[4:10, 4:10] = image[0]
-        crops = [padded[i : i + 6, j : j + 6] for i in range(9) for j in range(9)]
-        candidates = np.stack(crops + [crop[:, ::-1] for crop in crops]).reshape(162, -1)
-        batches = training_batches(data, 50, "pad_crop_flip", None, seed=0).take(60)
-        outputs = np.concatenate([x for x, _ in batches.as_numpy_iterator()]).reshape(3000, -1)
-        distance = np.abs(outputs[:, None] - candidates[None]).max(axis=2)
-        assert distance.min(axis=1).max() < 1e-4
-        counts = np.bincount(distance.argmin(axis=1), minlength=162)
-        assert counts.min() > 0
-        # uniform: chi-square with 161 degrees of freedom lies below 235 in 99.99 % of draws; the seed is fixed
-        expected = 3000 / 162
-        assert ((counts - expected) ** 2 / expected).sum() < 235
+    def test_of_more_images_than_are_counted_at_a_time(self):
+        images = np.random.default_rng(0).integers(0, 256, (9000, 2, 2, 3), "uint8")
+        images[4096:, ..., 0] //= 4
+        images[8500:, ..., 1] = 0
+        found = pictures.in_memory(images).preprocessing
+        np.testing.assert_allclose(found.mean, images.mean(axis=(0, 1, 2), dtype="float64"), atol=1e-4)
+        np.testing.assert_allclose(found.std, images.std(axis=(0, 1, 2), dtype="float64"), atol=1e-4)
 
-    def test_augmentation_follows_from_the_seed_and_differs_between_epochs(self):
-        rng = np.random.default_rng(0)
-        data = image_data(rng.integers(0, 256, (4, 8, 8, 3), "uint8"), np.arange(4))
+    def test_a_channel_that_never_changes(self):
+        images = np.zeros((4, 2, 2, 3), "uint8")
+        images[..., 1] = 7
+        found = pictures.in_memory(images).preprocessing
+        assert (found.mean, found.std) == ((0.0, 7.0, 0.0), (1.0, 1.0, 1.0))
 
-        def epochs(seed):
-            rows = training_batches(data, 4, "pad_crop_flip", None, seed).take(2).as_numpy_iterator()
-            return np.stack([x[np.argsort(y)] for x, y in rows])
-
-        first, second = epochs(0)
-        assert not np.array_equal(first, second)
-        np.testing.assert_array_equal(epochs(0), [first, second])
-        assert not np.array_equal(epochs(1)[0], first)
-
-    def test_resized_crop_flip_has_the_size_and_only_pixels_of_the_image(self, tmp_path):
-        pictures.write_folder(tmp_path)
-        data = load(Data("folder", dir=tmp_path))
-        batch, labels = next(training_batches(data, 8, "resized_crop_flip", 16, seed=0).as_numpy_iterator())
-        assert batch.shape == (8, 16, 16, 3)
-        assert batch.min() >= 0
-        assert batch.max() <= 250
-        np.testing.assert_array_equal(batch.mean(axis=(1, 2)).argmax(axis=1), labels)
-        assert np.ptp(batch.std(axis=(1, 2, 3))) > 0
-
-    def test_bad_arguments(self, tmp_path):
-        with pytest.raises(ValueError, match=r"must be 1 to 10, the training images. Received: batch_size=11"):
-            training_batches(numbered(10), 11, "none", None, 0)
-        with pytest.raises(ValueError, match=r"Did you mean .*'pad_crop_flip'"):
-            training_batches(numbered(10), 4, "crop_flip", None, 0)
-        pictures.write_folder(tmp_path)
-        with pytest.raises(ValueError, match=r"use 'resized_crop_flip'"):
-            training_batches(load(Data("folder", dir=tmp_path)), 4, "pad_crop_flip", None, 0)
+    def test_of_a_folder_every_image_counts_the_same(self, tmp_path, monkeypatch):
+        large, small = np.full((40, 30, 3), 50, "uint8"), np.full((5, 6, 3), 100, "uint8")
+        small[:, :3, 2] = 200
+        for split in ("train", "test"):
+            (tmp_path / split / "a").mkdir(parents=True)
+            for i, pixels in enumerate((large, small)):
+                pictures.Image.fromarray(pixels).save(tmp_path / split / "a" / f"{i}.png")
+        found = load(Data("folder", dir=tmp_path)).preprocessing
+        assert found.mean == (75.0, 75.0, 100.0)
+        third = np.array([50, 50, 100, 200])
+        np.testing.assert_allclose(found.std, (25.0, 25.0, third.std()), atol=1e-4)
+        assert (found.size, found.resize, found.crop) == (224, 256, "center")
+        monkeypatch.setattr("training.data.statistics.SAMPLE", 1)
+        assert load(Data("folder", dir=tmp_path)).preprocessing.mean in ((50.0, 50.0, 50.0), (100.0, 100.0, 150.0))
 
 
 class TestEvaluationBatches:
     def test_every_image_once_in_order_untouched(self):
-        data = numbered(10)
+        data = pictures.numbered(10)
         batches = list(evaluation_batches(data, data.test, 4, None).as_numpy_iterator())
+        assert [x.dtype for x, _ in batches] == [np.uint8] * 3
         assert [len(x) for x, _ in batches] == [4, 4, 2]
-        np.testing.assert_array_equal(np.concatenate([x for x, _ in batches])[:, 0, 0, 0], np.arange(10, dtype="float32"))
+        np.testing.assert_array_equal(np.concatenate([x for x, _ in batches])[:, 0, 0, 0], np.arange(10))
 
-    def test_resizes_the_shorter_side_and_cuts_out_the_centre(self, tmp_path):
-        # 80 x 40 with a bright middle: scaled to 37 x 18 (256 / 224 of 16), the middle 16 x 16 is all bright
-        for split in ("train", "test"):
-            for name in ("a", "b"):
-                (tmp_path / split / name).mkdir(parents=True)
-                pixels = np.zeros((40, 80, 3), "uint8")
-                pixels[:, 18:62] = 200
-                pictures.Image.fromarray(pixels).save(tmp_path / split / name / "0.png")
+    @pytest.mark.parametrize(
+        ("rows", "want"),
+        [
+            (slice(0, 2), [[0, 1], [4, 5], [8, 9]]),
+            (slice(2, 4), [[2, 3], [6, 7]]),  # the last batch has none of these
+            (slice(1, 4), [[1, 2, 3], [5, 6, 7], [9]]),
+            (slice(1, None, 2), [[1, 3], [5, 7], [9]]),
+        ],
+    )
+    def test_rows(self, rows, want):
+        data = pictures.numbered(10)
+        found = [labels.tolist() for _, labels in evaluation_batches(data, data.test, 4, 4, rows).as_numpy_iterator()]
+        assert found == want
+
+    def test_rows_of_files_are_picked_before_they_are_decoded(self, tmp_path):
+        pictures.write_folder(tmp_path, images=4)
         data = load(Data("folder", dir=tmp_path))
-        batch, _ = next(evaluation_batches(data, data.test, 2, 16).as_numpy_iterator())
-        assert batch.shape == (2, 16, 16, 3)
-        np.testing.assert_allclose(batch, 200, atol=1)
+        whole = list(evaluation_batches(data, data.test, 4, 16).as_numpy_iterator())
+        for i in (0, 1):  # numbers 0, 1, 4, 5
+            (tmp_path / "test" / "cat" / f"{i}.png").write_bytes(b"no image")
+            (tmp_path / "test" / "dog" / f"{i}.png").write_bytes(b"no image")
+        kept = list(evaluation_batches(data, data.test, 4, 16, slice(2, 4)).as_numpy_iterator())
+        pictures.assert_same(kept, [(pixels[2:], labels[2:]) for pixels, labels in whole])
+
+    def test_bad_arguments(self):
+        data = pictures.numbered(10)
+        with pytest.raises(ValueError, match=r"`batch_size` must be positive. Received: 0"):
+            evaluation_batches(data, data.test, 0, None)
+        with pytest.raises(ValueError, match=r"must hold some of the 4 images of a batch"):
+            evaluation_batches(data, data.test, 4, None, slice(2, 2))
+
+    @pytest.mark.parametrize("shape", [(60, 80), (80, 60), (37, 90)])
+    def test_resizes_the_shorter_side_and_cuts_out_the_centre(self, tmp_path, shape):
+        """As Pillow does it: 256 / 224 of 28 is 32, and the middle 28 x 28 is kept."""
+        pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), "uint8")
+        for split in ("train", "test"):
+            (tmp_path / split / "a").mkdir(parents=True)
+            pictures.Image.fromarray(pixels).save(tmp_path / split / "a" / "0.png")
+        data = load(Data("folder", dir=tmp_path))
+        height, width = (round(side * 32 / min(shape)) for side in shape)
+        resized = np.asarray(pictures.Image.fromarray(pixels).resize((width, height), pictures.Image.Resampling.BILINEAR))
+        top, left = (height - 28) // 2, (width - 28) // 2
+        [(batch, _)] = evaluation_batches(data, data.test, 2, 28).as_numpy_iterator()
+        assert batch.dtype == np.float32
+        np.testing.assert_allclose(batch[0], resized[top : top + 28, left : left + 28], atol=1.01)  # Pillow rounds

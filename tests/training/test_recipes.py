@@ -2,11 +2,14 @@
 
 import dataclasses
 import inspect
+import json
+import re
 
 import pytest
 
 import keras_preact as kp
-from training import train
+from tests.training.commands import ROOT
+from training import plans, recipes, train
 from training.config import Config, Data, Model, Optimizer, Schedule
 from training.data.pipelines import AUGMENTATIONS
 from training.data.sources import SOURCES
@@ -19,6 +22,11 @@ PAPER_OPTIMIZER = {
     "nesterov": False,
     "weight_decay": 1e-4,
     "exclude_from_decay": (),
+    "scaling": "none",
+    "reference_batch_size": 256,
+    "clip_norm": None,
+    "ema": None,
+    "label_smoothing": 0.0,
 }
 
 
@@ -47,6 +55,7 @@ def test_cifar_recipe_is_the_papers(recipe, model, data):
     assert (config.data.name, config.data.augmentation) == (data, "pad_crop_flip")
     # all 50,000 images are trained on: the paper's final numbers
     assert (config.data.holdout, config.data.watch_test, config.data.size) == (0, False, None)
+    assert config.data.padding == "mean"  # what is padded is normalised in the released code
 
 
 def test_recipe_of_462_is_the_papers():
@@ -89,10 +98,119 @@ def test_imagenet_recipe_is_the_papers():
 )
 def test_learning_rate_over_the_papers_runs(recipe, steps_per_epoch, rates):
     config = RECIPES[recipe]()
-    iterations = config.iterations(config.schedule.length, steps_per_epoch)
-    assert iterations == max(rates) + 1
-    schedule = train._learning_rate(config, steps_per_epoch, iterations)
+    plan = plans.plan(config, steps_per_epoch * config.batch_size)
+    assert plan.iterations == max(rates) + 1
+    schedule = plans.learning_rate(config, plan)
     assert {step: round(float(schedule(step)), 7) for step in rates} == rates
+
+
+def test_short_recipes_for_a_cpu():
+    for name, epochs in (("cifar10_short", 15), ("cifar10_quick", 5)):
+        config = RECIPES[name]()
+        assert config.model == Model("cifar_resnet20_preact")
+        assert config.batch_size == 128
+        assert fields(config.optimizer) == PAPER_OPTIMIZER | {"nesterov": True, "weight_decay": 5e-4}
+        assert config.schedule == Schedule("cosine", length=epochs, warmup=1)
+        assert (config.data.name, config.data.augmentation, config.data.holdout) == ("cifar10", "pad_crop_flip", 0)
+
+
+def test_modern_recipe():
+    config = RECIPES["cifar10_modern"]()
+    assert config.model == Model("cifar_resnet110_preact")
+    assert config.batch_size == 128
+    assert fields(config.optimizer) == PAPER_OPTIMIZER | {
+        "nesterov": True,
+        "weight_decay": 5e-4,
+        "exclude_from_decay": ("norm",),
+        "ema": 0.999,
+        "label_smoothing": 0.1,
+    }
+    assert config.schedule == Schedule("cosine", length=200, warmup=5)
+
+
+#: The guide's Sec. 8.7 and 8.4 at batches of 256, with the middle of a range: rate, epochs of warm-up, limit of the norm.
+GUIDE = {20: (0.1, 0, None), 56: (0.1, 7.5, None), 110: (0.1, 7.5, None), 164: (0.1, 7.5, None), 1001: (0.001, 35, 10.0)}
+
+
+@pytest.mark.parametrize("depth", GUIDE)
+def test_recipes_by_depth_are_the_guides(depth):
+    rate, warmup, clip_norm = GUIDE[depth]
+    config = RECIPES[f"cifar10_depth{depth}"]()
+    assert config.model == Model(f"cifar_resnet{depth}_preact")
+    assert fields(config.optimizer) == PAPER_OPTIMIZER | {
+        "learning_rate": rate,
+        "scaling": "sqrt",
+        "clip_norm": clip_norm,
+    }
+    steps = {"kind": "steps", "drops": (82, 123)} if depth == 20 else {"kind": "cosine"}
+    assert config.schedule == Schedule(**steps, warmup=warmup, length=164)
+    assert (config.batch_size, config.data) == (128, RECIPES["cifar10"]().data)
+
+
+@pytest.mark.parametrize("batch_size", [64, 128, 256, 1024])
+@pytest.mark.parametrize("depth", [20, 110, 1001])
+def test_rates_by_depth_grow_with_the_root_of_the_batch_size(depth, batch_size):
+    """The highest rate of the run is that of `kp.recommend` for this batch size."""
+    config = dataclasses.replace(RECIPES[f"cifar10_depth{depth}"](), batch_size=batch_size)
+    plan = plans.plan(config, 50_000)
+    schedule = plans.learning_rate(config, plan)
+    behind_warmup = round(config.schedule.warmup * plan.steps_per_epoch)
+    expected = kp.recommend(depth=depth, batch_size=batch_size).learning_rate
+    assert float(schedule(behind_warmup)) == pytest.approx(expected, rel=1e-6)
+    assert float(schedule(behind_warmup + 500)) <= expected * (1 + 1e-6)
+
+
+def test_other_depths_are_recipes_too():
+    """Between 200 and 1000 layers the guide asks for a lower rate and a longer warm-up."""
+    config = recipes.by_depth(1202)
+    assert (config.model.name, config.optimizer.learning_rate) == ("cifar_resnet1202_preact", 0.001)
+
+
+PERCENT = re.compile(r"(\d+\.\d+) %")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_says_what_it_reaches(name):
+    text = " ".join(inspect.getdoc(RECIPES[name]).split())
+    if name == "digits":  # a test measures it each time
+        assert "`make demo` holds it to 98 %" in text
+        return
+    assert "easured" in text
+    assert "Published" not in text or re.search(r"Published .*\(Table \d of arXiv 1603.05027", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        (
+            "cifar10",
+            [
+                {"table": "6 of 1512.03385", "network": "ResNet-20"},
+                {"table": "2", "network": "ResNet-110"},
+                {"table": "2", "network": "ResNet-164"},
+                {"table": "3", "network": "ResNet-1001", "dataset": "cifar10"},
+            ],
+        ),
+        ("cifar10_batch64", [{"table": "4"}]),
+        (
+            "cifar100",
+            [{"table": "3", "network": f"ResNet-{depth}", "dataset": "cifar100"} for depth in (164, 1001)],
+        ),
+        ("imagenet", [{"table": "5", "network": "ResNet-200"}]),
+    ],
+)
+def test_published_numbers_are_those_of_the_tables(name, rows):
+    text = inspect.getdoc(RECIPES[name])
+    found = [kp.published.results(**row)[-1] for row in rows]  # the last row of a network is full pre-activation
+    expected = {f"{value:g}" for row in found for value in (row.error, row.top5) if value is not None}
+    assert set(PERCENT.findall(text)) == expected
+
+
+def test_measured_number_of_the_short_run_is_that_of_its_card():
+    card = json.loads((ROOT / "saved_models" / "cifar10_resnet20" / "model_card.json").read_text())
+    assert card["run"]["recipe"] == "cifar10_short"
+    [error] = PERCENT.findall(inspect.getdoc(RECIPES["cifar10_short"]))
+    assert float(error) == pytest.approx(100 * (1 - card["metrics"]["accuracy"]))
 
 
 def test_digits_is_small_and_needs_no_download():
@@ -115,7 +233,9 @@ def test_every_recipe_fits_together(name):
 
 
 def test_recipes_are_complete_and_fixed():
-    assert list(RECIPES) == ["digits", "cifar10", "cifar10_batch64", "cifar10_short", "cifar100", "imagenet", "folder"]
+    by_depth = [f"cifar10_depth{depth}" for depth in GUIDE]
+    cifar10 = ["cifar10", "cifar10_batch64", "cifar10_short", "cifar10_quick", "cifar10_modern", *by_depth]
+    assert list(RECIPES) == ["digits", *cifar10, "cifar100", "imagenet", "folder"]
     with pytest.raises(TypeError):
         RECIPES["mine"] = RECIPES["digits"]
 

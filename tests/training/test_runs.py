@@ -1,14 +1,15 @@
-"""The run directory: nothing in it is ever half-written, and the best checkpoint is the best."""
+"""The run directory: nothing in it is ever half-written, and it is gone on with as it was begun."""
 
+import dataclasses
 import json
-import signal
-import threading
-import weakref
+from pathlib import Path
 
+import keras
 import pytest
 
 from tests.training.commands import files
 from training import runs
+from training.config import Checkpoint, Config, Data, Optimizer, from_json
 
 
 class TestNewDirectory:
@@ -26,8 +27,13 @@ class TestNewDirectory:
     def test_a_directory_with_anything_in_it_or_a_file_is_refused(self, tmp_path):
         (tmp_path / "file").write_text("")
         for taken in (tmp_path, tmp_path / "file"):
-            with pytest.raises(ValueError, match=f"{taken} exists and is not empty. Give another --output"):
+            with pytest.raises(ValueError, match=f"{taken} exists and is not empty: give another --output"):
                 runs.new_directory(taken, "digits")
+
+    def test_of_a_run_says_how_to_go_on(self, tmp_path):
+        (tmp_path / "config.json").touch()
+        with pytest.raises(ValueError, match="go on with the run in it with --resume, give another"):
+            runs.new_directory(tmp_path, "digits")
 
 
 class TestReplacing:
@@ -98,145 +104,47 @@ class TestReadConfig:
         assert str(tmp_path) in str(error.value)
 
 
-class TestModelPath:
-    FILES = (("final", "model.keras"), ("best", "checkpoints/best.keras"), ("last", "checkpoints/last.keras"))
+class TestGoingOn:
+    """A run goes on with the options that it was begun with."""
 
-    @pytest.mark.parametrize(("checkpoint", "file"), FILES)
-    def test_each_is_where_it_should_be(self, tmp_path, checkpoint, file):
-        (tmp_path / "checkpoints").mkdir()
-        for _, name in self.FILES:
-            (tmp_path / name).touch()
-        assert runs.model_path(tmp_path, checkpoint) == tmp_path / file
+    BEGUN = Config(seed=3, data=Data("digits", dir=Path("images")), optimizer=Optimizer(exclude_from_decay=("norm",)))
 
-    def test_error_names_those_that_are_there(self, tmp_path):
-        (tmp_path / "checkpoints").mkdir()
-        with pytest.raises(ValueError, match=r"was not finished: there is no .*model.keras. It has no model at all\."):
-            runs.model_path(tmp_path)
-        (tmp_path / "checkpoints" / "last.keras").touch()
-        with pytest.raises(ValueError, match=r"there is no .*model.keras. It has: --checkpoint last\."):
-            runs.model_path(tmp_path)
-        (tmp_path / "checkpoints" / "best.keras").touch()
-        with pytest.raises(ValueError, match=r"It has: --checkpoint best, --checkpoint last\."):
-            runs.model_path(tmp_path)
+    @pytest.fixture
+    def run(self, tmp_path):
+        described = {"config": dataclasses.asdict(self.BEGUN), "versions": {"backend": keras.backend.backend()}}
+        runs.write_json(tmp_path / "config.json", described)
+        return tmp_path
 
+    def test_the_same_configuration_comes_back_from_json(self, run):
+        assert from_json(Config, runs.read_config(run)["config"]) == self.BEGUN
 
-class Epochs:
-    """Stands for a model: the n-th save writes n; `fails` makes it write half and raise."""
+    def test_same_options_and_those_that_change_nothing(self, run):
+        runs.check_same(run, self.BEGUN)
+        free = {"output": run, "resume": True, "health": 7, "checkpoint": Checkpoint(minutes=1), "distribution": "mirrored"}
+        runs.check_same(run, dataclasses.replace(self.BEGUN, **free))
 
-    def __init__(self):
-        self.saved = 0
-        self.fails = False
-
-    def save(self, path):
-        self.saved += 1
-        path.write_text("half" if self.fails else str(self.saved))
-        if self.fails:
-            raise OSError("No space left on device")
-
-
-class TestCheckpoints:
     @pytest.mark.parametrize(
-        ("higher_is_better", "scores", "best"),
+        ("changes", "named"),
         [
-            (True, [0.5, 0.7, 0.6, 0.7, 0.8, 0.1], [1, 2, 2, 2, 5, 5]),  # the first of equals stays
-            (False, [0.5, 0.7, 0.4, 0.4, 0.45, 0.1], [1, 1, 3, 3, 3, 6]),
-            (True, [-3.0, -2.0], [1, 2]),
-            (False, [float("nan"), 2.0, float("nan")], [None, 2, 2]),
+            ({"seed": 4}, "--seed"),
+            ({"batch_norm": "per_replica"}, "--batch-norm"),
+            ({"data": Data("digits")}, "--data.dir"),
+            ({"optimizer": Optimizer(label_smoothing=0.1), "batch_size": 8}, "--optimizer.exclude-from-decay, .*--batch-size"),
         ],
     )
-    def test_best_is_replaced_only_by_a_better_one(self, tmp_path, higher_is_better, scores, best):
-        callback = runs.Checkpoints(tmp_path, "val_score", higher_is_better)
-        callback.set_model(Epochs())
-        for epoch, (score, expected) in enumerate(zip(scores, best, strict=True)):
-            callback.on_epoch_end(epoch, {"val_score": score, "score": -score})
-            assert (tmp_path / "last.keras").read_text() == str(epoch + 1)
-            file = tmp_path / "best.keras"
-            assert (file.read_text() if file.exists() else None) == (expected and str(expected))
-        assert files(tmp_path) == ["best.keras", "last.keras"]
+    def test_others_are_named(self, run, changes, named):
+        message = rf"is a run with other options: .*{named}.* python -m training.train --resume {run}"
+        with pytest.raises(ValueError, match=message):
+            runs.check_same(run, dataclasses.replace(self.BEGUN, **changes))
 
-    def test_a_failed_save_leaves_the_checkpoints_before(self, tmp_path):
-        callback = runs.Checkpoints(tmp_path, "loss", higher_is_better=False)
-        model = Epochs()
-        callback.set_model(model)
-        callback.on_epoch_end(0, {"loss": 1.0})
-        model.fails = True
-        with pytest.raises(ValueError, match=r"Cannot write .*last.keras: No space left"):
-            callback.on_epoch_end(1, {"loss": 0.5})
-        assert files(tmp_path) == ["best.keras", "last.keras"]
-        assert [(tmp_path / name).read_text() for name in files(tmp_path)] == ["1", "1"]
+    def test_another_backend(self, run):
+        runs.write_json(run / "config.json", {"config": {}, "versions": {"backend": "theano"}})
+        with pytest.raises(ValueError, match=r"was trained on theano: go on with KERAS_BACKEND=theano"):
+            runs.check_same(run, self.BEGUN)
 
+    def test_an_option_of_another_version(self):
+        with pytest.raises(ValueError, match=r"Another version .* the option warp"):
+            from_json(Config, {"optimizer": {"warp": 9}})
 
-class TestInterruption:
-    @pytest.fixture(autouse=True)
-    def usual_handler(self):
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        yield
-        signal.signal(signal.SIGINT, before)
-
-    def test_is_not_lost_where_errors_are_and_comes_behind_the_batch(self):
-        with runs.Interruption() as interruption:
-            interruption.on_train_batch_end(0)
-            weakref.finalize(Trained(), signal.raise_signal, signal.SIGINT)  # an error in there would go nowhere
-            for end_of_batch in (interruption.on_train_batch_end, interruption.on_test_batch_end):
-                with pytest.raises(KeyboardInterrupt):
-                    end_of_batch(1)
-
-    def test_the_second_comes_at_once(self):
-        with runs.Interruption():
-            signal.raise_signal(signal.SIGINT)
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-    def test_leaves_the_handler_as_it_was(self):
-        with runs.Interruption():
-            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-    def test_a_process_that_ignores_the_signal_goes_on_doing_so(self):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with runs.Interruption() as interruption:
-            signal.raise_signal(signal.SIGINT)
-            interruption.on_train_batch_end(0)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-    def test_in_another_thread(self):
-        def enter():
-            with runs.Interruption() as interruption:
-                interruption.on_train_batch_end(0)
-                done.append(1)
-
-        done = []
-        thread = threading.Thread(target=enter)
-        thread.start()
-        thread.join()
-        assert done == [1]
-
-
-class Trained:
-    stop_training = False
-
-
-def test_stop_at():
-    callback = runs.StopAt(3)
-    callback.set_model(Trained())
-    stopped = []
-    for batch in range(4):
-        callback.on_train_batch_end(batch)
-        stopped.append(callback.model.stop_training)
-    assert stopped == [False, False, True, True]
-
-
-class TestStopOnNaN:
-    @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
-    def test_message_names_epoch_and_remedy(self, loss):
-        with pytest.raises(ValueError, match=rf"The loss is {loss} in epoch 3: .*--optimizer.learning-rate") as error:
-            runs.StopOnNaN().on_epoch_end(2, {"loss": loss})
-        assert "The checkpoints hold the epochs before." in str(error.value)
-
-    def test_no_checkpoint_in_the_first_epoch(self):
-        with pytest.raises(ValueError, match=r"in epoch 1: .*There is no checkpoint\."):
-            runs.StopOnNaN().on_epoch_end(0, {"loss": float("nan")})
-
-    def test_finite_losses_pass(self):
-        runs.StopOnNaN().on_epoch_end(0, {"loss": 1e30, "val_loss": float("nan")})
+    def test_what_a_version_before_did_not_know_has_its_default(self):
+        assert from_json(Config, {"seed": 5, "data": {"dir": "a"}}) == Config(seed=5, data=Data(dir=Path("a")))

@@ -11,15 +11,24 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.preprocessing import PREPROCESSING
 from tests.training import images as pictures
 from tests.training.commands import TINY, error_of, files, finish, one_error, run_evaluate, run_train, start
-from training import backends, train
+from training import backends, networks, train
 from training.config import Config, Data, Model
 from training.data import evaluation_batches, load
 
 EVENTS = r"tensorboard/train/events\.out\.tfevents\..+\.v2"
-FILES = ["checkpoints/best.keras", "checkpoints/last.keras", "config.json", "history.csv", "model.keras"]
+FILES = ["checkpoints/best.keras", "checkpoints/network.json", "config.json", "curves.png", "history.csv", "model.keras"]
+
+
+def names(run) -> list[str]:
+    """Return the files of a run but for TensorBoard's; a checkpoint's name without its hash."""
+    found = [re.sub(r"(state-\d+)-[0-9a-f]{16}\.npz", r"\1", name) for name in files(run)]
+    return [name for name in found if not name.startswith("tensorboard")]
+
+
+def checkpoints(*iterations: int) -> list[str]:
+    return [f"checkpoints/state-{iteration:09d}" for iteration in iterations]
 
 
 def loaded(path) -> keras.Model:
@@ -62,7 +71,7 @@ def run(tmp_path_factory):
 
 class TestRunDirectory:
     def test_holds_exactly_what_is_documented(self, run):
-        assert [name for name in files(run) if not name.startswith("tensorboard")] == FILES
+        assert names(run) == sorted([*FILES, *checkpoints(0, 30)])
         events = [name for name in files(run) if name.startswith("tensorboard")]
         assert len(events) == 1
         assert re.fullmatch(EVENTS, events[0])
@@ -83,13 +92,18 @@ class TestRunDirectory:
             "nesterov": True,
             "weight_decay": 5e-3,
             "exclude_from_decay": [],
+            "scaling": "none",
+            "reference_batch_size": 256,
+            "clip_norm": None,
+            "ema": None,
+            "label_smoothing": 0.0,
         }
         assert described["config"]["schedule"]["drops"] == [20]
         assert (described["config"]["batch_size"], described["config"]["seed"]) == (64, 3)
         assert described["config"]["output"] == str(run)
         assert described["classes"] == list("0123456789")
         assert described["images"] == {"train": 1437, "holdout": 0, "test": 360}
-        assert described["preprocessing"] == PREPROCESSING["digits"].to_dict()
+        assert described["preprocessing"] == load(Data("digits")).preprocessing.to_dict()
         assert described["iterations"] == 30
         assert described["trainable_parameters"] == 4934
         versions = described["versions"]
@@ -110,9 +124,10 @@ class TestRunDirectory:
     def test_checkpoints(self, run):
         """The loss falls from epoch to epoch, so the last epoch's network is the final one and the best."""
         final = weights(run / "model.keras")
-        for name in ("last", "best"):
-            for ours, theirs in zip(weights(run / "checkpoints" / f"{name}.keras"), final, strict=True):
-                np.testing.assert_array_equal(ours, theirs)
+        for checkpoint in ("last", "best"):
+            model, _ = networks.open_run(run, checkpoint)
+            for ours, theirs in zip(model.weights, final, strict=True):
+                np.testing.assert_array_equal(np.array(ours), theirs)
 
     def test_number_of_iterations_is_exact(self, run):
         assert int(loaded(run / "model.keras").optimizer.iterations) == 30
@@ -131,15 +146,16 @@ class TestRunDirectory:
     def test_network_takes_raw_pixels(self, run):
         model = loaded(run / "model.keras")
         layer = model.get_layer("preprocessing")
-        np.testing.assert_allclose(np.ravel(layer.mean), [77.853723], rtol=1e-5)
-        np.testing.assert_allclose(np.ravel(layer.variance), [95.850908**2], rtol=1e-5)
+        statistics = load(Data("digits")).preprocessing  # of the training images
+        np.testing.assert_allclose(np.ravel(layer.mean), statistics.mean, rtol=1e-5)
+        np.testing.assert_allclose(np.ravel(layer.variance), [statistics.std[0] ** 2], rtol=1e-5)
         # the same weights behind normalised pixels
         bare = kp.create_model("digits_resnet8_preact", width_factor=0.25)
         trained = {weight.path: np.array(weight) for weight in model.weights}
         for weight in bare.weights:
             weight.assign(trained[weight.path])
         pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1)).astype("float32")
-        normalised = (pixels - 77.853723) / 95.850908
+        normalised = (pixels - statistics.mean[0]) / statistics.std[0]
         np.testing.assert_allclose(
             model.predict_on_batch(pixels), bare.predict_on_batch(normalised.astype("float32")), atol=1e-4
         )
@@ -166,7 +182,7 @@ def test_another_seed_other_weights(run, tmp_path):
 class TestOptionsOfTheModel:
     def build(self, **options):
         model = Model("digits_resnet8_preact", **options)
-        config = train.build_model(Config(model=model), load(Data("digits")), 8).get_config()
+        config = networks.build(Config(model=model), load(Data("digits")), 8).get_config()
         return config | {"shortcut": config["shortcut"]["class_name"]}
 
     @pytest.mark.parametrize(
@@ -216,7 +232,7 @@ def test_holdout_chooses_the_best_checkpoint(tmp_path):
     batches = evaluation_batches(data, data.holdout, 200, None)
     images, labels = next(batches.as_numpy_iterator())
     accuracies = {
-        name: float((loaded(run / "checkpoints" / f"{name}.keras").predict_on_batch(images).argmax(axis=1) == labels).mean())
+        name: float((networks.open_run(run, name)[0].predict_on_batch(images).argmax(axis=1) == labels).mean())
         for name in ("best", "last")
     }
     measured = [float(row["val_accuracy"]) for row in rows]
@@ -242,12 +258,12 @@ def test_watching_the_test_set_changes_nothing_but_the_history(run, tmp_path):
     images, labels = next(evaluation_batches(data, data.test, 360, None).as_numpy_iterator())
     accuracy = (loaded(watched / "model.keras").predict_on_batch(images).argmax(axis=1) == labels).mean()
     assert float(history(watched)[-1]["val_accuracy"]) == pytest.approx(accuracy, abs=1e-6)
-    assert history(run)[-1]["val_accuracy"] == "NA"
+    assert "val_accuracy" not in history(run)[-1]
 
 
 def test_health_is_watched_and_changes_nothing(run, tmp_path, capsys):
     watched = run_train(tmp_path / "run", *OPTIONS, "--health", "7")
-    assert [name for name in files(watched) if not name.startswith("tensorboard")] == sorted([*FILES, "health.csv"])
+    assert names(watched) == sorted([*FILES, "health.csv", *checkpoints(0, 30)])
     with open(watched / "health.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["step"], row["epoch"]) for row in rows] == [("7", "0"), ("14", "0"), ("21", "0"), ("28", "1")]
@@ -266,13 +282,14 @@ def test_health_is_watched_and_changes_nothing(run, tmp_path, capsys):
 
 
 def test_images_of_a_folder(tmp_path):
-    """Pictures of 40 x 30 pixels come down to the size asked for; the statistics are ImageNet's."""
+    """Pictures of 40 x 30 pixels come down to the size asked for; the statistics are theirs."""
     pictures.write_folder(tmp_path / "pictures", classes=("cat", "dog", "emu"))
     options = ("--data.name", "folder", "--data.dir", str(tmp_path / "pictures"), "--data.size", "16")
     run = run_train(tmp_path / "run", *options, "--data.augmentation", "resized_crop_flip", "--batch-size", "6")
     model = loaded(run / "model.keras")
     assert (model.input_shape, model.output_shape) == ((None, 16, 16, 3), (None, 3))
-    np.testing.assert_allclose(np.ravel(model.get_layer("preprocessing").mean), [123.675, 116.28, 103.53], rtol=1e-5)
+    pixels = np.stack([image for image, _ in load(Data("folder", dir=tmp_path / "pictures")).train.open().as_numpy_iterator()])
+    np.testing.assert_allclose(np.ravel(model.get_layer("preprocessing").mean), pixels.mean(axis=(0, 1, 2)), rtol=1e-3)
     described = json.loads((run / "config.json").read_text())
     assert described["classes"] == ["cat", "dog", "emu"]
     assert described["config"]["data"]["dir"] == str(tmp_path / "pictures")
@@ -298,46 +315,46 @@ class TestEndings:
 
     LONG = ("--schedule.length", "1000000", "--health", "0")
 
-    def test_interruption_while_a_checkpoint_is_written(self, tmp_path, capsys):
+    def test_interruption(self, tmp_path, capsys):
         # a process started in the background may inherit that it ignores the signal
         code = (
             "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
             "from training import train; train.main(sys.argv[1:])"
         )
-        process = start("-c", code, "digits", *TINY, *self.LONG, "--output", "run", cwd=tmp_path)
+        process = start("-c", code, "digits", *TINY, *self.LONG, "--checkpoint.every", "1", "--output", "run", cwd=tmp_path)
         run = tmp_path / "run"
         deadline = time.monotonic() + 240
-        last = run / "checkpoints" / "last.keras"
-        while not (last.exists() and list(last.parent.glob(".last-*"))):
+        while not ((run / "history.csv").exists() and list(run.glob("checkpoints/.state-*"))):
             assert process.poll() is None, finish(process)
             assert time.monotonic() < deadline, (process.kill(), finish(process))
             time.sleep(0.001)
         process.send_signal(signal.SIGINT)
         status, out, err = finish(process)
         assert (status, err) == (130, "")
-        assert out.endswith("Run directory: run; evaluate or export the last checkpoint with --checkpoint last.\n")
-        left = [name for name in files(run) if not re.fullmatch(EVENTS, name)]
-        assert left == [name for name in FILES if name != "model.keras"]
-        iterations = [int(loaded(run / "checkpoints" / f"{name}.keras").optimizer.iterations) for name in ("best", "last")]
-        assert all(count > 0 and count % 22 == 0 for count in iterations)
-        assert len(history(run)) in (iterations[1] // 22, iterations[1] // 22 - 1)
+        said = re.search(r"behind iteration ([\d,]+) of 1,000,000, loss .* in epoch (\d+); the checkpoint is saved\.", out)
+        step, epochs = (int(number.replace(",", "")) for number in said.groups())
+        assert out.endswith("To go on: python -m training.train --resume run\n")
+        unfinished = [name for name in FILES if name not in ("model.keras", "curves.png")]
+        assert names(run) == sorted([*unfinished, *checkpoints(step - 2, step - 1, step)])
+        assert len(history(run)) == epochs == step // 22
 
         message = error_of(capsys, run_evaluate, run)
         assert f"The run {run} was not finished" in message
         assert "It has: --checkpoint best, --checkpoint last." in message
         assert not (run / "metrics.json").exists()
         run_evaluate(run, "--checkpoint", "last")
+        [last] = run.glob(f"checkpoints/state-{step:09d}-*")
         assert json.loads((run / "metrics.json").read_text())["model"] == str(last)
 
     def test_divergence(self, tmp_path):
-        options = ("--optimizer.learning-rate", "1e8", "--schedule.length", "100")
+        options = ("--optimizer.learning-rate", "1e8", "--schedule.length", "100", "--health", "0")
         status, _, err = finish(start("-m", "training.train", "digits", *TINY, *options, "--output", "run", cwd=tmp_path))
         assert status == 2
         message = one_error(err)
-        assert re.search(r"The loss is (nan|inf) in epoch 1: training diverged", message)
-        assert "--optimizer.learning-rate" in message
-        assert "There is no checkpoint." in message
-        assert [name for name in files(tmp_path / "run") if not re.fullmatch(EVENTS, name)] == ["config.json", "history.csv"]
+        assert re.search(r"The loss is (nan|inf) in iteration \d+ \(epoch 1\): ", message)
+        for part in ("--optimizer.learning-rate", "stage", "checkpoints/state-000000000"):
+            assert part in message
+        assert names(tmp_path / "run") == ["checkpoints/network.json", *checkpoints(0), "config.json"]
 
     def test_full_disk(self, tmp_path):
         """Files may have 20 kB here: room for config.json, none for a checkpoint."""
@@ -348,6 +365,36 @@ class TestEndings:
         )
         status, _, err = finish(start("-c", code, "digits", *TINY, "--output", "run", cwd=tmp_path))
         assert status == 2
-        assert re.fullmatch(r"error: Cannot write run/checkpoints/last.keras: .*File too large\n", err)
-        assert [name for name in files(tmp_path / "run") if not re.fullmatch(EVENTS, name)] == ["config.json", "history.csv"]
+        assert re.fullmatch(r"error: Cannot write a checkpoint to run/checkpoints: .*File too large.*\n", err)
+        assert names(tmp_path / "run") == ["checkpoints/network.json", "config.json"]
         json.loads((tmp_path / "run" / "config.json").read_text())
+
+
+class TestCommandLine:
+    def test_goes_on_with_nothing_but_the_run(self, run, capsys):
+        train.main(["--resume", str(run)])
+        assert f"Finished already: {run / 'model.keras'}" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--resume"], "--resume in front takes the directory of a run and nothing else"),
+            (["--resume", "a", "--seed", "3"], "Received: a --seed 3"),
+            (["--resume", "a"], "a is no run directory"),
+            (["digits", "--resume"], "--resume needs --output"),
+            (["digits", "--distribution", "multi_worker"], "--distribution multi_worker needs --output"),
+            (["digits", "--health", "-1"], "--health must be a number of iterations"),
+            (["digits", "--accumulate", "7"], "--accumulate must divide --batch-size"),
+        ],
+    )
+    def test_errors(self, arguments, message, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert message in error_of(capsys, train.main, arguments)
+        assert files(tmp_path) == []
+
+    def test_another_option_than_the_run_was_begun_with(self, run, capsys):
+        options = ["digits", *TINY, *OPTIONS, "--output", str(run), "--resume"]
+        train.main(options)
+        message = error_of(capsys, train.main, [*options, "--seed", "4", "--optimizer.ema", "0.9"])
+        assert "is a run with other options: --optimizer.ema, --seed." in message
+        assert f"python -m training.train --resume {run}" in message

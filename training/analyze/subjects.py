@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from training import runs
+from training import networks, runs
 from training.cli import UserError
-from training.config import Data
+from training.config import Data, from_json
 
 #: Test images that are mixed before some are taken: in a folder they come class by class.
 MIXED = 2000
@@ -72,7 +72,7 @@ def open_subject(target: str, checkpoint: str, data: Data | None, images: int, s
     if (path / "config.json").is_file():
         return _open_run(path, checkpoint, data, images)
     if path.suffix == ".keras" and path.is_file():
-        model = runs.load_model(path)
+        model = networks.load(path)
         batch = _batch(model, data, images, seed, pixels=_has_preprocessing(model))
         return Subject(name=path.stem, model=model, weights=f"those of {path.name}", trained=True, **batch)
     if target in kp.list_models():
@@ -96,9 +96,8 @@ def open_subject(target: str, checkpoint: str, data: Data | None, images: int, s
 
 def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Subject:
     config = runs.read_config(run)["config"]
-    own = runs.data_of(config)
-    path = runs.model_path(run, checkpoint)
-    model = runs.load_model(path)
+    own = from_json(Data, config["data"])
+    model, path = networks.open_run(run, checkpoint)
     return Subject(
         name=run.resolve().name,
         model=model,

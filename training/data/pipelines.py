@@ -1,123 +1,194 @@
-"""From a split to batches: order, augmentation and size, each a function of the seed alone.
+"""Training batches as a function of the seed and the global step alone: order, augmentation and size.
 
-Images leave as float32 pixels from 0 to 255; the network itself subtracts the mean and divides by the standard deviation.
+Step `t` holds places `t * batch_size` and up of an endless sequence of permutations. The numbers of its augmentation are drawn
+for the whole batch, or image by image from its place, and only then are a process' rows taken: a batch is the same wherever a
+run starts, and however many processes share it.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from keras_preact import _checks
-from training.data.sources import ImageData, Split
+from training.cli import UserError
+from training.data import crops, images, order
+from training.data.readers import LAST, Fake, Reader
+from training.data.sources import ImageData
 
-#: Decoded splits up to this many bytes are kept in memory, and shuffled as a whole.
-CACHE_BYTES = 2 * 2**30
-SHUFFLE_BUFFER = 10_000
-PADDING = 4
+#: Name to what is done with every image. pad_crop_flip, the paper's for CIFAR, is done with whole batches, in NumPy.
+AUGMENTATIONS: Mapping[str, images.Augmentation | None] = MappingProxyType(
+    {"none": images.resize, "pad_crop_flip": None, "resized_crop_flip": images.resized_crop_flip}
+)
 
 
-def training_batches(data: ImageData, batch_size: int, augmentation: str, size: int | None, seed: int):
-    """Return an endless tf.data.Dataset of full batches, (float32 images, labels), in an order that follows from `seed`.
+@dataclasses.dataclass(frozen=True)
+class TrainingStream:
+    """An endless stream of training batches.
 
-    Every image gets random numbers of its own, drawn from `seed` and its place in the stream. One epoch's images all come
-    before the next one's; a batch may hold some of both.
+    Args:
+        batch_size: Images in a batch, over all processes.
+        image_shape: Height, width and channels of the images that leave.
+        open: Makes the data set of `dataset`, which checks the arguments.
+    """
+
+    batch_size: int
+    image_shape: tuple[int, int, int]
+    open: Callable[[int, np.ndarray], Any] = dataclasses.field(repr=False)
+
+    def dataset(self, start: int = 0, rows: slice = slice(None)):
+        """Return an endless tf.data.Dataset of batches (images, labels).
+
+        Pixels are from 0 to 255: uint8 where images leave at their own size, else float32.
+
+        Args:
+            start: The global step of the first batch.
+            rows: Which images of every batch, those of one process.
+
+        Raises:
+            ValueError: for a negative `start`, or `rows` that hold no image.
+        """
+        import tensorflow as tf
+
+        if start < 0:
+            raise ValueError(f"`start` must not be negative. Received: {start}")
+        options = tf.data.Options()  # the rows are this process' already
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        batches = self.open(start, images.numbers(rows, self.batch_size))
+        return batches.with_options(options)
+
+
+def training_stream(
+    data: ImageData, batch_size: int, augmentation: str, size: int | None, seed: int, padding: str = "mean"
+) -> TrainingStream:
+    """Return the training batches of a data set.
+
+    The data set `fake` gives one random batch again and again, whatever the augmentation.
 
     Args:
         data: The data set; its training split is used.
-        batch_size: Images a batch.
+        batch_size: Images a batch, over all processes.
         augmentation: A name from `AUGMENTATIONS`.
         size: Height and width of the images that leave; None: as they are.
-        seed: Of order and augmentation.
+        seed: Of order and augmentation, not negative.
+        padding: A name from `crops.PADDINGS`, for pad_crop_flip.
 
     Raises:
-        ValueError: for an unknown augmentation, or a batch larger than the split.
+        ValueError: for an unknown augmentation or padding, a batch larger than the split, a negative seed, and for
+            pad_crop_flip on images that have another size, or differ in size, or do not fit into memory.
     """
-    import tensorflow as tf
-
     augment = _checks.lookup(AUGMENTATIONS, augmentation, "augmentation")
+    pad = _checks.lookup(crops.PADDINGS, padding, "padding")
     if not 0 < batch_size <= data.train.size:
         raise ValueError(
             f"`batch_size` must be 1 to {data.train.size}, the training images. Received: batch_size={batch_size}"
         )
-    if augmentation == "pad_crop_flip" and data.size is None:
+    if seed < 0:
+        raise ValueError(f"`seed` must not be negative. Received: {seed}")
+    size = size or data.size
+    fake = isinstance(data.train.reader, Fake)
+    if augment is None and not fake:
+        _check_one_size(data, size)
+    if size is None:
+        raise ValueError(f"The images of {data.name} differ in size: give `size`.")
+    shape = (size, size, data.channels)
+    if fake:
+        return TrainingStream(batch_size, shape, _one_batch(batch_size, shape, len(data.classes), seed))
+    if augment is None:
+        return TrainingStream(batch_size, shape, InMemory(data, batch_size, seed, pad))
+    if augmentation == "none" and size == data.size and data.held is not None:
+        return TrainingStream(batch_size, shape, InMemory(data, batch_size, seed, None))
+    return TrainingStream(batch_size, shape, _one_by_one(data, batch_size, augment, size, seed))
+
+
+def _check_one_size(data: ImageData, size: int | None) -> None:
+    if data.size is None:
         raise ValueError("augmentation='pad_crop_flip' is for images of one size; use 'resized_crop_flip' for these.")
-    rows = data.train.open()
-    fits = data.size is not None and data.train.size * data.size**2 * data.channels <= CACHE_BYTES
-    if fits:
-        rows = rows.cache()
-    rows = rows.shuffle(data.train.size if fits else min(data.train.size, SHUFFLE_BUFFER), seed=seed).repeat()
-    seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=False).batch(2, drop_remainder=True)
-
-    def prepare(row, image_seed):
-        image, label = row
-        return augment(tf.cast(image, tf.float32), image_seed, data, size), label
-
-    batches = tf.data.Dataset.zip(rows, seeds).map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
-    return batches.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    if data.size != size:
+        raise UserError(
+            f"--data.augmentation pad_crop_flip keeps the images at {data.size} x {data.size} pixels: it does not go with "
+            f"--data.size. Received: --data.size {size}"
+        )
+    if data.held is None:
+        raise ValueError("augmentation='pad_crop_flip' is for images that fit into memory; use 'resized_crop_flip' for these.")
 
 
-def evaluation_batches(data: ImageData, split: Split, batch_size: int, size: int | None):
-    """Return the images of `split` once, in order, as a tf.data.Dataset of batches; the last may be smaller."""
-    import tensorflow as tf
+def _one_batch(batch_size: int, shape: tuple[int, int, int], classes: int, seed: int) -> Callable[[int, np.ndarray], Any]:
+    random = np.random.default_rng(seed)
+    pixels = random.integers(0, 256, (batch_size, *shape), "uint8")
+    labels = random.integers(0, classes, batch_size)
 
-    def prepare(image, label):
-        return _resize_and_center(tf.cast(image, tf.float32), None, data, size), label
+    def open_stream(start: int, rows: np.ndarray):
+        import tensorflow as tf
 
-    batches = split.open().map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
-    return batches.batch(batch_size).prefetch(tf.data.AUTOTUNE)
+        return tf.data.Dataset.from_tensors((pixels[rows], labels[rows])).repeat()
 
-
-def _resize_and_center(image, seed, data: ImageData, size: int | None):
-    """Scale the shorter side to as much more than `size` as the data set's preprocessing says, and cut out the centre."""
-    import tensorflow as tf
-
-    if size is None or data.size == size:
-        return image
-    shorter = round(size * (data.preprocessing.resize or data.preprocessing.size) / data.preprocessing.size)
-    shape = tf.cast(tf.shape(image)[:2], tf.float32)
-    scaled = tf.cast(tf.round(shape * (shorter / tf.reduce_min(shape))), tf.int32)
-    image = tf.image.resize(image, scaled, method="bilinear", antialias=True)
-    return tf.ensure_shape(tf.image.resize_with_crop_or_pad(image, size, size), (size, size, data.channels))
+    return open_stream
 
 
-def _pad_crop_flip(image, seed, data: ImageData, size: int | None):
-    """Pad 4 pixels of the mean colour on every side, cut out the old size anywhere, flip half of the images.
+class InMemory:
+    """Opens streams of images that are held in memory: makes whole batches in NumPy, uint8.
 
-    The paper's augmentation for CIFAR; the released code normalises first and pads with zeros, which is the mean colour.
+    Args:
+        data: The data set; its decoded training split is used.
+        batch_size: Images a batch, over all processes.
+        seed: Of order and augmentation.
+        pad: Pads the images, which are cropped and flipped then. None: they leave as they are.
     """
-    import tensorflow as tf
 
-    mean = tf.constant(data.preprocessing.mean, tf.float32)
-    shape = image.shape
-    image = tf.pad(image - mean, [[PADDING, PADDING], [PADDING, PADDING], [0, 0]]) + mean
-    image = tf.image.stateless_random_crop(image, shape, seed=seed)
-    return tf.image.stateless_random_flip_left_right(image, seed=seed + 1)
+    def __init__(self, data: ImageData, batch_size: int, seed: int, pad: Callable | None):
+        assert data.held is not None
+        self._held = data.held
+        self._batch_size, self._seed = batch_size, seed
+        self._order = order.Order(len(data.held), seed)
+        self._crop_flip = None if pad is None else crops.PadCropFlip(pad(data.held.images, data.preprocessing.mean))
 
+    def batch(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return images and labels of a step's batch, of these rows."""
+        indices = self._order(step * self._batch_size + rows)
+        labels = self._held.labels[indices]
+        if self._crop_flip is None:
+            return self._held.images[indices], labels
+        numbers = crops.draw(order.generator(self._seed, order.AUGMENTATION, int(step)), self._batch_size)
+        return self._crop_flip(indices, *(number[rows] for number in numbers)), labels
 
-def _resized_crop_flip(image, seed, data: ImageData, size: int | None):
-    """Cut out 8 to 100 % of the image at an aspect ratio of 3/4 to 4/3, scale it to `size`, flip half of the images.
+    def __call__(self, start: int, rows: np.ndarray):
+        """Return the tf.data.Dataset of the batches from `start` on."""
+        import tensorflow as tf
 
-    The "scale and aspect ratio" augmentation of Table 5, that of fb.resnet.torch.
-    """
-    import tensorflow as tf
+        def make(step):
+            batch = tf.numpy_function(lambda step: self.batch(step, rows), [step], (tf.uint8, tf.int64), stateful=False)
+            shapes = (len(rows), *self._held.images.shape[1:]), (len(rows),)
+            return tuple(map(tf.ensure_shape, batch, shapes))
 
-    begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
-        tf.shape(image),
-        tf.zeros((1, 1, 4)),
-        seed=seed,
-        area_range=(0.08, 1.0),
-        aspect_ratio_range=(3 / 4, 4 / 3),
-        min_object_covered=0.0,
-        max_attempts=10,
-        use_image_if_no_bounding_boxes=True,
-    )
-    image = tf.slice(image, begin, extent)
-    image = tf.image.resize(image, (size, size), method="bilinear", antialias=True)
-    image = tf.ensure_shape(image, (size, size, data.channels))
-    return tf.image.stateless_random_flip_left_right(image, seed=seed + 1)
+        return tf.data.Dataset.range(start, LAST).map(make).prefetch(tf.data.AUTOTUNE)
 
 
-#: Name to a function of a float32 image, its seed, the data set and the size wanted.
-AUGMENTATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {"none": _resize_and_center, "pad_crop_flip": _pad_crop_flip, "resized_crop_flip": _resized_crop_flip}
-)
+def _one_by_one(
+    data: ImageData, batch_size: int, augment: images.Augmentation, size: int, seed: int
+) -> Callable[[int, np.ndarray], Any]:
+    """Decode and augment image by image; the seeds of one are `seed` and twice its place, and one more."""
+    reader: Reader = data.held or data.train.reader
+
+    def open_stream(start: int, rows: np.ndarray):
+        import tensorflow as tf
+
+        def prepare(place, element):
+            image, label = reader.fetch(element)
+            return augment(reader, image, ((seed, 2 * place), (seed, 2 * place + 1)), data, size), label
+
+        first = start * batch_size
+        elements = reader.shuffled(seed, first).enumerate(start=first)
+        kept = images.keep(rows, batch_size)
+        if kept is not None:
+            elements = elements.filter(lambda place, element: kept(place))
+        examples = elements.map(prepare, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return examples.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+    return open_stream
+
+
+def training_batches(data: ImageData, batch_size: int, augmentation: str, size: int | None, seed: int):
+    return training_stream(data, batch_size, augmentation, size, seed).dataset()

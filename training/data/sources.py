@@ -1,6 +1,7 @@
-"""Where images come from: scikit-learn's digits, TensorFlow Datasets, a folder."""
+"""Where images come from: scikit-learn's digits, TensorFlow Datasets, a folder, a random batch."""
 
 import dataclasses
+import functools
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,9 +14,17 @@ from keras_preact import _checks
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 from training.cli import UserError
 from training.config import Data
+from training.data.readers import Arrays, Fake, Files, Reader, Records
+from training.data.statistics import mean_and_std
 
+#: Distinct images of the data set `fake`.
+FAKE_IMAGES = 64
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 EMBEDDED = "The embedded default needs neither network nor files: python -m training.train digits"
+
+
+#: Decoded splits up to this many bytes are decoded once and held in memory.
+CACHE_BYTES = 2 * 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +33,34 @@ class Split:
 
     Args:
         size: Number of images.
-        open: Returns a tf.data.Dataset of (image, label): uint8 (height, width, channels), and an integer,
-            always in the same order.
+        open: Returns a tf.data.Dataset of (image, label): uint8 (height, width, channels), and an integer, always in the
+            same order. An argument, a function of an image's number in that order, keeps those where it is true; the
+            others are not decoded.
+        reader: Of the images, for training.
     """
 
     size: int
-    open: Callable[[], Any]
+    open: Callable[..., Any]
+    reader: Reader
+
+    @classmethod
+    def of(cls, reader: Reader) -> "Split":
+        """Return all images of a reader."""
+
+        def open_split(keep=None):
+            import tensorflow as tf
+
+            rows = reader.rows()
+            if keep is not None:
+                rows = rows.enumerate().filter(lambda number, element: keep(number)).map(lambda number, element: element)
+
+            def read(element):
+                image, label = reader.fetch(element)
+                return reader.decode(image), label
+
+            return rows.map(read, num_parallel_calls=tf.data.AUTOTUNE)
+
+        return cls(len(reader), open_split, reader)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,19 +72,44 @@ class ImageData:
         classes: Class names; a label is an index into them.
         channels: Of every image.
         size: Height and width, where all images have the same; None where they differ and are resized.
-        preprocessing: Mean and std of the pixels, and how images are brought to the network's size.
+        standard: How images are brought to a network's size. Its mean and std are used where `measured` is false.
         train, test: The splits.
         holdout: Training images set aside, if any; they are not in `train`.
+        measured: Whether mean and std are those of the training split.
     """
 
     name: str
     classes: tuple[str, ...]
     channels: int
     size: int | None
-    preprocessing: Preprocessing
+    standard: Preprocessing
     train: Split
     test: Split
     holdout: Split | None = None
+    measured: bool = True
+
+    @functools.cached_property
+    def preprocessing(self) -> Preprocessing:
+        """What a network trained on this does with its images, with the mean and std of the training split's pixels."""
+        if not self.measured:
+            return self.standard
+        mean, std = mean_and_std(self.held or self.train.reader)
+        return dataclasses.replace(self.standard, mean=mean, std=std)
+
+    @functools.cached_property
+    def held(self) -> Arrays | None:
+        """The training split, decoded, if it has one size and fits into `CACHE_BYTES`."""
+        if isinstance(self.train.reader, Arrays):
+            return self.train.reader
+        if self.size is None or self.train.size * self.size**2 * self.channels > CACHE_BYTES:
+            return None
+        images = np.empty((self.train.size, self.size, self.size, self.channels), "uint8")
+        labels = np.empty(self.train.size, "int64")
+        start = 0
+        for some, classes in self.train.open().batch(256).as_numpy_iterator():
+            images[start : start + len(some)], labels[start : start + len(some)] = some, classes
+            start += len(some)
+        return Arrays(images, labels)
 
 
 def load(data: Data) -> ImageData:
@@ -71,15 +127,6 @@ def _check_holdout(holdout: int, size: int) -> None:
         raise UserError(f"--data.holdout must leave some of the {size} training images. Received: {holdout}")
 
 
-def _from_arrays(images: np.ndarray, labels: np.ndarray) -> Split:
-    def open_arrays():
-        import tensorflow as tf
-
-        return tf.data.Dataset.from_tensor_slices((images, labels))
-
-    return Split(len(images), open_arrays)
-
-
 def _digits(data: Data) -> ImageData:
     """1,797 images of 8 x 8 pixels; 360 of them, the same share of every class, are the test set, always the same ones."""
     from sklearn.datasets import load_digits
@@ -95,15 +142,15 @@ def _digits(data: Data) -> ImageData:
         train_x, holdout_x, train_y, holdout_y = train_test_split(
             train_x, train_y, test_size=data.holdout, stratify=train_y, random_state=0
         )
-        holdout = _from_arrays(holdout_x, holdout_y)
+        holdout = Split.of(Arrays(holdout_x, holdout_y))
     return ImageData(
         name="digits",
         classes=tuple(map(str, digits.target_names)),
         channels=1,
         size=8,
-        preprocessing=PREPROCESSING["digits"],
-        train=_from_arrays(train_x, train_y),
-        test=_from_arrays(test_x, test_y),
+        standard=PREPROCESSING["digits"],
+        train=Split.of(Arrays(train_x, train_y)),
+        test=Split.of(Arrays(test_x, test_y)),
         holdout=holdout,
     )
 
@@ -117,50 +164,64 @@ def _tfds(data: Data) -> ImageData:
     if not builder.is_prepared():
         _check_can_prepare(builder)
         builder.download_and_prepare()
-    test, preprocessing = ("validation", "imagenet") if data.name == "imagenet2012" else ("test", data.name)
-    return _from_builder(data, builder, test, PREPROCESSING[preprocessing])
+    sizes = {name: split.num_examples for name, split in builder.info.splits.items()}
+    _check_holdout(data.holdout, sizes["train"])
+    cut = sizes["train"] - data.holdout
+    height, _, channels = builder.info.features["image"].shape
+    imagenet = data.name == "imagenet2012"
+    return ImageData(
+        name=data.name,
+        classes=tuple(builder.info.features["label"].names),
+        channels=channels,
+        size=height,
+        standard=PREPROCESSING["imagenet" if imagenet else data.name],
+        train=Split.of(Records(builder, f"train[:{cut}]")),
+        test=Split.of(Records(builder, "validation" if imagenet else "test")),
+        holdout=Split.of(Records(builder, f"train[{cut}:]")) if data.holdout else None,
+        measured=not imagenet,
+    )
 
 
 def _folder(data: Data) -> ImageData:
-    import tensorflow_datasets as tfds
-
     if data.dir is None or not data.dir.is_dir():
         raise UserError(f"--data.dir must name a folder with train/CLASS/IMAGE and test/CLASS/IMAGE. Received: {data.dir}")
-    for split in ("train", "test"):
-        _check_images(data.dir / split)
-    builder = tfds.ImageFolder(str(data.dir), shape=(None, None, 3))
-    return _from_builder(data, builder, "test", PREPROCESSING["imagenet"])
+    train, test = (_check_images(data.dir / split) for split in ("train", "test"))
+    classes = sorted({path.parent.name for path in train + test})
+    _check_holdout(data.holdout, len(train))
+    held = set(np.random.default_rng(0).permutation(len(train))[: data.holdout].tolist())  # some of every class
 
+    def files(paths: list[Path]) -> Split:
+        return Split.of(Files(paths, [classes.index(path.parent.name) for path in paths]))
 
-def _from_builder(data: Data, builder, test: str, preprocessing: Preprocessing) -> ImageData:
-    info = builder.info
-    sizes = {name: split.num_examples for name, split in info.splits.items()}
-    _check_holdout(data.holdout, sizes["train"])
-    cut = sizes["train"] - data.holdout
-
-    def split(name: str, start: int, stop: int) -> Split:
-        def open_split():
-            import tensorflow_datasets as tfds
-
-            if data.name == "folder":  # no slices there
-                rows = builder.as_dataset(split=name, shuffle_files=False).skip(start).take(stop - start)
-            else:
-                read = tfds.ReadConfig(interleave_cycle_length=1)  # one order, whatever the machine
-                rows = builder.as_dataset(split=f"{name}[{start}:{stop}]", shuffle_files=False, read_config=read)
-            return rows.map(lambda row: (row["image"], row["label"]))
-
-        return Split(stop - start, open_split)
-
-    height, _, channels = info.features["image"].shape
     return ImageData(
-        name=data.name,
-        classes=tuple(info.features["label"].names),
-        channels=channels,
-        size=height,
-        preprocessing=preprocessing,
-        train=split("train", 0, cut),
-        test=split(test, 0, sizes[test]),
-        holdout=split("train", cut, sizes["train"]) if data.holdout else None,
+        name="folder",
+        classes=tuple(classes),
+        channels=3,
+        size=None,
+        standard=PREPROCESSING["imagenet"],
+        train=files([path for i, path in enumerate(train) if i not in held]),
+        test=files(test),
+        holdout=files([path for i, path in enumerate(train) if i in held]) if held else None,
+    )
+
+
+def _fake(data: Data) -> ImageData:
+    """Random pixels, `FAKE_IMAGES` over and over: to measure a network with an input that takes no time."""
+    size = data.size or 32
+    _check_holdout(data.holdout, 50_000)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (FAKE_IMAGES, size, size, 3), "uint8")
+    labels = rng.integers(0, 10, FAKE_IMAGES)
+    return ImageData(
+        name="fake",
+        classes=tuple(map(str, range(10))),
+        channels=3,
+        size=size,
+        standard=Preprocessing((127.5,) * 3, (73.9003,) * 3, size),  # those of uniform numbers from 0 to 255
+        train=Split.of(Fake(images, labels, 50_000 - data.holdout)),
+        test=Split.of(Fake(images, labels, 10_000)),
+        holdout=Split.of(Fake(images, labels, data.holdout)) if data.holdout else None,
+        measured=False,
     )
 
 
@@ -183,8 +244,8 @@ def _check_can_prepare(builder) -> None:
         raise UserError(f"{advice} It cannot be downloaded now: {url}: {error}. {EMBEDDED}") from error
 
 
-def _check_images(folder: Path) -> None:
-    """Check that `folder` holds classes of images, and that each image can be opened."""
+def _check_images(folder: Path) -> list[Path]:
+    """Return the images of the classes in `folder`, after each has been opened."""
     from PIL import Image
 
     paths = [path for path in sorted(folder.glob("*/*")) if path.suffix.lower() in IMAGE_SUFFIXES]
@@ -198,9 +259,10 @@ def _check_images(folder: Path) -> None:
                 image.verify()
         except (OSError, SyntaxError) as error:  # what Pillow raises for a file that is no image, or a broken one
             raise UserError(f"Unreadable image {path}: {error}. Mend or remove it.") from error
+    return paths
 
 
 #: `Data.name` to a function that opens it.
 SOURCES: Mapping[str, Callable[[Data], ImageData]] = MappingProxyType(
-    {"digits": _digits, "cifar10": _tfds, "cifar100": _tfds, "imagenet2012": _tfds, "folder": _folder}
+    {"digits": _digits, "cifar10": _tfds, "cifar100": _tfds, "imagenet2012": _tfds, "folder": _folder, "fake": _fake}
 )

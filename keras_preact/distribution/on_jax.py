@@ -1,0 +1,98 @@
+"""JAX: arrays that lie on several devices, and compiled programs over all of them."""
+
+import contextlib
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from keras_preact import _batch_norm
+from keras_preact.distribution.base import Distribution
+
+
+class DataParallel(Distribution):
+    """All weights on each device, a part of the batch on each. A batch's statistics are those of the whole by nature."""
+
+    _takes_devices = True
+
+    def __init__(self, kind: str, devices, batch_norm: str):
+        super().__init__(kind, devices, batch_norm)
+        self._distribution = self._make(devices)
+        self.replicas = self._distribution.num_model_replicas
+        self.processes, self.process = jax.process_count(), jax.process_index()
+
+    def _make(self, devices) -> Any:
+        return keras.distribution.DataParallel(devices=_devices(devices), auto_shard_dataset=False)
+
+    def _enter(self, stack: contextlib.ExitStack) -> None:
+        stack.enter_context(self._distribution.scope())
+
+    def _statistics(self) -> _batch_norm.Statistics:
+        return _batch_norm.Statistics(groups=self.replicas if self.batch_norm == "per_replica" else 1)
+
+    def _check(self, model: keras.Model, options: dict) -> None:
+        mesh = set(self._distribution.device_mesh.backend_mesh.devices.flat)
+        outside = [variable.path for variable in model.variables if variable.value.sharding.device_set != mesh]
+        if outside:
+            raise ValueError(f"Make the model inside of `with distribution:`. Received: a model with {outside[0]} elsewhere")
+
+    def _prepare(self, model: keras.Model) -> None:
+        if self.processes == 1:
+            return
+        everywhere = jax.sharding.NamedSharding(self._distribution.device_mesh.backend_mesh, jax.sharding.PartitionSpec())
+        plain = type(model).predict_step
+
+        def predict_step(state, data):
+            """Of outputs that are split over processes, none could be read."""
+            outputs, state = plain(model, state, data)
+            return jax.lax.with_sharding_constraint(outputs, everywhere), state
+
+        if "predict_step" not in vars(model):
+            self._override(model, "predict_step", predict_step)
+            model.predict_function = None  # made of the method before
+
+
+class ModelParallel(DataParallel):
+    """The output channels of the kernels split over the devices of a row, the batch over the rows."""
+
+    def _make(self, devices) -> Any:
+        rows = np.atleast_2d(np.array(_devices(devices)))
+        mesh = keras.distribution.DeviceMesh(rows.shape, ["batch", "model"], rows)
+        return _OutputChannels(layout_map=keras.distribution.LayoutMap(mesh), auto_shard_dataset=False)
+
+
+class _OutputChannels(keras.distribution.ModelParallel):
+    """Splits each kernel, of a stack too, over its last axis, where that divides; everything else is on all devices."""
+
+    def get_variable_layout(self, variable) -> keras.distribution.TensorLayout:
+        layout = super().get_variable_layout(variable)
+        parts = self.device_mesh.shape[1]
+        is_kernel = variable.path.rsplit("/", 1)[-1] == "kernel"
+        if is_kernel and not any(layout.axes) and variable.shape[-1] % parts == 0:
+            axes = [None] * (len(variable.shape) - 1)
+            return keras.distribution.TensorLayout([*axes, "model"], self.device_mesh)
+        return layout
+
+
+class MultiWorker(DataParallel):
+    """`DataParallel` over the devices of all processes."""
+
+    _takes_devices = False
+
+    def __init__(self, kind: str, devices, batch_norm: str):
+        if not jax.distributed.is_initialized():
+            try:
+                keras.distribution.initialize()
+            except (RuntimeError, ValueError) as error:
+                raise ValueError(
+                    "The processes did not find each other. Start the distribution before anything uses JAX, under a launcher "
+                    "that JAX knows (SLURM, Kubernetes, MPI), or set KERAS_DISTRIBUTION_JOB_ADDRESSES, "
+                    f"KERAS_DISTRIBUTION_NUM_PROCESSES and KERAS_DISTRIBUTION_PROCESS_ID. Received from JAX: {error}"
+                ) from error
+        super().__init__(kind, devices, batch_norm)
+
+
+def _devices(devices) -> list:
+    """Return `devices`, or all: those of process 0 first."""
+    return keras.distribution.list_devices() if devices is None else devices

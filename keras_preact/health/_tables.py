@@ -1,0 +1,43 @@
+"""Tables that a program goes on with which was ended while it wrote them."""
+
+import csv
+import os
+import tempfile
+from pathlib import Path
+
+
+def drop_rows(path: str | os.PathLike, column: str, beyond: float) -> None:
+    """Drop the rows of a CSV file whose number in `column` is above `beyond`, and a last line that is not whole.
+
+    The file is replaced as a whole or stays as it is. One that does not exist is left so.
+
+    Raises:
+        ValueError: for a file without the column.
+    """
+    path = Path(path)
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    if not lines:
+        return
+    columns = _cells(lines[0])
+    if column not in columns:
+        raise ValueError(f"{path} has no column {column!r}. Received: {', '.join(columns[:8])}")
+    place = columns.index(column)
+    kept = [line for line in lines[1:] if line.endswith(b"\n") and float(_cells(line)[place]) <= beyond]
+    if len(kept) + 1 == len(lines):
+        return
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.writelines([lines[0], *kept])
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, path.stat().st_mode & 0o777)
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _cells(line: bytes) -> list[str]:
+    return next(csv.reader([line.decode()]))

@@ -1,0 +1,314 @@
+"""The averages of the weights and their batch statistics, against NumPy and against a `fit` without them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_preact as kp
+from keras_preact._batch_norm import BatchNormalization
+from training.averages import Averages, BatchStatistics, averages
+
+IMAGES = np.random.default_rng(0).normal(1.0, 2.0, size=(40, 4, 4, 3)).astype("float32")
+LABELS = np.random.default_rng(1).integers(0, 10, 40)
+#: The last one is smaller.
+BATCHES = [IMAGES[:16], IMAGES[16:32], IMAGES[32:]]
+
+
+def network(dropout=0.0, dtype=None):
+    """Batch normalisation of images, and in the units of a stack, with different momenta."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((4, 4, 3))
+    x = BatchNormalization(momentum=0.99, name="first", dtype=dtype)(inputs)
+    x = keras.layers.GlobalAveragePooling2D(dtype=dtype)(keras.layers.ReLU(dtype=dtype)(x))
+    x = kp.UnitStack(kp.ResidualUnit(3, block="dense", dropout=dropout, dtype=dtype, name="unit1"), 3, name="stack")(x)
+    return keras.Model(inputs, keras.layers.Dense(10, name="logits", dtype="float32")(x))
+
+
+def compiled(model, use_ema=True, scaled=False):
+    """With steps long enough that raw and averaged weights are far apart."""
+    optimizer = kp.optimizers.CoupledSGD(0.1, use_ema=use_ema, ema_momentum=0.6)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer, loss, jit_compile=False)
+    return model
+
+
+def fit(model, callbacks, **options):
+    data = {"batch_size": 10, "shuffle": False, "verbose": 0, "validation_data": (IMAGES, LABELS)}
+    return model.fit(IMAGES, LABELS, callbacks=callbacks, **(data | options)).history
+
+
+def values(variables):
+    return [np.array(ops.convert_to_numpy(variable.value)) for variable in variables]
+
+
+def by_name(model):
+    return {variable.path: value for variable, value in zip(model.variables, values(model.variables), strict=True)}
+
+
+def reference(model, batches):
+    """The mean and variance in front of each normalisation, means over the batches, in float64 and layer by layer."""
+    seen: dict[str, list] = {}
+
+    def normalize(x, key, gamma, beta, epsilon):
+        axes = tuple(range(x.ndim - 1))
+        seen.setdefault(f"{key}/moving_mean", []).append(x.mean(axes))
+        seen.setdefault(f"{key}/moving_variance", []).append(x.var(axes))
+        return gamma * (x - x.mean(axes)) / np.sqrt(x.var(axes) + epsilon) + beta
+
+    weights = by_name(model)
+    first, stack = model.get_layer("first"), model.get_layer("stack")
+    epsilon = next(each.epsilon for each in stack.pattern._flatten_layers() if isinstance(each, BatchNormalization))
+    for batch in batches:
+        x = normalize(batch.astype("float64"), "first", weights["first/gamma"], weights["first/beta"], first.epsilon)
+        x = np.maximum(x, 0).mean((1, 2))
+        for i in range(stack.depth):
+            own = {path.removeprefix("stack/"): value[i] for path, value in weights.items() if path.startswith("stack/")}
+            y = x
+            for j in range(2):
+                norm = f"branch/norm_{j}"
+                y = normalize(y, f"stack/{i}/{norm}", own[f"{norm}/gamma"], own[f"{norm}/beta"], epsilon)
+                y = np.maximum(y, 0) @ own[f"branch/dense_{j + 1}/kernel"] + own.get(f"branch/dense_{j + 1}/bias", 0)
+            x = x + y
+    means = {key: np.mean(each, 0) for key, each in seen.items()}
+    stacked = {"/".join(key.split("/")[2:]) for key in means if key.startswith("stack/")}
+    return {key: means[key] for key in means if key.startswith("first/")} | {
+        f"stack/{name}": np.stack([means[f"stack/{i}/{name}"] for i in range(stack.depth)]) for name in stacked
+    }
+
+
+def assert_has_statistics(found, expected):
+    names = {name for name in found if name.endswith(("moving_mean", "moving_variance"))}
+    assert (
+        names
+        == set(expected)
+        == {
+            f"{place}/moving_{what}"
+            for place in ("first", "stack/branch/norm_0", "stack/branch/norm_1")
+            for what in ("mean", "variance")
+        }
+    )
+    for name in names:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+class Recorder(keras.callbacks.Callback):
+    """What the model has in a validation, and before and behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.outside, self.averages = [], [], []
+
+    def on_test_batch_begin(self, batch, logs=None):
+        if batch == 0:
+            self.inside.append(by_name(self.model))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.outside.append(by_name(self.model))
+        self.averages.append({v.path: values([average])[0] for v, average in averages(self.model)})
+
+
+class TestBatchStatistics:
+    def test_are_those_of_numpy_whatever_they_were(self):
+        model = network()
+        for variable in model.non_trainable_variables:
+            variable.assign(np.random.default_rng(3).uniform(5, 9, variable.shape))
+        before = by_name(model)
+        BatchStatistics(model, lambda: iter(BATCHES)).renew()
+        assert_has_statistics(by_name(model), expected := reference(model, BATCHES))
+        others = set(before) - set(expected)
+        assert all((by_name(model)[name] == before[name]).all() for name in others)
+        assert model.get_layer("first").momentum == 0.99
+        assert {each.momentum for each in model.get_layer("stack").pattern._flatten_layers() if hasattr(each, "gamma")} == {
+            0.9
+        }
+
+    def test_are_the_same_again_with_dropout(self):
+        model = network(dropout=0.5)
+        statistics = BatchStatistics(model, lambda: iter(BATCHES))
+        statistics.renew()
+        first = by_name(model)
+        statistics.renew()
+        assert all((first[name] == value).all() for name, value in by_name(model).items())
+        without = network()
+        without.set_weights(model.get_weights())
+        BatchStatistics(without, lambda: iter(BATCHES)).renew()
+        last = "stack/branch/norm_1/moving_variance"
+        assert np.abs(by_name(without)[last] - first[last]).max() > 1e-2  # behind a dropout they are others
+
+    def test_draws_no_random_numbers(self):
+        model = network(dropout=0.5)
+        keras.utils.set_random_seed(5)
+        expected = ops.convert_to_numpy(keras.random.normal((3,)))
+        keras.utils.set_random_seed(5)
+        BatchStatistics(model, lambda: iter(BATCHES)).renew()
+        np.testing.assert_array_equal(ops.convert_to_numpy(keras.random.normal((3,))), expected)
+
+    def test_frozen_ones_stay(self):
+        model = network()
+        model.get_layer("first").trainable = False
+        model.get_layer("first").moving_mean.assign([0.1, 0.2, 0.3])
+        BatchStatistics(model, lambda: iter(BATCHES)).renew()
+        np.testing.assert_array_equal(by_name(model)["first/moving_mean"], np.array([0.1, 0.2, 0.3], "float32"))
+        assert np.abs(by_name(model)["stack/branch/norm_0/moving_mean"]).max() > 0
+
+    def test_nothing_is_read_without_batch_normalisation(self):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.LayerNormalization(), keras.layers.Dropout(0.5)])
+        BatchStatistics(model, lambda: pytest.fail("there is nothing to compute")).renew()
+
+    def test_no_batches(self):
+        with pytest.raises(ValueError, match=r"need images .* Received: no batches"):
+            BatchStatistics(network(), lambda: iter([])).renew()
+
+
+class TestAverages:
+    @pytest.mark.parametrize("scaled", [False, True])
+    def test_validation_sees_averages_and_training_does_not(self, scaled):
+        """The run ends with the same weights, to the bit, as one without validation; dropout's seeds are a part of that."""
+        options = {"dropout": 0.3, "dtype": "mixed_bfloat16"} if scaled else {"dropout": 0.3}
+        alone = Recorder()
+        fit(compiled(network(**options), scaled=scaled), [alone], epochs=2, validation_data=None)
+        model = compiled(network(**options), scaled=scaled)
+        recorder = Recorder()
+        history = fit(model, [watching := Averages(lambda: iter(BATCHES)), recorder], epochs=2)
+        for epoch in range(2):
+            raw, inside = recorder.outside[epoch], recorder.inside[epoch]
+            for name, value in alone.outside[epoch].items():
+                np.testing.assert_array_equal(raw[name], value, err_msg=name)
+            for name, value in recorder.averages[epoch].items():
+                np.testing.assert_array_equal(inside[name], value, err_msg=name)
+                assert (inside[name] != raw[name]).any()
+        # behind fit, Keras has put the averages into the weights; with their statistics they are what was validated
+        watching.finish()
+        for name, value in recorder.inside[-1].items():
+            np.testing.assert_array_equal(by_name(model)[name], value, err_msg=name)
+        assert model.evaluate(IMAGES, LABELS, batch_size=10, verbose=0) == pytest.approx(history["val_loss"][-1], rel=1e-6)
+
+    def test_statistics_of_averages_are_those_of_numpy(self):
+        model = compiled(network())
+        recorder = Recorder()
+        watching = Averages(lambda: iter(BATCHES))
+        fit(model, [watching, recorder], epochs=3)
+        own = by_name(model)
+        watching.finish()
+        expected = reference(model, BATCHES)
+        assert_has_statistics(recorder.inside[-1], expected)
+        assert_has_statistics(by_name(model), expected)
+        # those that fit leaves are of the raw weights, and forget their start slowly
+        assert max(np.abs(own[name] - expected[name]).max() for name in expected) > 0.1
+
+    def test_active_between_steps(self):
+        """In on_train_batch_end, where on JAX the model's variables are not what is trained."""
+        plain, model = compiled(network()), compiled(network())
+        fit(plain, [], epochs=1)
+        watching = Averages(lambda: iter(BATCHES))
+
+        class EachStep(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                with watching.active():
+                    pass
+
+        fit(model, [watching, EachStep()], epochs=1, validation_data=None)
+        for name, value in by_name(plain).items():
+            np.testing.assert_array_equal(by_name(model)[name], value, err_msg=name)
+
+    def test_all_is_back_after_an_error(self):
+        model = compiled(network())
+        watching = Averages(lambda: iter(BATCHES))
+        fit(model, [watching], epochs=1)
+        model.get_layer("logits").kernel.assign(np.ones((3, 10)))
+        before = by_name(model)
+
+        def fail():
+            with watching.active():
+                assert (by_name(model)["logits/kernel"] != 1).all()
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fail()
+        assert all((before[name] == value).all() for name, value in by_name(model).items())
+
+    def test_before_the_first_update_the_weights_are_evaluated(self):
+        model = compiled(network())
+        watching = Averages(lambda: pytest.fail("there are no averages"))
+        expected = model.evaluate(IMAGES, LABELS, verbose=0)
+        assert model.evaluate(IMAGES, LABELS, verbose=0, callbacks=[watching]) == expected
+        before = by_name(model)
+        watching.finish()
+        assert all((before[name] == value).all() for name, value in by_name(model).items())
+
+    def test_without_averages_nothing_changes(self):
+        model = compiled(network(), use_ema=False)
+        fit(model, [watching := Averages(lambda: pytest.fail("there are no averages"))], epochs=1)
+        watching.finish()
+
+
+DISTRIBUTED = """
+import json, sys
+import keras, numpy as np, tensorflow as tf
+backend = keras.backend.backend()
+if backend == "tensorflow":
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+import keras_preact as kp
+from training.averages import Averages
+from training.variables import Tensors, read
+
+sys.path.insert(0, {tests!r})
+import test_averages as tests
+
+def trained(kind, batch_norm="synchronized"):
+    with kp.distribution.start(kind, devices=["cpu:0", "cpu:1"] if kind != "none" else None) as distribution:
+        keras.utils.set_random_seed(0)
+        model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25, stacked=False)
+        optimizer = kp.optimizers.CoupledSGD(0.05, use_ema=True, ema_momentum=0.6, **{options})
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        compiled = backend == "jax"
+        distribution.compile(model, optimizer=optimizer, loss=loss, weighted_metrics=["accuracy"], jit_compile=compiled)
+        images = np.random.default_rng(0).normal(size=(40, 8, 8, 1)).astype("float32")
+        data = tf.data.Dataset.from_tensor_slices((images, tests.LABELS)).batch(10, drop_remainder=True)
+        watching = Averages(lambda: iter([images[:16], images[16:]]))
+        recorder = tests.Recorder()
+        history = model.fit(
+            distribution.training_data(data), epochs=2, verbose=0, callbacks=[watching, recorder],
+            validation_data=distribution.evaluation_data(data, 10, 40),
+        ).history
+        watching.finish()
+        parts = [read(Tensors(each, each.path)) for each in model.variables]
+        return history["val_loss"], [part[0] for part in parts], max(map(len, parts)), recorder
+
+kind = {{"tensorflow": "mirrored", "jax": "data_parallel"}}[backend]
+losses, own, _, _ = trained("none")
+others, shared, parts, recorder = trained(kind)
+inside, final = recorder.inside[-1], dict(zip(recorder.inside[-1], shared))
+print(json.dumps({{
+    "losses": [losses, others],
+    "distance": max(float(np.abs(a - b).max()) for a, b in zip(own, shared)),
+    "parts": parts,
+    "finished": all((inside[name] == final[name]).all() for name in inside),
+}}))
+"""
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="there, every process has the whole model")
+def test_on_several_devices(tmp_path):
+    """As on one device, and all devices have the same."""
+    options = {"gradient_accumulation_steps": 2, "global_clipnorm": 1.0}
+    script = DISTRIBUTED.format(tests=str(Path(__file__).parent), options=options)
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    root = Path(__file__).parents[2]
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=root, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    found = json.loads(result.stdout.splitlines()[-1])
+    np.testing.assert_allclose(*found["losses"], rtol=1e-3)
+    assert found["distance"] < 2e-3
+    assert found["parts"] == 1
+    assert found["finished"]

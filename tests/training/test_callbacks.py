@@ -1,0 +1,156 @@
+"""What stands behind the steps of a fit: counted, stopped, written down, passed over."""
+
+import csv
+
+import keras
+import numpy as np
+import pytest
+
+from training.callbacks import Continued, Count, Diverged, History, StopAt, StopOnNaN, TorchSeeds
+
+
+class Trained:
+    stop_training = False
+
+
+def steps(callbacks, epochs, per_epoch, losses=None):
+    """Call callbacks as a fit does, until they stop it; yield the batches of each epoch."""
+    for epoch in range(epochs):
+        for callback in callbacks:
+            callback.on_epoch_begin(epoch)
+        for batch in range(per_epoch):
+            for callback in callbacks:
+                callback.on_train_batch_begin(batch)
+            logs = {"loss": 1.0 if losses is None else losses[epoch * per_epoch + batch]}
+            for callback in callbacks:
+                callback.on_train_batch_end(batch, logs)
+            yield epoch, batch
+
+
+def test_stop_at_counts_over_epochs():
+    count = Count(3)
+    callback = StopAt(5, count)
+    callback.set_model(Trained())
+    stopped = [callback.model.stop_training for _ in steps([count, callback], 2, 3)]
+    assert stopped == [False] * 4 + [True] * 2
+    assert count.step == 6
+
+
+class TestStopOnNaN:
+    @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
+    def test_names_the_step(self, loss):
+        count = Count(2)
+        with pytest.raises(Diverged) as raised:
+            list(steps([count, StopOnNaN(count)], 3, 2, [1, 1, 1, loss, loss, loss]))
+        assert raised.value.step == 3
+        assert str(raised.value.loss) == str(loss)
+
+    def test_finite_losses_pass(self):
+        count = Count(2)
+        list(steps([count, StopOnNaN(count)], 2, 2, [1e30, 0, -1e30, 1]))
+
+
+class TestHistory:
+    LOGS = ({"loss": 2.0, "accuracy": np.float32(0.5)}, {"loss": 1.0, "accuracy": 0.75}, {"loss": 0.5, "accuracy": 1.0})
+
+    def written(self, path):
+        with open(path, newline="") as file:
+            return list(csv.DictReader(file))
+
+    def test_rows_and_going_on(self, tmp_path):
+        path = tmp_path / "history.csv"
+        history = History(path, lambda: 7, lambda: {"seconds": 1.5})
+        for epoch, logs in enumerate(self.LOGS):
+            history.on_epoch_end(epoch, logs)
+            if epoch == 1:
+                state = history.state()
+        assert self.written(path)[0] == {
+            "epoch": "0", "iteration": "7", "accuracy": "0.5", "loss": "2.0", "seconds": "1.5"
+        }  # fmt: skip
+        whole = path.read_text()
+        again = History(path, lambda: 7, lambda: {"seconds": 1.5})
+        again.restore(state)
+        assert [row["epoch"] for row in self.written(path)] == ["0", "1"]
+        again.on_epoch_end(2, self.LOGS[2])
+        assert path.read_text() == whole
+
+    def test_of_several_processes_one_writes(self, tmp_path):
+        history = History(tmp_path / "history.csv", lambda: 7, dict, write=False)
+        history.on_epoch_end(0, self.LOGS[0])
+        assert len(history.rows) == 1
+        assert not list(tmp_path.iterdir())
+
+
+class Recorder(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.begun, self.ended = [], []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.begun.append((self.epoch, batch))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.ended.append((self.epoch, batch))
+        self.loss = float(logs["loss"])
+
+
+class TestContinued:
+    """The steps that were done take a batch each and nothing else, in the first epoch alone."""
+
+    @pytest.mark.parametrize("together", [1, 2])
+    @pytest.mark.parametrize("done", [0, 2, 4])
+    def test_passes_over(self, done, together):
+        import tensorflow as tf
+
+        if together > 1 and keras.backend.backend() == "torch":
+            pytest.skip("Keras runs one step at a time on torch")
+
+        inputs = keras.Input((1,))
+        model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)(inputs))
+        # with inputs of 1 a step adds the mean of its targets: w = sum of what was trained on
+        model.compile(keras.optimizers.SGD(0.5), "mse", steps_per_execution=together, jit_compile=False)
+        seen = []
+
+        def batches():
+            number = 0
+            while True:
+                seen.append(number)
+                yield np.ones((4, 1), "float32"), np.full((4, 1), float(number), "float32")
+                number += 1
+
+        spec = tf.TensorSpec((4, 1), "float32")
+        recorder = Recorder()
+        restored = []
+        model.fit(
+            tf.data.Dataset.from_generator(batches, output_signature=(spec, spec)),
+            steps_per_epoch=6,
+            initial_epoch=3,
+            epochs=5,
+            shuffle=False,
+            verbose=0,
+            callbacks=Continued([recorder], done=done, restore=lambda: restored.append(1), model=model, epochs=5, steps=6),
+        )
+        assert recorder.begun == [
+            (epoch, batch) for epoch in (3, 4) for batch in range(0, 6, together) if epoch == 4 or batch >= done
+        ]
+        assert len(restored) == (done > 0)
+        # a step of gradient descent on (w - target)^2 at rate 0.5 goes to the target: the last batch's number
+        assert float(model.get_weights()[0][0, 0]) == 11
+        assert model.optimizer.iterations == 12 - done
+        assert max(seen) >= 11
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's generator")
+def test_torch_random_numbers_follow_from_the_step():
+    import torch
+
+    def drawn(seed, process, step):
+        TorchSeeds(seed, process, Count(5)).before_step(step)
+        return torch.rand(3).tolist()
+
+    assert drawn(1, 0, 7) == drawn(1, 0, 7)
+    different = [drawn(1, 0, 7), drawn(2, 0, 7), drawn(1, 1, 7), drawn(1, 0, 8)]
+    assert len({tuple(values) for values in different}) == 4

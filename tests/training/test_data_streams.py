@@ -1,0 +1,229 @@
+"""Training streams: a batch is a function of seed and step, wherever a run starts and however many processes share it."""
+
+import itertools
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.training import images as pictures
+from training.config import Data
+from training.data import load, sources, training_stream
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("folder")
+    pictures.write_folder(path, classes=("cat", "dog", "emu"), images=7)
+    return load(Data("folder", dir=path))
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Images in three shards; the label is the image's number."""
+    path = tmp_path_factory.mktemp("tfds")
+    images = np.random.default_rng(0).integers(0, 256, (47, 32, 32, 3), "uint8")
+    labels = {"train": np.arange(47), "test": np.arange(7)}
+    pictures.write_tfds("cifar100", path, {"train": images, "test": images[:7]}, labels, shards=3)
+    return path
+
+
+@pytest.fixture(params=["pad_crop_flip", "none", "resized", "files", "records", "fake"])
+def data_set(request, folder, records, monkeypatch):
+    """A data set, and the augmentation, size and batch size of a stream."""
+    if request.param == "files":
+        return folder, ("resized_crop_flip", 16, 6)
+    if request.param == "records":
+        monkeypatch.setattr(sources, "CACHE_BYTES", 0)
+        return load(Data("cifar100", dir=records)), ("resized_crop_flip", 16, 6)
+    if request.param == "fake":
+        return load(Data("fake", size=8)), ("none", None, 6)
+    images = np.random.default_rng(1).integers(0, 256, (23, 8, 8, 3), "uint8")
+    options = {"pad_crop_flip": ("pad_crop_flip", None, 6), "none": ("none", None, 6), "resized": ("resized_crop_flip", 5, 6)}
+    return pictures.in_memory(images), options[request.param]
+
+
+def stream(data_set, seed=3):
+    data, (augmentation, size, batch_size) = data_set
+    return training_stream(data, batch_size, augmentation, size, seed)
+
+
+def test_a_start_anywhere_goes_on_as_from_the_beginning(data_set):
+    whole = pictures.batches(stream(data_set), 11)
+    for start in (1, 3, 4, 10):  # in mid-epoch, at a batch of two epochs, and behind it
+        pictures.assert_same(pictures.batches(stream(data_set), 11 - start, start), whole[start:])
+
+
+@pytest.mark.parametrize("cuts", [(0, 3, 6), (0, 1, 2, 5, 6)])
+def test_the_rows_of_all_processes_are_the_batch(data_set, cuts):
+    whole = pictures.batches(stream(data_set), 6, start=2)
+    rows = [slice(*cut) for cut in itertools.pairwise(cuts)]
+    parts = [pictures.batches(stream(data_set), 6, 2, part) for part in rows]
+    joined = [tuple(map(np.concatenate, zip(*step, strict=True))) for step in zip(*parts, strict=True)]
+    pictures.assert_same(joined, whole)
+
+
+def test_rows_with_a_step(data_set):
+    whole = pictures.batches(stream(data_set), 5)
+    odd = pictures.batches(stream(data_set), 5, rows=slice(1, None, 2))
+    pictures.assert_same(odd, [(pixels[1::2], labels[1::2]) for pixels, labels in whole])
+
+
+def test_follows_from_the_seed_alone(data_set):
+    import keras
+
+    first = pictures.batches(stream(data_set), 5)
+    keras.utils.set_random_seed(77)
+    pictures.assert_same(pictures.batches(stream(data_set), 5), first)
+    other = pictures.batches(stream(data_set, seed=4), 5)
+    assert not any(np.array_equal(a, b) for (a, _), (b, _) in zip(first, other, strict=True))
+
+
+def test_shapes_are_known_and_several_iterators_do_not_meet(data_set):
+    made = stream(data_set)
+    data_of_rows = made.dataset(rows=slice(0, 4))
+    assert data_of_rows.element_spec[0].shape == (4, *made.image_shape)
+    assert data_of_rows.element_spec[1].shape == (4,)
+    one, other = (data_of_rows.as_numpy_iterator() for _ in range(2))
+    turns = [next(one), next(other), next(one), next(one), next(other)]
+    pictures.assert_same(turns[1:2] + turns[4:], [turns[0], turns[2]])
+
+
+def test_images_in_memory_leave_as_bytes_resized_ones_as_fractions(data_set, request):
+    pixels, labels = pictures.batches(stream(data_set), 1)[0]
+    bytes_leave = request.node.callspec.params["data_set"] in ("pad_crop_flip", "none", "fake")
+    assert pixels.dtype == (np.uint8 if bytes_leave else np.float32)
+    assert labels.dtype == np.int64
+
+
+class TestEpochs:
+    def labels(self, data, seed, augmentation="none", size=None, epochs=3):
+        """Return the labels of some epochs, a row each."""
+        taken = -(-epochs * data.train.size // 6)
+        drawn = pictures.batches(training_stream(data, 6, augmentation, size, seed), taken)
+        return np.concatenate([labels for _, labels in drawn])[: epochs * data.train.size].reshape(epochs, -1)
+
+    def check(self, of_seed, want):
+        epochs = of_seed(3)
+        for epoch in epochs:
+            np.testing.assert_array_equal(np.sort(epoch), want)
+        orders = [tuple(epoch) for epoch in (*epochs, *of_seed(4))]
+        assert len(set(orders)) == len(orders)
+
+    def test_images_in_memory(self):
+        data = pictures.numbered(20)
+        self.check(lambda seed: self.labels(data, seed), np.arange(20))
+        # images and labels go together
+        for pixels, labels in pictures.batches(training_stream(data, 6, "none", None, 0), 4):
+            np.testing.assert_array_equal(pixels[:, 0, 0, 0], labels)
+
+    def test_files(self, folder):
+        self.check(lambda seed: self.labels(folder, seed, size=8), np.repeat([0, 1, 2], 7))
+
+    @pytest.mark.parametrize("buffer", [10_000, 8])
+    def test_records(self, records, monkeypatch, buffer):
+        """A small buffer mixes all the same, since records of several shards come in turn."""
+        monkeypatch.setattr(sources, "CACHE_BYTES", 0)
+        monkeypatch.setattr("training.data.readers.SHUFFLE_BUFFER", buffer)
+        data = load(Data("cifar100", dir=records, holdout=5))
+        left = np.setdiff1d(np.arange(47), [label for _, label in data.holdout.open().as_numpy_iterator()])
+        self.check(lambda seed: self.labels(data, seed, size=8), left)
+
+    def test_records_held_in_memory(self, records):
+        data = load(Data("cifar100", dir=records))
+        assert (data.held is None, len(data.held)) == (False, 47)
+        self.check(lambda seed: self.labels(data, seed), np.arange(47))
+
+
+class TestResizedCrop:
+    def test_area_aspect_and_flip(self, tmp_path):
+        """Red is the column and green the row, so that the slopes of an output tell the crop's width and height."""
+        columns, rows = np.meshgrid(np.arange(200), np.arange(200))
+        pixels = np.stack([columns, rows, np.zeros_like(rows)], axis=-1).astype("uint8")
+        data = pictures.in_memory(np.tile(pixels, (4, 1, 1, 1)))
+        drawn = pictures.batches(training_stream(data, 4, "resized_crop_flip", 20, seed=0), 75)
+        out = np.concatenate([batch for batch, _ in drawn])
+        across = (out[:, 5:15, 14, 0] - out[:, 5:15, 5, 0]).mean(axis=1) / 9 * 20
+        down = (out[:, 14, 5:15, 1] - out[:, 5, 5:15, 1]).mean(axis=1) / 9 * 20
+        width, height = np.abs(across), down
+        share = width * height / 200**2
+        assert share.min() > 0.07
+        assert share.min() < 0.12
+        assert share.max() > 0.9
+        aspect = width / height
+        assert aspect.min() > 0.72
+        assert aspect.max() < 1.39
+        assert aspect.min() < 0.8
+        assert aspect.max() > 1.25
+        assert 115 < (across < 0).sum() < 185  # half of 300, within four deviations
+        assert np.unique(out[:, 10, 10, 0]).size > 100
+
+    def test_a_jpeg_gives_what_the_same_pixels_give(self, tmp_path):
+        """Of a JPEG little more than the crop is decoded, of a PNG all."""
+        import tensorflow as tf
+
+        random = np.random.default_rng(0)
+        for split in ("train", "test"):
+            for name in ("jpeg", "png"):
+                (tmp_path / name / split / "a").mkdir(parents=True)
+            for i in range(6):
+                smooth = random.integers(0, 256, (7, 9, 3), "uint8")
+                image = Image.fromarray(smooth).resize((90 + i, 71 + i), Image.Resampling.BICUBIC)
+                image.save(tmp_path / "jpeg" / split / "a" / f"{i}.jpg", quality=80, subsampling=i % 3)
+                pixels = tf.io.decode_jpeg((tmp_path / "jpeg" / split / "a" / f"{i}.jpg").read_bytes()).numpy()
+                Image.fromarray(pixels).save(tmp_path / "png" / split / "a" / f"{i}.png")
+        of = [load(Data("folder", dir=tmp_path / name)) for name in ("jpeg", "png")]
+        ours, theirs = (pictures.batches(training_stream(data, 6, "resized_crop_flip", 16, 0), 12) for data in of)
+        pictures.assert_same(ours, theirs)
+
+
+class TestFake:
+    def test_one_random_batch_again_and_again(self):
+        data = load(Data("fake"))
+        drawn = pictures.batches(training_stream(data, 12, "pad_crop_flip", 32, 0), 3)
+        pictures.assert_same(drawn[1:], [drawn[0]] * 2)
+        pixels, labels = drawn[0]
+        assert pixels.shape == (12, 32, 32, 3)
+        assert len(np.unique(pixels)) == 256
+        assert set(labels) <= set(range(10))
+        assert (len(data.classes), data.train.size, data.test.size) == (10, 50_000, 10_000)
+
+    def test_size(self):
+        data = load(Data("fake", size=8, holdout=100))
+        assert (data.size, data.train.size, data.holdout.size) == (8, 49_900, 100)
+        assert len(list(data.holdout.open().as_numpy_iterator())) == 100
+        assert training_stream(data, 4, "none", None, 0).image_shape == (8, 8, 3)
+
+
+class TestErrors:
+    def test_names(self):
+        with pytest.raises(ValueError, match=r"Did you mean .*'pad_crop_flip'"):
+            training_stream(pictures.numbered(10), 4, "crop_flip", None, 0)
+        with pytest.raises(ValueError, match=r"Unknown padding.*'reflect'.*Received: padding='reflection'"):
+            training_stream(pictures.numbered(10), 4, "pad_crop_flip", None, 0, "reflection")
+
+    @pytest.mark.parametrize("batch_size", [0, 11])
+    def test_batch_size(self, batch_size):
+        with pytest.raises(ValueError, match=rf"must be 1 to 10, the training images. Received: batch_size={batch_size}"):
+            training_stream(pictures.numbered(10), batch_size, "none", None, 0)
+
+    def test_seed_start_and_rows(self):
+        with pytest.raises(ValueError, match=r"`seed` must not be negative. Received: -1"):
+            training_stream(pictures.numbered(10), 4, "none", None, -1)
+        made = training_stream(pictures.numbered(10), 4, "none", None, 0)
+        with pytest.raises(ValueError, match=r"`start` must not be negative. Received: -1"):
+            made.dataset(-1)
+        with pytest.raises(ValueError, match=r"must hold some of the 4 images of a batch. Received: slice\(4, 8"):
+            made.dataset(rows=slice(4, 8))
+
+    def test_pad_crop_flip_keeps_the_size(self, folder, records, monkeypatch):
+        with pytest.raises(ValueError, match=r"keeps the images at 4 x 4 pixels.*Received: --data.size 8"):
+            training_stream(pictures.numbered(10), 4, "pad_crop_flip", 8, 0)
+        for size in (None, 16):
+            with pytest.raises(ValueError, match=r"images of one size; use 'resized_crop_flip'"):
+                training_stream(folder, 4, "pad_crop_flip", size, 0)
+        with pytest.raises(ValueError, match=r"differ in size: give `size`"):
+            training_stream(folder, 4, "none", None, 0)
+        monkeypatch.setattr(sources, "CACHE_BYTES", 0)
+        with pytest.raises(ValueError, match=r"images that fit into memory"):
+            training_stream(load(Data("cifar100", dir=records)), 4, "pad_crop_flip", None, 0)

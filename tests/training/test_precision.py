@@ -1,0 +1,249 @@
+"""Half precision, loss scaling, accumulated gradients, the average of the weights, executions of several steps, XLA.
+
+On tiny networks with the optimizers that a run gets. What is compared with is float32, NumPy, or the same run in one piece.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_preact as kp
+from training import networks
+from training.config import Config, Model, Optimizer
+
+BACKEND = keras.backend.backend()
+#: Images of 8 x 8 pixels with labels, for 6 batches of 8.
+IMAGES = np.random.default_rng(0).normal(size=(48, 8, 8, 1)).astype("float32")
+LABELS = np.random.default_rng(1).integers(0, 10, 48)
+
+
+def network(**options) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    defaults = {"width_factor": 0.25, "input_shape": (8, 8, 1), "stacked": False}
+    return kp.models.resnet_cifar(8, **(defaults | options))
+
+
+def compiled(config: Config, rate=0.1, **options) -> keras.Model:
+    """Return a tiny network with the optimizer and the loss of a run."""
+    model = network(dtype=config.model.dtype, **options)
+    model.compile(networks.optimizer(config, rate), networks.loss(config), jit_compile=BACKEND == "jax")
+    return model
+
+
+def weights(model) -> list[np.ndarray]:
+    return [np.array(ops.convert_to_numpy(variable.value)) for variable in model.trainable_variables]
+
+
+def averages(model) -> list[np.ndarray]:
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return [np.array(ops.convert_to_numpy(average.value)) for average in optimizer._model_variables_moving_average]
+
+
+def distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
+
+
+def train(model, batch_size: int, steps: int) -> list[float]:
+    losses = []
+    for step in range(steps):
+        rows = slice(step * batch_size, (step + 1) * batch_size)
+        losses.append(float(np.ravel(model.train_on_batch(IMAGES[rows], LABELS[rows]))[0]))
+        model.reset_metrics()
+    return losses
+
+
+def scale(model) -> float:
+    return float(ops.convert_to_numpy(model.optimizer.dynamic_scale.value))
+
+
+def with_options(dtype=None, accumulate=1, **options) -> Config:
+    return Config(model=Model(dtype=dtype), optimizer=Optimizer(**options), accumulate=accumulate)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
+class TestPolicies:
+    def test_trains_with_float32_weights_and_logits(self, dtype):
+        model = compiled(with_options(dtype))
+        before = weights(model)
+        losses = [float(np.ravel(model.train_on_batch(IMAGES, LABELS))[0]) for _ in range(1 if dtype == "float32" else 8)]
+        assert {variable.dtype for variable in model.weights} == {"float32"}
+        assert {unit.compute_dtype for unit in model.units} == {dtype.removeprefix("mixed_")}
+        logits = model(IMAGES[:2])
+        assert keras.backend.standardize_dtype(logits.dtype) == "float32"
+        assert np.isfinite(losses).all()
+        assert distance(before, weights(model)) > 0
+        if dtype != "float32":
+            assert losses[-1] < losses[0]
+
+    def test_loss_is_scaled_for_float16_alone(self, dtype):
+        """Keras does it by itself only where the policy is the global one."""
+        optimizer = networks.optimizer(with_options(dtype, clip_norm=1.0, ema=0.9), 0.1)
+        assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer) == (dtype == "mixed_float16")
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        assert isinstance(inner, kp.optimizers.CoupledSGD)
+        assert (inner.global_clipnorm, inner.use_ema, inner.ema_momentum) == (1.0, True, 0.9)
+
+
+def test_bfloat16_follows_float32():
+    single, mixed = compiled(with_options()), compiled(with_options("mixed_bfloat16"))
+    assert train(mixed, 8, 4) == pytest.approx(train(single, 8, 4), rel=0.05)
+
+
+def test_infinite_gradient_is_skipped_and_halves_the_scale():
+    """A scale of 2^40 overflows float16 on the way back; it is halved until nothing does."""
+    model = network(dtype="mixed_float16")
+    optimizer = keras.optimizers.LossScaleOptimizer(kp.optimizers.CoupledSGD(0.1), initial_scale=2.0**40)
+    model.compile(optimizer, kp.losses.SparseCategoricalCrossentropy(), jit_compile=BACKEND == "jax")
+    before = weights(model)
+    skipped = 0
+    while skipped < 40:
+        model.train_on_batch(IMAGES, LABELS)
+        if int(optimizer.iterations):
+            break
+        skipped += 1
+        assert scale(model) == 2.0 ** (40 - skipped)
+        assert distance(before, weights(model)) == 0
+    assert 1 <= skipped < 40
+    assert scale(model) == 2.0 ** (40 - skipped)  # a step with finite gradients leaves it
+    assert distance(before, weights(model)) > 0
+    assert all(np.isfinite(weight).all() for weight in weights(model))
+
+
+def test_scale_grows_again():
+    model = network(dtype="mixed_float16")
+    optimizer = keras.optimizers.LossScaleOptimizer(kp.optimizers.CoupledSGD(0.1), initial_scale=4.0, dynamic_growth_steps=2)
+    model.compile(optimizer, kp.losses.SparseCategoricalCrossentropy(), jit_compile=BACKEND == "jax")
+    scales = []
+    for _ in range(4):
+        model.train_on_batch(IMAGES, LABELS)
+        scales.append(scale(model))
+    assert scales == [4.0, 8.0, 8.0, 16.0]
+
+
+def test_scaling_keeps_gradients_that_float16_loses():
+    """Gradients of about 1e-9: without a scale the convolutions get zeros, with one what they get in float32."""
+
+    def change(dtype: str, scaled: bool) -> list[np.ndarray]:
+        model = network(dtype=dtype)
+        optimizer = kp.optimizers.CoupledSGD(1e6, momentum=0.0, coupled_weight_decay=0.0)
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**24) if scaled else optimizer,
+            kp.losses.SparseCategoricalCrossentropy(),
+            jit_compile=BACKEND == "jax",
+            auto_scale_loss=False,
+        )
+        before = weights(model)
+        model.train_on_batch(IMAGES, LABELS, sample_weight=np.full(48, 1e-7, "float32"))
+        names = [variable.path for variable in model.trainable_variables]
+        changes = [new - old for new, old in zip(weights(model), before, strict=True)]
+        return [own for name, own in zip(names, changes, strict=True) if "conv" in name]
+
+    exact, lost, kept = change("float32", False), change("mixed_float16", False), change("mixed_float16", True)
+    assert min(np.abs(own).max() for own in exact) > 1e-4
+    for own, without, scaled in zip(exact, lost, kept, strict=True):
+        assert np.abs(without).max() < 0.1 * np.abs(own).max()
+        assert np.linalg.norm(scaled - own) < 0.05 * np.linalg.norm(own)
+
+
+#: What an update depends on, beside the mean gradient of a batch.
+UPDATES = {
+    "plain": {},
+    "decay and momentum": {"weight_decay": 0.05, "nesterov": True},
+    "clipped": {"clip_norm": 0.05},
+    "averaged": {"ema": 0.7},
+}
+
+
+class TestAccumulation:
+    @pytest.mark.parametrize("options", UPDATES.values(), ids=UPDATES)
+    def test_parts_are_the_whole_batch(self, options):
+        """Without batch statistics, 3 updates of 16 images are 3 times 4 parts of 4, at a rate that changes with updates."""
+        schedule = kp.schedules.step_schedule(0.2, [2], factor=0.5, warmup_steps=1, warmup_learning_rate=0.05)
+        whole = compiled(with_options(**options), schedule, normalization="none")
+        parts = compiled(with_options(accumulate=4, **options), schedule, normalization="none")
+        start = weights(whole)
+        train(whole, 16, 3)
+        train(parts, 4, 12)
+        assert int(whole.optimizer.iterations) == int(parts.optimizer.iterations) == 3
+        assert distance(start, weights(whole)) > 1e-3
+        assert distance(weights(whole), weights(parts)) < 1e-6
+        if "ema" in options:
+            assert distance(averages(whole), weights(whole)) > 1e-4
+            assert distance(averages(whole), averages(parts)) < 1e-6
+
+    def test_every_option_of_the_test_above_changes_the_weights(self):
+        ends = {}
+        for name, options in UPDATES.items():
+            model = compiled(with_options(**options), normalization="none")
+            train(model, 16, 2)
+            ends[name] = weights(model)
+        assert distance(ends["plain"], ends["decay and momentum"]) > 1e-4
+        assert distance(ends["plain"], ends["clipped"]) > 1e-4
+
+    def test_weights_stay_between_updates(self):
+        model = compiled(with_options(accumulate=3, ema=0.5), normalization="none")
+        start = weights(model)
+        changed = []
+        for _ in range(4):
+            train(model, 4, 1)
+            changed.append(distance(start, weights(model)) > 0)
+        assert changed == [False, False, True, True]
+        assert distance(averages(model), weights(model)) == 0  # after the first update
+        assert int(model.optimizer.iterations) == 1
+
+
+class TestAverage:
+    def test_is_the_recursion(self):
+        model = compiled(with_options(ema=0.8))
+        expected = None
+        for step in range(4):
+            rows = slice(8 * step, 8 * step + 8)
+            model.train_on_batch(IMAGES[rows], LABELS[rows])
+            new = [weight.astype("float64") for weight in weights(model)]
+            expected = new if expected is None else [0.8 * a + 0.2 * b for a, b in zip(expected, new, strict=True)]
+            assert distance(expected, averages(model)) < 1e-6
+
+    @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+    def test_fit_leaves_it_in_the_model(self, dtype):
+        model = compiled(with_options(dtype, ema=0.8))
+        model.fit(IMAGES, LABELS, batch_size=8, shuffle=False, verbose=0)
+        assert distance(weights(model), averages(model)) == 0
+        own = compiled(with_options(dtype, ema=0.8))
+        train(own, 8, 6)
+        assert distance(averages(own), weights(own)) > 1e-4
+        assert distance(averages(own), averages(model)) < (1e-5 if dtype == "float32" else 1e-2)
+
+    def test_before_the_first_update_the_weights_stay(self):
+        model = compiled(with_options(ema=0.8))
+        before = weights(model)
+        model.optimizer.build(model.trainable_variables)
+        model.optimizer.finalize_variable_values(model.trainable_variables)
+        assert distance(before, weights(model)) == 0
+
+
+def fitted(**options) -> list[np.ndarray]:
+    """Train for two epochs of 6 steps."""
+    model = network()
+    model.compile(kp.optimizers.CoupledSGD(0.05), kp.losses.SparseCategoricalCrossentropy(), **options)
+    model.fit(IMAGES, LABELS, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return weights(model)
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="Keras has it not on torch")
+def test_executions_of_several_steps():
+    """6 steps in executions of 4 and 2."""
+    jit = BACKEND == "jax"
+    assert distance(fitted(jit_compile=jit), fitted(jit_compile=jit, steps_per_execution=4)) < 1e-6
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="torch alone")
+def test_executions_of_several_steps_are_refused_on_torch():
+    with pytest.raises(ValueError, match="steps_per_execution"):
+        fitted(steps_per_execution=4)
+
+
+@pytest.mark.slow
+def test_compiled_or_not():
+    """XLA on TensorFlow and JAX, torch.compile on torch."""
+    assert distance(fitted(jit_compile=False), fitted(jit_compile=True)) < 1e-4

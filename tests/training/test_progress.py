@@ -1,0 +1,416 @@
+"""What is said of a run while it trains: exact lines from a clock of our own, a real terminal, TensorBoard's files."""
+
+import contextlib
+import fcntl
+import io
+import math
+import os
+import pty
+import re
+import struct
+import termios
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from training.progress import Progress
+from training.terminal import duration, fitting
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal; its width is what `columns` finds for one without a file: 80."""
+
+    def isatty(self):
+        return True
+
+
+class Training:
+    """Calls a `Progress` as `fit` does."""
+
+    def __init__(self, stream=None, tensorboard=None, together=1, **options):
+        self.clock = Clock()
+        self.stream = io.StringIO() if stream is None else stream
+        settings = {"iterations": 12, "steps_per_epoch": 4, "batch_size": 50, "learning_rate": lambda done: 0.1 / (1 + done)}
+        self.progress = Progress(**settings | options, tensorboard=tensorboard, stream=self.stream, clock=self.clock)
+        self.together = together
+
+    def steps(self, first: int, count: int, seconds: float, **logs: float) -> None:
+        """Run `count` executions from step `first` on, of `seconds` each."""
+        for step in range(first, first + count * self.together, self.together):
+            self.progress.on_train_batch_begin(step)
+            self.clock.now += seconds
+            self.progress.on_train_batch_end(step + self.together - 1, logs)
+
+    def validation(self, seconds: float) -> None:
+        self.progress.on_test_begin()
+        self.clock.now += seconds
+
+    def epoch(self, epoch: int, first: int, count: int, seconds: float, validation: float = 0.0, pause=0.0, **logs) -> None:
+        self.progress.on_epoch_begin(epoch)
+        self.steps(first, count, seconds, **{name: value for name, value in logs.items() if "val_" not in name})
+        self.validation(validation)
+        self.progress.on_epoch_end(epoch, logs)
+        self.clock.now += pause  # other callbacks: checkpoints
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stream.getvalue().splitlines()
+
+
+class TestLineOfAnEpoch:
+    def test_by_hand(self):
+        """A compiling step of 10 s and three of 2 s, 3 s of validation, 1 s of a checkpoint; the next epochs alike."""
+        training = Training()
+        progress = training.progress
+        progress.on_train_begin()
+        progress.on_epoch_begin(0)
+        training.steps(0, 1, 10.0, loss=2.5, accuracy=0.1)
+        training.steps(1, 3, 2.0, loss=2.0, accuracy=0.25)
+        training.validation(3.0)
+        progress.on_epoch_end(0, {"accuracy": 0.25, "loss": 2.0, "val_accuracy": 0.5, "val_loss": 1.23456})
+        # images/s: 150 in 6 s; left: 8 updates of 2 s and two validations of 3 s
+        assert training.lines == [
+            "epoch 1/3  loss 2.0000  accuracy 0.2500  val_loss 1.2346  val_accuracy 0.5000  lr 0.025  "
+            "25 images/s  19 s, 22 s left"
+        ]
+        assert progress.figures == {"learning_rate": 0.025, "images_per_second": 25.0, "seconds": 19.0}
+        training.clock.now += 1.0
+        training.epoch(1, 0, 4, 1.0, 5.0, loss=1e-5, accuracy=1.0)
+        # 200 images in 4 s; left: 4 updates of (6 s + 4 s) / 7 updates and one pause of (3 s + 5 s) / 2
+        assert training.lines[1] == "epoch 2/3  loss 1e-05  accuracy 1.0000  lr 0.0125  50 images/s  29 s, 10 s left"
+        training.epoch(2, 0, 4, 0.02, loss=math.nan, accuracy=0.0)
+        assert training.lines[2] == "epoch 3/3  loss nan  accuracy 0.0000  lr 0.00833  2,500 images/s  29 s"
+        progress.on_train_end()
+        assert len(training.lines) == 3
+        assert progress.updates == 12
+
+    def test_nothing_is_measured_where_the_only_execution_compiles(self):
+        training = Training(together=4)
+        training.progress.on_train_begin()
+        training.epoch(0, 0, 1, 60.0, loss=1.0)
+        assert training.lines == ["epoch 1/3  loss 1.0000  lr 0.025  1 min 0 s"]
+        assert math.isnan(training.progress.figures["images_per_second"])
+
+    def test_last_epoch_that_is_cut_short(self):
+        training = Training(iterations=5)
+        training.progress.on_train_begin()
+        training.epoch(0, 0, 4, 1.0, loss=1.0)
+        training.epoch(1, 0, 1, 1.0, loss=0.5)
+        assert training.lines[1] == "epoch 2/2  loss 0.5000  lr 0.02  50 images/s  5 s"
+
+
+class TestCounting:
+    @pytest.mark.parametrize(("together", "parts"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)])
+    def test_executions_of_several_steps_and_updates_of_several_parts(self, together, parts):
+        training = Training(together=together, parts=parts)
+        training.progress.on_train_begin()
+        executions = 4 * parts // together
+        training.epoch(0, 0, executions, 1.0, loss=1.0)
+        assert training.progress.updates == 4
+        rate = together * 50 / parts  # an execution takes a second
+        if executions > 1:
+            assert training.progress.figures["images_per_second"] == pytest.approx(rate)
+        training.epoch(1, 0, executions, 1.0, loss=1.0)
+        assert training.progress.updates == 8
+        assert training.progress.figures["images_per_second"] == pytest.approx(rate)
+        assert training.lines[1].endswith(f"{2 * executions} s, {executions} s left")
+
+    @pytest.mark.parametrize(("first", "parts"), [(3, 1), (6, 2)])
+    def test_epoch_that_is_gone_on_with_in_its_middle(self, first, parts):
+        training = Training(Terminal(), done=7, parts=parts)
+        training.progress.restore({"seconds": 100.0})
+        training.progress.on_train_begin()
+        training.epoch(1, first, parts, 2.0, loss=1.0)
+        training.epoch(2, 0, 4 * parts, 1.0, loss=0.5)
+        text = training.stream.getvalue()
+        assert "epoch 2/3  step 4/4  loss 1.0000" in text
+        assert "epoch 3/3  step 4/4  loss 0.5000" in text
+        assert training.progress.updates == 12
+        assert training.progress.state() == {"seconds": 100.0 + 6 * parts}
+
+    def test_images_per_second_of_an_epoch_do_not_count_what_is_between_epochs(self):
+        training = Training()
+        training.progress.on_train_begin()
+        training.epoch(0, 0, 4, 1.0, validation=500.0, pause=300.0, loss=1.0)
+        training.epoch(1, 0, 4, 2.0, validation=500.0, pause=300.0, loss=1.0)
+        assert training.progress.figures["images_per_second"] == 25.0
+
+    def test_time_goes_on_in_another_process(self):
+        first = Training()
+        first.progress.on_train_begin()
+        first.epoch(0, 0, 4, 2.5, loss=1.0)
+        state = first.progress.state()
+        second = Training(done=4)
+        second.progress.on_train_begin()
+        second.clock.now += 3.0  # what was done again counts by the state
+        second.progress.restore(state)
+        second.epoch(1, 0, 4, 1.0, loss=1.0)
+        assert second.progress.figures["seconds"] == 14.0
+        second.progress.close()
+        second.clock.now += 50.0
+        assert second.progress.state() == {"seconds": 14.0}
+
+
+class TestTerminal:
+    def test_redraws_at_most_five_times_a_second(self):
+        training = Training(Terminal(), iterations=4000, steps_per_epoch=1000)
+        training.progress.on_train_begin()
+        training.progress.on_epoch_begin(0)
+        training.steps(0, 320, 1 / 64, loss=1.0, accuracy=0.5)
+        drawn = training.stream.getvalue().split("\r")[1:]
+        assert len(drawn) == 25  # in 5 s: every 13 steps
+        assert drawn[-1].rstrip() == "epoch 1/4  313/1000  loss 1.0000  acc 0.5000  3,200 img/s  58 s left"
+        assert max(map(len, drawn)) < 80
+
+    def test_images_per_second_are_those_of_the_last_seconds(self):
+        training = Training(Terminal(), iterations=4000, steps_per_epoch=1000)
+        training.progress.on_train_begin()
+        training.progress.on_epoch_begin(0)
+        training.steps(0, 100, 1.0, loss=1.0)
+        training.steps(100, 100, 0.5, loss=1.0)
+        assert "  100 images/s  " in training.stream.getvalue().split("\r")[-1]
+
+    def test_an_epoch_leaves_one_line(self):
+        training = Training(Terminal())
+        training.progress.on_train_begin()
+        training.epoch(0, 0, 4, 1.0, loss=1.0, accuracy=0.5)
+        training.progress.report("Health: all is well")
+        training.epoch(1, 0, 4, 1.0, loss=0.5, accuracy=0.75)
+        assert screen(training.stream.getvalue()) == [
+            "epoch 1/3  loss 1.0000  accuracy 0.5000  lr 0.025  50 images/s  4 s, 8 s left",
+            "Health: all is well",
+            "epoch 2/3  loss 0.5000  accuracy 0.7500  lr 0.0125  50 images/s  8 s, 4 s left",
+        ]
+
+    def test_what_is_reported_stands_above_the_line(self):
+        training = Training(Terminal())
+        training.progress.on_train_begin()
+        training.progress.on_epoch_begin(0)
+        assert screen(training.stream.getvalue()) == ["epoch 1/3  waiting for the first step"]
+        training.steps(0, 2, 1.0, loss=1.0, accuracy=0.5)
+        training.progress.report("Health: hm")
+        training.progress.close()
+        training.stream.write("Interrupted.\n")
+        assert screen(training.stream.getvalue()) == [
+            "Health: hm",
+            "epoch 1/3  step 2/4  loss 1.0000  accuracy 0.5000  50 images/s  10 s left",
+            "Interrupted.",
+        ]
+
+    def test_validation_is_named(self):
+        training = Training(Terminal())
+        training.progress.on_train_begin()
+        training.progress.on_epoch_begin(0)
+        training.steps(0, 4, 1.0, loss=1.0)
+        training.validation(5.0)
+        assert screen(training.stream.getvalue()) == ["epoch 1/3  validation"]
+
+    def test_elsewhere_there_are_lines_of_epochs_alone(self):
+        training = Training()
+        training.progress.on_train_begin()
+        training.epoch(0, 0, 4, 1.0, loss=1.0)
+        training.progress.report("Health: hm")
+        training.progress.on_train_end()
+        assert training.stream.getvalue() == ("epoch 1/3  loss 1.0000  lr 0.025  50 images/s  4 s, 8 s left\nHealth: hm\n")
+
+
+def screen(text: str) -> list[str]:
+    """Return what a terminal shows of `text`: a carriage return goes to the beginning of the line."""
+    lines = []
+    for line in text.split("\n"):
+        shown: list[str] = []
+        for part in line.removesuffix("\r").split("\r"):
+            shown[: len(part)] = part
+        lines.append("".join(shown).rstrip())
+    return lines if lines[-1] else lines[:-1]
+
+
+@pytest.mark.parametrize(
+    ("width", "text"),
+    [
+        (60, "epoch 12/164  step 351/391  accuracy 0.9876  3 h 12 min left"),
+        (59, "epoch 12/164  351/391  acc 0.9876  3 h 12 min left"),
+        (50, "epoch 12/164  351/391  acc 0.9876  3 h 12 min left"),
+        (49, "epoch 12/164  acc 0.9876  3 h 12 min left"),
+        (40, "epoch 12/164  3 h 12 min left"),
+        (28, "epoch 12/164"),
+        (5, "epoch"),
+    ],
+)
+def test_what_fits_into_a_width(width, text):
+    pieces = {"a": "epoch 12/164", "b": "step 351/391", "c": "", "d": "accuracy 0.9876", "e": "3 h 12 min left"}
+    assert fitting(pieces, width, ("b", "d", "c", "e"), {"step ": "", "accuracy": "acc"}) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((0, "0 s"), (0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (100, "1 min 40 s"), (3599.6, "1 h 0 min")),
+        *((7500, "2 h 5 min"), (86399, "23 h 59 min"), (273600, "3 d 4 h")),
+    ],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def scalars(folder) -> dict[str, dict[int, float]]:
+    """Read the scalars of TensorBoard's event files in `folder`: tag to step to value."""
+    import tensorflow as tf
+    from tensorflow.core.util import event_pb2
+
+    found: dict[str, dict[int, float]] = {}
+    for record in tf.data.TFRecordDataset([str(path) for path in folder.iterdir()]).as_numpy_iterator():
+        event = event_pb2.Event.FromString(record)
+        for value in event.summary.value:
+            found.setdefault(value.tag, {})[event.step] = round(float(tf.make_ndarray(value.tensor)), 6)
+    return found
+
+
+class TestTensorBoard:
+    def test_scalars(self, tmp_path):
+        training = Training(tensorboard=tmp_path, interval=3, learning_rate=lambda done: 0.5 - 0.01 * done)
+        progress = training.progress
+        progress.on_train_begin()
+        for epoch in range(2):
+            training.epoch(epoch, 0, 4, 2.0 - epoch, 9.0, loss=2.0 - epoch, accuracy=0.5, val_loss=3.0 - epoch)
+        progress.on_train_end()
+        assert scalars(tmp_path / "train") == {
+            "batch_loss": {3: 2.0, 6: 1.0},
+            "batch_accuracy": {3: 0.5, 6: 0.5},
+            "batch_learning_rate": {3: 0.48, 6: 0.45},  # those of the third and of the sixth update
+            "batch_images_per_second": {3: 25.0, 6: 37.5},  # of the two behind the first; of one of 2 s and two of 1 s
+            "epoch_loss": {0: 2.0, 1: 1.0},
+            "epoch_accuracy": {0: 0.5, 1: 0.5},
+            "epoch_learning_rate": {0: 0.47, 1: 0.43},
+            "epoch_images_per_second": {0: 25.0, 1: 50.0},
+        }
+        assert scalars(tmp_path / "validation") == {"epoch_loss": {0: 3.0, 1: 2.0}}
+
+    @pytest.mark.parametrize(("together", "interval", "steps"), [(4, 3, [4, 8, 12]), (2, 5, [6, 10]), (1, 100, [])])
+    def test_interval_that_an_execution_goes_over(self, tmp_path, together, interval, steps):
+        training = Training(tensorboard=tmp_path, together=together, interval=interval)
+        training.progress.on_train_begin()
+        for epoch in range(3):
+            training.epoch(epoch, 0, 4 // together, 1.0, loss=1.0)
+        training.progress.on_train_end()
+        assert list(scalars(tmp_path / "train").get("batch_loss", {})) == steps
+
+    def test_no_folder_for_what_was_not_measured(self, tmp_path):
+        training = Training(tensorboard=tmp_path)
+        training.progress.on_train_begin()
+        training.epoch(0, 0, 4, 1.0, loss=1.0)
+        training.progress.on_train_end()
+        assert [path.name for path in tmp_path.iterdir()] == ["train"]
+
+    def test_names_are_those_of_keras(self, tmp_path):
+        """Keras' own callback beside ours, in one fit: the same tags, steps and values."""
+        x, y = np.random.default_rng(0).normal(size=(32, 4)).astype("float32"), np.arange(32) % 3
+        model = small_model()
+        ours = Progress(8, 4, 8, tensorboard=tmp_path / "ours", learning_rate=lambda _: 0.5, interval=1, stream=io.StringIO())
+        theirs = keras.callbacks.TensorBoard(tmp_path / "theirs", write_graph=False, update_freq=1)
+        model.fit(x, y, batch_size=8, epochs=2, validation_data=(x, y), verbose=0, callbacks=[ours, theirs])
+        for folder in ("train", "validation"):
+            mine, keras_own = scalars(tmp_path / "ours" / folder), scalars(tmp_path / "theirs" / folder)
+            common = {"epoch_loss", "epoch_accuracy"} | ({"epoch_learning_rate"} if folder == "train" else set())
+            assert common <= mine.keys() & keras_own.keys()
+            for tag in common:
+                assert mine[tag] == keras_own[tag]
+        assert set(mine) == {"epoch_loss", "epoch_accuracy"}
+        assert set(scalars(tmp_path / "ours" / "train")["batch_loss"]) == set(range(1, 9))
+
+
+def small_model():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.5), loss, metrics=["accuracy"], steps_per_execution=1)
+    return model
+
+
+def test_model_and_logs_are_left_alone():
+    """The callback takes nothing from the model: on JAX that would bring its state to where it is read, step by step."""
+    x, y = np.random.default_rng(0).normal(size=(32, 4)).astype("float32"), np.arange(32) % 3
+    seen = []
+
+    class Untouched(Progress):
+        @property
+        def model(self):
+            raise AssertionError("the model was touched")
+
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(dict(logs))
+            super().on_train_batch_end(batch, logs)
+            assert dict(logs) == seen[-1]
+
+    progress = Untouched(4, 4, 8, tensorboard=None, learning_rate=lambda _: 0.5, stream=io.StringIO())
+    history = small_model().fit(x, y, batch_size=8, verbose=0, callbacks=[progress])
+    assert len(seen) == 4
+    assert list(history.history) == ["accuracy", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (100, r"epoch 2/2  step \d+/20  loss \d\.\d{4}  accuracy \d\.\d{4}  160 images/s  0 s left"),
+        (46, r"epoch 2/2  loss \d\.\d{4}  acc \d\.\d{4}  0 s left"),
+    ],
+    ids=["wide", "narrow"],
+)
+def test_in_a_terminal_of_the_system(width, line):
+    """A fit whose steps take a twentieth of a second by the clock."""
+    x, y = np.zeros((160, 4), "float32"), np.zeros(160, "int32")
+    clock = iter(range(10_000))
+    with terminal(width) as (stream, shown):
+        progress = Progress(
+            *(40, 20, 8), tensorboard=None, learning_rate=lambda _: 0.01, stream=stream, clock=lambda: next(clock) / 20
+        )
+        small_model().fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[progress])
+        stream.write("behind it\n")
+    text = shown()
+    drawn = [part.rstrip() for part in re.split(r"[\r\n]+", text)]
+    changing = [part for part in drawn if part.startswith("epoch") and " lr " not in part]  # lines of epochs may be longer
+    assert len(changing) > 8, text
+    assert max(map(len, changing)) < width
+    assert re.fullmatch(line, changing[-1])
+    epoch = r"loss \d\.\d{4}  accuracy \d\.\d{4}  lr 0\.01  1\d\d images/s  \d s"
+    first, second, last = screen(text.replace("\r\n", "\n"))
+    assert re.fullmatch(rf"epoch 1/2  {epoch}, \d s left", first)
+    assert re.fullmatch(rf"epoch 2/2  {epoch}", second)
+    assert last == "behind it"
+
+
+@contextlib.contextmanager
+def terminal(width: int):
+    """Give a stream to a terminal of so many columns, and a function that returns, behind the context, what was written."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    written: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # Linux' way to say that the other side is closed
+            while data := os.read(ours, 4096):
+                written.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with open(its, "w") as stream:
+            yield stream, lambda: b"".join(written).decode()
+    finally:
+        reader.join()
+        os.close(ours)
+
+
+def test_standard_output_by_default(capsys):
+    progress = Progress(4, 4, 8, tensorboard=None, learning_rate=lambda _: 0.5)
+    progress.report("Health: hm")
+    assert capsys.readouterr().out == "Health: hm\n"

@@ -1,0 +1,198 @@
+"""What happens behind the steps of a run: its history, its end, and steps that were done before."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from training import runs
+
+Figures = Mapping[str, float | int | None]
+
+
+class Diverged(Exception):
+    """The loss of a step was not finite.
+
+    Args:
+        loss: What it was.
+        step: Of `fit`, from 0 on, over all epochs: with several steps an execution the last of them.
+    """
+
+    def __init__(self, loss: float, step: int):
+        super().__init__(f"The loss is {loss} in step {step}.")
+        self.loss = loss
+        self.step = step
+
+
+class Count(keras.callbacks.Callback):
+    """Counts the steps of `fit`, over all epochs; the first of the callbacks, so that the others can rely on it.
+
+    Args:
+        per_epoch: Steps of a whole epoch.
+        done: Steps done before.
+    """
+
+    def __init__(self, per_epoch: int, done: int = 0):
+        super().__init__()
+        self.per_epoch = per_epoch
+        self.step = done
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._before = epoch * self.per_epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.step = self._before + batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.step = self._before + batch + 1
+
+
+class History(keras.callbacks.Callback):
+    """Writes history.csv, a line an epoch, whole and anew each time: a reader never sees half of one.
+
+    Args:
+        path: The file.
+        iterations: Returns how many iterations are done.
+        figures: Returns what else belongs to an epoch, such as its seconds.
+        write: Whether this process writes.
+    """
+
+    def __init__(self, path: Path, iterations: Callable[[], int], figures: Callable[[], Figures], write: bool = True):
+        super().__init__()
+        self.path = path
+        self.iterations = iterations
+        self.figures = figures
+        self.write = write
+        self.rows: list[dict[str, Any]] = []
+
+    def state(self) -> list[dict[str, Any]]:
+        return list(self.rows)
+
+    def restore(self, state: list[dict[str, Any]]) -> None:
+        """Take the lines of a run that goes on; those that it had written beyond are gone from the file."""
+        self.rows = list(state)
+        self._write()
+
+    def on_epoch_end(self, epoch, logs=None):
+        metrics = {name: float(value) for name, value in sorted((logs or {}).items())}
+        self.rows.append({"epoch": epoch, "iteration": self.iterations()} | metrics | dict(self.figures()))
+        self._write()
+
+    def _write(self) -> None:
+        if not self.write:
+            return
+        text = io.StringIO()
+        if self.rows:
+            writer = csv.DictWriter(text, list(self.rows[0]), restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows)
+        with runs.replacing(self.path) as temporary:
+            temporary.write_text(text.getvalue())
+
+
+class StopAt(keras.callbacks.Callback):
+    """Stops training behind so many steps, in the middle of an epoch if need be."""
+
+    def __init__(self, steps: int, count: Count):
+        super().__init__()
+        self.steps = steps
+        self.count = count
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.count.step >= self.steps:
+            self.model.stop_training = True
+
+
+class StopOnNaN(keras.callbacks.Callback):
+    """Ends training with `Diverged` behind the first step whose loss is not a finite number."""
+
+    def __init__(self, count: Count):
+        super().__init__()
+        self.count = count
+
+    def on_train_batch_end(self, batch, logs=None):
+        # the mean over the epoch so far: one loss that is not finite stays in it
+        loss = float((logs or {}).get("loss", 0.0))
+        if not math.isfinite(loss):
+            raise Diverged(loss, self.count.step - 1)
+
+
+class TorchSeeds(keras.callbacks.Callback):
+    """Makes PyTorch's random numbers of a step, its dropout, follow from seed, step and process alone.
+
+    The other backends keep the states of their generators in variables of the model, which a checkpoint holds.
+    """
+
+    def __init__(self, seed: int, process: int, count: Count):
+        super().__init__()
+        self.seed = seed
+        self.process = process
+        self.count = count
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.before_step(self.count.step)
+
+    def before_step(self, step: int) -> None:
+        import torch
+
+        torch.manual_seed(int(np.random.SeedSequence((self.seed, step, self.process)).generate_state(1)[0]))
+
+
+class Continued(keras.callbacks.CallbackList):
+    """The callbacks of a `fit` that goes on in the middle of an epoch: it passes over the steps that were done before.
+
+    Keras begins an epoch at its first step. In the first epoch of the fit the train function is replaced by one that does
+    nothing but take a batch from the data, `done` times; callbacks hear nothing of it.
+
+    Args:
+        callbacks: In their order.
+        done: Steps of the fit's first epoch that were done, fewer than it has.
+        restore: Called at the beginning of that epoch, where Keras has just reset its metrics.
+        **params: As in `keras.callbacks.CallbackList`.
+    """
+
+    def __init__(self, callbacks, *, done: int, restore: Callable[[], None], model: keras.Model, **params):
+        super().__init__(callbacks, add_history=True, model=model, **params)
+        self.done = done
+        self.restore = restore
+
+    def on_epoch_begin(self, epoch, logs=None):
+        super().on_epoch_begin(epoch, logs)
+        if self.done:
+            self.restore()
+            self._train_function = self.model.train_function
+            self.model.train_function = _pass_over(self.model.steps_per_execution)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.done and batch >= self.done:
+            self.done = 0
+            self.model.train_function = self._train_function
+        if not self.done:
+            super().on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self.done:
+            super().on_train_batch_end(batch, logs)
+
+
+def _pass_over(steps_per_execution: int) -> Callable:
+    """Return a train function that does not train."""
+
+    def on_tensorflow(iterator):
+        for _ in range(steps_per_execution):
+            next(iterator)
+        return {}
+
+    def on_jax(state, iterator):
+        return on_tensorflow(iterator), state
+
+    def on_torch(data):  # which are taken already
+        return {}
+
+    functions: dict[str, Callable] = {"tensorflow": on_tensorflow, "jax": on_jax, "torch": on_torch}
+    return functions[keras.backend.backend()]

@@ -1,0 +1,311 @@
+"""Exact checkpoints: all that a run needs to go on as if it had never ended, in files that are whole or passed over."""
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from training.cli import UserError
+from training.variables import GROUPS, Tensors, array_of, once_metrics_are_built, read, write
+
+_NAME = re.compile(r"state-(\d{9,})-([0-9a-f]{16})\.npz")
+#: What stands in a file besides the tensors: `progress` and their description, as JSON.
+_DESCRIPTION = "description"
+
+
+class Saved:
+    """A checkpoint that was found whole.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        progress: What was saved with the tensors.
+
+    Raises:
+        ValueError, OSError, KeyError: for a file that is not one of `Checkpoints`.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        with self._opened() as file:
+            described = json.loads(file[_DESCRIPTION].tobytes())
+        self.progress: dict = described["progress"]
+        self._groups: dict[str, list[dict]] = described["groups"]
+
+    def _opened(self):
+        return np.load(self.path, allow_pickle=False)
+
+    @property
+    def step(self) -> int:
+        return self.progress["step"]
+
+    def restore(self, model: keras.Model) -> None:
+        """Give the variables of the model and of its optimizer, if it is compiled with one, the values that were saved.
+
+        Raises:
+            UserError: if they are not those that were saved, by number, name, shape or dtype; nothing is assigned then.
+        """
+        self._restore(model, ("model", "optimizer") if getattr(model, "optimizer", None) else ("model",))
+
+    def restore_metrics(self, model: keras.Model) -> None:
+        """Give the metrics their values, in the middle of an epoch: Keras resets them where one begins.
+
+        On TensorFlow, where Keras makes metrics in the first step, they get them there, before they count it.
+
+        Raises:
+            UserError: as `restore`.
+        """
+        once_metrics_are_built(model, lambda: self._restore(model, ("metrics",)))
+
+    def _restore(self, model: keras.Model, groups: tuple[str, ...]) -> None:
+        found: dict[str, list[Tensors]] = {group: GROUPS[group](model) for group in groups}
+        for group in groups:
+            self._check(group, [tensors.description for tensors in found[group]])
+        with self._opened() as file:
+            for group in groups:
+                for i, tensors in enumerate(found[group]):
+                    write(tensors, [file[key] for key in _keys(group, i, self._groups[group][i]["parts"])])
+
+    def _check(self, group: str, found: list[dict]) -> None:
+        saved = self._groups[group]
+        for ours, theirs in zip(found, saved, strict=False):
+            for key, value in ours.items():
+                if value != theirs[key] and key != "path":
+                    raise UserError(
+                        f"{self.path} is of another {group}: {ours['path']} has {key} {value}, "
+                        f"and {theirs['path']} was saved with {theirs[key]}."
+                    )
+        if len(found) != len(saved):
+            first = (found if len(found) > len(saved) else saved)[min(len(found), len(saved))]["path"]
+            what = f"{first} was not saved" if len(found) > len(saved) else f"it has {first} as well"
+            raise UserError(f"{self.path} is of another {group}: {what}. Received: {len(found)} variables for {len(saved)}")
+
+
+class Checkpoints:
+    """The files state-STEP-HASH.npz in a folder.
+
+    A file is written beside, hashed, brought to the disk and renamed, and only then are older ones removed. What a crash
+    leaves is either no file of that name, or one whose hash says that it is not whole: reading passes it over.
+
+    Args:
+        folder: Where the files are.
+        keep: How many stay.
+        write: Whether this process is the one that writes, of several that train one model. All of them call `save`.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3, write: bool = True):
+        if keep < 1:
+            raise UserError(f"--checkpoint.keep must be 1 or more: a run goes on from the last. Received: {keep}")
+        self.folder = folder
+        self.keep = keep
+        self.write = write
+        self._broken: set[Path] = set()
+
+    def _files(self) -> list[Path]:
+        """Return the files, the newest first."""
+        found = [path for path in self.folder.glob("state-*.npz") if _NAME.fullmatch(path.name)]
+        return sorted(found, key=lambda path: (_step(path), path.stat().st_mtime_ns), reverse=True)
+
+    def newest(self, warn: Callable[[str], object]) -> Saved | None:
+        """Return the newest checkpoint that is whole, None if there is none; `warn` of each newer one that is not."""
+        for path in self._files():
+            try:
+                with path.open("rb") as file:
+                    if _hash(file) != _NAME.fullmatch(path.name)[2]:  # type: ignore[index]
+                        raise ValueError("its content is not what its name says")
+                return Saved(path)
+            except (OSError, ValueError, KeyError) as error:
+                self._broken.add(path)
+                warn(f"{path} is damaged and passed over: {error}")
+        return None
+
+    def save(self, model: keras.Model, progress: dict) -> Path | None:
+        """Write a checkpoint of all variables of the model, its optimizer and its metrics.
+
+        Args:
+            model: Compiled and built.
+            progress: What else is needed, as JSON has it; `step` counts the steps.
+
+        Returns:
+            The file; None in a process that does not write, and for weights that are not finite: training has diverged, and
+            the files are of before.
+
+        Raises:
+            UserError: if the file cannot be written, such as on a full disk; the files before are as they were.
+        """
+        if not all(np.isfinite(array_of(variable)).all() for variable in model.trainable_variables):
+            return None
+        tensors: dict[str, np.ndarray] = {}
+        groups: dict[str, list[dict]] = {}
+        for group, variables in GROUPS.items():
+            groups[group] = []
+            for i, each in enumerate(variables(model)):
+                parts = read(each)
+                groups[group].append(each.description | {"parts": len(parts)})
+                tensors |= dict(zip(_keys(group, i, len(parts)), parts, strict=True))
+        if not self.write:
+            return None
+        described = json.dumps({"progress": progress, "groups": groups}).encode()
+        path = self._write(progress["step"], tensors | {_DESCRIPTION: np.frombuffer(described, np.uint8)})
+        self._remove_old(path)
+        return path
+
+    def _write(self, step: int, arrays: dict[str, np.ndarray]) -> Path:
+        temporary = self.folder / f".state-{step:09d}.npz"
+        try:
+            with temporary.open("w+b") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+                file.seek(0)
+                path = self.folder / f"state-{step:09d}-{_hash(file)}.npz"
+            temporary.replace(path)
+            _sync_folder(self.folder)
+        except OSError as error:  # a full disk's does not name the file
+            raise UserError(f"Cannot write a checkpoint to {self.folder}: {error}. Those that are there are whole.") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        return path
+
+    def _remove_old(self, newest: Path) -> None:
+        others = [path for path in self._files() if path != newest and path not in self._broken]
+        same = [path for path in others if _step(path) == _step(newest)]
+        older = [path for path in others if _step(path) < _step(newest)]
+        for path in [*same, *older[self.keep - 1 :], *(self._broken - {newest})]:
+            path.unlink(missing_ok=True)
+        self._broken.clear()
+
+    def clean(self) -> None:
+        """Remove what processes have left that were killed while they wrote into the folder."""
+        for path in self.folder.glob(".*") if self.write else ():
+            if path.suffix in (".npz", ".keras"):
+                path.unlink(missing_ok=True)
+
+
+def _step(path: Path) -> int:
+    return int(_NAME.fullmatch(path.name)[1])  # type: ignore[index]
+
+
+def _hash(file) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _keys(group: str, i: int, parts: int) -> list[str]:
+    return [f"{group}/{i:06d}" if part == 0 else f"{group}/{i:06d}/{part}" for part in range(parts)]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Saver(keras.callbacks.Callback):
+    """Saves a checkpoint now and then: between two steps, or behind an epoch. Other steps cost nothing.
+
+    It belongs behind all callbacks whose state is in `progress`, and those that write what an epoch leaves behind.
+
+    Args:
+        checkpoints: Where to.
+        minutes: At least so many between two checkpoints. Processes do not share a clock: where a model is split over them,
+            all of which have to save, they need `every`.
+        every: Steps between two, whatever the time; 0 for by time alone.
+        progress: Returns what is saved with the model; called for each checkpoint.
+        clock: Returns seconds.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        minutes: float,
+        every: int,
+        progress: Callable[[], dict],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        super().__init__()
+        self.checkpoints = checkpoints
+        self.minutes = minutes
+        self.every = every
+        self.progress = progress
+        self.clock = clock
+
+    def on_train_begin(self, logs=None):
+        self.checkpoints.clean()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._steps = 0
+        self._time = self.clock()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        # not at the end of the step before: if it was the last one of an epoch, the epoch is not over there
+        self._save_if_due()
+        self._first = batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._steps += batch - self._first + 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        if self._steps and (self._steps >= self.every if self.every else self.clock() - self._time >= 60 * self.minutes):
+            self.save_now()
+
+    def save_now(self) -> Path | None:
+        """Save a checkpoint of the model as it is."""
+        model = self.model  # on JAX, what the model holds is up to date from here on
+        path = self.checkpoints.save(model, self.progress())
+        self._begin()
+        return path
+
+
+class Best(keras.callbacks.Callback):
+    """After every epoch writes best.keras where `monitor` is the best so far.
+
+    Args:
+        folder: Where to.
+        monitor: A figure in the logs of an epoch.
+        higher_is_better: Whether it is.
+        write: Whether this process writes, of several that train one model. All of them have this callback.
+        save: Writes the model to a path, whole or not at all; None: as `training.networks.save` does, as it is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        monitor: str,
+        higher_is_better: bool,
+        write: bool = True,
+        save: Callable[[Path], object] | None = None,
+    ):
+        from training import networks  # which reads checkpoints
+
+        super().__init__()
+        self.save = save or (lambda path: networks.save(self.model, path, write))
+        self.folder = folder
+        self.monitor = monitor
+        self.sign = 1 if higher_is_better else -1
+        self.best = -float("inf")
+
+    def state(self) -> dict:
+        return {"best": self.best}
+
+    def restore(self, state: dict) -> None:
+        self.best = state["best"]
+
+    def on_epoch_end(self, epoch, logs=None):
+        score = self.sign * logs[self.monitor]
+        if score > self.best:
+            self.best = float(score)
+            self.save(self.folder / "best.keras")

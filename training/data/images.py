@@ -1,0 +1,126 @@
+"""What happens to an image on its way to the network, as TensorFlow functions; and the images of a split once, in order."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from training.data.readers import Reader
+from training.data.sources import ImageData, Split
+
+#: From a reader, a fetched image, two seeds, the data set and a size to pixels (size, size, channels).
+Augmentation = Callable[[Reader, Any, Any, ImageData, int], Any]
+
+#: Pixels around a crop that are decoded with it, where there are any: colour at the edge is interpolated from what lies beyond.
+MARGIN = 16
+
+
+def evaluation_batches(data: ImageData, split: Split, batch_size: int, size: int | None, rows: slice = slice(None)):
+    """Return the images of `split` once, in order, as a tf.data.Dataset of batches; the last may be smaller.
+
+    Pixels are from 0 to 255: uint8 where images leave at their own size, else float32.
+
+    Args:
+        data: The data set.
+        split: One of its splits.
+        batch_size: Images a batch, over all processes.
+        size: Height and width of the images that leave; None: as they are.
+        rows: Which images of every batch, those of one process; the others are not decoded. The last batch may hold none
+            of them, and is missing then.
+
+    Raises:
+        ValueError: for a batch size below 1, or `rows` that hold no image.
+    """
+    import tensorflow as tf
+
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` must be positive. Received: {batch_size}")
+    numbered = numbers(rows, batch_size)
+    kept = keep(numbered, batch_size)
+    examples = split.open() if kept is None else split.open(kept)
+    if size not in (None, data.size):
+        examples = examples.map(
+            lambda image, label: (resize_and_center(image, data, size), label), num_parallel_calls=tf.data.AUTOTUNE
+        )
+    options = tf.data.Options()  # the rows are this process' already
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return examples.batch(len(numbered)).prefetch(tf.data.AUTOTUNE).with_options(options)
+
+
+def numbers(rows: slice, batch_size: int) -> np.ndarray:
+    """Return the numbers of a process' images in a batch.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    chosen = np.arange(batch_size)[rows]
+    if not len(chosen):
+        raise ValueError(f"`rows` must hold some of the {batch_size} images of a batch. Received: {rows}")
+    return chosen
+
+
+def keep(chosen: np.ndarray, batch_size: int) -> Callable[[Any], Any] | None:
+    """Return the function that says of a place whether its image is one of those `chosen` in its batch; None: all are."""
+    import tensorflow as tf
+
+    if len(chosen) == batch_size:
+        return None
+    mask = tf.constant(np.isin(np.arange(batch_size), chosen))
+    return lambda place: mask[place % batch_size]
+
+
+def resize_and_center(image, data: ImageData, size: int):
+    """Scale the shorter side to as much more than `size` as the data set's preprocessing says, and cut out the centre."""
+    import tensorflow as tf
+
+    image = tf.cast(image, tf.float32)
+    if data.size == size:
+        return image
+    shorter = round(size * (data.standard.resize or data.standard.size) / data.standard.size)
+    shape = tf.cast(tf.shape(image)[:2], tf.float32)
+    scaled = tf.cast(tf.round(shape * (shorter / tf.reduce_min(shape))), tf.int32)
+    image = tf.image.resize(image, scaled, method="bilinear", antialias=True)
+    return tf.ensure_shape(tf.image.resize_with_crop_or_pad(image, size, size), (size, size, data.channels))
+
+
+def resize(reader: Reader, image, seeds, data: ImageData, size: int):
+    """Bring the image to `size` as at evaluation."""
+    return resize_and_center(reader.decode(image), data, size)
+
+
+def resized_crop_flip(reader: Reader, image, seeds, data: ImageData, size: int):
+    """Cut out 8 to 100 % of the image at an aspect ratio of 3/4 to 4/3, scale it to `size`, flip half of the images.
+
+    The "scale and aspect ratio" augmentation of Table 5, that of fb.resnet.torch.
+    """
+    import tensorflow as tf
+
+    def box(shape):
+        begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
+            shape,
+            tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),  # an empty box would leave every image whole
+            seed=seeds[0],
+            area_range=(0.08, 1.0),
+            aspect_ratio_range=(3 / 4, 4 / 3),
+            min_object_covered=0.0,
+            max_attempts=10,
+        )
+        return begin, extent
+
+    def cut_decoded():
+        pixels = reader.decode(image)
+        return tf.slice(pixels, *box(tf.shape(pixels)))
+
+    def cut_jpeg():
+        shape = tf.image.extract_jpeg_shape(image)
+        begin, extent = (part[:2] for part in box(shape))
+        first = tf.maximum(begin - MARGIN, 0)
+        last = tf.minimum(begin + extent + MARGIN, shape[:2])
+        pixels = tf.image.decode_and_crop_jpeg(image, tf.concat([first, last - first], axis=0), channels=data.channels)
+        begin -= first
+        return pixels[begin[0] : begin[0] + extent[0], begin[1] : begin[1] + extent[1]]
+
+    crop = tf.cond(tf.io.is_jpeg(image), cut_jpeg, cut_decoded) if reader.encoded else cut_decoded()
+    crop = tf.image.resize(crop, (size, size), method="bilinear", antialias=True)
+    crop = tf.ensure_shape(crop, (size, size, data.channels))
+    return tf.image.stateless_random_flip_left_right(crop, seed=seeds[1])

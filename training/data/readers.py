@@ -1,0 +1,221 @@
+"""Images in memory, in files, in TensorFlow Datasets' records: in order, shuffled, and decoded as late as can be.
+
+A reader's data sets hold elements, such as the number of an image; `fetch` turns an element into the image, still encoded
+where it is, and its label, `decode` makes it pixels. What is filtered or skipped in between costs next to nothing.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from training.cli import UserError
+from training.data.order import SHARDS, Order
+
+#: Records that are in memory, undecoded, to draw the next one from.
+SHUFFLE_BUFFER = 10_000
+#: Shards that are read at a time, and records that one gives in turn.
+CYCLE, BLOCK = 16, 16
+LAST = np.iinfo("int64").max
+
+
+class Reader(Protocol):
+    """Where the images of a split come from."""
+
+    #: Whether `fetch` returns encoded images, JPEG or PNG.
+    encoded: bool
+
+    def __len__(self) -> int: ...
+
+    def rows(self) -> Any:
+        """Return a tf.data.Dataset of all elements, always in the same order."""
+
+    def shuffled(self, seed: int, place: int) -> Any:
+        """Return an endless tf.data.Dataset of elements, epoch after epoch, another permutation each, from `place` on."""
+
+    def fetch(self, element) -> tuple[Any, Any]:
+        """Return image, uint8 (height, width, channels) or encoded, and label of an element."""
+
+    def decode(self, image) -> Any:
+        """Return a fetched image as uint8 (height, width, channels)."""
+
+
+class _Numbered:
+    """Elements are numbers of images, any of which can be had at any time."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def rows(self):
+        import tensorflow as tf
+
+        return tf.data.Dataset.range(len(self))
+
+    def shuffled(self, seed: int, place: int):
+        import tensorflow as tf
+
+        order = Order(len(self), seed)
+        first, done = divmod(place, len(self))
+
+        def epoch(number):
+            permutation = tf.numpy_function(order.permutation, [number], tf.int64, stateful=False)
+            permutation = tf.ensure_shape(permutation, (len(self),))
+            return tf.data.Dataset.from_tensor_slices(permutation[tf.where(number == first, done, 0) :])
+
+        return tf.data.Dataset.range(first, LAST).flat_map(epoch)
+
+
+class Arrays(_Numbered):
+    """Images and labels in memory.
+
+    Args:
+        images: uint8 (n, height, width, channels).
+        labels: Integers (n,).
+    """
+
+    encoded = False
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray):
+        self.images, self.labels = images, np.asarray(labels, "int64")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @functools.cached_property
+    def _tensors(self):
+        return _constants(self.images, self.labels)
+
+    def fetch(self, element):
+        images, labels = self._tensors
+        return images[element], labels[element]
+
+    def decode(self, image):
+        return image
+
+
+class Fake(Arrays):
+    """A few images over and over, as if they were many."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, size: int):
+        super().__init__(images, labels)
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def fetch(self, element):
+        return super().fetch(element % len(self.images))
+
+
+class Files(_Numbered):
+    """Image files, JPEG or PNG, read as RGB.
+
+    Args:
+        paths: Of the images.
+        labels: Integers, one an image.
+    """
+
+    encoded = True
+
+    def __init__(self, paths: list[Path], labels: list[int]):
+        self.paths, self.labels = paths, labels
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @functools.cached_property
+    def _tensors(self):
+        return _constants([str(path) for path in self.paths], np.array(self.labels, "int64"))
+
+    def fetch(self, element):
+        import tensorflow as tf
+
+        paths, labels = self._tensors
+        return tf.io.read_file(paths[element]), labels[element]
+
+    def decode(self, image):
+        import tensorflow as tf
+
+        image = tf.io.decode_image(image, channels=3, expand_animations=False)
+        return tf.ensure_shape(image, (None, None, 3))
+
+
+class Records:
+    """Records of TensorFlow Datasets: images encoded as they were stored.
+
+    An epoch shuffles the shards, reads some at a time and draws the next record from a buffer. To go on in mid-epoch is to
+    read the epoch's records up to there, undecoded.
+
+    Args:
+        builder: Of the prepared data set.
+        split: Such as `train[100:200]`.
+    """
+
+    encoded = True
+
+    def __init__(self, builder, split: str):
+        if builder.info.file_format.value != "tfrecord":
+            raise UserError(
+                f"{builder.name} is stored as {builder.info.file_format.value}: prepare it as tfrecord, which is the default."
+            )
+        self._features = builder.info.features
+        self._shards = builder.info.splits[split].file_instructions
+        self._size = builder.info.splits[split].num_examples
+
+    def __len__(self) -> int:
+        return self._size
+
+    @functools.cached_property
+    def _tensors(self):
+        numbers = (np.array([getattr(shard, key) for shard in self._shards], "int64") for key in ("skip", "take"))
+        return _constants([str(shard.filename) for shard in self._shards], *numbers)
+
+    def rows(self):
+        import tensorflow as tf
+
+        return tf.data.Dataset.from_tensor_slices(self._tensors).flat_map(_records)
+
+    def shuffled(self, seed: int, place: int):
+        import tensorflow as tf
+
+        order = Order(len(self._shards), seed, SHARDS)
+        first, done = divmod(place, self._size)
+
+        def epoch(number):
+            tf.random.set_seed(1)  # of this function's graph alone: the order is not to depend on the global seed
+            buffer_seed = tf.random.stateless_uniform((), (seed, number), maxval=LAST, dtype=tf.int64)
+            shards = tf.numpy_function(order.permutation, [number], tf.int64, stateful=False)
+            shards = tf.ensure_shape(shards, (len(self._shards),))
+            shards = tf.data.Dataset.from_tensor_slices(tuple(tf.gather(part, shards) for part in self._tensors))
+            records = shards.interleave(
+                _records, cycle_length=CYCLE, block_length=BLOCK, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+            )
+            buffer = min(self._size, SHUFFLE_BUFFER)
+            return records.shuffle(buffer, seed=buffer_seed).skip(tf.where(number == first, np.int64(done), np.int64(0)))
+
+        return tf.data.Dataset.range(first, LAST).flat_map(epoch)
+
+    def fetch(self, element):
+        import tensorflow_datasets as tfds
+
+        skip = {"image": tfds.decode.SkipDecoding()}
+        row = self._features.deserialize_example(element, decoders=skip)
+        return row["image"], row["label"]
+
+    def decode(self, image):
+        return self._features["image"].decode_example(image)
+
+
+def _records(path, skip, take):
+    import tensorflow as tf
+
+    return tf.data.TFRecordDataset(path).skip(skip).take(take)
+
+
+def _constants(*values) -> tuple:
+    """Return tensors in the host's memory that the functions of a data set share, also if one of them asks first."""
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tuple(map(tf.constant, values))

@@ -1,0 +1,49 @@
+"""Mean and standard deviation of a split's pixels."""
+
+import numpy as np
+
+from training.data.order import Order
+from training.data.readers import Arrays, Reader
+
+#: Images of a split that is not held in memory which are measured.
+SAMPLE = 2_000
+#: Behind the point.
+DIGITS = 4
+
+
+def mean_and_std(reader: Reader) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and std of every channel, in pixel values from 0 to 255.
+
+    Those of all pixels for images in memory. For others at most `SAMPLE` images are read, the same ones every time, at their
+    own size; each counts the same, as it does once it is resized. The std of a channel that never changes is given as 1.
+    """
+    images = _chunks(reader.images) if isinstance(reader, Arrays) else _sample(reader)
+    values = np.arange(256.0)
+    weights, total = np.float64(0), 0
+    for chunk, count in images:
+        histograms = [np.bincount(chunk[..., channel].ravel(), minlength=256) for channel in range(chunk.shape[-1])]
+        weights = weights + np.array(histograms) * (count * chunk.shape[-1] / chunk.size)
+        total += count
+    shares = weights / total
+    mean = shares @ values
+    std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(axis=1))
+    std[std == 0] = 1
+    return tuple(map(float, mean.round(DIGITS))), tuple(map(float, std.round(DIGITS)))
+
+
+def _chunks(images: np.ndarray, size: int = 4096):
+    for start in range(0, len(images), size):
+        chunk = images[start : start + size]
+        yield chunk, len(chunk)
+
+
+def _sample(reader: Reader):
+    import tensorflow as tf
+
+    chosen = np.zeros(len(reader), bool)
+    chosen[Order(len(reader), 0).permutation(0)[:SAMPLE]] = True
+    wanted = tf.constant(chosen)
+    elements = reader.rows().enumerate().filter(lambda number, element: wanted[number])
+    images = elements.map(lambda number, element: reader.decode(reader.fetch(element)[0]), num_parallel_calls=tf.data.AUTOTUNE)
+    for image in images.as_numpy_iterator():
+        yield image, 1

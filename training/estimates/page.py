@@ -1,0 +1,181 @@
+"""The page that a dry run prints."""
+
+import collections
+import dataclasses
+import math
+import statistics
+import textwrap
+import time
+from collections.abc import Callable, Mapping
+
+import keras
+
+import keras_preact as kp
+from training.estimates.costs import costs
+from training.estimates.memory import memory
+from training.terminal import duration
+
+#: Of the plot: columns behind the labels, and rows.
+WIDTH, HEIGHT = 72, 8
+#: From an eighth of a row to a whole one.
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def schedule_plot(rate: Callable[[int], float], iterations: int) -> str:
+    """Draw a learning rate over a run, in at most 100 columns.
+
+    Args:
+        rate: From the number of updates done, counted from 0, to the rate of the next one.
+        iterations: Updates in all.
+
+    Each column shows the rate at its first update, the last one that of the run's last.
+    """
+    columns = min(WIDTH, iterations)
+    steps = [column * (iterations - 1) // max(columns - 1, 1) for column in range(columns)]
+    rates = [rate(step) for step in steps]
+    top = max(*rates, 0.0) or 1.0
+    # a rate that is not 0 is seen, however low
+    heights = [max(round(value / top * HEIGHT * len(BLOCKS)), value > 0) for value in rates]
+    labels = {HEIGHT: f"{top:.3g}", (HEIGHT + 1) // 2: f"{top / 2:.3g}", 0: "0"}
+    margin = max(map(len, labels.values()))
+    lines = []
+    for row in range(HEIGHT, 0, -1):
+        bars = "".join(_block(height - (row - 1) * len(BLOCKS)) for height in heights)
+        lines.append(f"{labels.get(row, ''):>{margin}} |{bars}".rstrip())
+    lines.append(f"{labels[0]:>{margin}} +{'-' * columns}")
+    end = f"{iterations:,} updates"
+    lines.append(f"{'':>{margin}}  0{end:>{max(columns - 1, len(end) + 1)}}")
+    return "\n".join(lines)
+
+
+def _block(eighths: int) -> str:
+    return " " if eighths < 1 else BLOCKS[min(eighths, len(BLOCKS)) - 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds of the first execution, which compiles, and the median of those behind it."""
+
+    first: float
+    step: float
+
+    @property
+    def compiling(self) -> float:
+        return max(self.first - self.step, 0.0)
+
+
+def timed_steps(step: Callable[[], object], count: int = 3, clock: Callable[[], float] = time.perf_counter) -> Timing:
+    """Call `step`, which returns when its results are there, once and then `count` times.
+
+    Args:
+        step: An execution of the train step, its input included.
+        count: How many are timed behind the first.
+        clock: Returns seconds.
+    """
+    seconds = []
+    for _ in range(1 + count):
+        start = clock()
+        step()
+        seconds.append(clock() - start)
+    return Timing(seconds[0], statistics.median(seconds[1:]))
+
+
+def describe_run(
+    model: keras.Model,
+    *,
+    data: Mapping[str, str],
+    batch_size: int,
+    iterations: int,
+    steps_per_epoch: int,
+    rate: Callable[[int], float],
+    parts: int = 1,
+    devices: int = 1,
+    timing: Timing | None = None,
+    updates_timed: float = 1.0,
+) -> str:
+    """Return a page on what a run would be and take.
+
+    Args:
+        model: Compiled.
+        data: What there is to say of the images: words in front to text, such as `{"Data": "cifar10, 50,000 images"}`.
+        batch_size: Images in an update.
+        iterations: Updates in all.
+        steps_per_epoch: Updates in an epoch.
+        rate: From the number of updates done to the learning rate of the next one.
+        parts: In which a batch is computed, one after another.
+        devices: That share a batch.
+        timing: Of the train step; None: not measured.
+        updates_timed: Updates in one of the executions that were timed: one divided by `parts`, times the steps of one
+            execution.
+    """
+    cost = costs(model)
+    at_a_time = -(-batch_size // (parts * devices))
+    needed = memory(model, cost, at_a_time)
+    amounts = ", ".join(f"{name} {_bytes(value)}" for name, value in needed.items())
+    split = f", in {parts} parts one after another" if parts > 1 else ""
+    split += f", on {devices} devices" if devices > 1 else ""
+    unknown = f"; products not counted: {', '.join(cost.unknown)}" if cost.unknown else ""
+    trained = _count(model.trainable_variables)
+    fixed = _count(model.non_trainable_weights)
+    rows = {
+        "Model": _name(model),
+        "Parameters": f"{trained:,} trained, {fixed:,} not",
+        "FLOPs": (
+            f"{_short(cost.flops)} in a forward pass of one image ({_short(cost.multiply_adds)} multiply-adds of weight "
+            f"layers and attention, each counted as 2; the rest is not counted), about {_short(3 * cost.flops * batch_size)} "
+            f"in an update (three such passes){unknown}"
+        ),
+        **data,
+        "Updates": (
+            f"{iterations:,} of {batch_size:,} images{split}; {iterations / steps_per_epoch:,.4g} epochs "
+            f"of {steps_per_epoch:,}"
+        ),
+        "Memory": (
+            f"about {_bytes(sum(needed.values()))} a device, an estimate: {amounts} (kept for the gradient of {at_a_time:,} "
+            "images). The backend's workspaces and the images come on top."
+        ),
+        "Time": _time(timing, updates_timed, batch_size, iterations),
+    }
+    width = max(map(len, rows)) + 2
+    lines = [
+        textwrap.fill(text, 100, initial_indent=label.ljust(width), subsequent_indent=" " * width)
+        for label, text in rows.items()
+    ]
+    return "\n".join([*lines, "Learning rate", schedule_plot(rate, iterations)])
+
+
+def _name(model: keras.Model) -> str:
+    policies = collections.Counter(layer.dtype_policy.name for layer in model.layers if layer.weights)
+    segments = getattr(model, "segments", ())
+    units = sum(segment.depth if isinstance(segment, kp.UnitStack) else 1 for segment in segments)
+    parts = [model.name, *([f"{units} units"] if units else []), *(name for name, _ in policies.most_common(1))]
+    return ", ".join(parts)
+
+
+def _time(timing: Timing | None, updates: float, batch_size: int, iterations: int) -> str:
+    if timing is None:
+        return "not measured"
+    seconds = timing.step / updates
+    return (
+        f"about {duration(iterations * seconds)} ({seconds:.3g} s an update, {batch_size / seconds:,.0f} images/s, without "
+        f"validation), and {duration(timing.compiling)} to compile; from a few steps just now"
+    )
+
+
+def _count(variables) -> int:
+    return sum(math.prod(variable.shape) for variable in variables)
+
+
+def _short(number: float) -> str:
+    """Return a number with three digits and a prefix: 81.1 M."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"
+
+
+def _bytes(number: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number} B"

@@ -1,0 +1,198 @@
+"""The fit of a run: `model.fit` from a checkpoint on, and all that watches it."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_preact as kp
+from training import callbacks, networks, plans
+from training import data as datasets
+from training.averages import Averages
+from training.checkpoints import Best, Checkpoints, Saved, Saver
+from training.progress import Progress
+from training.signals import Stop
+
+if TYPE_CHECKING:
+    from training.trainer import Trainer
+
+#: On which the activations are measured.
+HEALTH_IMAGES = 32
+#: From which the batch statistics of averaged weights are computed.
+STATISTICS_BATCHES = 50
+
+
+class Fit:
+    """`model.fit` of a trainer, from a checkpoint on.
+
+    Args:
+        trainer: Whose.
+        run: The directory.
+        checkpoints: There.
+        saved: What the model was restored from, None at the beginning.
+    """
+
+    def __init__(self, trainer: "Trainer", run: Path, checkpoints: Checkpoints, saved: Saved | None):
+        self.trainer = trainer
+        self.saved = saved
+        self.run = run
+        config, plan, chief = trainer.config, trainer.plan, trainer.distribution.is_chief
+        done = 0 if saved is None else saved.step
+        self.count = callbacks.Count(plan.per_epoch, done)
+        self.progress = Progress(
+            plan.iterations,
+            plan.steps_per_epoch,
+            config.batch_size,
+            done=done // plan.parts,
+            parts=plan.parts,
+            tensorboard=run / "tensorboard" if chief else None,
+            learning_rate=plans.rate_at(trainer.rate),
+            stream=None if chief else open(os.devnull, "w"),  # noqa: SIM115  (as long as the process lives)
+        )
+        self.history = callbacks.History(
+            run / "history.csv", lambda: self.count.step // plan.parts, lambda: self.progress.figures, write=chief
+        )
+        self.averages = None if config.optimizer.ema is None else Averages(self._plain_images)
+        self.best = Best(run / "checkpoints", *_monitored(trainer), save=self._save)
+        self.health = self._health()
+        self.saver = Saver(checkpoints, config.checkpoint.minutes, config.checkpoint.every * plan.parts, self._state)
+        self.stop = Stop(self.saver.save_now, self.progress.report)
+        if saved is not None:
+            self.history.restore(saved.progress["history"])
+            self.best.restore(saved.progress["best"])
+            self.progress.restore(saved.progress["progress"])
+            if self.health is not None and saved.progress["health"] is not None:
+                self.health.restore(saved.progress["health"])
+
+    def train(self) -> None:
+        """Train to the end of the run."""
+        trainer, plan = self.trainer, self.trainer.plan
+        epoch = min(len(self.history.rows), plan.epochs)
+        done = max(0, self.count.step - epoch * plan.per_epoch)
+        self.saver.set_model(trainer.model)
+        if self.saved is None:
+            self.saver.save_now()  # to find out from it where a run diverges
+        watching = [
+            self.count,
+            trainer.seeds(self.count),
+            callbacks.StopOnNaN(self.count),
+            self.health,
+            self.averages,
+            self.progress,
+            self.history,
+            self.best,
+            callbacks.StopAt(plan.steps, self.count),
+            self.saver,
+            self.stop,
+        ]
+        trainer.model.fit(
+            trainer.distribution.training_data(self._batches(done)),
+            initial_epoch=epoch,
+            epochs=plan.epochs,
+            steps_per_epoch=plan.per_epoch,
+            validation_data=self._validation(),
+            shuffle=False,  # the batches come shuffled
+            callbacks=callbacks.Continued(
+                [callback for callback in watching if callback is not None],
+                done=done,
+                restore=self._restore_metrics,
+                model=trainer.model,
+                epochs=plan.epochs,
+                steps=plan.per_epoch,
+            ),
+            verbose=0,
+        )
+
+        if self.averages is not None:
+            self.averages.finish()
+
+    def close(self) -> None:
+        self.progress.close()
+        if self.health is not None:
+            self.health.remove()
+
+    def summary(self, what: str) -> str:
+        """Return what a person wants to know whose run has ended before its end."""
+        trainer = self.trainer
+        rows = self.history.rows
+        figures = "" if not rows else f", loss {rows[-1]['loss']:.4f} in epoch {len(rows)}"
+        return (
+            f"{what} behind iteration {self.count.step // trainer.plan.parts:,} of {trainer.plan.iterations:,}{figures}; "
+            f"the checkpoint is saved. To go on: python -m training.train --resume {self.run}"
+        )
+
+    def _state(self) -> dict:
+        return {
+            "step": self.count.step,
+            "history": self.history.state(),
+            "best": self.best.state(),
+            "progress": self.progress.state(),
+            "health": self.health.state() if self.health is not None and self.count.step else None,
+        }
+
+    def _restore_metrics(self) -> None:
+        assert self.saved is not None
+        model = self.trainer.model
+        if keras.backend.backend() == "tensorflow":  # there the metrics' variables come with the first step
+            model.compute_metrics(None, np.zeros(1, "int32"), np.zeros((1, *model.output_shape[1:]), "float32"))
+            model.reset_metrics()
+        self.saved.restore_metrics(model)
+
+    def _save(self, path: Path) -> None:
+        """Save the model as it is evaluated."""
+        write = self.trainer.distribution.is_chief
+        with contextlib.nullcontext() if self.averages is None else self.averages.active():
+            networks.save(self.trainer.model, path, write)
+
+    def _plain_images(self) -> Iterator[np.ndarray]:
+        """Return the training images that batch statistics are computed from."""
+        trainer = self.trainer
+        batches = datasets.evaluation_batches(trainer.data, trainer.data.train, trainer.config.part_size, trainer.size)
+        return (images for images, _ in batches.take(STATISTICS_BATCHES).as_numpy_iterator())
+
+    def _batches(self, done: int) -> tf.data.Dataset:
+        """Return the batches from the beginning of the epoch on; nobody looks into those of the steps that were done."""
+        trainer = self.trainer
+        batches = trainer.stream.dataset(self.count.step, trainer.rows)
+        if not done:
+            return batches
+        empty = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), batches.element_spec)
+        return tf.data.Dataset.from_tensors(empty).repeat(done).concatenate(batches)
+
+    def _validation(self):
+        trainer, data, config = self.trainer, self.trainer.data, self.trainer.config
+        split = data.holdout or (data.test if config.data.watch_test else None)
+        if split is None:
+            return None
+        batches = datasets.evaluation_batches(data, split, config.part_size, config.data.size, trainer.rows)
+        return trainer.distribution.evaluation_data(batches, config.part_size, split.size)
+
+    def _health(self) -> kp.TrainingHealth | None:
+        """Return the callback that watches the training's health, on the first training images, if it is wanted."""
+        trainer = self.trainer
+        if trainer.config.health < 1:
+            return None
+        chief = trainer.distribution.is_chief
+        return kp.TrainingHealth(
+            trainer.config.health,
+            sample=_sample(trainer) if trainer.distribution.processes == 1 else None,
+            csv=self.run / "health.csv" if chief else None,
+            tensorboard=self.run / "tensorboard" / "health" if chief else None,
+            report=lambda message: self.progress.report(f"Health: {message}"),
+        )
+
+
+def _sample(trainer: "Trainer") -> np.ndarray:
+    batches = datasets.evaluation_batches(trainer.data, trainer.data.train, HEALTH_IMAGES, trainer.size)
+    [(images, _)] = batches.take(1).as_numpy_iterator()
+    return images
+
+
+def _monitored(trainer: "Trainer") -> tuple[str, bool]:
+    """Return the figure that the best epoch is chosen by, and whether higher is better."""
+    return ("val_accuracy", True) if trainer.data.holdout else ("loss", False)

@@ -1,0 +1,121 @@
+"""Train by several processes, which Ray starts on one machine or a cluster, and starts again when one of them fails.
+
+    python -m training.launch.ray_train --workers 4 --gpus 1 --output /shared/run -- cifar10 --batch-size 512
+
+Behind `--` stand a recipe and its options, as for `python -m training.train`. KERAS_BACKEND chooses tensorflow, jax or torch.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from training import cli
+
+
+def launch(
+    recipe: Positional[tuple[str, ...]], output: Path, workers: int = 2, cpus: int = 1, gpus: int = 0, restarts: int = 10
+) -> None:
+    """Train with Ray: ray_train --output DIRECTORY [--option value ...] -- RECIPE [--option value ...]
+
+    Args:
+        recipe: Behind --, the recipe and its options, as training.train takes them.
+        output: The run directory, on a disk that all machines share. A run that is there goes on.
+        workers: How many processes train together.
+        cpus: Cores of each.
+        gpus: GPUs of each.
+        restarts: How often all processes are started again when one fails. Those that a machine's end takes do not count.
+
+    Raises:
+        UserError: without Ray.
+        SystemExit: with status 2, for a mistake in the recipe's options.
+        ray.train.TrainingFailedError: if it fails once more than `restarts`.
+    """
+    try:
+        from ray import train
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    except ImportError as error:
+        raise cli.UserError(f'training.launch.ray_train needs Ray: pip install "ray[train]". ({error})') from error
+
+    output = output.resolve()
+    trainer = DataParallelTrainer(
+        train_in_worker,
+        train_loop_config={"argv": [*recipe, "--distribution", "multi_worker", "--output", str(output), "--resume"]},
+        backend_config=_keras_variables(),
+        scaling_config=train.ScalingConfig(
+            num_workers=workers, use_gpu=gpus > 0, resources_per_worker={"CPU": cpus} | ({"GPU": gpus} if gpus else {})
+        ),
+        run_config=train.RunConfig(
+            name=f"{output.name}-ray",
+            storage_path=str(output.parent),
+            failure_config=train.FailureConfig(max_failures=restarts),
+            worker_runtime_env={"env_vars": _environment()},
+        ),
+    )
+    if status := trainer.fit().return_value:
+        sys.exit(status)
+
+
+def train_in_worker(config: dict) -> int:
+    """Call training.train with `config["argv"]`, and return 0, or 2 for a mistake that no new start mends.
+
+    Raises:
+        RuntimeError: for another status: Ray starts the processes again.
+    """
+    from training import train  # not before: it reads KERAS_BACKEND
+
+    try:
+        train.main(config["argv"])
+    except SystemExit as ended:
+        if ended.code == 2:
+            return 2
+        raise RuntimeError(f"training.train ended with status {ended.code}.") from ended
+    return 0
+
+
+def _environment() -> dict[str, str]:
+    """Return what the workers' environment has from their start, on all machines."""
+    return {
+        "KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "tensorflow"),
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # which shows every line twice
+    }
+
+
+def _keras_variables():
+    """Return what makes Ray set Keras' variables in its workers, from which `kp.distribution` knows the processes.
+
+    Ray's own trainers set those of one framework each, and its JaxTrainer none without a GPU or a TPU.
+    """
+    from ray.train.backend import Backend, BackendConfig
+
+    class KerasVariables(Backend):
+        def on_start(self, worker_group, backend_config):
+            addresses = worker_group.execute(_free_address)
+            for process in range(len(addresses)):
+                worker_group.execute_single(process, _set_variables, addresses, process)
+
+    class Config(BackendConfig):
+        backend_cls = KerasVariables
+
+    return Config()
+
+
+def _free_address() -> str:
+    import ray
+
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+
+def _set_variables(addresses: Sequence[str], process: int) -> None:
+    os.environ["KERAS_DISTRIBUTION_JOB_ADDRESSES"] = ",".join(addresses)
+    os.environ["KERAS_DISTRIBUTION_NUM_PROCESSES"] = str(len(addresses))
+    os.environ["KERAS_DISTRIBUTION_PROCESS_ID"] = str(process)
+
+
+if __name__ == "__main__":
+    cli.main(launch)

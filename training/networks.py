@@ -1,0 +1,123 @@
+"""The networks of runs: built as configured, compiled, read from a run's files and written to them."""
+
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import keras
+
+import keras_preact as kp
+from training import runs
+from training.checkpoints import Checkpoints
+from training.cli import UserError
+from training.config import Config
+from training.data import ImageData
+
+#: In checkpoints/: the network without its weights.
+ARCHITECTURE = "network.json"
+
+
+def build(config: Config, data: ImageData, size: int) -> keras.Model:
+    """Make the configured network for the data set's classes and images of `size` x `size` pixels, uint8 or float."""
+    return kp.create_model(
+        config.model.name,
+        classes=len(data.classes),
+        input_shape=(size, size, data.channels),
+        data_format="channels_last",  # as tf.data delivers them, whatever Keras is set to
+        mean=data.preprocessing.mean,
+        std=data.preprocessing.std,
+        **config.model.overrides(),
+    )
+
+
+def optimizer(config: Config, rate: Any) -> keras.optimizers.Optimizer:
+    """Make the configured optimizer.
+
+    Args:
+        config: Of the run.
+        rate: The learning rate, a number or a schedule.
+    """
+    options = config.optimizer
+    average: dict[str, Any] = {} if options.ema is None else {"use_ema": True, "ema_momentum": options.ema}
+    made = kp.optimizers.CoupledSGD(
+        rate,
+        momentum=options.momentum,
+        nesterov=options.nesterov,
+        coupled_weight_decay=options.weight_decay,
+        exclude_from_decay=options.exclude_from_decay,
+        global_clipnorm=options.clip_norm,
+        gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
+        **average,
+    )
+    # Keras does this by itself only where the policy is the global one
+    return keras.optimizers.LossScaleOptimizer(made) if config.model.dtype == "mixed_float16" else made
+
+
+def loss(config: Config) -> keras.losses.Loss:
+    return kp.losses.SparseCategoricalCrossentropy(label_smoothing=config.optimizer.label_smoothing)
+
+
+def _model_path(run: Path, checkpoint: str) -> Path:
+    files = {"final": run / "model.keras", "best": run / "checkpoints" / "best.keras"}
+    if checkpoint in files and files[checkpoint].is_file():
+        return files[checkpoint]
+    there = [name for name, path in files.items() if path.is_file()]
+    if any((run / "checkpoints").glob("state-*.npz")) and checkpoint != "last":
+        there.append("last")
+    hint = f"It has: {', '.join(f'--checkpoint {name}' for name in there)}." if there else "It has no model at all."
+    missing = files.get(checkpoint, run / "checkpoints" / "state-*.npz")
+    raise UserError(f"The run {run} was not finished: there is no {missing}. {hint}")
+
+
+def load(path: Path) -> keras.Model:
+    """Return the model in a .keras file, not compiled.
+
+    Raises:
+        UserError: for a file that Keras cannot load.
+    """
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(
+            f"{path} is damaged, or no model of this package or of Keras' own layers. Keras says: {error}"
+        ) from error
+
+
+def open_run(run: Path, checkpoint: str = "final") -> tuple[keras.Model, Path]:
+    """Return a run's model, not compiled, and the file that its weights are from.
+
+    Args:
+        run: A run directory.
+        checkpoint: `"final"` (model.keras, written at the end), `"best"` (checkpoints/best.keras) or `"last"`, of the newest
+            whole checkpoint: the weights that are trained, where a run has an average of them.
+
+    Raises:
+        UserError: if it is not there; the message names those that are.
+    """
+    saved = Checkpoints(run / "checkpoints").newest(_warn) if checkpoint == "last" else None
+    if saved is None:
+        path = _model_path(run, checkpoint)
+        return load(path), path
+    architecture = run / "checkpoints" / ARCHITECTURE
+    try:
+        model = keras.models.model_from_json(architecture.read_text())
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{architecture} is damaged or missing: {error}") from error
+    saved.restore(model)
+    return model, saved.path
+
+
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def save(model: keras.Model, path: Path, write: bool = True) -> None:
+    """Write the model to `path`, whole or not at all; every process of a distribution calls this, one writes."""
+    if write:
+        with runs.replacing(path) as temporary:
+            model.save(temporary)
+    else:  # what is gathered while it is written needs every process
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(Path(folder) / path.name)

@@ -1,0 +1,100 @@
+"""How long a run is, in updates, epochs and steps of `fit`, and its learning rate over that."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras_preact as kp
+from training.cli import UserError
+from training.config import Config
+
+#: `Optimizer.scaling` to what the learning rate is multiplied by at so many times the batch size that it is for.
+SCALINGS: dict[str, Callable[[float], float]] = {"none": lambda times: 1.0, "linear": float, "sqrt": math.sqrt}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How long a run is.
+
+    Args:
+        iterations: Updates in all.
+        steps_per_epoch: Updates in an epoch: as many as take the training images once, rounded.
+        parts: Steps of `fit` in an update, with gradient accumulation.
+    """
+
+    iterations: int
+    steps_per_epoch: int
+    parts: int = 1
+
+    @property
+    def epochs(self) -> int:
+        """Epochs, the last one perhaps cut short."""
+        return math.ceil(self.iterations / self.steps_per_epoch)
+
+    @property
+    def per_epoch(self) -> int:
+        """Steps of `fit` in an epoch."""
+        return self.steps_per_epoch * self.parts
+
+    @property
+    def steps(self) -> int:
+        """Steps of `fit` in all."""
+        return self.iterations * self.parts
+
+
+def plan(config: Config, images: int) -> Plan:
+    """Return how long the configured run over so many training images is.
+
+    Raises:
+        UserError: for a configuration that leaves nothing to do, or whose executions do not fit.
+    """
+    together = config.steps_per_execution
+    if together < 1:
+        raise UserError(f"--steps-per-execution must be at least 1. Received: {together}")
+    config.part_size  # noqa: B018  (checks it)
+    # a whole number of executions in an epoch
+    unit = together // math.gcd(together, config.accumulate)
+    steps_per_epoch = max(1, round(images / config.batch_size / unit)) * unit
+    iterations = config.iterations(config.schedule.length, steps_per_epoch)
+    if iterations < 1:
+        raise UserError(f"--schedule.length leaves no iteration. Received: {config.schedule.length}")
+    if iterations % unit:
+        raise UserError(
+            f"--schedule.length must be a multiple of {unit} iterations, which the backend runs at a time "
+            f"(--steps-per-execution {together}). Received: {iterations}"
+        )
+    return Plan(iterations, steps_per_epoch, config.accumulate)
+
+
+def learning_rate(config: Config, plan: Plan) -> Any:
+    """Return the configured learning rate, a number or a schedule.
+
+    Raises:
+        UserError: for a rate that is not positive.
+        ValueError: for drops and a warm-up that do not fit into the run.
+    """
+    schedule, options = config.schedule, config.optimizer
+    if not 0 < options.learning_rate < math.inf:
+        raise UserError(f"--optimizer.learning-rate must be positive. Received: {options.learning_rate}")
+    if options.reference_batch_size < 1:
+        raise UserError(f"--optimizer.reference-batch-size must be positive. Received: {options.reference_batch_size}")
+    factor = SCALINGS[options.scaling](config.batch_size / options.reference_batch_size)
+    rate = factor * options.learning_rate
+    warmup = config.iterations(schedule.warmup, plan.steps_per_epoch)
+    if schedule.kind == "cosine":
+        return kp.schedules.cosine_schedule(rate, plan.iterations, warmup_steps=warmup)
+    if not schedule.drops and not warmup:
+        return rate
+    return kp.schedules.step_schedule(
+        rate,
+        [config.iterations(drop, plan.steps_per_epoch) for drop in schedule.drops],
+        factor=schedule.factor,
+        warmup_steps=warmup,
+        warmup_learning_rate=factor * schedule.warmup_learning_rate,
+    )
+
+
+def rate_at(rate: Any) -> Callable[[int], float]:
+    """Return the learning rate as a function of the updates done."""
+    return (lambda step: float(rate(step))) if callable(rate) else lambda step: float(rate)
