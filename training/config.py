@@ -141,7 +141,9 @@ class Config:
     @property
     def part_size(self) -> int:
         """Images in each of the parts that a batch is computed in."""
-        if self.accumulate < 1 or self.batch_size < 1 or self.batch_size % self.accumulate:
+        if self.batch_size < 1:
+            raise UserError(f"--batch-size must be positive. Received: {self.batch_size}")
+        if self.accumulate < 1 or self.batch_size % self.accumulate:
             raise UserError(
                 "--accumulate must divide --batch-size. "
                 f"Received: --accumulate {self.accumulate} --batch-size {self.batch_size}"

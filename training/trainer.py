@@ -125,7 +125,9 @@ class Trainer:
         fit.saver.save_now()
         networks.save(self.model, run / "model.keras", write=chief)
         if chief:
-            curves.draw(run / "history.csv", run / "curves.png", f"{self.model.name}, {run.name}")
+            measured_on = "validation" if self.data.holdout else "test"
+            with runs.replacing(run / "curves.png") as temporary:
+                curves.draw(run / "history.csv", temporary, f"{self.model.name}, {run.name}", measured_on)
         self._say(f"Finished: {run / 'model.keras'}. Next: python -m training.evaluate {run}")
         return run
 

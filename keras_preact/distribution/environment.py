@@ -1,8 +1,9 @@
 """How processes find each other: the variables that launchers set, and nothing of our own.
 
-Keras' variables are for all backends: KERAS_DISTRIBUTION_JOB_ADDRESSES (`host:port,host:port`), KERAS_DISTRIBUTION_NUM_PROCESSES
-and KERAS_DISTRIBUTION_PROCESS_ID. Where they are not set, each framework looks for its own: JAX for SLURM, Kubernetes, MPI or
-a cloud's, TensorFlow for TF_CONFIG, torch for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun).
+Keras' variables are for all backends: KERAS_DISTRIBUTION_JOB_ADDRESSES (`host:port,host:port`),
+KERAS_DISTRIBUTION_NUM_PROCESSES and KERAS_DISTRIBUTION_PROCESS_ID. Where they are not set, each framework looks for its own:
+JAX for SLURM, Kubernetes, MPI or a cloud's, TensorFlow for TF_CONFIG, torch for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+(torchrun).
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """What Keras does not do right under `tf.distribute`, replaced while it is needed.
 
-Two functions fail under `MultiWorkerMirroredStrategy`: `reduce_per_replica` averages what a step returns over an axis that numbers do not have, and `_maybe_symbolic_build` takes the
-values of several replicas for tensors. Both are Keras' own affair, so that the versions they were seen in are listed.
+Two functions fail under `MultiWorkerMirroredStrategy`: `reduce_per_replica` averages what a step returns over an axis that
+numbers do not have, and `_maybe_symbolic_build` takes the values of several replicas for tensors. Both are Keras' own affair,
+so that the versions they were seen in are listed.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ def check_version() -> None:
     """Raise a ValueError for a version of Keras of which it is not known what to mend."""
     if keras.__version__ not in VERSIONS:
         raise ValueError(
-            f"kind='multi_worker' on TensorFlow is known to work with Keras {' and '.join(VERSIONS)}; on JAX and torch it does "
+            f"kind='multi_worker' on TensorFlow is known to work with Keras {' and '.join(VERSIONS)}; on JAX and torch, "
             f"with all. Received: Keras {keras.__version__}"
         )
 

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import ops
 
 from keras_preact import _batch_norm
 from keras_preact.distribution import environment, mended_keras

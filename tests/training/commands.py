@@ -51,7 +51,7 @@ def files(folder: Path) -> list[str]:
 
 def start(*arguments: object, cwd: Path) -> subprocess.Popen:
     """Start `python ARGUMENTS` with this process's backend, as a user would: TensorFlow's log level is not set."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("TF_CPP_MIN_LOG_LEVEL", "TRACEBACK")}
+    environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
     environment |= {"KERAS_BACKEND": keras.backend.backend(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=cwd, env=environment, text=True, **pipes)

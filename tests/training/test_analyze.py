@@ -144,7 +144,7 @@ class TestRun:
         assert len(page.all("td")) > 3 * len(numbers["audit"]["findings"])
 
     def test_is_not_overwritten(self, analysed, a_run, capsys):
-        assert "exists and is not empty. Give another --output" in error_of(capsys, run, a_run, "--quick")
+        assert "exists and is not empty: give another --output" in error_of(capsys, run, a_run, "--quick")
 
 
 class TestRegisteredModel:

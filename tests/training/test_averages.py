@@ -21,13 +21,14 @@ LABELS = np.random.default_rng(1).integers(0, 10, 40)
 BATCHES = [IMAGES[:16], IMAGES[16:32], IMAGES[32:]]
 
 
-def network(dropout=0.0, dtype=None):
+def network(dropout=0.0, dtype=None, execution="loop"):
     """Batch normalisation of images, and in the units of a stack, with different momenta."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((4, 4, 3))
     x = BatchNormalization(momentum=0.99, name="first", dtype=dtype)(inputs)
     x = keras.layers.GlobalAveragePooling2D(dtype=dtype)(keras.layers.ReLU(dtype=dtype)(x))
-    x = kp.UnitStack(kp.ResidualUnit(3, block="dense", dropout=dropout, dtype=dtype, name="unit1"), 3, name="stack")(x)
+    unit = kp.ResidualUnit(3, block="dense", dropout=dropout, dtype=dtype, name="unit1")
+    x = kp.UnitStack(unit, 2, execution=execution, name="stack")(x)
     return keras.Model(inputs, keras.layers.Dense(10, name="logits", dtype="float32")(x))
 
 
@@ -116,7 +117,7 @@ class Recorder(keras.callbacks.Callback):
 
 class TestBatchStatistics:
     def test_are_those_of_numpy_whatever_they_were(self):
-        model = network()
+        model = network(execution="auto")
         for variable in model.non_trainable_variables:
             variable.assign(np.random.default_rng(3).uniform(5, 9, variable.shape))
         before = by_name(model)
@@ -168,15 +169,21 @@ class TestBatchStatistics:
 
 
 class TestAverages:
-    @pytest.mark.parametrize("scaled", [False, True])
-    def test_validation_sees_averages_and_training_does_not(self, scaled):
-        """The run ends with the same weights, to the bit, as one without validation; dropout's seeds are a part of that."""
-        options = {"dropout": 0.3, "dtype": "mixed_bfloat16"} if scaled else {"dropout": 0.3}
-        alone = Recorder()
-        fit(compiled(network(**options), scaled=scaled), [alone], epochs=2, validation_data=None)
-        model = compiled(network(**options), scaled=scaled)
-        recorder = Recorder()
-        history = fit(model, [watching := Averages(lambda: iter(BATCHES)), recorder], epochs=2)
+    @pytest.mark.parametrize("case", ["plain", "scaled"])
+    def test_are_validated_and_kept_and_training_goes_on_as_without(self, case):
+        """The raw weights are, to the bit, those of a run without validation; dropout's seeds are a part of that."""
+        options = {"plain": {}, "scaled": {"dropout": 0.3, "dtype": "mixed_bfloat16"}}[case]
+        alone, recorder = Recorder(), Recorder()
+        fit(compiled(network(**options), scaled=case == "scaled"), [alone], epochs=2, validation_data=None)
+        model = compiled(network(**options), scaled=case == "scaled")
+        watching = Averages(lambda: iter(BATCHES))
+
+        class BetweenSteps(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                with watching.active():  # on JAX, the model's variables are not what is trained here
+                    pass
+
+        history = fit(model, [watching, recorder, BetweenSteps()], epochs=2)
         for epoch in range(2):
             raw, inside = recorder.outside[epoch], recorder.inside[epoch]
             for name, value in alone.outside[epoch].items():
@@ -185,43 +192,20 @@ class TestAverages:
                 np.testing.assert_array_equal(inside[name], value, err_msg=name)
                 assert (inside[name] != raw[name]).any()
         # behind fit, Keras has put the averages into the weights; with their statistics they are what was validated
+        fitted = by_name(model)
         watching.finish()
         for name, value in recorder.inside[-1].items():
             np.testing.assert_array_equal(by_name(model)[name], value, err_msg=name)
         assert model.evaluate(IMAGES, LABELS, batch_size=10, verbose=0) == pytest.approx(history["val_loss"][-1], rel=1e-6)
-
-    def test_statistics_of_averages_are_those_of_numpy(self):
-        model = compiled(network())
-        recorder = Recorder()
-        watching = Averages(lambda: iter(BATCHES))
-        fit(model, [watching, recorder], epochs=3)
-        own = by_name(model)
-        watching.finish()
-        expected = reference(model, BATCHES)
-        assert_has_statistics(recorder.inside[-1], expected)
-        assert_has_statistics(by_name(model), expected)
-        # those that fit leaves are of the raw weights, and forget their start slowly
-        assert max(np.abs(own[name] - expected[name]).max() for name in expected) > 0.1
-
-    def test_active_between_steps(self):
-        """In on_train_batch_end, where on JAX the model's variables are not what is trained."""
-        plain, model = compiled(network()), compiled(network())
-        fit(plain, [], epochs=1)
-        watching = Averages(lambda: iter(BATCHES))
-
-        class EachStep(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                with watching.active():
-                    pass
-
-        fit(model, [watching, EachStep()], epochs=1, validation_data=None)
-        for name, value in by_name(plain).items():
-            np.testing.assert_array_equal(by_name(model)[name], value, err_msg=name)
+        if case == "plain":
+            assert_has_statistics(by_name(model), expected := reference(model, BATCHES))
+            # those that fit leaves are of the raw weights, and forget their start slowly
+            assert max(np.abs(fitted[name] - expected[name]).max() for name in expected) > 0.1
 
     def test_all_is_back_after_an_error(self):
-        model = compiled(network())
+        model = updated(compiled(network()))
         watching = Averages(lambda: iter(BATCHES))
-        fit(model, [watching], epochs=1)
+        watching.set_model(model)
         model.get_layer("logits").kernel.assign(np.ones((3, 10)))
         before = by_name(model)
 
@@ -234,19 +218,22 @@ class TestAverages:
             fail()
         assert all((before[name] == value).all() for name, value in by_name(model).items())
 
-    def test_before_the_first_update_the_weights_are_evaluated(self):
-        model = compiled(network())
+    @pytest.mark.parametrize("case", ["no update", "no averages"])
+    def test_without_averages_the_weights_are_evaluated(self, case):
+        model = compiled(network()) if case == "no update" else updated(compiled(network(), use_ema=False))
         watching = Averages(lambda: pytest.fail("there are no averages"))
-        expected = model.evaluate(IMAGES, LABELS, verbose=0)
-        assert model.evaluate(IMAGES, LABELS, verbose=0, callbacks=[watching]) == expected
+        watching.set_model(model)
         before = by_name(model)
+        with watching.active():
+            assert all((before[name] == value).all() for name, value in by_name(model).items())
         watching.finish()
         assert all((before[name] == value).all() for name, value in by_name(model).items())
 
-    def test_without_averages_nothing_changes(self):
-        model = compiled(network(), use_ema=False)
-        fit(model, [watching := Averages(lambda: pytest.fail("there are no averages"))], epochs=1)
-        watching.finish()
+
+def updated(model):
+    """Let the optimizer make an update, by gradients of 1."""
+    model.optimizer.apply([ops.ones(each.shape) for each in model.trainable_variables], model.trainable_variables)
+    return model
 
 
 DISTRIBUTED = """
@@ -265,15 +252,13 @@ import test_averages as tests
 
 def trained(kind, batch_norm="synchronized"):
     with kp.distribution.start(kind, devices=["cpu:0", "cpu:1"] if kind != "none" else None) as distribution:
-        keras.utils.set_random_seed(0)
-        model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25, stacked=False)
+        model = tests.network()
         optimizer = kp.optimizers.CoupledSGD(0.05, use_ema=True, ema_momentum=0.6, **{options})
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         compiled = backend == "jax"
         distribution.compile(model, optimizer=optimizer, loss=loss, weighted_metrics=["accuracy"], jit_compile=compiled)
-        images = np.random.default_rng(0).normal(size=(40, 8, 8, 1)).astype("float32")
-        data = tf.data.Dataset.from_tensor_slices((images, tests.LABELS)).batch(10, drop_remainder=True)
-        watching = Averages(lambda: iter([images[:16], images[16:]]))
+        data = tf.data.Dataset.from_tensor_slices((tests.IMAGES, tests.LABELS)).batch(10, drop_remainder=True)
+        watching = Averages(lambda: iter(tests.BATCHES))
         recorder = tests.Recorder()
         history = model.fit(
             distribution.training_data(data), epochs=2, verbose=0, callbacks=[watching, recorder],

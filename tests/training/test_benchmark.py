@@ -26,7 +26,6 @@ TINY = ("--backends", BACKEND, "--batch", "2", "--rounds", "1", "--steps", "2", 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TRACEBACK", raising=False)
     return tmp_path
 
 

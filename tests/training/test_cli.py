@@ -132,7 +132,7 @@ WRONG = {
     "gate bias without gate": (("--model.gate-bias", "-6"), ["exclusive_gating", "shortcut='identity'"]),
     "option of other models": (("--model.name", "dense_resnet6"), ["width_factor"]),
     "batch too large": (("--batch-size", "1438"), ["1 to 1437", "Received: batch_size=1438"]),
-    "batch of none": (("--batch-size", "0"), ["1 to 1437", "Received: batch_size=0"]),
+    "batch of none": (("--batch-size", "0"), ["--batch-size must be positive", "Received: 0"]),
     "no length": (("--schedule.length", "0"), ["--schedule.length leaves no iteration", "Received: 0"]),
     "endless": (("--schedule.length", "inf"), ["--schedule", "numbers of iterations", "Received: inf"]),
     "warm-up too long": (("--schedule.warmup", "6"), ["warmup_steps=6, steps=5"]),
@@ -183,7 +183,7 @@ def test_output_that_is_taken_stays_as_it_is(capsys, empty_folder):
     (empty_folder / "run").mkdir()
     (empty_folder / "run" / "precious").write_text("kept")
     message = error_of(capsys, train.main, ["digits", *TINY, "--output", "run"])
-    assert "run exists and is not empty. Give another --output" in message
+    assert "run exists and is not empty: give another --output" in message
     assert files(empty_folder) == ["run/precious"]
 
 

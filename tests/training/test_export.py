@@ -114,8 +114,8 @@ def test_errors(run, exported, tmp_path, monkeypatch, capsys):
 
 
 def test_an_interrupted_run(tmp_path, capsys):
-    folder, _ = make_run(tmp_path / "run", ("checkpoints/last.keras",))
+    folder, _ = make_run(tmp_path / "run", ("checkpoints/best.keras",))
     message = error_of(capsys, folder, "--name", "m", "--output", tmp_path / "saved_models")
     assert "not finished" in message
-    assert "--checkpoint last" in message
+    assert "--checkpoint best" in message
     assert not (tmp_path / "saved_models").exists()

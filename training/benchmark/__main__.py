@@ -256,18 +256,18 @@ def _heading(command: str, options: Benchmark, described: dict, baselines: dict[
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and measure."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    argv, verbose = cli.split_verbose(argv)
 
     def measure() -> None:
         if argv and not argv[0].startswith("-"):
             _checks.lookup(COMMANDS, argv[0], "command")
         run(
             tyro.extras.subcommand_cli_from_dict(
-                COMMANDS, prog="python -m training.benchmark", description=DESCRIPTION, args=argv
+                COMMANDS, prog="python -m training.benchmark", description=cli.described(DESCRIPTION), args=argv
             )
         )
 
-    cli.guard(measure)
+    cli.guard(measure, verbose)
 
 
 if __name__ == "__main__":

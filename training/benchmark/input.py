@@ -34,7 +34,7 @@ ABOUT = (
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """Images in a second that one core decodes, crops and flips: this project's input beside plain tf.data."""
+    """Images in a second that one core pads, crops and flips: this project's input beside plain tf.data."""
 
     candidates: tuple[str, ...] = ("stream", "batches", "fit", "tf_data_map", "tf_data_batches")
     """stream: training.data's; batches: what it makes, without tf.data; fit: the stream in model.fit; tf_data_map: a map over

@@ -11,7 +11,7 @@ from training.data.sources import ImageData, Split
 #: From a reader, a fetched image, two seeds, the data set and a size to pixels (size, size, channels).
 Augmentation = Callable[[Reader, Any, Any, ImageData, int], Any]
 
-#: Pixels around a crop that are decoded with it, where there are any: colour at the edge is interpolated from what lies beyond.
+#: Pixels around a crop that are decoded with it: colour at its edge is interpolated from what lies beyond.
 MARGIN = 16
 
 

@@ -33,7 +33,7 @@ def addresses(count: int) -> str:
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))
-    found = ",".join("127.0.0.1:{}".format(each.getsockname()[1]) for each in sockets)
+    found = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
     for each in sockets:
         each.close()
     return found

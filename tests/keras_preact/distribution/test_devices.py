@@ -114,7 +114,7 @@ def test_half_precision(setup, name):
 
 @cases("synchronized", "per_replica")
 def test_batch_statistics(setup, name):
-    kind, devices, count = setup
+    _, devices, count = setup
     for result in found(setup, name):
         network = reference.Normalized(result["start"], devices * count if name == "per_replica" else 1)
         images, labels = (array.reshape(-1, worker.BATCH, *array.shape[1:]) for array in worker.data())

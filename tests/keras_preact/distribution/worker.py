@@ -196,7 +196,7 @@ def outside(kind, batch_norm):
             raise KeyError
     except KeyError:
         pass
-    images, labels = data()
+    images = data()[0]
     if distribution.replicas > 1:
         try:
             distribution.compile(model)
