@@ -98,6 +98,11 @@ class CoupledSGD(keras.optimizers.SGD):
         if self.use_ema and not int(ops.convert_to_numpy(self.iterations)):
             return  # before the first update, Keras would put in the zeros that the averages start with
         super().finalize_variable_values(var_list)
+        if self.use_ema and keras.backend.backend() == "jax":
+            # a weight and its average are one array then, which the next step, or an evaluation, takes from both
+            for average in self._model_variables_moving_average:
+                if average is not None:
+                    average.assign(ops.copy(average))
 
     def get_config(self):
         return super().get_config() | {

@@ -52,6 +52,6 @@ def test_accuracy_on_the_real_test_images(served, card):
     data = load(Data("cifar10"))
     right = 0
     for images, labels in evaluation_batches(data, data.test, 500, None).as_numpy_iterator():
-        logits = served.signatures["serving_default"](images=images)["logits"].numpy()
+        logits = served.signatures["serving_default"](images=images.astype("float32"))["logits"].numpy()
         right += int((logits.argmax(axis=1) == labels).sum())
     assert abs(right / 10_000 - card["metrics"]["accuracy"]) <= 0.0005  # another CPU may turn a close call

@@ -42,12 +42,13 @@ class Data:
     """Where the images come from, and what happens to them."""
 
     name: str = "digits"
-    """digits (embedded), cifar10, cifar100, imagenet2012 (TensorFlow Datasets), or folder."""
+    """digits (embedded), cifar10, cifar100, imagenet2012 (TensorFlow Datasets), folder, or fake: one batch of random numbers again
+    and again, to measure the model alone."""
     dir: Path | None = None
     """For folder: the folder with train/CLASS/IMAGE and test/CLASS/IMAGE. Else TensorFlow Datasets' data dir."""
     augmentation: Literal["none", "pad_crop_flip", "resized_crop_flip"] = "none"
     size: int | None = None
-    """Height and width of the images the network gets, for imagenet2012 and folder."""
+    """Height and width of the images the network gets, for imagenet2012, folder and fake (32)."""
     padding: Literal["mean", "black", "reflect"] = "mean"
     """For pad_crop_flip: what the 4 pixels around an image are. mean: the mean colour, what the paper's code pads with."""
     holdout: int = 0

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 from keras import ops
 
+from keras_preact import _batch_norm
 from keras_preact.health.probe import Probe
 from keras_preact.health.weights import owners, places
 from keras_preact.stacks import UnitStack, written_out
@@ -116,7 +117,8 @@ def _cause_in_forward_pass(model: keras.Model, batch: Sequence) -> str:
     if not _is_finite(x):
         return "what the network reads is not finite"
     first = _FirstNotFinite(model)
-    with first.watching(), keras.StatelessScope(), written_out(), _no_gradients():
+    plain = _batch_norm.statistics(_batch_norm.Statistics())  # of the whole batch: no device is asked for its part
+    with first.watching(), keras.StatelessScope(), written_out(), plain, _no_gradients():
         outputs = model(ops.convert_to_tensor(x), training=True)
         loss = model.compute_loss(x, ops.convert_to_tensor(y), outputs, *weights, training=True)
     if first.found is not None:

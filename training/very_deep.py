@@ -89,7 +89,7 @@ def run(
     keras.utils.set_random_seed(seed)
     backends.keep_accelerator_for_backend(keras.backend.backend())
     digits = data.load(Data("digits"))
-    images, labels = next(iter(data.training_batches(digits, batch, "none", 8, seed).as_numpy_iterator()))
+    images, labels = next(data.training_stream(digits, batch, "none", 8, seed).dataset().as_numpy_iterator())
     images = digits.preprocessing.normalize(images).astype("float32")
 
     start = time.perf_counter()

@@ -105,6 +105,8 @@ class TrainingHealth(keras.callbacks.Callback):
         self.inputs: list[str] = []
         self.divergence: str | None = None
         self._reported: set[tuple] = set()
+        self._gap = math.nan
+        self._seen = 0
         self._probe: Any = None  # the `Probe` of the fit that runs
         self._restored: dict[str, Any] | None = None
 

@@ -14,6 +14,7 @@ from keras import ops
 import keras_preact as kp
 from keras_preact._batch_norm import BatchNormalization
 from training.averages import Averages, BatchStatistics, averages
+from training.callbacks import Count, TorchSeeds
 
 IMAGES = np.random.default_rng(0).normal(1.0, 2.0, size=(40, 4, 4, 3)).astype("float32")
 LABELS = np.random.default_rng(1).integers(0, 10, 40)
@@ -41,6 +42,9 @@ def compiled(model, use_ema=True, scaled=False):
 
 
 def fit(model, callbacks, **options):
+    """With the random numbers of a run: on torch, whose own a validation draws from, they follow from the step."""
+    if keras.backend.backend() == "torch":
+        callbacks = [count := Count(4), TorchSeeds(0, 0, count), *callbacks]
     data = {"batch_size": 10, "shuffle": False, "verbose": 0, "validation_data": (IMAGES, LABELS)}
     return model.fit(IMAGES, LABELS, callbacks=callbacks, **(data | options)).history
 

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.health import TrainingHealth
+from keras_preact.health import HEALTHY_RANGES, TrainingHealth
+from keras_preact.health._tables import drop_rows
 from tests.training.commands import ROOT, files
 from training.callbacks import Continued
 from training.checkpoints import Best, Checkpoints, Saver
@@ -765,3 +766,90 @@ class TestGoingOn:
         for name, value in straight[0].items():
             np.testing.assert_array_equal(went_on[0][name], value, err_msg=name)
         assert len(straight[1]) == self.EPOCHS
+
+
+class TestStateOfTheHealth:
+    def test_divergence_in_an_interval_that_was_interrupted(self, tmp_path):
+        """The gradient of step 3 is too large, which shows at the end of the interval, in step 5."""
+        x = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
+        x[8:12] *= 1e3
+
+        class Save(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 3:
+                    Checkpoints(tmp_path).save(self.model, {"step": 4, "health": health.state()})
+
+        told = []
+        for begin in (0, 16):
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(1e-9), "mse", jit_compile=JIT)
+            reports = []
+            health = TrainingHealth(5, ranges=dict.fromkeys(HEALTHY_RANGES), stop_on_divergence=1e3, report=reports.append)
+            if begin:
+                saved = Checkpoints(tmp_path).newest(no_warning)
+                saved.restore(model)
+                health.restore(saved.progress["health"])
+            model.fit(x[begin:], x[begin:, :1], batch_size=4, shuffle=False, verbose=0, callbacks=[health, Save()])
+            told.append((reports, health.divergence, [record.step for record in health.history]))
+            np.testing.assert_array_less(1e3, health.history[0].gradient_norm)
+        assert told[0] == told[1]
+        assert told[0][0][0].startswith("step 3: training diverged: the gradient norm")
+
+    def test_of_one_that_has_not_trained(self):
+        """A run may be killed before its first step."""
+        state = TrainingHealth(1).state()
+        assert np.isnan(state.pop("gap"))
+        assert state == {"seen": 0, "gaps": [], "reported": []}
+
+
+class TestDropRows:
+    def drop(self, folder, content: bytes, beyond=5):
+        path = folder / "table.csv"
+        path.write_bytes(content)
+        drop_rows(path, "step", beyond)
+        assert files(folder) == ["table.csv"]
+        return path.read_bytes()
+
+    @pytest.mark.parametrize(
+        ("content", "left"),
+        [
+            (b"step,a\n1,x\n5,y\n6,z\n", b"step,a\n1,x\n5,y\n"),
+            (b"a,step\nx,7\n", b"a,step\n"),
+            (b'a,step\n"x, y",5\n"x, y",6\n', b'a,step\n"x, y",5\n'),
+            (b"step,a\n1,x\n2,", b"step,a\n1,x\n"),  # a line that was not finished
+            (b"step,a\r\n1,x\r\n9,y\r\n", b"step,a\r\n1,x\r\n"),
+            (b"step,a\n1,x\n", b"step,a\n1,x\n"),
+            (b"", b""),
+        ],
+    )
+    def test_beyond(self, tmp_path, content, left):
+        assert self.drop(tmp_path, content) == left
+
+    def test_a_file_that_stays_is_not_touched(self, tmp_path):
+        path = tmp_path / "table.csv"
+        path.write_bytes(b"step\n1\n")
+        before = path.stat()
+        drop_rows(path, "step", 5)
+        assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+        path.chmod(0o640)
+        drop_rows(path, "step", 0)
+        assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"step\n", 0o640)
+        drop_rows(tmp_path / "none.csv", "step", 5)
+        assert files(tmp_path) == ["table.csv"]
+
+    def test_another_table(self, tmp_path):
+        with pytest.raises(ValueError, match=r"has no column 'step'. Received: a, b"):
+            self.drop(tmp_path, b"a,b\n1,2\n")
+
+    def test_a_failure_leaves_the_file(self, tmp_path, monkeypatch):
+        def fail(*arguments):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        path = tmp_path / "table.csv"
+        path.write_bytes(b"step\n9\n")
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="No space left"):
+            drop_rows(path, "step", 5)
+        assert files(tmp_path) == ["table.csv"]
+        assert path.read_bytes() == b"step\n9\n"

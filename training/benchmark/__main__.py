@@ -1,4 +1,4 @@
-"""The command line: `python -m training.benchmark compile|step|memory|optimizer|health [--option value ...]`."""
+"""The command line: `python -m training.benchmark compile|step|memory|optimizer|health|checkpoint|input [--option value ...]`."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ import tyro
 
 from keras_preact import _checks
 from training import backends, cli
-from training.benchmark import candidates, report, rounds
+from training.benchmark import candidates, input, report, rounds
 from training.benchmark.candidates import Candidate
 from training.benchmark.child import Job
 
@@ -123,12 +123,22 @@ class Health(Benchmark):
     """Steps between two records."""
 
 
-COMMANDS: dict[str, Callable[..., Benchmark]] = {
+@dataclasses.dataclass(frozen=True)
+class CheckpointCost(Benchmark):
+    """Seconds of writing a checkpoint of training.train and of restoring it."""
+
+    steps: int = 5
+    """How often each is done."""
+
+
+COMMANDS: dict[str, Callable[..., Benchmark | input.Input]] = {
     "compile": Compile,
     "step": Step,
     "memory": Memory,
     "optimizer": Optimizer,
     "health": Health,
+    "checkpoint": CheckpointCost,
+    "input": input.Input,
 }
 
 
@@ -261,11 +271,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     def measure() -> None:
         if argv and not argv[0].startswith("-"):
             _checks.lookup(COMMANDS, argv[0], "command")
-        run(
-            tyro.extras.subcommand_cli_from_dict(
-                COMMANDS, prog="python -m training.benchmark", description=cli.described(DESCRIPTION), args=argv
-            )
+        options = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS, prog="python -m training.benchmark", description=cli.described(DESCRIPTION), args=argv
         )
+        if isinstance(options, input.Input):
+            input.run(options)
+        else:
+            run(options)
 
     cli.guard(measure, verbose)
 

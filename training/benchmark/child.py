@@ -18,6 +18,7 @@ from typing import Any
 
 from training import backends, cli
 from training.benchmark import candidates, subjects
+from training.config import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Job:
     """What a child is to measure.
 
     Args:
-        command: compile, step, memory, optimizer or health.
+        command: compile, step, memory, optimizer, health or checkpoint.
         name: The network, and `options` of its builder.
         batch: Images at a time, of `image_size` or the network's own.
         dtype: Keras' policy; of a torch module, autocast.
@@ -124,6 +125,18 @@ def _health(subject: subjects.Subject, job: Job) -> dict:
     }
 
 
+def _checkpoint(subject: subjects.Subject, job: Job) -> dict:
+    saving, restoring, size = subject.saves(job.steps)
+    save = statistics.median(saving)
+    return {
+        "save_seconds": save,
+        "restore_seconds": statistics.median(restoring),
+        "bytes": size,
+        "share_of_time": save / (save + 60 * Checkpoint().minutes),
+        "all_saves": saving,
+    }
+
+
 #: How often a child measures `fit` without the callback and then with it.
 HEALTH_PAIRS = 2
 
@@ -133,6 +146,7 @@ MEASUREMENTS: Mapping[str, Callable[[subjects.Subject, Job], dict]] = {
     "memory": _memory,
     "optimizer": _optimizer,
     "health": _health,
+    "checkpoint": _checkpoint,
 }
 
 

@@ -54,6 +54,12 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("watched_step_seconds", "with health ms", 1e3, 1),
         Column("watched_over_plain", "with / without", digits=3),
     ),
+    "checkpoint": (
+        Column("save_seconds", "save ms", 1e3, 1),
+        Column("restore_seconds", "restore ms", 1e3, 1),
+        Column("bytes", "MiB", _MIB, 1),
+        Column("share_of_time", "share %", 100, 3),
+    ),
 }
 
 #: Command to what its figures are.
@@ -67,6 +73,7 @@ ABOUT: Mapping[str, str] = {
     ),
     "optimizer": "update = median of the optimiser's updates, with gradients that stay the same.",
     "health": "step = mean of the timed steps of model.fit, without kp.TrainingHealth and with it in turn, in one process.",
+    "checkpoint": "save = median of writing a checkpoint of model and optimiser; share = its part of the time, one every 5 minutes.",
 }
 
 

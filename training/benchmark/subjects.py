@@ -2,8 +2,10 @@
 
 import itertools
 import math
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
@@ -13,6 +15,7 @@ import keras_preact as kp
 from keras_preact.health import TrainingHealth
 from training import backends
 from training.benchmark import candidates
+from training.checkpoints import Checkpoints
 from training.cli import UserError
 
 if TYPE_CHECKING:
@@ -45,6 +48,9 @@ class Subject(Protocol):
 
     def fits(self, steps: int, warmup: int, interval: int) -> tuple[float, float]:
         """Return the seconds of a step in `model.fit`, without and with the health callback."""
+
+    def saves(self, count: int) -> tuple[list[float], list[float], int]:
+        """Return the seconds of so many checkpoints, those that it takes to restore the last, and its bytes."""
 
     def analysed_step(self) -> tuple[Step, int | None]:
         """Return a train step and, where XLA compiled it by itself, the bytes that it needs besides inputs and outputs."""
@@ -122,6 +128,21 @@ class KerasSubject:
         batches = ((self.images, self.labels) for _ in itertools.count())
         self.model.fit(batches, steps_per_epoch=warmup + steps, verbose=0, callbacks=[*callbacks, clock])
         return clock.seconds / steps
+
+    def saves(self, count: int) -> tuple[list[float], list[float], int]:
+        self.train_step()
+        saving, restoring = [], []
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoints = Checkpoints(Path(folder))
+            for step in range(count):
+                start = time.perf_counter()
+                path = checkpoints.save(self.model, {"step": step})
+                saving.append(time.perf_counter() - start)
+            for _ in range(count):
+                start = time.perf_counter()
+                Checkpoints(Path(folder)).newest(print).restore(self.model)
+                restoring.append(time.perf_counter() - start)
+            return saving, restoring, path.stat().st_size if path else 0
 
     def analysed_step(self) -> tuple[Step, int | None]:
         if keras.backend.backend() != "jax":
@@ -264,6 +285,9 @@ class TorchSubject:
 
     def fits(self, steps: int, warmup: int, interval: int) -> tuple[float, float]:
         raise UserError("health measures a callback of Keras: give models of Keras.")
+
+    def saves(self, count: int) -> tuple[list[float], list[float], int]:
+        raise UserError("checkpoint measures checkpoints of Keras models: give models of Keras.")
 
     def analysed_step(self) -> tuple[Step, None]:
         return self.train_step, None

@@ -188,7 +188,3 @@ def _one_by_one(
         return examples.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
     return open_stream
-
-
-def training_batches(data: ImageData, batch_size: int, augmentation: str, size: int | None, seed: int):
-    return training_stream(data, batch_size, augmentation, size, seed).dataset()

@@ -11,13 +11,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tyro.conf import Positional
+import tyro
 
 from training import cli
 
 
 def launch(
-    recipe: Positional[tuple[str, ...]], output: Path, workers: int = 2, cpus: int = 1, gpus: int = 0, restarts: int = 10
+    recipe: tyro.conf.Positional[tuple[str, ...]],
+    output: Path,
+    workers: int = 2,
+    cpus: int = 1,
+    gpus: int = 0,
+    restarts: int = 10,
 ) -> None:
     """Train with Ray: ray_train --output DIRECTORY [--option value ...] -- RECIPE [--option value ...]
 
@@ -27,7 +32,7 @@ def launch(
         workers: How many processes train together.
         cpus: Cores of each.
         gpus: GPUs of each.
-        restarts: How often all processes are started again when one fails. Those that a machine's end takes do not count.
+        restarts: How often all processes are started again when one fails. Machines that announce their end do not count.
 
     Raises:
         UserError: without Ray.

@@ -73,9 +73,18 @@ def run(kind: str, tasks: list, devices: int = 1, variables: list[dict[str, str]
 
 
 @functools.cache
+def _once(kind: str, tasks: str, devices: int, count: int) -> list[list] | str:
+    try:
+        return run(kind, json.loads(tasks), devices, keras_variables(count) if count > 1 else None)
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        return str(error)
+
+
 def once(kind: str, tasks: str, devices: int, count: int) -> list[list]:
     """`run` for `tasks` as JSON, by `count` processes that Keras' variables bring together; once in a test run."""
-    return run(kind, json.loads(tasks), devices, keras_variables(count) if count > 1 else None)
+    found = _once(kind, tasks, devices, count)
+    assert not isinstance(found, str), found
+    return found
 
 
 def error_of(code: str) -> str:

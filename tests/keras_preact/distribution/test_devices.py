@@ -27,7 +27,7 @@ STACKED = {
 TRAININGS = {
     "curve": {"network": "residual", "steps": 50},
     "stacked": STACKED[BACKEND],
-    "accumulated": {"network": "unit", "optimizer": "accumulated", "steps": 6},
+    "averaged": {"network": "unit", "optimizer": "averaged", "steps": 4},
     "scaled": {"network": "unit", "optimizer": "scaled", "steps": 4},
     "all": {"network": "unit", "optimizer": "all", "steps": 6, "health": 1},
     "half": {"network": "unit", "policy": "mixed_float16", "steps": 3},
@@ -91,7 +91,7 @@ def test_every_row_of_a_batch_is_fed_once(setup, name):
     assert {(result["kind"], result["processes"], result["replicas"]) for result in results} == {(kind, count, replicas)}
 
 
-@cases("curve", "stacked", "accumulated", "scaled", "all")
+@cases("curve", "stacked", "averaged", "scaled", "all")
 def test_trains_as_one_device(setup, name):
     wanted = alone(name)
     assert wanted["weights"] != wanted["start"]

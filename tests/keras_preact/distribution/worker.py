@@ -70,7 +70,7 @@ def sgd(**options):
 OPTIMIZERS = {
     "plain": sgd,
     "simple": lambda: keras.optimizers.SGD(0.5),
-    "accumulated": lambda: sgd(gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4),
+    "averaged": lambda: sgd(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2),
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(sgd(global_clipnorm=0.3), initial_scale=4.0),
     "all": lambda: keras.optimizers.LossScaleOptimizer(
         sgd(gradient_accumulation_steps=2, clipnorm=0.1), initial_scale=4.0, dynamic_growth_steps=3
