@@ -42,8 +42,8 @@ class Data:
     """Where the images come from, and what happens to them."""
 
     name: str = "digits"
-    """digits (embedded), cifar10, cifar100, imagenet2012 (TensorFlow Datasets), folder, or fake: one batch of random numbers again
-    and again, to measure the model alone."""
+    """digits (embedded), cifar10, cifar100, imagenet2012 (TensorFlow Datasets), folder, or fake: one random batch again and
+    again, to measure the model alone."""
     dir: Path | None = None
     """For folder: the folder with train/CLASS/IMAGE and test/CLASS/IMAGE. Else TensorFlow Datasets' data dir."""
     augmentation: Literal["none", "pad_crop_flip", "resized_crop_flip"] = "none"

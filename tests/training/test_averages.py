@@ -37,7 +37,8 @@ def compiled(model, use_ema=True, scaled=False):
     """With steps long enough that raw and averaged weights are far apart."""
     optimizer = kp.optimizers.CoupledSGD(0.1, use_ema=use_ema, ema_momentum=0.6)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer, loss, jit_compile=False)
+    whole = keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
+    model.compile(whole, loss, jit_compile=keras.backend.backend() == "jax")
     return model
 
 

@@ -782,7 +782,7 @@ class TestStateOfTheHealth:
         told = []
         for begin in (0, 16):
             keras.utils.set_random_seed(0)
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="only")], name="network")
             model.compile(keras.optimizers.SGD(1e-9), "mse", jit_compile=JIT)
             reports = []
             health = TrainingHealth(5, ranges=dict.fromkeys(HEALTHY_RANGES), stop_on_divergence=1e3, report=reports.append)

@@ -76,7 +76,7 @@ def kill_at(folder: Path, step: int, pause: float) -> None:
 
 
 def contents(run: Path) -> dict:
-    """Return all that a finished run has left, without times."""
+    """Return all that a finished run has left, without times. The states of seeds are in its last checkpoint alone."""
     with open(run / "history.csv", newline="") as file:
         history = [{key: value for key, value in row.items() if key not in TIMES} for row in csv.DictReader(file)]
     last = max((run / "checkpoints").glob("state-*.npz"))
@@ -85,9 +85,9 @@ def contents(run: Path) -> dict:
     progress = json.loads(state.pop("description").tobytes())["progress"]
     models = {name: keras.saving.load_model(run / name) for name in ("model.keras", "checkpoints/best.keras")}
     arrays = {
-        f"{name}: {i} {re.sub('_generator_[0-9]+', '', variable.path)}": np.array(keras.ops.convert_to_numpy(variable.value))
+        f"{name}: {i} {variable.path.rsplit('/', 1)[-1]}": np.array(keras.ops.convert_to_numpy(variable.value))
         for name, model in models.items()
-        for i, variable in enumerate([*model.variables, *model.optimizer.variables])
+        for i, variable in enumerate([*model.weights, *model.optimizer.variables])
     }
     return {
         "history": history,

@@ -1,4 +1,4 @@
-"""The command line: `python -m training.benchmark compile|step|memory|optimizer|health|checkpoint|input [--option value ...]`."""
+"""The command line: `python -m training.benchmark COMMAND [--option value ...]`, with the commands of `COMMANDS`."""
 
 import contextlib
 import dataclasses

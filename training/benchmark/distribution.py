@@ -1,0 +1,92 @@
+"""What it costs to share a batch between two devices: `python -m training.benchmark.distribution`.
+
+A process has two virtual devices of one CPU, and trains the same network with the same batches on one of them and on both, in
+turn, so that a machine that gets slower slows both. The devices share the machine's cores, so that a ratio of 1 is the best.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+
+DEVICES = 2
+#: Backend to the kind of distribution that has several devices in a process.
+KINDS = {"jax": "data_parallel", "tensorflow": "mirrored"}
+
+
+def split_cpu() -> None:
+    """Make two devices of the CPU, before a backend is used.
+
+    Raises:
+        ValueError: for a backend that does not have several devices in a process.
+    """
+    import keras
+    import tensorflow as tf
+
+    backend = keras.backend.backend()
+    if backend not in KINDS:
+        raise ValueError(f"Several devices in a process are for {' and '.join(KINDS)}. Received: {backend}")
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
+    if backend == "tensorflow":
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES)
+
+
+def measure(name: str, batch: int, steps: int, rounds: int) -> dict:
+    """Return seconds of a train step in `fit`, on one device and on two, medians over `rounds`, and their ratio."""
+    import keras
+
+    import keras_preact as kp
+
+    kinds = ("none", KINDS[keras.backend.backend()])
+    trainers = [_trainer(kp.distribution.start(kind), name, batch, steps) for kind in kinds]
+    pairs = [[train() for train in trainers] for _ in range(rounds + 1)][1:]  # the first compiles
+    one, two = zip(*pairs, strict=True)
+    return {
+        "step_seconds": statistics.median(one),
+        "distributed_step_seconds": statistics.median(two),
+        "distributed_over_one": statistics.median(with_two / with_one for with_one, with_two in pairs),
+        "all_steps": pairs,
+    }
+
+
+def _trainer(distribution, name: str, batch: int, steps: int):
+    """Return a function that trains for some steps and returns the seconds of one."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import keras_preact as kp
+
+    with distribution:
+        model = kp.create_model(name)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        distribution.compile(model, optimizer=kp.optimizers.CoupledSGD(0.1), loss=loss)
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(batch, *model.input_shape[1:])).astype("float32")
+    labels = rng.integers(0, model.output_shape[-1], batch)
+
+    def train() -> float:
+        with distribution:
+            batches = tf.data.Dataset.from_tensors((images, labels)).repeat(steps)
+            start = time.perf_counter()
+            model.fit(distribution.training_data(batches), verbose=0, shuffle=False)
+            return (time.perf_counter() - start) / steps
+
+    return train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="cifar_resnet20_preact")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    split_cpu()
+    print(json.dumps(measure(options.model, options.batch, options.steps, options.rounds)))
+
+
+if __name__ == "__main__":
+    main()
