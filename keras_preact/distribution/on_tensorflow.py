@@ -142,11 +142,13 @@ def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
 def _looks_at_gradients(optimizer) -> bool:
     """Whether an optimizer does more with gradients than to sum them over the replicas, which is the last that Keras does.
 
-    It would clip each replica's part by itself, look for infinities in that of the first, and fail to accumulate.
+    It would clip each replica's part by itself, look for infinities in that of the first, and fail to accumulate, or to put
+    averages in the place of weights.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     clips = (inner.clipnorm, inner.global_clipnorm, inner.clipvalue)
-    return inner is not optimizer or bool(inner.gradient_accumulation_steps) or any(clip is not None for clip in clips)
+    counts = inner.gradient_accumulation_steps or (inner.use_ema and inner.ema_overwrite_frequency)
+    return inner is not optimizer or bool(counts) or any(clip is not None for clip in clips)
 
 
 def _on_sums(optimizer) -> Callable:

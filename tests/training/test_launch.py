@@ -353,6 +353,10 @@ def losses(run: Path) -> list[float]:
         return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
+def all_weights(path: Path) -> np.ndarray:
+    return np.concatenate([np.ravel(weight) for weight in keras.saving.load_model(path, compile=False).get_weights()])
+
+
 @needs_ray
 @pytest.mark.slow
 def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, ray_driver):
@@ -363,12 +367,12 @@ def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, ray
     assert out.count(" on 2 devices") == 2, out
     assert out.count("Going on behind iteration 10.") == 1, out
 
-    # Half of every batch each: one model's losses are those of a single process, those of two models would not be.
+    # Each has half of every batch: one model's losses are those of a single process. Two models', which see no more than
+    # their half, are off by 3 % and 8 %, and their weights by 13 %.
     alone = run_train(tmp_path / "alone", *OPTIONS)
-    assert losses(run) == pytest.approx(losses(alone), rel=1e-3)
-    weights = [keras.saving.load_model(path / "model.keras", compile=False).get_weights() for path in (run, alone)]
-    for ours, theirs in zip(*weights, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=1e-3)
+    assert losses(run) == pytest.approx(losses(alone), rel=5e-3)
+    ours, theirs = (all_weights(path / "model.keras") for path in (run, alone))
+    assert np.linalg.norm(ours - theirs) < 0.05 * np.linalg.norm(theirs)
     assert {path.name for path in run.iterdir()} == {path.name for path in alone.iterdir()}
 
 

@@ -352,7 +352,8 @@ class TestEndings:
         assert status == 2
         message = one_error(err)
         assert re.search(r"The loss is (nan|inf) in iteration \d+ \(epoch 1\): ", message)
-        for part in ("--optimizer.learning-rate", "stage", "checkpoints/state-000000000"):
+        assert re.search(r"(stem|stage|head)\w+/\w+", message)
+        for part in ("--optimizer.learning-rate", "checkpoints/state-000000000"):
             assert part in message
         assert names(tmp_path / "run") == ["checkpoints/network.json", *checkpoints(0), "config.json"]
 

@@ -73,7 +73,7 @@ ABOUT: Mapping[str, str] = {
     ),
     "optimizer": "update = median of the optimiser's updates, with gradients that stay the same.",
     "health": "step = mean of the timed steps of model.fit, without kp.TrainingHealth and with it in turn, in one process.",
-    "checkpoint": "save = median of writing a checkpoint of model and optimiser; share = of the time, with one every 5 minutes.",
+    "checkpoint": "save = median of writing a checkpoint; share = of the time, with one every 5 minutes.",
 }
 
 

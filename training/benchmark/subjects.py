@@ -140,7 +140,9 @@ class KerasSubject:
                 saving.append(time.perf_counter() - start)
             for _ in range(count):
                 start = time.perf_counter()
-                Checkpoints(Path(folder)).newest(print).restore(self.model)
+                saved = Checkpoints(Path(folder)).newest(print)
+                assert saved is not None
+                saved.restore(self.model)
                 restoring.append(time.perf_counter() - start)
             return saving, restoring, path.stat().st_size if path else 0
 

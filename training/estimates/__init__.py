@@ -3,4 +3,4 @@
 from training.estimates.clock import Clock
 from training.estimates.costs import Costs, costs
 from training.estimates.memory import memory
-from training.estimates.page import Timing, describe_run, schedule_plot, timed_steps
+from training.estimates.page import Timing, describe_run, schedule_plot

@@ -3,9 +3,7 @@
 import collections
 import dataclasses
 import math
-import statistics
 import textwrap
-import time
 from collections.abc import Callable, Mapping
 
 import keras
@@ -62,22 +60,6 @@ class Timing:
     @property
     def compiling(self) -> float:
         return max(self.first - self.step, 0.0)
-
-
-def timed_steps(step: Callable[[], object], count: int = 3, clock: Callable[[], float] = time.perf_counter) -> Timing:
-    """Call `step`, which returns when its results are there, once and then `count` times.
-
-    Args:
-        step: An execution of the train step, its input included.
-        count: How many are timed behind the first.
-        clock: Returns seconds.
-    """
-    seconds = []
-    for _ in range(1 + count):
-        start = clock()
-        step()
-        seconds.append(clock() - start)
-    return Timing(seconds[0], statistics.median(seconds[1:]))
 
 
 def describe_run(
