@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -132,16 +131,12 @@ class Fit:
             "history": self.history.state(),
             "best": self.best.state(),
             "progress": self.progress.state(),
-            "health": self.health.state() if self.health is not None and self.count.step else None,
+            "health": None if self.health is None else self.health.state(),
         }
 
     def _restore_metrics(self) -> None:
         assert self.saved is not None
-        model = self.trainer.model
-        if keras.backend.backend() == "tensorflow":  # there the metrics' variables come with the first step
-            model.compute_metrics(None, np.zeros(1, "int32"), np.zeros((1, *model.output_shape[1:]), "float32"))
-            model.reset_metrics()
-        self.saved.restore_metrics(model)
+        self.saved.restore_metrics(self.trainer.model)
 
     def _save(self, path: Path) -> None:
         """Save the model as it is evaluated."""

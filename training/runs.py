@@ -17,7 +17,8 @@ from training.config import Config, differences, from_json
 def new_directory(output: Path | None, recipe: str) -> Path:
     """Return the directory for a new run, which is not made yet; raise a UserError where it holds something already."""
     run = output or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+    # hidden ones are what a process has left that was killed while it wrote
+    if run.exists() and (not run.is_dir() or any(not path.name.startswith(".") for path in run.iterdir())):
         go_on = "go on with the run in it with --resume, " if (run / "config.json").is_file() else ""
         raise UserError(f"{run} exists and is not empty: {go_on}give another --output, or remove it.")
     return run

@@ -152,12 +152,13 @@ class Trainer:
         return runs.new_directory(output, self.recipe)
 
     def _begin(self, run: Path) -> None:
-        folder = run / "checkpoints"
-        folder.mkdir(parents=True, exist_ok=True)
-        with runs.replacing(folder / networks.ARCHITECTURE) as temporary:
-            temporary.write_text(self.model.to_json())
+        # the configuration first: a run that is killed in here can be begun again
+        run.mkdir(parents=True, exist_ok=True)
         described = describe(self.config, self.recipe, self.data, self.plan.iterations, self._parameters)
         runs.write_json(run / "config.json", described)
+        (run / "checkpoints").mkdir(exist_ok=True)
+        with runs.replacing(run / "checkpoints" / networks.ARCHITECTURE) as temporary:
+            temporary.write_text(self.model.to_json())
 
     @property
     def _parameters(self) -> int:

@@ -23,6 +23,8 @@ class TestNewDirectory:
         assert runs.new_directory(tmp_path / "new", "digits") == tmp_path / "new"
         assert not (tmp_path / "new").exists()
         assert runs.new_directory(tmp_path, "digits") == tmp_path
+        (tmp_path / ".config-3kq.json").touch()  # of a process that was killed while it wrote
+        assert runs.new_directory(tmp_path, "digits") == tmp_path
 
     def test_a_directory_with_anything_in_it_or_a_file_is_refused(self, tmp_path):
         (tmp_path / "file").write_text("")

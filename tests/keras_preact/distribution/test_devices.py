@@ -120,7 +120,7 @@ def test_batch_statistics(setup, name):
         images, labels = (array.reshape(-1, worker.BATCH, *array.shape[1:]) for array in worker.data())
         losses = [network.step(x, y, rate=0.5) for x, y in zip(images, labels, strict=True)]
         close(result["history"]["loss"], losses, 2e-5)
-        close(result["weights"], network.weights, 2e-5)
+        close(result["weights"], [weight.tolist() for weight in network.weights], 2e-5)
 
 
 @cases("overflow")
