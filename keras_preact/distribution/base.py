@@ -153,16 +153,13 @@ class Distribution:
 
     def _predict(self, model: keras.Model, local: np.ndarray):
         """Return all outputs for `(batches, rows of this process, ...)`, in order."""
-        return model.predict(_flat(local), batch_size=local.shape[1], verbose=0)
+        return model.predict(flat(local), batch_size=local.shape[1], verbose=0)
 
     def _override(self, owner, name: str, function: Callable) -> None:
         """Put `function` in the place of a method of one object, until the distribution is left."""
-        attributes = vars(owner)
-        if getattr(attributes.get(name), "_distribution", None) is self:
-            return
-        function._distribution = self  # type: ignore[attr-defined]
-        attributes[name] = function  # past Keras' tracking of attributes
         assert self._entered is not None
+        attributes = vars(owner)
+        attributes[name] = function  # past Keras' tracking of attributes
         self._entered.callback(attributes.pop, name, None)
 
 
@@ -191,5 +188,11 @@ def padded(dataset, rows: slice, batch_size: int, count: int):
     return filled.apply(tf.data.experimental.assert_cardinality(batches)).prefetch(tf.data.AUTOTUNE)
 
 
-def _flat(batches: np.ndarray) -> np.ndarray:
+def flat(batches: np.ndarray) -> np.ndarray:
+    """Return the rows of `(batches, rows, ...)`."""
     return batches.reshape(-1, *batches.shape[2:])
+
+
+def is_statistic(variable: keras.Variable) -> bool:
+    """Whether batch normalisation moves a variable, without a gradient."""
+    return variable.path.rsplit("/", 1)[-1] in ("moving_mean", "moving_variance")

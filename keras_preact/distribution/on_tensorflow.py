@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from keras_preact import _batch_norm
 from keras_preact.distribution import environment, mended_keras
-from keras_preact.distribution.base import Distribution, _flat
+from keras_preact.distribution.base import Distribution, flat, is_statistic
 from keras_preact.stacks import UnitStack
 
 
@@ -57,8 +58,14 @@ class Mirrored(Distribution):
     def _prepare(self, model: keras.Model) -> None:
         for name in ("fit", "evaluate", "predict"):
             self._override(model, name, self._run_outside(model, name))
-        if self.replicas > 1 and model.compiled and _looks_at_gradients(model.optimizer):
-            self._override(model.optimizer, "apply", _on_sums(model.optimizer))
+        optimizer = model.optimizer if model.compiled else None
+        if self.replicas == 1 or optimizer is None or "apply" in vars(optimizer):
+            return
+        if _looks_at_gradients(optimizer):
+            self._override(optimizer, "apply", _on_sums(optimizer))
+        statistics = [variable for variable in model.variables if is_statistic(variable)]
+        if self.batch_norm == "per_replica" and statistics:
+            self._override(optimizer, "apply", _averaging(statistics, optimizer))
 
     def _run_outside(self, model: keras.Model, name: str) -> Callable:
         def run(*args, **options):
@@ -129,7 +136,7 @@ class MultiWorker(Mirrored):
             return self._strategy.gather(self._strategy.run(call, args=(images,)), axis=0)
 
         batches = self._data(tf.data.Dataset.from_tensor_slices(local))
-        return _flat(np.stack([step(images).numpy() for images in batches]))
+        return flat(np.stack([step(images).numpy() for images in batches]))
 
 
 @functools.cache
@@ -174,10 +181,25 @@ def _on_sums(optimizer) -> Callable:
     return apply
 
 
+def _averaging(statistics: list[keras.Variable], optimizer) -> Callable:
+    """Return an `apply` that averages moving statistics, of which each replica has its own, over all of them."""
+    apply = optimizer.apply
+
+    def average_and_apply(gradients, variables=None):
+        values = tf.concat([tf.reshape(variable.value, [-1]) for variable in statistics], 0)
+        mean = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, values)
+        parts = tf.split(mean, [math.prod(variable.shape) for variable in statistics])
+        for variable, part in zip(statistics, parts, strict=True):
+            variable.assign(tf.reshape(part, variable.shape))
+        return apply(gradients, variables)
+
+    return average_and_apply
+
+
 def _sum(tensor):
     context = tf.distribute.get_replica_context()
     return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor) if context else tensor
 
 
 def _has_batch_norm(stacks: list[UnitStack]) -> bool:
-    return any(variable.path.endswith("moving_mean") for stack in stacks for variable in stack.variables)
+    return any(is_statistic(variable) for stack in stacks for variable in stack.variables)

@@ -12,7 +12,7 @@ from torch import distributed
 
 from keras_preact import _batch_norm
 from keras_preact.distribution import environment
-from keras_preact.distribution.base import Distribution, _flat
+from keras_preact.distribution.base import Distribution, flat, is_statistic
 
 #: What is sent at a time.
 BUCKET_BYTES = 64 * 2**20
@@ -40,10 +40,10 @@ class MultiWorker(Distribution):
             raise ValueError("All processes begin with the same weights: build the model first. Received: one without weights")
 
     def _prepare(self, model: keras.Model) -> None:
-        if self.replicas == 1 or not model.compiled:
+        optimizer = model.optimizer if model.compiled else None
+        if self.replicas == 1 or optimizer is None or "apply" in vars(optimizer):
             return
-        optimizer = model.optimizer
-        averaged = [variable for variable in model.variables if _is_statistic(variable)]
+        averaged = [variable for variable in model.variables if is_statistic(variable)]
 
         def apply(gradients, variables=None):
             """Average the gradients, and statistics that each process has of its own, before the optimizer sees them."""
@@ -68,11 +68,9 @@ class MultiWorker(Distribution):
                 for variable, value in zip(variables, own, strict=True):
                     variable.assign(value)
 
-        if optimizer is not None:
-            self._override(optimizer, "apply", apply)
-        if "get_metrics_result" not in vars(model):
-            for variable in model.variables:
-                distributed.broadcast(variable.value.data, 0)
+        for variable in model.variables:
+            distributed.broadcast(variable.value.data, 0)
+        self._override(optimizer, "apply", apply)
         self._override(model, "get_metrics_result", get_metrics_result)
 
     def _predict(self, model: keras.Model, local: np.ndarray):
@@ -80,7 +78,7 @@ class MultiWorker(Distribution):
             own = ops.convert_to_tensor(outputs.reshape(*local.shape[:2], *outputs.shape[1:]))
             parts = [torch.empty_like(own) for _ in range(self.processes)]
             distributed.all_gather(parts, own)
-            return _flat(ops.convert_to_numpy(torch.cat(parts, 1)))
+            return flat(ops.convert_to_numpy(torch.cat(parts, 1)))
 
         return keras.tree.map_structure(gather, super()._predict(model, local))
 
@@ -127,10 +125,6 @@ def _buckets(tensors: list[torch.Tensor]) -> list[list[int]]:
             bucket, size = [], 0
         open_[tensor.dtype] = ([*bucket, i], size + tensor.nbytes)
     return full + [bucket for bucket, _ in open_.values()]
-
-
-def _is_statistic(variable: keras.Variable) -> bool:
-    return variable.path.rsplit("/", 1)[-1] in ("moving_mean", "moving_variance")
 
 
 def _join() -> None:
