@@ -75,7 +75,7 @@ class Mirrored(Distribution):
         return run
 
     def _check(self, model: keras.Model, options: dict) -> None:
-        if model.distribute_strategy is not self._strategy:
+        if model._distribute_strategy is not self._strategy:
             raise ValueError("Make the model inside of `with distribution:`. Received: a model that was made elsewhere")
         if options.get("jit_compile") is True and not tf.config.list_physical_devices("GPU"):
             raise ValueError("XLA does not compile replicas on a CPU: use jit_compile='auto' or False.")
@@ -101,19 +101,7 @@ class MultiWorker(Mirrored):
         self.processes, self.process = len(workers), resolver.task_id or 0
 
     def _make(self, devices) -> tf.distribute.Strategy:
-        job = environment.job()
-        resolver = None
-        if job is not None:
-            cluster = tf.train.ClusterSpec({"worker": job.addresses})
-            resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-                cluster, task_type="worker", task_id=job.process, rpc_layer="grpc"
-            )
-        elif "TF_CONFIG" not in os.environ:
-            raise ValueError(
-                "The processes cannot find each other: set TF_CONFIG, or KERAS_DISTRIBUTION_JOB_ADDRESSES, "
-                "KERAS_DISTRIBUTION_NUM_PROCESSES and KERAS_DISTRIBUTION_PROCESS_ID. Received: none of them"
-            )
-        return tf.distribute.MultiWorkerMirroredStrategy(resolver)
+        return _multi_worker()
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         stack.enter_context(mended_keras.mended())
@@ -144,6 +132,24 @@ def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
     """Return the one strategy of these devices: two would give what they exchange the same numbers."""
     on_cpu = all("CPU" in device.upper() for device in devices)
     return tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice() if on_cpu else None)
+
+
+@functools.cache
+def _multi_worker() -> tf.distribute.Strategy:
+    """Return the one strategy of this process."""
+    job = environment.job()
+    resolver = None
+    if job is not None:
+        cluster = tf.train.ClusterSpec({"worker": job.addresses})
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            cluster, task_type="worker", task_id=job.process, rpc_layer="grpc"
+        )
+    elif "TF_CONFIG" not in os.environ:
+        raise ValueError(
+            "The processes cannot find each other: set TF_CONFIG, or KERAS_DISTRIBUTION_JOB_ADDRESSES, "
+            "KERAS_DISTRIBUTION_NUM_PROCESSES and KERAS_DISTRIBUTION_PROCESS_ID. Received: none of them"
+        )
+    return tf.distribute.MultiWorkerMirroredStrategy(resolver)
 
 
 def _looks_at_gradients(optimizer) -> bool:

@@ -74,7 +74,7 @@ def start(kind: str = "none", *, devices=None, batch_norm: str = "synchronized")
     ...     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     ...     distribution.compile(model, optimizer="sgd", loss=loss, weighted_metrics=["accuracy"])
     ...     batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(4, drop_remainder=True)
-    ...     history = model.fit(distribution.training_data(batches), verbose=0)
+    ...     history = model.fit(distribution.training_data(batches), shuffle=False, verbose=0)
     ...     probabilities = distribution.predict(model, images[:6], batch_size=4)
     >>> rows, probabilities.shape
     (slice(0, 4, None), (6, 10))

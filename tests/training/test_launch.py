@@ -370,7 +370,9 @@ def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, ray
     # Each has half of every batch: one model's losses and weights are those of a single process. Those of two models, which
     # see no more than their half, are several times as far off as is allowed.
     alone = run_train(tmp_path / "alone", *OPTIONS)
-    assert losses(run) == pytest.approx(losses(alone), rel=5e-3)
+    # on TensorFlow each process has metrics of its own, of which a checkpoint has the chief's
+    first = 1 if keras.backend.backend() == "tensorflow" else 0
+    assert losses(run)[first:] == pytest.approx(losses(alone)[first:], rel=5e-3)
     ours, theirs = (all_weights(path / "model.keras") for path in (run, alone))
     assert np.linalg.norm(ours - theirs) < 0.05 * np.linalg.norm(theirs)
     assert {path.name for path in run.iterdir()} == {path.name for path in alone.iterdir()}

@@ -3,6 +3,7 @@
 CASE: `kind`, `devices` (virtual ones of this process) and `tasks`, a list of `[name, options]`; the result has one for each.
 """
 
+import functools
 import json
 import os
 import sys
@@ -93,8 +94,10 @@ def local(distribution, images, labels):
     """This process's rows of every batch as a data set, whatever is left at the end."""
     rows = distribution.rows(BATCH)
     parts = [(images[i : i + BATCH][rows], labels[i : i + BATCH][rows]) for i in range(0, len(images), BATCH)]
-    spec = (tf.TensorSpec((None, *images.shape[1:]), tf.float32), tf.TensorSpec((None,), tf.int32))
-    return tf.data.Dataset.from_generator(lambda: (part for part in parts if len(part[0])), output_signature=spec)
+    # not from_generator: TensorFlow computes in place in the arrays that come from there
+    batches = [tf.data.Dataset.from_tensors(part) for part in parts]
+    present = [batch for batch, part in zip(batches, parts, strict=True) if len(part[0])]
+    return functools.reduce(lambda before, batch: before.concatenate(batch), present, batches[0].take(0))
 
 
 def fit(distribution, model, steps, images=None, **options):
