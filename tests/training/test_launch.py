@@ -289,7 +289,8 @@ def test_kubeflow_environment(tmp_path, monkeypatch):
 
 
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'ray[train]'"
+    importlib.util.find_spec("ray") is None or keras.backend.backend() != "torch",
+    reason="Ray is not installed (pip install 'ray[train]'), or this is not torch, whose processes miss a dead peer soonest",
 )
 
 # A Ray of its own, on this machine alone; and one process that is killed, once, behind its first checkpoint.
@@ -370,9 +371,7 @@ def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, ray
     # Each has half of every batch: one model's losses and weights are those of a single process. Those of two models, which
     # see no more than their half, are several times as far off as is allowed.
     alone = run_train(tmp_path / "alone", *OPTIONS)
-    # on TensorFlow each process has metrics of its own, of which a checkpoint has the chief's
-    first = 1 if keras.backend.backend() == "tensorflow" else 0
-    assert losses(run)[first:] == pytest.approx(losses(alone)[first:], rel=5e-3)
+    assert losses(run) == pytest.approx(losses(alone), rel=5e-3)
     ours, theirs = (all_weights(path / "model.keras") for path in (run, alone))
     assert np.linalg.norm(ours - theirs) < 0.05 * np.linalg.norm(theirs)
     assert {path.name for path in run.iterdir()} == {path.name for path in alone.iterdir()}

@@ -18,6 +18,10 @@ SETUPS = {
     "torch": [("multi_worker", 1, 2)],
 }
 
+SLOW = [("data_parallel", 4, 1), ("multi_worker", 2, 2), ("mirrored", 4, 1)]
+if BACKEND == "tensorflow":
+    SLOW.append(("multi_worker", 1, 2))
+
 STACKED = {
     "jax": {"network": "stacked", "steps": 3},
     "tensorflow": {"network": "loop", "steps": 3},
@@ -52,9 +56,14 @@ if BACKEND == "jax":
 
 
 def cases(*names):
-    """Setups with each of the tasks that they have."""
-    found = [(setup, name) for setup, tasks in TASKS.items() for name in names if name in tasks]
-    return pytest.mark.parametrize(("setup", "name"), found, ids=[f"{'-'.join(map(str, s))}-{name}" for s, name in found])
+    """Setups with each of the tasks that they have; the first test of a setup runs all of them."""
+    found = [
+        pytest.param(setup, name, id=f"{'-'.join(map(str, setup))}-{name}", marks=pytest.mark.slow if setup in SLOW else ())
+        for setup, tasks in TASKS.items()
+        for name in names
+        if name in tasks
+    ]
+    return pytest.mark.parametrize(("setup", "name"), found)
 
 
 def found(setup, name) -> list:
