@@ -73,7 +73,7 @@ def cifar10_short() -> Config:
 def cifar10_quick() -> Config:
     """For about 10 minutes on two cores of a CPU: ResNet-20, 5 epochs, cosine with a warm-up of one, Nesterov.
 
-    Measured: 18.23 % test error, one run (seed 0, TensorFlow).
+    Measured: 18.23 % test error, one run (seed 0, TensorFlow), 6:44 minutes.
     """
     return Config(
         model=Model("cifar_resnet20_preact"),
