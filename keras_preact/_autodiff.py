@@ -1,5 +1,6 @@
 """Derivatives of functions of tensors, alike on the three backends. Nothing here changes a variable."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import keras
@@ -18,6 +19,15 @@ def compiled(function: Callable) -> Callable:
 
         return tf.function(pure)
     return pure
+
+
+def without_gradients() -> contextlib.AbstractContextManager:
+    """Return a context in which PyTorch keeps nothing for gradients; the other backends do so only where they are asked."""
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.no_grad()
 
 
 def value_and_gradients(function: Callable, arrays: Sequence, variables: Sequence[keras.Variable] = ()):

@@ -48,7 +48,7 @@ class BatchStatistics:
         state = [ops.convert_to_tensor(variable) for variable in variables]
         means = [np.zeros(variables[i].shape, "float32") for i in self._places]
         count = 0
-        with _of_each_batch(self.model), _no_random_numbers_used(), _without_gradient():
+        with _of_each_batch(self.model), _no_random_numbers_used(), _autodiff.without_gradients():
             for count, images in enumerate(self.batches(), 1):
                 state, means = self._pass(weights, state, means, np.array(count, "float32"), images)
         if not count:
@@ -168,11 +168,3 @@ def _no_random_numbers_used() -> Iterator[None]:
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(0)
         yield
-
-
-def _without_gradient() -> contextlib.AbstractContextManager:
-    if keras.backend.backend() != "torch":
-        return contextlib.nullcontext()
-    import torch
-
-    return torch.no_grad()

@@ -11,6 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_preact.export._directory import sync_entry
 from training.cli import UserError
 from training.variables import GROUPS, Tensors, array_of, once_metrics_are_built, read, write
 
@@ -167,7 +168,7 @@ class Checkpoints:
                 file.seek(0)
                 path = self.folder / f"state-{step:09d}-{_hash(file)}.npz"
             temporary.replace(path)
-            _sync_folder(self.folder)
+            sync_entry(self.folder)
         except OSError as error:  # a full disk's does not name the file
             raise UserError(f"Cannot write a checkpoint to {self.folder}: {error}. Those that are there are whole.") from error
         finally:
@@ -199,15 +200,6 @@ def _hash(file) -> str:
 
 def _keys(group: str, i: int, parts: int) -> list[str]:
     return [f"{group}/{i:06d}" if part == 0 else f"{group}/{i:06d}/{part}" for part in range(parts)]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class Saver(keras.callbacks.Callback):

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from keras import ops
 
-from keras_preact import _batch_norm
+from keras_preact import _autodiff, _batch_norm
 from keras_preact.health.probe import Probe
 from keras_preact.health.weights import owners, places
 from keras_preact.stacks import UnitStack, written_out
@@ -118,7 +118,7 @@ def _cause_in_forward_pass(model: keras.Model, batch: Sequence) -> str:
         return "what the network reads is not finite"
     first = _FirstNotFinite(model)
     plain = _batch_norm.statistics(_batch_norm.Statistics())  # of the whole batch: no device is asked for its part
-    with first.watching(), keras.StatelessScope(), written_out(), plain, _no_gradients():
+    with first.watching(), keras.StatelessScope(), written_out(), plain, _autodiff.without_gradients():
         outputs = model(ops.convert_to_tensor(x), training=True)
         loss = model.compute_loss(x, ops.convert_to_tensor(y), outputs, *weights, training=True)
     if first.found is not None:
@@ -205,11 +205,3 @@ def _is_finite(tensors) -> bool:
 
 def _largest(tensors) -> float:
     return max((float(np.max(np.abs(array), initial=0)) for array in _arrays(tensors)), default=0.0)
-
-
-def _no_gradients() -> contextlib.AbstractContextManager:
-    if keras.backend.backend() == "torch":
-        import torch
-
-        return torch.no_grad()
-    return contextlib.nullcontext()

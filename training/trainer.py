@@ -141,13 +141,12 @@ class Trainer:
 
     def _directory(self) -> Path:
         """Return the run's directory: a new one, or that of a run which this one goes on with."""
-        output = self.config.output
-        begun = output is not None and (output / "config.json").is_file()
-        if output is not None and (self.config.resume or not self.distribution.is_chief):
-            if begun:  # else the chief is about to begin it
+        output, chief = self.config.output, self.distribution.is_chief
+        if output is not None and (self.config.resume or not chief):
+            if (output / "config.json").is_file():
                 runs.check_same(output, self.config)
                 return output
-            if not self.distribution.is_chief:
+            if not chief:  # who is about to begin it
                 return output
         return runs.new_directory(output, self.recipe)
 
@@ -198,11 +197,6 @@ def _image_size(config: Config, data: datasets.ImageData) -> int:
     size = config.data.size or data.size
     if size is None:
         raise UserError(f"The images of {data.name} differ in size: give --data.size.")
-    if config.data.augmentation == "pad_crop_flip" and data.size is not None and size != data.size:
-        raise UserError(
-            f"--data.augmentation {config.data.augmentation} keeps the images at {data.size} x {data.size} pixels: it does "
-            f"not go with --data.size. Received: --data.size {size}"
-        )
     return size
 
 

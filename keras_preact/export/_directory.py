@@ -85,7 +85,7 @@ def publish(temporary: Path, directory: Path, version: int | None, card: dict) -
     try:
         if number == max(versions(directory)):
             (temporary / CARD).replace(directory / CARD)
-        _sync_entry(directory)
+        sync_entry(directory)
     except BaseException:
         target.rename(built)
         raise
@@ -96,11 +96,12 @@ def _sync(folder: Path) -> None:
     """Bring every file and folder below `folder` to the disk."""
     for path, _, files in os.walk(folder):
         for name in files:
-            _sync_entry(Path(path) / name)
-        _sync_entry(Path(path))
+            sync_entry(Path(path) / name)
+        sync_entry(Path(path))
 
 
-def _sync_entry(path: Path) -> None:
+def sync_entry(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -48,7 +48,7 @@ class Activations:
     def __call__(self) -> tuple[np.ndarray, np.ndarray]:
         """Return means and standard deviations, `(m,)` each; NaN for a layer that the model does not call."""
         values = [ops.convert_to_tensor(weight.value) for weight in self.model.weights]
-        with _no_gradients():
+        with _autodiff.without_gradients():
             figures = ops.convert_to_numpy(self._compiled(*self.arrays, *values))
         return figures[:, 0], figures[:, 1]
 
@@ -124,11 +124,3 @@ def _measured_stack(stack: UnitStack, found: dict):
         return y
 
     return call
-
-
-def _no_gradients() -> contextlib.AbstractContextManager:
-    if keras.backend.backend() == "torch":
-        import torch
-
-        return torch.no_grad()
-    return contextlib.nullcontext()
