@@ -1,8 +1,9 @@
 """Batch normalisation of images with the kernels that TensorFlow and PyTorch have for it, and over several devices."""
 
 import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import keras
 from keras import ops
@@ -36,6 +37,23 @@ def statistics(active: Statistics) -> Iterator[None]:
         _STATISTICS.pop()
 
 
+#: Layers whose factors stand in the weights in front of them, while a network is traced for serving; None: it is not.
+_FOLDED: contextvars.ContextVar[frozenset[int] | None] = contextvars.ContextVar("folded", default=None)
+
+
+@contextlib.contextmanager
+def folded(layers: Iterable[keras.Layer]) -> Iterator[None]:
+    """While active, these layers add `beta` to what they get, which has their mean and variance in it already.
+
+    The others do not stand right behind a convolution then, and those of 16-bit images have TensorFlow's kernel.
+    """
+    token = _FOLDED.set(frozenset(map(id, layers)))
+    try:
+        yield
+    finally:
+        _FOLDED.reset(token)
+
+
 def synchronized_moments(all_reduce: Callable, replicas: int) -> Callable:
     """Return the moments over `replicas` batches of one size; `all_reduce` sums a tensor over them, with its gradient."""
 
@@ -60,6 +78,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
     """
 
     def call(self, inputs, training=None, mask=None):
+        if (folded := _FOLDED.get()) is not None:
+            if id(self) in folded:
+                return inputs + ops.cast(self.beta, inputs.dtype)
+            if self._has_short_images(inputs):
+                return _tensorflow_short(self, inputs)
         in_training = bool(training and self.trainable)
         active = _STATISTICS[-1] if in_training else Statistics()
         if active != Statistics() and (mask is not None or self.renorm):
@@ -111,6 +134,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
         for moving, new in ((self.moving_mean, mean), (self.moving_variance, variance)):
             moving.assign(ops.convert_to_tensor(moving) * self.momentum + new * (1.0 - self.momentum))
 
+    def _has_short_images(self, inputs) -> bool:
+        is_image = len(inputs.shape) == 4 and self.axis in (-1, 3)
+        return is_image and self.scale and self.center and keras.backend.standardize_dtype(inputs.dtype) == "bfloat16"
+
     def _is_plain(self, inputs, in_training: bool) -> bool:
         """Whether there is a kernel for this."""
         is_image = len(inputs.shape) == 4 and self.axis in (-1, 3)
@@ -127,6 +154,17 @@ def _tensorflow(x, gamma, beta, mean, variance, epsilon: float, training: bool):
         x=x, scale=gamma, offset=beta, mean=empty, variance=empty, epsilon=epsilon, is_training=training
     )
     return y, mean, variance
+
+
+def _tensorflow_short(layer: BatchNormalization, x):
+    """Normalise bfloat16 images at inference; Keras brings each map to float32 and back."""
+    import tensorflow as tf
+
+    moments = (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance)
+    scale, offset, mean, variance = (tf.cast(ops.convert_to_tensor(variable), tf.float32) for variable in moments)
+    return tf.raw_ops.FusedBatchNormV3(
+        x=x, scale=scale, offset=offset, mean=mean, variance=variance, epsilon=layer.epsilon, is_training=False
+    )[0]
 
 
 def _torch(x, gamma, beta, mean, variance, epsilon: float, training: bool):

@@ -14,6 +14,8 @@ from keras_preact import _checks
 class Preprocessing:
     """How images become the input of a network: resize, crop, then `(pixel - mean) / std`.
 
+    An image that has the network's size already is neither resized nor cropped.
+
     Args:
         mean, std: One number a channel, in pixel values from 0 to 255.
         size: Height and width that the network was made for.
@@ -69,6 +71,72 @@ class Preprocessing:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them; `Preprocessing(**fields)` is equal to this one."""
         return dataclasses.asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
+
+
+#: How many times as long as wide an image may be, or as wide as long, to be resized in one step.
+_ASPECT = 32
+
+
+def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[int, int]):
+    """Bring an image to the size of a network's input as at evaluation, with TensorFlow operations.
+
+    For another size than that of `preprocessing`, its `resize` grows or shrinks along.
+
+    Args:
+        image: Tensor `(h, w, c)` of any numeric dtype.
+        preprocessing: Says how. None: the image is resized as a whole.
+        size: Height and width that leave, or one number for both.
+
+    Returns:
+        float32 `(height, width, c)`, not normalised: the very pixels of an image that has this size already.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> import keras_preact as kp
+    >>> imagenet = kp.preprocessing.PREPROCESSING["imagenet"]
+    >>> kp.preprocessing.resize_image(tf.zeros((480, 640, 3), tf.uint8), imagenet, 224).shape
+    TensorShape([224, 224, 3])
+    """
+    import tensorflow as tf
+
+    height, width = (size, size) if isinstance(size, int) else size
+    wanted = (height, width)
+    method = "bilinear" if preprocessing is None else preprocessing.interpolation
+
+    def resize(pixels, extent):
+        return tf.cast(tf.image.resize(pixels, extent, method=method, antialias=True), tf.float32)
+
+    def as_it_is():
+        return tf.cast(image, tf.float32)
+
+    def whole():
+        # A strip goes through its shorter form: enlarged first, as TensorFlow does it, it would need any memory.
+        shape = tf.shape(image)[:2]
+        strip = shape // _ASPECT > tf.reverse(shape, [0])
+        return tf.cond(
+            tf.reduce_any(strip),
+            lambda: resize(resize(image, tf.where(strip, wanted, shape)), wanted),
+            lambda: resize(image, wanted),
+        )
+
+    def scaled_and_cut():
+        assert preprocessing is not None
+        box = [float(round(side * (preprocessing.resize or preprocessing.size) / preprocessing.size)) for side in wanted]
+        shape = tf.shape(image)[:2]
+        scale = tf.reduce_max(box / tf.cast(shape, tf.float32))
+        # Of a strip only what lies around the middle is scaled, the same number of pixels from either end cut off.
+        needed = tf.cast(tf.math.ceil(_ASPECT * tf.constant(box) / scale), tf.int32)
+        kept = tf.minimum(shape, needed + (shape - needed) % 2)
+        above, left = tf.unstack((shape - kept) // 2)
+        middle = image[above : above + kept[0], left : left + kept[1]]
+        scaled = tf.cast(tf.round(tf.cast(kept, tf.float32) * scale), tf.int32)
+        return tf.image.resize_with_crop_or_pad(resize(middle, tf.maximum(scaled, wanted)), height, width)
+
+    crops = preprocessing is not None and preprocessing.crop == "center"
+    same = tf.reduce_all(tf.shape(image)[:2] == wanted)
+    pixels = tf.cond(same, as_it_is, scaled_and_cut if crops else whole)
+    return tf.ensure_shape(pixels, (height, width, image.shape[-1]))
 
 
 #: Data set to its preprocessing at evaluation.

@@ -348,6 +348,11 @@ class UnitStack(keras.Layer):
         return self._body.unit
 
     @property
+    def stacked_variables(self) -> list[tuple[keras.Variable, keras.Variable]]:
+        """Each variable of `pattern` with the one that holds its values for all units, with a leading axis of units."""
+        return list(zip(self._body.unit.variables, self._body.stacked, strict=True))
+
+    @property
     def unit_names(self) -> list[str]:
         return [self._place(i) for i in range(self.depth)]
 

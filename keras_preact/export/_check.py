@@ -1,6 +1,7 @@
-"""Compares a SavedModel, as a process without Keras runs it, with the model it was made from."""
+"""Compares an exported model, as a process without Keras runs it, with the model it was made from."""
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import keras
@@ -16,6 +17,14 @@ BATCH_SIZES = (1, 3)
 #: backend leaves out other roundings. Differences up to 1.3 roundings were seen on JAX and PyTorch in networks of 8 and 56
 #: layers; they grow with the depth, and 8 are allowed.
 TOLERANCES = {"float64": 1e-5, "float32": 1e-5, "float16": 8 * 2.0**-11, "bfloat16": 8 * 2.0**-8}
+
+
+#: Key of `_replay.RUNTIMES` to what it runs, and what with.
+RUNTIMES = {
+    "saved_model": ("SavedModel", "TensorFlow alone"),
+    "onnx": ("ONNX file", "ONNX Runtime"),
+    "litert": ("LiteRT file", "LiteRT"),
+}
 
 
 def samples(scores: _scores.Scores) -> np.ndarray:
@@ -45,8 +54,14 @@ def expected(scores: _scores.Scores, images: np.ndarray) -> dict[str, np.ndarray
     return {"logits": logits, "probabilities": own}
 
 
-def compare(scores: _scores.Scores, saved_model: Path, folder: Path) -> dict:
-    """Run a SavedModel in a process without Keras and compare; files are written to `folder`.
+def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "saved_model") -> dict:
+    """Run an exported model in a process without Keras and compare; files are written to `folder`.
+
+    Args:
+        scores: The model.
+        path: What was exported.
+        folder: Of temporary files.
+        runtime: Key of `_replay.RUNTIMES`.
 
     Returns:
         What was done and seen, for the model card: samples, batch sizes, the largest differences, what was allowed.
@@ -54,31 +69,27 @@ def compare(scores: _scores.Scores, saved_model: Path, folder: Path) -> dict:
     Raises:
         ExportError: if it cannot be loaded, or a difference is larger than allowed.
     """
+    what, _ = RUNTIMES[runtime]
     images = samples(scores)
     wanted = expected(scores, images)
-    inputs, outputs = folder / "inputs.npz", folder / "outputs.npz"
-    np.savez(inputs, **{str(n): images[:n] for n in BATCH_SIZES})  # type: ignore[arg-type]
-    script = str(Path(__file__).with_name("_replay.py"))
-    _children.run(["-P", script, str(saved_model), str(inputs), str(outputs)], "Loading the SavedModel with TensorFlow alone")
-    with np.load(outputs) as file:
-        got = dict(file)
+    got = replay(path, {str(n): images[:n] for n in BATCH_SIZES}, folder, runtime)
 
     tolerance = max(TOLERANCES.get(dtype, 1e-5) for dtype in scores.dtypes) * max(1, np.abs(wanted["logits"]).max())
     # Softmax and sigmoid change by at most half of what their input does; where logits are small, 1e-5 it is.
     allowed = {"logits": tolerance, "probabilities": max(1e-5, tolerance / 2)}
     largest = {}
     for key, values in wanted.items():
-        _check_form(key, {n: got[f"{n}/{key}"] for n in BATCH_SIZES}, values.shape[1:])
+        _check_form(what, key, {n: got[f"{n}/{key}"] for n in BATCH_SIZES}, values.shape[1:])
         # a NaN in the output stays one here, and fails
         largest[key] = max((np.abs(got[f"{n}/{key}"] - values[:n]).max() for n in BATCH_SIZES), key=lambda x: (x != x, x))
         if not largest[key] <= allowed[key]:
             raise ExportError(
-                f"The SavedModel's {key} differ from the model's by up to {largest[key]:.2g}; {allowed[key]:.2g} is allowed."
+                f"The {what}'s {key} differ from the model's by up to {largest[key]:.2g}; {allowed[key]:.2g} is allowed."
             )
     for n in BATCH_SIZES:
         from_logits = _scores.PROBABILITIES[scores.activation](got[f"{n}/logits"].astype("float64"))
         if not np.abs(got[f"{n}/probabilities"] - from_logits).max() <= 1e-5:
-            raise ExportError(f"The SavedModel's probabilities are not the {scores.activation} of its logits.")
+            raise ExportError(f"The {what}'s probabilities are not the {scores.activation} of its logits.")
     return {
         "samples": "pixels, uniform in [0, 255)" if scores.takes_pixels else "standard normal",
         "shape": list(images.shape[1:]),
@@ -88,11 +99,22 @@ def compare(scores: _scores.Scores, saved_model: Path, folder: Path) -> dict:
     }
 
 
-def _check_form(key: str, outputs: dict[int, np.ndarray], shape: tuple) -> None:
+def replay(path: Path, batches: Mapping[str, np.ndarray], folder: Path, runtime: str = "saved_model") -> dict[str, np.ndarray]:
+    """Return the outputs of an exported model for batches of images, as `BATCH/OUTPUT`, from a process without Keras."""
+    what, software = RUNTIMES[runtime]
+    inputs, outputs = folder / "inputs.npz", folder / "outputs.npz"
+    np.savez(inputs, **batches)  # type: ignore[arg-type]
+    script = str(Path(__file__).with_name("_replay.py"))
+    _children.run(["-P", script, runtime, str(path), str(inputs), str(outputs)], f"Running the {what} with {software}")
+    with np.load(outputs) as file:
+        return dict(file)
+
+
+def _check_form(what: str, key: str, outputs: dict[int, np.ndarray], shape: tuple) -> None:
     for n, output in outputs.items():
         if output.dtype != np.float32 or output.shape != (n, *shape):
             raise ExportError(
-                f"The SavedModel's {key} for {n} images are {output.dtype} of shape {output.shape}; float32 of shape "
+                f"The {what}'s {key} for {n} images are {output.dtype} of shape {output.shape}; float32 of shape "
                 f"{(n, *shape)} was expected."
             )
 

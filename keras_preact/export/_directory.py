@@ -1,6 +1,7 @@
 """The directory of a served model: numbered versions and a card, each of which appears complete or not at all."""
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -63,9 +64,10 @@ def publish(temporary: Path, directory: Path, version: int | None, card: dict) -
     Each version holds its card; that in `directory` is the highest version's.
     """
     built = temporary / "version"
+    files = {path.relative_to(built).as_posix(): _sha256(path) for path in sorted(built.rglob("*")) if path.is_file()}
     while True:
         number = next_version(directory) if version is None else version
-        text = json.dumps(card | {"version": number}, indent=2, allow_nan=False) + "\n"
+        text = json.dumps(card | {"version": number, "files": files}, indent=2, allow_nan=False) + "\n"
         extra = built / "assets.extra"
         extra.mkdir(exist_ok=True)
         for path in (extra / CARD, temporary / CARD):
@@ -90,6 +92,11 @@ def publish(temporary: Path, directory: Path, version: int | None, card: dict) -
         target.rename(built)
         raise
     return target
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(folder: Path) -> None:

@@ -1,22 +1,49 @@
-"""Runs a SavedModel as a server would, in a process of its own: with TensorFlow, and with no Keras to be had.
+"""Runs an exported model as a server or a device would, in a process of its own, with no Keras to be had.
 
-`python -P _replay.py SAVED_MODEL INPUTS.npz OUTPUTS.npz` reads batches by name and writes `NAME/OUTPUT` for each output.
+`python -P _replay.py RUNTIME MODEL INPUTS.npz OUTPUTS.npz` reads batches by name and writes `NAME/OUTPUT` for each output.
 """
 
 import sys
+from collections.abc import Callable
+
+import numpy as np
 
 
-def main(saved_model: str, inputs: str, outputs: str) -> None:
-    sys.modules["keras"] = None  # type: ignore[assignment]  # an import of it fails from here on
-    import numpy as np
+def _saved_model(path: str) -> Callable:
     import tensorflow as tf
 
-    loaded = tf.saved_model.load(saved_model)
-    serve = loaded.signatures["serving_default"]
+    loaded = tf.saved_model.load(path)  # must live as long as its signature
+    return lambda images: {
+        name: value.numpy() for name, value in loaded.signatures["serving_default"](images=tf.constant(images)).items()
+    }
+
+
+def _onnx(path: str) -> Callable:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda images: dict(zip(names, session.run(names, {"images": images}), strict=True))
+
+
+def _litert(path: str) -> Callable:
+    from ai_edge_litert.interpreter import Interpreter
+
+    serve = Interpreter(model_path=path).get_signature_runner("serving_default")
+    return lambda images: serve(images=images)
+
+
+#: Name to the function from the path of a model to the function from its images to its outputs by name.
+RUNTIMES = {"saved_model": _saved_model, "onnx": _onnx, "litert": _litert}
+
+
+def main(runtime: str, path: str, inputs: str, outputs: str) -> None:
+    sys.modules["keras"] = None  # type: ignore[assignment]  # an import of it fails from here on
+    serve = RUNTIMES[runtime](path)
     results: dict = {}
     with np.load(inputs) as batches:
         for name, images in batches.items():
-            results |= {f"{name}/{key}": value.numpy() for key, value in serve(images=tf.constant(images)).items()}
+            results |= {f"{name}/{key}": value for key, value in serve(images).items()}
     np.savez(outputs, **results)
 
 

@@ -21,6 +21,7 @@ class Scores:
     Args:
         model: Images to logits; its images have the channels last. It shares its layers with the classifier, except
             where those want the channels first.
+        core: The same to logits and to features, the input of the last dense layer.
         probe: The classifier as it is: its own images to logits and its own output.
         activation: Key of `PROBABILITIES`.
         output_is: What the classifier's own output is: `"logits"`, `"probabilities"`, or `"other"`.
@@ -30,6 +31,7 @@ class Scores:
     """
 
     model: keras.Model
+    core: keras.Model
     probe: keras.Model
     activation: str
     output_is: str
@@ -69,6 +71,7 @@ def take_apart(model: keras.Model) -> Scores:
     logits, activation, output_is = _find_logits(model)
     return Scores(
         model=keras.Model(model.inputs[0], logits),
+        core=_with_features(model.inputs[0], logits),
         probe=keras.Model(model.inputs[0], [logits, model.outputs[0]]),
         activation=activation,
         output_is=output_is,
@@ -91,6 +94,7 @@ def _of_unit_network(model: UnitNetwork) -> Scores:
     activation = name if name in PROBABILITIES else "softmax"
     return Scores(
         model=keras.Model(exported.inputs[0], exported.logits),
+        core=_with_features(exported.inputs[0], exported.logits),
         probe=keras.Model(model.inputs[0], [model.logits, model.outputs[0]]),
         activation=activation,
         output_is="logits" if name in (None, "linear") else "probabilities" if name == activation else "other",
@@ -102,11 +106,33 @@ def _of_unit_network(model: UnitNetwork) -> Scores:
 
 def _channels_last(model: UnitNetwork) -> UnitNetwork:
     """Return the same network for images with the channels last, as clients have them and every TensorFlow on a CPU needs."""
-    config = model.get_config()
-    channels, *size = config["input_shape"]
-    twin = type(model).from_config(config | {"input_shape": [*size, channels], "data_format": "channels_last"})
+    channels, *size = model.get_config()["input_shape"]
+    return _twin(model, input_shape=[*size, channels], data_format="channels_last")
+
+
+def in_bfloat16(model: keras.Model) -> UnitNetwork:
+    """Return the same network computing in bfloat16, as training with `mixed_bfloat16` does: logits in float32.
+
+    Raises:
+        ValueError: for a model that is no network of this package.
+    """
+    if not isinstance(model, UnitNetwork):
+        raise ValueError(
+            "precision='bfloat16' is for the networks of this package: build another one with dtype='mixed_bfloat16', and "
+            f"export it as it is. Received: model={model!r}"
+        )
+    return _twin(model, dtype="mixed_bfloat16")
+
+
+def _twin(model: UnitNetwork, **changes) -> UnitNetwork:
+    """Return a network with the same weights and another configuration."""
+    twin = type(model).from_config(model.get_config() | changes)
     twin.set_weights(model.get_weights())
     return twin
+
+
+def _with_features(images, logits) -> keras.Model:
+    return keras.Model(images, [logits, _origin(logits)[1]])
 
 
 def _find_logits(model: keras.Model):

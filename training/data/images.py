@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_preact.preprocessing import resize_image
 from training.data.readers import Reader
 from training.data.sources import ImageData, Split
 
@@ -70,17 +71,10 @@ def keep(chosen: np.ndarray, batch_size: int) -> Callable[[Any], Any] | None:
 
 
 def resize_and_center(image, data: ImageData, size: int):
-    """Scale the shorter side to as much more than `size` as the data set's preprocessing says, and cut out the centre."""
+    """Bring an image to `size` as the data set's preprocessing says, as float32."""
     import tensorflow as tf
 
-    image = tf.cast(image, tf.float32)
-    if data.size == size:
-        return image
-    shorter = round(size * (data.standard.resize or data.standard.size) / data.standard.size)
-    shape = tf.cast(tf.shape(image)[:2], tf.float32)
-    scaled = tf.cast(tf.round(shape * (shorter / tf.reduce_min(shape))), tf.int32)
-    image = tf.image.resize(image, scaled, method="bilinear", antialias=True)
-    return tf.ensure_shape(tf.image.resize_with_crop_or_pad(image, size, size), (size, size, data.channels))
+    return tf.ensure_shape(resize_image(image, data.standard, size), (size, size, data.channels))
 
 
 def resize(reader: Reader, image, seeds, data: ImageData, size: int):

@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import hashlib
+import io
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -11,12 +14,24 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from PIL import Image
 
 import keras_preact as kp
-from keras_preact.export import _check, _scores, saved_model
+from keras_preact.export import _check, _scores, _values, saved_model
 from tests.keras_preact.harness import randomize
 
 PIXELS = {"mean": [77.0], "std": [95.0]}
+#: What is not needed of the normalisations behind convolutions and dense layers.
+FOLDED = re.compile(r"(stem_norm|branch/norm_[12])/(gamma|moving_mean|moving_variance)$")
+#: Arrangement to the paths of the normalisations that stand right behind a weight.
+FOLDED_IN = {
+    "original": r"stem_norm|branch/norm_[12]|projection/norm",
+    "bn_after_addition": r"stem_norm|branch/norm_1",
+    "relu_before_addition": r"stem_norm|branch/norm_[12]|projection/norm",
+    "relu_only_preactivation": r"stem_norm|branch/norm_[12]|projection/norm",
+    "full_preactivation": r"stem_norm|branch/norm_1",
+    "bn_only_preactivation": r"^$",
+}
 DIGITS = [f"digit {i}" for i in range(10)]
 
 
@@ -24,37 +39,43 @@ def sequential(*last):
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, activation="relu"), *last])
 
 
+def grouped():
+    return kp.models.resnet_cifar(
+        11, groups=2, width_factor=0.25, block="bottleneck", input_shape=(None, None, 3), classifier_activation="softmax"
+    )
+
+
+def mixed():
+    return kp.models.resnet_cifar(
+        8, width_factor=0.25, input_shape=(8, 8, 1), classifier_activation="sigmoid", dtype="mixed_bfloat16", **PIXELS
+    )
+
+
+def stacked():
+    return kp.models.resnet_cifar(
+        20,
+        stacked=True,
+        remat=True,
+        stochastic_depth=0.5,
+        shortcut="dropout",
+        width_factor=0.5,
+        input_shape=(8, 8, 1),
+        **PIXELS,
+    )
+
+
 #: Name to model, and the shapes it is served.
 MODELS = {
     "pixels": (lambda: kp.models.resnet_cifar(8, input_shape=(8, 8, 1), **PIXELS), (8, 8, 1)),
-    "softmax, any size, grouped": (
-        lambda: kp.models.resnet_cifar(
-            11, groups=2, width_factor=0.25, block="bottleneck", input_shape=(None, None, 3), classifier_activation="softmax"
-        ),
-        (9, 12, 3),
-    ),
-    "mixed precision, sigmoid": (
-        lambda: kp.models.resnet_cifar(
-            8, width_factor=0.25, input_shape=(8, 8, 1), classifier_activation="sigmoid", dtype="mixed_bfloat16", **PIXELS
-        ),
-        (8, 8, 1),
-    ),
+    "not folded": (lambda: kp.models.resnet_cifar(8, width_factor=0.5, input_shape=(8, 8, 1)), (8, 8, 1)),
+    "softmax, any size, grouped": (grouped, (9, 12, 3)),
+    "mixed precision, sigmoid": (mixed, (8, 8, 1)),
     "dropout, dense": (lambda: kp.models.dense_resnet(6, input_shape=(20,), classes=10, shortcut="dropout"), (20,)),
-    "stacked, dropout": (
-        lambda: kp.models.resnet_cifar(
-            20,
-            stacked=True,
-            remat=True,
-            stochastic_depth=0.5,
-            shortcut="dropout",
-            width_factor=0.5,
-            input_shape=(8, 8, 1),
-            **PIXELS,
-        ),
-        (8, 8, 1),
-    ),
+    "stacked, dropout": (stacked, (8, 8, 1)),
     "functional": (lambda: sequential(keras.layers.Dense(10, activation="softmax")), (6,)),
 }
+PREPROCESSING = kp.model_entry("digits_resnet8_preact").preprocessing
+COLOURS = kp.preprocessing.Preprocessing((100, 120, 140), (50, 60, 70), 12, resize=12, crop="center")
 #: Largest difference, as a share of the largest logit: rounding in float32, in bfloat16.
 TOLERANCE = {name: 8 / 256 if name.startswith("mixed") else 1e-5 for name in MODELS}
 
@@ -64,6 +85,7 @@ class Export:
     model: keras.Model
     path: Path
     images: np.ndarray
+    pixels: np.ndarray | None
     served: dict
     description: dict
 
@@ -72,11 +94,25 @@ class Export:
         return json.loads((self.path.parent / "model_card.json").read_text())
 
 
+def draw(i, name, shape):
+    """Return random images as the model takes them, and pixels for image files if it takes these."""
+    random = np.random.default_rng(i)
+    images = random.uniform(0, 255 if "pixels" in name or "mixed" in name else 1, (3, *shape)).astype("float32")
+    files = random.integers(0, 256, (3, 12, 12, 3) if "any size" in name else (3, *shape), dtype="uint8")
+    return images, files if len(shape) == 3 else None
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, "png")
+    return file.getvalue()
+
+
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
     """Every model of MODELS exported, and what a process with TensorFlow alone says of them: one start for all."""
     folder = tmp_path_factory.mktemp("saved_models")
-    built, paths, requests = {}, [], {}
+    built, paths, drawn, requests = {}, [], [], {}
     for i, (name, (make, shape)) in enumerate(MODELS.items()):
         built[name] = make()
         randomize(built[name])
@@ -87,13 +123,19 @@ def exports(tmp_path_factory):
                 built[name],
                 folder / f"model {i}",
                 classes=DIGITS,
-                preprocessing=kp.model_entry("digits_resnet8_preact").preprocessing,
+                preprocessing=COLOURS if "any size" in name else PREPROCESSING,
                 run={"recipe": "digits", "directory": Path("runs/1")},
                 metrics={"error": np.float32(0.25)},
+                top_k=3,
+                batch_sizes=(1, 3),
+                fold_batch_norm="not folded" not in name,
             )
         paths.append(path)
-        requests[f"{i}/all"] = np.random.default_rng(i).uniform(0, 255 if i in (0, 2) else 1, (3, *shape)).astype("float32")
-        requests[f"{i}/one"] = requests[f"{i}/all"][1:2]
+        drawn.append(draw(i, name, shape))
+        images, files = drawn[-1]
+        requests |= {f"{i}/all": images, f"{i}/one": images[1:2]}
+        if files is not None:
+            requests |= {f"{i}/file{j}": np.frombuffer(png(file), "uint8") for j, file in enumerate(files)}
     np.savez(folder / "requests.npz", **requests)
     script = Path(__file__).with_name("serve_alone.py")
     command = [sys.executable, str(script), str(folder / "requests.npz"), str(folder / "answers.npz"), *map(str, paths)]
@@ -104,7 +146,7 @@ def exports(tmp_path_factory):
         name: Export(
             built[name],
             paths[i],
-            requests[f"{i}/all"],
+            *drawn[i],
             {key.split("/", 1)[1]: value for key, value in answers.items() if key.startswith(f"{i}/")},
             json.loads(str(answers[f"{i}/description"])),
         )
@@ -137,7 +179,7 @@ def test_outputs_are_those_of_the_model(export, name):
     logits = export.served["all/logits"]
     allowed = TOLERANCE[name] * max(1, np.abs(logits).max())
     probabilities = export.served["all/probabilities"]
-    if name in ("pixels", "dropout, dense", "stacked, dropout"):
+    if name in ("pixels", "not folded", "dropout, dense", "stacked, dropout"):
         np.testing.assert_allclose(logits, own, rtol=0, atol=allowed)
         own = np.exp(own - own.max(-1, keepdims=True))
         own /= own.sum(-1, keepdims=True)
@@ -155,23 +197,66 @@ def test_batch_size_is_free(export):
         )
 
 
-def test_signature(export, name):
+def test_signatures(export, name):
+    """As they are in the file, and the card says the same."""
     shape = MODELS[name][1] if "any size" not in name else (None, None, 3)
-    assert export.description["signatures"] == ["serving_default"]
-    assert export.description["inputs"] == {"images": ["float32", [None, *shape]]}
-    assert export.description["outputs"] == {key: ["float32", [None, 10]] for key in ("logits", "probabilities")}
+    images = {"images": ["float32", [None, *shape]]}
+    scores = {key: ["float32", [None, 10]] for key in ("logits", "probabilities")}
+    width = export.served["all/features"].shape[-1]
+    wanted = {"serving_default": [images, scores], "features": [images, {"features": ["float32", [None, width]]}]}
+    if len(shape) == 3:
+        named = {"classes": ["string", [None, 3]], "scores": ["float32", [None, 3]], "indices": ["int32", [None, 3]]}
+        wanted["predict_bytes"] = [{"image_bytes": ["string", [None]]}, named]
+    assert export.description["signatures"] == wanted
+    in_card = {
+        key: [{name: [spec["dtype"], spec["shape"]] for name, spec in part[side].items()} for side in ("inputs", "outputs")]
+        for key, part in export.card["signatures"].items()
+    }
+    assert in_card == wanted
+
+
+def test_features_are_what_the_classifier_reads(export, name):
+    """The served logits and probabilities come from the served features and the classifier's own weights."""
+    kernel, bias = export.model.get_weights()[-2:]
+    logits = export.served["all/features"] @ kernel + bias
+    np.testing.assert_allclose(export.served["all/logits"], logits, atol=1e-5 * max(1, np.abs(logits).max()))
+    assert export.served["all/features"].dtype == np.float32
+
+
+def test_image_files(export, name):
+    """predict_bytes decodes, normalises where the network does not, and names what the network finds."""
+    if export.pixels is None:
+        assert "predict_bytes" not in export.description["signatures"]
+        return
+    preprocessing = COLOURS if "any size" in name else PREPROCESSING
+    own = export.pixels.astype("float32") if export.card["pixels"] else preprocessing.normalize(export.pixels)
+    np.testing.assert_allclose(export.served["files/decoded"], own, atol=1e-6)
+    scores = export.model.predict(own, verbose=0).astype("float64")
+    if export.model.get_config()["classifier_activation"] is None:
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        scores /= scores.sum(-1, keepdims=True)
+    indices = export.served["files/indices"]
+    allowed = 4 * TOLERANCE[name]
+    np.testing.assert_allclose(export.served["files/scores"], -np.sort(-scores, axis=-1)[:, :3], rtol=0, atol=allowed)
+    np.testing.assert_allclose(export.served["files/scores"], np.take_along_axis(scores, indices, -1), rtol=0, atol=allowed)
+    assert export.served["files/classes"].tolist() == [[f"digit {i}" for i in row] for row in indices]
 
 
 def test_wrong_images_are_refused(export):
-    assert "shape" in export.description["wrong size"].lower()
-    assert "not a finite number" in export.description["not a number"]
-    assert "holds no image" in export.description["no image"]
+    for signature in ("serving_default", "features"):
+        refused = {key: value[signature] for key, value in export.description["refused"].items()}
+        assert "shape" in refused["wrong size"].lower()
+        assert "<<images holds a value that is not a finite number>>" in refused["not a number"]
+        assert "<<images holds no image>>" in refused["no image"]
 
 
 def test_every_weight_once_and_operations_that_any_server_has(export, name):
-    assert export.description["variables"] == export.model.count_params()
+    unread = [] if name == "not folded" else [weight for weight in export.model.weights if FOLDED.search(weight.path)]
+    assert bool(unread) == (name not in ("not folded", "functional"))
+    assert export.description["variables"] == export.model.count_params() - sum(int(np.prod(w.shape)) for w in unread)
     assert not [op for op in export.description["operations"] if "Assign" in op or "Random" in op or "Xla" in op]
-    assert not [op for op in export.description["operations"] if "While" in op or "TensorList" in op]
+    network = export.description["network"]  # files are decoded one by one
+    assert not [op for op in network if "While" in op or "TensorList" in op]
     if name == "pixels":  # in the others the names of the weights take more room than the weights
         data = sum(file.stat().st_size for file in (export.path / "variables").iterdir())
         assert data < 1.3 * 4 * export.model.count_params()
@@ -192,20 +277,27 @@ def test_card(exports):
     assert card["parameters"]["total"] == export.model.count_params()
     assert card["model"]["class"] == "ResidualNetwork"
     assert kp.models.ResidualNetwork.from_config(card["model"]["config"]).count_params() == export.model.count_params()
-    assert card["signature"]["inputs"]["images"] == {
-        "dtype": "float32",
-        "shape": [None, 8, 8, 1],
-        "normalized_in_graph": True,
-    }
-    assert card["signature"]["outputs"]["probabilities"]["activation"] == "softmax"
+    assert card["pixels"] is True
+    assert (card["activation"], card["top_k"], card["batch_sizes"], card["precision"]) == ("softmax", 3, [1, 3], "float32")
     assert card["check"]["batch_sizes"] == [1, 3]
     largest, allowed = card["check"]["largest_difference"], card["check"]["allowed_difference"]
     assert all(0 <= largest[key] <= allowed[key] for key in ("logits", "probabilities"))
     assert allowed["logits"] < 1e-3
 
 
-def test_card_knows_a_model_without_normalisation(exports):
-    assert exports["dropout, dense"].card["signature"]["inputs"]["images"]["normalized_in_graph"] is False
+def test_card_holds_the_hash_of_every_file(exports):
+    export = exports["pixels"]
+    own = Path("assets.extra/model_card.json")
+    files = {path.relative_to(export.path) for path in export.path.rglob("*") if path.is_file()} - {own}
+    assert {str(path) for path in files} == set(export.card["files"])
+    for path in files:
+        assert hashlib.sha256((export.path / path).read_bytes()).hexdigest() == export.card["files"][str(path)]
+
+
+def test_warm_up_requests(export, name):
+    """For every signature and batch size, and they run."""
+    wanted = {(signature, n) for signature in export.description["signatures"] for n in (1, 3)}
+    assert {tuple(request) for request in export.description["warmed up"]} == wanted
 
 
 def test_channels_first_is_served_channels_last():
@@ -256,9 +348,9 @@ def small():
 def quick(monkeypatch):
     """Neither write a graph nor check it."""
 
-    def write(scores, temporary):
-        (temporary / "version" / "variables").mkdir(parents=True)
-        (temporary / "version" / "saved_model.pb").write_bytes(b"graph")
+    def write(scores, plan, path):
+        (path / "variables").mkdir(parents=True)
+        (path / "saved_model.pb").write_bytes(b"graph")
 
     monkeypatch.setattr(saved_model, "_write", write)
     monkeypatch.setattr(_check, "compare", lambda *_: {})
@@ -309,6 +401,14 @@ def test_a_version_that_another_process_takes_meanwhile(small, tmp_path, monkeyp
         ({"classes": "ab"}, "list of names.*Received: classes='ab'"),
         ({"classes": [0, 1]}, "list of names"),
         ({"metrics": {"loss": float("nan")}}, "cannot hold 'metrics'"),
+        ({"top_k": 0}, "`top_k` must be a positive integer"),
+        ({"batch_sizes": []}, r"at least one number.*Received: batch_sizes=\[\]"),
+        ({"batch_sizes": (4, 2)}, "rising order"),
+        ({"batch_sizes": (0, 2)}, "positive integer"),
+        ({"precision": "int8"}, "precision"),
+        ({"precision": "bfloat16"}, "needs validation_data"),
+        ({"precision": "bfloat16", "validation_data": (np.zeros((3, 4)), np.zeros(2))}, r"shapes \(3, 4\) and \(2,\)"),
+        ({"precision": "bfloat16", "validation_data": (np.zeros((3, 6)), np.zeros(3))}, "networks of this package"),
     ],
 )
 def test_wrong_arguments(small, tmp_path, arguments, message):
@@ -371,8 +471,98 @@ def test_a_failure_leaves_nothing(small, tmp_path, monkeypatch, error, at):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "m").rglob("*")} == before
 
 
+def test_preprocessing_of_other_channels(tmp_path):
+    model = kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 1))
+    with pytest.raises(ValueError, match="each of the model's 1 channels.*Received"):
+        kp.export.save(model, tmp_path / "m", classes=DIGITS, preprocessing=COLOURS)
+    with pytest.raises(TypeError, match="unknown"):
+        kp.export.save(model, tmp_path / "m", classes=DIGITS, preprocessing=PREPROCESSING.to_dict() | {"unknown": 1})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def labelled():
+    """A network, images, and what it says they are."""
+    model = kp.models.resnet_cifar(20, stacked=True, input_shape=(8, 8, 1), **PIXELS)
+    randomize(model)
+    images = np.random.default_rng(1).uniform(0, 255, (70, 8, 8, 1)).astype("float32")
+    return model, images, model.predict(images, verbose=0).argmax(-1)
+
+
+def test_bfloat16(labelled, tmp_path):
+    """Half the bytes, float32 out, and the card tells what it cost."""
+    tf = pytest.importorskip("tensorflow")
+    model, images, labels = labelled
+    paths = {
+        precision: kp.export.save(
+            model,
+            tmp_path / precision,
+            classes=DIGITS,
+            precision=precision,
+            validation_data=(images, labels),
+            max_accuracy_loss=0.1,
+        )
+        for precision in ("float32", "bfloat16")
+    }
+    sizes = {name: sum(file.stat().st_size for file in (path / "variables").glob("*.data*")) for name, path in paths.items()}
+    assert sizes["bfloat16"] < 0.6 * sizes["float32"]
+    served = tf.saved_model.load(str(paths["bfloat16"]))
+    outputs = served.signatures["serving_default"](images=tf.constant(images))
+    assert {value.dtype for value in outputs.values()} == {tf.float32}
+    assert served.core(tf.constant(images))["features"].dtype == tf.float32
+    right = float((outputs["logits"].numpy().argmax(-1) == labels).mean())
+    card = json.loads((paths["bfloat16"] / "assets.extra/model_card.json").read_text())
+    assert card["precision"] == "bfloat16"
+    assert card["check"]["accuracy"] == {"images": 70, "model": 1.0, "bfloat16": right, "max_loss": 0.1}
+    logits = model.predict(images, verbose=0)
+    difference = np.abs(outputs["logits"].numpy() - logits).max()
+    assert 0 < difference < 8 / 256 * np.abs(logits).max()
+
+
+def test_bfloat16_that_loses_too_much(labelled, tmp_path, monkeypatch):
+    model, images, labels = labelled
+    with pytest.raises(kp.export.ExportError, match=r"Of 70 images [\d.]+ % are right in bfloat16, 100.00 % by the model"):
+        kp.export.save(
+            model, tmp_path / "m", classes=DIGITS, precision="bfloat16", validation_data=(images, labels), max_accuracy_loss=-1
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="folded by the process on TensorFlow")
+def test_folded_networks_give_the_same(arrangement, stacked):
+    """Every arrangement, with projections, biases and batch statistics far from the start: within 1e-5."""
+    model = kp.models.resnet_cifar(
+        20,
+        arrangement=arrangement,
+        stacked=stacked,
+        shape_shortcut="projection",
+        use_bias=True,
+        width_factor=0.5,
+        input_shape=(8, 8, 3),
+    )
+    randomize(model)
+    core = _scores.take_apart(model).core
+    before = model.get_weights()
+    images = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype("float32")
+    wanted = [output.numpy() for output in core(images, training=False)]
+    values = _values.of(core, fold=True)
+    folded = re.compile(FOLDED_IN[arrangement])
+    norms = {weight.path.rsplit("/", 1)[0] for weight in model.weights if weight.path.endswith("/gamma")}
+    unread = {variable.path for variable in values.unread}
+    assert {path.rsplit("/", 1)[0] for path in unread} == {path for path in norms if folded.search(path)}
+    assert all(path.rsplit("/", 1)[1] in ("gamma", "moving_mean", "moving_variance") for path in unread)
+    with values.active():
+        outputs = [output.numpy() for output in core(images, training=False)]
+    for output, own in zip(outputs, wanted, strict=True):
+        np.testing.assert_allclose(output, own, rtol=0, atol=1e-5 * max(1, np.abs(own).max()))
+    for array, own in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(array, own)
+
+
 def test_diverged_weights_are_not_exported(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(saved_model, "_write", lambda scores, temporary: (temporary / "version").mkdir())
+    monkeypatch.setattr(saved_model, "_write", lambda scores, plan, path: path.mkdir())
     small.set_weights([np.full(weight.shape, np.nan) for weight in small.get_weights()])
     with pytest.raises(ValueError, match="not finite"):
         kp.export.save(small, tmp_path / "m", classes=["a", "b"])

@@ -1,0 +1,370 @@
+"""`kp.export.save_onnx` and `save_litert`: what ONNX Runtime and LiteRT make of the files, and what failures leave behind."""
+
+import collections
+import dataclasses
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from keras_preact.export import _check, _children, _directory, _scores, formats
+from keras_preact.export.formats import FORMATS, save_litert, save_onnx
+from tests.keras_preact.harness import randomize
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("tf2onnx")
+litert = pytest.importorskip("ai_edge_litert.interpreter")
+
+SAVE = {"onnx": save_onnx, "litert": save_litert}
+PIXELS = {"mean": [77.0], "std": [95.0]}
+DIGITS = [f"digit {i}" for i in range(10)]
+
+
+def cifar(depth=8, **options):
+    return kp.models.resnet_cifar(depth, **{"width_factor": 0.25, "input_shape": (8, 8, 1)} | options)
+
+
+#: Name to model, and the shape of an image that it is asked about, channels last.
+MODELS = {
+    "pixels": (lambda: cifar(**PIXELS), (8, 8, 1)),
+    "original": (lambda: cifar(arrangement="original", classifier_activation="softmax", **PIXELS), (8, 8, 1)),
+    "stacked, dropout": (
+        lambda: cifar(20, stacked=True, remat=True, stochastic_depth=0.5, shortcut="dropout", **PIXELS),
+        (8, 8, 1),
+    ),
+    "mixed precision": (lambda: cifar(dtype="mixed_bfloat16", **PIXELS), (8, 8, 1)),
+    "channels first": (lambda: cifar(input_shape=(1, 12, 8), data_format="channels_first", **PIXELS), (12, 8, 1)),
+    "any size, grouped": (
+        lambda: cifar(11, groups=2, block="bottleneck", input_shape=(None, None, 3), classifier_activation="sigmoid"),
+        (9, 12, 3),
+    ),
+    "dense": (lambda: kp.models.dense_resnet(6, input_shape=(20,), classes=10, shortcut="dropout"), (20,)),
+    "transformer": (lambda: kp.create_model("digits_transformer6_preln"), (8, 8, 1)),
+}
+if keras.backend.backend() != "tensorflow":  # what differs there is the file that TensorFlow is handed
+    MODELS = {name: MODELS[name] for name in ("pixels", "stacked, dropout", "mixed precision", "any size, grouped")}
+#: Largest difference, as a share of the largest logit: rounding in float32, in bfloat16.
+TOLERANCE = {name: 8 / 256 if name.startswith("mixed") else 1e-5 for name in MODELS}
+
+
+def run(name: str, path: Path, images: np.ndarray) -> dict[str, np.ndarray]:
+    """Return a file's outputs by name."""
+    if name == "onnx":
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, {"images": images}), strict=True))
+    return litert.Interpreter(str(path)).get_signature_runner("serving_default")(images=images)
+
+
+def logits_of(model, images: np.ndarray) -> np.ndarray:
+    """Return the logits of a network, from its own code on the backend of these tests, in float64."""
+    if model.get_config().get("data_format") == "channels_first" and images.ndim == 4:
+        images = np.moveaxis(images, -1, 1)
+    output = keras.Model(model.inputs[0], model.logits)(images, training=False)
+    return keras.ops.convert_to_numpy(keras.ops.cast(output, "float32")).astype("float64")
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    model: keras.Model
+    paths: dict[str, Path]
+    images: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Every model of MODELS in both formats: the steps of an export, with one process for all."""
+    folder = tmp_path_factory.mktemp("files")
+    results, activations = {}, []
+    for i, (name, (make, shape)) in enumerate(MODELS.items()):
+        model = make()
+        randomize(model)
+        scores = formats._in_float32(model, _scores.take_apart(model), FORMATS["onnx"])
+        scores.model.save(folder / f"{i}.keras")
+        activations.append(scores.activation)
+        images = np.random.default_rng(i).uniform(0, 255 if scores.takes_pixels else 1, (5, *shape)).astype("float32")
+        results[name] = Converted(model, {key: folder / f"{i}{kind.suffix}" for key, kind in FORMATS.items()}, images)
+    script = str(Path(__file__).with_name("convert_all.py"))
+    environment = os.environ | {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, script, str(folder), *activations], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return results
+
+
+@pytest.fixture(params=MODELS)
+def name(request):
+    return request.param
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_outputs_are_those_of_the_model(files, name, kind):
+    file = files[name]
+    wanted = logits_of(file.model, file.images)
+    probabilities = _scores.PROBABILITIES["sigmoid" if "grouped" in name else "softmax"](wanted)
+    scale = max(1, np.abs(wanted).max())
+    for n in (1, 2, 5):
+        outputs = run(kind, file.paths[kind], file.images[:n])
+        assert {key: (value.dtype, value.shape) for key, value in outputs.items()} == {
+            key: (np.float32, (n, 10)) for key in ("logits", "probabilities")
+        }
+        np.testing.assert_allclose(outputs["logits"], wanted[:n], rtol=0, atol=TOLERANCE[name] * scale)
+        np.testing.assert_allclose(outputs["probabilities"], probabilities[:n], rtol=0, atol=TOLERANCE[name] * scale)
+
+
+def test_onnx_form(files, name):
+    graph = onnx.load(files[name].paths["onnx"])
+    onnx.checker.check_model(graph, full_check=True)
+    assert {opset.domain: opset.version for opset in graph.opset_import}[""] == 18
+
+    def form(values):
+        return {
+            value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim] for value in values
+        }
+
+    size = ("height", "width", 3) if "any size" in name else MODELS[name][1]
+    assert form(graph.graph.input) == {"images": ["batch", *size]}
+    assert form(graph.graph.output) == {"logits": ["batch", 10], "probabilities": ["batch", 10]}
+
+
+def test_any_size_in_onnx_and_litert(files):
+    file = files["any size, grouped"]
+    images = np.random.default_rng(0).normal(size=(2, 16, 11, 3)).astype("float32")
+    wanted = logits_of(file.model, images)
+    for kind, path in file.paths.items():
+        np.testing.assert_allclose(run(kind, path, images)["logits"], wanted, atol=1e-5 * max(1, np.abs(wanted).max()))
+
+
+def test_litert_batch_size_through_the_interpreter(files):
+    file = files["pixels"]
+    interpreter = litert.Interpreter(str(file.paths["litert"]))
+    (images,) = interpreter.get_input_details()
+    assert images["shape_signature"].tolist() == [-1, 8, 8, 1]
+    wanted = logits_of(file.model, file.images)
+    for n in (3, 1, 5):
+        interpreter.resize_tensor_input(images["index"], [n, 8, 8, 1])
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(images["index"], file.images[:n])
+        interpreter.invoke()
+        closest = min(
+            np.abs(interpreter.get_tensor(output["index"]) - wanted[:n]).max() for output in interpreter.get_output_details()
+        )
+        assert closest <= 1e-5 * max(1, np.abs(wanted).max())
+
+
+def operations(name: str, path: Path) -> collections.Counter:
+    if name == "onnx":
+        return collections.Counter(node.op_type for node in onnx.load(path).graph.node)
+    interpreter = litert.Interpreter(str(path))
+    return collections.Counter(operation["op_name"] for operation in interpreter._get_ops_details())
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_plain_operations(files, name, kind):
+    found = operations(kind, files[name].paths[kind])
+    assert "if" not in {operation.lower() for operation in found}
+    for word in ("loop", "while", "scan", "call", "random", "dropout", "batchnorm", "flex", "custom", "variable"):
+        assert not [operation for operation in found if word in operation.lower()]
+    if name == "stacked, dropout":
+        assert found["Conv" if kind == "onnx" else "CONV_2D"] == 19  # the units of the stacks, each by itself
+
+
+# --- the whole way --------------------------------------------------------------------------------------------------------
+
+
+def metadata_of(name: str, path: Path) -> dict:
+    if name == "onnx":
+        return {entry.key: json.loads(entry.value) for entry in onnx.load(path).metadata_props}
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read("metadata.json"))
+
+
+@pytest.mark.parametrize(("kind", "model_name"), [("onnx", "mixed precision"), ("litert", "stacked, dropout")])
+def test_save(files, tmp_path, kind, model_name):
+    file = files[model_name]
+    before, dtypes = file.model.get_weights(), _scores.take_apart(file.model).dtypes
+    path = tmp_path / "files" / f"digits{FORMATS[kind].suffix}"
+    preprocessing = kp.model_entry("digits_resnet8_preact").preprocessing
+    assert SAVE[kind](file.model, path, classes=DIGITS, preprocessing=preprocessing) == path
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert metadata_of(kind, path) == {
+        "classes": DIGITS,
+        "preprocessing": preprocessing.to_dict(),
+        "pixels": True,
+        "activation": "softmax",
+    }
+    outputs = run(kind, path, file.images)
+    same = run(kind, file.paths[kind], file.images)
+    for key in ("logits", "probabilities"):
+        np.testing.assert_allclose(outputs[key], same[key], rtol=1e-5, atol=1e-5)
+    for was, is_now in zip(before, file.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(was, is_now)
+    assert _scores.take_apart(file.model).dtypes == dtypes
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+@pytest.mark.parametrize("kind", ["onnx", pytest.param("litert", marks=pytest.mark.slow)])
+def test_an_operation_that_the_format_lacks(tmp_path, kind):
+    inputs = keras.Input((6,))
+    x = keras.ops.erfinv(keras.layers.Dense(4, activation="tanh")(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    path = tmp_path / f"m{FORMATS[kind].suffix}"
+    with pytest.raises(kp.export.ExportError, match=rf"(?s)to {FORMATS[kind].title} failed.*Erfinv"):
+        SAVE[kind](model, path, classes=["a", "b"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_different_result_is_an_error(files, tmp_path, kind):
+    other = MODELS["pixels"][0]()
+    randomize(other, seed=1)
+    path = files["pixels"].paths[kind]
+    message = rf"The {FORMATS[kind].title} file's logits differ from the model's by up to .* is allowed"
+    with pytest.raises(kp.export.ExportError, match=message):
+        _check.compare(_scores.take_apart(other), path, tmp_path, kind)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_damaged_file_is_an_error(files, tmp_path, kind):
+    path = tmp_path / "damaged"
+    path.write_bytes(files["pixels"].paths[kind].read_bytes()[:5000])
+    with pytest.raises(kp.export.ExportError, match=rf"Running the {FORMATS[kind].title} file with .* failed"):
+        _check.compare(_scores.take_apart(files["pixels"].model), path, tmp_path, kind)
+
+
+# --- paths, wrong input, failures: without the work of converting -----------------------------------------------------------
+
+
+@pytest.fixture
+def small():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Neither convert nor check."""
+    monkeypatch.setattr(formats, "_write_graph", lambda scores, path: path.mkdir())
+    monkeypatch.setattr(_children, "run", lambda arguments, *_: Path(arguments[4]).write_bytes(b"file"))
+    monkeypatch.setattr(_check, "compare", lambda *_: {})
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_is_never_overwritten(small, tmp_path, monkeypatch, kind):
+    path = tmp_path / f"m{FORMATS[kind].suffix}"
+    path.write_text("mine")
+    with pytest.raises(ValueError, match="is there already, and a file is never overwritten"):
+        SAVE[kind](small, path, classes=["a", "b"])
+    path.unlink()
+    path.symlink_to("nowhere")
+    with pytest.raises(ValueError, match="is there already"):
+        SAVE[kind](small, path, classes=["a", "b"])
+    path.unlink()
+    monkeypatch.setattr(_check, "compare", lambda *_: path.write_text("another process"))
+    with pytest.raises(ValueError, match="is there already"):
+        SAVE[kind](small, path, classes=["a", "b"])
+    assert path.read_text() == "another process"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_file_system_without_hard_links(small, tmp_path, monkeypatch):
+    def link(*_):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    assert save_onnx(small, tmp_path / "m.onnx", classes=["a", "b"]).read_bytes() == b"file"
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_permissions_are_the_usual_ones(small, tmp_path):
+    path = save_onnx(small, tmp_path / "m.onnx", classes=["a", "b"])
+    (tmp_path / "other").write_text("")
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"path": "m.tflite"}, r"must end in .onnx. Received: m.tflite"),
+        ({"classes": ["a"]}, "each of the model's 2 outputs.*Received: 1 names"),
+        ({"classes": "ab"}, "list of names"),
+        ({"preprocessing": {"mean": [0], "std": [0], "size": 8}}, "must be positive"),
+    ],
+)
+def test_wrong_arguments(small, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        save_onnx(small, **{"path": "m.onnx", "classes": ["a", "b"]} | arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_models(tmp_path):
+    mixed = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="mixed_bfloat16")])
+    for model, message in (
+        (cifar(include_top=False), "include_top=True"),
+        (mixed, r"LiteRT files compute in float32: .*dtype='float32'.*Received: layers that compute in bfloat16"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            save_litert(model, tmp_path / "m.tflite", classes=["a", "b"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_missing_package(small, tmp_path, monkeypatch, kind):
+    monkeypatch.setitem(FORMATS, kind, dataclasses.replace(FORMATS[kind], modules=("json", "no_such_package")))
+    with pytest.raises(ImportError, match=rf"needs no_such_package: pip install 'keras-preact\[{kind}\]'"):
+        SAVE[kind](small, tmp_path / f"m{FORMATS[kind].suffix}", classes=["a", "b"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), kp.export.ExportError("differs"), OSError("gone")], ids=repr)
+@pytest.mark.parametrize(
+    ("place", "step"),
+    [(formats, "_write_graph"), (_children, "run"), (_check, "compare"), (_directory, "sync_entry")],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+def test_a_failure_leaves_nothing(small, tmp_path, monkeypatch, error, place, step):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(place, step, fail)
+    with pytest.raises(type(error)):
+        save_onnx(small, tmp_path / "new" / "m.onnx", classes=["a", "b"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_file_that_may_not_last_is_taken_back(small, tmp_path, monkeypatch):
+    def sync(path):
+        if path == tmp_path:
+            assert (path / "m.onnx").exists()
+            raise OSError("gone")
+
+    monkeypatch.setattr(_directory, "sync_entry", sync)
+    with pytest.raises(OSError, match="gone"):
+        save_onnx(small, tmp_path / "m.onnx", classes=["a", "b"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_full_disk(files, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OSError, match=r"no room for the export in .* \(File too large\); nothing of it was left behind"):
+            save_litert(files["pixels"].model, tmp_path / "m.tflite", classes=DIGITS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,447 @@
+"""Image files to pixels in TensorFlow's graph: against Pillow, against the training's decoder, and against an attacker."""
+
+import functools
+import io
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from keras_preact.export import _gif
+from keras_preact.export._images import MAX_PIXELS, Decoder
+from keras_preact.preprocessing import Preprocessing
+from tests.keras_preact.export import image_files as files
+
+tf = pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+
+FILES = tf.TensorSpec([None], tf.string, name="image_bytes")
+GRAY = np.arange(128, dtype="uint8")[:, None].repeat(3, axis=1)  # a GIF's colours: from black on
+COLOURS = np.random.default_rng(1).integers(0, 256, (128, 3), "uint8")
+COLOURS[0] = 0
+
+
+@functools.cache
+def decoder(size=(12, 20), channels=3, preprocessing=None, max_pixels=MAX_PIXELS):
+    """A Decoder in a graph, as it is exported."""
+    return tf.function(Decoder(size, channels, preprocessing, max_pixels), input_signature=[FILES], autograph=False)
+
+
+def decode(*data: bytes, **options) -> np.ndarray:
+    return decoder(**options)(tf.constant(list(data), tf.string)).numpy()
+
+
+def error(*data: bytes, **options) -> str:
+    """The message of the InvalidArgumentError that must come; of the graph's own sentences, that between the markers."""
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        decode(*data, **options)
+    message = caught.value.message
+    return message.partition("<<")[2].partition(">>")[0] or f"not ours: {message}"
+
+
+def indexed(height=12, width=20, seed=0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 128, (height, width), "uint8")
+
+
+def pillow(data: bytes) -> np.ndarray:
+    """A file's pixels, black where nothing is drawn."""
+    image = Image.open(io.BytesIO(data)).convert("RGBA")
+    return np.asarray(Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image).convert("RGB"))
+
+
+def kinds() -> dict[str, bytes]:
+    """Files of 12 x 20 pixels of every kind."""
+    colour, gray = files.noise(), files.noise(channels=1)
+    with_palette = Image.fromarray(colour).quantize(16)
+    deep = np.random.default_rng(2).integers(0, 2**16, (12, 20, 3)).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in deep)
+    return {
+        "png rgb": files.encode(colour),
+        "png gray": files.encode(gray),
+        "png gray alpha": files.encode(files.noise(channels=2)),
+        "png rgba": files.encode(files.noise(channels=4)),
+        "png 1 bit": files.encode(Image.fromarray(gray).convert("1")),
+        "png palette": files.encode(with_palette),
+        "png palette transparent": files.encode(with_palette, transparency=bytes(range(0, 160, 10))),
+        "png gray 16 bits": files.encode(deep[..., 0].astype("uint16")),
+        "png rgb 16 bits": files.png(20, 12, 16, 2, rows),
+        "jpeg rgb": files.encode(colour, "JPEG"),
+        "jpeg gray": files.encode(gray, "JPEG"),
+        "jpeg fine": files.encode(colour, "JPEG", quality=95, subsampling=0),
+        "jpeg progressive": files.encode(colour, "JPEG", progressive=True),
+        "jpeg cmyk": files.encode(Image.fromarray(colour).convert("CMYK"), "JPEG"),
+        "gif": files.encode(colour, "GIF"),
+        "gif gray": files.encode(gray, "GIF"),
+        "gif 87": files.encode(gray, "GIF").replace(b"GIF89a", b"GIF87a"),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("channels", [1, 3])
+def test_as_the_training_decodes(kind, channels):
+    data = kinds()[kind]
+    found = decode(data, channels=channels)
+    assert found.dtype == np.float32
+    assert found.shape == (1, 12, 20, channels)
+    try:
+        want = tf.io.decode_image(data, channels=channels, expand_animations=False).numpy()  # as training.data.readers has it
+    except tf.errors.InvalidArgumentError:  # GIF and CMYK do not become gray there
+        want = tf.image.rgb_to_grayscale(tf.io.decode_image(data, channels=3, expand_animations=False))
+    np.testing.assert_array_equal(found[0], want)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in kinds() if "jpeg" not in kind and "16" not in kind])
+def test_as_pillow_decodes(kind):
+    data = kinds()[kind]
+    image = Image.open(io.BytesIO(data))
+    rgba = np.asarray(image.convert("RGBA"))
+    want = rgba[..., :3]
+    assert ("alpha" in kind or "transparent" in kind or "rgba" in kind) == (rgba[..., 3].min() < 255)
+    np.testing.assert_array_equal(decode(data)[0], want)
+    np.testing.assert_array_equal(decode(data, channels=4)[0], rgba)
+    if image.mode in ("L", "1"):
+        np.testing.assert_array_equal(decode(data, channels=1)[0, ..., 0], np.asarray(image.convert("L")))
+    else:
+        gray = np.asarray(Image.fromarray(want).convert("L"), "float32")
+        np.testing.assert_allclose(decode(data, channels=1)[0, ..., 0], gray, atol=1)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in kinds() if "jpeg" in kind or "16" in kind])
+def test_others_are_opaque(kind):
+    colours, opaque = decode(kinds()[kind])[0], np.full((12, 20), 255)
+    np.testing.assert_array_equal(decode(kinds()[kind], channels=4)[0], np.dstack([colours, opaque]))
+
+
+def test_jpeg_is_about_what_pillow_makes_of_it():
+    smooth = Image.fromarray(files.noise(3, 5)).resize((20, 12), Image.Resampling.BICUBIC)
+    for mode in ("RGB", "L", "CMYK"):
+        data = files.encode(smooth.convert(mode), "JPEG", quality=95)
+        want = Image.open(io.BytesIO(data)).convert("RGB")
+        np.testing.assert_allclose(decode(data)[0], np.asarray(want, "float32"), atol=12)
+        np.testing.assert_allclose(decode(data, channels=1)[0, ..., 0], np.asarray(want.convert("L"), "float32"), atol=12)
+
+
+def test_of_16_bits_the_upper_8_count():
+    ramp = (np.arange(240).reshape(12, 20) * 257 + 100).astype("uint16")
+    np.testing.assert_array_equal(decode(files.encode(ramp), channels=1)[0, ..., 0], ramp >> 8)
+
+
+def test_a_batch_of_formats_keeps_its_order():
+    data = list(kinds().values())
+    np.testing.assert_array_equal(decode(*data), np.concatenate([decode(one) for one in data]))
+
+
+GIFS = {
+    "own colours": files.gif((12, 20), GRAY, files.frame(indexed(), colours=COLOURS)),
+    "only own colours": files.gif((12, 20), None, files.frame(indexed(), colours=COLOURS)),
+    "smaller frame": files.gif((12, 20), COLOURS, files.frame(indexed(5, 7), place=(4, 11))),
+    "smaller frame in the corner": files.gif((12, 20), COLOURS, files.frame(indexed(5, 7), place=(7, 13))),
+    "larger frame": files.gif((3, 2), COLOURS, files.frame(indexed())),
+    "frame beyond the screen": files.gif((6, 9), COLOURS, files.frame(indexed(5, 7), place=(7, 13))),
+    "transparent": files.gif((12, 20), COLOURS, files.frame(indexed() % 4, transparent=2)),
+    "extensions": files.gif(
+        (12, 20),
+        COLOURS,
+        b"\x21\xfe" + files.blocks(b"A comment, with an image's sign," + bytes([0x2C]) * 600, 77),
+        b"\x21\xff\x0bNETSCAPE2.0\x03\x01\0\0\0",
+        b"\x21\x01\x0c" + bytes(12) + files.blocks(b"plain text"),
+        files.frame(indexed() % 4, transparent=1),
+    ),
+    "no trailer": files.gif((12, 20), COLOURS, files.frame(indexed()), trailer=b""),
+    "junk behind": files.gif((12, 20), COLOURS, files.frame(indexed()), trailer=b";" + bytes(range(256))),
+    **{
+        f"blocks of {size}": files.gif((12, 20), COLOURS, files.frame(indexed(), block_size=size)) for size in (1, 2, 100, 254)
+    },
+    "animation": files.gif((12, 20), COLOURS, files.frame(indexed()), *(files.frame(indexed(seed=s)) for s in range(1, 5))),
+    "larger second frame": files.gif((12, 20), COLOURS, files.frame(indexed()), files.frame(indexed(30, 40, seed=1))),
+    "damaged second frame": files.gif((12, 20), COLOURS, files.frame(indexed()), files.frame(indexed(seed=1))[:50], b"\xff"),
+}
+
+
+@pytest.mark.parametrize("name", GIFS)
+def test_the_first_frame_of_a_gif_on_its_screen(name):
+    want = pillow(GIFS[name])
+    assert want.shape == (12, 20, 3)
+    np.testing.assert_array_equal(decode(GIFS[name])[0], want)
+
+
+def test_gifs_that_pillow_writes():
+    frames = [Image.fromarray(files.noise(seed=seed)) for seed in range(4)]
+    data = files.encode(frames[0], "GIF", save_all=True, append_images=frames[1:], duration=50, loop=0)
+    assert Image.open(io.BytesIO(data)).n_frames == 4
+    np.testing.assert_array_equal(decode(data)[0], pillow(data))
+    large = files.encode(files.noise(300, 400, 1), "GIF")  # hundreds of blocks, interlaced
+    np.testing.assert_array_equal(decode(large, size=(300, 400))[0], pillow(large))
+
+
+def test_long_runs_of_blocks():
+    """More equal blocks than are looked at in one step, and an end at any place in such a step."""
+    for count in (_gif.WINDOW - 1, _gif.WINDOW, _gif.WINDOW + 1, 2 * _gif.WINDOW):
+        comment = b"\x21\xfe" + files.blocks(bytes(3 * count), 3)
+        data = files.gif((12, 20), COLOURS, comment, files.frame(indexed()))
+        np.testing.assert_array_equal(decode(data)[0], pillow(data))
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        "junk",
+        [b"", b"G", b"no image", bytes(100), b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"GIF88a" + bytes(50), b"BM" + bytes(60)],
+    )
+    def test_what_is_no_image(self, junk):
+        assert error(files.encode(files.noise()), junk) == "image 1 is no PNG, JPEG or GIF"
+
+    @pytest.mark.parametrize("kind", ["BMP", "WEBP", "TIFF"])
+    def test_other_formats(self, kind):
+        assert error(files.encode(files.noise(), kind)) == "image 0 is no PNG, JPEG or GIF"
+
+    def test_no_image(self):
+        assert error() == "image_bytes holds no image"
+
+    def test_images_without_pixels(self):
+        empty = files.png(0, 7, 8, 2, b"")
+        assert error(empty) == "image 0 is 0 x 7 pixels"
+        jpeg = bytearray(files.encode(files.noise(), "JPEG"))
+        place = jpeg.index(b"\xff\xc0") + 5
+        jpeg[place : place + 2] = b"\0\0"
+        assert error(bytes(jpeg))
+        frame = files.frame(indexed(1, 1))[:5] + bytes(4) + b"\0\x07" + files.blocks(b"\x80\x81")
+        assert error(files.gif((12, 20), COLOURS, frame)) == "image 0 is a GIF with an empty first frame"
+        assert error(files.gif((12, 20), COLOURS)) == "image 0 is a GIF without a whole first frame"
+
+    def test_sizes_at_the_limit(self):
+        for kind in ("PNG", "JPEG", "GIF"):
+            data = files.encode(files.noise(), kind)
+            assert error(data, max_pixels=239) == "image 0 is 20 x 12 pixels; at most 239 pixels are decoded"
+            assert decode(data, max_pixels=240).shape == (1, 12, 20, 3)
+
+    @pytest.mark.parametrize(
+        ("width", "height"), [(50_000, 50_000), (2**31 - 1, 2**31 - 1), (MAX_PIXELS + 1, 1), (1, MAX_PIXELS + 1)]
+    )
+    def test_sizes_in_a_png(self, width, height):
+        message = error(files.encode(files.noise()), files.png(width, height, 8, 2, b""))
+        assert message == f"image 1 is {width} x {height} pixels; at most 50000000 pixels are decoded"
+
+    def test_sizes_that_are_negative_numbers(self):
+        assert error(files.png(2**32 - 1, 2**32 - 1, 8, 2, b"")) == "image 0 is -1 x -1 pixels"
+
+    @pytest.mark.parametrize("part", ["screen", "frame", "place"])
+    def test_sizes_in_a_gif(self, part):
+        place = {"screen": 6, "frame": 13 + 384 + 5, "place": 13 + 384 + 1}[part]
+        data = bytearray(files.gif((12, 20), COLOURS, files.frame(indexed())))
+        data[place : place + 4] = b"\xff\xff\xff\xff"
+        assert "at most 50000000 pixels are decoded" in error(bytes(data))
+
+    def test_texts_in_a_png_that_take_long(self):
+        text = files.chunk(b"zTXt", b"k\0\0" + zlib.compress(b"some text"))
+        data = files.encode(files.noise())
+        assert decode(data[:33] + 20 * text + data[33:]).shape == (1, 12, 20, 3)
+        assert error(data[:33] + 21 * text + data[33:]) == "image 0 is a PNG with too many parts"
+
+    def test_scans_of_a_jpeg_that_take_long(self):
+        data = files.encode(files.noise(), "JPEG", progressive=True)
+        scan = data[data.rindex(b"\xff\xda") : -2]
+        assert error(data[:-2] + 50 * scan + data[-2:]) == "image 0 is a JPEG with too many parts"
+
+    def test_blocks_of_a_gif_that_take_long(self):
+        blocks = b"\1\0\2\0\0" * _gif.MAX_RUNS
+        data = files.gif((12, 20), COLOURS, b"\x21\xfe", blocks, b"\0", files.frame(indexed()))
+        assert error(data) == "image 0 is a GIF without a whole first frame"
+
+
+@pytest.mark.parametrize("kind", ["png rgb", "png palette transparent", "jpeg rgb", "jpeg progressive", "gif"])
+def test_no_part_of_a_truncated_file(kind):
+    data = kinds()[kind]
+    whole = decode(data)
+    decode_one = decoder()
+    for length in [*range(0, len(data), max(1, len(data) // 60)), *range(len(data) - 20, len(data))]:
+        try:
+            pixels = decode_one(tf.constant([data[:length]])).numpy()
+        except tf.errors.InvalidArgumentError:
+            continue
+        np.testing.assert_array_equal(pixels, whole)
+        assert length >= len(data) - 1  # only a GIF without the sign of its end is whole
+
+
+def test_pixels_missing_in_a_gif():
+    """The chain of blocks is whole, but the compressed data end, or go wrong, before the last pixel."""
+    for codes in (b"\x80\1\2\3\x81", b"\x80\1\2\3", b"\x80\1\xff\xff\xff\xff", b""):
+        frame = files.frame(indexed())[:10] + b"\x07" + files.blocks(codes)
+        assert error(files.gif((12, 20), COLOURS, frame)).startswith("not ours: ")
+
+
+FUZZED = {
+    "max_pixels": 10_000,
+    "preprocessing": Preprocessing((0.0,) * 3, (1.0,) * 3, 8, resize=9, crop="center"),
+    "size": (8, 8),
+}
+
+
+def decodes_or_raises(data: bytes) -> None:
+    try:
+        pixels = decode(data, **FUZZED)
+    except tf.errors.InvalidArgumentError:
+        return
+    assert pixels.shape == (1, 8, 8, 3)
+    assert pixels.min() >= 0
+    assert pixels.max() <= 255
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    start=st.sampled_from([b"", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff", b"GIF89a"]), rest=st.binary(max_size=300)
+)
+def test_junk(start, rest):
+    decodes_or_raises(start + rest)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), name=st.sampled_from(sorted(kinds() | GIFS)))
+def test_corruptions(data, name):
+    file = bytearray((kinds() | GIFS)[name])
+    for _ in range(data.draw(st.integers(1, 4), "changes")):
+        place = data.draw(st.integers(0, len(file) - 1), "place")
+        change = data.draw(st.sampled_from(["byte", "cut", "insert", "double"]), "change")
+        if change == "byte":
+            file[place] = data.draw(st.integers(0, 255), "byte")
+        elif change == "cut":
+            del file[place : place + data.draw(st.integers(1, 30), "length")]
+        elif change == "insert":
+            file[place:place] = data.draw(st.binary(min_size=1, max_size=30), "bytes")
+        else:
+            file[place:place] = file[place : place + 200]
+        if not file:
+            break
+    decodes_or_raises(bytes(file))
+
+
+BOMBS = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+import tensorflow as tf
+from keras_preact.export._images import Decoder
+from keras_preact.preprocessing import PREPROCESSING
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+spec = [tf.TensorSpec([None], tf.string)]
+decoders = [Decoder((224, 224), 3, preprocessing) for preprocessing in (PREPROCESSING["imagenet"], None)]
+decoders = [tf.function(decoder, input_signature=spec, autograph=False) for decoder in decoders]
+good, *paths = sorted(Path(sys.argv[1]).iterdir())
+for decode in decoders:
+    assert decode([good.read_bytes()]).shape == (1, 224, 224, 3)
+ballast = np.ones(1000 * 2**17)  # as much as the process has used at its highest is in use again, or more
+usual = peak()
+# What would take any memory finds an end, here and not in the machine.
+address_space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (address_space + 2 * 2**30,) * 2)
+for path in paths:
+    for decode in decoders:
+        try:
+            decode([path.read_bytes()])
+            done = "decoded"
+        except tf.errors.InvalidArgumentError as error:
+            done = error.message.partition("<<")[2].partition(">>")[0] or error.message
+        print(f"{path.name}: {peak() - usual} MB more: {done}")
+"""
+
+
+def test_bombs_take_no_memory(tmp_path):
+    """The highest use of memory of a process, beside the same process before it: of files that could take GB."""
+    black = Image.new("L", (3000, 1000))
+    empty = files.encode(black, "GIF")
+    start = empty.index(b"\x2c", 13 + 3 * 2 ** (1 + empty[10] % 8))
+    assert struct.unpack("<HHHH", empty[start + 1 : start + 9]) == (0, 0, 3000, 1000)
+    rows = bytes(50_001) * 1000  # of 50,000: the header is what counts
+    bombs = {
+        "large.png": (files.png(50_000, 50_000, 8, 0, rows), "image 0 is 50000 x 50000 pixels"),
+        "large.gif": (files.gif((65535, 65535), COLOURS, files.frame(indexed())), "image 0 is 65535 x 65535 pixels"),
+        "animation.gif": (empty[:start] + empty[start:-1] * 2000 + b";", "decoded"),
+        "strip.png": (files.encode(Image.new("L", (1_000_000, 1))), "decoded"),
+        "tower.png": (files.encode(Image.new("L", (1, 1_000_000))), "decoded"),
+        "strip.jpeg": (files.encode(Image.new("L", (65_000, 1)), "JPEG"), "decoded"),
+        "wide.gif": (files.encode(Image.new("L", (65_000, 2)), "GIF"), "decoded"),
+    }
+    (tmp_path / "0 good.png").write_bytes(files.encode(files.noise(600, 800)))
+    for name, (data, _) in bombs.items():
+        assert len(data) < 20 * 2**20
+        (tmp_path / name).write_bytes(data)
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", BOMBS, str(tmp_path)], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 * len(bombs)
+    for line in lines:
+        name, more, outcome = line.split(": ", 2)
+        assert int(more.split()[0]) < 250, line
+        assert outcome.startswith(bombs[name][1]), line
+
+
+def freeze(function):
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    return convert_variables_to_constants_v2(function)
+
+
+def test_saved_and_frozen_it_refuses_the_same(tmp_path):
+    """No operation calls Python, and no check is lost with the graph that nothing depends on."""
+    module = tf.Module()
+    module.decode = decoder()
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    concrete = loaded.decode.get_concrete_function()
+    graph = concrete.graph.as_graph_def()
+    operations = {
+        node.op for part in [graph, *graph.library.function] for node in getattr(part, "node_def", None) or part.node
+    }
+    assert {"DecodePng", "DecodeJpeg", "DecodeGif", "Assert"} <= operations
+    assert not any("PyFunc" in operation for operation in operations)
+    good, large = files.encode(files.noise()), files.png(50_000, 50_000, 8, 2, b"")
+    for run in (loaded.decode, freeze(concrete)):
+        np.testing.assert_array_equal(np.asarray(run(tf.constant([good]))).reshape(12, 20, 3), files.noise())
+        for bad, message in ((b"junk", "is no PNG"), (large, "50000 x 50000"), (good[:-5], "Invalid PNG")):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+                run(tf.constant([good, bad]))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="holds no image"):
+            run(tf.constant([], tf.string))
+
+
+def test_the_same_pixels_as_in_the_training_s_evaluation(tmp_path):
+    """Files of all kinds, sizes and shapes, through both, to the last bit."""
+    pytest.importorskip("PIL")
+    from training.config import Data
+    from training.data import evaluation_batches, load
+
+    shapes = [(60, 80), (81, 60), (37, 90), (28, 28), (32, 32), (5, 4), (300, 299), (29, 1000), (1, 700), (700, 2)]
+    data = [files.encode(files.noise(*shape, seed=i), ("PNG", "JPEG")[i % 2]) for i, shape in enumerate(shapes)]
+    data += [each for kind, each in kinds().items() if not kind.startswith("gif")]
+    for split in ("train", "test"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        for i, each in enumerate(data):
+            (tmp_path / split / "a" / f"{i:03}.png").write_bytes(each)
+    source = load(Data("folder", dir=tmp_path))
+    [(want, _)] = evaluation_batches(source, source.test, len(data), 28).as_numpy_iterator()
+    np.testing.assert_array_equal(decode(*data, size=(28, 28), preprocessing=source.standard), want)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ({"size": (0, 8)}, ("`size`", "size=0")),
+        ({"channels": 2}, ("`channels` must be one of 1, 3, 4", "channels=2")),
+        ({"max_pixels": 0}, ("`max_pixels`", "max_pixels=0")),
+    ],
+)
+def test_bad_arguments(arguments, parts):
+    with pytest.raises(ValueError, match="Received") as caught:
+        Decoder(**{"size": (8, 8), "channels": 3} | arguments)
+    assert all(part in str(caught.value) for part in parts)
