@@ -88,7 +88,8 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
         size: Height and width that leave, or one number for both.
 
     Returns:
-        float32 `(height, width, c)`, not normalised: the very pixels of an image that has this size already.
+        float32 `(height, width, c)`, not normalised: the very pixels of an image that has this size already, unless it is
+        enlarged first and its centre cut out, as the usual test on ImageNet does with every image.
 
     Example:
 
@@ -106,9 +107,6 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
 
     def resize(pixels, extent):
         return tf.cast(tf.image.resize(pixels, extent, method=method, antialias=True), tf.float32)
-
-    def as_it_is():
-        return tf.cast(image, tf.float32)
 
     def whole():
         # A strip goes through its shorter form: enlarged first, as TensorFlow does it, it would need any memory.
@@ -133,9 +131,10 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
         scaled = tf.cast(tf.round(tf.cast(kept, tf.float32) * scale), tf.int32)
         return tf.image.resize_with_crop_or_pad(resize(middle, tf.maximum(scaled, wanted)), height, width)
 
-    crops = preprocessing is not None and preprocessing.crop == "center"
-    same = tf.reduce_all(tf.shape(image)[:2] == wanted)
-    pixels = tf.cond(same, as_it_is, scaled_and_cut if crops else whole)
+    if preprocessing is not None and preprocessing.crop == "center":
+        pixels = scaled_and_cut()
+    else:
+        pixels = tf.cond(tf.reduce_all(tf.shape(image)[:2] == wanted), lambda: tf.cast(image, tf.float32), whole)
     return tf.ensure_shape(pixels, (height, width, image.shape[-1]))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from keras_preact import stacks
-from keras_preact.export import _values
+from keras_preact.export import _guards, _values
 from keras_preact.export._images import Decoder
 from keras_preact.preprocessing import Preprocessing
 
@@ -86,7 +86,7 @@ def write(model: keras.Model, plan: Plan, path: Path) -> None:
     module.core = tf.function(compute, input_signature=[images], autograph=False)
     # R-164 as plain operations and as loops: equally fast in TensorFlow, but other engines run loops ten times slower.
     with stacks.written_out():
-        core = _trace(module.core)
+        core = trace(module.core)
 
     def checked(images):
         return core(images=_check(images, model.input_shape))
@@ -120,9 +120,8 @@ def _check(images, shape: tuple):
     """Return the images; a loaded signature takes any size, number and value without a word: what is wrong ends here."""
     import tensorflow as tf
 
-    some = tf.raw_ops.Assert(condition=tf.shape(images)[0] > 0, data=["<<images holds no image>>"])
-    with tf.control_dependencies([some]):
-        images = tf.ensure_shape(images, shape)
+    images = _guards.ensure(tf.shape(images)[0] > 0, images, "images holds no image")
+    images = tf.ensure_shape(images, shape)
     return tf.debugging.check_numerics(images, "<<images holds a value that is not a finite number>>")
 
 
@@ -143,7 +142,7 @@ def _decoder(plan: Plan, channels: int):
     return decode
 
 
-def _trace(function) -> Any:
+def trace(function) -> Any:
     """Return the graph of a tf.function, with those it calls written out.
 
     Keras has XLA compile grouped convolutions on its TensorFlow backend, and that demand would stand in the graph: a server

@@ -40,7 +40,7 @@ def write(model: keras.Model, activation: str, path: Path) -> None:
     module = tf.Module()
     module.weights = [weight.value for weight in model.weights]
     with stacks.written_out():
-        graph = _graph._trace(serve)
+        graph = _graph.trace(serve)
     tf.saved_model.save(module, str(path), signatures={"serving_default": graph})
 
 

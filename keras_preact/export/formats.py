@@ -13,7 +13,7 @@ import keras
 
 from keras_preact.export import _check, _children, _directory, _plain_graph, _scores
 from keras_preact.export._children import ExportError
-from keras_preact.export.saved_model import _check_classes
+from keras_preact.export.saved_model import check_classes
 from keras_preact.models.base import UnitNetwork
 from keras_preact.preprocessing import Preprocessing
 
@@ -147,7 +147,7 @@ def _save(name: str, model: keras.Model, path: str | Path, classes, preprocessin
     if isinstance(preprocessing, Mapping):
         preprocessing = Preprocessing(**preprocessing)
     metadata = {
-        "classes": _check_classes(classes, scores.classes),
+        "classes": check_classes(classes, scores.classes),
         "preprocessing": preprocessing and preprocessing.to_dict(),
         "pixels": scores.takes_pixels,
         "activation": scores.activation,

@@ -111,7 +111,7 @@ def save(
     if precision == "bfloat16":
         reference = _accuracy.Reference.of(scores, validation_data, max_accuracy_loss)
         scores = _scores.take_apart(_scores.in_bfloat16(model))
-    names = _check_classes(classes, scores.classes)
+    names = check_classes(classes, scores.classes)
     _directory.check_version(directory, version)
     plan = _plan(scores, names, preprocessing, top_k, max_image_pixels, fold_batch_norm)
     card = _card(model, scores, plan, run, metrics)
@@ -195,7 +195,7 @@ def _write(scores: _scores.Scores, plan: _graph.Plan, path: Path) -> None:
     path.chmod(0o755)
 
 
-def _check_classes(classes: Sequence[str], outputs: int) -> list[str]:
+def check_classes(classes: Sequence[str], outputs: int) -> list[str]:
     names = list(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"`classes` must be a list of names, each a string. Received: classes={classes!r}")

@@ -111,7 +111,7 @@ class TestResizeImage:
         want = reference(image, preprocessing, size if isinstance(size, tuple) else (size, size))
         np.testing.assert_allclose(found, want, atol=0.05)
 
-    @pytest.mark.parametrize("preprocessing", [CENTER, CUT, WHOLE, None])
+    @pytest.mark.parametrize("preprocessing", [CUT, WHOLE, None])
     @pytest.mark.parametrize("dtype", ["uint8", "float32", "int32"])
     def test_an_image_of_this_size_stays(self, preprocessing, dtype):
         image = noise(21, 35).astype(dtype)
@@ -119,7 +119,7 @@ class TestResizeImage:
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, image)
 
-    @pytest.mark.parametrize("shape", [(60, 80), (81, 60), (37, 90), (8, 9), (480, 640), (333, 500), (225, 224), (300, 9000)])
+    @pytest.mark.parametrize("shape", [(60, 80), (81, 60), (37, 90), (8, 9), (480, 640), (224, 224), (225, 224), (300, 9000)])
     @pytest.mark.parametrize("size", [224, 28, 33])
     def test_the_usual_test_of_imagenet_to_the_last_bit(self, shape, size):
         """Written out: the shorter side to 256 / 224 of the size, and the centre."""

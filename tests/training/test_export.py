@@ -10,6 +10,8 @@ from PIL import Image
 import keras_preact as kp
 from tests.keras_preact.harness import randomize
 from training import cli, predict
+from training.config import Data
+from training.data import load
 from training.export import export
 
 CLASSES = list("0123456789")
@@ -89,6 +91,42 @@ def test_what_is_printed(run, tmp_path, monkeypatch, capsys):
     assert "no metrics" in out  # those of the run are of another checkpoint
 
 
+def test_bfloat16_is_compared_on_the_test_images(run, tmp_path, monkeypatch, capsys):
+    accuracy = {"images": 360, "model": 0.5, "bfloat16": 0.4975}
+    received = {}
+
+    def save(model, directory, **kwargs):
+        received.update(kwargs)
+        path = directory / "1"
+        (path / "variables").mkdir(parents=True)
+        (path / "assets.extra").mkdir()
+        differences = {"logits": 2.5e-7, "probabilities": 1e-8}
+        check = {"largest_difference": differences, "allowed_difference": differences, "accuracy": accuracy}
+        card = {"check": check, "parameters": {"total": 30_864}}
+        (path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
+        return path
+
+    monkeypatch.setattr(kp.export, "save", save)
+    cli.main(export, [str(run[0]), "--name", "d", "--output", str(tmp_path), "--precision", "bfloat16"])
+    assert "Of 360 test images 49.75 % are right in bfloat16, 50.00 % before." in capsys.readouterr().out
+    images, labels = received["validation_data"]
+    test = load(Data("digits")).test
+    pairs = list(test.open().as_numpy_iterator())
+    np.testing.assert_array_equal(images, np.stack([image for image, _ in pairs]).astype("float32"))
+    np.testing.assert_array_equal(labels, [label for _, label in pairs])
+    assert received["precision"] == "bfloat16"
+
+
+def test_a_file_for_another_runtime(run, tmp_path, capsys):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    cli.main(export, [str(run[0]), "--name", "d", "--output", str(tmp_path / "new"), "--format", "onnx"])
+    assert f"Written: {tmp_path / 'new' / 'd.onnx'}" in capsys.readouterr().out
+    images = np.random.default_rng(0).uniform(0, 255, (2, 8, 8, 1)).astype("float32")
+    session = onnxruntime.InferenceSession(tmp_path / "new" / "d.onnx")
+    logits = keras.ops.convert_to_numpy(run[1](images, training=False))
+    np.testing.assert_allclose(session.run(["logits"], {"images": images})[0], logits, atol=1e-4)
+
+
 def error_of(capsys, *arguments):
     with pytest.raises(SystemExit) as exit_status:
         cli.main(export, list(map(str, arguments)))
@@ -103,6 +141,8 @@ def test_errors(run, exported, tmp_path, monkeypatch, capsys):
     assert "no run directory" in error_of(capsys, tmp_path, "--name", "m")
     assert "name of a folder" in error_of(capsys, folder, "--name", "a/b")
     assert "next free one is 2" in error_of(capsys, folder, "--name", "digits", "--output", exported.parent, "--version", 1)
+    message = error_of(capsys, folder, "--name", "m", "--output", tmp_path, "--format", "litert", "--precision", "bfloat16")
+    assert "leave --version and --precision out" in message
     message = error_of(capsys, folder, "--name", "m", "--output", tmp_path, "--checkpoint", "last")
     assert "It has: --checkpoint final, --checkpoint best." in message
 

@@ -4,43 +4,49 @@ import json
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
 
+import keras_preact as kp
+from keras_preact.export._images import Decoder
 from training import predict
 
 CLASSES = ["dark", "left", "right side"]
 
 
-def save_model(path, shape, **card):
-    """A model of three classes: how dark an image is, and how bright its halves are."""
+def darkness_and_halves(images):
+    """How dark an image is, and how bright its halves are."""
+    gray = tf.reduce_mean(images, axis=-1)
+    half = tf.shape(gray)[2] // 2
+    left, right = (tf.reduce_mean(part, axis=[1, 2]) for part in (gray[:, :, :half], gray[:, :, half:]))
+    logits = tf.stack([50 - (left + right) / 2, left, right], axis=-1) / 50
+    return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
-    @tf.function(input_signature=[tf.TensorSpec([None, *shape], tf.float32, name="images")])
-    def serve(images):
-        gray = tf.reduce_mean(images, axis=-1)
-        half = tf.shape(gray)[2] // 2
-        left, right = (tf.reduce_mean(part, axis=[1, 2]) for part in (gray[:, :, :half], gray[:, :, half:]))
-        logits = tf.stack([50 - (left + right) / 2, left, right], axis=-1) / 50
-        return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
-    tf.saved_model.save(tf.Module(), str(path), signatures={"serving_default": serve})
-    inputs = {"images": {"dtype": "float32", "shape": [None, *shape], "normalized_in_graph": True}}
-    card = {"classes": CLASSES, "preprocessing": None, "signature": {"inputs": inputs}} | card
+def save_model(path, shape=(8, 8, 1), core=darkness_and_halves, classes=CLASSES, size=(8, 8), preprocessing=None):
+    """A model of three classes, with the functions that the project's exports have; size None: takes no files."""
+    module = tf.Module()
+    module.core = tf.function(core, input_signature=[tf.TensorSpec([None, *shape], tf.float32, name="images")])
+    if size is not None:
+        decoder = Decoder(size, shape[-1], preprocessing, max_pixels=1000)
+        module.decode = tf.function(decoder, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+    tf.saved_model.save(module, str(path))
     (path / "assets.extra").mkdir(exist_ok=True)
-    (path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
+    (path / "assets.extra" / "model_card.json").write_text(json.dumps({"classes": classes}))
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved_models")
-    save_model(folder / "gray" / "2", (8, 8, 1))
-    save_model(folder / "gray" / "10", (8, 8, 1), classes=["DARK", "LEFT", "RIGHT"])
+    save_model(folder / "gray" / "2")
+    save_model(folder / "gray" / "10", classes=["DARK", "LEFT", "RIGHT"])
     for entry in folder.glob("gray/*/assets.extra/model_card.json"):
         entry.parents[2].joinpath("model_card.json").write_text(entry.read_text())
     save_model(folder / "colour" / "1", (None, None, 3))
-    save_model(folder / "vector" / "1", (8, 8, 1), signature={"inputs": {"images": {"shape": [None, 64]}}})
+    save_model(folder / "without files" / "1", size=None)
     return folder
 
 
@@ -82,60 +88,19 @@ def test_colours_and_sizes(models, images, capsys, model):
     predict.main([str(models / model), str(images / "large colour.png"), str(images / "right.png"), "--top", "1"])
     captured = capsys.readouterr()
     assert captured.out.lower().count("  right") == 2
-    note = f"note: {images / 'large colour.png'} is 16 x 16 pixels, the model takes 8 x 8: resized.\n"
-    assert captured.err == (note if model == "gray" else "")
-
-
-def card(**fields):
-    values = {"classes": CLASSES, "mode": "L", "size": (4, 2), "preprocessing": {}, "normalize": False} | fields
-    return predict.Card(**values)
-
-
-def test_modes_of_image_files(tmp_path):
-    ramp = np.arange(8, dtype="uint8").reshape(2, 4) * 30
-    deep = Image.fromarray(ramp.astype("uint16") * 257)
-    assert deep.mode == "I;16"
-    for name, image in {
-        "gray": Image.fromarray(ramp),
-        "16 bits": deep,
-        "palette": Image.fromarray(ramp).convert("P"),
-        "alpha": Image.fromarray(ramp).convert("RGBA"),
-        "with transparency": Image.fromarray(ramp).convert("P"),
-    }.items():
-        options = {"transparency": bytes([0, 255])} if name == "with transparency" else {}
-        image.save(tmp_path / f"{name}.png", **options)
-        np.testing.assert_array_equal(predict.read_image(tmp_path / f"{name}.png", card())[..., 0], ramp, err_msg=name)
-        colours = predict.read_image(tmp_path / f"{name}.png", card(mode="RGB"))
-        np.testing.assert_array_equal(colours, np.stack([ramp] * 3, axis=-1), err_msg=name)
-
-
-def test_a_turned_photograph(tmp_path):
-    ramp = np.arange(8, dtype="uint8").reshape(4, 2) * 30
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees
-    Image.fromarray(ramp).save(tmp_path / "turned.png", exif=exif)
-    read = predict.read_image(tmp_path / "turned.png", card())
-    np.testing.assert_array_equal(read[..., 0], np.rot90(ramp, -1))
+    assert captured.err == ""
 
 
 def test_size_as_in_evaluation(tmp_path, capsys):
-    picture = np.zeros((40, 80), "uint8")
-    picture[:, 20:60] = 255  # the square in the middle
-    picture[5:35, 25:55] = 100  # and what a crop of 6 in 8 leaves of it
+    """The dark square in the middle is all that a crop of 6 in 8 leaves of a bright picture."""
+    picture = np.full((20, 40), 250, "uint8")
+    picture[2:18, 12:28] = 0
     Image.fromarray(picture).save(tmp_path / "wide.png")
-    preprocessing = {"size": 6, "resize": 8, "crop": "center", "mean": [0], "std": [1]}
-    read = predict.read_image(tmp_path / "wide.png", card(size=(6, 6), preprocessing=preprocessing))
-    assert read.shape == (6, 6, 1)
-    assert (read[1:-1, 1:-1] == 100).all()
-    assert read.max() < 200
-    assert "80 x 40 pixels, the model takes 6 x 6: scaled, and its centre cut out" in capsys.readouterr().err
-
-
-def test_normalises_for_a_model_that_does_not():
-    values = predict._tensor(
-        np.full((1, 1, 1), 30, "uint8"), card(normalize=True, preprocessing={"mean": [10.0], "std": [5.0]})
-    )
-    np.testing.assert_array_equal(values, np.full((1, 1, 1, 1), 4.0))
+    crop = kp.preprocessing.Preprocessing((0,), (1,), 6, resize=8, crop="center")
+    for name, preprocessing, first in (("crop", crop, "dark"), ("whole", None, "left")):
+        save_model(tmp_path / name / "1", size=(8, 8), preprocessing=preprocessing)
+        predict.main([str(tmp_path / name), str(tmp_path / "wide.png"), "--top", "1"])
+        assert capsys.readouterr().out.splitlines()[1].split()[0] == first
 
 
 def error_of(capsys, *arguments):
@@ -157,13 +122,15 @@ def test_errors(models, images, capsys):
     assert "It has: 2, 10." in error_of(capsys, gray, image, "--version", 3)
     assert "no version" in error_of(capsys, images, image)
     assert "at least 1" in error_of(capsys, gray, image, "--top", 0)
-    assert "which image files do not hold" in error_of(capsys, models / "vector", image)
+    assert "takes no image files" in error_of(capsys, models / "without files", image)
     assert "right.txt: No such file" in error_of(capsys, gray, image, images / "right.txt")
     (images / "text.png").write_text("no image")
-    assert "text.png: it is no image" in error_of(capsys, gray, image, images / "text.png")
+    assert "text.png: it is no PNG, JPEG or GIF." in error_of(capsys, gray, image, images / "text.png")
+    Image.new("L", (200, 6)).save(images / "large.png")
+    assert "large.png: it is 200 x 6 pixels; at most 1000" in error_of(capsys, gray, image, images / "large.png")
     half = image.read_bytes()
     (images / "half.png").write_bytes(half[: len(half) * 3 // 4])
-    assert "Cannot read the image" in error_of(capsys, gray, image, images / "half.png")
+    assert "half.png: it is damaged." in error_of(capsys, gray, image, images / "half.png")
 
 
 def test_errors_of_damaged_models(models, images, tmp_path, capsys):
@@ -178,19 +145,32 @@ def test_errors_of_damaged_models(models, images, tmp_path, capsys):
 
 
 def test_scores_that_are_no_numbers(tmp_path, images, capsys):
-    @tf.function(input_signature=[tf.TensorSpec([None, 8, 8, 1], tf.float32, name="images")])
-    def serve(images):
+    def core(images):
         return {"probabilities": tf.reduce_mean(images, axis=[1, 2]) * float("nan")}
 
-    save_model(tmp_path / "m" / "1", (8, 8, 1))
-    tf.saved_model.save(tf.Module(), str(tmp_path / "m" / "1"), signatures={"serving_default": serve})
+    save_model(tmp_path / "m" / "1", core=core)
     assert "not numbers" in error_of(capsys, tmp_path / "m", images / "right.png")
 
 
 def test_as_a_command_without_keras(models, images):
-    blocked = "import sys; sys.modules['keras'] = None; from training import predict; predict.main()"
+    blocked = "import sys; sys.modules |= {'keras': None, 'PIL': None}; from training import predict; predict.main()"
     command = [sys.executable, "-c", blocked, str(models / "gray"), str(images / "right.png")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "RIGHT" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the exported model is the same")
+def test_an_exported_model(tmp_path, capsys):
+    """What it prints is what the model says of pixels that Pillow reads."""
+    model = kp.create_model("digits_resnet8_preact", include_preprocessing=True)
+    names = [f"number {i}" for i in range(10)]
+    kp.export.save(model, tmp_path / "digits", classes=names)
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8), "uint8")
+    Image.fromarray(pixels).save(tmp_path / "noise.png")
+    predict.main([str(tmp_path / "digits"), str(tmp_path / "noise.png"), "--top", "10"])
+    want = keras.ops.softmax(model(pixels[None, ..., None].astype("float32"), training=False))[0]
+    lines = [line.rsplit(maxsplit=2) for line in capsys.readouterr().out.splitlines()[1:]]
+    found = {name.strip(): float(percent) for name, percent, _ in lines}
+    np.testing.assert_allclose([found[name] for name in names], 100 * np.asarray(want), atol=0.006)

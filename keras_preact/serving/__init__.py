@@ -1,0 +1,1 @@
+"""An HTTP server over exported models: `python -m keras_preact.serving saved_models`."""

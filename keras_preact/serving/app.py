@@ -1,0 +1,83 @@
+"""The server as an ASGI application."""
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Iterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from keras_preact.serving import metrics, open_inference_api, page, servable, tf_serving_api
+from keras_preact.serving.admission import Admission
+from keras_preact.serving.errors import MethodNotAllowed, NotFound, RequestError
+from keras_preact.serving.inference import Workers
+from keras_preact.serving.metrics import Metrics
+from keras_preact.serving.middleware import Front, answer_error
+from keras_preact.serving.repository import Repository
+from keras_preact.serving.settings import Settings
+
+
+def create_app(settings: Settings, repository: Repository | None = None) -> Starlette:
+    """Return an ASGI application that serves the models in a directory.
+
+    It starts and stops the repository in its lifespan. Before a server stops, it should set `app.state.stopping`: the app then
+    says that it is not ready, and answers what comes all the same.
+
+    Args:
+        settings: What the server is told.
+        repository: Lends the models. By default a `Repository` of `settings.directory`.
+
+    Example:
+        >>> app = create_app(Settings(Path("saved_models")))
+        >>> uvicorn.run(app, port=8501)
+    """
+    admission = Admission(settings)
+    measured = Metrics(lambda: admission.requests, lambda: _waiting(app.state.repository))
+    if repository is None:
+        repository = Repository(settings, functools.partial(servable.load, on_batch=measured.batch), measured.load)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.workers = Workers()
+        try:
+            await app.state.repository.start()
+            yield
+        finally:
+            app.state.stopping = True
+            await app.state.repository.stop()
+            app.state.workers.close()
+
+    app = Starlette(
+        routes=[*tf_serving_api.routes, *open_inference_api.routes, *metrics.routes, *page.routes],
+        middleware=[Middleware(Front, token=settings.token, metrics=measured)],
+        exception_handlers={HTTPException: _no_route},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # a redirect would be the one answer that is not JSON
+    app.state.settings = settings
+    app.state.repository = repository
+    app.state.admission = admission
+    app.state.metrics = measured
+    app.state.stopping = False
+    return app
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        return answer_error(MethodNotAllowed(f"Here {allowed} would work. Received: {request.method}"), [("Allow", allowed)])
+    if error.status_code == 404:
+        return answer_error(NotFound("Nothing is served at this path. GET /v1/models lists the models."))
+    return answer_error(RequestError(error.detail))
+
+
+def _waiting(repository: Repository) -> Iterator[tuple[str, int, int]]:
+    for name in repository.names():
+        for status in repository.status(name):
+            if status.state == "AVAILABLE":
+                with repository.lease(name, status.version) as one:
+                    yield name, status.version, one.waiting

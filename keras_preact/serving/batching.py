@@ -1,0 +1,198 @@
+"""Requests that wait for the network, and the threads that compute them together."""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from keras_preact.serving.errors import DeadlineExceeded, TooBusy, TooLarge, Unavailable
+
+Outputs = dict[str, np.ndarray]
+
+
+class ComputationError(RuntimeError):
+    """The network could not be computed; its `__cause__` says why."""
+
+
+class _Entry:
+    """A request that waits, and the future in its event loop that its answer goes to."""
+
+    def __init__(self, images: np.ndarray):
+        self.images = images
+        self.arrived = time.monotonic()
+        self.loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[Outputs] = self.loop.create_future()
+
+    def resolve(self, settle: Callable, value) -> None:
+        """Hand `value` to the future from another thread, through `set_result` or `set_exception`."""
+
+        def in_loop():
+            if not self.answer.done():  # nobody waits any more
+                settle(self.answer, value)
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed, with whoever waited
+            self.loop.call_soon_threadsafe(in_loop)
+
+
+class Batcher:
+    """Computes the rows of waiting requests together, in threads of its own.
+
+    A thread that has nothing to do takes what waits: whole requests, first come first served, at most `max_batch_size` rows of
+    one and the same shape. The longer a batch takes, the more waits for the next one, so batches grow with the load, and a
+    request that finds nobody else is computed at once.
+
+    Args:
+        run: Rows `(n, ...)` to named arrays `(n, ...)`; called by `workers` threads at once.
+        max_batch_size: Most rows that `run` is given.
+        wait_seconds: How long a request waits for others to fill its batch. 0: not at all.
+        max_queue: Most rows that wait. (One request of up to `max_batch_size` rows may wait in any case.)
+        workers: Threads.
+        together: Whether rows of different requests are computed together.
+        on_batch: Told of every batch: its rows, and the seconds that `run` took.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[np.ndarray], Outputs],
+        max_batch_size: int,
+        wait_seconds: float,
+        max_queue: int,
+        workers: int,
+        *,
+        together: bool = True,
+        on_batch: Callable[[int, float], None] | None = None,
+    ):
+        self._run = run
+        self._max_batch_size = max_batch_size
+        self._wait_seconds = wait_seconds if together else 0
+        self._max_queue = max_queue
+        self._together = together
+        self._on_batch = on_batch
+        self._waiting: deque[_Entry] = deque()
+        self._rows = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._threads = [threading.Thread(target=self._work, name=f"batcher-{i}", daemon=True) for i in range(workers)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait to be computed."""
+        return self._rows
+
+    def check_rows(self, rows: int) -> None:
+        """Raise TooLarge for a request that fits into no batch."""
+        if rows > self._max_batch_size:
+            raise TooLarge(
+                f"One request may hold at most {self._max_batch_size} examples. Received: {rows}. Send several requests."
+            )
+
+    async def submit(self, images: np.ndarray, deadline: float | None) -> Outputs:
+        """Return what `run` makes of these rows.
+
+        A request that is cancelled, or whose time is over, leaves the queue at once.
+
+        Args:
+            images: Rows `(n, ...)`.
+            deadline: The running event loop's time until which the answer is wanted. None: for ever.
+
+        Raises:
+            TooLarge: for more rows than a batch may have.
+            TooBusy: if there is no more room to wait.
+            DeadlineExceeded: if the answer did not come in time.
+            Unavailable: after `close`.
+            ComputationError: if `run` failed.
+        """
+        self.check_rows(len(images))
+        entry = _Entry(images)
+        if deadline is not None and deadline <= entry.loop.time():
+            raise DeadlineExceeded("The request's time was over before it could be computed.")
+        self._enqueue(entry)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await entry.answer
+        except TimeoutError:
+            raise DeadlineExceeded("The request's time was over before its answer was computed.") from None
+        finally:
+            self._forget(entry)
+
+    def close(self) -> None:
+        """Compute what waits, take nothing more, and return when the threads have ended."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _enqueue(self, entry: _Entry) -> None:
+        with self._changed:
+            if self._closed:
+                raise Unavailable("This version of the model is being unloaded.")
+            if self._waiting and self._rows + len(entry.images) > self._max_queue:
+                raise TooBusy(f"{self._rows} examples wait for this model already; at most {self._max_queue} may.")
+            self._waiting.append(entry)
+            self._rows += len(entry.images)
+            self._changed.notify_all()
+
+    def _forget(self, entry: _Entry) -> None:
+        with self._changed, contextlib.suppress(ValueError):  # it does not wait any more
+            self._waiting.remove(entry)
+            self._rows -= len(entry.images)
+
+    def _work(self) -> None:
+        while batch := self._take():
+            self._compute(batch)
+            del batch  # else an idle thread would hold the last request's images
+
+    def _take(self) -> list[_Entry]:
+        """Wait for work and return a batch of it; empty when there will be none any more."""
+        with self._changed:
+            while True:
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if not self._waiting:
+                    return []
+                left = self._waiting[0].arrived + self._wait_seconds - time.monotonic()
+                if left <= 0 or self._rows >= self._max_batch_size or self._closed:
+                    return self._next_batch()
+                self._changed.wait(left)
+
+    def _next_batch(self) -> list[_Entry]:
+        batch: list[_Entry] = []
+        rows = 0
+        while self._waiting and (not batch or self._fits(self._waiting[0], batch[0], rows)):
+            batch.append(self._waiting.popleft())
+            rows += len(batch[-1].images)
+        self._rows -= rows
+        return batch
+
+    def _fits(self, entry: _Entry, first: _Entry, rows: int) -> bool:
+        same_shape = entry.images.shape[1:] == first.images.shape[1:]
+        return self._together and same_shape and rows + len(entry.images) <= self._max_batch_size
+
+    def _compute(self, batch: list[_Entry]) -> None:
+        images = [entry.images for entry in batch]
+        stops = list(itertools.accumulate(map(len, images)))
+        try:
+            started = time.monotonic()
+            outputs = self._run(images[0] if len(images) == 1 else np.concatenate(images))
+            if self._on_batch is not None:
+                self._on_batch(stops[-1], time.monotonic() - started)
+            answers = [
+                {name: output[stop - len(rows) : stop] for name, output in outputs.items()}
+                for rows, stop in zip(images, stops, strict=True)
+            ]
+        except Exception as error:
+            for entry in batch:
+                failure = ComputationError("The network could not be computed.")
+                failure.__cause__ = error
+                entry.resolve(asyncio.Future.set_exception, failure)
+        else:
+            for entry, answer in zip(batch, answers, strict=True):
+                entry.resolve(asyncio.Future.set_result, answer)

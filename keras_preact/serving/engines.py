@@ -1,0 +1,112 @@
+"""What computes the networks of a server: a table of engines, each of which runs the same frozen graph."""
+
+import dataclasses
+import logging
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_preact.serving.settings import Settings
+
+Engine = Callable[[np.ndarray], dict[str, np.ndarray]]
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """A TensorFlow function of images with its weights as constants in the graph.
+
+    Args:
+        function: Images to a list of tensors.
+        outputs: Their names.
+    """
+
+    function: Any
+    outputs: tuple[str, ...]
+
+
+def freeze(core) -> Frozen:
+    """Return a function that a SavedModel holds with its variables turned into constants, after which it needs no variable.
+
+    Engines fold constants into the operations that use them, so the network is computed faster, by 1.1 to 1.7 times.
+    """
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    [concrete] = core.concrete_functions
+    # The tensors of a dictionary come in the order of its sorted keys.
+    return Frozen(convert_variables_to_constants_v2(concrete), tuple(sorted(concrete.structured_outputs)))
+
+
+def use_threads(threads: int | None) -> None:
+    """Have TensorFlow compute with this number of threads, which all models of a process share. None: with one per core.
+
+    It can be told so before it computes the first time; later another number is not taken, and the log says so.
+    """
+    import tensorflow as tf
+
+    options = tf.config.threading
+    if threads is None or threads == options.get_intra_op_parallelism_threads():
+        return
+    try:
+        options.set_intra_op_parallelism_threads(threads)
+    except RuntimeError:
+        now = options.get_intra_op_parallelism_threads() or "one per core"
+        log.warning("TensorFlow began to compute before, and keeps its number of threads: %s, not %d.", now, threads)
+
+
+def tensorflow(frozen: Frozen, settings: Settings, precision: str) -> Engine:
+    """Compute with TensorFlow: in the precision that the graph has, with the threads of `use_threads`."""
+    import tensorflow as tf
+
+    def run(images: np.ndarray) -> dict[str, np.ndarray]:
+        tensors = frozen.function(tf.constant(images))
+        return {name: tensor.numpy() for name, tensor in zip(frozen.outputs, tensors, strict=True)}
+
+    return run
+
+
+def openvino(frozen: Frozen, settings: Settings, precision: str) -> Engine:
+    """Compute with OpenVINO on the CPU.
+
+    Raises:
+        ImportError: if OpenVINO is not installed.
+    """
+    try:
+        import openvino as ov
+    except ImportError:
+        raise ImportError("The engine 'openvino' needs OpenVINO: pip install 'keras-preact[openvino]'") from None
+
+    runtime = ov.Core()
+    # openvino.convert_model would do without a file, but it reports its use over the network.
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "frozen.pb"
+        file.write_bytes(frozen.function.graph.as_graph_def().SerializeToString())
+        model = runtime.read_model(file)
+        options: dict[str, Any] = {
+            # By itself OpenVINO rounds float32 networks to bfloat16 on a CPU that is faster at it.
+            "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
+            # All threads to one batch at a time: the batcher runs them one after another.
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        if settings.threads is not None:
+            options["INFERENCE_NUM_THREADS"] = settings.threads
+        compiled = runtime.compile_model(model, "CPU", options)
+    # The graph itself is not held: OpenVINO has its own copy of the weights.
+    outputs = {name: tensor.name for name, tensor in zip(frozen.outputs, frozen.function.outputs, strict=True)}
+    of_thread = threading.local()  # a request of OpenVINO is for one thread
+
+    def run(images: np.ndarray) -> dict[str, np.ndarray]:
+        if not hasattr(of_thread, "request"):
+            of_thread.request = compiled.create_infer_request()
+        of_thread.request.infer([images], share_inputs=True)
+        return {name: of_thread.request.get_tensor(tensor).data.copy() for name, tensor in outputs.items()}
+
+    return run
+
+
+ENGINES: Mapping[str, Callable[[Frozen, Settings, str], Engine]] = {"tensorflow": tensorflow, "openvino": openvino}

@@ -1,0 +1,251 @@
+"""The models being served: loads the versions that appear in a directory, lends them out, and closes those that go."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+from keras_preact import _checks
+from keras_preact.serving import _scan, servable
+from keras_preact.serving._version import Version, VersionStatus
+from keras_preact.serving.errors import NotFound, Unavailable
+from keras_preact.serving.servable import Servable
+from keras_preact.serving.settings import Settings
+
+log = logging.getLogger("keras_preact.serving")
+
+T = TypeVar("T")
+
+
+class Repository:
+    """Follows a directory of models, and lends the loaded ones.
+
+    Of each model the `settings.versions` highest versions are served: of those that load, so that a broken one takes nothing
+    away. One that takes another's place is loaded first, and only then is the other drained: it is not lent any more, and
+    closed when the last lease ends. A version that failed to load is tried again when anything in its folder changed; one
+    that is being served stays as it was loaded.
+
+    A model whose versions are all gone is drained. While a folder cannot be read, everything stays as it is. At most one
+    version is loaded at a time, in a thread; everything else happens in the event loop, to which the methods belong.
+
+    Args:
+        settings: `directory`, `versions`, `poll_seconds` and `drain_seconds` are used here, all by `load`.
+        load: Loads and warms up a version: `load(path, settings)`, called in a thread.
+        on_load: Called in the event loop with `name, version, seconds, error` after each attempt; `error` is None where
+            the version is available now.
+
+    Example:
+        >>> repository = Repository(Settings(Path("saved_models")))
+        >>> await repository.start()
+        >>> with repository.lease("cifar10_resnet20") as servable:
+        ...     await servable.predict("serving_default", {"images": images}, deadline)
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        load: Callable[[Path, Settings], Servable] = servable.load,
+        on_load: Callable[[str, int, float, BaseException | None], None] | None = None,
+    ):
+        self._settings = settings
+        self._load = load
+        self._on_load = on_load
+        self._models: dict[str, dict[int, Version]] = {}
+        self._found: set[str] = set()  # the models in the directory; others in _models are being drained
+        self._complaints: dict[Path, str] = {}
+        self._closing: set[asyncio.Task] = set()
+        self._stopping = asyncio.Event()
+        self._poller: asyncio.Task | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def start(self) -> None:
+        """Begin to follow the directory; return when each version to be served was loaded, or failed."""
+        self._stopping.clear()
+        self._thread = ThreadPoolExecutor(1, "keras-preact-repository")
+        tried = asyncio.Event()
+        self._poller = asyncio.create_task(self._poll(tried))
+        await tried.wait()
+
+    async def stop(self) -> None:
+        """Lend nothing more, and close everything; after `settings.drain_seconds`, leave what is in use to its last lease."""
+        if self._poller is None or self._thread is None:
+            return
+        self._stopping.set()
+        for version in self._all("AVAILABLE"):
+            self._drain(version)
+        try:
+            async with asyncio.timeout(self._settings.drain_seconds):
+                await asyncio.wait({self._poller})  # a load cannot be interrupted; what it brings is closed at once
+                while self._closing:
+                    await asyncio.wait(self._closing)
+        except TimeoutError:
+            unfinished = [*self._all("LOADING"), *self._all("UNLOADING")]
+            log.warning("stopped while versions were being loaded or used: %s", ", ".join(map(str, unfinished)))
+        self._thread.shutdown(wait=False)
+        self._poller = None
+
+    def lease(self, name: str, version: int | None = None) -> AbstractContextManager[Servable]:
+        """Return a context with a version, by default the highest available, which is not closed before the context ends.
+
+        Enter it at once: it is counted from there.
+
+        Raises:
+            NotFound: if there is no such model, or no such version of it is served.
+            Unavailable: while it is being loaded, or if it failed to.
+        """
+        if name not in self._found:
+            raise self._unknown(name)
+        versions = self._models[name]
+        available = sorted(number for number in versions if versions[number].state == "AVAILABLE")
+        if available and version is None:
+            return versions[available[-1]].lend()
+        if version in available:
+            return versions[version].lend()
+        if self._stopping.is_set():
+            raise Unavailable("The server is stopping.")
+        concerned = [known for number, known in versions.items() if version in (None, number)]
+        if any(known.state in ("START", "LOADING") for known in concerned):
+            raise Unavailable(f"Model {name!r} is being loaded.")
+        if version is None or any(known.status.error_code != "OK" for known in concerned):
+            raise Unavailable(f"Model {name!r} is not available; its status says why.")
+        raise NotFound(f"Model {name!r} is served in the versions {available}. Received: version {version}")
+
+    def names(self) -> list[str]:
+        """Return the names of the models in the directory, in order."""
+        return sorted(self._found)
+
+    def status(self, name: str) -> list[VersionStatus]:
+        """Return the states of a model's versions, in their order. Versions that were never wanted are not among them.
+
+        Raises:
+            NotFound: if there is no such model.
+        """
+        if name not in self._models:
+            raise self._unknown(name)
+        return [version.status for _, version in sorted(self._models[name].items())]
+
+    def ready(self) -> bool:
+        """Return whether there are models, and an available version of each."""
+        return bool(self._found) and self._found <= {version.name for version in self._all("AVAILABLE")}
+
+    def _unknown(self, name: str) -> NotFound:
+        hint = _checks.nearest(name, self.names()) if self._found else "There is none now."
+        return NotFound(f"Unknown model. {hint} Received: {name!r}")
+
+    def _all(self, state: str) -> list[Version]:
+        return [version for versions in self._models.values() for version in versions.values() if version.state == state]
+
+    async def _poll(self, tried: asyncio.Event) -> None:
+        while not self._stopping.is_set():
+            try:
+                await self._update()
+            except Exception:
+                log.exception("the directory of models could not be followed; the next attempt comes soon")
+            tried.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.poll_seconds):
+                    await self._stopping.wait()
+
+    async def _update(self) -> None:
+        """Bring what is loaded to what is in the directory now."""
+        directory = self._settings.directory
+        found = await self._read(_scan.models, directory)
+        if found is None:
+            return
+        readable = {}
+        for name, paths in found.items():
+            if isinstance(paths, OSError):
+                self._complain(directory / name, paths)
+            else:
+                self._complaints.pop(directory / name, None)
+                readable[name] = paths
+        self._found = {*readable, *(self._found & found.keys())}
+
+        for name in self._models.keys() - self._found:
+            self._settle(name, {}, set())
+        for name, paths in readable.items():
+            versions = self._models.setdefault(name, {})
+            for number in sorted(paths)[-self._wanted(paths) :]:
+                versions.setdefault(number, Version(name, number))
+        for name, paths in readable.items():
+            await self._update_model(name, paths)
+
+    def _wanted(self, paths: Collection) -> int:
+        return len(paths) if self._settings.versions is None else self._settings.versions
+
+    async def _update_model(self, name: str, paths: dict[int, Path]) -> None:
+        versions = self._models[name]
+        kept: set[int] = set()
+        for number in sorted(paths, reverse=True):
+            if len(kept) == self._wanted(paths):
+                break
+            version = versions.setdefault(number, Version(name, number))
+            if version.state in ("START", "END"):
+                await self._try(version, paths[number])
+            if version.state == "AVAILABLE":
+                kept.add(number)
+        self._settle(name, paths, kept)
+
+    async def _try(self, version: Version, path: Path) -> None:
+        """Load a version, unless these very files failed before."""
+        files = await self._read(_scan.files, path)
+        if files is None or files == version.failed_files:
+            return
+        version.enter("LOADING")
+        began = time.monotonic()
+        error = await self._in_thread(version.load, functools.partial(self._load, path, self._settings))
+        seconds = time.monotonic() - began
+        if error is not None:
+            version.fail(error, files)
+        else:
+            version.succeed(seconds)
+            if self._stopping.is_set():
+                self._drain(version)
+        if self._on_load is not None:
+            self._on_load(version.name, version.number, seconds, error)
+
+    def _settle(self, name: str, paths: Collection[int], kept: set[int]) -> None:
+        """Drain what is available and not kept, and forget versions that are closed and not in the directory."""
+        versions = self._models[name]
+        available = {number for number, version in versions.items() if version.state == "AVAILABLE"}
+        if paths and available and not kept:
+            kept = {max(available)}  # its folder went, but nothing that loads came in its place
+        for number in available - kept:
+            self._drain(versions[number])
+        for number in [number for number, version in versions.items() if version.state in ("START", "END")]:
+            if number not in paths:
+                del versions[number]
+        if not versions:
+            del self._models[name]
+
+    def _drain(self, version: Version) -> None:
+        version.enter("UNLOADING")
+        task = asyncio.create_task(version.close(self._settings.drain_seconds))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    async def _read(self, function: Callable[[Path], T], path: Path) -> T | None:
+        """Return what `function` reads from the disk; None if it cannot, which is logged once, or if this is stopping."""
+        if self._stopping.is_set():
+            return None
+        try:
+            result = await self._in_thread(function, path)
+        except OSError as error:
+            self._complain(path, error)
+            return None
+        self._complaints.pop(path, None)
+        return None if self._stopping.is_set() else result
+
+    def _complain(self, path: Path, error: OSError) -> None:
+        if self._complaints.get(path) != str(error):
+            self._complaints[path] = str(error)
+            log.warning("%s could not be read; what is loaded stays: %s", path, error)

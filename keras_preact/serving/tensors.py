@@ -1,0 +1,38 @@
+"""What a signature takes and gives."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of a signature.
+
+    Args:
+        name: Its name.
+        dtype: `"float32"`, `"string"`, `"int32"`, ...: TensorFlow's names.
+        shape: Its axes; `None` is one of any length.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function of a served model: named tensors to named tensors."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @classmethod
+    def from_card(cls, name: str, card: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> "Signature":
+        """Return the signature that a model card describes under `signatures[name]`."""
+        inputs, outputs = (
+            tuple(TensorSpec(key, spec["dtype"], tuple(spec["shape"])) for key, spec in card[side].items())
+            for side in ("inputs", "outputs")
+        )
+        return cls(name, inputs, outputs)

@@ -1,0 +1,210 @@
+"""A model computed by hand, a repository that lends it, and a server of them in a thread: all but the HTTP of a real one."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from keras_preact.serving.app import create_app
+from keras_preact.serving.errors import NotFound, RequestError, Unavailable
+from keras_preact.serving.server import Server, bind
+from keras_preact.serving.settings import Settings
+from keras_preact.serving.tensors import Signature, TensorSpec
+
+CLASSES = ["cat", "dog", "émeu"]
+SHAPE = (2, 2, 1)
+IMAGES = TensorSpec("images", "float32", (None, *SHAPE))
+SIGNATURES = {
+    signature.name: signature
+    for signature in (
+        Signature(
+            "serving_default",
+            (IMAGES,),
+            (TensorSpec("logits", "float32", (None, 3)), TensorSpec("probabilities", "float32", (None, 3))),
+        ),
+        Signature("features", (IMAGES,), (TensorSpec("features", "float32", (None, 4)),)),
+        Signature(
+            "predict_bytes",
+            (TensorSpec("image_bytes", "string", (None,)),),
+            (
+                TensorSpec("classes", "string", (None, 2)),
+                TensorSpec("scores", "float32", (None, 2)),
+                TensorSpec("indices", "int32", (None, 2)),
+            ),
+        ),
+        Signature(
+            "pair",
+            (TensorSpec("number", "int32", (None,)), TensorSpec("flag", "bool", (None,))),
+            (TensorSpec("text_bytes", "string", (None,)), TensorSpec("twice", "int32", (None,))),
+        ),
+    )
+}
+
+
+class FakeServable:
+    """Logits: the first value of an image, the sum of all, zero. Bytes: as many as the digits they are."""
+
+    name = "toy"
+    classes = CLASSES
+    signatures = SIGNATURES
+    signature_defs = {"serving_default": {"method_name": "tensorflow/serving/predict"}}  # noqa: RUF012
+    card = {"top_k": 2}  # noqa: RUF012
+    waiting = 0
+
+    def __init__(self, version: int = 7):
+        self.version = version
+        self.hold: threading.Event | None = None
+        self.started = threading.Event()
+        self.cancelled = threading.Event()
+
+    async def predict(self, signature, inputs, deadline):
+        self.started.set()
+        try:
+            while self.hold is not None and not self.hold.is_set():
+                await asyncio.sleep(0.005)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        if "image_bytes" in inputs:
+            if not all(data.isdigit() for data in inputs["image_bytes"]):
+                raise RequestError("Not an image.")
+            images = np.array([np.full(SHAPE, int(data[:3])) for data in inputs["image_bytes"]], np.float32)
+        elif "images" in inputs:
+            images = inputs["images"]
+            if images.shape[1:] != SHAPE or not len(images) or not np.isfinite(images).all():
+                raise RequestError(f"`images` must be finite, of shape (any, 2, 2, 1). Received: {images.shape}")
+        else:
+            number, flag = inputs["number"], inputs["flag"]
+            if len(number) != len(flag):
+                raise RequestError("`number` and `flag` must have as many rows.")
+            texts = np.empty(len(number), dtype=object)
+            texts[:] = [f"{n}{f}".encode() for n, f in zip(number.tolist(), flag.tolist(), strict=True)]
+            return {"text_bytes": texts, "twice": number + number}
+        assert images.dtype == np.float32
+        if (images == 666).any():
+            raise KeyError("/secret/path of TensorFlow")
+        logits = np.stack([images[:, 0, 0, 0], images.sum((1, 2, 3)), np.zeros(len(images))], 1).astype(np.float32)
+        exponents = np.exp(logits - logits.max(1, keepdims=True))
+        probabilities = exponents / exponents.sum(1, keepdims=True)
+        order = np.argsort(-probabilities, axis=1, kind="stable")[:, :2]
+        outputs = {
+            "logits": logits,
+            "probabilities": probabilities,
+            "features": images.reshape(len(images), 4),
+            "classes": np.array(CLASSES, dtype=object)[order],
+            "scores": np.take_along_axis(probabilities, order, 1),
+            "indices": order.astype(np.int32),
+        }
+        return {spec.name: outputs[spec.name] for spec in SIGNATURES[signature].outputs}
+
+
+class FakeRepository:
+    """Lends one model, `toy`; there are also `slow`, which is being loaded, and `bad`, which failed."""
+
+    def __init__(self, servable: FakeServable | None = None):
+        self.servable = servable or FakeServable()
+        self.running = False
+        self.leases = 0
+        self.is_ready = True
+
+    async def start(self):
+        self.running = True
+
+    async def stop(self):
+        while self.leases:
+            await asyncio.sleep(0.005)
+        self.running = False
+
+    @contextlib.contextmanager
+    def lease(self, name, version=None):
+        if name in ("slow", "bad"):
+            raise Unavailable(f"The model {name} is not available.")
+        if name != "toy" or version not in (None, self.servable.version):
+            raise NotFound("There is no such model.")
+        self.leases += 1
+        try:
+            yield self.servable
+        finally:
+            self.leases -= 1
+
+    def names(self):
+        return ["bad", "slow", "toy"]
+
+    def status(self, name):
+        states = {
+            "bad": SimpleNamespace(version=1, state="END", error_code="INTERNAL", error_message="It is broken."),
+            "slow": SimpleNamespace(version=1, state="LOADING", error_code="OK", error_message=""),
+            "toy": SimpleNamespace(version=self.servable.version, state="AVAILABLE", error_code="OK", error_message=""),
+        }
+        if name not in states:
+            raise NotFound("There is no such model.")
+        return [states[name]]
+
+    def ready(self):
+        return self.is_ready
+
+
+class Running:
+    """A server on a port of its own. `ask` sends one request over a new connection."""
+
+    def __init__(self, port, app, server):
+        self.port, self.app, self.server = port, app, server
+        self.repository = app.state.repository
+        self.servable = getattr(self.repository, "servable", None)
+
+    def ask(self, method, path, body=None, headers=(), timeout=60):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            if body is not None and not isinstance(body, bytes):
+                body = json.dumps(body).encode()
+            connection.request(method, path, body, dict(headers))
+            response = connection.getresponse()
+            return Answer(response.status, response.headers, response.read())
+        finally:
+            connection.close()
+
+
+class Answer:
+    def __init__(self, status, headers, body):
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+
+@contextlib.contextmanager
+def serving(repository=None, **options) -> Iterator[Running]:
+    """Run a server in a thread until the context ends."""
+    settings = Settings(Path("nowhere"), **options)
+    app = create_app(settings, repository or FakeRepository())
+    bound = bind("127.0.0.1", 0)
+    ready = threading.Event()
+    server = Server(app, settings, ready.set)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield Running(bound.getsockname()[1], app, server)
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        bound.close()
+    assert not thread.is_alive()
+
+
+def wait_for(condition):
+    """Return the first true value of `condition()`."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.005)
+    raise AssertionError("what was waited for did not come")

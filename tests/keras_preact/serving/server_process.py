@@ -1,0 +1,197 @@
+"""A server started by its command, and clients of it."""
+
+import base64
+import contextlib
+import http.client
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+from PIL import Image
+
+import keras_preact as kp
+
+NAME = "pictures"
+CLASSES = [f"class {i}" for i in range(10)]
+#: No client waits longer: what takes more is a hang.
+PATIENCE = 120
+
+
+def export(directory, version=1, seed=0):
+    """Export a small CIFAR model; another seed gives other weights."""
+    keras.utils.set_random_seed(seed)
+    model = kp.create_model("cifar_resnet20_preact", include_preprocessing=True, width_factor=0.25)
+    return kp.export.save(model, directory / NAME, classes=CLASSES, version=version, batch_sizes=[1, 2, 4, 8])
+
+
+class SavedModel:
+    """What the served model should answer, computed by TensorFlow from the same files."""
+
+    def __init__(self, path):
+        import tensorflow as tf
+
+        self._loaded = tf.saved_model.load(str(path))
+
+    def probabilities(self, images):
+        return self._loaded.signatures["serving_default"](images=images.astype("float32"))["probabilities"].numpy()
+
+    def classes(self, file):
+        import tensorflow as tf
+
+        outputs = self._loaded.signatures["predict_bytes"](image_bytes=tf.constant([file]))
+        return [name.decode() for name in outputs["classes"].numpy()[0]], outputs["scores"].numpy()[0]
+
+
+class Server:
+    """A server process on a free port. It is killed when the context ends, if it has not ended by itself."""
+
+    def __init__(self, directory, log, *options):
+        self._log = log
+        command = [sys.executable, "-m", "keras_preact.serving", str(directory), "--port", "0", *map(str, options)]
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
+        with open(log, "wb") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+
+    def __enter__(self):
+        try:
+            printed = wait_for(lambda: self._ended() or re.search(r"http://127\.0\.0\.1:(\d+)", self.log()))
+            self.port = int(printed[1])
+            wait_for(lambda: self._ended() or self.get("/v2/health/ready")[0] == 200)
+            return self
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_):
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+    def log(self):
+        return self._log.read_text(errors="replace")
+
+    def _ended(self):
+        assert self.process.poll() is None, self.log()
+
+    def terminate(self):
+        self.process.send_signal(signal.SIGTERM)
+
+    def connect(self):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+
+    def get(self, path):
+        with contextlib.closing(self.connect()) as connection:
+            try:
+                connection.request("GET", path)
+                response = connection.getresponse()
+                return response.status, response.read()
+            except ConnectionError:
+                return 0, b""
+
+    def post(self, path, body, headers=None):
+        """Return status, JSON and headers of an answer, on a connection of its own."""
+        with contextlib.closing(self.connect()) as connection:
+            return post(connection, path, body, headers)
+
+    def memory(self):
+        """Return the most memory that the process has had so far, in bytes."""
+        with open(f"/proc/{self.process.pid}/status") as file:
+            return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", file.read())[1])
+
+    def states(self):
+        """Return the state and the error message of each version."""
+        status, body = self.get(f"/v1/models/{NAME}")
+        assert status == 200, body
+        return {
+            int(one["version"]): (one["state"], one["status"]["error_message"])
+            for one in json.loads(body)["model_version_status"]
+        }
+
+    def in_progress(self):
+        return int(float(re.search(rb"^keras_preact_requests_in_progress (\S+)", self.get("/metrics")[1], re.M)[1]))
+
+
+def wait_for(condition):
+    """Return the first true value of `condition()`."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError("what was waited for did not come")
+
+
+def post(connection, path, body, headers=None):
+    connection.request("POST", path, body, headers or {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    return response.status, json.loads(response.read()), response.headers
+
+
+PREDICT = f"/v1/models/{NAME}:predict"
+CLASSIFY = f"/v1/models/{NAME}:classify"
+
+
+def predict_body(images):
+    return json.dumps({"instances": np.asarray(images).tolist()}).encode()
+
+
+def classify_body(*files):
+    return json.dumps({"examples": [{"image_bytes": {"b64": base64.b64encode(file).decode()}} for file in files]}).encode()
+
+
+def random_images(seed, n=1):
+    return np.random.default_rng(seed).integers(0, 256, (n, 32, 32, 3))
+
+
+def encoded(seed, kind="PNG", size=(40, 36)):
+    """A file of an image of noise."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype="uint8")).save(file, kind)
+    return file.getvalue()
+
+
+def check_probabilities(answer, expected):
+    """Compare the answer of :predict with what the SavedModel gives. Batches of other sizes round otherwise, no more."""
+    np.testing.assert_allclose([row["probabilities"] for row in answer["predictions"]], expected, rtol=1e-4, atol=1e-6)
+
+
+def check_classes(answer, expected):
+    names, scores = expected
+    np.testing.assert_allclose([score for _, score in answer["results"][0]], scores, rtol=1e-4, atol=1e-6)
+    assert [name for name, _ in answer["results"][0]] == names
+
+
+def check_refusal(status, answer):
+    """A bad request gets a plain sentence, and no 5xx."""
+    assert 400 <= status < 500, (status, answer)
+    assert answer.keys() == {"error"}
+    for word in ("Traceback", "tensorflow", "node ", "{{", 'File "', "/tmp"):
+        assert word not in answer["error"]
+
+
+@contextlib.contextmanager
+def unharmed(server, saved_model):
+    """Give the server; afterwards it has nothing left to do, met no error of its own, and answers as the SavedModel does."""
+    yield server
+    assert server.process.poll() is None, server.log()
+    wait_for(lambda: server.in_progress() == 0)
+    check_answers(server, saved_model)
+    assert "Traceback" not in server.log()
+    assert '"level": "error"' not in server.log()
+
+
+def check_answers(server, saved_model):
+    images, file = random_images(0, 3), encoded(0)
+    status, answer, _ = server.post(PREDICT, predict_body(images))
+    assert status == 200, answer
+    check_probabilities(answer, saved_model.probabilities(images))
+    status, answer, _ = server.post(CLASSIFY, classify_body(file))
+    assert status == 200, answer
+    check_classes(answer, saved_model.classes(file))

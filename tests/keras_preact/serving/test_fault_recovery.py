@@ -1,0 +1,108 @@
+"""A server process that is stopped or killed in mid-load: no answer is lost that could be given, and no client hangs."""
+
+import contextlib
+import http.client
+import json
+
+import keras
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"),
+    pytest.mark.slow,  # most tests start a server of their own
+]
+
+pytest.importorskip("uvicorn")
+from tests.keras_preact.serving.load import Load  # noqa: E402
+from tests.keras_preact.serving.server_process import (  # noqa: E402
+    NAME,
+    PATIENCE,
+    PREDICT,
+    SavedModel,
+    Server,
+    check_answers,
+    check_probabilities,
+    export,
+    predict_body,
+    random_images,
+    wait_for,
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models")
+    export(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def saved_model(directory):
+    return SavedModel(directory / NAME / "1")
+
+
+@pytest.fixture
+def server(directory, tmp_path):
+    with Server(directory, tmp_path / "log") as server:
+        yield server
+
+
+def test_sigterm_lets_every_accepted_request_finish(server, saved_model):
+    """Requests are in the server's hands, each but for its last byte; those bytes come after the signal."""
+    count = 40
+    images = [random_images(seed, 1 + seed % 4) for seed in range(count)]
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(contextlib.closing(server.connect())) for _ in images]
+        bodies = [predict_body(some) for some in images]
+        for connection, body in zip(connections, bodies, strict=True):
+            connection.putrequest("POST", PREDICT)
+            connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body[:-1])
+        wait_for(lambda: server.in_progress() == count)
+        server.terminate()
+        wait_for(lambda: server.get("/v2/health/ready")[0] != 200)
+        for connection, body in zip(connections, bodies, strict=True):
+            connection.send(body[-1:])
+        for connection, some in zip(connections, images, strict=True):
+            response = connection.getresponse()
+            answer = response.read()
+            assert response.status == 200, answer
+            check_probabilities(json.loads(answer), saved_model.probabilities(some))
+    assert server.process.wait(PATIENCE) == 0, server.log()
+    assert "Traceback" not in server.log()
+
+
+def test_sigterm_under_load_cuts_no_answer(server, saved_model):
+    with Load(server) as load:
+        server.terminate()
+        ends = load.ends
+    assert server.process.wait(PATIENCE) == 0, server.log()
+    for end, answers in zip(ends, load.answers, strict=True):
+        assert not isinstance(end, http.client.IncompleteRead)  # what is over is the connection, between two answers
+        while answers[-1][0] == 503:  # while it stops, a new request may be refused
+            answers.pop()
+    load.versions({1: saved_model})
+    assert "Traceback" not in server.log()
+
+
+def test_a_second_sigterm_does_not_wait_for_clients(directory, tmp_path):
+    patient = ("--drain-seconds", 10 * PATIENCE, "--body-seconds", 10 * PATIENCE)
+    with Server(directory, tmp_path / "log", *patient) as server, contextlib.closing(server.connect()) as connection:
+        connection.putrequest("POST", PREDICT)
+        connection.putheader("Content-Length", "100")
+        connection.endheaders(b"{")
+        wait_for(lambda: server.in_progress() == 1)
+        server.terminate()
+        wait_for(lambda: server.get("/v2/health/ready")[0] != 200)
+        server.terminate()
+        server.process.wait(PATIENCE)
+
+
+def test_sigkill_under_load_hangs_nobody_and_another_server_takes_over(server, directory, saved_model, tmp_path):
+    with Load(server) as load:
+        server.process.kill()
+        ends = load.ends
+    assert all(isinstance(end, (ConnectionError, http.client.HTTPException)) for end in ends)
+    load.versions({1: saved_model})
+    with Server(directory, tmp_path / "log2") as another:
+        check_answers(another, saved_model)

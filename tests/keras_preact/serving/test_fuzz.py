@@ -1,0 +1,192 @@
+"""Whatever JSON a client sends, the answer is JSON, and never an internal error."""
+
+import contextlib
+import copy
+import http.client
+import json
+
+import hypothesis
+import keras
+import pytest
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+
+pytest.importorskip("uvicorn")
+from tests.keras_preact.serving import fakes  # noqa: E402
+
+PREDICT, CLASSIFY, INFER = "/v1/models/toy:predict", "/v1/models/toy:classify", "/v2/models/toy/infer"
+ROW = [[[1.5], [2]], [[3], [4]]]
+TENSOR = {"name": "images", "datatype": "FP32", "shape": [1, 2, 2, 1], "data": [1, 2.5, 3, 4]}
+VALID = [
+    (PREDICT, {"instances": [ROW, ROW]}),
+    (PREDICT, {"instances": [{"images": ROW}], "signature_name": "features"}),
+    (PREDICT, {"inputs": {"images": [ROW]}}),
+    (PREDICT, {"instances": [{"b64": "MTI="}, "7"], "signature_name": "predict_bytes"}),
+    (PREDICT, {"instances": [{"number": 1, "flag": True}], "signature_name": "pair"}),
+    (PREDICT, {"inputs": {"number": [1], "flag": [False]}, "signature_name": "pair"}),
+    (CLASSIFY, {"examples": [{"image_bytes": {"b64": "MTI="}}, {"image_bytes": "3"}]}),
+    (CLASSIFY, {"examples": [{"images": ROW}], "context": {}}),
+    (INFER, {"id": "1", "inputs": [TENSOR], "outputs": [{"name": "logits", "parameters": {"binary_data": False}}]}),
+    (INFER, {"inputs": [TENSOR | {"datatype": "INT64", "data": [1, 2, 3, 4]}], "parameters": {"signature_name": "features"}}),
+    (
+        INFER,
+        {
+            "inputs": [
+                {
+                    "name": "image_bytes",
+                    "datatype": "BYTES",
+                    "shape": [1],
+                    "data": ["MQ"],
+                    "parameters": {"content_type": "base64"},
+                }
+            ]
+        },
+    ),
+    (
+        INFER,
+        {
+            "inputs": [
+                {"name": "number", "datatype": "INT8", "shape": [1], "data": [1]},
+                {"name": "flag", "datatype": "BOOL", "shape": [1], "data": [True]},
+            ]
+        },
+    ),
+]
+WORDS = sorted(
+    {
+        "instances",
+        "inputs",
+        "outputs",
+        "images",
+        "examples",
+        "context",
+        "signature_name",
+        "predict_bytes",
+        "image_bytes",
+        "b64",
+    }
+    | {
+        "name",
+        "shape",
+        "datatype",
+        "data",
+        "parameters",
+        "binary_data_size",
+        "binary_data",
+        "binary_data_output",
+        "id",
+        "pair",
+    }
+    | {"FP32", "BYTES", "INT64", "BOOL", "UINT8", "number", "flag", "content_type", "base64", "MTI=", ""}
+)
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.sampled_from([2**31, -(2**63), 2**64, 10**40, 1e39, -1e308, 5e-324]),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(WORDS),
+    st.text(max_size=8),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=3), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+SETTINGS = hypothesis.settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+)
+
+
+@pytest.fixture(scope="module")
+def connection():
+    with (
+        fakes.serving() as running,
+        contextlib.closing(http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)) as one,
+    ):
+        yield one
+
+
+def ask(connection, path, body, headers=None):
+    connection.request("POST", path, body, headers or {})
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def check(status, answer):
+    assert status == 200 or 400 <= status < 500, answer
+    if status != 200:
+        assert answer.keys() == {"error"}
+        assert 10 < len(answer["error"]) < 1500
+
+
+def places(value, at=()):
+    """Return the path of every value inside a document."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(place for key, item in inner for place in places(item, (*at, key)))]
+
+
+@st.composite
+def mutated(draw):
+    """A request that works, but for one value that is another, missing, there twice, or under another name."""
+    path, document = copy.deepcopy(draw(st.sampled_from(VALID)))
+    *above, key = draw(st.sampled_from(places(document)[1:]))
+    owner = document
+    for step in above:
+        owner = owner[step]
+    match draw(st.sampled_from(["replace", "delete", "twice", "wrap", "rename"])):
+        case "replace":
+            owner[key] = draw(VALUES)
+        case "delete":
+            del owner[key]
+        case "wrap":
+            owner[key] = [owner[key]]
+        case "twice" if isinstance(owner, list):
+            owner.append(owner[key])
+        case _ if isinstance(owner, dict):
+            owner[draw(st.sampled_from(WORDS))] = owner.pop(key)
+    return path, document
+
+
+@pytest.mark.parametrize("number", range(len(VALID)))
+def test_the_requests_to_begin_with_work(connection, number):
+    path, document = VALID[number]
+    assert ask(connection, path, json.dumps(document))[0] == 200
+
+
+@SETTINGS
+@hypothesis.given(request=mutated())
+def test_requests_with_one_mistake(connection, request):
+    path, document = request
+    check(*ask(connection, path, json.dumps(document)))
+
+
+@SETTINGS
+@hypothesis.given(path=st.sampled_from([PREDICT, CLASSIFY, INFER]), document=VALUES)
+def test_any_json(connection, path, document):
+    check(*ask(connection, path, json.dumps(document)))
+
+
+@SETTINGS
+@hypothesis.given(request=st.sampled_from(VALID), at=st.integers(0, 200), cut=st.integers(0, 5), put=st.binary(max_size=5))
+def test_bytes_changed_anywhere(connection, request, at, cut, put):
+    path, document = request
+    body = json.dumps(document).encode()
+    check(*ask(connection, path, body[:at] + put + body[at + cut :]))
+
+
+@SETTINGS
+@hypothesis.given(
+    tail=st.binary(max_size=40), size=st.integers(-1, 40), datatype=st.sampled_from(["FP32", "BYTES", "FP64", "BOOL"])
+)
+def test_any_binary_tensor(connection, tail, size, datatype):
+    tensor = {"name": "image_bytes" if datatype == "BYTES" else "images", "datatype": datatype, "shape": [1, 2, 2, 1]}
+    if datatype == "BYTES":
+        tensor["shape"] = [1]
+    head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": size}}]}).encode()
+    check(*ask(connection, INFER, head + tail, {"Inference-Header-Content-Length": str(len(head))}))

@@ -1,0 +1,262 @@
+"""The Open Inference Protocol over real sockets: JSON and binary tensors, against a model computed by hand."""
+
+import json
+import re
+import struct
+
+import keras
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+
+pytest.importorskip("uvicorn")
+from tests.keras_preact.serving import fakes  # noqa: E402
+
+INFER = "/v2/models/toy/infer"
+IMAGES = np.arange(8, dtype="float32").reshape(2, 2, 2, 1) / 4
+TENSOR = {"name": "images", "datatype": "FP32", "shape": [2, 2, 2, 1], "data": IMAGES.ravel().tolist()}
+FEATURES = {"outputs": [{"name": "features"}]}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with fakes.serving() as running:
+        yield running
+
+
+def ask_binary(server, document, *parts, **tensor):
+    """Send JSON with one input, and bytes after it."""
+    if tensor:
+        document = document | {"inputs": [TENSOR | tensor]}
+        del document["inputs"][0]["data"]
+    head = json.dumps(document).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    return server.ask("POST", INFER, b"".join([head, *parts]), headers)
+
+
+def outputs_of(answer):
+    """Return the tensors of an answer by name, wherever they stand."""
+    length = answer.headers["Inference-Header-Content-Length"]
+    document = json.loads(answer.body if length is None else answer.body[: int(length)])
+    rest = b"" if length is None else answer.body[int(length) :]
+    kinds = {"FP32": "<f4", "INT32": "<i4", "BYTES": object}
+    found = {}
+    for tensor in document["outputs"]:
+        size = tensor.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            values = np.array(tensor["data"], kinds[tensor["datatype"]])
+        elif tensor["datatype"] == "BYTES":
+            texts, data = [], rest[:size]
+            while data:
+                (n,) = struct.unpack("<I", data[:4])
+                texts, data = [*texts, data[4 : 4 + n].decode()], data[4 + n :]
+            values = np.array(texts, object)
+        else:
+            values = np.frombuffer(rest[:size], kinds[tensor["datatype"]])
+        rest = rest[size or 0 :]
+        found[tensor["name"]] = values.reshape(tensor["shape"])
+    assert not rest
+    return found
+
+
+def test_an_answer_in_json(server):
+    answer = server.ask("POST", INFER, {"id": "number 1", "inputs": [TENSOR]})
+    assert answer.status == 200
+    document = answer.json
+    assert (document["model_name"], document["model_version"], document["id"]) == ("toy", "7", "number 1")
+    assert [(one["name"], one["datatype"], one["shape"]) for one in document["outputs"]] == [
+        ("logits", "FP32", [2, 3]),
+        ("probabilities", "FP32", [2, 3]),
+    ]
+    np.testing.assert_allclose(outputs_of(answer)["logits"], [[i[0, 0, 0], i.sum(), 0] for i in IMAGES])
+    assert "id" not in server.ask("POST", INFER, {"inputs": [TENSOR]}).json
+
+
+def test_the_outputs_asked_for_choose_the_signature(server):
+    answer = server.ask("POST", INFER, {"inputs": [TENSOR]} | FEATURES)
+    assert outputs_of(answer).keys() == {"features"}
+    np.testing.assert_array_equal(outputs_of(answer)["features"], IMAGES.reshape(2, 4))
+    by_name = {"inputs": [TENSOR], "parameters": {"signature_name": "features"}}
+    assert server.ask("POST", "/v2/models/toy/versions/7/infer", by_name).json == answer.json
+    one = server.ask("POST", INFER, {"inputs": [TENSOR], "outputs": [{"name": "probabilities"}]})
+    assert outputs_of(one).keys() == {"probabilities"}
+
+
+@pytest.mark.parametrize("data", [IMAGES.tolist(), IMAGES.reshape(4, 2).tolist()])
+def test_data_may_be_nested(server, data):
+    answer = server.ask("POST", INFER, {"inputs": [TENSOR | {"data": data}]} | FEATURES)
+    np.testing.assert_array_equal(outputs_of(answer)["features"], IMAGES.reshape(2, 4))
+
+
+@pytest.mark.parametrize("form", ["json", "binary"])
+@pytest.mark.parametrize(
+    ("datatype", "dtype"),
+    [
+        ("FP16", "<f2"),
+        ("FP32", "<f4"),
+        ("FP64", "<f8"),
+        ("INT8", "i1"),
+        ("INT16", "<i2"),
+        ("INT32", "<i4"),
+        ("INT64", "<i8"),
+        ("UINT8", "u1"),
+        ("UINT16", "<u2"),
+        ("UINT32", "<u4"),
+        ("UINT64", "<u8"),
+    ],
+)
+def test_numbers_of_every_type_become_the_inputs(server, datatype, dtype, form):
+    values = np.array([0, 1, 2, 3, 4, 5, 6, 127], dtype).reshape(IMAGES.shape)
+    if form == "json":
+        answer = server.ask("POST", INFER, {"inputs": [TENSOR | {"datatype": datatype, "data": values.tolist()}]} | FEATURES)
+    else:
+        parameters = {"binary_data_size": values.nbytes}
+        answer = ask_binary(server, FEATURES, values.tobytes(), datatype=datatype, parameters=parameters)
+    np.testing.assert_array_equal(outputs_of(answer)["features"], values.reshape(2, 4))
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_binary_answers(server, binary):
+    document = {"inputs": [TENSOR], "parameters": {"binary_data_output": binary}}
+    plain = outputs_of(server.ask("POST", INFER, {"inputs": [TENSOR]}))
+    answer = server.ask("POST", INFER, document)
+    assert answer.headers["Content-Type"] == ("application/octet-stream" if binary else "application/json")
+    for name, array in outputs_of(answer).items():
+        np.testing.assert_array_equal(array, plain[name])
+    # An output's own word counts more than the request's.
+    document["outputs"] = [{"name": "logits", "parameters": {"binary_data": not binary}}, {"name": "probabilities"}]
+    answer = server.ask("POST", INFER, document)
+    length = answer.headers["Inference-Header-Content-Length"]
+    tensors = json.loads(answer.body[: int(length)])["outputs"]
+    assert ["data" in tensor for tensor in tensors] == [binary, not binary]
+    for name, array in outputs_of(answer).items():
+        np.testing.assert_array_equal(array, plain[name])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "tail"),
+    [
+        ({"data": ["12", "0"]}, []),
+        ({"data": [{"b64": "MTI="}, "0"]}, []),
+        ({"data": ["MTI=", "MA"], "parameters": {"content_type": "base64"}}, []),
+        ({"parameters": {"binary_data_size": 11}}, [b"\2\0\0\0" + b"12" + b"\1\0\0\0" + b"0"]),
+    ],
+)
+def test_images_as_bytes(server, tensor, tail):
+    tensor = {"name": "image_bytes", "datatype": "BYTES", "shape": [2]} | tensor
+    for binary in (False, True):
+        answer = ask_binary(server, {"inputs": [tensor], "parameters": {"binary_data_output": binary}}, *tail)
+        assert answer.status == 200, answer.body
+        outputs = outputs_of(answer)
+        assert outputs["classes"].tolist() == [["dog", "cat"], ["cat", "dog"]]
+        assert outputs["indices"].tolist() == [[1, 0], [0, 1]]
+    text = server.ask("POST", INFER, {"inputs": [{**tensor, "data": ["1", "3"], "parameters": {}}]})
+    assert text.json["outputs"][0]["datatype"] == "BYTES"
+
+
+def test_several_binary_inputs_in_their_order(server):
+    inputs = [
+        {"name": "flag", "datatype": "BOOL", "shape": [2], "parameters": {"binary_data_size": 2}},
+        {"name": "number", "datatype": "INT64", "shape": [2], "parameters": {"binary_data_size": 16}},
+    ]
+    answer = ask_binary(server, {"inputs": inputs}, b"\1\0", struct.pack("<qq", 5, -1))
+    twice = next(one for one in answer.json["outputs"] if one["name"] == "twice")
+    assert (twice["datatype"], twice["data"]) == ("INT32", [10, -2])
+    late = ask_binary(server, {"inputs": inputs}, b"\1\0", struct.pack("<qq", 5, 2**31))
+    assert (late.status, "fit int32. Received: 2147483648" in late.json["error"]) == (400, True)
+
+
+REFUSED = [
+    ({"inputs": []}, "`inputs` must be a list"),
+    ({}, "`inputs` must be a list"),
+    ({"inputs": [7]}, "the number 7"),
+    ({"inputs": [TENSOR, TENSOR]}, "a `name` of its own"),
+    ({"inputs": [TENSOR | {"name": "nope"}]}, r'serving_default: images to .*Received: inputs the text "nope"'),
+    ({"inputs": [TENSOR], "outputs": [{"name": "nope"}]}, "nope"),
+    ({"inputs": [TENSOR], "outputs": [{"name": "features"}, {"name": "logits"}]}, "those of one signature"),
+    ({"inputs": [TENSOR], "outputs": {"name": "logits"}}, "`outputs` must be a list"),
+    ({"inputs": [TENSOR], "parameters": {"signature_name": "pair"}}, "number and flag"),
+    ({"inputs": [TENSOR], "parameters": {"signature_name": 7}}, "signature_name"),
+    ({"inputs": [TENSOR], "parameters": 7}, "`parameters`"),
+    ({"inputs": [TENSOR], "parameters": {"binary_data_output": 1}}, "true or false"),
+    ({"inputs": [TENSOR], "id": 7}, "`id`"),
+    ({"inputs": [TENSOR | {"datatype": "FP8"}]}, "FP8"),
+    ({"inputs": [TENSOR | {"datatype": None}]}, "null"),
+    ({"inputs": [TENSOR | {"datatype": "BYTES", "data": ["a"] * 8}]}, "must be float32"),
+    ({"inputs": [TENSOR | {"datatype": "BOOL", "data": [True] * 8}]}, "must be float32"),
+    ({"inputs": [TENSOR | {"datatype": "INT32", "data": [0.5] * 8}]}, "whole numbers"),
+    ({"inputs": [TENSOR | {"shape": [2, 4]}]}, "must have 4 numbers"),
+    ({"inputs": [TENSOR | {"shape": [2, 2, 2, 2]}]}, "must have 16 values"),
+    ({"inputs": [TENSOR | {"shape": [2, 2, -2, -1]}]}, "`shape`"),
+    ({"inputs": [TENSOR | {"shape": [2**31 - 1] * 4}]}, "values"),
+    ({"inputs": [TENSOR | {"shape": [10**30, 2, 2, 1]}]}, "`shape`"),
+    ({"inputs": [TENSOR | {"shape": [True, 2, 2, 1]}]}, "`shape`"),
+    ({"inputs": [TENSOR | {"data": [1, [2]] * 4}]}, "both"),
+    ({"inputs": [TENSOR | {"data": "AAAA"}]}, "must be a list"),
+    ({"inputs": [TENSOR | {"data": [1e39] * 8}]}, "fit float32"),
+    ({"inputs": [TENSOR | {"parameters": {"binary_data_size": 32}}]}, "bytes left after the JSON"),
+    ({"inputs": [{key: TENSOR[key] for key in ("name", "datatype", "shape")}]}, "either `data` or"),
+    ({"inputs": [TENSOR | {"shape": [0, 2, 2, 1], "data": []}]}, "images"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), REFUSED)
+def test_what_does_not_fit_is_refused_with_its_reason(server, body, message):
+    answer = server.ask("POST", INFER, body)
+    assert answer.status == 400
+    assert re.search(message, answer.json["error"])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "tail", "message"),
+    [
+        ({"parameters": {"binary_data_size": 31}}, bytes(31), "must have 32 bytes"),
+        ({"parameters": {"binary_data_size": 32}}, bytes(31), "31 bytes left"),
+        ({"parameters": {"binary_data_size": 32}}, bytes(33), "holds 1 bytes"),
+        ({"parameters": {"binary_data_size": -1}}, bytes(32), "binary_data_size"),
+        ({"parameters": {"binary_data_size": True}}, bytes(32), "binary_data_size"),
+        ({"parameters": {"binary_data_size": 8}, "datatype": "BOOL"}, b"\2" * 8, "0 and 1"),
+        ({"parameters": {"binary_data_size": 8}, "datatype": "BYTES"}, b"\xff" * 8, "first 0 hold 0 elements"),
+        ({"parameters": {"binary_data_size": 36}, "datatype": "BYTES"}, bytes(36), "first 32 hold 8 elements"),
+        ({"parameters": {"binary_data_size": 2}, "datatype": "BYTES"}, bytes(2), "hold 0 elements"),
+    ],
+)
+def test_bytes_that_do_not_fit_are_refused(server, tensor, tail, message):
+    answer = ask_binary(server, {}, tail, **tensor)
+    assert answer.status == 400
+    assert message in answer.json["error"]
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "1" * 30, "100000", "²"])
+def test_a_length_of_the_json_that_is_none(server, length):
+    answer = server.ask("POST", INFER, {"inputs": [TENSOR]}, {"Inference-Header-Content-Length": length})
+    assert answer.status == 400
+
+
+def test_metadata_and_health(server):
+    assert server.ask("GET", "/v2").json["extensions"] == ["binary_tensor_data"]
+    assert server.ask("GET", "/v2/health/live").json == {"live": True}
+    assert server.ask("GET", "/v2/health/ready").json == {"ready": True}
+    about = server.ask("GET", "/v2/models/toy").json
+    assert about == server.ask("GET", "/v2/models/toy/versions/7").json
+    assert about["versions"] == ["7"]
+    assert about["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 2, 2, 1]}]
+    assert [tensor["name"] for tensor in about["outputs"]] == ["logits", "probabilities"]
+    assert about["signatures"].keys() == fakes.SIGNATURES.keys()
+    assert about["signatures"]["predict_bytes"]["inputs"] == [{"name": "image_bytes", "datatype": "BYTES", "shape": [-1]}]
+    assert server.ask("GET", "/v2/models/toy/ready").json == {"name": "toy", "ready": True}
+    for path, status in [("slow", 503), ("nope", 404), ("toy/versions/8", 404)]:
+        answer = server.ask("GET", f"/v2/models/{path}/ready")
+        assert (answer.status, answer.json["ready"]) == (status, False)
+        assert server.ask("GET", f"/v2/models/{path}").status == status
+        assert server.ask("POST", f"/v2/models/{path}/infer", {"inputs": [TENSOR]}).status == status
+
+
+def test_not_ready_while_a_model_is_missing(server):
+    server.repository.is_ready = False
+    try:
+        assert server.ask("GET", "/v2/health/ready").status == 503
+        assert server.ask("GET", "/v2/health/live").status == 200
+    finally:
+        server.repository.is_ready = True

@@ -1,0 +1,369 @@
+"""A loaded version answers as its SavedModel does, and says what is wrong with everything else."""
+
+import asyncio
+import gc
+import json
+import shutil
+import threading
+import weakref
+
+import keras
+import numpy as np
+import pytest
+
+from keras_preact.serving.batching import ComputationError
+from keras_preact.serving.errors import DeadlineExceeded, RequestError, TooBusy, TooLarge
+from keras_preact.serving.servable import LoadError, load
+from keras_preact.serving.settings import Settings
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+
+if keras.backend.backend() == "tensorflow":
+    from tests.keras_preact.serving import small_model
+
+GENEROUS = 60
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory):
+    return small_model.write(tmp_path_factory.mktemp("models") / "insects" / "7")
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return small_model.module()
+
+
+@pytest.fixture(scope="module")
+def servable(version):
+    servable = load(version, Settings(version.parent.parent))
+    yield servable
+    asyncio.run(servable.close())
+
+
+def predict(servable, signature, **inputs):
+    return asyncio.run(asyncio.wait_for(servable.predict(signature, inputs, None), GENEROUS))
+
+
+def images_of(number: int, seed: int = 0) -> tuple[np.ndarray, list[bytes]]:
+    pixels = small_model.pixels(number, seed)
+    return pixels, [small_model.png(image) for image in pixels]
+
+
+def test_it_knows_what_it_is(servable, version):
+    assert (servable.name, servable.version, servable.classes) == ("insects", 7, small_model.CLASSES)
+    assert sorted(servable.signatures) == ["features", "predict_bytes", "serving_default"]
+    [images] = servable.signatures["serving_default"].inputs
+    assert (images.name, images.dtype, images.shape) == ("images", "float32", (None, *small_model.SHAPE))
+    assert servable.waiting == 0
+    definition = servable.signature_defs["predict_bytes"]
+    assert definition["method_name"] == "tensorflow/serving/predict"
+    assert definition["inputs"]["image_bytes"]["dtype"] == "DT_STRING"
+    assert definition["outputs"]["scores"]["tensor_shape"]["dim"][1]["size"] == str(small_model.TOP_K)
+    assert str(version.parent.parent) not in json.dumps(servable.signature_defs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "uint8", ">f4"])
+def test_numbers_of_every_type(dtype, servable, reference):
+    images = small_model.pixels(3)
+    wanted = reference.core(images)
+    answer = predict(servable, "serving_default", images=images.astype(dtype))
+    assert sorted(answer) == ["logits", "probabilities"]
+    for name, values in answer.items():
+        np.testing.assert_allclose(values, wanted[name], rtol=1e-5, atol=1e-5)
+    features = predict(servable, "features", images=images.astype(dtype))
+    assert sorted(features) == ["features"]
+    np.testing.assert_allclose(features["features"], wanted["features"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+def test_files_of_images_are_answered_as_the_saved_model_does(as_array, servable, reference):
+    _, files = images_of(4)
+    wanted = {name: value.numpy() for name, value in reference.predict_bytes(np.array(files, object)).items()}
+    # two classes have equal scores; the first must come first
+    assert any({1, 3} <= set(row) for row in wanted["indices"].tolist())
+    answer = predict(servable, "predict_bytes", image_bytes=np.array(files, object) if as_array else files)
+    assert sorted(answer) == sorted(wanted)
+    assert answer["indices"].dtype == np.int32
+    np.testing.assert_array_equal(answer["indices"], wanted["indices"])
+    np.testing.assert_allclose(answer["scores"], wanted["scores"], rtol=1e-5)
+    assert answer["classes"].tolist() == [[name.decode() for name in row] for row in wanted["classes"].tolist()]
+
+
+GOOD = np.zeros((2, 8, 8, 3), "float32")
+
+
+def spoiled(value) -> np.ndarray:
+    images = GOOD.astype("float64")
+    images[1, 2, 3, 0] = value
+    return images
+
+
+@pytest.mark.parametrize(
+    ("signature", "inputs", "message"),
+    [
+        ("classify", {"images": GOOD}, "no signature 'classify'. It has: features, predict_bytes, serving_default"),
+        ("features", {}, "takes one input, 'images'. Received: none"),
+        ("features", {"pixels": GOOD}, "takes one input, 'images'. Received: 'pixels'"),
+        ("features", {"images": GOOD, "more": GOOD}, "takes one input, 'images'. Received: 'images', 'more'"),
+        ("features", {"images": GOOD > 0}, "'images' must hold numbers. Received: values of the type bool"),
+        ("features", {"images": GOOD.astype("complex64")}, "'images' must hold numbers"),
+        ("features", {"images": np.array(["a"])}, "'images' must hold numbers"),
+        ("features", {"images": [b"a"]}, "'images' must hold numbers"),
+        ("features", {"images": np.array([b"a", None])}, "'images' must hold numbers. Received: values of the type object"),
+        ("features", {"images": GOOD[0]}, r"(examples, 8, 8, 3). Received: the shape (8, 8, 3)"),
+        ("features", {"images": GOOD[:, 1:]}, r"(examples, 8, 8, 3). Received: the shape (2, 7, 8, 3)"),
+        ("features", {"images": np.float32(3)}, r"(examples, 8, 8, 3). Received: the shape ()"),
+        ("features", {"images": GOOD[:0]}, "at least one example"),
+        ("features", {"images": spoiled(np.nan)}, "another one in example 1."),
+        ("features", {"images": spoiled(-np.inf)}, "another one in example 1."),
+        ("features", {"images": spoiled(1e300)}, "another one in example 1."),
+        ("predict_bytes", {"images": GOOD}, "takes one input, 'image_bytes'. Received: 'images'"),
+        ("predict_bytes", {"image_bytes": []}, "at least one example"),
+        ("predict_bytes", {"image_bytes": ["text"]}, "Received: a value of the type str as number 0."),
+        ("predict_bytes", {"image_bytes": [b"", 3]}, "Received: a value of the type int as number 1."),
+        ("predict_bytes", {"image_bytes": GOOD}, "(examples,). Received: the shape (2, 8, 8, 3)"),
+        ("predict_bytes", {"image_bytes": np.array([[b"a"]], object)}, "(examples,). Received: the shape (1, 1)"),
+        ("predict_bytes", {"image_bytes": [b""]}, "image 0 is damaged or cut off"),
+    ],
+)
+def test_what_cannot_be_answered(signature, inputs, message, servable):
+    with pytest.raises(RequestError) as caught:
+        predict(servable, signature, **inputs)
+    assert caught.value.status == 400
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize("signature", ["serving_default", "predict_bytes"])
+def test_more_than_a_batch(signature, servable):
+    pixels, files = images_of(5)
+    inputs = {"image_bytes": files} if signature == "predict_bytes" else {"images": pixels}
+    with pytest.raises(TooLarge, match=r"at most 4 .* Received: 5"):
+        predict(servable, signature, **inputs)
+
+
+def test_a_damaged_image_is_named_and_spoils_nobodys_batch(version, reference):
+    """Bad and good requests wait for each other to fill one batch."""
+    pixels, files = images_of(6)
+    other_size = small_model.png(np.zeros((9, 7, 3)))
+    wanted = reference.core(pixels)["probabilities"].numpy().max(axis=1)
+
+    async def main(servable):
+        requests = [
+            [files[0]],
+            [files[1], files[2][:60], files[3]],
+            [files[4], other_size],
+            [b"no image at all", files[5][:-9]],
+            [files[5]],
+        ]
+        tasks = [servable.predict("predict_bytes", {"image_bytes": request}, None) for request in requests]
+        try:
+            return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), GENEROUS)
+        finally:
+            await servable.close()
+
+    servable = load(version, Settings(version, batch_wait_ms=50))
+    first, cut_off, too_small, no_image, last = asyncio.run(main(servable))
+    np.testing.assert_allclose(first["scores"][:, 0], wanted[:1], rtol=1e-5)
+    np.testing.assert_allclose(last["scores"][:, 0], wanted[5:], rtol=1e-5)
+    assert isinstance(cut_off, RequestError)
+    assert cut_off.message == "image 1 is damaged or cut off"
+    assert too_small.message == "image 1 is 7 x 9 pixels"
+    assert no_image.message == "image 0 is damaged or cut off"
+
+
+@pytest.mark.parametrize("options", [{}, {"batching": False}, {"batch_wait_ms": 2.0}])
+@pytest.mark.parametrize("engine", ["tensorflow", "openvino"])
+def test_many_clients_at_once_each_get_their_own_answer(engine, options, version, reference):
+    pytest.importorskip(engine)
+    pixels, files = images_of(60)
+    wanted = reference.core(pixels)["logits"].numpy()
+    best = np.argsort(-wanted, axis=1, kind="stable")[:, :1]
+    batches = []
+
+    async def client(servable, start, number):
+        own = slice(start, start + number)
+        if start % 2:
+            answer = await servable.predict("serving_default", {"images": pixels[own]}, None)
+            np.testing.assert_allclose(answer["logits"], wanted[own], rtol=1e-4, atol=1e-4)
+        else:
+            answer = await servable.predict("predict_bytes", {"image_bytes": files[own]}, None)
+            np.testing.assert_array_equal(answer["indices"][:, :1], best[own])
+
+    async def main(servable):
+        try:
+            clients = [client(servable, start, 1 + start % 4) for start in range(56)]
+            await asyncio.wait_for(asyncio.gather(*clients), GENEROUS)
+        finally:
+            await servable.close()
+
+    servable = load(
+        version, Settings(version, engine=engine, max_queue=500, **options), lambda *report: batches.append(report)
+    )
+    warmup = len(batches)
+    assert [report[:3] for report in batches] == [("insects", 7, number) for number in (1, 2, 4, 1)]
+    asyncio.run(main(servable))
+    assert sum(report[2] for report in batches[warmup:]) == sum(1 + start % 4 for start in range(56))
+    assert max(report[2] for report in batches) <= 4
+    if options == {"batching": False}:
+        assert len(batches) - warmup == 56
+
+
+def test_images_that_wait_to_be_decoded_are_bounded_and_late_ones_are_dropped(version):
+    _, files = images_of(4)
+    entered, release = threading.Semaphore(0), threading.Event()
+    servable = load(version, Settings(version, max_queue=4))
+    decode = servable._decoder._decode
+
+    def slow_decode(file):
+        entered.release()
+        assert release.wait(GENEROUS)
+        return decode(file)
+
+    async def main():
+        def request(number, seconds=None):
+            deadline = seconds and asyncio.get_running_loop().time() + seconds
+            return asyncio.ensure_future(servable.predict("predict_bytes", {"image_bytes": files[:number]}, deadline))
+
+        try:
+            first = request(3)
+            assert await asyncio.to_thread(entered.acquire, timeout=GENEROUS)
+            assert servable.waiting == 3
+            with pytest.raises(TooBusy, match="3 images wait"):
+                await request(2)
+            with pytest.raises(DeadlineExceeded):
+                await request(1, seconds=0.01)
+            release.set()
+            assert len((await first)["indices"]) == 3
+        finally:
+            release.set()
+            await servable.close()
+
+    servable._decoder._decode = slow_decode
+    asyncio.run(main())
+    assert servable.waiting == 0
+
+
+def test_a_failure_inside_is_not_the_clients(version):
+    servable = load(version, Settings(version))
+
+    def broken(images):
+        raise OSError("/secret/path")
+
+    servable._batcher._run = broken
+    with pytest.raises(ComputationError) as caught:
+        predict(servable, "features", images=GOOD)
+    assert "secret" not in str(caught.value)
+    asyncio.run(servable.close())
+
+
+def test_closing_leaves_no_thread_and_no_memory(version):
+    before = threading.active_count()
+    servable = load(version, Settings(version, batching=False))
+    predict(servable, "predict_bytes", image_bytes=images_of(2)[1])
+    asyncio.run(servable.close())
+    assert threading.active_count() == before
+    function = weakref.ref(servable._batcher._run)
+    del servable
+    gc.collect()
+    assert function() is None
+
+
+def copied(version, tmp_path):
+    return shutil.copytree(version, tmp_path / "models" / "insects" / "7")
+
+
+def refusal(version, **options) -> str:
+    before = threading.active_count()
+    with pytest.raises(LoadError) as caught:
+        load(version, Settings(version.parent.parent, **options))
+    assert str(version.parent.parent) not in str(caught.value)
+    assert threading.active_count() == before
+    return str(caught.value)
+
+
+FILES = ["saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001", "fingerprint.pb"]
+
+
+@pytest.mark.parametrize("name", [*FILES, "assets.extra/tf_serving_warmup_requests"])
+def test_a_flipped_bit_is_found(name, version, tmp_path):
+    file = copied(version, tmp_path) / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert (
+        refusal(file.parents[name.count("/")]) == f"Its {name} is damaged: the SHA-256 hash is not the one in the model card."
+    )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_found(name, version, tmp_path):
+    damaged = copied(version, tmp_path)
+    (damaged / name).unlink()
+    assert f"Its {name} cannot be read (No such file" in refusal(damaged)
+
+
+def test_a_file_that_the_card_does_not_know_is_found(version, tmp_path):
+    damaged = copied(version, tmp_path)
+    (damaged / ".nfs0001").write_text("hidden")
+    asyncio.run(load(damaged, Settings(tmp_path)).close())
+    (damaged / "assets" / "words.txt").parent.mkdir(exist_ok=True)
+    (damaged / "assets" / "words.txt").write_text("more")
+    assert "assets/words.txt, which its model card does not know" in refusal(damaged)
+
+
+def test_cards_that_do_not_serve(version, tmp_path):
+    damaged = copied(version, tmp_path)
+    card = damaged / "assets.extra" / "model_card.json"
+    whole = json.loads(card.read_text())
+    card.write_text(card.read_text()[:-5])
+    assert "cannot be read (JSONDecodeError)" in refusal(damaged)
+    card.write_text("[]")
+    assert "model card lacks classes, signatures" in refusal(damaged)
+    card.write_text(json.dumps({key: value for key, value in whole.items() if key != "files"}))
+    assert "model card lacks files: export it again" in refusal(damaged)
+    card.write_text(json.dumps(whole | {"signatures": {"features": {"inputs": {}}}}))
+    assert "does not describe the signatures" in refusal(damaged)
+    card.unlink()
+    assert "It has no assets.extra/model_card.json" in refusal(damaged)
+
+
+def test_saved_models_of_another_kind(tmp_path):
+    import tensorflow as tf
+
+    other = small_model.write(tmp_path / "models" / "insects" / "1")
+    card = json.loads((other / "assets.extra" / "model_card.json").read_text())
+
+    def replace(write):
+        shutil.rmtree(other)
+        (other / "assets.extra").mkdir(parents=True)
+        write()
+        (other / "assets.extra" / "model_card.json").write_text(json.dumps(card | {"files": small_model.hashes(other)}))
+
+    replace(lambda: tf.saved_model.save(tf.Module(), str(other)))
+    assert "no function `core`" in refusal(other)
+    replace(lambda: (other / "saved_model.pb").write_bytes(b"anything"))
+    assert "cannot load its SavedModel" in refusal(other)
+
+
+def test_an_engine_that_there_is_not(version):
+    assert refusal(version, engine="abacus") == "There is no engine 'abacus'. There are: tensorflow, openvino."
+
+
+def test_a_version_whose_warm_up_fails_is_not_served(tmp_path):
+    signatures = small_model.signatures()
+    signatures["serving_default"]["inputs"]["images"]["shape"] = [None, 9, 9, 3]
+    version = small_model.write(tmp_path / "models" / "insects" / "1", signatures=signatures)
+    assert "A warm-up request of it fails: 'images' must have the shape (examples, 9, 9, 3)" in refusal(version)
+
+
+def test_without_warm_up_and_with_smaller_batches_than_it_was_exported_for(version, tmp_path):
+    reports = []
+    servable = load(version, Settings(tmp_path, max_batch_size=2), lambda *report: reports.append(report))
+    assert [rows for _, _, rows, _ in reports] == [1, 2, 1]
+    with pytest.raises(TooLarge, match="at most 2"):
+        predict(servable, "features", images=small_model.pixels(3))
+    asyncio.run(servable.close())
+    servable = load(small_model.write(tmp_path / "models" / "insects" / "1", warmup=False), Settings(tmp_path))
+    assert predict(servable, "features", images=GOOD)["features"].shape == (2, 6)
+    asyncio.run(servable.close())

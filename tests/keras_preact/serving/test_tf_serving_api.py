@@ -1,0 +1,244 @@
+"""TensorFlow Serving's REST API, over real sockets, against a model computed by hand."""
+
+import base64
+import re
+
+import keras
+import numpy as np
+import pytest
+from google.protobuf import json_format
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+
+pytest.importorskip("uvicorn")
+from tests.keras_preact.serving import fakes  # noqa: E402
+
+PREDICT = "/v1/models/toy:predict"
+CLASSIFY = "/v1/models/toy:classify"
+IMAGES = np.arange(8, dtype="float32").reshape(2, 2, 2, 1) / 4
+ROWS = IMAGES.tolist()
+
+
+def b64(data: bytes) -> dict:
+    return {"b64": base64.b64encode(data).decode()}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with fakes.serving() as running:
+        yield running
+
+
+def expected_logits():
+    return [[image[0, 0, 0], image.sum(), 0] for image in IMAGES]
+
+
+def test_rows_are_answered_by_rows(server):
+    answer = server.ask("POST", PREDICT, {"instances": ROWS})
+    assert answer.status == 200
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.json.keys() == {"predictions"}
+    assert [row.keys() for row in answer.json["predictions"]] == [{"logits", "probabilities"}] * 2
+    np.testing.assert_allclose([row["logits"] for row in answer.json["predictions"]], expected_logits())
+    np.testing.assert_allclose([sum(row["probabilities"]) for row in answer.json["predictions"]], 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("path", [PREDICT, "/v1/models/toy/versions/7:predict"])
+@pytest.mark.parametrize("instances", [ROWS, [{"images": row} for row in ROWS]])
+@pytest.mark.parametrize(
+    "headers", [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}]
+)
+def test_one_output_stands_alone(server, path, instances, headers):
+    answer = server.ask("POST", path, {"signature_name": "features", "instances": instances}, headers)
+    assert (answer.status, answer.json) == (200, {"predictions": IMAGES.reshape(2, 4).tolist()})
+
+
+@pytest.mark.parametrize("inputs", [ROWS, {"images": ROWS}])
+def test_columns_are_answered_by_columns(server, inputs):
+    answer = server.ask("POST", PREDICT, {"inputs": inputs})
+    assert answer.json.keys() == {"outputs"}
+    assert answer.json["outputs"].keys() == {"logits", "probabilities"}
+    np.testing.assert_allclose(answer.json["outputs"]["logits"], expected_logits())
+    answer = server.ask("POST", PREDICT, {"signature_name": "features", "inputs": inputs})
+    assert answer.json == {"outputs": IMAGES.reshape(2, 4).tolist()}
+
+
+@pytest.mark.parametrize("name", ["", "serving_default"])
+def test_the_default_signature_may_be_named_or_left_empty(server, name):
+    body = {"signature_name": name, "instances": ROWS}
+    assert server.ask("POST", PREDICT, body).json == server.ask("POST", PREDICT, {"instances": ROWS}).json
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"instances": [b64(b"12"), b64(b"0")]},
+        {"instances": [{"image_bytes": b64(b"12")}, {"image_bytes": b64(b"0")}]},
+        {"instances": ["12", "0"]},  # text is bytes too
+    ],
+)
+def test_bytes_come_as_base64(server, body):
+    rows = server.ask("POST", PREDICT, body | {"signature_name": "predict_bytes"}).json["predictions"]
+    assert [row["classes"] for row in rows] == [["dog", "cat"], ["cat", "dog"]]
+    assert [row["indices"] for row in rows] == [[1, 0], [0, 1]]
+    np.testing.assert_allclose(rows[1]["scores"], [1 / 3, 1 / 3], rtol=1e-6)
+    columns = {"signature_name": "predict_bytes", "inputs": [b64(b"12"), b64(b"0")]}
+    assert server.ask("POST", PREDICT, columns).json["outputs"]["classes"] == [["dog", "cat"], ["cat", "dog"]]
+
+
+def test_several_inputs_of_other_types_and_bytes_as_output(server):
+    body = {"signature_name": "pair", "instances": [{"number": 5, "flag": True}, {"flag": False, "number": -1}]}
+    assert server.ask("POST", PREDICT, body).json == {
+        "predictions": [{"text_bytes": b64(b"5True"), "twice": 10}, {"text_bytes": b64(b"-1False"), "twice": -2}]
+    }
+    body = {"signature_name": "pair", "inputs": {"number": [5, -1], "flag": [True, False]}}
+    assert server.ask("POST", PREDICT, body).json == {
+        "outputs": {"text_bytes": [b64(b"5True"), b64(b"-1False")], "twice": [10, -2]}
+    }
+
+
+REFUSED = [
+    ({}, "either `instances`"),
+    ({"instances": ROWS, "inputs": ROWS}, "either `instances`"),
+    ({"instances": []}, "at least one row"),
+    ({"instances": None}, "Received: null"),
+    ({"instances": {"images": ROWS}}, "an object with the keys"),
+    ({"instances": [{"pictures": ROWS[0]}]}, 'Received: an object with the keys "pictures"'),
+    ({"instances": [{"images": ROWS[0]}, ROWS[1]]}, "all of them"),
+    ({"inputs": {"images": ROWS, "more": 1}}, "an object with the inputs of serving_default"),
+    ({"instances": ROWS, "signature_name": "nope"}, "features, pair, predict_bytes, serving_default"),
+    ({"instances": ROWS, "signature_name": ["features"]}, "a list of 1"),
+    ({"instances": [[[1, 2], [3, 4]]]}, "nested 4 deep"),
+    ({"instances": [[[[1], [2]], [[3]]]]}, "equal length"),
+    ({"instances": [[[[1], [2]], [[3], ["4"]]]]}, 'must hold numbers.*the text "4"'),
+    ({"instances": [[[[1], [2]], [[3], [None]]]]}, "null"),
+    ({"instances": [[[[1], [2]], [[3], [True]]]]}, "true"),
+    ({"instances": [[[[1], [2]], [[3], [[4]]]]]}, "a list of 1"),
+    ({"instances": [[[[1], [2]], [[3], [1e300]]]]}, "fit float32"),
+    ({"instances": [[[[1], [2]], [[3], [10**4000]]]]}, "infinity"),
+    ({"instances": [{"b64": "MTI"}]}, "lists nested"),
+    ({"instances": [{"b64": "M!I"}], "signature_name": "predict_bytes"}, "base64"),
+    ({"instances": [{"b64": 7}], "signature_name": "predict_bytes"}, "b64"),
+    ({"instances": [7], "signature_name": "predict_bytes"}, "the number 7"),
+    ({"inputs": {"number": [2**31], "flag": [True]}, "signature_name": "pair"}, "-2147483648 to 2147483647"),
+    ({"inputs": {"number": [2**70], "flag": [True]}, "signature_name": "pair"}, "whole numbers"),
+    ({"inputs": {"number": [1.0], "flag": [True]}, "signature_name": "pair"}, "whole numbers"),
+    ({"inputs": {"number": [1], "flag": [1]}, "signature_name": "pair"}, "true or false"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), REFUSED)
+def test_what_does_not_fit_is_refused_with_its_reason(server, body, message):
+    answer = server.ask("POST", PREDICT, body)
+    assert answer.status == 400
+    assert answer.json.keys() == {"error"}
+    assert re.search(message, answer.json["error"])
+
+
+def test_classes_of_encoded_images(server):
+    answer = server.ask("POST", CLASSIFY, {"examples": [{"image_bytes": b64(b"12")}, {"image_bytes": b64(b"0")}]})
+    [first, second] = answer.json["results"]
+    assert [label for label, _ in first] == ["dog", "cat"]
+    assert first[0][1] > 0.99
+    np.testing.assert_allclose([score for _, score in second], 1 / 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("examples", [[{"images": row} for row in ROWS], [{"images": np.ravel(row).tolist()} for row in ROWS]])
+def test_classes_of_pixels_nested_or_flat(server, examples):
+    results = server.ask("POST", CLASSIFY, {"examples": examples}).json["results"]
+    probabilities = server.ask("POST", PREDICT, {"inputs": ROWS}).json["outputs"]["probabilities"]
+    for result, row in zip(results, probabilities, strict=True):
+        best = sorted(range(3), key=lambda index: (-row[index], index))[:2]
+        assert result == [[fakes.CLASSES[index], row[index]] for index in best]
+
+
+def test_examples_share_their_context(server):
+    alone = server.ask("POST", CLASSIFY, {"examples": [{"images": ROWS[0]}]}).json
+    assert server.ask("POST", CLASSIFY, {"context": {"images": ROWS[0]}, "examples": [{}]}).json == alone
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"examples": []},
+        {"examples": {"image_bytes": b64(b"1")}},
+        {"examples": [b64(b"1")]},
+        {"examples": [{}]},
+        {"examples": [{"image_bytes": b64(b"1")}, {"images": ROWS[0]}]},
+        {"examples": [{"images": [1, 2, 3]}]},
+        {"examples": [{"images": [1, 2, 3, "4"]}]},
+        {"examples": [{"image_bytes": [[b64(b"1")]]}]},
+        {"examples": [{"images": ROWS[0]}], "context": []},
+        {"examples": [{"images": ROWS[0]}], "signature_name": "nope"},
+        {"examples": [{"images": ROWS[0]}], "signature_name": [1]},
+    ],
+)
+def test_examples_that_are_none_are_refused(server, body):
+    answer = server.ask("POST", CLASSIFY, body)
+    assert answer.status == 400
+    assert "Received: " in answer.json["error"]
+
+
+def test_status_is_the_message_that_clients_parse(server):
+    apis = pytest.importorskip("tensorflow_serving.apis.get_model_status_pb2")
+    for path in ("/v1/models/toy", "/v1/models/toy/versions/7"):
+        answer = server.ask("GET", path)
+        parsed = json_format.ParseDict(answer.json, apis.GetModelStatusResponse())
+        assert answer.json == json_format.MessageToDict(
+            parsed, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        [version] = parsed.model_version_status
+        assert (version.version, version.state) == (7, apis.ModelVersionStatus.AVAILABLE)
+    [broken] = server.ask("GET", "/v1/models/bad").json["model_version_status"]
+    assert broken == {"version": "1", "state": "END", "status": {"error_code": "INTERNAL", "error_message": "It is broken."}}
+
+
+def test_metadata_names_the_version(server):
+    answer = server.ask("GET", "/v1/models/toy/metadata").json
+    assert answer == server.ask("GET", "/v1/models/toy/versions/7/metadata").json
+    assert answer == {
+        "model_spec": {"name": "toy", "signature_name": "", "version": "7"},
+        "metadata": {"signature_def": {"signature_def": fakes.FakeServable.signature_defs}},
+    }
+
+
+def test_the_list_of_models(server):
+    bad, slow, toy = server.ask("GET", "/v1/models").json["models"]
+    assert toy == {
+        "name": "toy",
+        "versions": [{"version": "7", "state": "AVAILABLE"}],
+        "classes": 3,
+        "input": {"shape": [None, 2, 2, 1]},
+        "takes_images": True,
+    }
+    assert (bad["name"], bad["versions"][0]["state"], bad["takes_images"]) == ("bad", "END", False)
+    assert slow["versions"] == [{"version": "1", "state": "LOADING"}]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/models/nope", 404),
+        ("GET", "/v1/models/toy/versions/8", 404),
+        ("GET", "/v1/models/toy/versions/x", 400),
+        ("GET", f"/v1/models/toy/versions/{10**30}", 400),
+        ("GET", "/v1/models/nope/metadata", 404),
+        ("GET", "/v1/models/slow/metadata", 503),
+        ("GET", PREDICT, 405),
+        ("POST", "/v1/models/nope:predict", 404),
+        ("POST", "/v1/models/slow:predict", 503),
+        ("POST", "/v1/models/toy/versions/8:predict", 404),
+        ("POST", "/v1/models/toy/versions/-1:classify", 400),
+        ("POST", "/v1/models/toy:regress", 400),
+        ("POST", "/v1/models/toy:embed", 400),
+        ("DELETE", "/v1/models/toy", 405),
+        ("GET", "/v1/models/", 404),
+        ("GET", "/v1", 404),
+    ],
+)
+def test_paths_that_lead_nowhere(server, method, path, status):
+    answer = server.ask(method, path, b"{}" if method == "POST" else None)
+    assert answer.status == status
+    assert answer.json.keys() == {"error"}
+    assert (answer.headers["Retry-After"] is not None) == (status == 503)

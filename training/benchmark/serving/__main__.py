@@ -1,0 +1,138 @@
+"""The command line: `python -m training.benchmark.serving [--option value ...]`."""
+
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import tyro
+
+from training import backends, cli
+from training.benchmark.serving import exports, results
+from training.benchmark.serving.options import Options
+from training.benchmark.serving.parts import PARTS, PRECISIONS, Round
+
+DESCRIPTION = """Measure what serving costs: networks in a loop and through the server's engines, the real server over HTTP
+with clients beside it, its memory. Candidates take turns (A B C, A B C, ...); medians over the rounds are reported with the
+least and the most, and ratios: the median of the quotients of figures of the same round. Everything stays on this machine."""
+
+#: What in the environment sets threads and devices.
+_ENVIRONMENT = ("OMP_NUM_THREADS", "TF_ENABLE_ONEDNN_OPTS", "TF_NUM_INTRAOP_THREADS", "MALLOC_ARENA_MAX")
+_PACKAGES = ("tensorflow", "keras", "numpy", "openvino", "starlette", "uvicorn", "httptools", "orjson")
+
+
+def run(options: Options) -> dict:
+    """Measure what `options` say, print the tables, write the file and return what it holds.
+
+    Raises:
+        UserError: for options that do not fit, or if a process fails.
+    """
+    from training.runs import write_json
+
+    options.check()
+    flags = cpu_flags()
+    rounds: dict[str, list[Round]] = {part: [] for part in options.parts}
+    described = {
+        "command": "serving",
+        "settings": dataclasses.asdict(options),
+        "about": results.ABOUT,
+        "order": "The candidates of a model take turns; a ratio is of two figures of the same round.",
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": backends.cpu(),
+            "flags": flags,
+            "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "system": platform.platform(),
+            "environment": {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
+        },
+        "versions": {"python": platform.python_version()} | _versions(),
+        "rounds": rounds,
+    }
+    with _folder(options.exports) as folder:
+        _say("exporting")
+        exports.write(options.models, PRECISIONS if "direct" in options.parts else [options.precision], folder)
+        for part in options.parts:
+            _say(part)
+            for figures in PARTS[part](options, folder):
+                rounds[part].append(figures)
+                _say(f"{part}: a round of {len(figures)} candidates")
+                summary = results.summarize(itertools.chain(*rounds.values()))
+                described |= {"summary": summary, "demands": results.judge(summary, "amx_bf16" in flags)}
+                described["seconds"] = round(_passed(described["started"]))
+                if options.output is not None:
+                    write_json(options.output, described)
+    print(_heading(options, described))
+    print(results.tables(described["summary"], described["demands"]))
+    if options.output is not None:
+        print(f"\nWritten: {options.output}")
+    return described
+
+
+def cpu_flags() -> list[str]:
+    """Return the CPU's flags for matrices and 16 bits, such as amx_bf16; none where the system does not tell."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return sorted(flag for flag in flags if flag.startswith("amx_") or flag in ("avx2", "avx512f", "avx512_bf16"))
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+@contextlib.contextmanager
+def _folder(kept: Path | None) -> Iterator[Path]:
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept.resolve()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def _passed(started: str) -> float:
+    return (datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(started)).total_seconds()
+
+
+def _say(text: str) -> None:
+    print(f"{datetime.datetime.now():%H:%M:%S} {text}", file=sys.stderr, flush=True)
+
+
+def _heading(options: Options, described: dict) -> str:
+    machine = described["machine"]
+    flags = ", ".join(machine["flags"])
+    return "\n".join(
+        [
+            f"serving: {options.rounds} round{'s' * (options.rounds > 1)} of {options.seconds:g} s each, "
+            f"{described['seconds']} s in all, on {machine['cpu']} ({flags})",
+            described["about"],
+            described["order"],
+            "Figures: median (least to most) of the rounds.",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and measure."""
+    argv, verbose = cli.split_verbose(argv)
+    cli.guard(
+        lambda: run(
+            tyro.cli(Options, prog="python -m training.benchmark.serving", description=cli.described(DESCRIPTION), args=argv)
+        ),
+        verbose,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Writes the networks that are measured, in a process of its own: `python -m training.benchmark.serving.exports JOB`.
+
+JOB is JSON: the models, the precisions and the folder. They keep their new weights, so that nothing has to be trained: what a
+network computes takes the same time whatever its weights are, and its accuracy says nothing.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from training.benchmark import candidates
+from training.cli import UserError
+
+#: Registered model to the same network of another package.
+PEERS: Mapping[str, str] = {"imagenet_resnet50_preact": "keras_applications_resnet50v2"}
+PEER_PRECISION = "float32"
+#: Random images on which bfloat16 is compared with the model's own answers.
+VALIDATION_IMAGES = 16
+
+
+def path_of(folder: Path, model: str, precision: str) -> Path:
+    """Return where an export lies: `folder/MODEL-PRECISION/MODEL/1`, so that a server can be given it alone."""
+    return folder / f"{name_of(model)}-{precision}" / name_of(model) / "1"
+
+
+def name_of(model: str) -> str:
+    """Return the name under which a model is served: its own, or one made of NAME:option=value."""
+    return re.sub(r"\W", "_", model)
+
+
+def peer_of(model: str) -> str | None:
+    """Return the peer of a model with the options it is registered with."""
+    return PEERS.get(model)
+
+
+def write(models: Sequence[str], precisions: Sequence[str], folder: Path) -> None:
+    """Export every model in every precision, and its peer; those that lie in `folder` already are taken as they are.
+
+    Raises:
+        UserError: if one could not be exported.
+    """
+    job = json.dumps({"models": models, "precisions": precisions, "folder": str(folder)})
+    child = subprocess.run(
+        [sys.executable, "-m", "training.benchmark.serving.exports", job],
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"KERAS_BACKEND": "tensorflow"},
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if child.returncode:
+        raise UserError(f"The exporting process ended with status {child.returncode}; its message stands above.")
+
+
+def _write_all(models: Sequence[str], precisions: Sequence[str], folder: Path) -> None:
+    for model in models:
+        missing = [precision for precision in precisions if not path_of(folder, model, precision).is_dir()]
+        if missing:
+            _write(model, missing, folder)
+        peer = peer_of(model)
+        if peer is not None and not path_of(folder, peer, PEER_PRECISION).is_dir():
+            _write_peer(peer, path_of(folder, peer, PEER_PRECISION))
+
+
+def _write(model: str, precisions: Sequence[str], folder: Path) -> None:
+    import keras
+    import numpy as np
+
+    import keras_preact as kp
+
+    keras.utils.set_random_seed(0)
+    name, options = candidates.parse(model)
+    network = kp.create_model(name, include_preprocessing=True, **options)
+    shape = (VALIDATION_IMAGES, *network.input_shape[1:])
+    images = np.random.default_rng(0).integers(0, 256, shape).astype("float32")
+    labels = network.predict(images, verbose=0).argmax(axis=-1)
+    for precision in precisions:
+        kp.export.save(
+            network,
+            path_of(folder, model, precision).parent,
+            classes=[f"class {i}" for i in range(network.output_shape[-1])],
+            precision=precision,
+            validation_data=(images, labels) if precision == "bfloat16" else None,
+            max_accuracy_loss=1.0,  # the classes of a network that was not trained lie too close together to hold it to any
+        )
+
+
+def _write_peer(peer: str, path: Path) -> None:
+    """Export a network of another package as its users do."""
+    unfinished = path.with_name("unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    candidates.PEERS[peer].build(candidates.PEERS[peer].image_size).export(str(unfinished), verbose=False)
+    unfinished.rename(path)
+
+
+if __name__ == "__main__":
+    told = json.loads(sys.argv[1])
+    _write_all(told["models"], told["precisions"], Path(told["folder"]))
