@@ -18,7 +18,7 @@ ifeq ($(shell command -v nvidia-smi)$(PIP_FIND_LINKS)$(PIP_EXTRA_INDEX_URL)$(PIP
 torch_index := --extra-index-url https://download.pytorch.org/whl/cpu
 endif
 about_training := TensorFlow (CPU), Keras and what the scripts under training/ need
-about_test := pytest, pytest-xdist, hypothesis, a notebook kernel and all of the above
+about_test := pytest, hypothesis, a notebook kernel, servers, other runtimes and all of the above
 about_jax := JAX (CPU)
 about_torch := PyTorch
 about_lint := ruff and mypy

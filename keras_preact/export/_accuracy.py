@@ -68,7 +68,7 @@ class Reference:
         accuracy = float((predicted == self.labels).mean())
         if accuracy < self.accuracy - self.max_loss:
             raise ExportError(
-                f"Of {len(self.labels)} images {100 * accuracy:.2f} % are right in bfloat16, {100 * self.accuracy:.2f} % by the "
-                f"model itself: max_accuracy_loss={self.max_loss} allows less. Export it with precision='float32'."
+                f"Of {len(self.labels)} images {100 * accuracy:.2f} % are right in bfloat16, {100 * self.accuracy:.2f} % by "
+                f"the model itself: max_accuracy_loss={self.max_loss} allows less. Export it with precision='float32'."
             )
         return {"images": len(self.labels), "model": self.accuracy, "bfloat16": accuracy, "max_loss": self.max_loss}

@@ -82,7 +82,8 @@ def of(model: keras.Model, *, fold: bool) -> Values:
 
 def _layers_and_places(model: keras.Model) -> tuple[list[keras.Layer], Callable]:
     """Return all layers, those of a stack's unit among them, and what gives the variable that holds a layer's values."""
-    layers, stacked = [], {}
+    layers: list[keras.Layer] = []
+    stacked: dict[int, tuple] = {}
     for layer in model._flatten_layers(include_self=False):
         layers.append(layer)
         if isinstance(layer, UnitStack):

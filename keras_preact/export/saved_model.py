@@ -196,6 +196,11 @@ def _write(scores: _scores.Scores, plan: _graph.Plan, path: Path) -> None:
 
 
 def check_classes(classes: Sequence[str], outputs: int) -> list[str]:
+    """Return the names of the classes as a list.
+
+    Raises:
+        ValueError: if they are not one name of its own for each of so many outputs.
+    """
     names = list(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"`classes` must be a list of names, each a string. Received: classes={classes!r}")

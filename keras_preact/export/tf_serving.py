@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def number_or_all(text: str) -> int | None:
+    """Return the number that a text is, None for `all`."""
     return None if text == "all" else int(text)
 
 

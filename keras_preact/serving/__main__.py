@@ -11,13 +11,17 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-import prometheus_client
+try:
+    import prometheus_client
 
-from keras_preact.serving import logs
-from keras_preact.serving.app import create_app
-from keras_preact.serving.engines import ENGINES
-from keras_preact.serving.server import Server, bind
-from keras_preact.serving.settings import Settings
+    from keras_preact.serving import logs
+    from keras_preact.serving.app import create_app
+    from keras_preact.serving.engines import ENGINES
+    from keras_preact.serving.server import Server, bind
+    from keras_preact.serving.settings import Settings
+except ModuleNotFoundError as error:
+    print(f"Serving needs {error.name}: pip install 'keras-preact[serving]'", file=sys.stderr)
+    raise SystemExit(2) from None
 
 TOKEN_VARIABLE = "KERAS_PREACT_TOKEN"
 # What closing the models and Python itself may take, over the time to drain.

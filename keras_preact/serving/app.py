@@ -31,8 +31,8 @@ def create_app(settings: Settings, repository: Repository | None = None) -> Star
         repository: Lends the models. By default a `Repository` of `settings.directory`.
 
     Example:
-        >>> app = create_app(Settings(Path("saved_models")))
-        >>> uvicorn.run(app, port=8501)
+        >>> app = create_app(Settings(Path("saved_models")))  # doctest: +SKIP
+        >>> uvicorn.run(app, port=8501)  # doctest: +SKIP
     """
     admission = Admission(settings)
     measured = Metrics(lambda: admission.requests, lambda: _waiting(app.state.repository))

@@ -30,6 +30,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def name_of(array: np.ndarray) -> str:
+    """Return the protocol's name of an array's type."""
     return TEXT if array.dtype.kind == "O" else NAMES[array.dtype.name]
 
 

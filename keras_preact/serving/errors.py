@@ -20,14 +20,20 @@ class RequestError(Exception):
 
 
 class Unauthorized(RequestError):
+    """The request has no token, or another one."""
+
     status = 401
 
 
 class NotFound(RequestError):
+    """There is no such model, version or path."""
+
     status = 404
 
 
 class MethodNotAllowed(RequestError):
+    """The path is there, but not for this method."""
+
     status = 405
 
 
@@ -38,10 +44,14 @@ class Timeout(RequestError):
 
 
 class TooLarge(RequestError):
+    """The body, or what it holds, is larger than what is taken in."""
+
     status = 413
 
 
 class UnsupportedEncoding(RequestError):
+    """The body is compressed."""
+
     status = 415
 
 

@@ -86,6 +86,7 @@ def version_of(request: Request) -> int | None:
 
 
 def json_response(content: Any, status: int = 200) -> Response:
+    """Return an answer of JSON; arrays of NumPy may be in it."""
     return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json")
 
 

@@ -96,6 +96,7 @@ class _Waiting(Collector):
 
 
 async def metrics(request: Request) -> Response:
+    """Answer Prometheus."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(request.app.state.metrics.registry), headers={"Content-Type": content_type})
 

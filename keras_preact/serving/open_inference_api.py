@@ -15,6 +15,7 @@ HEADER = "Inference-Header-Content-Length"
 
 @inference
 async def infer(request: Request, body: bytes, deadline: float) -> Response:
+    """Compute the outputs that are asked for; tensors are JSON, or bytes behind it."""
     length = request.headers.get(HEADER)
     if length is not None and not (length.isascii() and length.isdecimal() and len(length) <= 18):
         raise RequestError(f"{HEADER} must be the length of the JSON, a whole number.")
@@ -30,11 +31,16 @@ async def infer(request: Request, body: bytes, deadline: float) -> Response:
 
 
 async def server_metadata(request: Request) -> Response:
-    version = importlib.metadata.version("keras-preact")
+    """The server's name, version and extensions of the protocol."""
+    try:
+        version = importlib.metadata.version("keras-preact")
+    except importlib.metadata.PackageNotFoundError:
+        version = "unknown"  # run from its source tree
     return json_response({"name": "keras-preact", "version": version, "extensions": ["binary_tensor_data"]})
 
 
 async def live(request: Request) -> Response:
+    """200 as long as the process answers."""
     return json_response({"live": True})
 
 
@@ -57,6 +63,7 @@ async def model_metadata(request: Request) -> Response:
 
 
 async def model_ready(request: Request) -> Response:
+    """200 if the model, or the version that the path names, can be asked."""
     try:
         with leased(request) as servable:
             return json_response({"name": servable.name, "ready": True})

@@ -96,8 +96,8 @@ def build(options: Mapping[str, Any]) -> serve.Application:
         ValueError: for an unknown option, or a value that cannot work.
 
     Example:
-        >>> from ray import serve
-        >>> serve.run(build({"directory": "saved_models", "replicas": 2, "num_cpus": 4}))
+        >>> from ray import serve  # doctest: +SKIP
+        >>> serve.run(build({"directory": "saved_models", "replicas": 2, "num_cpus": 4}))  # doctest: +SKIP
     """
     given = dict(options)
     if given.get("versions") == "all":

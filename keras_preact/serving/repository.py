@@ -41,9 +41,9 @@ class Repository:
             the version is available now.
 
     Example:
-        >>> repository = Repository(Settings(Path("saved_models")))
-        >>> await repository.start()
-        >>> with repository.lease("cifar10_resnet20") as servable:
+        >>> repository = Repository(Settings(Path("saved_models")))  # doctest: +SKIP
+        >>> await repository.start()  # doctest: +SKIP
+        >>> with repository.lease("cifar10_resnet20") as servable:  # doctest: +SKIP
         ...     await servable.predict("serving_default", {"images": images}, deadline)
     """
 

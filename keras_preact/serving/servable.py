@@ -158,7 +158,13 @@ async def _warm_up(servable: Servable, path: Path) -> None:
         requests = _warmup.read(path)
     except ValueError as error:
         raise LoadError("Its warm-up requests cannot be read.") from error
+    signatures, sizes = set(), set()
     for signature, inputs in requests:
+        rows = len(next(iter(inputs.values()), ()))
+        if signature in signatures and rows in sizes:
+            continue  # one network computes them all
+        signatures.add(signature)
+        sizes.add(rows)
         try:
             await servable.predict(signature, inputs, None)
         except TooLarge:

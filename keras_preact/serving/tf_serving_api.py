@@ -26,6 +26,7 @@ TOP_K = 5
 
 @inference
 async def predict(request: Request, body: bytes, deadline: float) -> Response:
+    """Compute a signature's outputs, example by example or as columns, as the request has its inputs."""
     workers = request.app.state.workers
     with leased(request) as servable:
         call = await workers.run(len(body), form.parse_predict, body, servable.signatures)
@@ -37,6 +38,7 @@ async def predict(request: Request, body: bytes, deadline: float) -> Response:
 
 @inference
 async def classify(request: Request, body: bytes, deadline: float) -> Response:
+    """Name the most probable classes of each example, highest first."""
     with leased(request) as servable:
         call = await request.app.state.workers.run(len(body), form.parse_classify, body, servable.signatures)
         outputs = await servable.predict(call.signature, call.inputs, deadline)
@@ -45,10 +47,12 @@ async def classify(request: Request, body: bytes, deadline: float) -> Response:
 
 
 async def regress(request: Request) -> Response:
+    """Refuse: TensorFlow Serving has it for models of another kind."""
     raise RequestError("The models here are classifiers, without a regression: ask for :predict or :classify.")
 
 
 async def unknown_method(request: Request) -> Response:
+    """Refuse, and name the methods that there are."""
     raise RequestError(f"A model has the methods predict and classify. Received: {request.path_params['method'][:40]}")
 
 
@@ -73,6 +77,7 @@ async def model_status(request: Request) -> Response:
 
 
 async def model_metadata(request: Request) -> Response:
+    """The signatures, as TensorFlow describes them."""
     with leased(request) as servable:
         return json_response(
             {

@@ -141,8 +141,10 @@ def from_base64(text: str, name: str) -> bytes:
 
 
 def shown(shape: tuple[int | None, ...]) -> str:
+    """Return a shape as a sentence has it: `(any, 32, 32, 3)`."""
     return "(" + ", ".join("any" if length is None else str(length) for length in shape) + ")"
 
 
 def size(shape: tuple[int, ...]) -> int:
+    """Return how many values an array of this shape has."""
     return math.prod(shape)

@@ -473,7 +473,7 @@ def test_a_failure_leaves_nothing(small, tmp_path, monkeypatch, error, at):
 
 def test_preprocessing_of_other_channels(tmp_path):
     model = kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 1))
-    with pytest.raises(ValueError, match="each of the model's 1 channels.*Received"):
+    with pytest.raises(ValueError, match=r"each of the model's 1 channels.*Received"):
         kp.export.save(model, tmp_path / "m", classes=DIGITS, preprocessing=COLOURS)
     with pytest.raises(TypeError, match="unknown"):
         kp.export.save(model, tmp_path / "m", classes=DIGITS, preprocessing=PREPROCESSING.to_dict() | {"unknown": 1})

@@ -64,6 +64,15 @@ def test_bad_json_is_refused(server, path, body):
     assert answer.headers["Content-Type"] == "application/json"
 
 
+@pytest.mark.parametrize("more", ["", ', "signature_name": "serving_default", "a": ":"'])
+@pytest.mark.parametrize("key", ["instances", "\\u0069nstances"])
+def test_a_key_that_is_there_twice_is_refused_though_its_last_value_would_do(server, key, more):
+    body = f'{{"instances": [1], "{key}": {json.dumps([ROW])}{more}}}'.encode()
+    assert json.loads(body)["instances"] == [ROW]
+    answer = server.ask("POST", PREDICT, body)
+    assert (answer.status, "each key once" in answer.json["error"]) == (400, True)
+
+
 def test_a_text_with_colons_is_no_second_key():
     body = b'{"instances": ["a:b", {"c::": ":"}], "d": {"e": {}}}'
     assert json_body.parse(body) == json.loads(body)

@@ -12,9 +12,9 @@ import yaml
 from prometheus_client import generate_latest
 
 from keras_preact.export._serving_config import METRICS_PATH, write_config
+from keras_preact.serving.__main__ import END_SECONDS
 from keras_preact.serving.__main__ import settings as server_settings
 from keras_preact.serving.app import create_app
-from keras_preact.serving.server import _END_SECONDS
 from keras_preact.serving.settings import Settings
 from tests.training.commands import ROOT
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason=
 
 DEPLOY = ROOT / "keras_preact" / "serving" / "deploy"
 #: Seconds from SIGTERM until the project's server is gone, whatever happens.
-LONGEST_END = Settings.drain_seconds + _END_SECONDS
+LONGEST_END = Settings.drain_seconds + END_SECONDS
 SERVERS = {"tf-serving": {"grpc": 8500, "http": 8501}, "keras-preact": {"http": 8501}}
 
 

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from pathlib import Path
 
 import keras
 import pytest
@@ -31,6 +32,7 @@ from tests.keras_preact.serving.server_process import (  # noqa: E402
     predict_body,
     random_images,
     unharmed,
+    wait_for,
 )
 from tests.keras_preact.serving.test_faults import BODIES, FILES  # noqa: E402
 
@@ -119,6 +121,30 @@ def test_clients_that_say_nothing_are_cut_off(server):
         for client in silent:
             with contextlib.suppress(ConnectionError):
                 assert client.recv(1) == b""
+
+
+def test_a_client_that_takes_no_answer_is_cut_off(server):
+    """It asks and asks, and reads nothing, until no buffer holds more."""
+    data = memoryview(request_bytes(predict_body(random_images(3))) * 2000)
+    with plug(server) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(0.05)
+        ends = tuple(f":{port:04X}" for port in (server.port, client.getsockname()[1]))
+
+        def is_open():
+            """Whether the server's end is; the client hears of its end only when the system has given up to tell it."""
+            connections = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+            return any((local[-5:], remote[-5:], state) == (*ends, "01") for _, local, remote, state, *_ in connections)
+
+        def ask_more():
+            nonlocal data
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                data = data[client.send(data) :]
+            return not is_open()
+
+        wait_for(is_open)
+        wait_for(ask_more)
+        assert data, "all of it was taken in"
 
 
 @pytest.mark.parametrize("when", ["in its headers", "in its body", "before the answer", "in the answer"])

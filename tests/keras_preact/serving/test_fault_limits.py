@@ -74,13 +74,14 @@ def test_nobody_is_left_behind_by_a_short_queue(directory, tmp_path, saved_model
     def client(number):
         images = random_images(number)
         with contextlib.closing(server.connect()) as connection:
-            while True:
+            for _ in range(PATIENCE * 20):
                 status, answer, headers = post(connection, PREDICT, predict_body(images))
                 if status == 200:
                     return answer
                 assert status == 429, answer
                 sent_away.append(int(headers["Retry-After"]))
                 again.wait(0.05)
+        raise AssertionError("sent away for ever")
 
     again = threading.Event()
     with Server(directory, tmp_path / "log", "--max-queue", 2, "--max-requests", 6) as server:

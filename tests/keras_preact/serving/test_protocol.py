@@ -106,8 +106,8 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off():
     rows = 400_000
     tensor = {"name": "images", "datatype": "FP32", "shape": [rows, 2, 2, 1], "parameters": {"binary_data_size": 16 * rows}}
     head = json.dumps({"inputs": [tensor], "outputs": [{"name": "features", "parameters": {"binary_data": True}}]}).encode()
-    length = len(head) + 16 * rows
-    request = f"POST /v2/models/toy/infer HTTP/1.1\r\nInference-Header-Content-Length: {len(head)}\r\nContent-Length: {length}\r\n\r\n"
+    lengths = f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(head) + 16 * rows}\r\n"
+    request = f"POST /v2/models/toy/infer HTTP/1.1\r\n{lengths}\r\n"
     with fakes.serving(header_seconds=0.3) as server, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
@@ -119,6 +119,4 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off():
         wait_for(lambda: not open_ones)
         assert one.transport.get_write_buffer_size() == 0
         still_serves(server)
-        with pytest.raises(ConnectionResetError):
-            while connection.recv(65536):
-                pass
+        assert len(received(connection)) < 16 * rows
