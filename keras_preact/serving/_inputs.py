@@ -25,12 +25,12 @@ def take(signature: Signature, inputs: Mapping[str, Any]) -> tuple[TensorSpec, n
     [spec] = signature.inputs
     if set(inputs) != {spec.name}:
         received = ", ".join(map(repr, sorted(inputs))) or "none"
-        raise RequestError(f"The signature {signature.name!r} takes one input, {spec.name!r}. Received: {received}.")
+        raise RequestError(f"The signature {signature.name!r} takes one input, `{spec.name}`. Received: {received}.")
     if spec.dtype == "string":
         return spec, _strings(spec, inputs[spec.name])
     values = np.asarray(inputs[spec.name])
     if values.dtype.kind not in "iuf":
-        raise RequestError(f"{spec.name!r} must hold numbers. Received: values of the type {values.dtype.name}.")
+        raise RequestError(f"`{spec.name}` must hold numbers. Received: values of the type {values.dtype.name}.")
     _check_shape(spec, values.shape)
     return spec, values
 
@@ -46,7 +46,7 @@ def to_float32(spec: TensorSpec, values: np.ndarray) -> np.ndarray:
     finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
     if not finite.all():
         raise RequestError(
-            f"{spec.name!r} must hold finite numbers that fit into float32. Received: another one in example "
+            f"`{spec.name}` must hold finite numbers that fit into float32. Received: another one in example "
             f"{finite.argmin()}."
         )
     return values
@@ -60,7 +60,7 @@ def _strings(spec: TensorSpec, values: Sequence[bytes] | np.ndarray) -> np.ndarr
     for i, item in enumerate(items):
         if not isinstance(item, bytes):
             raise RequestError(
-                f"{spec.name!r} must hold bytes: each the content of an image file. Received: a value of the type "
+                f"`{spec.name}` must hold bytes: each the content of an image file. Received: a value of the type "
                 f"{type(item).__name__} as number {i}."
             )
     return items
@@ -71,6 +71,6 @@ def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
     fits = len(shape) == len(spec.shape) and all(w in (None, n) for n, w in zip(shape[1:], spec.shape[1:], strict=True))
     if not fits:
         text = f"(examples, {wanted})" if wanted else "(examples,)"
-        raise RequestError(f"{spec.name!r} must have the shape {text}. Received: the shape {shape}.")
+        raise RequestError(f"`{spec.name}` must have the shape {text}. Received: the shape {shape}.")
     if 0 in shape:
-        raise RequestError(f"{spec.name!r} must hold at least one example. Received: the shape {shape}.")
+        raise RequestError(f"`{spec.name}` must hold at least one example. Received: the shape {shape}.")

@@ -19,6 +19,7 @@ class Protocol(HttpToolsProtocol):
     _timer = None
     _surplus = 0
     _watching = False
+    _left: float = 0
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
@@ -58,6 +59,10 @@ class Protocol(HttpToolsProtocol):
         super().pause_writing()
         self._watch()
 
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._left = float("inf")  # the client takes some of it, however much is written meanwhile
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "This is not HTTP.")
 
@@ -85,13 +90,15 @@ class Protocol(HttpToolsProtocol):
 
     def _watch(self) -> None:
         if not self._watching:
-            self._check_taken(None)
+            self._left = float("inf")
+            self._check_taken()
 
-    def _check_taken(self, before: int | None) -> None:
+    def _check_taken(self) -> None:
         """End a connection whose client takes nothing of an answer."""
         left = self.transport.get_write_buffer_size()
         self._watching = left > 0
-        if before is not None and left >= before:
+        if left >= self._left:
             self.transport.abort()
         elif left:
-            self.loop.call_later(self.timeout_keep_alive, self._check_taken, left)
+            self._left = left
+            self.loop.call_later(self.timeout_keep_alive, self._check_taken)

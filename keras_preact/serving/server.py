@@ -57,6 +57,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            backlog=128,  # asyncio takes so many in a row, and logs as many errors where file descriptors run out
             timeout_keep_alive=settings.header_seconds,  # type: ignore[arg-type]  # it counts seconds, whole or not
             timeout_graceful_shutdown=settings.drain_seconds,  # type: ignore[arg-type]
         )

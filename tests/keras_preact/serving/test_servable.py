@@ -103,14 +103,14 @@ def spoiled(value) -> np.ndarray:
     ("signature", "inputs", "message"),
     [
         ("classify", {"images": GOOD}, "no signature 'classify'. It has: features, predict_bytes, serving_default"),
-        ("features", {}, "takes one input, 'images'. Received: none"),
-        ("features", {"pixels": GOOD}, "takes one input, 'images'. Received: 'pixels'"),
-        ("features", {"images": GOOD, "more": GOOD}, "takes one input, 'images'. Received: 'images', 'more'"),
-        ("features", {"images": GOOD > 0}, "'images' must hold numbers. Received: values of the type bool"),
-        ("features", {"images": GOOD.astype("complex64")}, "'images' must hold numbers"),
-        ("features", {"images": np.array(["a"])}, "'images' must hold numbers"),
-        ("features", {"images": [b"a"]}, "'images' must hold numbers"),
-        ("features", {"images": np.array([b"a", None])}, "'images' must hold numbers. Received: values of the type object"),
+        ("features", {}, "takes one input, `images`. Received: none"),
+        ("features", {"pixels": GOOD}, "takes one input, `images`. Received: 'pixels'"),
+        ("features", {"images": GOOD, "more": GOOD}, "takes one input, `images`. Received: 'images', 'more'"),
+        ("features", {"images": GOOD > 0}, "`images` must hold numbers. Received: values of the type bool"),
+        ("features", {"images": GOOD.astype("complex64")}, "`images` must hold numbers"),
+        ("features", {"images": np.array(["a"])}, "`images` must hold numbers"),
+        ("features", {"images": [b"a"]}, "`images` must hold numbers"),
+        ("features", {"images": np.array([b"a", None])}, "`images` must hold numbers. Received: values of the type object"),
         ("features", {"images": GOOD[0]}, r"(examples, 8, 8, 3). Received: the shape (8, 8, 3)"),
         ("features", {"images": GOOD[:, 1:]}, r"(examples, 8, 8, 3). Received: the shape (2, 7, 8, 3)"),
         ("features", {"images": np.float32(3)}, r"(examples, 8, 8, 3). Received: the shape ()"),
@@ -118,7 +118,7 @@ def spoiled(value) -> np.ndarray:
         ("features", {"images": spoiled(np.nan)}, "another one in example 1."),
         ("features", {"images": spoiled(-np.inf)}, "another one in example 1."),
         ("features", {"images": spoiled(1e300)}, "another one in example 1."),
-        ("predict_bytes", {"images": GOOD}, "takes one input, 'image_bytes'. Received: 'images'"),
+        ("predict_bytes", {"images": GOOD}, "takes one input, `image_bytes`. Received: 'images'"),
         ("predict_bytes", {"image_bytes": []}, "at least one example"),
         ("predict_bytes", {"image_bytes": ["text"]}, "Received: a value of the type str as number 0."),
         ("predict_bytes", {"image_bytes": [b"", 3]}, "Received: a value of the type int as number 1."),
@@ -354,7 +354,7 @@ def test_a_version_whose_warm_up_fails_is_not_served(tmp_path):
     signatures = small_model.signatures()
     signatures["serving_default"]["inputs"]["images"]["shape"] = [None, 9, 9, 3]
     version = small_model.write(tmp_path / "models" / "insects" / "1", signatures=signatures)
-    assert "A warm-up request of it fails: 'images' must have the shape (examples, 9, 9, 3)" in refusal(version)
+    assert "A warm-up request of it fails: `images` must have the shape (examples, 9, 9, 3)" in refusal(version)
 
 
 def test_without_warm_up_and_with_smaller_batches_than_it_was_exported_for(version, tmp_path):

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -39,12 +40,13 @@ def run(options: Options) -> dict:
     options.check()
     flags = cpu_flags()
     rounds: dict[str, list[Round]] = {part: [] for part in options.parts}
-    described = {
+    started = datetime.datetime.now(datetime.UTC)
+    described: dict[str, Any] = {
         "command": "serving",
         "settings": dataclasses.asdict(options),
         "about": results.ABOUT,
         "order": "The candidates of a model take turns; a ratio is of two figures of the same round.",
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "started": started.isoformat(timespec="seconds"),
         "machine": {
             "cpu": backends.cpu(),
             "flags": flags,
@@ -65,7 +67,7 @@ def run(options: Options) -> dict:
                 _say(f"{part}: a round of {len(figures)} candidates")
                 summary = results.summarize(itertools.chain(*rounds.values()))
                 described |= {"summary": summary, "demands": results.judge(summary, "amx_bf16" in flags)}
-                described["seconds"] = round(_passed(described["started"]))
+                described["seconds"] = round((datetime.datetime.now(datetime.UTC) - started).total_seconds())
                 if options.output is not None:
                     write_json(options.output, described)
     print(_heading(options, described))
@@ -99,10 +101,6 @@ def _folder(kept: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
-
-
-def _passed(started: str) -> float:
-    return (datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(started)).total_seconds()
 
 
 def _say(text: str) -> None:

@@ -96,17 +96,14 @@ def _engine(path: Path, engine: str, precision: str) -> tuple[Callable[[np.ndarr
     return engines.ENGINES[engine](frozen, Settings(path.parents[1]), precision), shape
 
 
-def _measure(run: Callable[[np.ndarray], object], shape: tuple[int, ...], batch: int, seconds: float) -> dict[str, float]:
-    images = np.random.default_rng(0).integers(0, 256, (batch, *shape)).astype("float32")
-    for _ in range(_WARMUP_CALLS):
-        run(images)
+def _measure(run: Callable[[np.ndarray], object], images: np.ndarray, seconds: float) -> dict[str, float]:
     calls: list[float] = []
     start = time.perf_counter()
     while time.perf_counter() - start < seconds or len(calls) < _LEAST_CALLS:
         before = time.perf_counter()
         run(images)
         calls.append(time.perf_counter() - before)
-    return {"images_per_second": batch * len(calls) / sum(calls), **summarize(calls), "calls": len(calls)}
+    return {"images_per_second": len(images) * len(calls) / sum(calls), **summarize(calls), "calls": len(calls)}
 
 
 def main() -> None:
@@ -114,8 +111,14 @@ def main() -> None:
     path, engine = Path(job["path"]), job["engine"]
     run, shape = _plain(path) if engine == PLAIN else _engine(path, engine, job["precision"])
     print(json.dumps({"ready": True}), flush=True)
+    warm: set[int] = set()
     for line in sys.stdin:
-        print(json.dumps(_measure(run, shape, **json.loads(line))), flush=True)
+        told = json.loads(line)
+        images = np.random.default_rng(0).integers(0, 256, (told["batch"], *shape)).astype("float32")
+        for _ in range(0 if told["batch"] in warm else _WARMUP_CALLS):
+            run(images)
+        warm.add(told["batch"])
+        print(json.dumps(_measure(run, images, told["seconds"])), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ A round is a dictionary of label to figures; a label is PART/MODEL/WHAT:option=v
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import statistics
@@ -55,7 +56,7 @@ def direct(options: Options, folder: Path) -> Iterator[Round]:
             cells = []
             for batch, (kind, loop) in itertools.product(options.batches, loops.items()):
                 name, over = (label("direct", m, e, precision=p, batch=batch) for m, e, p in (kind, first))
-                cells.append(Cell(name, over, lambda loop=loop, batch=batch: loop.measure(batch, options.seconds)))
+                cells.append(Cell(name, over, functools.partial(loop.measure, batch, options.seconds)))
             yield from _in_turn(cells, options.rounds)
 
 
@@ -79,7 +80,7 @@ def server(options: Options, folder: Path) -> Iterator[Round]:
             trivial = stack.enter_context(servers.TrivialServer(requests.answer_bytes))
             names = {kind: label("server", m, e, precision=p) for kind in kinds for m, e, p in [kind]}
             over = names[kinds[0]]
-            cells = [Cell(names[kind], over, lambda loop=loop: _as_requests(loop, options)) for kind, loop in loops.items()]
+            cells = [Cell(names[kind], over, functools.partial(_as_requests, loop, options)) for kind, loop in loops.items()]
             for n in options.concurrency:
                 name = label("client", model, "trivial", concurrency=n)
                 cells.append(Cell(name, name, _asking(trivial, requests.tensor, n, min(1.0, options.seconds))))
@@ -161,7 +162,7 @@ def _server(model: str, precision: str, engine: str, batching: str, folder: Path
 
 
 def _asking(process: servers.Server | servers.TrivialServer, request: Path, concurrency: int, seconds: float):
-    return lambda: servers.ask(process.port, request, concurrency, seconds)
+    return functools.partial(servers.ask, process.port, request, concurrency, seconds)
 
 
 def _as_requests(loop: Loop, options: Options) -> dict:
