@@ -4,13 +4,10 @@ import json
 from pathlib import Path
 
 from keras_preact import _checks
-from keras_preact.export import _directory
+from keras_preact.export import _directory, _warmup
 
 #: Where the server gives its numbers to Prometheus.
 METRICS_PATH = "/monitoring/prometheus/metrics"
-
-#: For models whose cards name no batch sizes, or which have no card.
-BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
 
 def write_config(
@@ -114,9 +111,9 @@ def _models(directory: Path, versions: int | None) -> dict[str, list[Path]]:
 def _batch_sizes(version: Path) -> list[int]:
     card = version / "assets.extra" / _directory.CARD
     if not card.exists():
-        return list(BATCH_SIZES)
+        return list(_warmup.BATCH_SIZES)
     try:
-        sizes = json.loads(card.read_text(encoding="utf-8")).get("batch_sizes") or list(BATCH_SIZES)
+        sizes = json.loads(card.read_text(encoding="utf-8")).get("batch_sizes") or list(_warmup.BATCH_SIZES)
         for size in sizes:
             _checks.positive_int(size, "batch_sizes")
     except (ValueError, TypeError, AttributeError) as error:

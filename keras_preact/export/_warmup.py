@@ -14,6 +14,9 @@ import numpy as np
 
 FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 
+#: Numbers of images that servers put requests together to, where an export names no others.
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+
 #: TensorFlow Serving does not load a version with more.
 MAX_REQUESTS = 1000
 

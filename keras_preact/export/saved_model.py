@@ -17,8 +17,6 @@ from keras_preact.export._children import ExportError
 from keras_preact.export._images import MAX_PIXELS
 from keras_preact.preprocessing import Preprocessing
 
-#: Numbers of images that requests are batched to: warm-up requests and TensorFlow Serving's configuration hold them.
-BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 PRECISIONS = ("float32", "bfloat16")
 
 
@@ -32,7 +30,7 @@ def save(
     metrics: Mapping[str, Any] | None = None,
     version: int | None = None,
     top_k: int = 5,
-    batch_sizes: Sequence[int] = BATCH_SIZES,
+    batch_sizes: Sequence[int] = _warmup.BATCH_SIZES,
     max_image_pixels: int = MAX_PIXELS,
     fold_batch_norm: bool = True,
     precision: str = "float32",

@@ -17,17 +17,14 @@ pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason=
 pytest.importorskip("uvicorn")
 from tests.keras_preact.serving.server_process import (  # noqa: E402
     CLASSIFY,
-    NAME,
     PATIENCE,
     PREDICT,
-    SavedModel,
     Server,
     check_classes,
     check_probabilities,
     check_refusal,
     classify_body,
     encoded,
-    export,
     post,
     predict_body,
     random_images,
@@ -37,18 +34,6 @@ from tests.keras_preact.serving.server_process import (  # noqa: E402
 from tests.keras_preact.serving.test_faults import BODIES, FILES  # noqa: E402
 
 HEADER_SECONDS, BODY_SECONDS = 1.5, 2.0
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models")
-    export(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def saved_model(directory):
-    return SavedModel(directory / NAME / "1")
 
 
 @pytest.fixture(scope="module")

@@ -15,31 +15,16 @@ pytestmark = [
 
 pytest.importorskip("uvicorn")
 from tests.keras_preact.serving.server_process import (  # noqa: E402
-    NAME,
     PATIENCE,
     PREDICT,
-    SavedModel,
     Server,
     check_answers,
     check_probabilities,
-    export,
     post,
     predict_body,
     random_images,
     wait_for,
 )
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models")
-    export(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def saved_model(directory):
-    return SavedModel(directory / NAME / "1")
 
 
 def test_what_is_beyond_the_limits_is_sent_away_and_served_later(directory, tmp_path, saved_model):

@@ -15,30 +15,15 @@ pytestmark = [
 pytest.importorskip("uvicorn")
 from tests.keras_preact.serving.load import Load  # noqa: E402
 from tests.keras_preact.serving.server_process import (  # noqa: E402
-    NAME,
     PATIENCE,
     PREDICT,
-    SavedModel,
     Server,
     check_answers,
     check_probabilities,
-    export,
     predict_body,
     random_images,
     wait_for,
 )
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models")
-    export(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def saved_model(directory):
-    return SavedModel(directory / NAME / "1")
 
 
 @pytest.fixture

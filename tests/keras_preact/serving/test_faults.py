@@ -19,29 +19,15 @@ from tests.keras_preact.serving.server_process import (  # noqa: E402
     CLASSIFY,
     NAME,
     PREDICT,
-    SavedModel,
     Server,
     check_refusal,
     classify_body,
     encoded,
-    export,
     predict_body,
     unharmed,
 )
 
 INFER = f"/v2/models/{NAME}/infer"
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models")
-    export(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def saved_model(directory):
-    return SavedModel(directory / NAME / "1")
 
 
 @pytest.fixture(scope="module")
