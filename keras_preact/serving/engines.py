@@ -70,6 +70,19 @@ def tensorflow(frozen: Frozen, settings: Settings, precision: str) -> Engine:
     return run
 
 
+def _with_short_constants_as_bytes(graph):
+    """Return a GraphDef in which no constant holds its 16-bit numbers one by one, which OpenVINO does not read."""
+    import tensorflow as tf
+
+    for node in graph.node:
+        tensor = node.attr["value"].tensor
+        if node.op == "Const" and tensor.half_val:
+            content = tf.make_ndarray(tensor).tobytes()
+            tensor.ClearField("half_val")
+            tensor.tensor_content = content
+    return graph
+
+
 def openvino(frozen: Frozen, settings: Settings, precision: str) -> Engine:
     """Compute with OpenVINO on the CPU.
 
@@ -85,7 +98,7 @@ def openvino(frozen: Frozen, settings: Settings, precision: str) -> Engine:
     # openvino.convert_model would do without a file, but it reports its use over the network.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "frozen.pb"
-        file.write_bytes(frozen.function.graph.as_graph_def().SerializeToString())
+        file.write_bytes(_with_short_constants_as_bytes(frozen.function.graph.as_graph_def()).SerializeToString())
         model = runtime.read_model(file)
         options: dict[str, Any] = {
             # By itself OpenVINO rounds float32 networks to bfloat16 on a CPU that is faster at it.

@@ -13,12 +13,10 @@ from starlette.responses import Response
 
 from keras_preact.serving.admission import Disconnected
 from keras_preact.serving.errors import DeadlineExceeded, RequestError
+from keras_preact.serving.tensors import INLINE_BYTES
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
-
-# Below this, parsing takes less time than handing it to a thread and waiting for that thread's turn.
-INLINE_BYTES = 32 * 1024
 
 
 class Workers:

@@ -14,7 +14,7 @@ from keras_preact.serving._load import LoadError
 from keras_preact.serving.batching import Batcher, ComputationError
 from keras_preact.serving.errors import RequestError, TooLarge
 from keras_preact.serving.settings import Settings
-from keras_preact.serving.tensors import Signature
+from keras_preact.serving.tensors import INLINE_BYTES, Signature
 
 
 class Servable:
@@ -74,7 +74,8 @@ class Servable:
         spec, values = _inputs.take(function, inputs)
         self._batcher.check_rows(len(values))
         if spec.dtype != "string":
-            images = await asyncio.to_thread(_inputs.to_float32, spec, values)
+            small = values.nbytes <= INLINE_BYTES
+            images = _inputs.to_float32(spec, values) if small else await asyncio.to_thread(_inputs.to_float32, spec, values)
         else:
             assert self._decoder is not None  # load made sure
             images = await self._decoder(list(values), deadline)

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+#: Work on fewer bytes takes less time than handing it to a thread and waiting for that thread's turn.
+INLINE_BYTES = 32 * 1024
+
 
 @dataclass(frozen=True)
 class TensorSpec:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_preact as kp
 from keras_preact.serving import engines
 from keras_preact.serving.settings import Settings
 
@@ -54,6 +55,41 @@ def test_the_outputs_are_the_models_for_every_batch_size(engine, precision, mode
             assert outputs[name].shape == wanted.shape
             tolerance = TOLERANCE[precision] * max(1, np.abs(wanted).max())
             np.testing.assert_allclose(outputs[name], wanted, rtol=0, atol=tolerance)
+
+
+#: Networks whose graphs differ: pools and projections, stacks of units, no images.
+NETWORKS = {
+    "imagenet": lambda: kp.models.resnet_imagenet((1, 2), block="bottleneck", input_shape=(64, 64, 3), classes=10),
+    "stacks": lambda: kp.models.resnet_cifar(20, stacked=True, input_shape=(16, 16, 3)),
+    "vectors": lambda: kp.models.dense_resnet(6, input_shape=(20,), classes=10),
+}
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_exported_networks(network, precision, tmp_path):
+    """Every engine computes what the export of a network does, in both precisions."""
+    import tensorflow as tf
+
+    from keras_preact.export import _graph, _scores
+    from tests.keras_preact.harness import randomize
+
+    model = NETWORKS[network]()
+    randomize(model)
+    core = _scores.take_apart(model if precision == "float32" else _scores.in_bfloat16(model)).core
+    plan = _graph.Plan("softmax", list("abcdefghij"), None, None, False, 1, 5, True)
+    _graph.write(core, plan, tmp_path / "1")
+    loaded = tf.saved_model.load(str(tmp_path / "1"))
+    frozen = engines.freeze(loaded.core)
+    images = np.random.default_rng(0).normal(size=(3, *model.input_shape[1:])).astype("float32")
+    wanted = {"logits": model.predict(images, verbose=0)}
+    for engine in engines.ENGINES:
+        pytest.importorskip(engine)
+        outputs = engines.ENGINES[engine](frozen, settings(tmp_path), precision)(images)
+        for name, value in wanted.items():
+            # many roundings behind one another, of which few have the same sign
+            allowed = (1 if precision == "float32" else 4) * TOLERANCE[precision] * max(1, np.abs(value).max())
+            np.testing.assert_allclose(outputs[name], value, rtol=0, atol=allowed)
 
 
 def test_openvino_does_not_round_to_fewer_bits_by_itself(model, loaded, tmp_path):

@@ -20,7 +20,7 @@ from training.cli import UserError
 #: How a user without this package's server runs a SavedModel; every other name is one of the server's engines.
 PLAIN = "loop"
 _WARMUP_CALLS = 2
-_LEAST_CALLS = 3
+_LEAST_CALLS = 2
 
 
 class Loop:

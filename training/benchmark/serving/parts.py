@@ -25,6 +25,8 @@ SAMPLES = 20
 _MIB = 2**20
 
 Round = dict[str, dict]
+#: A network in a loop: model, engine, precision.
+Kind = tuple[str, str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ def label(part: str, model: str, what: str, **options: object) -> str:
 def direct(options: Options, folder: Path) -> Iterator[Round]:
     """Call each network in a loop: as TensorFlow loads it, and through the server's engines; each in a process of its own."""
     for model in options.models:
-        kinds = [(model, engine, precision) for engine in (PLAIN, *options.engines) for precision in PRECISIONS]
+        kinds: list[Kind] = [(model, engine, bits) for engine in (PLAIN, *options.engines) for bits in PRECISIONS]
         peer = exports.peer_of(model)
         if peer is not None:
             kinds.insert(0, (peer, PLAIN, exports.PEER_PRECISION))
@@ -63,7 +65,7 @@ def direct(options: Options, folder: Path) -> Iterator[Round]:
 def server(options: Options, folder: Path) -> Iterator[Round]:
     """Ask real servers over HTTP, one image a request, beside a plain loop over the same network and one over its peer's."""
     for model in options.models:
-        kinds = [(model, PLAIN, options.precision)]
+        kinds: list[Kind] = [(model, PLAIN, options.precision)]
         peer = exports.peer_of(model)
         if peer is not None:
             kinds.append((peer, PLAIN, exports.PEER_PRECISION))
@@ -74,13 +76,17 @@ def server(options: Options, folder: Path) -> Iterator[Round]:
                 (engine, batching): stack.enter_context(_server(model, options.precision, engine, batching, folder, scratch))
                 for engine, batching in itertools.product(options.engines, options.batching)
             }
-            for process in (*loops.values(), *started.values()):
+            for loop in loops.values():
+                loop.wait()
+            for process in started.values():
                 process.wait()
             requests = Requests(model, exports.path_of(folder, model, options.precision), scratch)
             trivial = stack.enter_context(servers.TrivialServer(requests.answer_bytes))
-            names = {kind: label("server", m, e, precision=p) for kind in kinds for m, e, p in [kind]}
-            over = names[kinds[0]]
-            cells = [Cell(names[kind], over, functools.partial(_as_requests, loop, options)) for kind, loop in loops.items()]
+            over = label("server", model, PLAIN, precision=options.precision)
+            cells = [
+                Cell(label("server", name, PLAIN, precision=bits), over, functools.partial(_as_requests, loop, options))
+                for (name, _, bits), loop in loops.items()
+            ]
             for n in options.concurrency:
                 name = label("client", model, "trivial", concurrency=n)
                 cells.append(Cell(name, name, _asking(trivial, requests.tensor, n, min(1.0, options.seconds))))
