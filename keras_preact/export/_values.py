@@ -74,7 +74,8 @@ def of(model: keras.Model, *, fold: bool) -> Values:
     for variable in model.weights:
         key, value = id(variable), variable.value
         if key in arrays or key in short:
-            value = tf.Variable(tf.cast(arrays.get(key, value), short.get(key, variable.dtype)), trainable=False)
+            value = tf.cast(arrays.get(key, value), short.get(key, variable.dtype))
+            value = tf.Variable(value, trainable=False, name=variable.path)
         if not any(variable is other for other in unread):
             mapping.append((variable, value))
     return Values([value for _, value in mapping], mapping, unread, [norm for _, norm in pairs] if fold else None)

@@ -49,20 +49,21 @@ class Admission:
         chunks: list[bytes] = []
         held = 0
         try:
-            async with asyncio.timeout(self._settings.body_seconds):
-                more = True
-                while more:
-                    message = await request.receive()
-                    if message["type"] == "http.disconnect":
-                        raise Disconnected
-                    chunk, more = message.get("body", b""), message.get("more_body", False)
-                    held += len(chunk)
-                    self.bytes += len(chunk)
-                    self._check_size(held)
-                    chunks.append(chunk)
+            try:
+                async with asyncio.timeout(self._settings.body_seconds):
+                    more = True
+                    while more:
+                        message = await request.receive()
+                        if message["type"] == "http.disconnect":
+                            raise Disconnected
+                        chunk, more = message.get("body", b""), message.get("more_body", False)
+                        held += len(chunk)
+                        self.bytes += len(chunk)
+                        self._check_size(held)
+                        chunks.append(chunk)
+            except TimeoutError:
+                raise Timeout(f"The body was not complete after {self._settings.body_seconds:g} seconds.") from None
             yield b"".join(chunks)
-        except TimeoutError:
-            raise Timeout(f"The body was not complete after {self._settings.body_seconds:g} seconds.") from None
         finally:
             self.bytes -= held
 

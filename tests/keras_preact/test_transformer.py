@@ -423,7 +423,7 @@ def test_export(tmp_path):
     model, _ = network("images, channels first", mlp="swiglu", causal=True)
     path = kp.export.save(model, tmp_path / "transformer", classes=list("abcd"))
     card = json.loads((path.parent / "model_card.json").read_text())
-    assert card["signature"]["inputs"]["images"]["shape"] == [None, 6, 8, 3]
+    assert card["signatures"]["serving_default"]["inputs"]["images"]["shape"] == [None, 6, 8, 3]
 
 
 @pytest.mark.parametrize(

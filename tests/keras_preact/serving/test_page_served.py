@@ -1,5 +1,7 @@
 """The page in a real browser, served by the whole server with exported models: it shows what their SavedModels answer."""
 
+import urllib.request
+
 import keras
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from tests.keras_preact.serving.page_api import (  # noqa: E402
     serving,
     watched,
 )
+from tests.keras_preact.serving.server_process import wait_for  # noqa: E402
 
 CLASSES = [EVIL, *(f"class {i}" for i in range(9))]
 
@@ -90,6 +93,7 @@ def test_says_when_there_is_nothing_for_images(directory, tmp_path):
         tab.goto(address)
         sync_api.expect(tab.locator("#notice")).to_have_text("The model here, numbers, does not take images.")
         (tmp_path / "pictures").symlink_to(directory / "pictures")
+        wait_for(lambda: b'"takes_images":true' in urllib.request.urlopen(f"{address}/v1/models").read())
         opened(tab, address)
         drop(tab, ("cat.png", png()))
         rows(tab.locator(".card"))
