@@ -93,7 +93,7 @@ def test_says_when_there_is_nothing_for_images(directory, tmp_path):
         tab.goto(address)
         sync_api.expect(tab.locator("#notice")).to_have_text("The model here, numbers, does not take images.")
         (tmp_path / "pictures").symlink_to(directory / "pictures")
-        wait_for(lambda: b'"takes_images":true' in urllib.request.urlopen(f"{address}/v1/models").read())
+        wait_for(lambda: b'"takes_images":true' in urllib.request.urlopen(f"{address}v1/models").read())
         opened(tab, address)
         drop(tab, ("cat.png", png()))
         rows(tab.locator(".card"))
