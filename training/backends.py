@@ -2,7 +2,9 @@
 
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 def jit_compile(choice: str) -> bool | str:
@@ -50,6 +52,16 @@ def cpu() -> str:
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def machine(variables: Iterable[str]) -> dict[str, Any]:
+    """Return what a benchmark's file says of the machine, with those of these environment variables that are set."""
+    return {
+        "cpu": cpu(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": platform.platform(),
+        "environment": {name: os.environ[name] for name in variables if name in os.environ},
+    }
 
 
 def peak_resident() -> int:

@@ -12,6 +12,8 @@ from pathlib import Path
 from keras_preact import _checks
 
 CARD = "model_card.json"
+#: Of a version, in its folder.
+OWN_CARD = Path("assets.extra") / CARD
 
 
 def versions(directory: Path) -> list[int]:
@@ -64,13 +66,12 @@ def publish(temporary: Path, directory: Path, version: int | None, card: dict) -
     Each version holds its card; that in `directory` is the highest version's.
     """
     built = temporary / "version"
-    files = {path.relative_to(built).as_posix(): _sha256(path) for path in sorted(built.rglob("*")) if path.is_file()}
+    files = {path.relative_to(built).as_posix(): sha256(path) for path in sorted(built.rglob("*")) if path.is_file()}
     while True:
         number = next_version(directory) if version is None else version
         text = json.dumps(card | {"version": number, "files": files}, indent=2, allow_nan=False) + "\n"
-        extra = built / "assets.extra"
-        extra.mkdir(exist_ok=True)
-        for path in (extra / CARD, temporary / CARD):
+        for path in (built / OWN_CARD, temporary / CARD):
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         _sync(temporary)
         target = directory / str(number)
@@ -94,7 +95,8 @@ def publish(temporary: Path, directory: Path, version: int | None, card: dict) -
     return target
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Return the hash of a file's content, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

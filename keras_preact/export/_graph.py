@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,12 @@ def write(model: keras.Model, plan: Plan, path: Path) -> None:
     values = _values.of(model, fold=plan.fold)
     images = tf.TensorSpec(model.input_shape, tf.float32, name="images")
     files = tf.TensorSpec((None,), tf.string, name="image_bytes")
-    to_probabilities = {"softmax": tf.nn.softmax, "sigmoid": tf.nn.sigmoid}[plan.activation]
 
     def compute(images):
         with values.active():
             outputs = model(tf.cast(images, model.input_dtype), training=False)
         logits, features = (tf.cast(output, tf.float32) for output in outputs)
-        return {"logits": logits, "probabilities": to_probabilities(logits), "features": features}
+        return {"logits": logits, "probabilities": to_probabilities(logits, plan.activation), "features": features}
 
     # The model itself must stay out of the module: TensorFlow would find its weights a second time through it, and
     # everything else that Keras keeps.
@@ -114,6 +114,13 @@ def write(model: keras.Model, plan: Plan, path: Path) -> None:
         for name, (function, spec) in signatures.items()
     }
     tf.saved_model.save(module, str(path), signatures=functions)
+
+
+def to_probabilities(logits, activation: str):
+    """Return probabilities; `activation` is `"softmax"` or `"sigmoid"`."""
+    import tensorflow as tf
+
+    return {"softmax": tf.nn.softmax, "sigmoid": tf.nn.sigmoid}[activation](logits)
 
 
 def _check(images, shape: tuple):
@@ -158,11 +165,16 @@ def trace(function) -> Any:
         tf.config.run_functions_eagerly(before)
 
 
-def main(model: str, plan: str, path: str, *modules: str) -> None:
-    """Write the SavedModel of a .keras file, whose layers `modules` register."""
+def load(file: str, modules: Iterable[str]) -> keras.Model:
+    """Return the model of a .keras file, whose layers `modules` register."""
     for module in modules:
         importlib.import_module(module)
-    write(keras.saving.load_model(model, compile=False), Plan.from_json(plan), Path(path))
+    return keras.saving.load_model(file, compile=False)
+
+
+def main(model: str, plan: str, path: str, *modules: str) -> None:
+    """Write the SavedModel of a .keras file, whose layers `modules` register."""
+    write(load(model, modules), Plan.from_json(plan), Path(path))
 
 
 if __name__ == "__main__":

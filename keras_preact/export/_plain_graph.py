@@ -9,7 +9,6 @@ The process that runs this has Keras on TensorFlow; one on another backend start
 keras_preact.export._plain_graph`) and hands the model over in a file.
 """
 
-import importlib
 import sys
 from pathlib import Path
 
@@ -29,12 +28,10 @@ def write(model: keras.Model, activation: str, path: Path) -> None:
     """
     import tensorflow as tf
 
-    to_probabilities = {"softmax": tf.nn.softmax, "sigmoid": tf.nn.sigmoid}[activation]
-
     @tf.function(input_signature=[tf.TensorSpec(model.input_shape, tf.float32, name="images")], autograph=False)
     def serve(images):
         logits = model(images, training=False)
-        return {"logits": logits, "probabilities": to_probabilities(logits)}
+        return {"logits": logits, "probabilities": _graph.to_probabilities(logits, activation)}
 
     # The model itself must stay out of the module: TensorFlow would find its weights a second time through it.
     module = tf.Module()
@@ -46,9 +43,7 @@ def write(model: keras.Model, activation: str, path: Path) -> None:
 
 def main(model: str, activation: str, path: str, *modules: str) -> None:
     """Write the SavedModel of a .keras file, whose layers `modules` register."""
-    for module in modules:
-        importlib.import_module(module)
-    write(keras.saving.load_model(model, compile=False), activation, Path(path))
+    write(_graph.load(model, modules), activation, Path(path))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def _models(directory: Path, versions: int | None) -> dict[str, list[Path]]:
 
 
 def _batch_sizes(version: Path) -> list[int]:
-    card = version / "assets.extra" / _directory.CARD
+    card = version / _directory.OWN_CARD
     if not card.exists():
         return list(_warmup.BATCH_SIZES)
     try:

@@ -70,13 +70,14 @@ def of(model: keras.Model, *, fold: bool) -> Values:
         for layer in layers
         if isinstance(layer, WEIGHTS) and layer.compute_dtype in ("bfloat16", "float16")
     }
+    skipped = {id(variable) for variable in unread}
     mapping: list[tuple[keras.Variable, Any]] = []
     for variable in model.weights:
         key, value = id(variable), variable.value
         if key in arrays or key in short:
             value = tf.cast(arrays.get(key, value), short.get(key, variable.dtype))
             value = tf.Variable(value, trainable=False, name=variable.path)
-        if not any(variable is other for other in unread):
+        if key not in skipped:
             mapping.append((variable, value))
     return Values([value for _, value in mapping], mapping, unread, [norm for _, norm in pairs] if fold else None)
 

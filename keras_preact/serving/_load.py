@@ -1,16 +1,14 @@
 """Reads a version of a model from its folder: its card, whether the files are whole, the functions of the SavedModel."""
 
 import gc
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from keras_preact.export import _directory
 from keras_preact.serving import engines
 from keras_preact.serving.tensors import Signature
-
-CARD = Path("assets.extra") / "model_card.json"
 
 
 class LoadError(Exception):
@@ -24,13 +22,13 @@ def read_card(version: Path) -> dict[str, Any]:
         LoadError: if there is none, or it lacks what serving needs.
     """
     try:
-        card = json.loads((version / CARD).read_text(encoding="utf-8"))
+        card = json.loads((version / _directory.OWN_CARD).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise LoadError(
-            f"It has no {CARD.as_posix()}: only what keras_preact.export.save has written can be served."
+            f"It has no {_directory.OWN_CARD.as_posix()}: only what keras_preact.export.save has written can be served."
         ) from None
     except (OSError, ValueError) as error:
-        raise LoadError(f"Its {CARD.as_posix()} cannot be read ({type(error).__name__}).") from error
+        raise LoadError(f"Its {_directory.OWN_CARD.as_posix()} cannot be read ({type(error).__name__}).") from error
     needed = {"classes": list, "signatures": dict, "batch_sizes": list, "precision": str, "top_k": int, "files": dict}
     missing = [key for key, kind in needed.items() if not isinstance(card, dict) or not isinstance(card.get(key), kind)]
     if missing:
@@ -44,13 +42,13 @@ def check_files(version: Path, hashes: dict[str, str]) -> None:
     Raises:
         LoadError: if one is missing, another one, damaged, or not in the card. (Hidden files are nobody's business.)
     """
-    found = {path.relative_to(version).as_posix() for path in version.rglob("*") if path.is_file()} - {CARD.as_posix()}
+    found = {path.relative_to(version).as_posix() for path in version.rglob("*") if path.is_file()}
+    found.discard(_directory.OWN_CARD.as_posix())
     for name in sorted({name for name in found if not Path(name).name.startswith(".")} - set(hashes)):
         raise LoadError(f"It holds {name}, which its model card does not know.")
     for name, expected in hashes.items():
         try:
-            with open(version / name, "rb") as file:
-                actual = hashlib.file_digest(file, "sha256").hexdigest()
+            actual = _directory.sha256(version / name)
         except OSError as error:
             raise LoadError(f"Its {name} cannot be read ({error.strerror}).") from error
         if actual != expected:

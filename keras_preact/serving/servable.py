@@ -14,7 +14,7 @@ from keras_preact.serving._load import LoadError
 from keras_preact.serving.batching import Batcher, ComputationError
 from keras_preact.serving.errors import RequestError, TooLarge
 from keras_preact.serving.settings import Settings
-from keras_preact.serving.tensors import INLINE_BYTES, Signature
+from keras_preact.serving.tensors import INLINE_BYTES, Signature, highest
 
 
 class Servable:
@@ -95,9 +95,7 @@ class Servable:
         self._batcher.close()
 
     def _best(self, probabilities: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the classes with the highest probabilities, highest first; of equal ones, the first class first."""
-        indices = np.argsort(-probabilities, axis=-1, kind="stable")[:, : self.card["top_k"]].astype(np.int32)
-        scores = np.take_along_axis(probabilities, indices, axis=-1)
+        indices, scores = highest(probabilities, self.card["top_k"])
         return {"classes": self._names[indices], "scores": scores, "indices": indices}
 
 

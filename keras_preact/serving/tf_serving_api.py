@@ -20,9 +20,6 @@ class _ModelName(StringConvertor):
 
 register_url_convertor("model", _ModelName())
 
-# Where an exported model does not say it.
-TOP_K = 5
-
 
 @inference
 async def predict(request: Request, body: bytes, deadline: float) -> Response:
@@ -42,7 +39,7 @@ async def classify(request: Request, body: bytes, deadline: float) -> Response:
     with leased(request) as servable:
         call = await request.app.state.workers.run(len(body), form.parse_classify, body, servable.signatures)
         outputs = await servable.predict(call.signature, call.inputs, deadline)
-        content = form.dump_classify(outputs, servable.classes, servable.card.get("top_k", TOP_K))
+        content = form.dump_classify(outputs, servable.classes, servable.card["top_k"])
     return Response(content, media_type="application/json")
 
 

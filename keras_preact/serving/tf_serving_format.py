@@ -11,7 +11,7 @@ import orjson
 from keras_preact.serving import json_body, values
 from keras_preact.serving.errors import RequestError
 from keras_preact.serving.json_body import described
-from keras_preact.serving.tensors import Signature, TensorSpec
+from keras_preact.serving.tensors import Signature, TensorSpec, highest
 
 DEFAULT_SIGNATURE = "serving_default"
 
@@ -93,9 +93,8 @@ def dump_classify(outputs: Mapping[str, np.ndarray], classes: list[str], top_k: 
     if "classes" in outputs:
         labels, scores = outputs["classes"].tolist(), outputs["scores"]
     else:
-        order = np.argsort(-outputs["probabilities"], axis=1, kind="stable")[:, :top_k]
-        scores = np.take_along_axis(outputs["probabilities"], order, axis=1)
-        labels = [[classes[index] for index in row] for row in order]
+        indices, scores = highest(outputs["probabilities"], top_k)
+        labels = [[classes[index] for index in row] for row in indices]
     results = [list(zip(*pair, strict=True)) for pair in zip(labels, scores, strict=True)]
     return orjson.dumps({"results": results}, option=orjson.OPT_SERIALIZE_NUMPY)
 

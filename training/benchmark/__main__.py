@@ -4,8 +4,6 @@ import contextlib
 import dataclasses
 import datetime
 import math
-import os
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -173,12 +171,7 @@ def run(options: Benchmark) -> dict:
         "about": report.ABOUT[command],
         "order": "The children of a round run one after another; a ratio is of two figures of the same round.",
         "started": started.isoformat(timespec="seconds"),
-        "machine": {
-            "cpu": backends.cpu(),
-            "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "system": platform.platform(),
-            "environment": {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
-        },
+        "machine": backends.machine(_ENVIRONMENT),
         "candidates": {
             row.label: {
                 "backend": row.backend,

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import datetime
 import itertools
-import os
 import platform
 import sys
 import tempfile
@@ -47,13 +46,7 @@ def run(options: Options) -> dict:
         "about": results.ABOUT,
         "order": "The candidates of a model take turns; a ratio is of two figures of the same round.",
         "started": started.isoformat(timespec="seconds"),
-        "machine": {
-            "cpu": backends.cpu(),
-            "flags": flags,
-            "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "system": platform.platform(),
-            "environment": {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ},
-        },
+        "machine": backends.machine(_ENVIRONMENT) | {"flags": flags},
         "versions": {"python": platform.python_version()} | _versions(),
         "rounds": rounds,
     }
