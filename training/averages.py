@@ -13,7 +13,8 @@ from keras import ops
 
 import keras_preact as kp
 from keras_preact import _autodiff, _batch_norm
-from training.variables import Tensors, read, write
+
+from .variables import Tensors, read, write
 
 Batches = Callable[[], Iterable]
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from training import runs
+from . import runs
 
 Figures = Mapping[str, float | int | None]
 

@@ -12,8 +12,9 @@ import keras
 import numpy as np
 
 from keras_preact.export._directory import sync_entry
-from training.cli import UserError
-from training.variables import GROUPS, Tensors, array_of, once_metrics_are_built, read, write
+
+from .cli import UserError
+from .variables import GROUPS, Tensors, array_of, once_metrics_are_built, read, write
 
 _NAME = re.compile(r"state-(\d{9,})-([0-9a-f]{16})\.npz")
 #: What stands in a file besides the tensors: `progress` and their description, as JSON.
@@ -281,7 +282,7 @@ class Best(keras.callbacks.Callback):
         write: bool = True,
         save: Callable[[Path], object] | None = None,
     ):
-        from training import networks  # which reads checkpoints
+        from . import networks  # which reads checkpoints
 
         super().__init__()
         self.save = save or (lambda path: networks.save(self.model, path, write))

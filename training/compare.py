@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
-from training import cli, curves, runs
-from training.config import Config, differences, from_json
-from training.terminal import aligned, duration, markdown
+from . import cli, curves, runs
+from .config import Config, differences, from_json
+from .terminal import aligned, duration, markdown
 
 
 @dataclasses.dataclass(frozen=True)

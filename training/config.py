@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from training.cli import UserError
+from .cli import UserError
 
 
 @dataclasses.dataclass(frozen=True)

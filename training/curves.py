@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from keras_preact.analysis.figures import _style
-from training.analyze.subjects import read_table
-from training.cli import UserError
+
+from .analyze.subjects import read_table
+from .cli import UserError
 
 #: Name of a column of history.csv to its numbers, one an epoch.
 Columns = Mapping[str, np.ndarray]

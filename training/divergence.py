@@ -15,8 +15,9 @@ from keras_preact import _autodiff, _batch_norm
 from keras_preact.health.probe import Probe
 from keras_preact.health.weights import owners, places
 from keras_preact.stacks import UnitStack, written_out
-from training.checkpoints import Saved
-from training.variables import array_of
+
+from .checkpoints import Saved
+from .variables import array_of
 
 _REMEDY = "Lower --optimizer.learning-rate or lengthen --schedule.warmup"
 

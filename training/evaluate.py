@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from training import cli, networks, runs
-from training.config import Data, from_json
+from . import cli, networks, runs
+from .config import Data, from_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ def evaluate(
         output: Where metrics.json and confusion_matrix.png go; by default the run directory, for a model evaluation-NAME.
         save_samples: Write so many test images, one of each class in turn, to samples/ as INDEX_CLASS.png.
     """
-    from training import data as datasets
+    from . import data as datasets
 
     if batch_size < 1 or save_samples < 0:
         raise cli.UserError(

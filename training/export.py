@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tyro
 
-from training import cli
+from . import cli
 
 #: Test images that the accuracy of an export in bfloat16 is compared on.
 IMAGES = 2_000
@@ -53,7 +53,8 @@ def export(
         raise cli.UserError(f"--format {format} writes one file in float32: leave --version and --precision out.")
 
     import keras_preact as kp
-    from training import networks, runs
+
+    from . import networks, runs
 
     config = runs.read_config(run)
     model, path = networks.open_run(run, checkpoint)
@@ -99,8 +100,8 @@ def export(
 
 def _test_images(config: dict, model: keras.Model, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
     """Return test images of the run's data set, as its network takes them, and their labels."""
-    from training import data
-    from training.config import Data, from_json
+    from . import data
+    from .config import Data, from_json
 
     source = dataclasses.replace(from_json(Data, config["config"]["data"]), holdout=0)
     images = data.load(source if data_dir is None else dataclasses.replace(source, dir=data_dir))

@@ -10,15 +10,16 @@ import numpy as np
 import tensorflow as tf
 
 import keras_preact as kp
-from training import callbacks, networks, plans
-from training import data as datasets
-from training.averages import Averages
-from training.checkpoints import Best, Checkpoints, Saved, Saver
-from training.progress import Progress
-from training.signals import Stop
+
+from . import callbacks, networks, plans
+from . import data as datasets
+from .averages import Averages
+from .checkpoints import Best, Checkpoints, Saved, Saver
+from .progress import Progress
+from .signals import Stop
 
 if TYPE_CHECKING:
-    from training.trainer import Trainer
+    from .trainer import Trainer
 
 #: On which the activations are measured.
 HEALTH_IMAGES = 32

@@ -9,11 +9,12 @@ from typing import Any
 import keras
 
 import keras_preact as kp
-from training import runs
-from training.checkpoints import Checkpoints
-from training.cli import UserError
-from training.config import Config
-from training.data import ImageData
+
+from . import runs
+from .checkpoints import Checkpoints
+from .cli import UserError
+from .config import Config
+from .data import ImageData
 
 #: In checkpoints/: the network without its weights.
 ARCHITECTURE = "network.json"

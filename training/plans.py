@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import keras_preact as kp
-from training.cli import UserError
-from training.config import Config
+
+from .cli import UserError
+from .config import Config
 
 #: `Optimizer.scaling` to what the learning rate is multiplied by at so many times the batch size that it is for.
 SCALINGS: dict[str, Callable[[float], float]] = {"none": lambda times: 1.0, "linear": float, "sqrt": math.sqrt}

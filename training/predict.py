@@ -12,7 +12,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from training import cli
+from . import cli
 
 
 def predict(

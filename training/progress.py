@@ -11,7 +11,8 @@ from typing import TextIO
 import keras
 
 from keras_preact.health.outputs import TensorBoard
-from training.terminal import Line, duration
+
+from .terminal import Line, duration
 
 #: Seconds between two drawings of the line on a terminal.
 REDRAW = 0.2

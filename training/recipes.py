@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import keras_preact as kp
-from training.config import Config, Data, Model, Optimizer, Schedule
+
+from .config import Config, Data, Model, Optimizer, Schedule
 
 _CIFAR10 = Data("cifar10", augmentation="pad_crop_flip")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import keras
 
-from training.cli import UserError
-from training.config import Config, differences, from_json
+from .cli import UserError
+from .config import Config, differences, from_json
 
 
 def new_directory(output: Path | None, recipe: str) -> Path:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keras_preact import _checks
-from training import backends, cli
-from training.config import Config, from_json
-from training.recipes import RECIPES
+
+from . import backends, cli
+from .config import Config, from_json
+from .recipes import RECIPES
 
 
 def train(config: Config, recipe: str) -> Path | None:
@@ -24,7 +25,8 @@ def train(config: Config, recipe: str) -> Path | None:
     import keras
 
     import keras_preact as kp
-    from training.trainer import Trainer
+
+    from .trainer import Trainer
 
     _check(config)
     backends.keep_accelerator_for_backend(keras.backend.backend())
@@ -72,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _go_on(arguments: list[str]) -> None:
     """Go on with a run as it was begun."""
-    from training import runs
+    from . import runs
 
     if len(arguments) != 1:
         raise cli.UserError(

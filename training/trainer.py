@@ -11,12 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 import keras_preact as kp
-from training import backends, callbacks, curves, divergence, estimates, networks, plans, runs
-from training import data as datasets
-from training.checkpoints import Checkpoints, Saved
-from training.cli import UserError
-from training.config import Config
-from training.fit import Fit
+
+from . import backends, callbacks, curves, divergence, estimates, networks, plans, runs
+from . import data as datasets
+from .checkpoints import Checkpoints, Saved
+from .cli import UserError
+from .config import Config
+from .fit import Fit
 
 #: Executions of a rehearsal: one that compiles, and those that are timed.
 TIMED = 4

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from training import cli
+from . import cli
 
 
 def preact(layers: int, width: float, remat: int):
@@ -79,8 +79,9 @@ def run(
     import numpy as np
 
     import keras_preact as kp
-    from training import backends, data, runs
-    from training.config import Data
+
+    from . import backends, data, runs
+    from .config import Data
 
     if batch < 1 or steps < 1:
         raise cli.UserError(f"--batch and --steps must be positive. Received: {batch} and {steps}")

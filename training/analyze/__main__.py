@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from training import cli
+from .. import cli
 
 
 def analyze(
@@ -39,9 +39,9 @@ def analyze(
     """
     import keras
 
-    from training import backends, runs
-    from training.analyze import subjects
-    from training.config import Data
+    from .. import backends, runs
+    from ..config import Data
+    from . import subjects
 
     if images < 2:
         raise cli.UserError(f"--images must be at least 2: batch statistics need some. Received: --images {images}")
@@ -69,7 +69,8 @@ def analyze(
 def _write(subject, folder: Path, quick: bool) -> int:
     """Write everything to `folder`; return the number of pictures."""
     from keras_preact.analysis.audit import Audit, audit
-    from training.analyze import chapters, page, subjects
+
+    from . import chapters, page, subjects
 
     (folder / "pictures").mkdir()
     findings: Audit | str
@@ -106,7 +107,7 @@ def _summary(subject) -> dict[str, str]:
     """Return what was analysed, and how, name to text."""
     import keras
 
-    from training import backends
+    from .. import backends
 
     model = subject.model
     statistics = "of the batch" if subject.training else "moving averages, as at inference"

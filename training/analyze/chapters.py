@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from training.analyze.subjects import Subject
-from training.analyze.texts import TEXTS
+from .subjects import Subject
+from .texts import TEXTS
 
 #: The most entries of x_1 for which the body's Jacobian is looked at; how many singular values where all are too many.
 LARGEST_INPUT, LARGEST_VALUES = 50_000, 8

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from training import networks, runs
-from training.cli import UserError
-from training.config import Data, from_json
+from .. import networks, runs
+from ..cli import UserError
+from ..config import Data, from_json
 
 #: Test images that are mixed before some are taken: in a folder they come class by class.
 MIXED = 2000
@@ -150,7 +150,7 @@ def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> di
 
 def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
     """Return the fields of a `Subject` that hold images: test images of a data set."""
-    from training import data as datasets
+    from .. import data as datasets
 
     source = datasets.load(data)
     shape = model.input_shape[1:]

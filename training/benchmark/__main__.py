@@ -12,10 +12,11 @@ from typing import Literal
 import tyro
 
 from keras_preact import _checks
-from training import backends, cli
-from training.benchmark import candidates, input, report, rounds
-from training.benchmark.candidates import Candidate
-from training.benchmark.child import Job
+
+from .. import backends, cli
+from . import candidates, input, report, rounds
+from .candidates import Candidate
+from .child import Job
 
 DESCRIPTION = """Measure networks side by side, each in a process of its own: what they take to compile, a step, its memory.
 
@@ -146,7 +147,7 @@ def run(options: Benchmark) -> dict:
     Raises:
         ValueError: for options that do not fit; nothing is measured then.
     """
-    from training.runs import write_json
+    from ..runs import write_json
 
     command = next(name for name, kind in COMMANDS.items() if kind is type(options))
     _check(options)

@@ -10,8 +10,9 @@ import keras_preact as kp
 from keras_preact import _checks
 from keras_preact.models.network import NetworkOptions
 from keras_preact.models.registry import MODELS
-from training.benchmark import peers
-from training.cli import UserError
+
+from ..cli import UserError
+from . import peers
 
 BACKENDS = ("tensorflow", "jax", "torch")
 

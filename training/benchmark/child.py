@@ -16,9 +16,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from training import backends, cli
-from training.benchmark import candidates, subjects
-from training.config import Checkpoint
+from .. import backends, cli
+from ..config import Checkpoint
+from . import candidates, subjects
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from training import backends
-from training.benchmark import report
-from training.cli import UserError
+from .. import backends
+from ..cli import UserError
+from . import report
 
 SIZE, PADDING = 32, 4
 ABOUT = (
@@ -59,7 +59,7 @@ def run(options: Input) -> dict:
     Raises:
         UserError: for options that do not fit, or a system where a process cannot be bound to a core.
     """
-    from training.runs import write_json
+    from ..runs import write_json
 
     _check(options)
     started = datetime.datetime.now(datetime.UTC)
@@ -166,8 +166,9 @@ def _iterate(batches: Iterator[Any], batch: int) -> Timer:
 
 def _stream(images: np.ndarray, labels: np.ndarray, batch: int):
     from keras_preact.preprocessing import PREPROCESSING
-    from training import data
-    from training.data.readers import Arrays
+
+    from .. import data
+    from ..data.readers import Arrays
 
     part = data.Split.of(Arrays(images, labels))
     of = data.ImageData("random", tuple(map(str, range(10))), 3, SIZE, PREPROCESSING["cifar10"], part, part)

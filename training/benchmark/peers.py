@@ -5,7 +5,7 @@ import sys
 import types
 from collections.abc import Mapping
 
-from training.cli import UserError
+from ..cli import UserError
 
 _CLASSES = 1000
 

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from training.benchmark.rounds import Outcome
+from .rounds import Outcome
 
 
 @dataclasses.dataclass(frozen=True)

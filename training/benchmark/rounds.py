@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from training.benchmark.candidates import Candidate
-from training.benchmark.child import Job
-from training.cli import UserError
+from ..cli import UserError
+from .candidates import Candidate
+from .child import Job
 
 _ROOT = Path(__file__).parents[2]
 

@@ -13,13 +13,14 @@ import numpy as np
 
 import keras_preact as kp
 from keras_preact.health import TrainingHealth
-from training import backends
-from training.benchmark import candidates
-from training.checkpoints import Checkpoints
-from training.cli import UserError
+
+from .. import backends
+from ..checkpoints import Checkpoints
+from ..cli import UserError
+from . import candidates
 
 if TYPE_CHECKING:
-    from training.benchmark.child import Job
+    from .child import Job
 
 Step = Callable[[], Any]
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from keras_preact.preprocessing import resize_image
-from training.data.readers import Reader
-from training.data.sources import ImageData, Split
+
+from .readers import Reader
+from .sources import ImageData, Split
 
 #: From a reader, a fetched image, two seeds, the data set and a size to pixels (size, size, channels).
 Augmentation = Callable[[Reader, Any, Any, ImageData, int], Any]

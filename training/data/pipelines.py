@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from keras_preact import _checks
-from training.cli import UserError
-from training.data import crops, images, order
-from training.data.readers import LAST, Fake, Reader
-from training.data.sources import ImageData
+
+from ..cli import UserError
+from . import crops, images, order
+from .readers import LAST, Fake, Reader
+from .sources import ImageData
 
 #: Name to what is done with every image. pad_crop_flip, the paper's for CIFAR, is done with whole batches, in NumPy.
 AUGMENTATIONS: Mapping[str, images.Augmentation | None] = MappingProxyType(

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from training.cli import UserError
-from training.data.order import SHARDS, Order
+from ..cli import UserError
+from .order import SHARDS, Order
 
 #: Records that are in memory, undecoded, to draw the next one from.
 SHUFFLE_BUFFER = 10_000

@@ -12,10 +12,11 @@ import numpy as np
 
 from keras_preact import _checks
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
-from training.cli import UserError
-from training.config import Data
-from training.data.readers import Arrays, Fake, Files, Reader, Records
-from training.data.statistics import mean_and_std
+
+from ..cli import UserError
+from ..config import Data
+from .readers import Arrays, Fake, Files, Reader, Records
+from .statistics import mean_and_std
 
 #: Distinct images of the data set `fake`.
 FAKE_IMAGES = 64

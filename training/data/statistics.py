@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from training.data.order import Order
-from training.data.readers import Arrays, Reader
+from .order import Order
+from .readers import Arrays, Reader
 
 #: Images of a split that is not held in memory which are measured.
 SAMPLE = 2_000

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import keras
 
-from training.estimates.page import Timing
+from .page import Timing
 
 
 class Clock(keras.callbacks.Callback):

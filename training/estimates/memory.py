@@ -4,7 +4,7 @@ import math
 
 import keras
 
-from training.estimates.costs import Costs, item_size
+from .costs import Costs, item_size
 
 
 def memory(model: keras.Model, cost: Costs, images: int) -> dict[str, int]:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 import keras
 
 import keras_preact as kp
-from training.estimates.costs import costs
-from training.estimates.memory import memory
-from training.terminal import duration
+
+from ..terminal import duration
+from .costs import costs
+from .memory import memory
 
 #: Of the plot: columns behind the labels, and rows.
 WIDTH, HEIGHT = 72, 8

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tyro
 
-from training import cli
+from .. import cli
 
 
 def launch(
@@ -70,7 +70,7 @@ def train_in_worker(config: dict) -> int:
     Raises:
         RuntimeError: for another status: Ray starts the processes again.
     """
-    from training import train  # not before: it reads KERAS_BACKEND
+    from .. import train  # not before: it reads KERAS_BACKEND
 
     try:
         train.main(config["argv"])

@@ -14,10 +14,10 @@ from typing import Any
 
 import tyro
 
-from training import backends, cli
-from training.benchmark.serving import exports, results
-from training.benchmark.serving.options import Options
-from training.benchmark.serving.parts import PARTS, PRECISIONS, Round
+from ... import backends, cli
+from . import exports, results
+from .options import Options
+from .parts import PARTS, PRECISIONS, Round
 
 DESCRIPTION = """Measure what serving costs: networks in a loop and through the server's engines, the real server over HTTP
 with clients beside it, its memory. Candidates take turns (A B C, A B C, ...); medians over the rounds are reported with the
@@ -34,7 +34,7 @@ def run(options: Options) -> dict:
     Raises:
         UserError: for options that do not fit, or if a process fails.
     """
-    from training.runs import write_json
+    from ...runs import write_json
 
     options.check()
     flags = cpu_flags()

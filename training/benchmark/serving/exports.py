@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from training.benchmark import candidates
-from training.cli import UserError
+from ...cli import UserError
+from .. import candidates
 
 #: Registered model to the same network of another package.
 PEERS: Mapping[str, str] = {"imagenet_resnet50_preact": "keras_applications_resnet50v2"}

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from training.benchmark.serving.client import summarize
-from training.cli import UserError
+from ...cli import UserError
+from .client import summarize
 
 #: How a user without this package's server runs a SavedModel; every other name is one of the server's engines.
 PLAIN = "loop"

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from training.benchmark import candidates
-from training.cli import UserError
+from ...cli import UserError
+from .. import candidates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from training.benchmark.serving import exports, servers
-from training.benchmark.serving.loop import PLAIN, Loop
-from training.benchmark.serving.options import Options
+from . import exports, servers
+from .loop import PLAIN, Loop
+from .options import Options
 
 PRECISIONS = ("float32", "bfloat16")
 #: How often the memory is looked at.

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from training.benchmark import report
-from training.benchmark.serving.parts import Round, label
+from .. import report
+from .parts import Round, label
 
 ABOUT = (
     "direct: calls of the network in a process of its own; loop: what tf.saved_model.load gives, called with its default "

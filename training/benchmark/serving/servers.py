@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from training.benchmark.serving import client
-from training.cli import UserError
+from ...cli import UserError
+from . import client
 
 #: No server takes longer to load a model, no client to get its last answers.
 PATIENCE = 180.0
