@@ -1,4 +1,4 @@
-"""The layers a unit is made of, each made by name: normalisations, weights, dropout."""
+"""The layers a unit is made of, each made by name: weights, normalisations, components of an arrangement."""
 
 import dataclasses
 import math
@@ -8,56 +8,10 @@ from types import MappingProxyType
 import keras
 from keras import ops
 
-from keras_preact import _checks, _loops, _products, initializers
+from keras_preact import _checks, initializers
 from keras_preact._attention import SelfAttention
 from keras_preact._batch_norm import BatchNormalization
-
-
-@keras.saving.register_keras_serializable("keras_preact")
-class PaddedConv2D(keras.layers.Conv2D):
-    """A convolution that pads `(kernel - 1) / 2` on every side, whatever the stride.
-
-    `padding="same"` pads nothing at the top and left of an even map at stride 2, where Torch, and with it the released code,
-    pads one row on each side: weights would not carry over, and the map would be sampled off its centre.
-
-    Args:
-        filters: Channels out.
-        kernel_size: Odd; the kernel is square.
-        **kwargs: As in `keras.layers.Conv2D`, without `padding`.
-
-    Input: `(batch, height, width, channels)`, output: `(batch, ceil(height / strides), ceil(width / strides), filters)`; with
-    `data_format="channels_first"` the channels stand second in both.
-    """
-
-    def __init__(self, filters, kernel_size, **kwargs):
-        kwargs.pop("padding", None)  # a config holds it
-        super().__init__(filters, kernel_size, padding="same", **kwargs)
-        self.pad = 0
-        if self.strides != (1, 1):  # at stride 1 "same" is symmetric, and spares a copy of the map
-            self.padding, self.pad = "valid", self.kernel_size[0] // 2
-
-    def convolution_op(self, inputs, kernel):
-        if self.strides != (1, 1) or not _loops.convolutions_are_slow():
-            return super().convolution_op(inputs, kernel)
-        # JAX 0.10, two cores, gradient of 17 units of each stage of ResNet-164 in a scan, batch 16: 484, 222, 139 ms with
-        # products, 2266, 2257, 1755 ms with convolutions; outside a loop those take 592, 276, 183 ms.
-        # What is kept for the gradient is the input, not its nine shifts.
-        convolve = keras.remat(lambda images, kernel: _products.convolve(images, kernel, self.groups))
-        kernel = ops.convert_to_tensor(kernel)
-        if self.data_format == "channels_last":
-            return convolve(inputs, kernel)
-        return ops.moveaxis(convolve(ops.moveaxis(inputs, 1, -1), kernel), -1, 1)
-
-    def call(self, inputs):
-        inputs = pad_sides(inputs, self.pad, self.data_format) if self.pad else inputs
-        if self.data_format == "channels_last" or not self.use_bias:
-            return super().call(inputs)
-        # Keras 3.15 on TensorFlow adds a bias of shape (1, n, 1, 1) to the last axis, not the channels, if that is n wide.
-        outputs = self.convolution_op(inputs, self.kernel) + ops.reshape(self.bias, (1, -1, 1, 1))
-        return outputs if self.activation is None else self.activation(outputs)
-
-    def compute_output_shape(self, input_shape):
-        return strided_shape(input_shape, self.strides[0], self.data_format, self.filters)
+from keras_preact._spatial import PaddedConv2D
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -119,50 +73,6 @@ class StochasticDepth(keras.Layer):
         return super().get_config() | {"rate": self.rate, "seed": self.seed}
 
 
-@keras.saving.register_keras_serializable("keras_preact")
-class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
-    """Max pooling that pads `(pool_size - 1) / 2` on every side with minus infinity, as Torch does.
-
-    Input and output: as `PaddedConv2D`, with the channels unchanged.
-    """
-
-    def __init__(self, pool_size, strides, **kwargs):
-        kwargs.pop("padding", None)
-        super().__init__(pool_size, strides, padding="valid", **kwargs)
-
-    def call(self, inputs):
-        return super().call(pad_sides(inputs, self.pool_size[0] // 2, self.data_format, float("-inf")))
-
-    def compute_output_shape(self, input_shape):
-        return strided_shape(input_shape, self.strides[0], self.data_format)
-
-
-def channel_axis(data_format: str, rank: int) -> int:
-    return 1 if data_format == "channels_first" and rank == 4 else -1
-
-
-def pad_sides(images, pad: int, data_format: str, value: float = 0.0):
-    """Pad height and width of `(batch, height, width, channels)`, or channels first, on both sides."""
-    sides = [(0, 0), (pad, pad), (pad, pad)]
-    sides.insert(1 if data_format == "channels_first" else 3, (0, 0))
-    return ops.pad(images, sides, constant_values=value)
-
-
-def strided_shape(shape: tuple, strides: int, data_format: str, channels: int | None = None) -> tuple:
-    """Return the shape behind a step of `strides` (an image's size divided by it, rounded up) into `channels`.
-
-    A shape that is not an image's keeps its sizes; without `channels` their number stays.
-    """
-    axis = channel_axis(data_format, len(shape))
-    new = list(shape)
-    if len(shape) == 4:
-        for i in (1, 2) if axis == -1 else (2, 3):
-            new[i] = None if new[i] is None else -(-new[i] // strides)
-    if channels is not None:
-        new[axis] = channels
-    return tuple(new)
-
-
 #: In place of a kernel size: self-attention.
 ATTENTION = "attention"
 
@@ -175,14 +85,33 @@ def weight_name(kernel_size: KernelSize) -> str:
 
 
 def weight(
-    filters: int, kernel_size: KernelSize, *, strides=1, groups=1, num_heads=1, causal=False, data_format=None, **kwargs
+    filters: int,
+    kernel_size: KernelSize,
+    *,
+    strides=1,
+    dilation=1,
+    groups=1,
+    standardize=False,
+    num_heads=1,
+    causal=False,
+    data_format=None,
+    **kwargs,
 ) -> keras.Layer:
     """Make a weight layer: a convolution, a dense one where `kernel_size` is None, or self-attention."""
     if kernel_size is None:
         return keras.layers.Dense(filters, **kwargs)
     if kernel_size == ATTENTION:
         return SelfAttention(filters, num_heads, causal=causal, **kwargs)
-    return PaddedConv2D(filters, kernel_size, strides=strides, groups=groups, data_format=data_format, **kwargs)
+    return PaddedConv2D(
+        filters,
+        kernel_size,
+        strides=strides,
+        dilation_rate=dilation,
+        groups=groups,
+        standardize=standardize,
+        data_format=data_format,
+        **kwargs,
+    )
 
 
 #: Name to a function of the channel axis and the channel count. Batch normalisation has Torch's epsilon and momentum, as
@@ -283,7 +212,7 @@ class Normalization:
             _checks.lookup(NORMALIZATIONS, kind, "normalization")
             self.kind = kind
 
-    def make(self, axis: int, channels: int, *, name: str, dtype=None) -> list[keras.Layer]:
+    def make(self, axis: int, channels: int, *, name: str, dtype=None, gamma_initializer=None) -> list[keras.Layer]:
         """Make the layer for one place: a list of one, or of none for `"none"`."""
         pattern = self.kind
         if not isinstance(pattern, Pattern):
@@ -293,25 +222,40 @@ class Normalization:
             pattern = Pattern.of(make(axis, channels))
         replacements = OVER_AXIS_1 if axis == 1 else FASTER
         pattern = Pattern(replacements.get(pattern.layer_class, pattern.layer_class), pattern.config)
-        return [pattern.make(axis=axis, name=name, dtype=dtype)]
+        return [pattern.make(axis=axis, name=name, dtype=dtype, gamma_initializer=gamma_initializer)]
 
     def serialize(self) -> str | dict:
         """Return what a config holds: the name, or the pattern."""
         return self.kind.serialize() if isinstance(self.kind, Pattern) else self.kind
 
 
-def components(names, normalization, activation, *, axis, channels, name="{}", dtype=None) -> list[keras.Layer]:
-    """Make the layers of an arrangement's components, `("norm", "activation")`, each called `name.format(component)`."""
+def components(
+    names, normalization, activation, *, axis, channels, name="{}", dtype=None, gamma_initializer=None
+) -> list[keras.Layer]:
+    """Make the layers of an arrangement's components, `("norm", "activation")`, each called `name.format(component)`.
+
+    `gamma_initializer` is of the normalisations, those that have one; None for their own.
+    """
     layers: list[keras.Layer] = []
     for i, component in enumerate(names):
         called = name.format(component) + "_again" * names[:i].count(component)
         if component == "norm":
-            layers += normalization.make(axis, channels, name=called, dtype=dtype)
+            layers += normalization.make(axis, channels, name=called, dtype=dtype, gamma_initializer=gamma_initializer)
         elif component == "activation":
             layers.append(keras.layers.Activation(activation, name=called, dtype=dtype))
         else:
             layers.append({"shift": Shift, "scale": Scale}[component](name=called, dtype=dtype))
     return layers
+
+
+def is_norm(layer: keras.Layer) -> bool:
+    """Whether a layer made by `components` is a normalisation."""
+    return not isinstance(layer, (keras.layers.Activation, Shift, Scale))
+
+
+def has_gamma(layers: list[keras.Layer]) -> bool:
+    """Whether one of the layers starts with its own `gamma_initializer`."""
+    return any("gamma_initializer" in layer.get_config() for layer in layers)
 
 
 class Gated(keras.Layer):

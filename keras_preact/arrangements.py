@@ -38,7 +38,7 @@ class Arrangement:
         after_addition: f, applied to the sum.
         stem: Between the network's first convolution and the first unit. Where `first` is not empty, the paper's appendix
             applies the first activation right after that convolution, before the two paths split: it stands
-            here, and the first unit is built without it (`without_first`).
+            here, and the first unit is built without it (`of_first_unit`).
         head: Between the last unit and the pooling.
         projection: Behind the 1x1 projection of a unit that changes the shape.
 
@@ -68,9 +68,10 @@ class Arrangement:
                 _checks.one_of(component, get_args(Component), field.name)
             object.__setattr__(self, field.name, components)
 
-    def without_first(self) -> "Arrangement":
-        """Return this arrangement for a unit whose input is activated already: the first of a network."""
-        return dataclasses.replace(self, first=())
+    def of_first_unit(self) -> "Arrangement":
+        """Return this arrangement for a network's first unit: without `first` where the stem ends in it."""
+        activated = self.stem[-len(self.first) :] == self.first
+        return dataclasses.replace(self, first=()) if activated else self
 
     def get_config(self) -> dict:
         return {field.name: list(getattr(self, field.name)) for field in dataclasses.fields(self)}
@@ -100,6 +101,10 @@ ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
     }
 )
 
+#: Full pre-activation with nothing between the stem and the first unit, which then has its own first activation: not the
+#: paper's appendix, but the networks of keras.applications, keras-hub and timm.
+RAW_STEM = dataclasses.replace(ARRANGEMENTS["full_preactivation"], stem=())
+
 #: Full pre-activation for networks without normalisation: a shift in front of every weight and activation, a scale at the end
 #: of the branch (arXiv 1901.09321, Sec. 3; that paper has the original order). `kp.initializers.Fixup` is its initialiser.
 FIXUP = Arrangement(
@@ -119,7 +124,7 @@ TRANSFORMER_ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
     }
 )
 
-_NAMED = {**ARRANGEMENTS, **TRANSFORMER_ARRANGEMENTS}
+_NAMED = {**ARRANGEMENTS, "full_preactivation_raw_stem": RAW_STEM, **TRANSFORMER_ARRANGEMENTS}
 
 
 def get(arrangement: str | dict | Arrangement) -> Arrangement:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import keras
 from keras import ops
 
-from keras_preact import _checks, _layers
+from keras_preact import _checks, _layers, _spatial
 
 
 class Shortcut(keras.Layer):
@@ -95,7 +95,7 @@ class _WeightedShortcut(Shortcut):
     def _build_weight(self, input_shape, filters=None, strides=1, **kwargs):
         """Make and build the convolution, and the normalisation behind it if there is one."""
         rank = len(input_shape)
-        axis = _layers.channel_axis(self.data_format, rank)
+        axis = _spatial.channel_axis(self.data_format, rank)
         filters = filters or input_shape[axis]
         weight = _layers.weight(
             filters,
@@ -274,7 +274,7 @@ class ZeroPad(keras.Layer):
         self.data_format = keras.config.image_data_format() if data_format is None else data_format
 
     def build(self, input_shape):
-        channels = input_shape[_layers.channel_axis(self.data_format, len(input_shape))]
+        channels = input_shape[_spatial.channel_axis(self.data_format, len(input_shape))]
         if channels > self.filters:
             raise ValueError(
                 "Zero padding cannot take channels away: use shape_shortcut='projection' for a unit that narrows. "
@@ -283,7 +283,7 @@ class ZeroPad(keras.Layer):
         self.missing = self.filters - channels
 
     def call(self, x):
-        first = _layers.channel_axis(self.data_format, x.ndim) == 1
+        first = _spatial.channel_axis(self.data_format, x.ndim) == 1
         if x.ndim == 4 and self.strides > 1:
             step = slice(None, None, self.strides)
             x = x[:, :, step, step] if first else x[:, step, step, :]
@@ -292,7 +292,7 @@ class ZeroPad(keras.Layer):
         return ops.pad(x, sides)
 
     def compute_output_shape(self, input_shape):
-        return _layers.strided_shape(input_shape, self.strides, self.data_format, self.filters)
+        return _spatial.strided_shape(input_shape, self.strides, self.data_format, self.filters)
 
     def get_config(self):
         return super().get_config() | {

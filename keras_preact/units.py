@@ -1,73 +1,18 @@
 """ResidualUnit: `x_{l+1} = f(h(x_l) + F(x_l))` with any arrangement, shortcut and branch."""
 
-import dataclasses
 import math
-from collections.abc import Mapping
-from fractions import Fraction
-from types import MappingProxyType
 
 import keras
 
-from keras_preact import _checks, _layers, _observers, arrangements, initializers, shortcuts
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """The weights of a residual branch.
-
-    Args:
-        kernels: Kernel size of each weight in turn; None is a dense layer, `"attention"` self-attention over the tokens.
-        expansion: Channels that the unit returns, as a multiple of `filters`.
-        hidden: Channels between the weights, as a multiple of `filters`.
-        multiple: Of which the channels between the weights are one, rounded up.
-        gated: Whether a second weight stands beside each one but the last, and multiplies what stands behind that.
-        activation: The one that belongs to the block; None for the unit's.
-    """
-
-    kernels: tuple[_layers.KernelSize, ...]
-    expansion: int = 1
-    hidden: Fraction = Fraction(1)
-    multiple: int = 1
-    gated: bool = False
-    activation: str | None = None
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether it works on features that stand last, without a convolution."""
-        return not isinstance(self.kernels[0], int)
-
-    @property
-    def attends(self) -> bool:
-        return _layers.ATTENTION in self.kernels
-
-    @property
-    def inputs(self) -> tuple[str, range]:
-        """What it takes, in words, and with how many dimensions."""
-        return _INPUTS[_layers.weight_name(self.kernels[0])]
-
-
-_INPUTS = {
-    "conv": ("(batch, height, width, channels)", range(4, 5)),
-    "dense": ("(batch, ..., features)", range(2, 100)),
-    "attention": ("(batch, tokens, features)", range(3, 4)),
-}
-
-#: Name to `Block`. `single` is the 1-layer skip of Table 3. The last three are a transformer's: arXiv 1706.03762, Sec. 3.2 and
-#: 3.3; arXiv 2002.05202 with 2/3 of an MLP's width, as there, so that three matrices have the size of its two.
-BLOCKS: Mapping[str, Block] = MappingProxyType(
-    {
-        "basic": Block((3, 3)),
-        "bottleneck": Block((1, 3, 1), expansion=4),
-        "dense": Block((None, None)),
-        "single": Block((3,)),
-        "attention": Block((_layers.ATTENTION,)),
-        "mlp": Block((None, None), hidden=Fraction(4)),
-        "swiglu": Block((None, None), hidden=Fraction(8, 3), multiple=8, gated=True, activation="silu"),
-    }
-)
+from keras_preact import _checks, _layers, _observers, _spatial, arrangements, blocks, initializers, shortcuts
+from keras_preact.blocks import BLOCKS
+from keras_preact.downsampling import DOWNSAMPLINGS
+from keras_preact.squeeze_excitation import SqueezeExcitation
 
 SHAPE_SHORTCUTS = ("auto", "projection", "zero_pad")
 STRIDE_PLACES = ("first", "3x3")
+#: Of `use_bias`: no bias where a normalisation stands right behind the weight, which would take it away again.
+UNLESS_NORM = "unless_norm"
 DROPOUT_PLACES = ("between_weights", "before_addition")
 
 
@@ -94,6 +39,12 @@ class ResidualUnit(keras.Layer):
         activate_shape_shortcut: Whether the path that changes the shape starts from the activated input, as the branch does
             (appendix), or from the raw one. A unit that keeps the shape always takes the raw x.
         stride_on: `"first"` weight or `"3x3"`: which convolution of a bottleneck has the stride.
+        dilation: Of the 3x3 convolutions: the unit works on a map that is so many times finer than its weights are for.
+        dilated_strides: Strides that are left out and become dilation instead, behind the weight that would have them. The
+            weights are those of a unit with `strides`; its output is every `dilated_strides`-th place of this unit's.
+        downsampling: How strides above 1 shrink the map: a name from `kp.downsampling.DOWNSAMPLINGS`. `"strided"`
+            convolutions; `"average"` pooling in front of the projection (ResNet-D); `"blur"` (anti-aliased).
+        squeeze_excitation: The reduction, such as 16, of squeeze-and-excitation at the end of F; None for none.
         normalization: `"batch"`, `"layer"`, `"group"`, `"rms"`, `"none"`, or a Keras layer as a pattern, such as
             `keras.layers.BatchNormalization(momentum=0.99)`.
         activation: Any Keras activation; `"swiglu"` has its own, silu.
@@ -108,9 +59,14 @@ class ResidualUnit(keras.Layer):
             networks), or `"before_addition"`, at the end of F.
         stochastic_depth: Share of the examples for which F is left out in training (arXiv 1603.09382); the others' F is
             divided by `1 - stochastic_depth`. At inference F is as it is. None: for none.
-        use_bias: Whether the branch's and the projection's weights have a bias.
+        use_bias: Whether the branch's and the projection's weights have a bias; `"unless_norm"`: those without a
+            normalisation right behind them.
         bias_initializer: Of those; each draws its own values.
         kernel_initializer: Of all kernels; each weight draws its own values. None: He with fan_out, as released.
+        zero_init_last: Whether F starts at 0, and so the unit as its shortcut: gamma of the normalisation at F's end, or where
+            none stands there, as in pre-activation, F's last kernel (arXiv 1706.02677, Sec. 5.1).
+        standardize_weights: Whether convolutions use standardised kernels (arXiv 1903.10520), which belong to
+            normalisations that do not look at the batch, such as `"group"`.
         data_format: `"channels_last"` or `"channels_first"`; None for Keras' setting.
         **kwargs: `name`, `dtype` (a policy such as `"mixed_bfloat16"`), `trainable`.
 
@@ -150,6 +106,10 @@ class ResidualUnit(keras.Layer):
         shape_shortcut: str = "auto",
         activate_shape_shortcut: bool = True,
         stride_on: str = "first",
+        dilation: int = 1,
+        dilated_strides: int = 1,
+        downsampling: str = "strided",
+        squeeze_excitation: int | None = None,
         normalization: str | keras.Layer = "batch",
         activation="relu",
         groups: int = 1,
@@ -160,9 +120,11 @@ class ResidualUnit(keras.Layer):
         dropout: float = 0.0,
         dropout_at: str = "between_weights",
         stochastic_depth: float | None = None,
-        use_bias: bool = False,
+        use_bias: bool | str = False,
         bias_initializer="zeros",
         kernel_initializer=None,
+        zero_init_last: bool = False,
+        standardize_weights: bool = False,
         data_format: str | None = None,
         **kwargs,
     ):
@@ -170,6 +132,9 @@ class ResidualUnit(keras.Layer):
         for value, argument in (
             (filters, "filters"),
             (strides, "strides"),
+            (dilation, "dilation"),
+            (dilated_strides, "dilated_strides"),
+            (1 if squeeze_excitation is None else squeeze_excitation, "squeeze_excitation"),
             (groups, "groups"),
             (base_width, "base_width"),
             (num_heads, "num_heads"),
@@ -182,6 +147,8 @@ class ResidualUnit(keras.Layer):
         _checks.one_of(shape_shortcut, SHAPE_SHORTCUTS, "shape_shortcut")
         _checks.one_of(stride_on, STRIDE_PLACES, "stride_on")
         _checks.one_of(dropout_at, DROPOUT_PLACES, "dropout_at")
+        _checks.one_of(use_bias, (True, False, UNLESS_NORM), "use_bias")
+        self.downsampling_row = _checks.lookup(DOWNSAMPLINGS, downsampling, "downsampling")
         self.branch_block = _checks.lookup(BLOCKS, block, "block")
         self.filters = filters
         self.block = block
@@ -191,6 +158,10 @@ class ResidualUnit(keras.Layer):
         self.shape_shortcut = shape_shortcut
         self.activate_shape_shortcut = activate_shape_shortcut
         self.stride_on = stride_on
+        self.dilation = dilation
+        self.dilated_strides = dilated_strides
+        self.downsampling = downsampling
+        self.squeeze_excitation = squeeze_excitation
         self.normalization = _layers.Normalization(normalization)
         self.activation = keras.activations.get(self.branch_block.activation or activation)
         self.groups = groups
@@ -206,6 +177,8 @@ class ResidualUnit(keras.Layer):
         self.kernel_initializer = (
             initializers.released_he() if kernel_initializer is None else keras.initializers.get(kernel_initializer)
         )
+        self.zero_init_last = zero_init_last
+        self.standardize_weights = standardize_weights
         self.data_format = keras.config.image_data_format() if data_format is None else data_format
         _checks.one_of(self.data_format, ("channels_last", "channels_first"), "data_format")
         if self.branch_block.is_dense:
@@ -215,42 +188,7 @@ class ResidualUnit(keras.Layer):
             raise ValueError(
                 f"block={block!r} has the activation {own!r}: leave `activation` out. Received: activation={activation!r}"
             )
-        self._check_block()
-
-    def _check_block(self) -> None:
-        if self.block != "bottleneck" and (self.groups, self.base_width) != (1, 64):
-            raise ValueError(
-                "`groups` and `base_width` shape the 3x3 convolution of a bottleneck: use block='bottleneck'. "
-                f"Received: block={self.block!r}, groups={self.groups}, base_width={self.base_width}"
-            )
-        if self.width < 1:
-            raise ValueError(
-                "`base_width` leaves the 3x3 convolution no channel: int(filters * base_width / 64) must be at least 1. "
-                f"Received: filters={self.filters}, base_width={self.base_width}"
-            )
-        if self.dropout and self.dropout_at == "between_weights" and len(self.branch_block.kernels) == 1:
-            raise ValueError(
-                f"block={self.block!r} has one weight and nothing between weights: use dropout_at='before_addition'. "
-                f"Received: dropout={self.dropout}, dropout_at={self.dropout_at!r}"
-            )
-        if self.branch_block.is_dense and self.strides > 1:
-            raise ValueError(f"A dense block works on vectors and has no strides. Received: strides={self.strides}")
-        if self.hidden is not None and (len(self.branch_block.kernels) < 2 or not self.branch_block.is_dense):
-            blocks = " or ".join(repr(name) for name, row in BLOCKS.items() if row.is_dense and len(row.kernels) > 1)
-            raise ValueError(
-                f"`hidden` is the width between two dense layers: use it with block={blocks}. "
-                f"Received: block={self.block!r}, hidden={self.hidden}"
-            )
-        if not self.branch_block.attends and (self.num_heads, self.causal) != (1, False):
-            raise ValueError(
-                "`num_heads` and `causal` shape attention: use block='attention'. "
-                f"Received: block={self.block!r}, num_heads={self.num_heads}, causal={self.causal}"
-            )
-        if self.filters % self.num_heads:
-            raise ValueError(
-                "The heads share the features: `filters` must be a multiple of `num_heads`. "
-                f"Received: filters={self.filters}, num_heads={self.num_heads}"
-            )
+        blocks.check_options(self)
 
     def at(self, name: str, **changes) -> "ResidualUnit":
         """Return a new unit like this one for another place in a network.
@@ -284,7 +222,7 @@ class ResidualUnit(keras.Layer):
 
     def build(self, input_shape):
         axis, channels = self._check_input(input_shape)
-        changes_shape = self.strides > 1 or channels != self.channels_out
+        changes_shape = self.strides * self.dilated_strides > 1 or channels != self.channels_out
         kind = self.shortcut_pattern.layer_class
         shortcut_projects = changes_shape and kind.projects and self.shape_shortcut != "zero_pad"
         self._activate_both = changes_shape and self.activate_shape_shortcut
@@ -300,16 +238,20 @@ class ResidualUnit(keras.Layer):
 
         with keras.name_scope("projection"):
             needed = changes_shape and kind.reads_input and not shortcut_projects
-            self.shape_change = self._shape_change(axis) if needed else []
-            _layers.build_chain(self.shape_change, input_shape)
+            pooled = self.downsampling_row.pooling("projection", self.strides, self.data_format, self.dtype_policy)
+            self.shape_change = pooled if changes_shape and kind.reads_input else []
+            strides = 1 if pooled else self.strides
+            if needed:
+                self.shape_change = [*pooled, *self._shape_change(axis, strides)]
+            changed = _layers.build_chain(self.shape_change, input_shape)
 
         settings: dict = {"name": kind.place, "dtype": self.dtype_policy, "data_format": self.data_format}
         if self.shortcut_pattern.config.get("kernel_initializer") is None:
             settings["kernel_initializer"] = self._kernel("shortcut")
         if shortcut_projects:
-            settings |= {"filters": self.channels_out, "strides": self.strides}
+            settings |= {"filters": self.channels_out, "strides": strides}
         self.shortcut = self.shortcut_pattern.make(**settings)
-        self.shortcut.build(input_shape if shortcut_projects else shape)
+        self.shortcut.build(changed if shortcut_projects else shape)
 
         with keras.name_scope("after_addition"):
             self.after_addition = self._components(self.arrangement.after_addition, axis, self.channels_out)
@@ -321,7 +263,7 @@ class ResidualUnit(keras.Layer):
     def _check_input(self, shape) -> tuple[int, int]:
         """Return the channel axis and the channel count of an input of `shape`."""
         wanted, ranks = self.branch_block.inputs
-        axis = -1 if self.branch_block.is_dense else _layers.channel_axis(self.data_format, len(shape))
+        axis = -1 if self.branch_block.is_dense else _spatial.channel_axis(self.data_format, len(shape))
         if len(shape) not in ranks or shape[axis] is None:
             raise ValueError(
                 f"A unit with block={self.block!r} and data_format={self.data_format!r} takes {wanted} with a known number "
@@ -332,7 +274,7 @@ class ResidualUnit(keras.Layer):
     def _kernel(self, place: str) -> keras.initializers.Initializer:
         return initializers.spawn(self.kernel_initializer, place)
 
-    def _components(self, names, axis: int, channels: int, suffix: str = "") -> list[keras.Layer]:
+    def _components(self, names, axis: int, channels: int, suffix: str = "", **settings) -> list[keras.Layer]:
         return _layers.components(
             names,
             self.normalization,
@@ -341,33 +283,51 @@ class ResidualUnit(keras.Layer):
             channels=channels,
             name="{}" + suffix,
             dtype=self.dtype_policy,
+            **settings,
         )
 
     def _weights_and_between(self, axis: int) -> list[keras.Layer]:
         """F behind its first activation: every weight and the components behind it."""
         kernels = self.branch_block.kernels
+        strided = kernels.index(3) if self.stride_on == "3x3" and 3 in kernels else 0
+        pooled = self.downsampling_row.pooling("branch", self.strides, self.data_format, self.dtype_policy)
         layers: list[keras.Layer] = []
         for i, kernel_size in enumerate(kernels, 1):
             is_last = i == len(kernels)
             filters = self.channels_out if is_last else self.width
-            behind = self.arrangement.last if is_last else self.arrangement.between
-            chain = [
-                self._branch_weight(i, filters, _layers.weight_name(kernel_size)),
-                *self._components(behind, axis, filters, f"_{i}"),
-            ]
+            names = self.arrangement.last if is_last else self.arrangement.between
+            zero = self.zero_init_last and is_last
+            behind = self._components(names, axis, filters, f"_{i}", gamma_initializer="zeros" if zero else None)
+            settings: dict = {"use_bias": self.has_bias(behind)}
+            if i - 1 == strided and not pooled:
+                settings["strides"] = self.strides
+            if kernel_size == 3:
+                settings |= {
+                    "groups": self.groups,
+                    "dilation": self.dilation * (self.dilated_strides if i - 1 > strided else 1),
+                }
+            if zero and not _layers.has_gamma(behind):
+                settings["kernel_initializer"] = "zeros"
+            chain = [self._branch_weight(i, filters, _layers.weight_name(kernel_size), **settings), *behind]
             if self.branch_block.gated and not is_last:
-                chain = [
-                    _layers.Gated(chain, self._branch_weight(i, filters, "gate"), name=f"gated_{i}", dtype=self.dtype_policy)
-                ]
-            layers += chain
+                gate = self._branch_weight(i, filters, "gate", use_bias=bool(self.use_bias))
+                chain = [_layers.Gated(chain, gate, name=f"gated_{i}", dtype=self.dtype_policy)]
+            layers += [*chain, *(pooled if i - 1 == strided else [])]
+            if is_last and self.squeeze_excitation is not None:
+                layers.append(self._squeeze_excitation())
             if self.dropout and is_last == (self.dropout_at == "before_addition"):
                 layers.append(keras.layers.Dropout(self.dropout, name=f"dropout_{i}", dtype=self.dtype_policy))
         return layers
 
-    def _branch_weight(self, i: int, filters: int, word: str) -> keras.Layer:
+    def has_bias(self, behind: list[keras.Layer]) -> bool:
+        """Whether a weight has a bias with the layers of `behind` behind it."""
+        if self.use_bias == UNLESS_NORM:
+            return not (behind and _layers.is_norm(behind[0]))
+        return bool(self.use_bias)
+
+    def _branch_weight(self, i: int, filters: int, word: str, **settings) -> keras.Layer:
         """Make weight `i`, counted from 1, of the branch."""
         kernels = self.branch_block.kernels
-        strided = kernels.index(3) if self.stride_on == "3x3" and 3 in kernels else 0
         kernel = self._kernel(name := f"{word}_{i}")
         if not self.branch_block.attends:  # attention is two weights behind one another, and asks for its own
             kernel = initializers.of_branch(kernel, i, len(kernels))
@@ -375,42 +335,44 @@ class ResidualUnit(keras.Layer):
             name,
             filters,
             kernels[i - 1],
-            kernel_initializer=kernel,
-            strides=self.strides if i - 1 == strided else 1,
-            groups=self.groups if kernels[i - 1] == 3 else 1,
-            num_heads=self.num_heads,
-            causal=self.causal,
+            **{"kernel_initializer": kernel, "num_heads": self.num_heads, "causal": self.causal} | settings,
         )
 
-    def _weight(
-        self, name: str, filters: int, kernel_size: _layers.KernelSize, *, kernel_initializer, **kwargs
-    ) -> keras.Layer:
+    def _weight(self, name: str, filters: int, kernel_size: _layers.KernelSize, **kwargs) -> keras.Layer:
         return _layers.weight(
             filters,
             kernel_size,
             name=name,
-            use_bias=self.use_bias,
-            kernel_initializer=kernel_initializer,
             bias_initializer=initializers.spawn(self.bias_initializer, name, "bias"),
+            standardize=self.standardize_weights,
             data_format=self.data_format,
             dtype=self.dtype_policy,
             **kwargs,
         )
 
-    def _shape_change(self, axis: int) -> list[keras.Layer]:
+    def _squeeze_excitation(self) -> keras.Layer:
+        return SqueezeExcitation(
+            self.squeeze_excitation,
+            kernel_initializer=self._kernel("squeeze_excitation"),
+            data_format=self.data_format,
+            name="squeeze_excitation",
+            dtype=self.dtype_policy,
+        )
+
+    def _shape_change(self, axis: int, strides: int) -> list[keras.Layer]:
         if self.shape_shortcut == "zero_pad":
-            return [
-                shortcuts.ZeroPad(self.channels_out, self.strides, self.data_format, name="zero_pad", dtype=self.dtype_policy)
-            ]
+            return [shortcuts.ZeroPad(self.channels_out, strides, self.data_format, name="zero_pad", dtype=self.dtype_policy)]
         dense = self.branch_block.is_dense
+        behind = self._components(self.arrangement.projection, axis, self.channels_out)
         projection = self._weight(
             "dense" if dense else "conv",
             self.channels_out,
             None if dense else 1,
             kernel_initializer=self._kernel("projection"),
-            strides=self.strides,
+            strides=strides,
+            use_bias=self.has_bias(behind),
         )
-        return [projection, *self._components(self.arrangement.projection, axis, self.channels_out)]
+        return [projection, *behind]
 
     def call(self, x, drop_rate=None, training=None):  # `stateless_call` on JAX passes `training` to nothing else
         """Apply the unit; `drop_rate`, a scalar, takes the place of `stochastic_depth` where that is not None."""
@@ -425,13 +387,13 @@ class ResidualUnit(keras.Layer):
         shortcut, residual = self.shortcut.paths(start, observer.change(residual), training)
         total = shortcuts.add(shortcut, residual)
         output = _layers.run_chain(self.after_addition, total, training)
-        axis = _layers.channel_axis(self.data_format, len(x.shape))
+        axis = _spatial.channel_axis(self.data_format, len(x.shape))
         observer.see(activated=activated, shortcut=shortcut, residual=residual, total=total, output=output, axis=axis)
         return output
 
     def compute_output_shape(self, input_shape):
         self._check_input(input_shape)
-        return _layers.strided_shape(input_shape, self.strides, self.data_format, self.channels_out)
+        return _spatial.strided_shape(input_shape, self.strides, self.data_format, self.channels_out)
 
     def get_config(self):
         return super().get_config() | {
@@ -443,6 +405,10 @@ class ResidualUnit(keras.Layer):
             "shape_shortcut": self.shape_shortcut,
             "activate_shape_shortcut": self.activate_shape_shortcut,
             "stride_on": self.stride_on,
+            "dilation": self.dilation,
+            "dilated_strides": self.dilated_strides,
+            "downsampling": self.downsampling,
+            "squeeze_excitation": self.squeeze_excitation,
             "normalization": self.normalization.serialize(),
             "activation": keras.activations.serialize(self.activation),
             "groups": self.groups,
@@ -456,5 +422,7 @@ class ResidualUnit(keras.Layer):
             "use_bias": self.use_bias,
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "zero_init_last": self.zero_init_last,
+            "standardize_weights": self.standardize_weights,
             "data_format": self.data_format,
         }

@@ -25,6 +25,8 @@ def resnet_imagenet(
     *,
     block: str | None = None,
     width_factor: float = 1,
+    stem: str = "7x7",
+    strided_unit: str = "first",
     classes: int = 1000,
     input_shape: Sequence[int | None] | None = None,
     **options: Unpack[NetworkOptions],
@@ -35,6 +37,9 @@ def resnet_imagenet(
         depth: 18, 34, 50, 101, 152 or 200; or the units of every stage, such as `(3, 4, 6, 3)`.
         block: `"basic"` or `"bottleneck"`. None: that of the depth; bottleneck for explicit stages.
         width_factor: Multiplies the widths 64, 128, 256, 512 of the stages.
+        stem: `"7x7"`, or `"7x7_zero_padded"` as in TF-slim.
+        strided_unit: Which unit of a stage shrinks the map: `"first"`, so that stages 2, 3 and 4 begin with it, or `"last"` as
+            in TF-slim and keras.applications, where stages 1, 2 and 3 end with it.
         classes: Outputs of the classifier.
         input_shape: 224 x 224 x 3 by default, in the order of `data_format`; a size may be None.
         **options: Of `ResidualNetwork` and `ResidualUnit`. `stride_on` is `"3x3"` by default, as in fb.resnet.torch;
@@ -70,9 +75,13 @@ def resnet_imagenet(
         _checks.positive_int(units, "depth (units of a stage)")
     options.setdefault("stride_on", "3x3")
     options.setdefault("name", name)
+    unstrided = 0 if strided_unit == "first" else len(stage_depths) - 1
     return ResidualNetwork(
-        [Stage(widen(64 * 2**s, width_factor), units, 1 if s == 0 else 2) for s, units in enumerate(stage_depths)],
-        stem="7x7",
+        [
+            Stage(widen(64 * 2**s, width_factor), units, 1 if s == unstrided else 2, strided_unit)
+            for s, units in enumerate(stage_depths)
+        ],
+        stem=stem,
         stem_filters=64,
         block=block or usual_block,
         classes=classes,

@@ -8,7 +8,8 @@ from typing import Any, TypedDict
 
 import keras
 
-from keras_preact import _checks, _layers, arrangements, initializers, shortcuts
+from keras_preact import _checks, _layers, _spatial, arrangements, initializers, shortcuts
+from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.models import base, segments
 from keras_preact.models.segments import Stage
 from keras_preact.units import ResidualUnit
@@ -16,19 +17,32 @@ from keras_preact.units import ResidualUnit
 
 @dataclasses.dataclass(frozen=True)
 class Stem:
-    """What stands in front of the first unit: a weight layer, the arrangement's stem components, perhaps a pooling."""
+    """What stands in front of the first unit: a weight layer, the arrangement's stem components, perhaps a pooling.
+
+    Args:
+        kernel_size: Of the convolution; None: a dense layer.
+        strides: Its step.
+        pooling: What a 3x3 max pooling at stride 2 pads with: `"infinity"`, minus infinity, or `"zeros"`; None: no pooling.
+    """
 
     kernel_size: int | None
     strides: int = 1
-    pooling: bool = False
+    pooling: str | None = None
 
     @property
     def total_stride(self) -> int:
         return self.strides * (2 if self.pooling else 1)
 
 
-#: Name to `Stem`: for small images, for ImageNet, for vectors.
-STEMS: Mapping[str, Stem] = MappingProxyType({"3x3": Stem(3), "7x7": Stem(7, strides=2, pooling=True), "dense": Stem(None)})
+#: Name to `Stem`: for small images, for ImageNet as published and as in TF-slim, for vectors.
+STEMS: Mapping[str, Stem] = MappingProxyType(
+    {
+        "3x3": Stem(3),
+        "7x7": Stem(7, strides=2, pooling="infinity"),
+        "7x7_zero_padded": Stem(7, strides=2, pooling="zeros"),
+        "dense": Stem(None),
+    }
+)
 
 
 class NetworkOptions(TypedDict, total=False):
@@ -40,6 +54,8 @@ class NetworkOptions(TypedDict, total=False):
     shape_shortcut: str
     activate_shape_shortcut: bool
     stride_on: str
+    downsampling: str
+    squeeze_excitation: int | None
     normalization: str | keras.Layer
     activation: Any
     groups: int
@@ -47,9 +63,12 @@ class NetworkOptions(TypedDict, total=False):
     dropout: float
     dropout_at: str
     stochastic_depth: float | None
-    use_bias: bool
+    use_bias: bool | str
     bias_initializer: Any
     kernel_initializer: Any
+    zero_init_last: bool
+    standardize_weights: bool
+    output_stride: int | None
     include_top: bool
     pooling: str | None
     classifier_activation: Any
@@ -70,7 +89,8 @@ class ResidualNetwork(base.UnitNetwork):
 
     Args:
         stages: `Stage(filters, units, strides)`, in order.
-        stem: `"3x3"` (small images), `"7x7"` (stride 2 and a 3x3 max pooling: ImageNet) or `"dense"` (vectors).
+        stem: `"3x3"` (small images), `"7x7"` (stride 2 and a 3x3 max pooling: ImageNet), `"7x7_zero_padded"` (the same with
+            zeros around what is pooled: TF-slim) or `"dense"` (vectors).
         stem_filters: Width of the stem.
         block: F's weights, see `ResidualUnit`.
         input_shape: Without the batch; for images in the order of `data_format`, with None for a size that is not fixed.
@@ -80,15 +100,18 @@ class ResidualNetwork(base.UnitNetwork):
         classifier_activation: None for logits, or `"softmax"`, ...
         mean, std: In pixel values, a number or one for each channel: the network then starts with `(x - mean) / std`
             and takes raw pixels. None: no such layer.
+        output_stride: How many pixels of the image make one of the last map, such as 8, 16 or 32: strides beyond it become
+            dilation. The weights stay those of the network without it, whose maps are every so-many-th pixel of these.
         data_format, dtype, name: As in Keras. Whatever the policy, logits are computed in the variables' dtype.
         stochastic_depth: The rate of the last unit; that of unit l of L is `l / L` of it. None for none.
         stacked: Whether the equal units of a stage, all but its first, are one `UnitStack`. None: in every stage if one has
             16 of them. The same network with its weights stacked; `kp.models.stack` and `unstack` turn one into the other.
         execution, remat, unroll: Of the stacks, see `UnitStack`.
         **unit_options: Of every unit: arrangement, shortcut, gate_bias, shape_shortcut, activate_shape_shortcut, stride_on,
-            normalization, activation, groups, base_width, dropout, dropout_at, use_bias, bias_initializer, kernel_initializer.
+            downsampling, squeeze_excitation, normalization, activation, groups, base_width, dropout, dropout_at, use_bias,
+            bias_initializer, kernel_initializer, zero_init_last, standardize_weights. The stem has those that concern it.
 
-    Attributes: `segments`, `units`, `unit_outputs` and `logits`, see `UnitNetwork`.
+    Attributes: `segments`, `units`, `unit_outputs` and `logits`, see `UnitNetwork`; `stage_outputs`.
 
     The first activation of an arrangement that has one stands right behind the stem's weights, so that both paths of the first
     unit see it, and that unit has no own; its last one stands behind the last addition (appendix).
@@ -117,6 +140,7 @@ class ResidualNetwork(base.UnitNetwork):
         dtype=None,
         name: str | None = None,
         stochastic_depth: float | None = None,
+        output_stride: int | None = None,
         stacked: bool | None = None,
         execution: str = "auto",
         remat: bool | int = False,
@@ -149,8 +173,10 @@ class ResidualNetwork(base.UnitNetwork):
         if classifier_activation is not None:
             classifier_activation = keras.activations.get(classifier_activation)
         total_stride = front.total_stride * math.prod(stage.strides for stage in stages)
+        if output_stride is not None:
+            total_stride = _check_output_stride(output_stride, front, stages)
         input_shape, channels = _check_input_shape(input_shape, front, total_stride, data_format)
-        axis = _layers.channel_axis(data_format, len(input_shape) + 1)
+        axis = _spatial.channel_axis(data_format, len(input_shape) + 1)
 
         def components(names, channels, prefix):
             return _layers.components(
@@ -160,23 +186,35 @@ class ResidualNetwork(base.UnitNetwork):
         inputs = x = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
         if mean is not None or std is not None:
             x = base.preprocessing(mean, std, axis=axis, channels=channels, dtype=policy.variable_dtype)(x)
+        behind = components(arrangement.stem, stem_filters, "stem")
         first = _layers.weight(
             stem_filters,
             front.kernel_size,
             strides=front.strides,
             data_format=data_format,
-            use_bias=unit["use_bias"],
+            use_bias=pattern.has_bias(behind),
             kernel_initializer=initializers.spawn(kernel, "stem"),
             bias_initializer=initializers.spawn(pattern.bias_initializer, "stem"),
+            standardize=pattern.standardize_weights,
             name="stem_dense" if front.kernel_size is None else "stem_conv",
             dtype=policy,
         )
-        x = _layers.run_chain([first, *components(arrangement.stem, stem_filters, "stem")], x)
+        x = _layers.run_chain([first, *behind], x)
         if front.pooling:
-            x = _layers.PaddedMaxPooling2D(3, 2, data_format=data_format, name="stem_pool", dtype=policy)(x)
+            smooth = DOWNSAMPLINGS[pattern.downsampling].pooling("stem", 2, data_format, policy)
+            pool = _spatial.PaddedMaxPooling2D(
+                3,
+                1 if smooth else 2,
+                zeros=front.pooling == "zeros",
+                data_format=data_format,
+                name="stem_pool",
+                dtype=policy,
+            )
+            x = _layers.run_chain([pool, *smooth], x)
 
         stack_options = {"execution": execution, "remat": remat, "unroll": unroll}
-        units = segments.make(pattern, stages, kernel, stack_options if stacked else None)
+        stage_stride = None if output_stride is None else output_stride // front.total_stride
+        units = segments.make(pattern, stages, kernel, stack_options if stacked else None, stage_stride)
         first_input, segment_outputs = x, []
         for segment in units:
             x = segment(x)
@@ -196,7 +234,7 @@ class ResidualNetwork(base.UnitNetwork):
 
         super().__init__(inputs=inputs, outputs=x, name=name)
         arguments = {
-            "stages": [[stage.filters, stage.units, stage.strides] for stage in stages],
+            "stages": [list(dataclasses.astuple(stage)) for stage in stages],
             "stem": stem,
             "stem_filters": stem_filters,
             "input_shape": list(input_shape),
@@ -206,15 +244,35 @@ class ResidualNetwork(base.UnitNetwork):
             "classifier_activation": classifier_activation and keras.activations.serialize(classifier_activation),
             "mean": base.plain(mean),
             "std": base.plain(std),
+            "output_stride": output_stride,
             "dtype": keras.dtype_policies.serialize(policy),
             "stacked": stacked,
             **stack_options,
         }
-        own = ("name", "trainable", "dtype", "filters", "strides")
+        own = ("name", "trainable", "dtype", "filters", "strides", "dilation", "dilated_strides")
         arguments |= {key: value for key, value in unit.items() if key not in own}
         self._parts = base.Parts(
             base.without_marks(arguments), tuple(units), tuple(head), first_input, tuple(segment_outputs), logits
         )
+
+    @property
+    def stage_outputs(self) -> dict:
+        """The map behind the last unit of each stage, a Keras tensor, by name: `stage1`, `stage2`, ..."""
+        # the last segment of a stage stays
+        return {
+            segment.name.split("_")[0]: output
+            for segment, output in zip(self.segments, self._parts.segment_outputs, strict=True)
+        }
+
+
+def _check_output_stride(output_stride: int, stem: Stem, stages: Sequence[Stage]) -> int:
+    """Return what the network's strides are with this `output_stride`."""
+    possible = [stem.total_stride]
+    for stage in stages:
+        if stage.strides > 1:
+            possible.append(possible[-1] * stage.strides)
+    _checks.one_of(output_stride, possible, "output_stride")
+    return output_stride
 
 
 def _check_input_shape(shape, stem: Stem, total_stride: int, data_format: str) -> tuple[tuple[int | None, ...], int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from keras import ops
 
-from keras_preact import initializers
+from keras_preact import _checks, initializers
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
 
@@ -26,12 +26,23 @@ class Stage:
     Args:
         filters: Of each unit, see `ResidualUnit`.
         units: How many.
-        strides: Step of the first one.
+        strides: Step of the one that has it.
+        strided_unit: Which: `"first"`, or `"last"` as in TF-slim, where it takes every `strides`-th pixel of the raw x as its
+            shortcut, without weights.
     """
 
     filters: int
     units: int
     strides: int = 1
+    strided_unit: str = "first"
+
+    def __post_init__(self):
+        _checks.one_of(self.strided_unit, ("first", "last"), "strided_unit")
+
+    @property
+    def strided_place(self) -> int:
+        """The unit, counted from 0, that has the strides."""
+        return self.units - 1 if self.strided_unit == "last" else 0
 
 
 def stacks_pay(stages: Sequence[Stage]) -> bool:
@@ -39,30 +50,67 @@ def stacks_pay(stages: Sequence[Stage]) -> bool:
     return max((stage.units - 1 for stage in stages), default=0) >= STACKED_FROM
 
 
-def make(pattern: ResidualUnit, stages: Sequence[Stage], kernel, stack_options: dict | None) -> list[Segment]:
-    """Make the units of all stages; with `stack_options`, as stacks where they are equal: all of a stage but the first."""
+def make(
+    pattern: ResidualUnit, stages: Sequence[Stage], kernel, stack_options: dict | None, output_stride: int | None = None
+) -> list[Segment]:
+    """Make the units of all stages.
+
+    Args:
+        pattern: A unit with what all have alike.
+        stages: In order.
+        kernel: The network's kernel initialiser.
+        stack_options: Of stacks, which then hold a stage's equal units; None for single ones.
+        output_stride: Product of the stages' strides from which on they become dilation; None: never.
+    """
     last_rate, total = pattern.stochastic_depth, sum(stage.units for stage in stages)
+    grids = _grids(stages, output_stride)
     segments: list[Segment] = []
     before = 0
     for s, stage in enumerate(stages, 1):
         names = [f"stage{s}_unit{u}" for u in range(1, stage.units + 1)]
         rates: list = [None if last_rate is None else last_rate * (before + u) / total for u in range(1, stage.units + 1)]
-        own = [
-            {"filters": stage.filters, "kernel_initializer": initializers.spawn(kernel, name), "stochastic_depth": rate}
-            for name, rate in zip(names, rates, strict=True)
+        own: list[dict] = [
+            {
+                "filters": stage.filters,
+                "kernel_initializer": initializers.spawn(kernel, name),
+                "stochastic_depth": rate,
+                **grid,
+            }
+            for name, rate, grid in zip(names, rates, grids[before : before + stage.units], strict=True)
         ]
-        arrangement = pattern.arrangement if segments else pattern.arrangement.without_first()
-        segments.append(pattern.at(names[0], strides=stage.strides, arrangement=arrangement, **own[0]))
-        if stack_options is None:
-            segments += [pattern.at(name, **changes) for name, changes in zip(names[1:], own[1:], strict=True)]
-        elif stage.units > 1:
+        if not segments:
+            own[0]["arrangement"] = pattern.arrangement.of_first_unit()
+        if subsamples := stage.strides > 1 and stage.strided_place > 0:
+            own[-1] |= {"shape_shortcut": "zero_pad", "activate_shape_shortcut": False}
+        single = [pattern.at(name, **changes) for name, changes in zip(names, own, strict=True)]
+        stop = stage.units - 1 if subsamples else stage.units
+        if stack_options is None or stop < 2:
+            segments += single
+        else:
             # a stack draws its units' values itself, from the network's initialisers and their names
-            changes = {"name": names[1], "kernel_initializer": kernel}
-            unit = type(pattern).from_config(pattern.get_config() | own[1] | changes)
-            drops = None if last_rate is None else rates[1:]
-            segments.append(UnitStack(unit, stage.units - 1, stochastic_depth=drops, name=f"stage{s}_units", **stack_options))
+            changes = own[1] | {"name": names[1], "kernel_initializer": kernel}
+            unit = type(pattern).from_config(pattern.get_config() | changes)
+            drops = None if last_rate is None else rates[1:stop]
+            stack = UnitStack(unit, stop - 1, stochastic_depth=drops, name=f"stage{s}_units", **stack_options)
+            segments += [single[0], stack, *single[stop:]]
         before += stage.units
     return segments
+
+
+def _grids(stages: Sequence[Stage], output_stride: int | None) -> list[dict]:
+    """Return strides and dilation of every unit."""
+    grids: list[dict] = []
+    stride = dilation = 1
+    for stage in stages:
+        for place in range(stage.units):
+            step = stage.strides if place == stage.strided_place else 1
+            if output_stride is None or stride * step <= output_stride:
+                grids.append({"strides": step, "dilation": dilation, "dilated_strides": 1})
+                stride *= step
+            else:
+                grids.append({"strides": 1, "dilation": dilation, "dilated_strides": step})
+                dilation *= step
+    return grids
 
 
 def units_of(segment: Segment) -> list[ResidualUnit]:

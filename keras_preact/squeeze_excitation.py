@@ -1,0 +1,62 @@
+"""Squeeze-and-excitation: channels of a map scaled by what the whole map holds."""
+
+import keras
+from keras import ops
+
+from keras_preact import _spatial, initializers
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class SqueezeExcitation(keras.Layer):
+    """Multiplies every channel by a gate: `x * sigmoid(W_2 relu(W_1 mean(x) + b_1) + b_2)`.
+
+    Args:
+        reduction: `W_1` has `channels // reduction` outputs, at least one.
+        kernel_initializer: Of both weights; each draws its own values.
+        data_format: `"channels_last"` or `"channels_first"`.
+
+    Input and output: `(batch, height, width, channels)`, or channels first. The weights are `reduce` and `expand`, dense
+    layers.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_preact.squeeze_excitation import SqueezeExcitation
+    >>> layer = SqueezeExcitation(reduction=4)
+    >>> tuple(layer(np.ones((2, 5, 5, 16), "float32")).shape), tuple(layer.reduce.kernel.shape)
+    ((2, 5, 5, 16), (16, 4))
+
+    Source: arXiv 1709.01507, Sec. 3; at the end of the branch, as in its Fig. 3.
+    """
+
+    def __init__(self, reduction: int = 16, *, kernel_initializer=None, data_format: str | None = None, **kwargs):
+        super().__init__(**kwargs)
+        self.reduction = reduction
+        self.kernel_initializer = keras.initializers.get(kernel_initializer) or initializers.released_he()
+        self.data_format = keras.config.image_data_format() if data_format is None else data_format
+
+    def build(self, input_shape):
+        channels = input_shape[_spatial.channel_axis(self.data_format, len(input_shape))]
+        self.reduce = self._dense(max(1, channels // self.reduction), "reduce", "relu")
+        self.expand = self._dense(channels, "expand", "sigmoid")
+        self.reduce.build((input_shape[0], channels))
+        self.expand.build((input_shape[0], self.reduce.units))
+
+    def _dense(self, units: int, name: str, activation: str) -> keras.Layer:
+        kernel = initializers.spawn(self.kernel_initializer, name)
+        return keras.layers.Dense(units, activation=activation, kernel_initializer=kernel, name=name, dtype=self.dtype_policy)
+
+    def call(self, x):
+        last = self.data_format == "channels_last"
+        gate = self.expand(self.reduce(ops.mean(x, axis=(1, 2) if last else (2, 3))))
+        return x * (gate[:, None, None, :] if last else gate[:, :, None, None])
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return super().get_config() | {
+            "reduction": self.reduction,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "data_format": self.data_format,
+        }
