@@ -71,8 +71,10 @@ class PaddedConv2D(keras.layers.Conv2D):
 
 def standardized(kernel, epsilon: float, dtype):
     """Return `kernel`, less the mean of each filter and over its standard deviation, in `dtype`."""
-    mean, variance = ops.moments(kernel, axes=(0, 1, 2), keepdims=True)
-    return ops.cast((kernel - mean) * ops.rsqrt(variance + epsilon), dtype)
+    centred = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
+    # not `ops.moments`, which on torch takes the square of the mean from the mean of the squares
+    variance = ops.mean(ops.square(centred), axis=(0, 1, 2), keepdims=True)
+    return ops.cast(centred * ops.rsqrt(variance + epsilon), dtype)
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -108,12 +110,12 @@ class WindowPooling2D(keras.Layer):
     """Averages over a square window with fixed weights, at a stride: the map is smoothed before it is sampled.
 
     Args:
-        window: Weights along a side: `(1, 1)` is average pooling, `(1, 2, 1)` a binomial blur.
+        window: Two or three weights along a side: `(1, 1)` is average pooling, `(1, 2, 1)` a binomial blur.
         strides: Step.
         data_format: `"channels_last"` or `"channels_first"`.
 
-    Pixels beyond the edge are the map's own, mirrored, so that a constant map stays as it is. An even window has none on the
-    left and repeats the last pixel on the right: an average there is that of what is left of the map.
+    Pixels beyond the edge are the map's own, so that a constant map stays as it is: three mirror the map around its outermost
+    pixels; two, of which none is beyond the left, repeat the last: an average there is that of what is left of the map.
 
     Input and output: as `PaddedConv2D`, with the channels unchanged; a map has at least 2 pixels a side for a window of 3.
     """
@@ -130,15 +132,16 @@ class WindowPooling2D(keras.Layer):
         return x
 
     def _along(self, x, axis: int):
+        def part(*limits):
+            return x[(*[slice(None)] * axis, slice(*limits))]
+
         length = len(self.window)
-        sides = [(0, 0)] * 4
-        sides[axis] = ((length - 1) // 2, length // 2)
-        x = ops.pad(x, sides, mode="reflect" if length % 2 else "symmetric")
+        # put together, as Keras' `pad` does not mirror all axes on torch
+        padded = [part(1, 2), x, part(-2, -1)] if length == 3 else [x, part(-1, None)]
+        x = ops.concatenate(padded, axis=axis)
         total = 0
         for i, weight in enumerate(self.window):
-            steps = [slice(None)] * 4
-            steps[axis] = slice(i, (i - length + 1) or None, self.strides)
-            total = total + x[tuple(steps)] * (weight / sum(self.window))
+            total = total + part(i, (i - length + 1) or None, self.strides) * (weight / sum(self.window))
         return total
 
     def compute_output_shape(self, input_shape):

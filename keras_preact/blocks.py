@@ -109,6 +109,11 @@ def check_options(unit) -> None:
             "The heads share the features: `filters` must be a multiple of `num_heads`. "
             f"Received: filters={unit.filters}, num_heads={unit.num_heads}"
         )
+    if unit.zero_init_last and unit.arrangement.last[-1:] == ("activation",):
+        raise ValueError(
+            "zero_init_last=True would leave F at 0 for ever: the activation at its end has no gradient there. "
+            f"Received: arrangement with last={unit.arrangement.last}"
+        )
 
 
 #: Options that work on height and width, and the values that leave them out.

@@ -82,6 +82,41 @@ def window(x, row, column, kernel, stride):
     return x[:, row : row + stride * height : stride, column : column + stride * width : stride][:, :height, :width]
 
 
+def dilated(kernel, dilation):
+    """The kernel with zeros between its elements."""
+    size = (kernel.shape[0] - 1) * dilation + 1
+    wide = np.zeros((size, size, *kernel.shape[2:]))
+    wide[::dilation, ::dilation] = kernel
+    return wide
+
+
+def standardized(kernel, epsilon=1e-8):
+    """Each filter less its mean, over its standard deviation."""
+    filters = [kernel[..., i] for i in range(kernel.shape[-1])]
+    return np.stack([(one - one.mean()) / np.sqrt(one.var() + epsilon) for one in filters], axis=-1)
+
+
+def blur(x, stride):
+    """The binomial window of 3, at a stride; the map is mirrored around its outermost pixels."""
+    x = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
+    weights = np.outer([1, 2, 1], [1, 2, 1]) / 16
+    return sum(weights[row, column] * window(x, row, column, 3, stride) for row in range(3) for column in range(3))
+
+
+def average(x, stride):
+    """The mean of 2 x 2 pixels, or of those of them that are there."""
+    height, width = x.shape[1:3]
+    rows = [[x[:, i : i + 2, j : j + 2].mean((1, 2)) for j in range(0, width, stride)] for i in range(0, height, stride)]
+    return np.stack([np.stack(row, axis=1) for row in rows], axis=1)
+
+
+def squeeze_excitation(x, weights):
+    """The channels times what two dense layers make of their means."""
+    hidden = np.maximum(x.mean((1, 2)) @ weights["reduce/kernel"] + weights["reduce/bias"], 0)
+    gate = 1 / (1 + np.exp(-(hidden @ weights["expand/kernel"] + weights["expand/bias"])))
+    return x * gate[:, None, None]
+
+
 def conv(x, kernel, bias=None, stride=1, groups=1):
     """Convolve with `(size - 1) / 2` zeros on every side; the channels of one group see only that group's inputs."""
     size = kernel.shape[0]
@@ -167,6 +202,11 @@ class Unit:
     normalization: str = "batch"
     activation: str = "relu"
     groups: int = 1
+    dilation: int = 1
+    dilated_strides: int = 1
+    downsampling: str = "strided"
+    squeeze_excitation: int | None = None
+    standardize_weights: bool = False
     factors: tuple = (0.5, 0.5)
     training: bool = False
     activated_input: bool = False  # the first unit of a network: its first activation stands in the stem
@@ -181,30 +221,40 @@ class Unit:
             return batch_norm(x, p, training=self.training, updates=self.updates, place=place)
         return NORMS[self.normalization](x, p)
 
-    def weight(self, x, place, stride=1, groups=1):
+    def weight(self, x, place, stride=1, groups=1, dilation=1):
         """Apply the weight at `place`: there is a `conv` for images, a `dense` for vectors."""
         p = below(self.weights, place)
         if self.block == "dense":
             return dense(x, p["kernel"], p.get("bias"))
-        return conv(x, p["kernel"], p.get("bias"), stride, groups)
+        of_shortcut = place.startswith(("gate/", "shortcut/"))
+        kernel = standardized(p["kernel"]) if self.standardize_weights and not of_shortcut else p["kernel"]
+        return conv(x, dilated(kernel, dilation), p.get("bias"), stride, groups)
 
     def run(self, symbols, x, norm_place):
         """Apply symbols of `FIG_4` in turn; `norm_place` is a pattern for the paths of the norms."""
         kernels = KERNELS[self.block]
         strided = kernels.index(3) if self.stride_on == "3x3" and 3 in kernels else 0
-        for symbol in symbols.split():
+        blurs = self.downsampling == "blur" and self.strides > 1
+        unblurred = False
+        for symbol in [*symbols.split(), "end"]:
             kind, number = symbol[0], symbol[1:]
+            if unblurred and kind in ("W", "e"):  # behind the strided weight, its normalisation and its activation
+                x, unblurred = blur(x, self.strides), False
+            if kind == "e":
+                break
             if kind == "A":
                 x = ACTIVATIONS[self.activation](x)
             elif kind == "N":
                 x = self.norm(x, norm_place.format(number))
             else:
                 i = int(number) - 1
+                unblurred = blurs and i == strided
                 x = self.weight(
                     x,
                     f"branch/{'conv' if kernels[i] else 'dense'}_{number}",
-                    self.strides if i == strided else 1,
+                    self.strides if i == strided and not blurs else 1,
                     self.groups if kernels[i] == 3 else 1,
+                    self.dilation * (self.dilated_strides if i > strided else 1),
                 )
         return x
 
@@ -219,21 +269,27 @@ class Unit:
         before = FIG_4[self.arrangement][len(KERNELS[self.block])].split("+")[0]
         first, branch = before.split("|") if "|" in before else ("", before)
         activated = x if self.activated_input else self.run(first, x, "branch/norm_{}")
-        return self.shortcut_input(x, activated), self.run(branch, activated, "branch/norm_{}")
+        residual = self.run(branch, activated, "branch/norm_{}")
+        if self.squeeze_excitation:
+            residual = squeeze_excitation(residual, below(self.weights, "branch/squeeze_excitation"))
+        return self.shortcut_input(x, activated), residual
 
     def shortcut_input(self, x, activated):
         """x where the unit keeps the shape; else what the option makes of the activated, or the raw, input."""
         channels = self.filters * EXPANSION[self.block]
-        if self.strides == 1 and x.shape[-1] == channels:
+        if self.strides * self.dilated_strides == 1 and x.shape[-1] == channels:
             return x
         start = activated if self.activate_shape_shortcut else x
+        stride = self.strides
+        if self.downsampling != "strided" and stride > 1:
+            start, stride = {"average": average, "blur": blur}[self.downsampling](start, stride), 1
         if self.shortcut == "none" or (self.shortcut == "conv1x1" and self.shape_shortcut != "zero_pad"):
             return start  # reads no input; is its own projection
         if self.shape_shortcut == "zero_pad":
-            sampled = start if self.block == "dense" else start[:, :: self.strides, :: self.strides]
+            sampled = start if self.block == "dense" else start[:, ::stride, ::stride]
             missing = np.zeros((*sampled.shape[:-1], channels - x.shape[-1]))
             return np.concatenate([sampled, missing], axis=-1)
-        y = self.weight(start, f"projection/{self.weight_name}", self.strides)
+        y = self.weight(start, f"projection/{self.weight_name}", stride)
         return self.norm(y, "projection/norm") if self.arrangement in NORM_BEHIND_PROJECTION else y
 
     @property

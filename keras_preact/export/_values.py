@@ -115,6 +115,7 @@ def _fold(weight: keras.Layer, norm: keras.Layer, place: Callable) -> dict[int, 
 def _fits(weight, norm) -> bool:
     return (
         isinstance(weight, WEIGHTS)
+        and not getattr(weight, "standardize", False)  # which takes a factor away again
         and weight.activation in (None, keras.activations.linear)
         and isinstance(norm, _batch_norm.BatchNormalization)
         and norm.axis in (-1, 1 if isinstance(weight, keras.layers.Dense) else 3)

@@ -21,6 +21,11 @@ SHARED_OPTIONS = (
     "normalization",
     "activation",
     "groups",
+    "dilation",
+    "dilated_strides",
+    "downsampling",
+    "squeeze_excitation",
+    "standardize_weights",
 )
 
 

@@ -11,8 +11,8 @@ from tests.keras_preact import harness
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 6), (1, 4, 4), (2, 1, 3)], ids=str)
-@pytest.mark.parametrize(("size", "groups"), [(1, 1), (3, 1), (5, 1), (1, 3), (3, 2), (5, 6)])
-def test_values_and_gradients(size, groups, shape):
+@pytest.mark.parametrize(("size", "groups", "dilation"), [(1, 1, 1), (3, 1, 1), (5, 1, 1), (1, 3, 1), (3, 2, 2), (5, 6, 1)])
+def test_values_and_gradients(size, groups, dilation, shape):
     """A convolution is linear in the images and in the kernel: its derivative along a change is the convolution of that."""
     rng = np.random.default_rng(size)
     images = rng.normal(size=(*shape, 6)).astype("float32")
@@ -20,18 +20,20 @@ def test_values_and_gradients(size, groups, shape):
     cotangent = rng.normal(size=(*shape, 12)).astype("float32")
 
     def function(images, kernel):
-        y = _products.convolve(images, kernel, groups)
+        y = _products.convolve(images, kernel, groups, dilation)
         return keras.ops.sum(keras.ops.multiply(y, cotangent)), [y]
 
+    def want(images, kernel):
+        return reference.conv(images.astype("float64"), reference.dilated(kernel, dilation), groups=groups)
+
     (y,), gradients, _ = harness.differentiate(function, keras.layers.Identity(), images, kernel)
-    harness.close(y, reference.conv(images.astype("float64"), kernel, groups=groups))
+    harness.close(y, want(images, kernel))
     for i, gradient in enumerate(gradients):
         for _ in range(3):
             direction = rng.normal(size=gradient.shape)
             arguments = [images, kernel]
             arguments[i] = direction
-            want = (reference.conv(*arguments, groups=groups) * cotangent).sum()
-            np.testing.assert_allclose((gradient * direction).sum(), want, 1e-4, 1e-3)
+            np.testing.assert_allclose((gradient * direction).sum(), (want(*arguments) * cotangent).sum(), 1e-4, 1e-3)
 
 
 def primitives(function, *arguments) -> set[str]:
