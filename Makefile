@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-run test lint clean
+.PHONY: help demo demo-run finetune test test-lowest lint docs build clean
 bin := $(VENV)/bin
 
 # PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take the CPU build from PyTorch's own index, unless pip has been
@@ -17,14 +17,18 @@ bin := $(VENV)/bin
 ifeq ($(shell command -v nvidia-smi)$(PIP_FIND_LINKS)$(PIP_EXTRA_INDEX_URL)$(PIP_INDEX_URL),)
 torch_index := --extra-index-url https://download.pytorch.org/whl/cpu
 endif
+# What the definitions of the paper, the networks, their files and the optimisers stand on.
+core_tests := $(addprefix tests/keras_preact/test_,$(addsuffix .py,unit_reference identity_mappings parameter_counts import \
+  initializers losses optimizers schedules))
 about_training := TensorFlow (CPU), Keras and what the scripts under training/ need
 about_test := pytest, hypothesis, a notebook kernel, servers, other runtimes and all of the above
 about_jax := JAX (CPU)
 about_torch := PyTorch
 about_lint := ruff and mypy
+about_docs := MkDocs with its theme, a notebook kernel and what the pictures need
 
 help: ## List the targets.
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) BACKEND=$(BACKEND) (tensorflow, jax, torch) PYTEST_ARGS=$(PYTEST_ARGS)"
 
 $(bin)/python:
@@ -56,10 +60,30 @@ demo-run:
 test: $(VENV)/.installed-test $(patsubst %,$(VENV)/.installed-%,$(filter-out tensorflow,$(BACKEND))) ## Run the tests on BACKEND.
 	KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
+test-lowest: $(VENV)-lowest/.installed ## Run the core tests on every backend, in the oldest versions that pyproject.toml allows.
+	@for backend in tensorflow jax torch; do \
+	  echo "== $$backend, in the versions of constraints-lowest.txt"; \
+	  KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -m "not slow" $(core_tests) $(PYTEST_ARGS); \
+	done
+
+# No option -c constraints.txt here: its versions are the newest.
+$(VENV)-lowest/.installed: pyproject.toml constraints-lowest.txt
+	@echo "Making $(VENV)-lowest, in the versions of constraints-lowest.txt: TensorFlow, JAX (CPU), PyTorch and pytest"
+	@$(PYTHON) -m venv $(VENV)-lowest
+	@$(VENV)-lowest/bin/python -m pip install --progress-bar off --disable-pip-version-check -c constraints-lowest.txt \
+	  $(torch_index) -e '.[jax,torch]' pytest | sed -n 's/^Successfully installed/Installed:/p'
+	@touch $@
+
 lint: $(VENV)/.installed-test $(VENV)/.installed-lint ## Check style and types.
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy
 
-clean: ## Remove the virtual environment and caches; runs and exported models stay.
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+docs: $(VENV)/.installed-docs ## Build the documentation into site/.
+	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build --strict
+
+build: $(VENV)/.installed-test ## Write the wheel and the source distribution to dist/.
+	$(bin)/python -m build
+
+clean: ## Remove the virtual environments and caches; runs and exported models stay.
+	rm -rf $(VENV) $(VENV)-lowest build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

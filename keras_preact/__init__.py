@@ -1,12 +1,16 @@
-"""Pre-activation residual networks on Keras 3: "Identity Mappings in Deep Residual Networks" (arXiv 1603.05027)."""
+"""Pre-activation residual networks on Keras 3: "Identity Mappings in Deep Residual Networks" (arXiv 1603.05027).
+
+`import keras_preact` brings the networks, and with them every class that a .keras file can name: `keras.saving.load_model`
+finds them from then on. What takes longer to import comes when it is first asked for.
+"""
+
+import importlib
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from keras_preact import (
     advice,
-    analysis,
     arrangements,
-    distribution,
-    export,
-    health,
     initializers,
     losses,
     models,
@@ -15,12 +19,43 @@ from keras_preact import (
     published,
     schedules,
     shortcuts,
+    transfer,
 )
 from keras_preact.arrangements import ARRANGEMENTS, Arrangement
-from keras_preact.health import TrainingHealth
 from keras_preact.models.registry import create_model, list_models, model_entry
+
+# Not later: importing a module sets the package's attribute of its name, which is the function's name here.
 from keras_preact.recommend import Recommendation, recommend
 from keras_preact.shortcuts import SHORTCUTS
 from keras_preact.stacks import UnitStack
 from keras_preact.transformer import TransformerUnit
 from keras_preact.units import BLOCKS, ResidualUnit
+
+if TYPE_CHECKING:
+    from keras_preact import analysis, applications, distribution, export, health, hub, weights
+    from keras_preact.health import TrainingHealth
+else:
+    #: What is imported when it is first asked for: name to the module that is it, or holds it.
+    _LATER = MappingProxyType(
+        {
+            "analysis": "keras_preact.analysis",
+            "applications": "keras_preact.applications",
+            "distribution": "keras_preact.distribution",
+            "export": "keras_preact.export",
+            "health": "keras_preact.health",
+            "hub": "keras_preact.hub",
+            "weights": "keras_preact.weights",
+            "TrainingHealth": "keras_preact.health",
+        }
+    )
+
+    def __getattr__(name: str):
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(_LATER[name])
+        value = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER})

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="what `make demo` installs; its steps are tested on each")
 def test_demo(tmp_path):
     environment = os.environ | {"KERAS_BACKEND": keras.backend.backend()}
     arguments = (f"VENV={sys.prefix}", f"RUNS={tmp_path / 'runs'}", f"SAVED_MODELS={tmp_path / 'saved_models'}")

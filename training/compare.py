@@ -126,7 +126,7 @@ def compare(directories: Annotated[tuple[Path, ...], tyro.conf.Positional], /, o
         output: Where comparison.csv, comparison.md and comparison.png go; nothing is written without.
     """
     if not directories:
-        raise cli.UserError("Name the run directories: python -m training.compare RUN RUN ...")
+        raise cli.UserError(f"Name the run directories: {cli.command('compare')} RUN RUN ...")
     found = read_runs(directories)
     options = [_option(name) for name in differing(found)]
     columns = [_NAME, *_WHAT, *options, *_DONE, *_REACHED]

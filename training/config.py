@@ -9,12 +9,25 @@ from typing import Any, Literal
 
 from .cli import UserError
 
+#: Fields of `Model` that say what a network starts from, which is none of its own arguments.
+START = ("name", "weights", "freeze", "mean", "std")
+
 
 @dataclasses.dataclass(frozen=True)
 class Model:
     """The network: an entry of `kp.list_models()`, and what to change in it (None: as in the entry)."""
 
     name: str = "digits_resnet20_preact"
+    weights: Path | None = None
+    """For the recipe finetune: the trained network to start from, the directory of a run or a .keras file. Its classifier
+    makes room for a new one, and its preprocessing stays."""
+    freeze: str | None = None
+    """Of those weights: the place up to which they stay as they are, such as stem, stage2, stage2_unit1, or head, all but the
+    classifier. None: all are trained."""
+    mean: tuple[float, ...] = ()
+    """Of those weights, where the network has no preprocessing layer: the mean pixel it was trained with, from 0 to 255."""
+    std: tuple[float, ...] = ()
+    """Standard deviation to that."""
     arrangement: str | None = None
     shortcut: str | None = None
     gate_bias: float | None = None
@@ -25,6 +38,14 @@ class Model:
     dropout: float | None = None
     stochastic_depth: float | None = None
     """Rate at which the last unit's branch is left out in training; that of unit l of L is l / L of it."""
+    squeeze_excitation: int | None = None
+    """The reduction, such as 16, of squeeze-and-excitation at the end of every branch."""
+    downsampling: str | None = None
+    """How units shrink their map: strided; average, ResNet-D's projection behind a pooling; blur, without aliases."""
+    standardize_weights: bool | None = None
+    """Whether convolutions use standardised kernels, which belong to group normalisation."""
+    zero_init_last: bool | None = None
+    """Whether every branch starts at 0, and so every unit as its shortcut."""
     stacked: bool | None = None
     """Whether equal units are one stacked layer: deep networks compile fast. None: from 16 equal units in a stage on."""
     remat: int | None = None
@@ -34,7 +55,7 @@ class Model:
 
     def overrides(self) -> dict:
         """Return the fields that are set, as arguments of `kp.create_model`."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if key != "name" and value is not None}
+        return {key: value for key, value in dataclasses.asdict(self).items() if key not in START and value is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +72,24 @@ class Data:
     """Height and width of the images the network gets, for imagenet2012, folder and fake (32)."""
     padding: Literal["mean", "black", "reflect"] = "mean"
     """For pad_crop_flip: what the 4 pixels around an image are. mean: the mean colour, what the paper's code pads with."""
+    rand_augment: tuple[int, int] | None = None
+    """RandAugment behind the augmentation: the number of operations on an image, and their magnitude, from 0 to 30, such as
+    2 9. None: no RandAugment."""
+    mixup: float = 0.0
+    """Alpha of mixup, such as 0.2: every image of a batch, or of a part of one, is mixed with another, and so are the labels.
+    The accuracy in training is that of the label with the larger share. 0: no mixup."""
+    cutmix: float = 0.0
+    """Alpha of CutMix, such as 1: a box of every image is replaced by that of another. With mixup: one of the two for each
+    batch, by chance. 0: no CutMix."""
     holdout: int = 0
     """Training images set aside to choose the best checkpoint by."""
     watch_test: bool = False
     """Without a holdout: measure the test set after every epoch, for the curve. The best checkpoint is not chosen by it."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the labels in training are shares of the classes."""
+        return bool(self.mixup or self.cutmix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +105,9 @@ class Optimizer:
     scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rates grow with the batch size, from those given, which are for batches of `reference_batch_size`."""
     reference_batch_size: int = 256
+    layer_decay: float | None = None
+    """Factor on the learning rate from each part of the network to the one in front of it, such as 0.7: the classifier has the
+    full rate, the last stage 0.7 of it, the stage in front of that 0.49, the stem the least. None: one rate for all."""
     clip_norm: float | None = None
     """What the norm of all gradients together is clipped to."""
     ema: float | None = None

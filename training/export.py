@@ -95,7 +95,7 @@ def export(
             f"Of {accuracy['images']} test images {100 * accuracy['bfloat16']:.2f} % are right in bfloat16, "
             f"{100 * accuracy['model']:.2f} % before."
         )
-    print(f"Next: python -m training.predict {output / name} IMAGE.png, or python -m keras_preact.serving {output}")
+    print(f"Next: {cli.command('predict')} {output / name} IMAGE.png, or python -m keras_preact.serving {output}")
 
 
 def _test_images(config: dict, model: keras.Model, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
@@ -124,7 +124,7 @@ def _metrics_of(path: Path, run: Path) -> dict | None:
     metrics = json.loads(file.read_text()) if file.is_file() else {}
     if Path(metrics.get("model", "")).name == path.name:
         return {key: value for key, value in metrics.items() if key != "model"}
-    print(f"The card gets no metrics: python -m training.evaluate {run} measures them before an export.")
+    print(f"The card gets no metrics: {cli.command('evaluate')} {run} measures them before an export.")
     return None
 
 

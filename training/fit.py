@@ -15,6 +15,7 @@ from . import callbacks, networks, plans
 from . import data as datasets
 from .averages import Averages
 from .checkpoints import Best, Checkpoints, Saved, Saver
+from .cli import command
 from .progress import Progress
 from .signals import Stop
 
@@ -123,7 +124,7 @@ class Fit:
         figures = "" if not rows else f", loss {rows[-1]['loss']:.4f} in epoch {len(rows)}"
         return (
             f"{what} behind iteration {self.count.step // trainer.plan.parts:,} of {trainer.plan.iterations:,}{figures}; "
-            f"the checkpoint is saved. To go on: python -m training.train --resume {self.run}"
+            f"the checkpoint is saved. To go on: {command('train')} --resume {self.run}"
         )
 
     def _state(self) -> dict:
@@ -166,6 +167,8 @@ class Fit:
         if split is None:
             return None
         batches = datasets.evaluation_batches(data, split, config.part_size, config.data.size, trainer.rows)
+        if config.data.mixes:  # the loss and the accuracy take one form of labels
+            batches = batches.map(lambda images, labels: (images, tf.one_hot(labels, len(data.classes))))
         return trainer.distribution.evaluation_data(batches, config.part_size, split.size)
 
     def _health(self) -> kp.TrainingHealth | None:

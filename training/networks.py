@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 import keras_preact as kp
+from keras_preact import transfer
 
 from . import runs
 from .checkpoints import Checkpoints
@@ -33,12 +34,13 @@ def build(config: Config, data: ImageData, size: int) -> keras.Model:
     )
 
 
-def optimizer(config: Config, rate: Any) -> keras.optimizers.Optimizer:
+def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.Optimizer:
     """Make the configured optimizer.
 
     Args:
         config: Of the run.
         rate: The learning rate, a number or a schedule.
+        model: The network that it is for; needed where the configuration has rates by layer.
     """
     options = config.optimizer
     average: dict[str, Any] = {} if options.ema is None else {"use_ema": True, "ema_momentum": options.ema}
@@ -52,11 +54,16 @@ def optimizer(config: Config, rate: Any) -> keras.optimizers.Optimizer:
         gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
         **average,
     )
+    if options.layer_decay is not None:
+        made = transfer.layerwise_rates(made, model, decay=options.layer_decay)
     # Keras does this by itself only where the policy is the global one
     return keras.optimizers.LossScaleOptimizer(made) if config.model.dtype == "mixed_float16" else made
 
 
 def loss(config: Config) -> keras.losses.Loss:
+    """Make the configured loss, of logits and labels: integers, or shares of the classes where images are mixed."""
+    if config.data.mixes:
+        return keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=config.optimizer.label_smoothing)
     return kp.losses.SparseCategoricalCrossentropy(label_smoothing=config.optimizer.label_smoothing)
 
 
@@ -101,13 +108,18 @@ def open_run(run: Path, checkpoint: str = "final") -> tuple[keras.Model, Path]:
     if saved is None:
         path = _model_path(run, checkpoint)
         return load(path), path
-    architecture = run / "checkpoints" / ARCHITECTURE
-    try:
-        model = keras.models.model_from_json(architecture.read_text())
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{architecture} is damaged or missing: {error}") from error
+    model = architecture(run)
     saved.restore(model)
     return model, saved.path
+
+
+def architecture(run: Path) -> keras.Model:
+    """Return the network of a run that was begun, without its weights."""
+    path = run / "checkpoints" / ARCHITECTURE
+    try:
+        return keras.models.model_from_json(path.read_text())
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged or missing: {error}") from error
 
 
 def _warn(message: str) -> None:

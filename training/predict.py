@@ -53,7 +53,7 @@ def version_path(model: Path, version: int | None) -> Path:
     """Return the directory of a version of an exported model, the highest for None."""
     if not model.is_dir():
         others = sorted(str(card.parent) for card in model.parent.glob("*/model_card.json"))
-        there = f"There is: {', '.join(others)}." if others else "python -m training.export writes one."
+        there = f"There is: {', '.join(others)}." if others else f"{cli.command('export')} writes one."
         raise cli.UserError(f"There is no exported model {model}. {there}")
     versions = sorted(int(entry.name) for entry in model.iterdir() if entry.name.isdecimal())
     if not versions:
@@ -93,8 +93,8 @@ def load(path: Path):
         raise cli.UserError(f"{path} is damaged: {error}") from error
     if not (hasattr(loaded, "core") and hasattr(loaded, "decode")):
         raise cli.UserError(
-            f"{path} takes no image files. Models of images do that are exported with their preprocessing: python -m "
-            "training.export does so (again, where the model was exported by an older version of it)."
+            f"{path} takes no image files. Models of images do that are exported with their preprocessing: "
+            f"{cli.command('export')} does so (again, where the model was exported by an older version of it)."
         )
     return loaded
 

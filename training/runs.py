@@ -10,7 +10,7 @@ from pathlib import Path
 
 import keras
 
-from .cli import UserError
+from .cli import UserError, command
 from .config import Config, differences, from_json
 
 
@@ -38,7 +38,7 @@ def check_same(run: Path, config: Config) -> None:
     if different:
         raise UserError(
             f"{run} is a run with other options: {', '.join(different)}. "
-            f"To go on with it as it was begun: python -m training.train --resume {run}"
+            f"To go on with it as it was begun: {command('train')} --resume {run}"
         )
 
 

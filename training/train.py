@@ -42,6 +42,9 @@ def train(config: Config, recipe: str) -> Path | None:
 def _check(config: Config) -> None:
     import keras
 
+    from . import finetune
+
+    finetune.check(config)
     if config.health < 0:
         raise cli.UserError(f"--health must be a number of iterations, or 0 for none. Received: {config.health}")
     if config.steps_per_execution > 1 and keras.backend.backend() == "torch":
@@ -55,18 +58,18 @@ def _check(config: Config) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and train."""
-    import tyro
-
     argv, verbose = cli.split_verbose(argv)
 
     def run() -> None:
+        import tyro
+
         if argv and argv[0] == "--resume":
             _go_on(argv[1:])
             return
         if argv and not argv[0].startswith("-"):
             _checks.lookup(RECIPES, argv[0], "recipe")
         choices = {name: ((inspect.getdoc(recipe) or "").split("\n")[0], recipe()) for name, recipe in RECIPES.items()}
-        config = tyro.extras.overridable_config_cli(choices, args=argv, description=cli.described(__doc__))
+        config = tyro.extras.overridable_config_cli(choices, prog=cli.program(), args=argv, description=cli.described(__doc__))
         train(config, recipe=argv[0])
 
     cli.guard(run, verbose)
@@ -78,8 +81,8 @@ def _go_on(arguments: list[str]) -> None:
 
     if len(arguments) != 1:
         raise cli.UserError(
-            "--resume in front takes the directory of a run and nothing else: python -m training.train --resume runs/NAME. "
-            f"Received: {' '.join(arguments)}"
+            "--resume in front takes the directory of a run and nothing else: "
+            f"{cli.command('train')} --resume runs/NAME. Received: {' '.join(arguments)}"
         )
     run = Path(arguments[0])
     described = runs.read_config(run)

@@ -12,11 +12,11 @@ import tensorflow as tf
 
 import keras_preact as kp
 
-from . import backends, callbacks, curves, divergence, estimates, networks, plans, runs
+from . import backends, callbacks, curves, divergence, estimates, finetune, networks, plans, runs
 from . import data as datasets
 from .checkpoints import Checkpoints, Saved
-from .cli import UserError
-from .config import Config
+from .cli import UserError, command
+from .config import Config, Data
 from .fit import Fit
 
 #: Executions of a rehearsal: one that compiles, and those that are timed.
@@ -36,21 +36,32 @@ class Trainer:
     """
 
     def __init__(self, config: Config, recipe: str, distribution: kp.distribution.Distribution):
-        self.config = config
         self.recipe = recipe
         self.distribution = distribution
         self.data = datasets.load(config.data)
+        trained = None
+        if config.model.weights is not None:
+            config, self.data, trained = finetune.begin(config, self.data)
+        self.config = config
         self.size = _image_size(config, self.data)
         self.plan = plans.plan(config, self.data.train.size)
         self.rate = plans.learning_rate(config, self.plan)
         self.stream = datasets.training_stream(
-            self.data, config.part_size, config.data.augmentation, self.size, config.seed, config.data.padding
+            self.data,
+            config.part_size,
+            config.data.augmentation,
+            self.size,
+            config.seed,
+            config.data.padding,
+            rand_augment=config.data.rand_augment,
+            mixup=config.data.mixup,
+            cutmix=config.data.cutmix,
         )
         self.rows = distribution.rows(config.part_size)
-        self.model = networks.build(config, self.data, self.size)
+        self.model = networks.build(config, self.data, self.size) if trained is None else trained
         distribution.compile(
             self.model,
-            optimizer=networks.optimizer(config, self.rate),
+            optimizer=networks.optimizer(config, self.rate, self.model),
             loss=networks.loss(config),
             weighted_metrics=["accuracy"],  # without the rows that fill the last batch of an evaluation
             jit_compile=backends.jit_compile(config.jit_compile),
@@ -73,9 +84,7 @@ class Trainer:
         counts = ", ".join(f"{split.size:,} {name}" for name, split in sizes.items() if split is not None)
         described = {
             "Data": f"{data.name}: {counts}; {len(data.classes)} classes, {self.size} x {self.size} x {data.channels} pixels",
-            "Augmentation": f"{options.augmentation}, padded with: {options.padding}"
-            if options.augmentation == "pad_crop_flip"
-            else options.augmentation,
+            "Augmentation": _augmentation(options),
         }
         self._say(
             estimates.describe_run(
@@ -103,7 +112,7 @@ class Trainer:
         chief = self.distribution.is_chief
         run = self._directory()
         if (run / "model.keras").is_file():
-            self._say(f"Finished already: {run / 'model.keras'}. Next: python -m training.evaluate {run}")
+            self._say(f"Finished already: {run / 'model.keras'}. Next: {command('evaluate')} {run}")
             return run
         checkpoints = Checkpoints(run / "checkpoints", self.config.checkpoint.keep, write=chief)
         saved = checkpoints.newest(lambda message: self._say(f"warning: {message}"))
@@ -129,7 +138,7 @@ class Trainer:
             measured_on = "validation" if self.data.holdout else "test"
             with runs.replacing(run / "curves.png") as temporary:
                 curves.draw(run / "history.csv", temporary, f"{self.model.name}, {run.name}", measured_on)
-        self._say(f"Finished: {run / 'model.keras'}. Next: python -m training.evaluate {run}")
+        self._say(f"Finished: {run / 'model.keras'}. Next: {command('evaluate')} {run}")
         return run
 
     def batches(self, first: int) -> Iterator[tuple]:
@@ -192,6 +201,19 @@ class Trainer:
         if keras.backend.backend() != "torch":
             return None
         return callbacks.TorchSeeds(self.config.seed, self.distribution.process, count)
+
+
+def _augmentation(options: Data) -> str:
+    """Return in words what happens to the images."""
+    padding = f", padded with: {options.padding}" if options.augmentation == "pad_crop_flip" else ""
+    parts = [options.augmentation + padding]
+    if options.rand_augment is not None:
+        count, magnitude = options.rand_augment
+        parts.append(f"RandAugment, {count} operations of magnitude {magnitude}")
+    parts += [
+        f"{name} with alpha {alpha:g}" for name, alpha in (("mixup", options.mixup), ("CutMix", options.cutmix)) if alpha
+    ]
+    return "; ".join(parts)
 
 
 def _image_size(config: Config, data: datasets.ImageData) -> int:

@@ -20,18 +20,20 @@ try:
     from keras_preact.serving.server import Server, bind
     from keras_preact.serving.settings import Settings
 except ModuleNotFoundError as error:
-    print(f"Serving needs {error.name}: pip install 'keras-preact[serving]'", file=sys.stderr)
+    package = (error.name or "").partition(".")[0]
+    print(f"Serving needs {package}: pip install 'keras-preact[serving]'", file=sys.stderr)
     raise SystemExit(2) from None
 
+PROGRAM = "python -m keras_preact.serving"
 TOKEN_VARIABLE = "KERAS_PREACT_TOKEN"
 # What closing the models and Python itself may take, over the time to drain.
 END_SECONDS = 10.0
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(program: str = PROGRAM) -> argparse.ArgumentParser:
     """Return the command's options: one for each of the settings."""
     parser = argparse.ArgumentParser(
-        prog="python -m keras_preact.serving",
+        prog=program,
         description="Serve exported models over HTTP: TensorFlow Serving's REST API, Open Inference Protocol, a page at /.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
@@ -106,9 +108,9 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def settings(arguments: Sequence[str] | None = None) -> Settings:
+def settings(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> Settings:
     """Return the settings that command-line arguments ask for; what is wrong ends the process with status 2 and one line."""
-    options = parser()
+    options = parser(program)
     given = vars(options.parse_args(arguments))
     token_file = given.pop("token_file", None)
     try:
@@ -120,17 +122,22 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         if not found.directory.is_dir():
             raise ValueError(f"`directory` must be a folder of models. Received: {found.directory}")
     except (OSError, UnicodeError, ValueError) as error:
-        _fail(str(error))
+        _fail(str(error), program)
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    told = settings(arguments)
+def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        arguments: The command line; by default that of this process.
+        program: Its name in messages: how a person starts it.
+    """
+    told = settings(arguments, program)
     try:
         bound = bind(told.host, told.port)
     except OSError as error:
-        _fail(f"cannot listen on {told.host} port {told.port}: {error.strerror or error}")
+        _fail(f"cannot listen on {told.host} port {told.port}: {error.strerror or error}", program)
     logs.configure()
     prometheus_client.disable_created_metrics()  # they double the series, and nothing reads them
     address, port = bound.getsockname()[:2]
@@ -164,8 +171,8 @@ def _count_or_all(text: str) -> int | None:
     return None if text == "all" else int(text)
 
 
-def _fail(message: str):
-    print(f"python -m keras_preact.serving: error: {' '.join(message.split())}", file=sys.stderr)
+def _fail(message: str, program: str):
+    print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(2)
 
 

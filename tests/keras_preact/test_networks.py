@@ -236,6 +236,7 @@ def test_preprocessing(data_format, mean, std):
     np.testing.assert_allclose(keras.ops.convert_to_numpy(with_preprocessing(pixels)), want, 1e-3, 1e-3)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 @pytest.mark.parametrize(
     ("model", "units"),
     [

@@ -2,9 +2,12 @@
 
 import math
 
+import keras
 import pytest
 
 import keras_preact as kp
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 
 WIDTHS = (16, 32, 64)
 

@@ -2,10 +2,13 @@
 
 import json
 
+import keras
 import pytest
 
 import keras_preact as kp
 from keras_preact import published
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 
 MEDIAN, FAIL = "median of 5", None
 

@@ -291,7 +291,8 @@ def test_on_several_devices(tmp_path):
     """As on one device, and all devices have the same."""
     options = {"gradient_accumulation_steps": 2, "global_clipnorm": 1.0}
     script = DISTRIBUTED.format(tests=str(Path(__file__).parent), options=options)
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    environment = os.environ | {"XLA_FLAGS": flags}
     root = Path(__file__).parents[2]
     result = subprocess.run(
         [sys.executable, "-c", script], env=environment, cwd=root, capture_output=True, text=True, timeout=300, check=False

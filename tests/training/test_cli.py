@@ -306,6 +306,19 @@ class TestRealProcesses:
             "config = types.SimpleNamespace(list_physical_devices=lambda: os.write(2, b'no device\\n'))\n"
             f"os.write(2, {chr(10).join([*lines, '']).encode()!r})\n"
         )
-        process = start("-c", "import training", cwd=empty_folder)
+        process = start(
+            "-c", "import training, sys; assert 'tensorflow' not in sys.modules; import tensorflow", cwd=empty_folder
+        )
         status, out, err = finish(process)
         assert (status, out, err) == (0, "", f"{lines[2]}\nno device\n")
+
+    def test_looking_for_tensorflow_does_not_start_it(self, empty_folder):
+        (empty_folder / "tensorflow.py").write_text("import sys; sys.exit('started')")
+        code = "import importlib.util, training; print(importlib.util.find_spec('tensorflow').origin)"
+        status, out, err = finish(start("-c", code, cwd=empty_folder))
+        assert (status, out, err) == (0, f"{empty_folder / 'tensorflow.py'}\n", "")
+
+    def test_without_tensorflow_the_package_is_imported_all_the_same(self, empty_folder):
+        code = "import sys; sys.modules['tensorflow'] = None; from training import cli; print(cli.command('train'))"
+        status, out, err = finish(start("-c", code, cwd=empty_folder))
+        assert (status, out, err) == (0, "python -m training.train\n", "")

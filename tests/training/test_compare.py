@@ -5,6 +5,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import keras
 import pytest
 from PIL import Image
 
@@ -13,6 +14,8 @@ from training import cli
 from training.compare import SUMMARY, compare
 from training.config import Config
 from training.recipes import RECIPES
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 
 
 @pytest.fixture(autouse=True)

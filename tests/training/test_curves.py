@@ -3,6 +3,7 @@
 import csv
 from pathlib import Path
 
+import keras
 import matplotlib.figure
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from PIL import Image
 from keras_preact.analysis.figures import _style
 from training import curves
 from training.cli import UserError
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 
 NAMES = ("loss", "accuracy", "val_loss", "val_accuracy", "learning_rate")
 

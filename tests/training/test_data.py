@@ -2,6 +2,7 @@
 
 import time
 
+import keras
 import numpy as np
 import pytest
 
@@ -9,6 +10,8 @@ from keras_preact.preprocessing import PREPROCESSING
 from tests.training import images as pictures
 from training.config import Data
 from training.data import Split, evaluation_batches, load
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 
 
 def arrays(split: Split):

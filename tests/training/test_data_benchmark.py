@@ -2,10 +2,13 @@
 
 import json
 
+import keras
 import pytest
 
 from training.benchmark import input as benchmark
 from training.cli import UserError
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 
 
 def test_every_candidate_is_measured_in_every_round(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import itertools
 
+import keras
 import numpy as np
 import pytest
 from PIL import Image
@@ -9,6 +10,8 @@ from PIL import Image
 from tests.training import images as pictures
 from training.config import Data
 from training.data import load, sources, training_stream
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +73,6 @@ def test_rows_with_a_step(data_set):
 
 
 def test_follows_from_the_seed_alone(data_set):
-    import keras
-
     first = pictures.batches(stream(data_set), 5)
     keras.utils.set_random_seed(77)
     pictures.assert_same(pictures.batches(stream(data_set), 5), first)

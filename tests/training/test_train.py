@@ -83,9 +83,10 @@ class TestRunDirectory:
             field: None
             for field in (
                 *("arrangement", "shortcut", "gate_bias", "block", "normalization", "activation", "dropout"),
-                *("stochastic_depth", "stacked", "remat"),
+                *("stochastic_depth", "squeeze_excitation", "downsampling", "standardize_weights", "zero_init_last"),
+                *("stacked", "remat", "weights", "freeze"),
             )
-        } | {"dtype": None, "name": "digits_resnet8_preact", "width_factor": 0.25}
+        } | {"dtype": None, "name": "digits_resnet8_preact", "width_factor": 0.25, "mean": [], "std": []}
         assert described["config"]["optimizer"] == {
             "learning_rate": 0.05,
             "momentum": 0.9,

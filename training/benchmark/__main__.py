@@ -14,7 +14,7 @@ import tyro
 from keras_preact import _checks
 
 from .. import backends, cli
-from . import candidates, input, report, rounds
+from . import candidates, imports, input, report, rounds
 from .candidates import Candidate
 from .child import Job
 
@@ -130,7 +130,7 @@ class CheckpointCost(Benchmark):
     """How often each is done."""
 
 
-COMMANDS: dict[str, Callable[..., Benchmark | input.Input]] = {
+COMMANDS: dict[str, Callable[..., Benchmark | input.Input | imports.Import]] = {
     "compile": Compile,
     "step": Step,
     "memory": Memory,
@@ -138,6 +138,7 @@ COMMANDS: dict[str, Callable[..., Benchmark | input.Input]] = {
     "health": Health,
     "checkpoint": CheckpointCost,
     "input": input.Input,
+    "import": imports.Import,
 }
 
 
@@ -266,12 +267,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if argv and not argv[0].startswith("-"):
             _checks.lookup(COMMANDS, argv[0], "command")
         options = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="python -m training.benchmark", description=cli.described(DESCRIPTION), args=argv
+            COMMANDS, prog=cli.command("benchmark"), description=cli.described(DESCRIPTION), args=argv
         )
-        if isinstance(options, input.Input):
-            input.run(options)
-        else:
-            run(options)
+        others: dict[type, Callable[..., dict]] = {input.Input: input.run, imports.Import: imports.run}
+        others.get(type(options), run)(options)
 
     cli.guard(measure, verbose)
 

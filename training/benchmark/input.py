@@ -65,7 +65,7 @@ def run(options: Input) -> dict:
     started = datetime.datetime.now(datetime.UTC)
     settings = dataclasses.asdict(options) | {"output": None if options.output is None else str(options.output)}
     child = subprocess.run(
-        [sys.executable, "-m", "training.benchmark.input", json.dumps(settings)],
+        [sys.executable, "-m", f"{__package__}.input", json.dumps(settings)],
         cwd=Path(__file__).parents[2],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -73,7 +73,7 @@ def _child(backend: str, job: Job, limit: float) -> tuple[int, str, str]:
     """Return exit status, stdout and stderr of a child; it and what it started are killed at the limit."""
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
-        [sys.executable, "-m", "training.benchmark.child", json.dumps(dataclasses.asdict(job))],
+        [sys.executable, "-m", f"{__package__}.child", json.dumps(dataclasses.asdict(job))],
         env=os.environ | {"KERAS_BACKEND": backend, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

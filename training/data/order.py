@@ -5,11 +5,11 @@ import functools
 import numpy as np
 
 # What random numbers are for: the second of the three numbers that a generator is made from.
-ORDER, AUGMENTATION, SHARDS = 0, 1, 2
+ORDER, AUGMENTATION, SHARDS, OPERATIONS, MIXING = range(5)
 
 
 def generator(seed: int, purpose: int, number: int) -> np.random.Generator:
-    """Return the generator of an epoch or a step; all of them are independent of each other."""
+    """Return the generator of an epoch, a step or a place; all of them are independent of each other."""
     return np.random.default_rng((seed, purpose, number))
 
 

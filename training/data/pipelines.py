@@ -16,6 +16,9 @@ from keras_preact import _checks
 
 from ..cli import UserError
 from . import crops, images, order
+from .finishing import Finished
+from .mixing import Mixing
+from .rand_augment import RandAugment
 from .readers import LAST, Fake, Reader
 from .sources import ImageData
 
@@ -42,7 +45,8 @@ class TrainingStream:
     def dataset(self, start: int = 0, rows: slice = slice(None)):
         """Return an endless tf.data.Dataset of batches (images, labels).
 
-        Pixels are from 0 to 255: uint8 where images leave at their own size, else float32.
+        Pixels are from 0 to 255: uint8 where images leave at their own size, else float32. Labels are integers, or with mixup
+        or CutMix the shares of the classes, float32.
 
         Args:
             start: The global step of the first batch.
@@ -62,11 +66,21 @@ class TrainingStream:
 
 
 def training_stream(
-    data: ImageData, batch_size: int, augmentation: str, size: int | None, seed: int, padding: str = "mean"
+    data: ImageData,
+    batch_size: int,
+    augmentation: str,
+    size: int | None,
+    seed: int,
+    padding: str = "mean",
+    *,
+    rand_augment: tuple[int, int] | None = None,
+    mixup: float = 0.0,
+    cutmix: float = 0.0,
 ) -> TrainingStream:
     """Return the training batches of a data set.
 
-    The data set `fake` gives one random batch again and again, whatever the augmentation.
+    The data set `fake` gives one random batch again and again, whatever the augmentation; with mixup or CutMix its labels have
+    the form that they have there.
 
     Args:
         data: The data set; its training split is used.
@@ -75,10 +89,13 @@ def training_stream(
         size: Height and width of the images that leave; None: as they are.
         seed: Of order and augmentation, not negative.
         padding: A name from `crops.PADDINGS`, for pad_crop_flip.
+        rand_augment: Operations on every image, behind the augmentation, and their magnitude; see `RandAugment`.
+        mixup, cutmix: See `Mixing`.
 
     Raises:
-        ValueError: for an unknown augmentation or padding, a batch larger than the split, a negative seed, and for
-            pad_crop_flip on images that have another size, or differ in size, or do not fit into memory.
+        ValueError: for an unknown augmentation or padding, a batch larger than the split, or of one image that is to be
+            mixed, a negative seed, numbers that `RandAugment` or `Mixing` do not take, and for pad_crop_flip on images that
+            have another size, or differ in size, or do not fit into memory.
     """
     augment = _checks.lookup(AUGMENTATIONS, augmentation, "augmentation")
     pad = _checks.lookup(crops.PADDINGS, padding, "padding")
@@ -95,13 +112,21 @@ def training_stream(
     if size is None:
         raise ValueError(f"The images of {data.name} differ in size: give `size`.")
     shape = (size, size, data.channels)
+    alter = RandAugment(*rand_augment, seed, data.preprocessing.mean) if rand_augment else None
+    mixing = Mixing(mixup, cutmix, seed, len(data.classes)) if mixup or cutmix else None
+    if mixing is not None and batch_size == 1:
+        raise UserError("--data.mixup and --data.cutmix mix the images of a batch, or part of one. Received: 1 image")
     if fake:
-        return TrainingStream(batch_size, shape, _one_batch(batch_size, shape, len(data.classes), seed))
+        return TrainingStream(batch_size, shape, _one_batch(batch_size, shape, len(data.classes), seed, mixing is not None))
     if augment is None:
-        return TrainingStream(batch_size, shape, InMemory(data, batch_size, seed, pad))
-    if augmentation == "none" and size == data.size and data.held is not None:
-        return TrainingStream(batch_size, shape, InMemory(data, batch_size, seed, None))
-    return TrainingStream(batch_size, shape, _one_by_one(data, batch_size, augment, size, seed))
+        open_stream: Callable[[int, np.ndarray], Any] = InMemory(data, batch_size, seed, pad)
+    elif augmentation == "none" and size == data.size and data.held is not None:
+        open_stream = InMemory(data, batch_size, seed, None)
+    else:
+        open_stream = _one_by_one(data, batch_size, augment, size, seed)
+    if alter is not None or mixing is not None:
+        open_stream = Finished(open_stream, batch_size, alter, mixing)
+    return TrainingStream(batch_size, shape, open_stream)
 
 
 def _check_one_size(data: ImageData, size: int | None) -> None:
@@ -116,10 +141,14 @@ def _check_one_size(data: ImageData, size: int | None) -> None:
         raise ValueError("augmentation='pad_crop_flip' is for images that fit into memory; use 'resized_crop_flip' for these.")
 
 
-def _one_batch(batch_size: int, shape: tuple[int, int, int], classes: int, seed: int) -> Callable[[int, np.ndarray], Any]:
+def _one_batch(
+    batch_size: int, shape: tuple[int, int, int], classes: int, seed: int, shares: bool
+) -> Callable[[int, np.ndarray], Any]:
     random = np.random.default_rng(seed)
     pixels = random.integers(0, 256, (batch_size, *shape), "uint8")
     labels = random.integers(0, classes, batch_size)
+    if shares:
+        labels = np.eye(classes, dtype="float32")[labels]
 
     def open_stream(start: int, rows: np.ndarray):
         import tensorflow as tf

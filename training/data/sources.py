@@ -13,7 +13,7 @@ import numpy as np
 from keras_preact import _checks
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
-from ..cli import UserError
+from ..cli import UserError, command
 from ..config import Data
 from .readers import Arrays, Fake, Files, Reader, Records
 from .statistics import mean_and_std
@@ -21,7 +21,7 @@ from .statistics import mean_and_std
 #: Distinct images of the data set `fake`.
 FAKE_IMAGES = 64
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
-EMBEDDED = "The embedded default needs neither network nor files: python -m training.train digits"
+EMBEDDED = f"The embedded default needs neither network nor files: {command('train')} digits"
 
 
 #: Decoded splits up to this many bytes are decoded once and held in memory.

@@ -77,7 +77,7 @@ def train_in_worker(config: dict) -> int:
     except SystemExit as ended:
         if ended.code == 2:
             return 2
-        raise RuntimeError(f"training.train ended with status {ended.code}.") from ended
+        raise RuntimeError(f"The training ended with status {ended.code}.") from ended
     return 0
 
 

@@ -13,7 +13,7 @@ import keras
 
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[3]
-OURS = ("KERAS_DISTRIBUTION_", "TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_", "XLA_FLAGS")
+OURS = ("KERAS_DISTRIBUTION_", "TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_")
 
 
 def environment(devices: int = 1) -> dict[str, str]:
@@ -22,7 +22,7 @@ def environment(devices: int = 1) -> dict[str, str]:
     return kept | {
         "KERAS_BACKEND": keras.backend.backend(),
         "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{kept.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
         "CUDA_VISIBLE_DEVICES": "-1",
         "JAX_PLATFORMS": "cpu",
     }

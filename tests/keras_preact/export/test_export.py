@@ -74,6 +74,9 @@ MODELS = {
     "stacked, dropout": (stacked, (8, 8, 1)),
     "functional": (lambda: sequential(keras.layers.Dense(10, activation="softmax")), (6,)),
 }
+if keras.backend.backend() != "tensorflow":  # what differs there is the file that TensorFlow is handed, by a process for each
+    handed_over = ("pixels", "softmax, any size, grouped", "mixed precision, sigmoid", "stacked, dropout")
+    MODELS = {name: MODELS[name] for name in handed_over}
 PREPROCESSING = kp.model_entry("digits_resnet8_preact").preprocessing
 COLOURS = kp.preprocessing.Preprocessing((100, 120, 140), (50, 60, 70), 12, resize=12, crop="center")
 #: Largest difference, as a share of the largest logit: rounding in float32, in bfloat16.
@@ -519,6 +522,7 @@ def test_bfloat16(labelled, tmp_path):
     assert 0 < difference < 8 / 256 * np.abs(logits).max()
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 def test_bfloat16_that_loses_too_much(labelled, tmp_path, monkeypatch):
     model, images, labels = labelled
     with pytest.raises(kp.export.ExportError, match=r"Of 70 images [\d.]+ % are right in bfloat16, 100.00 % by the model"):

@@ -223,6 +223,7 @@ def test_an_operation_that_the_format_lacks(tmp_path, kind):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_different_result_is_an_error(files, tmp_path, kind):
     other = MODELS["pixels"][0]()
@@ -233,6 +234,7 @@ def test_a_different_result_is_an_error(files, tmp_path, kind):
         _check.compare(_scores.take_apart(other), path, tmp_path, kind)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_damaged_file_is_an_error(files, tmp_path, kind):
     path = tmp_path / "damaged"

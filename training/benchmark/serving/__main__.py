@@ -118,9 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and measure."""
     argv, verbose = cli.split_verbose(argv)
     cli.guard(
-        lambda: run(
-            tyro.cli(Options, prog="python -m training.benchmark.serving", description=cli.described(DESCRIPTION), args=argv)
-        ),
+        lambda: run(tyro.cli(Options, prog=cli.program(), description=cli.described(DESCRIPTION), args=argv)),
         verbose,
     )
 

@@ -46,7 +46,7 @@ def write(models: Sequence[str], precisions: Sequence[str], folder: Path) -> Non
     """
     job = json.dumps({"models": models, "precisions": precisions, "folder": str(folder)})
     child = subprocess.run(
-        [sys.executable, "-m", "training.benchmark.serving.exports", job],
+        [sys.executable, "-m", f"{__package__}.exports", job],
         cwd=Path(__file__).parents[3],
         env=os.environ | {"KERAS_BACKEND": "tensorflow"},
         stdin=subprocess.DEVNULL,

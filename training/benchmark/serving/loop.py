@@ -29,7 +29,7 @@ class Loop:
     def __init__(self, path: Path, engine: str, precision: str):
         job = json.dumps({"path": str(path), "engine": engine, "precision": precision})
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "training.benchmark.serving.loop", job],
+            [sys.executable, "-m", f"{__package__}.loop", job],
             cwd=Path(__file__).parents[3],
             env=os.environ | {"KERAS_BACKEND": "tensorflow"},
             stdin=subprocess.PIPE,

@@ -1,0 +1,150 @@
+"""Fills in what the pages name in double braces: rows of the library's tables, sections of files, measured figures.
+
+`{{ published table=1 }}` calls `published(table="1")`; each function of `MACROS` returns Markdown.
+"""
+
+import inspect
+import json
+import os
+import posixpath
+import re
+import shlex
+from pathlib import Path
+
+import keras_preact as kp
+from training.recipes import RECIPES
+
+ROOT = Path(__file__).parents[2]
+WORDS = {"norm": "BN", "activation": "ReLU"}
+#: File of the repository to the page that holds it.
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "training/launch/README.md": "howto/machines.md",
+    "saved_models/README.md": "howto/exported_models.md",
+    "keras_preact/serving/deploy/README.md": "howto/containers.md",
+    "docs/identity_mappings.ipynb": "identity_mappings.md",
+}
+
+
+def table(head: list[str], rows) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def published(**wanted: str) -> str:
+    """Rows of `kp.published.results`, by table, network and dataset."""
+    return kp.published.to_markdown(kp.published.results(**wanted))
+
+
+def arrangement(name: str) -> str:
+    """The picture of an arrangement, its order and its published errors."""
+    row = kp.ARRANGEMENTS[name]
+    order = [WORDS.get(part, part) for part in (*row.first, "W", *row.between, "W", *row.last)]
+    after = [WORDS[part] for part in row.after_addition]
+    errors = [f"{each.error:.2f} % ({each.network})" for each in kp.published.results(table="2") if each.row == name]
+    lines = [
+        f"![Unit in the arrangement {name}](figures/arrangement_{name}.svg)",
+        f"F: {' '.join(order)}. f: {' '.join(after) or 'nothing'}.",
+        f"Published test error on CIFAR-10 (Table 2, medians of 5): {', '.join(errors)}." if errors else "Not in the paper.",
+    ]
+    return "\n\n".join(lines)
+
+
+def shortcut(name: str) -> str:
+    """The picture of a shortcut and the rows of Table 1 that it has."""
+
+    def name_of(row) -> str:
+        h = row.arguments.get("shortcut", "identity")
+        return h if isinstance(h, str) else re.sub(r"(?<!^)(?=[A-Z])", "_", h["class_name"]).lower()
+
+    rows = [row for row in kp.published.results(table="1") if name_of(row) == name]
+    return f"![Unit with the shortcut {name}](figures/shortcut_{name}.svg)\n\n" + kp.published.to_markdown(rows)
+
+
+def models(pattern: str) -> str:
+    """The registered models whose names match."""
+
+    def cells(name: str) -> list[str]:
+        entry = kp.model_entry(name)
+        arguments = ", ".join(f"{key}={value!r}" for key, value in entry.arguments.items())
+        count = f"{entry.parameters.trainable:,}" if entry.parameters else ""
+        errors = "; ".join(
+            f"{row.dataset} {'fail' if row.error is None else f'{row.error:g}'} (Table {row.table})" for row in entry.published
+        )
+        return [f"`{name}`", f"{entry.builder.__name__}({arguments})", count, errors]
+
+    head = ["name", "is", "trainable parameters", "published test error, %"]
+    return table(head, [cells(name) for name in kp.list_models(pattern)])
+
+
+def recipes() -> str:
+    """The training recipes with what they say of themselves."""
+    docs = {name: inspect.getdoc(recipe).split("\n\n") for name, recipe in RECIPES.items()}
+    rows = [[f"`{name}`", text[0], " ".join(" ".join(text[1:]).split())] for name, text in docs.items()]
+    return table(["recipe", "is", "reaches"], rows)
+
+
+def checks() -> str:
+    """The rows of the audit."""
+    from keras_preact.analysis.audit.checks import CHECKS
+
+    return table(["check", "figure", "why", "what to do"], [[c.name, c.unit, c.meaning, c.advice] for c in CHECKS])
+
+
+def measured(file: str, candidate: str, figure: str, digits: str = "2") -> str:
+    """A median of training/benchmark/measured/; `ratio` behind the figure for that to the baseline."""
+    figure, _, ratio = figure.partition(" ")
+    summary = json.loads((ROOT / f"training/benchmark/measured/{file}.json").read_text())["summary"][candidate][figure]
+    return f"{summary['ratio']['median'] if ratio else summary['median']:.{digits}f}"
+
+
+def card(key: str) -> str:
+    """A figure of the committed model's card, in percent."""
+    return f"{100 * json.loads((ROOT / 'saved_models/cifar10_resnet20/model_card.json').read_text())['metrics'][key]:.2f} %"
+
+
+def file(path: str, *, heading: str = "") -> str:
+    """A file of the repository, or the part under one of its headings, without that."""
+    lines, fenced, level, kept = (ROOT / path).read_text().splitlines(), False, 0, []
+    for line in lines:
+        fenced ^= line.startswith("```")
+        match = None if fenced else re.match(r"(#+) (.*)", line)
+        if match and heading:
+            if level and len(match[1]) <= level:
+                break
+            if match[2] == heading:
+                level = len(match[1])
+                continue
+        if level or not heading:
+            kept.append(line)
+    if not kept:
+        raise ValueError(f"{path} has no heading {heading!r}")
+    return "\n".join(kept).strip("\n")
+
+
+def relinked(text: str, path: str, page: str) -> str:
+    """Return the text of a file with its links leading to pages; what has no page is named and not linked."""
+
+    def link(match: re.Match) -> str:
+        if re.match(r"https?:|#", match[2]):
+            return match[0]
+        target = PAGES.get(posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2])))
+        return f"[{match[1]}]({os.path.relpath(target, posixpath.dirname(page) or '.')})" if target else match[1]
+
+    return re.sub(r"\[([^\]]+)\]\(([^)]+)\)", link, text)
+
+
+MACROS = {each.__name__: each for each in (published, arrangement, shortcut, models, recipes, checks, measured, card, file)}
+
+
+def on_page_markdown(markdown, page, config, files):
+    def filled(match: re.Match) -> str:
+        name, *words = shlex.split(match[1])
+        options = dict(word.split("=", 1) for word in words if re.match(r"\w+=", word))
+        values = [word for word in words if not re.match(r"\w+=", word)]
+        text = MACROS[name](*values, **options)
+        return relinked(text, values[0], page.file.src_uri) if name == "file" else text
+
+    return re.sub(r"\{\{ (.+?) \}\}", filled, markdown)

@@ -1,0 +1,152 @@
+"""keras.applications' ResNet50V2, ResNet101V2 and ResNet152V2 with the same arguments and outputs, as networks of ours.
+
+What a call of theirs gave, a call of these gives, and with it the stages, unit outputs, stacks and exports of a
+`ResidualNetwork`. Images go through `preprocess_input` first, from 0..255 to -1..1; or the network does it itself with
+`mean=127.5, std=127.5`.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras.applications.resnet_v2 import decode_predictions, preprocess_input
+
+from keras_preact.models.imagenet import DEPTHS
+from keras_preact.models.network import ResidualNetwork
+from keras_preact.weights import keras_applications, structure
+
+__all__ = ["ResNet50V2", "ResNet101V2", "ResNet152V2", "decode_predictions", "preprocess_input"]
+
+
+def ResNet50V2(
+    include_top: bool = True,
+    weights: str | os.PathLike | None = "imagenet",
+    input_tensor: Any = None,
+    input_shape: Sequence[int | None] | None = None,
+    pooling: str | None = None,
+    classes: int = 1000,
+    classifier_activation: str | Callable | None = "softmax",
+    name: str = "resnet50v2",
+    **options,
+) -> keras.Model:
+    """Build keras.applications' ResNet50V2.
+
+    Args:
+        include_top: Whether there are a pooling and a classifier.
+        weights: `"imagenet"` (keras.applications' own, which it downloads once), None (random), or a file of weights, as
+            `kp.weights.from_keras_applications` reads it.
+        input_tensor: What the network reads, a Keras tensor.
+        input_shape: Without the batch. None: 224 x 224 with top and any size without, of 3 channels.
+        pooling: Without top: `"avg"`, `"max"` or None for maps.
+        classes: Of the classifier.
+        classifier_activation: None for logits.
+        name: Of the model.
+        **options: Of `ResidualNetwork`: `stacked=True`, `output_stride=8`, `mean=127.5, std=127.5`, ...
+
+    Returns:
+        A `ResidualNetwork`; with `input_tensor` a functional model from the source of that tensor through a `ResidualNetwork`
+        of this name, its layer.
+
+    Raises:
+        ValueError: for arguments that fit neither keras.applications nor `ResidualNetwork`.
+        ConnectionError: where the weights cannot be downloaded.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.applications.ResNet50V2(weights=None, classes=5, input_shape=(64, 64, 3))
+    >>> model.output_shape, model.units[-1].name, model.stage_outputs["stage3"].shape
+    ((None, 5), 'stage4_unit3', (None, 2, 2, 1024))
+    """
+    given = (include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
+    return _build(50, *given, options)
+
+
+def ResNet101V2(
+    include_top: bool = True,
+    weights: str | os.PathLike | None = "imagenet",
+    input_tensor: Any = None,
+    input_shape: Sequence[int | None] | None = None,
+    pooling: str | None = None,
+    classes: int = 1000,
+    classifier_activation: str | Callable | None = "softmax",
+    name: str = "resnet101v2",
+    **options,
+) -> keras.Model:
+    """Build keras.applications' ResNet101V2; arguments, result, errors and use are those of `ResNet50V2`."""
+    given = (include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
+    return _build(101, *given, options)
+
+
+def ResNet152V2(
+    include_top: bool = True,
+    weights: str | os.PathLike | None = "imagenet",
+    input_tensor: Any = None,
+    input_shape: Sequence[int | None] | None = None,
+    pooling: str | None = None,
+    classes: int = 1000,
+    classifier_activation: str | Callable | None = "softmax",
+    name: str = "resnet152v2",
+    **options,
+) -> keras.Model:
+    """Build keras.applications' ResNet152V2; arguments, result, errors and use are those of `ResNet50V2`."""
+    given = (include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
+    return _build(152, *given, options)
+
+
+def _build(
+    depth, include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name, options
+) -> keras.Model:
+    if weights == "imagenet" and include_top and classes != 1000:
+        raise ValueError(
+            "The weights of 'imagenet' have 1000 classes: use weights=None, include_top=False, or give the model with them "
+            f"and `classes` to kp.weights.from_keras_applications. Received: classes={classes}"
+        )
+    if input_tensor is not None:
+        if not isinstance(input_tensor, keras.KerasTensor):
+            raise ValueError(f"`input_tensor` must be a Keras tensor, such as keras.Input(...). Received: {input_tensor!r}")
+        input_shape = input_tensor.shape[1:]
+    elif input_shape is None:
+        size = 224 if include_top else None
+        channels_first = (options.get("data_format") or keras.config.image_data_format()) == "channels_first"
+        input_shape = (3, size, size) if channels_first else (size, size, 3)
+    pooling = None if include_top else pooling  # theirs is an average then, whatever `pooling` is
+    given = {"input_shape": input_shape, "pooling": pooling, "include_top": include_top, "name": name, **options}
+    given["classifier_activation"] = classifier_activation
+    if weights is None:
+        stages = keras_applications.stages(keras_applications.FILTERS, DEPTHS[depth][1])
+        arguments = {**keras_applications.recipe(), "block": "bottleneck", "stem_filters": 64, "classes": classes, **given}
+        model = ResidualNetwork(stages, **arguments)
+    else:
+        source = _imagenet(depth, include_top) if weights == "imagenet" else weights
+        model = keras_applications.from_keras_applications(source, **given)
+        _check_fits(model, depth, classes, weights)
+    if input_tensor is None:
+        return model
+    sources = keras.utils.get_source_inputs(input_tensor)
+    return keras.Model(sources if len(sources) > 1 else sources[0], model(input_tensor), name=name)
+
+
+def _imagenet(depth: int, include_top: bool) -> keras.Model:
+    build = keras_applications.CLASSES[depth]
+    try:
+        return build(include_top=include_top)
+    except ValueError:  # of a file that is not what it should be
+        raise
+    except Exception as error:  # Keras raises nothing narrower
+        raise ConnectionError(
+            f"weights='imagenet' downloads keras.applications' weights of {build.__name__}, which failed: give a file of them "
+            f"as `weights`, or weights=None. Keras says: {error}"
+        ) from error
+
+
+def _check_fits(model: ResidualNetwork, depth: int, classes: int, weights) -> None:
+    """Check that a file held the weights of this depth and so many classes."""
+    config = model.get_config()
+    units, wanted = tuple(stage.units for stage in structure.stages(model)), tuple(DEPTHS[depth][1])
+    if units != wanted or (config["include_top"] and config["classes"] != classes):
+        raise ValueError(
+            f"ResNet{depth}V2 has stages of {wanted} units, and classes={classes} were asked for. Received: "
+            f"weights={str(weights)!r} of stages of {units} units and {config['classes']} classes"
+        )

@@ -1,0 +1,156 @@
+"""A network of ours as a backbone of keras-hub, with its feature pyramid and presets, and the image classifier around it."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_preact.models.network import STEMS, ResidualNetwork
+from keras_preact.models.segments import Stage
+from keras_preact.stacks import UnitStack
+from keras_preact.weights import transfer
+from keras_preact.weights.keras_hub import library
+
+library()  # where it is not installed, this says what to install
+import keras_hub  # noqa: E402
+
+#: Arguments of a network that a backbone gives itself: it returns maps.
+_OWN = ("name", "trainable", "dtype", "input_shape", "include_top", "pooling", "classes", "classifier_activation")
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
+    """A network of residual units without classifier, as a backbone of keras-hub.
+
+    Args:
+        stages: `Stage(filters, units, strides)`, in order.
+        stem, stem_filters, block: As in `ResidualNetwork`.
+        image_shape: In the order of `data_format`; a size may be None.
+        dtype: As in Keras.
+        **options: `name` and `trainable`, and those of `ResidualNetwork`: `stacked=True`, `normalization="group"`,
+            `mean=127.5, std=127.5`, ...
+
+    Attributes:
+        network: The `ResidualNetwork` of the same layers: its stages, units, stacks.
+        pyramid_outputs: Dictionary of Keras tensors: `P2` is the last map of a fourth of the image's size, as it leaves a
+            unit (raw); `P3`, `P4`, `P5` those of an eighth, a sixteenth, a thirty-second.
+
+    Output: the last activated maps. `from_preset` and `save_to_preset` are keras-hub's; with `import keras_preact.hub` its own
+    `keras_hub.models.Backbone.from_preset` finds this class. `PreActResNetImageClassifier` puts a classifier on top.
+
+    Raises:
+        ValueError: for options that a network does not have, and strides that are no powers of two.
+
+    Example:
+
+    >>> from keras_preact import hub
+    >>> backbone = hub.PreActResNetBackbone([(64, 2, 1), (128, 2, 2)], block="basic", image_shape=(64, 64, 3))
+    >>> {level: maps.shape for level, maps in backbone.pyramid_outputs.items()}
+    {'P2': (None, 16, 16, 64), 'P3': (None, 8, 8, 128)}
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage | Sequence],
+        *,
+        stem: str = "7x7",
+        stem_filters: int = 64,
+        block: str = "bottleneck",
+        image_shape: Sequence[int | None] = (None, None, 3),
+        dtype: Any = None,
+        name: str | None = None,
+        trainable: bool = True,
+        **options,
+    ):
+        given = {"stages": stages, "stem": stem, "stem_filters": stem_filters, "block": block, **options}
+        if others := sorted(given.keys() & set(_OWN)):
+            raise ValueError(f"A backbone returns maps, without pooling and classifier. Received: {', '.join(others)}")
+        network = ResidualNetwork.from_config(
+            {**given, "input_shape": tuple(image_shape), "include_top": False, "classes": 1, "dtype": dtype, "name": name}
+        )
+        super().__init__(inputs=network.inputs[0], outputs=network.outputs[0], dtype=dtype, name=network.name)
+        self._held = _Held(network)
+        self.image_shape = tuple(image_shape)
+        self.data_format = network.get_config()["data_format"]
+        self.pyramid_outputs = _pyramid(network)
+        if not trainable:
+            self.trainable = False
+
+    @property
+    def network(self) -> ResidualNetwork:
+        return self._held.network
+
+    @classmethod
+    def from_network(cls, network: ResidualNetwork, **changes) -> "PreActResNetBackbone":
+        """Return a backbone with copies of a network's weights, without its pooling and classifier.
+
+        Args:
+            network: Such as one of `kp.weights.from_keras_applications` or `kp.create_model`.
+            **changes: Arguments of the backbone that differ, such as `image_shape`.
+
+        Raises:
+            WeightsMismatch: for changes of what the weights are.
+
+        Example:
+
+        >>> import keras_preact as kp
+        >>> from keras_preact import hub
+        >>> network = kp.models.resnet_imagenet((1, 1), width_factor=0.25, input_shape=(32, 32, 3), classes=5)
+        >>> hub.PreActResNetBackbone.from_network(network).output_shape
+        (None, 4, 4, 128)
+        """
+        if not isinstance(network, ResidualNetwork):
+            raise ValueError(f"`network` must be a ResidualNetwork. Received: network={network!r}")
+        policy = keras.dtype_policies.get(network.get_config()["dtype"])
+        backbone = cls(**(_arguments(network) | {"name": network.name, "dtype": policy} | changes))
+        places = transfer.named(network)
+        state = {path: place.value() for path, place in places.items() if not path.startswith(transfer.CLASSIFIER)}
+        transfer.load(backbone.network, state, [transfer.Entry(path, path) for path in state])
+        return backbone
+
+    def get_config(self):
+        return super().get_config() | _arguments(self.network)
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class PreActResNetImageClassifier(keras_hub.models.ImageClassifier):
+    """keras-hub's image classifier around a `PreActResNetBackbone`.
+
+    Arguments, input and output are those of `keras_hub.models.ImageClassifier`, whose `from_preset` finds this class. That one
+    takes the backbone as well, but nothing can read a preset of it: keras-hub looks for a class that names the backbone's.
+
+    Example:
+
+    >>> from keras_preact import hub
+    >>> backbone = hub.PreActResNetBackbone([(8, 2, 1)], block="basic", image_shape=(32, 32, 3))
+    >>> hub.PreActResNetImageClassifier(backbone, num_classes=3).output_shape
+    (None, 3)
+    """
+
+    backbone_cls = PreActResNetBackbone
+
+
+class _Held:
+    """Holds the network, whose layers the backbone tracks as its own."""
+
+    def __init__(self, network: ResidualNetwork):
+        self.network = network
+
+
+def _arguments(network: ResidualNetwork) -> dict:
+    config = network.get_config()
+    return {key: value for key, value in config.items() if key not in _OWN} | {"image_shape": config["input_shape"]}
+
+
+def _pyramid(network: ResidualNetwork) -> dict:
+    """Return the last of the segments' outputs of every size."""
+    levels, stride = {}, STEMS[network.get_config()["stem"]].total_stride
+    for segment, output in zip(network.segments, network._parts.segment_outputs, strict=True):
+        stride *= 1 if isinstance(segment, UnitStack) else segment.strides
+        if stride & (stride - 1):
+            raise ValueError(
+                f"A feature pyramid halves its maps: strides must be powers of two. Received: {segment.name} at {stride}"
+            )
+        levels[f"P{int(math.log2(stride))}"] = output
+    return levels

@@ -1,0 +1,108 @@
+"""Frozen parts of a network: everything up to a place, or its batch normalisations."""
+
+import keras
+
+from keras_preact import _layers
+from keras_preact.models.base import UnitNetwork
+from keras_preact.transfer import _copies, _places
+
+
+def freeze(model: UnitNetwork, up_to: str = "head") -> None:
+    """Freeze the network up to a place and including it; what stands behind is left as it is.
+
+    Frozen weights do not change in training, and frozen batch normalisations normalise with their moving statistics and leave
+    these as they are. Compile the model after it. Copies, files (`.keras`) and `reset_classifier` keep what is frozen.
+
+    Args:
+        model: A network of residual units.
+        up_to: `"stem"`, a stage (`"stage3"`), a unit (`"stage3_unit2"`), or `"head"`: all but the classifier. A stack of units
+            is frozen as a whole: of its units only the last can be named.
+
+    Raises:
+        ValueError: for a place that the network does not have, and for a unit inside a stack.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.models.resnet_cifar(20)
+    >>> kp.transfer.freeze(model, up_to="stage3")
+    >>> [weight.path for weight in model.trainable_weights]
+    ['head_norm/gamma', 'head_norm/beta', 'head_classifier/kernel', 'head_classifier/bias']
+    """
+    _places.check(model)
+    last = _places.last_layer(model, _places.lookup(model, up_to, "up_to"))
+    for layer in model.layers[: last + 1]:
+        layer.trainable = False
+
+
+def unfreeze(model: UnitNetwork) -> None:
+    """Undo `freeze`: every layer is trained; batch normalisations that `freeze_batch_norm` froze stay frozen.
+
+    Compile the model after it.
+
+    Args:
+        model: A network of residual units.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.models.resnet_cifar(20)
+    >>> kp.transfer.freeze(model)
+    >>> kp.transfer.unfreeze(model)
+    >>> all(layer.trainable for layer in model.layers)
+    True
+    """
+    _places.check(model)
+    norm = _normalization(model)
+    for layer in model.layers:
+        if layer.trainable:
+            continue
+        layer.trainable = True
+        if norm is not None and not norm.trainable:
+            _freeze_norms(layer, type(norm))
+
+
+def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
+    """Return a copy of the network whose batch normalisations are frozen, and all else is trained, or frozen, as before.
+
+    For batches so small that their statistics are noise: the normalisations of stem, units and head use their moving
+    statistics in training too, and keep them, gamma and beta.
+
+    Args:
+        model: A network with batch normalisation, stacked or not. It stays as it is.
+
+    Returns:
+        A network of the same class, not compiled, with copies of all weights and seeds.
+
+    Raises:
+        ValueError: for another normalisation.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.transfer.freeze_batch_norm(kp.models.resnet_cifar(20))
+    >>> [weight.path for weight in model.get_layer("stage1_unit2").trainable_weights]
+    ['stage1_unit2/branch/conv_1/kernel', 'stage1_unit2/branch/conv_2/kernel']
+    """
+    _places.check(model)
+    norm = _normalization(model)
+    if not isinstance(norm, keras.layers.BatchNormalization):
+        found = "none" if norm is None else type(norm).__name__
+        raise ValueError(f"The network must have batch normalisation. Received: {model.name!r} with {found}")
+    return _copies.changed_copy(model, normalization=type(norm).from_config(norm.get_config() | {"trainable": False}))
+
+
+def _normalization(model: UnitNetwork) -> keras.Layer | None:
+    """Return a normalisation as the network's, None where it has none."""
+    kind = model.get_config().get("normalization", "none")
+    return next(iter(_layers.Normalization(kind).make(-1, 1, name="norm")), None)
+
+
+def _freeze_norms(layer: keras.Layer, kind: type[keras.Layer]) -> None:
+    # a stack does not count the unit that it calls among its layers, and unfreezes it when it is called
+    pattern = getattr(layer, "pattern", None)
+    if pattern is not None:
+        pattern.trainable = True
+    for each in (pattern or layer)._flatten_layers():
+        if isinstance(each, kind):
+            each.trainable = False

@@ -1,0 +1,190 @@
+"""State files: the names and arrays of a network's weights, as other libraries write them; nothing in them is executed."""
+
+import argparse
+import os
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+State = dict[str, np.ndarray]
+
+#: Under which of its keys a training checkpoint holds the weights, the first that is there: averaged ones first, as in timm.
+NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
+#: What torch.nn.DataParallel and torch.compile put in front of all names.
+WRAPPERS = ("module.", "_orig_mod.")
+
+
+def read_state(path: str | os.PathLike) -> State:
+    """Read a file of weights.
+
+    Args:
+        path: A .safetensors, .npz, .pth, .pt or .bin file; the last three are Torch's, and need torch. A training checkpoint
+            may hold the weights beside other things, as `state_dict`, `model`, or averaged as `state_dict_ema`.
+
+    Returns:
+        Name to array, without the `module.` of torch.nn.DataParallel and the `_orig_mod.` of torch.compile. Half-precision
+        values are float32.
+
+    Raises:
+        ValueError: for a path that is no such file, and for one that is damaged or holds other Python objects than arrays.
+        ImportError: where safetensors or torch is missing.
+
+    Example:
+
+    >>> import pathlib, tempfile
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     kp.weights.write_state(pathlib.Path(folder, "w.safetensors"), {"fc.bias": np.zeros(2, "float32")})
+    ...     kp.weights.read_state(pathlib.Path(folder, "w.safetensors"))
+    {'fc.bias': array([0., 0.], dtype=float32)}
+    """
+    path = Path(path)
+    if path.suffix not in READERS:
+        raise ValueError(f"A file of weights ends in {' or '.join(READERS)}. Received: {str(path)!r}")
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"A file of weights was expected: {str(path)!r} {what}.")
+    state = READERS[path.suffix](path)
+    if not state:
+        raise ValueError(f"{str(path)!r} holds no weights.")
+    return {_unwrapped(name): _plain(array) for name, array in state.items()}
+
+
+def write_state(path: str | os.PathLike, state: Mapping[str, np.ndarray]) -> None:
+    """Write weights to a .safetensors file, whole or not at all; a file that is there is replaced.
+
+    Args:
+        path: Ends in .safetensors; its folder exists.
+        state: Name to array.
+
+    Raises:
+        ValueError: for another ending, and arrays of anything but numbers.
+        OSError: if it cannot be written.
+        ImportError: where safetensors is missing.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"Weights are written to a .safetensors file. Received: {str(path)!r}")
+    safetensors = _safetensors()
+    dense = {name: np.array(array, order="C") for name, array in state.items()}
+    if others := [name for name, array in dense.items() if array.dtype.kind not in "iubf"]:
+        raise ValueError(f"Weights are arrays of numbers. Received: {others[0]!r} of the type {dense[others[0]].dtype}")
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        try:
+            safetensors.numpy.save_file(dense, temporary, metadata={"format": "pt"})
+        except safetensors.SafetensorError as error:  # what its writer makes of a full disk
+            raise OSError(f"Cannot write {path}: {error}") from error
+        temporary.chmod(0o644)  # mkstemp makes private files
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _safetensors():
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise ImportError("Files of weights need safetensors: pip install 'keras-preact[weights]'") from error
+    return safetensors
+
+
+def _read_safetensors(path: Path) -> State:
+    import ml_dtypes  # noqa: F401  # which makes bfloat16 known to NumPy; Keras needs it too
+
+    safetensors = _safetensors()
+    try:
+        return safetensors.numpy.load_file(path)
+    except (safetensors.SafetensorError, TypeError) as error:
+        raise ValueError(f"{str(path)!r} is damaged or no safetensors file: {error}") from error
+
+
+def _read_npz(path: Path) -> State:
+    try:
+        with path.open("rb") as file:  # which NumPy leaves open where it fails
+            arrays = np.load(file, allow_pickle=False)
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise ValueError("it is one array without a name")
+            with arrays:
+                return {name: arrays[name] for name in arrays.files}
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{str(path)!r} is damaged, or no archive of plain arrays: {error}") from error
+
+
+def _read_torch(path: Path) -> State:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(f"{path.suffix} files are Torch's: pip install 'keras-preact[torch]'") from error
+    from pickle import UnpicklingError
+
+    try:
+        # A Namespace is what training scripts keep their options in, and does nothing.
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+            warnings.simplefilter("ignore")  # about the pickle's version; what counts is whether there are weights
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise ValueError(
+            f"{str(path)!r} holds other Python objects than tensors, or is no file of Torch's. It was not unpickled: that can "
+            "run any code. Where the file was made, torch.save(model.state_dict(), PATH) writes the weights alone."
+        ) from error
+    except (EOFError, RuntimeError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{str(path)!r} is damaged or no file of Torch's: {error or type(error).__name__}") from error
+    tensors = _state_within(content)
+    others = [name for name, value in tensors.items() if not isinstance(value, torch.Tensor)]
+    if others or not tensors:
+        held = ", ".join(map(str, others[:5])) if others else type(content).__name__
+        raise ValueError(
+            f"{str(path)!r} holds no mapping of names to tensors, at the top or as {', '.join(NESTED)}. It holds: {held}"
+        )
+    return {str(name): as_array(tensor) for name, tensor in tensors.items()}
+
+
+def _state_within(content: Any) -> Mapping:
+    """Return the mapping of names to tensors in what a file holds; an empty one where there is no mapping at all."""
+    if not isinstance(content, Mapping):
+        return {}
+    for key in NESTED:
+        if isinstance(content.get(key), Mapping):
+            return content[key]
+    return content
+
+
+def as_array(value: Any) -> np.ndarray:
+    """Return an array for an array or a tensor of Torch's; NumPy has no bfloat16, so that fractions are float32."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() else value).numpy()
+    return np.asarray(value)
+
+
+#: Ending to what reads such a file.
+READERS: Mapping[str, Callable[[Path], State]] = MappingProxyType(
+    {
+        ".safetensors": _read_safetensors,
+        ".npz": _read_npz,
+        ".pth": _read_torch,
+        ".pt": _read_torch,
+        ".bin": _read_torch,
+    }
+)
+
+
+def _unwrapped(name: str) -> str:
+    while wrapper := next((wrapper for wrapper in WRAPPERS if name.startswith(wrapper)), None):
+        name = name.removeprefix(wrapper)
+    return name
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """Return an array in one of NumPy's own types, of at least 32 bits where it holds fractions."""
+    return array if array.dtype.kind in "iub" or array.dtype in ("float32", "float64") else array.astype("float32")

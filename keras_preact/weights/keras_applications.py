@@ -1,0 +1,251 @@
+"""keras.applications' ResNet50V2, 101V2 and 152V2, and their files, as networks of ours, and back."""
+
+import os
+import pathlib
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_preact import arrangements
+from keras_preact.models.imagenet import DEPTHS
+from keras_preact.models.network import ResidualNetwork, Stage
+from keras_preact.weights import structure, transfer
+
+#: Their names. Every convolution that no normalisation stands behind has a bias.
+LAYOUT = transfer.Layout(
+    network=MappingProxyType({"stem_conv": "conv1_conv", "head_norm": "post_bn", "head_classifier": "predictions"}),
+    unit=MappingProxyType(
+        {
+            "branch/norm_0": "_preact_bn",
+            "branch/conv_1": "_1_conv",
+            "branch/norm_1": "_1_bn",
+            "branch/conv_2": "_2_conv",
+            "branch/norm_2": "_2_bn",
+            "branch/conv_3": "_3_conv",
+            "projection/conv": "_0_conv",
+        }
+    ),
+    unit_name=lambda stage, unit: f"conv{stage + 1}_block{unit}",
+    leaves=transfer.KERAS_LEAVES,
+)
+
+#: Of their stages.
+FILTERS = (64, 128, 256, 512)
+
+#: Depth to their class.
+CLASSES = MappingProxyType(
+    {
+        50: keras.applications.ResNet50V2,
+        101: keras.applications.ResNet101V2,
+        152: keras.applications.ResNet152V2,
+    }
+)
+
+_LAYERS = re.compile(
+    r"conv1_(pad|conv)|pool1_(pad|pool)|conv\d+_block\d+_(preact_bn|preact_relu|0_conv|[123]_(conv|bn|relu|pad)|out)"
+    r"|max_pooling2d(_\d+)?|post_(bn|relu)|avg_pool|max_pool|predictions"
+)
+_UNIT = re.compile(r"conv(\d+)_block(\d+)_2_conv/kernel")
+
+#: Names and values of weights, and what else is known of the source: options of `ResidualNetwork`.
+Read = tuple[dict[str, np.ndarray], dict[str, Any]]
+
+
+def recipe() -> dict[str, Any]:
+    """Return the options of `ResidualNetwork` that make it compute what their networks do."""
+    return {
+        "arrangement": arrangements.RAW_STEM,
+        "stem": "7x7_zero_padded",
+        "stride_on": "3x3",
+        "use_bias": "unless_norm",
+        "normalization": keras.layers.BatchNormalization(momentum=0.99, epsilon=1.001e-5),
+    }
+
+
+def stages(filters: Sequence[int], units: Sequence[int]) -> list[Stage]:
+    """Return stages as theirs are: the last unit of each has the stride, and the last stage has none."""
+    last = len(units) - 1
+    return [
+        Stage(width, depth, 1 if s == last else 2, "last") for s, (width, depth) in enumerate(zip(filters, units, strict=True))
+    ]
+
+
+def from_keras_applications(
+    source: keras.Model | str | os.PathLike,
+    *,
+    input_shape: Sequence[int | None] | None = None,
+    classes: int | None = None,
+    **options,
+) -> ResidualNetwork:
+    """Make a ResNetV2 of keras.applications into a network of ours that computes the same.
+
+    Args:
+        source: The model, or a file of one (`.keras`, `.h5`), or of its weights alone (`.weights.h5`, and the `.h5` that
+            keras.applications downloads).
+        input_shape: None: the model's; 224 x 224 for a file of weights. With other channels the stem's kernel is adapted, see
+            `load`.
+        classes: Of the classifier; where they are not the source's, it starts anew. None: the source's.
+        **options: Of `ResidualNetwork`, such as `stacked=True`, `output_stride=8` or `include_top=False`.
+
+    Raises:
+        ValueError: for a model or a file that is not of a ResNetV2.
+        WeightsMismatch: for weights that do not fit each other.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_preact as kp
+    >>> theirs = keras.applications.ResNet50V2(weights=None, include_top=False, input_shape=(64, 64, 3))
+    >>> ours = kp.weights.from_keras_applications(theirs, pooling="avg")
+    >>> ours.output_shape, len(ours.units)
+    ((None, 2048), 16)
+    """
+    state, found = _of_model(source) if isinstance(source, keras.Model) else _of_file(pathlib.Path(source))
+    rows = _stages(state)
+    known = "predictions/kernel" in state
+    given = recipe() | found | {"include_top": known or classes is not None} | options
+    theirs_classes = state["predictions/kernel"].shape[-1] if known else 1000
+    if not given["include_top"]:
+        state = {name: value for name, value in state.items() if not name.startswith("predictions/")}
+    channels, stem_filters = state["conv1_conv/kernel"].shape[2:]
+    theirs = found.get("input_shape", (224, 224, channels))
+    own = structure.in_format(theirs, found.get("data_format", "channels_last"), given.get("data_format"))
+    given |= {
+        "input_shape": own if input_shape is None else input_shape,
+        "classes": classes or theirs_classes,
+    }
+    model = ResidualNetwork(rows, block="bottleneck", stem_filters=stem_filters, **given)
+    transfer.load(model, state, LAYOUT.entries([row.units for row in rows]), new_classifier=not known and classes is not None)
+    return model
+
+
+def to_keras_applications(model: ResidualNetwork) -> keras.Model:
+    """Make a network of ours into keras.applications' ResNet50V2, ResNet101V2 or ResNet152V2, which computes the same.
+
+    Args:
+        model: From `from_keras_applications` or `kp.applications`, or of equal structure; stacked or not, trained or not.
+
+    Returns:
+        Their model, of the same name, in Keras' image data format and dtype policy.
+
+    Raises:
+        ValueError: for a network that does not compute what one of theirs does; the message holds the options that differ.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> ours = kp.applications.ResNet50V2(weights=None, include_top=False, input_shape=(64, 64, 3))
+    >>> kp.weights.to_keras_applications(ours).get_layer("conv5_block3_out").output.shape
+    (None, 2, 2, 2048)
+    """
+    structure.check_computes_as(model, recipe(), "keras.applications' ResNetV2")
+    config, own = model.get_config(), structure.stages(model)
+    standard = {depth: stages(FILTERS, units) for depth, (_, units) in DEPTHS.items() if depth in CLASSES}
+    depth = next((depth for depth, rows in standard.items() if rows == own), None)
+    if config["include_top"] and config["pooling"] == "max":
+        raise ValueError("keras.applications' ResNetV2 have average pooling in front of a classifier. Received: pooling='max'")
+    if depth is None or (config["block"], config["stem_filters"]) != ("bottleneck", 64):
+        raise ValueError(
+            "keras.applications has ResNetV2 of 50, 101 and 152 layers: a stem of 64 channels and stages of bottlenecks with "
+            "64, 128, 256 and 512 filters, with strides in the last units of the first three. Received: a network with "
+            f"stages={own}, stem_filters={config['stem_filters']}, block={config['block']!r}"
+        )
+    theirs = CLASSES[depth](
+        weights=None,
+        include_top=config["include_top"],
+        # as `input_shape` it would have to be fixed, and of 32 pixels at least; but this makes a model of a list of inputs
+        input_tensor=keras.Input(structure.in_format(config["input_shape"], config["data_format"], None)),
+        pooling=config["pooling"],
+        classes=config["classes"],
+        classifier_activation=keras.activations.get(config["classifier_activation"]),
+    )
+    state = transfer.extract(model, LAYOUT.entries([row.units for row in own]))
+    for name, weight in _weights(theirs).items():
+        weight.assign(state[name])
+    return keras.Model(theirs.inputs[0], theirs.outputs[0], name=model.name)
+
+
+def _weights(model: keras.Model) -> dict[str, keras.Variable]:
+    return {f"{layer.name}/{weight.name}": weight for layer in model.layers for weight in layer.weights}
+
+
+def _stages(state: Mapping[str, np.ndarray]) -> list[Stage]:
+    """Return the stages of their network with these weights."""
+    found: dict[int, dict[int, int]] = {}
+    for name, value in state.items():
+        if match := _UNIT.fullmatch(name):
+            found.setdefault(int(match[1]), {})[int(match[2])] = value.shape[-1]
+    if not found or "conv1_conv/kernel" not in state:
+        raise ValueError(
+            "The source holds no ResNetV2 of keras.applications, with layers such as conv1_conv and conv2_block1_2_conv. "
+            f"Received: {len(state)} weights, {', '.join(list(state)[: transfer.SHOWN]) or 'none'}"
+        )
+    return stages(
+        [units[min(units)] for _, units in sorted(found.items())], [len(units) for _, units in sorted(found.items())]
+    )
+
+
+def _of_model(model: keras.Model) -> Read:
+    layers = {layer.name: layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)}
+    if others := [name for name in layers if not _LAYERS.fullmatch(name)]:
+        raise ValueError(
+            "The model must be a ResNetV2 of keras.applications as it is made there, without other layers: take the part that "
+            f"is one, such as model.get_layer('resnet50v2'). Received: a model with {', '.join(others[: transfer.SHOWN])}"
+        )
+    state = {name: ops.convert_to_numpy(weight.value) for name, weight in _weights(model).items()}
+    if not (stem := layers.get("conv1_conv")):
+        return state, {}
+    found = {
+        "name": model.name,
+        "data_format": stem.data_format,
+        "dtype": stem.dtype_policy,
+        "input_shape": model.input_shape[1:],
+    }
+    if top := layers.get("predictions"):
+        return state, found | {"classifier_activation": top.activation}
+    return state, found | {"pooling": "avg" if "avg_pool" in layers else "max" if "max_pool" in layers else None}
+
+
+def _of_file(path: pathlib.Path) -> Read:
+    import h5py
+
+    if not path.exists():
+        raise FileNotFoundError(f"There is no such file. Received: source={str(path)!r}")
+    if h5py.is_hdf5(path):
+        with h5py.File(path) as file:
+            if "layer_names" in file.attrs:
+                return _named_weights(file), {}
+            if "layers" in file:
+                return _numbered_weights(path, file["layers"]), {}
+    elif not zipfile.is_zipfile(path):
+        raise ValueError(f"The file must be a .keras, .h5 or .weights.h5 of a ResNetV2. Received: source={str(path)!r}")
+    return _of_model(keras.saving.load_model(path, compile=False))
+
+
+def _named_weights(file) -> dict[str, np.ndarray]:
+    """Read weights as Keras 2 wrote them, by layer."""
+    names = [(layer, name) for layer in file.attrs["layer_names"] for name in file[layer].attrs["weight_names"]]
+    return {f"{layer}/{name.rsplit('/', 1)[-1].split(':')[0]}": file[layer][name][()] for layer, name in names}
+
+
+def _numbered_weights(path: pathlib.Path, layers) -> dict[str, np.ndarray]:
+    """Read weights as Keras 3 writes them, by the class of a layer and a number; a model in the same order names them."""
+    count = sum(name == "conv2d" or name.startswith("conv2d_") for name in layers)
+    convolutions = {1 + len(units) + 3 * sum(units): depth for depth, (_, units) in DEPTHS.items() if depth in CLASSES}
+    if count not in convolutions:
+        raise ValueError(
+            f"The file must hold the weights of a ResNetV2, which has {', '.join(map(str, convolutions))} convolutions. "
+            f"Received: source={str(path)!r} with {count}"
+        )
+    image = structure.in_format((32, 32, layers["conv2d/vars/0"].shape[2]), "channels_last", None)
+    top = layers.get("dense/vars/0")
+    classes = {"include_top": False} if top is None else {"classes": top.shape[1]}
+    model = CLASSES[convolutions[count]](weights=None, input_tensor=keras.Input(image), **classes)
+    model.load_weights(path)
+    return _of_model(model)[0]

@@ -1,0 +1,333 @@
+"""The core of every converter: the places of a network's weights, a table of names, a load that is all or nothing."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_preact.stacks import UnitStack
+
+#: Paths of ours whose shape may differ from the source's: the stem reads other channels, the classifier has other classes.
+STEM = "stem_conv/kernel"
+CLASSIFIER = "head_classifier/"
+
+#: Names of each kind that a message holds; the attributes of a `WeightsMismatch` hold all.
+SHOWN = 12
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Place:
+    """One weight of a network: a variable, or the part of a stack's variable that belongs to one unit.
+
+    Args:
+        variable: Holds the values.
+        index: Of the unit within a stack; None for a variable of its own.
+    """
+
+    variable: keras.Variable
+    index: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.variable.shape if self.index is None else self.variable.shape[1:])
+
+    def value(self) -> np.ndarray:
+        value = ops.convert_to_numpy(self.variable.value)
+        return np.array(value if self.index is None else value[self.index])
+
+    def assign(self, value: np.ndarray) -> None:
+        assign({self: value})
+
+
+def assign(values: Mapping[Place, np.ndarray]) -> None:
+    """Assign to many places; each variable is written once, however many units it holds."""
+    whole: dict[int, np.ndarray] = {}
+    variables = {id(place.variable): place.variable for place in values}
+    for place, value in values.items():
+        key = id(place.variable)
+        if place.index is None:
+            whole[key] = value
+        else:
+            if key not in whole:
+                whole[key] = np.array(ops.convert_to_numpy(place.variable.value))
+            whole[key][place.index] = value
+    for key, value in whole.items():
+        variables[key].assign(ops.convert_to_tensor(value, variables[key].dtype))
+
+
+def named(model: keras.Model) -> dict[str, Place]:
+    """Return every weight of a network by its path, unit by unit, whether or not its units are stacked.
+
+    Args:
+        model: A network of residual units. The states of seeds are no weights.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.models.resnet_cifar(20, stacked=True, input_shape=(8, 8, 1))
+    >>> place = kp.weights.named(model)["stage1_unit3/branch/conv_1/kernel"]
+    >>> place.shape, place.value().dtype
+    ((3, 3, 16, 16), dtype('float32'))
+    """
+    places: dict[str, Place] = {}
+    for layer in model.layers:
+        if isinstance(layer, UnitStack):
+            weights = {id(weight) for weight in layer.pattern.weights}
+            stacked = [
+                (_below(layer.pattern, variable), values)
+                for variable, values in layer.stacked_variables
+                if id(variable) in weights
+            ]
+            for i, unit in enumerate(layer.unit_names):
+                places |= {f"{unit}/{path}": Place(values, i) for path, values in stacked}
+        else:
+            places |= {f"{layer.name}/{_below(layer, weight)}": Place(weight) for weight in layer.weights}
+    return places
+
+
+def _below(layer: keras.Layer, variable: keras.Variable) -> str:
+    """Return the path of a variable below its layer."""
+    return f"/{variable.path}".split(f"/{layer.name}/", 1)[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Transform:
+    """How an array changes its axes on the way from a source to us and back.
+
+    Args:
+        to_ours: From the source's array to ours.
+        to_theirs: Its inverse.
+    """
+
+    to_ours: Callable[[np.ndarray], np.ndarray]
+    to_theirs: Callable[[np.ndarray], np.ndarray]
+
+
+SAME = Transform(lambda array: array, lambda array: array)
+#: Torch's (out, in, height, width) of a convolution, and ours, (height, width, in, out).
+CONV_OIHW = Transform(lambda array: array.transpose(2, 3, 1, 0), lambda array: array.transpose(3, 2, 0, 1))
+#: Torch's (out, in) of a dense layer.
+DENSE_OI = Transform(lambda array: array.transpose(1, 0), lambda array: array.transpose(1, 0))
+#: A dense layer that stands there as a 1x1 convolution, (out, in, 1, 1).
+DENSE_OI11 = Transform(lambda array: array.reshape(array.shape[:2]).transpose(1, 0), lambda array: array.T[:, :, None, None])
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A row of the table from our names to a source's.
+
+    Args:
+        ours: A path of `named`.
+        theirs: The name in the source.
+        transform: Of the array.
+    """
+
+    ours: str
+    theirs: str
+    transform: Transform = SAME
+
+
+#: The weights of a layer: our name, theirs, the transform.
+Leaves = Sequence[tuple[str, str, Transform]]
+
+KERAS_LEAVES: Mapping[str, Leaves] = MappingProxyType(
+    {
+        "conv": [("kernel", "kernel", SAME), ("bias", "bias", SAME)],
+        "norm": [(name, name, SAME) for name in ("gamma", "beta", "moving_mean", "moving_variance")],
+        "dense": [("kernel", "kernel", SAME), ("bias", "bias", SAME)],
+    }
+)
+TORCH_LEAVES: Mapping[str, Leaves] = MappingProxyType(
+    {
+        "conv": [("kernel", "weight", CONV_OIHW), ("bias", "bias", SAME)],
+        "norm": [
+            ("gamma", "weight", SAME),
+            ("beta", "bias", SAME),
+            ("moving_mean", "running_mean", SAME),
+            ("moving_variance", "running_var", SAME),
+        ],
+        "dense": [("kernel", "weight", DENSE_OI), ("bias", "bias", SAME)],
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What a source calls the layers of a network of residual units.
+
+    Args:
+        network: Our layers outside the units (`stem_conv`, `stem_norm`, `head_norm`, `head_classifier`) to the source's.
+        unit: Our layers below a unit (`branch/conv_1`, `projection/conv`) to what the source puts behind the unit's name.
+        unit_name: The source's name of the unit of a stage, both counted from 1, with all that stands in front of a layer's.
+        leaves: For `"conv"`, `"norm"` and `"dense"` the names of their weights.
+        separator: Between a layer and its weight.
+
+    Rows for weights that a network lacks do no harm: one layout serves both kinds of block, with and without biases.
+    """
+
+    network: Mapping[str, str]
+    unit: Mapping[str, str]
+    unit_name: Callable[[int, int], str]
+    leaves: Mapping[str, Leaves]
+    separator: str = "/"
+
+    def entries(self, stages: Sequence[int]) -> list[Entry]:
+        """Return the table for a network with so many units in its stages."""
+        layers = dict(self.network)
+        for s, units in enumerate(stages, 1):
+            for u in range(1, units + 1):
+                name = self.unit_name(s, u)
+                layers |= {f"stage{s}_unit{u}/{ours}": name + theirs for ours, theirs in self.unit.items()}
+        return [
+            Entry(f"{ours}/{leaf}", f"{theirs}{self.separator}{their_leaf}", transform)
+            for ours, theirs in layers.items()
+            for leaf, their_leaf, transform in self.leaves[_kind(ours)]
+        ]
+
+
+def _kind(layer: str) -> str:
+    last = layer.rsplit("/", 1)[-1]
+    return "norm" if "norm" in last else "dense" if last == "head_classifier" else "conv"
+
+
+class WeightsMismatch(ValueError):
+    """The weights of a source and of a network do not fit each other.
+
+    Attributes:
+        missing: Weights of the network that the source lacks, our paths.
+        left_over: Weights of the source that the network lacks, the source's names.
+        shapes: Path to two shapes, the network's and the source's in its own order of axes.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        missing: Sequence[str] = (),
+        left_over: Sequence[str] = (),
+        shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] | None = None,
+    ):
+        self.missing = list(missing)
+        self.left_over = list(left_over)
+        self.shapes = dict(shapes or {})
+        sizes = [f"{path} is {ours} here and {theirs} there" for path, (ours, theirs) in self.shapes.items()]
+        parts = (("missing", self.missing), ("left over", self.left_over), ("of another shape", sizes))
+        super().__init__(f"{what} " + "; ".join(_listed(kind, items) for kind, items in parts if items))
+
+
+def _listed(kind: str, items: Sequence[str]) -> str:
+    rest = len(items) - SHOWN
+    return f"{len(items)} {kind}: {', '.join(items[:SHOWN])}{f' and {rest} more' if rest > 0 else ''}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """What `load` changed because the network reads other channels or has other classes than the source.
+
+    Args:
+        input_channels: Of the source and of the network; None where the stem's kernel was taken as it is.
+        classes: Of the source and of the network, where the classifier keeps its own new weights; None where it was taken.
+    """
+
+    input_channels: tuple[int, int] | None = None
+    classes: tuple[int, int] | None = None
+
+
+def load(
+    model: keras.Model, state: Mapping[str, np.ndarray], entries: Iterable[Entry], *, new_classifier: bool = False
+) -> Adapted:
+    """Load a source's weights into a network: all of them, or none.
+
+    A stem for other input channels takes the kernel of the source summed over its channels (one channel), or repeated and
+    scaled by `channels there / channels here`, so that an image of equal channels gives what it gave. A classifier for another
+    number of classes keeps its own weights.
+
+    Args:
+        model: A network of residual units.
+        state: The source's names and arrays.
+        entries: The table; rows for weights that neither side has do no harm.
+        new_classifier: Whether the classifier keeps its own weights where the source has none.
+
+    Returns:
+        What was adapted.
+
+    Raises:
+        WeightsMismatch: where a weight of the network has no counterpart, one of the source is left over, or shapes differ;
+            the network is as before.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.models.resnet_cifar(20, input_shape=(8, 8, 1))
+    >>> entries = [kp.weights.Entry(path, f"mine/{path}") for path in kp.weights.named(model)]
+    >>> state = kp.weights.extract(model, entries)
+    >>> kp.weights.load(model, state, entries)
+    Adapted(input_channels=None, classes=None)
+    """
+    places = named(model)
+    table = {entry.ours: entry for entry in entries if entry.ours in places and entry.theirs in state}
+    used = {entry.theirs for entry in table.values()}
+    missing = [path for path in places if path not in table and not (new_classifier and path.startswith(CLASSIFIER))]
+    left_over = [name for name in state if name not in used]
+    values: dict[str, np.ndarray] = {}
+    shapes = {}
+    adapted = Adapted()
+    for path, entry in table.items():
+        own = places[path].shape
+        array = np.asarray(state[entry.theirs])
+        try:
+            value = entry.transform.to_ours(array)
+        except ValueError:  # an array of another rank
+            value = array
+        if value.shape == own:
+            values[path] = value
+        elif path == STEM and _differs_in_one_axis(own, value.shape, 2):
+            values[path] = of_other_channels(value, own[2])
+            adapted = dataclasses.replace(adapted, input_channels=(value.shape[2], own[2]))
+        elif path.startswith(CLASSIFIER) and _differs_in_one_axis(own, value.shape, len(own) - 1):
+            adapted = dataclasses.replace(adapted, classes=(value.shape[-1], own[-1]))
+        else:
+            shapes[path] = (own, array.shape)
+    if missing or left_over or shapes:
+        raise WeightsMismatch(
+            f"The weights do not fit the network {model.name!r}, which stays as it is:",
+            missing=missing,
+            left_over=left_over,
+            shapes=shapes,
+        )
+    assign({places[path]: value for path, value in values.items()})
+    return adapted
+
+
+def _differs_in_one_axis(own: tuple[int, ...], other: tuple[int, ...], axis: int) -> bool:
+    return len(own) == len(other) and all(a == b for i, (a, b) in enumerate(zip(own, other, strict=True)) if i != axis)
+
+
+def of_other_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
+    """Return a stem's kernel, (height, width, in, out), for another number of input channels."""
+    known = kernel.shape[2]
+    if channels == 1:
+        return kernel.sum(axis=2, keepdims=True)
+    return kernel[:, :, np.arange(channels) % known] * (known / channels)
+
+
+def extract(model: keras.Model, entries: Iterable[Entry]) -> dict[str, np.ndarray]:
+    """Return a network's weights under a source's names and in its order of axes.
+
+    Args:
+        model: A network of residual units.
+        entries: The table; rows for weights that the network lacks do no harm.
+
+    Raises:
+        WeightsMismatch: for weights that have no row (`missing` holds their paths): they would be lost.
+    """
+    places = named(model)
+    table = {entry.ours: entry for entry in entries if entry.ours in places}
+    if without := [path for path in places if path not in table]:
+        raise WeightsMismatch(f"The format has no names for weights of the network {model.name!r}:", missing=without)
+    return {
+        entry.theirs: np.ascontiguousarray(entry.transform.to_theirs(places[path].value())) for path, entry in table.items()
+    }

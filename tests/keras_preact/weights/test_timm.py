@@ -1,0 +1,220 @@
+"""timm's networks and ours have equal outputs, and take each other's weights; timm itself is the reference."""
+
+import functools
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from keras_preact import weights
+from training.benchmark import peers
+
+torch = pytest.importorskip("torch")
+peers._import_torchvision_or_stub()
+timm = pytest.importorskip("timm")
+
+from timm.layers import BatchNormAct2d, StdConv2d, create_conv2d  # noqa: E402
+from timm.models.resnetv2 import ResNetV2  # noqa: E402
+
+BATCH = {"conv_layer": create_conv2d, "norm_layer": BatchNormAct2d}
+BIT = {"conv_layer": functools.partial(StdConv2d, eps=1e-8), "stem_type": "fixed"}
+SMALL = {"layers": (1, 2, 1, 1), "stem_chs": 32, "num_classes": 7}
+
+#: Small networks of timm's class: every kind of unit and stem that the whole ones have.
+TINY = {
+    "basic": lambda **options: ResNetV2(channels=(32, 64, 64, 96), basic=True, bottle_ratio=1.0, **BATCH, **SMALL | options),
+    "bottleneck": lambda **options: ResNetV2(channels=(128, 256, 256, 384), **BATCH, **SMALL | options),
+    "bit": lambda **options: ResNetV2(channels=(128, 256, 256, 384), **BIT, **SMALL | options),
+}
+
+
+def randomized(net, seed=0):
+    """timm's network with every weight and statistic drawn anew, ready for inference."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in net.state_dict().items():
+            if name.endswith("running_var") or (name.endswith("weight") and tensor.ndim == 1):
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+            elif tensor.ndim == 1:
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3)
+            elif tensor.ndim:
+                fan_in = tensor[0].numel()
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * (2 / fan_in) ** 0.5)
+    return net.eval()
+
+
+def theirs_on(net, images):
+    with torch.no_grad():
+        return net(torch.tensor(np.moveaxis(images, -1, 1))).numpy()
+
+
+def ours_on(model, images):
+    return keras.ops.convert_to_numpy(model(images, training=False))
+
+
+def images(size=32, channels=3, width=None):
+    return np.random.default_rng(5).normal(size=(2, size, width or size, channels)).astype("float32")
+
+
+def assert_close(ours, theirs, tolerance=1e-4):
+    assert ours.shape == theirs.shape
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
+
+
+class TestFromTimm:
+    @pytest.mark.parametrize("kind", TINY)
+    def test_outputs(self, kind):
+        net = randomized(TINY[kind]())
+        model = weights.from_timm(net.state_dict(), input_shape=(None, None, 3))
+        for x in (images(), images(33, width=46)):  # the zero padding of the pooling shows at the border
+            assert_close(ours_on(model, x), theirs_on(net, x))
+
+    @pytest.mark.skipif(keras.backend.backend() == "jax", reason="it compiles for minutes; the small ones run there")
+    @pytest.mark.parametrize("name", ["resnetv2_18", "resnetv2_50", "resnetv2_50x1_bit"])
+    def test_outputs_of_whole_networks(self, name):
+        net = randomized(timm.create_model(name, num_classes=10))
+        model = weights.from_timm(net.state_dict(), input_shape=(64, 64, 3))
+        assert model.name == name
+        assert model.count_params() - sum(np.prod(w.shape) for w in model.non_trainable_weights) == sum(
+            p.numel() for p in net.parameters()
+        )
+        assert_close(ours_on(model, images(64)), theirs_on(net, images(64)))
+        assert weights.to_timm(model).keys() == net.state_dict().keys()
+
+    @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+    def test_files(self, tmp_path, suffix):
+        net = randomized(TINY["basic"]())
+        state, path = net.state_dict(), tmp_path / f"net{suffix}"
+        if suffix == ".pth":
+            torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}, "epoch": 1}, path)
+        else:
+            weights.write_state(path, {name: tensor.numpy() for name, tensor in state.items()})
+        model = weights.from_timm(path, input_shape=(32, 32, 3))
+        assert_close(ours_on(model, images()), theirs_on(net, images()))
+
+    def test_options_go_to_the_network(self):
+        net = randomized(TINY["basic"](layers=(1, 3, 1, 1)))
+        options = {"stacked": True, "data_format": "channels_first", "classifier_activation": "softmax", "name": "mine"}
+        model = weights.from_timm(net.state_dict(), **options)
+        assert (model.name, model.input_shape) == ("mine", (None, 3, 224, 224))
+        assert [segment.name for segment in model.segments][1:3] == ["stage2_unit1", "stage2_units"]
+        own, given = weights.to_timm(model), net.state_dict()
+        assert own.keys() == given.keys()
+        for name, tensor in given.items():
+            np.testing.assert_array_equal(own[name], tensor.numpy())
+
+    def test_without_classifier(self):
+        net = randomized(TINY["basic"]())
+        x = images()
+        with torch.no_grad():
+            features = net.forward_head(net.forward_features(torch.tensor(np.moveaxis(x, -1, 1))), pre_logits=True).numpy()
+        without = weights.from_timm(net.state_dict(), input_shape=(32, 32, 3), include_top=False, pooling="avg")
+        assert_close(ours_on(without, x), features)
+        net.reset_classifier(0)
+        headless = weights.from_timm(net.state_dict(), input_shape=(32, 32, 3))
+        assert_close(ours_on(headless, x), features)
+        assert weights.from_timm(net.state_dict(), input_shape=(32, 32, 3), classes=4).output_shape == (None, 4)
+
+    @pytest.mark.parametrize("channels", [1, 4, 7])
+    def test_other_channels_and_classes_as_timm_adapts_them(self, tmp_path, channels):
+        """`create_model(pretrained=True)` from a file is timm's own way of it."""
+        small = {"layers": (1, 1, 1, 1), "channels": (32, 32, 32, 32), "stem_chs": 32}
+        net = randomized(timm.create_model("resnetv2_18", num_classes=7, **small))
+        path = tmp_path / "net.safetensors"
+        weights.write_state(path, {name: tensor.numpy() for name, tensor in net.state_dict().items()})
+        adapted = timm.create_model(
+            "resnetv2_18",
+            pretrained=True,
+            pretrained_cfg_overlay={"file": str(path), "num_classes": 7},
+            in_chans=channels,
+            num_classes=5,
+            **small,
+        ).state_dict()
+        model = weights.from_timm(path, input_shape=(32, 32, channels), classes=5)
+        own = weights.to_timm(model)
+        assert own.keys() == adapted.keys()
+        for name, tensor in adapted.items():
+            if not name.startswith("head."):  # new, there and here
+                np.testing.assert_allclose(own[name], tensor.numpy(), rtol=1e-6, atol=1e-7)
+        assert own["head.fc.weight"].shape == adapted["head.fc.weight"].shape
+        assert np.any(own["head.fc.weight"][:5] != net.state_dict()["head.fc.weight"][:5].numpy())
+
+    @pytest.mark.parametrize(
+        ("name", "what"),
+        [
+            ("resnetv2_18d", r"three 3x3 convolutions"),
+            ("resnetv2_50d", r"three 3x3 convolutions"),
+            ("resnetv2_50t", r"three 3x3 convolutions"),
+            ("resnetv2_50d_gn", r"three 3x3 convolutions"),
+            ("resnetv2_50d_evos", r"three 3x3 convolutions.* and EvoNorm"),
+            ("resnetv2_50d_frn", r"three 3x3 convolutions.* and filter response"),
+        ],
+    )
+    def test_variants_without_counterpart(self, name, what):
+        net = timm.create_model(name, layers=(1, 1, 1, 1), channels=(128, 128, 128, 128))
+        with pytest.raises(ValueError, match=what):
+            weights.from_timm(net.state_dict())
+
+    def test_original_order(self):
+        net = ResNetV2(channels=(128, 128, 128, 128), preact=False, **BATCH, **SMALL)
+        with pytest.raises(ValueError, match=r"original order"):
+            weights.from_timm(net.state_dict())
+
+    def test_other_weights(self):
+        state = TINY["basic"]().state_dict()
+        for changed, message in (
+            ({"conv1.weight": state["stem.conv.weight"]}, r"no weights of a timm ResNetV2.*conv1\.weight"),
+            ({name: t for name, t in state.items() if not name.startswith("stages.3")}, r"4 stages\. Received: weights of 3"),
+            ({name: t for name, t in state.items() if name != "stages.1.blocks.0.conv1.weight"}, r"conv1\.weight.*lack"),
+            (state | {"stages.1.blocks.0.conv2.weight": torch.zeros(65, 64, 3, 3)}, r"a weight with 65 channels"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                weights.from_timm(changed)
+        with pytest.raises(ValueError, match=r"`source` must be"):
+            weights.from_timm(None)
+
+    def test_weights_missing_left_over_and_of_another_shape_are_named(self):
+        state = TINY["basic"]().state_dict()
+        state["stages.1.blocks.1.se.fc1.weight"] = torch.zeros(3)
+        state["norm.weight"] = torch.zeros(3)
+        del state["stages.0.blocks.0.norm1.bias"]
+        with pytest.raises(weights.WeightsMismatch) as error:
+            weights.from_timm(state)
+        assert error.value.missing == ["stage1_unit1/branch/norm_0/beta"]
+        assert error.value.left_over == ["stages.1.blocks.1.se.fc1.weight"]
+        assert error.value.shapes == {"head_norm/gamma": ((96,), (3,))}
+
+
+class TestToTimm:
+    @pytest.mark.parametrize("kind", TINY)
+    def test_timm_loads_it_and_computes_the_same(self, kind):
+        model = weights.from_timm(TINY[kind]().state_dict(), input_shape=(32, 32, 3))
+        for weight, seed in zip(model.weights, itertools.count(), strict=False):
+            weight.assign(np.random.default_rng(seed).uniform(0.5, 1, weight.shape) * (0.1 if weight.ndim == 4 else 1))
+        net = TINY[kind]()
+        state = {name: torch.tensor(array) for name, array in weights.to_timm(model).items()}
+        assert all(state[name].dtype == tensor.dtype for name, tensor in net.state_dict().items())
+        net.load_state_dict(state, strict=True)
+        assert_close(theirs_on(net.eval(), images()), ours_on(model, images()))
+
+    def test_networks_that_timm_lacks(self):
+        options = {"input_shape": (32, 32, 3), "classes": 2, "width_factor": 0.125}
+        raw = {"arrangement": "full_preactivation_raw_stem", **options}
+        for model, message in (
+            (kp.models.resnet_imagenet(18, **options), r"arrangement='full_preactivation' where it has"),
+            (kp.models.resnet_imagenet((1, 1, 1), block="basic", **raw), r"strides \[1, 2, 2, 2\]"),
+            (kp.models.resnet_imagenet(18, normalization=keras.layers.BatchNormalization(), **raw), r"normalization="),
+            (kp.models.resnet_imagenet(18, activation="gelu", **raw), r"activation='gelu'"),
+            (keras.Sequential(), r"must be a ResidualNetwork"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                weights.to_timm(model)
+
+    def test_networks_of_ours_that_timm_has(self):
+        options = {"arrangement": "full_preactivation_raw_stem", "input_shape": (32, 32, 3), "classes": 2, "width_factor": 0.5}
+        model = kp.models.resnet_imagenet((1, 1, 1, 1), block="basic", **options)
+        net = ResNetV2(**BATCH, layers=(1, 1, 1, 1), channels=(32, 64, 128, 256), basic=True, bottle_ratio=1.0, num_classes=2)
+        net.load_state_dict({name: torch.tensor(array) for name, array in weights.to_timm(model).items()}, strict=True)
+        assert_close(theirs_on(net.eval(), images()), ours_on(model, images()))

@@ -1,0 +1,232 @@
+"""What `pip install keras-preact` brings: the files of wheel and source distribution, and clean environments that run them."""
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import keras
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+#: Name of a package in the wheel to its folder.
+PACKAGES = {"keras_preact": "keras_preact", "keras_preact_training": "training"}
+
+pytestmark = [
+    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"),
+    pytest.mark.slow,
+]
+
+
+def run(*command: object, cwd: Path, check: bool = True) -> subprocess.CompletedProcess:
+    """Run a command far from the checkout: nothing in its environment leads there."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")}
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 or not check, done.stdout[-2000:] + done.stderr[-2000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The wheel and the source distribution, built from a copy: a build leaves folders behind, and would take old ones."""
+    source = tmp_path_factory.mktemp("source") / "project"
+    no_source = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "shared", "site")
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*no_source))
+    (source / "runs" / "digits").mkdir(parents=True)
+    (source / "runs" / "digits" / "model.keras").write_text("a run")
+    shutil.copytree(source / "runs" / "digits", source / "saved_models" / "digits")
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", out, source, cwd=out)
+    [wheel], [sdist] = out.glob("*.whl"), out.glob("*.tar.gz")
+    return wheel, sdist
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    return built[0]
+
+
+def test_wheel_holds_every_module_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        names = [name for name in file.namelist() if ".dist-info/" not in name]
+    modules = {
+        f"{package}/{path.relative_to(ROOT / folder)}"
+        for package, folder in PACKAGES.items()
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert {name for name in names if name.endswith(".py")} == modules
+    data = {
+        str(path.relative_to(ROOT))
+        for pattern in ("py.typed", "serving/static/*", "serving/deploy/*")
+        for path in (ROOT / "keras_preact").glob(pattern)
+    }
+    assert len(data) > 5
+    assert {name for name in names if not name.endswith(".py")} == data
+
+
+def test_source_distribution_is_what_building_and_testing_take(built):
+    with tarfile.open(built[1]) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    for path in ("pyproject.toml", "setup.py", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"):
+        assert path in names
+    assert {"constraints.txt", "constraints-lowest.txt", "docs/identity_mappings.ipynb"} <= names
+    assert "saved_models/cifar10_resnet20/1/variables/variables.index" in names
+    for folder in ("keras_preact", "training", "tests"):
+        files = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py")}
+        assert files <= names
+    measured = {str(path.relative_to(ROOT)) for path in (ROOT / "training" / "benchmark" / "measured").iterdir()}
+    assert measured <= names
+    assert not {name for name in names if "runs" in name.split("/") or name.startswith("saved_models/digits")}
+    assert not {name for name in names if "__pycache__" in name or ".hypothesis" in name}
+
+
+class Environment:
+    """A virtual environment; one with a base sees the packages of the base, and installs what those lack.
+
+    Args:
+        folder: Where to make it.
+        requirement: What to install, in the versions that the tests run with.
+        base: Another one.
+    """
+
+    def __init__(self, folder: Path, requirement: str, base: "Environment | None" = None):
+        venv.create(folder / "venv", with_pip=True)
+        self.folder = folder
+        self.python = folder / "venv" / "bin" / "python"
+        self.script = folder / "venv" / "bin" / "keras-preact" if base is None else base.script
+        self.packages = run(self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).stdout
+        if base is not None:
+            (Path(self.packages.strip()) / "base.pth").write_text(base.packages)
+        self.pip(requirement)
+
+    def pip(self, *arguments: str) -> None:
+        options = ("--disable-pip-version-check", "--constraint", ROOT / "constraints.txt")
+        run(self.python, "-m", "pip", "install", *options, *arguments, cwd=self.folder)
+
+    def __call__(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess:
+        """Run this Python in an empty folder."""
+        empty = self.folder / "empty"
+        empty.mkdir(exist_ok=True)
+        return run(self.python, *arguments, cwd=empty, check=check)
+
+    def command(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess:
+        """Run the console script in an empty folder."""
+        return self(self.script, *arguments, check=check)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The wheel with what it needs, no extra."""
+    return Environment(tmp_path_factory.mktemp("installed"), str(wheel))
+
+
+class TestInstalled:
+    def test_import(self, installed):
+        code = (
+            "import json, sys, keras_preact as kp; model = kp.create_model('digits_resnet8_preact'); "
+            "print(json.dumps([kp.__file__, model.count_params(), sorted(dir(kp))]))"
+        )
+        file, parameters, names = json.loads(installed("-c", code).stdout)
+        assert Path(file).is_relative_to(installed.folder)
+        assert parameters > 0
+        assert {"ResidualUnit", "analysis", "export", "TrainingHealth"} <= set(names)
+
+    def test_no_module_called_training_in_site_packages(self, installed):
+        done = installed("-c", "import training", check=False)
+        assert "No module named 'training'" in done.stderr
+
+    def test_console_script(self, installed):
+        out = installed.command("--help").stdout
+        assert out.startswith("usage: keras-preact COMMAND")
+        version = installed.command("--version").stdout
+        assert version == f"keras-preact {PROJECT['project']['version']}\n"
+        assert installed(installed.script, check=True).stdout == out
+
+    @pytest.mark.parametrize(
+        ("arguments", "extra"),
+        [(("train", "digits"), "training"), (("compare", "x"), "training"), (("serve", "x"), "serving")],
+    )
+    def test_wants_an_extra_in_one_line(self, installed, arguments, extra):
+        done = installed.command(*arguments, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.count("\n") == 1
+        assert f"pip install 'keras-preact[{extra}]'" in done.stderr
+
+    def test_saved_networks_load_behind_the_import_alone(self, installed):
+        installed("-c", "import keras_preact as kp; kp.create_model('digits_resnet8_preact', stacked=True).save('m.keras')")
+        installed("-c", "import keras_preact, keras; keras.saving.load_model('m.keras')")
+
+
+def test_training(installed, wheel, tmp_path):
+    environment = Environment(tmp_path, f"{wheel}[training]", installed)
+    done = environment.command("train", "digits", "--dry-run")
+    assert "digits_resnet20_preact" in done.stdout
+    done = environment.command("evaluate", "runs/nothing", check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: runs/nothing is neither a run directory")
+    tiny = ("--model.name", "digits_resnet8_preact", "--model.width-factor", "0.25")
+    length = ("--schedule.unit", "iterations", "--schedule.length", "5", "--schedule.warmup", "0")
+    done = environment.command("train", "digits", *tiny, *length, "--output", "run")
+    assert "Next: keras-preact evaluate run\n" in done.stdout
+    assert environment.command("evaluate", "run").stdout
+
+
+def test_serving(installed, wheel, tmp_path):
+    environment = Environment(tmp_path, f"{wheel}[serving]", installed)
+    assert environment.command("serve", "--help").stdout.startswith("usage: keras-preact serve ")
+    done = environment.command("serve", "nowhere", check=False)
+    assert done.returncode == 2
+    assert (
+        done.stderr.splitlines()[-1] == "keras-preact serve: error: `directory` must be a folder of models. Received: nowhere"
+    )
+
+
+def contained(extra: str) -> set[str]:
+    """Return the extras that an extra names."""
+    found = [re.fullmatch(r"keras-preact\[([\w,]+)\]", requirement) for requirement in EXTRAS[extra]]
+    return {name for match in found if match for name in match[1].split(",")}
+
+
+#: `make test` installs the one. CUDA's libraries have gigabytes, and pip would get them to look at what they need.
+ELSEWHERE = {"test", "gpu"}
+#: Extras that are in no other one.
+OUTERMOST = sorted(EXTRAS.keys() - {name for extra in EXTRAS for name in contained(extra)} - ELSEWHERE)
+
+
+def test_every_extra_is_resolved():
+    seen = {*OUTERMOST, "test"}
+    while more := {name for extra in seen for name in contained(extra)} - seen:
+        seen |= more
+    assert seen == EXTRAS.keys() - {"gpu"}
+
+
+@pytest.mark.parametrize("extra", OUTERMOST)
+def test_extra_resolves_in_the_versions_of_the_tests(installed, wheel, extra):
+    installed.pip("--dry-run", f"{wheel}[{extra}]")
+
+
+def test_tensorflow_has_the_extra_for_gpus():
+    [requirement] = EXTRAS["gpu"]
+    [extra] = re.findall(r"\[([\w-]+)\]", requirement)
+    assert extra in importlib.metadata.metadata("tensorflow").get_all("Provides-Extra")
+
+
+def test_lowest_versions_are_those_that_the_project_names():
+    requirements = [*PROJECT["project"]["dependencies"], *EXTRAS["jax"], *EXTRAS["torch"]]
+    named = dict(re.match(r"([\w-]+)>=([\d.]+)", requirement).groups() for requirement in requirements)
+    lines = [line for line in (ROOT / "constraints-lowest.txt").read_text().splitlines() if not line.startswith("#")]
+    pinned = dict(line.split("==") for line in lines)
+    assert pinned.pop("jaxlib") == pinned["jax"]
+    assert pinned.keys() == named.keys()
+    for name, version in named.items():
+        assert re.fullmatch(rf"{re.escape(version)}(\.0)*", pinned[name]), name

@@ -1,0 +1,182 @@
+"""RandAugment: every operation against NumPy, and which images get which."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from tests.training import images as pictures
+from training.data import training_stream
+from training.data.rand_augment import NAMES, OPERATIONS, RandAugment
+
+FILL = (120, 7, 200)
+SIGNED = ("rotate", "color", "contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y")
+
+
+@pytest.fixture(scope="module")
+def image():
+    """Return waves and noise, of another range in every channel."""
+    rows, columns = np.mgrid[:24, :30] / 6
+    waves = np.stack([np.sin(rows + columns), np.cos(rows * columns / 4), np.sin(2 * columns)], axis=-1)
+    noise = np.random.default_rng(0).uniform(-30, 30, waves.shape)
+    return np.rint(waves * (60, 90, 20) + (90, 128, 180) + noise).astype("uint8")
+
+
+def apply(name: str, image: np.ndarray, level: float, fill=FILL) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(OPERATIONS[name](Image.fromarray(image), level, fill))
+
+
+def by_channel(table):
+    """Return an operation that looks up each channel's values in a table of its own."""
+    return lambda image, level: np.stack([table(channel)[channel] for channel in np.moveaxis(image, -1, 0)], axis=-1)
+
+
+def stretched(channel):
+    low, high = channel.min(), channel.max()
+    return np.clip((np.arange(256.0) - low) * 255 / (high - low), 0, 255)
+
+
+def equalized(channel):
+    """Return Pillow's table: the sum of the values below, and half a step, in steps of 1/255 of all but the highest value."""
+    counts = np.bincount(channel.ravel(), minlength=256)
+    step = (counts.sum() - counts[counts > 0][-1]) // 255
+    below = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    return np.minimum((below + step // 2) // step, 255)
+
+
+def luma(image):
+    return np.rint(image @ np.array([0.299, 0.587, 0.114]))[..., None]
+
+
+def smooth(image):
+    kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
+    height, width, _ = image.shape
+    shifted = [kernel[i, j] * image[i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3)]
+    result = image.astype("float64")
+    result[1:-1, 1:-1] = np.rint(np.sum(shifted, axis=0))
+    return result
+
+
+def between(degenerate):
+    """Return the operation that goes from what `degenerate` makes of an image over the image and beyond."""
+    return lambda image, level: np.clip((1 - (1 + 0.9 * level)) * degenerate(image) + (1 + 0.9 * level) * image, 0, 255)
+
+
+#: Name to operation on an image and a level, and by how much Pillow, which rounds in between, may differ.
+REFERENCES = {
+    "identity": (lambda image, level: image, 0),
+    "autocontrast": (by_channel(stretched), 1),
+    "equalize": (by_channel(equalized), 0),
+    "solarize": (lambda image, level: np.where(image < np.rint(256 * (1 - abs(level))), image, 255 - image), 0),
+    "posterize": (lambda image, level: image - image % 2 ** round(4 * abs(level)), 0),
+    "color": (between(luma), 1.5),
+    "contrast": (between(lambda image: np.full(image.shape, np.rint(luma(image).mean()))), 1.5),
+    "brightness": (between(np.zeros_like), 1),
+    "sharpness": (between(smooth), 1.5),
+}
+
+
+@pytest.mark.parametrize("level", [-1.0, -0.3, 0.5, 1.0])
+@pytest.mark.parametrize("name", REFERENCES)
+def test_colours(name, level, image):
+    if name == "equalize":  # of so few pixels a step would be no whole value
+        image = np.tile(image, (3, 3, 1))
+    reference, tolerance = REFERENCES[name]
+    found, expected = apply(name, image, level).astype(float), reference(image, level)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+    if name in SIGNED:
+        assert not np.allclose(found, apply(name, image, -level), atol=2)
+
+
+#: Name to where in the image a place of the result comes from: level, x, y from the left and top edge, width, height.
+ORIGINS = {
+    "rotate": lambda level, x, y, w, h: (
+        w / 2 + np.cos(np.pi / 6 * level) * (x - w / 2) - np.sin(np.pi / 6 * level) * (y - h / 2),
+        h / 2 + np.sin(np.pi / 6 * level) * (x - w / 2) + np.cos(np.pi / 6 * level) * (y - h / 2),
+    ),
+    "shear_x": lambda level, x, y, w, h: (x + 0.3 * level * y, y),
+    "shear_y": lambda level, x, y, w, h: (x, y + 0.3 * level * x),
+    "translate_x": lambda level, x, y, w, h: (x + np.rint(150 / 331 * level * w), y),
+    "translate_y": lambda level, x, y, w, h: (x, y + np.rint(150 / 331 * level * h)),
+}
+
+
+@pytest.mark.parametrize("level", [-1.0, -0.3, 0.5, 1.0])
+@pytest.mark.parametrize("name", ORIGINS)
+def test_places(name, level, image):
+    height, width, _ = image.shape
+    y, x = np.mgrid[:height, :width] + 0.5
+    x, y = ORIGINS[name](level, x, y, width, height)
+    found = apply(name, image, level).astype(float)
+    outside = (x < -0.01) | (x > width + 0.01) | (y < -0.01) | (y > height + 0.01)
+    assert 0.01 < outside.mean() < 0.6
+    np.testing.assert_array_equal(found[outside], np.broadcast_to(FILL, found[outside].shape))
+    inside = (x > 0.5) & (x < width - 0.5) & (y > 0.5) & (y < height - 0.5)
+    x, y = x[inside] - 0.5, y[inside] - 0.5  # of the centres of pixels
+    left, top = np.floor(x).astype(int), np.floor(y).astype(int)
+    right, below = np.minimum(left + 1, width - 1), np.minimum(top + 1, height - 1)
+    dx, dy = (x - left)[:, None], (y - top)[:, None]
+    upper = (1 - dx) * image[top, left] + dx * image[top, right]
+    lower = (1 - dx) * image[below, left] + dx * image[below, right]
+    exact = name.startswith("translate")
+    np.testing.assert_allclose(found[inside], (1 - dy) * upper + dy * lower, rtol=0, atol=0 if exact else 1.01)
+
+
+def test_every_operation_is_checked_and_none_does_anything_at_magnitude_0(image):
+    assert set(NAMES) == {*REFERENCES, *ORIGINS}
+    assert len(NAMES) == 14
+    for name in set(NAMES) - {"autocontrast", "equalize"}:  # which have no magnitude
+        np.testing.assert_array_equal(apply(name, image, 0.0), image, err_msg=name)
+
+
+def test_all_operations_and_signs_are_equally_likely_and_independent():
+    draws = [RandAugment(2, 15, 3, FILL).draw(place) for place in range(3000)]
+    assert {abs(level) for drawn in draws for _, level in drawn} == {0.5}
+    pairs = collections.Counter((first, second) for (first, _), (second, _) in draws)
+    counts = np.array([pairs[first, second] for first in NAMES for second in NAMES])
+    # chi-square with 195 degrees of freedom lies below 275 in 99.98 % of draws; the seed is fixed
+    assert ((counts - 3000 / 196) ** 2 / (3000 / 196)).sum() < 275
+    negative = [level < 0 for drawn in draws for _, level in drawn]
+    assert 2850 < sum(negative) < 3150  # of 6000, within four deviations
+    assert draws != [RandAugment(2, 15, 4, FILL).draw(place) for place in range(3000)]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_image_gets_the_operations_of_its_place(channels):
+    images = np.random.default_rng(0).integers(0, 256, (23, 8, 8, channels), "uint8")
+    data = pictures.in_memory(images)
+    mean = images.mean(axis=(0, 1, 2))
+    plain = pictures.batches(training_stream(data, 6, "pad_crop_flip", None, 5), 4)
+    drawn = pictures.batches(training_stream(data, 6, "pad_crop_flip", None, 5, rand_augment=(3, 20)), 4)
+    augment = RandAugment(3, 20, 5, tuple(mean))
+    for step, ((before, labels), (pixels, same)) in enumerate(zip(plain, drawn, strict=True)):
+        assert pixels.dtype == np.uint8
+        np.testing.assert_array_equal(labels, same)
+        for i in range(6):
+            pixel = before[i].squeeze(-1) if channels == 1 else before[i]
+            for name, level in augment.draw(6 * step + i):
+                assert abs(level) == pytest.approx(2 / 3)
+                fill = tuple(np.rint(mean).astype(int).tolist())
+                pixel = apply(name, pixel, level, fill if channels == 3 else fill[0])
+            np.testing.assert_array_equal(pixels[i], pixel.reshape(before[i].shape))
+
+
+def test_resized_images_are_rounded_and_stay_fractions_to_the_network():
+    data = pictures.in_memory(np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), "uint8"))
+    [(before, _)] = pictures.batches(training_stream(data, 12, "resized_crop_flip", 9, 0), 1)
+    [(pixels, _)] = pictures.batches(training_stream(data, 12, "resized_crop_flip", 9, 0, rand_augment=(1, 0)), 1)
+    assert pixels.dtype == np.float32
+    rounded = np.rint(before)
+    assert not np.array_equal(rounded, before)
+    augment = RandAugment(1, 0, 0, FILL)
+    kept = [i for i in range(12) if augment.draw(i)[0][0] not in ("autocontrast", "equalize")]
+    assert kept
+    np.testing.assert_array_equal(pixels[kept], rounded[kept])
+
+
+@pytest.mark.parametrize("options", [(0, 9), (-1, 9), (2, 31), (2, -1)])
+def test_numbers_that_are_not_taken(options):
+    with pytest.raises(ValueError, match=rf"from 1 on, and a magnitude from 0 to 30\. Received: .* {options[0]} {options[1]}"):
+        training_stream(pictures.numbered(8), 4, "none", None, 0, rand_augment=options)
