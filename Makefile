@@ -4,6 +4,8 @@ VENV ?= .venv
 BACKEND ?= tensorflow
 RUNS ?= runs
 SAVED_MODELS ?= saved_models
+DATA ?=
+FROM ?=
 PYTEST_ARGS ?=
 
 SHELL := /bin/bash
@@ -57,8 +59,22 @@ demo-run:
 	  training.predict $(SAVED_MODELS)/digits $$run/samples/*.png; \
 	echo; echo "Results: the run with its figures and confusion matrix in $$run, the SavedModel in $(SAVED_MODELS)/digits."
 
-test: $(VENV)/.installed-test $(patsubst %,$(VENV)/.installed-%,$(filter-out tensorflow,$(BACKEND))) ## Run the tests on BACKEND.
-	KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+finetune: $(VENV)/.installed-training ## Fine-tune a trained network on your images: DATA=folder of train/CLASS and test/CLASS, FROM=run or .keras file.
+	$(bin)/python -m training.train finetune --data.dir "$(DATA)" --model.weights "$(FROM)"
+
+# The files with the slowest tests come first, in the order of tests/conftest.py.
+needed_tensorflow :=
+needed_jax := $(VENV)/.installed-jax
+needed_torch := $(VENV)/.installed-torch $(VENV)/.with-timm
+test: $(VENV)/.installed-test $(needed_$(BACKEND)) ## Run the tests on BACKEND.
+	KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
+	  --no-loadscope-reorder $(PYTEST_ARGS)
+
+# Its networks are compared with ours. They do not use torchvision, which fails beside some builds of torch.
+$(VENV)/.with-timm: constraints.txt | $(VENV)/.installed-torch
+	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt --no-deps timm | \
+	  sed -n 's/^Successfully installed/Installed:/p'
+	@touch $@
 
 test-lowest: $(VENV)-lowest/.installed ## Run the core tests on every backend, in the oldest versions that pyproject.toml allows.
 	@for backend in tensorflow jax torch; do \

@@ -314,7 +314,7 @@ class ResidualUnit(keras.Layer):
                 chain = [_layers.Gated(chain, gate, name=f"gated_{i}", dtype=self.dtype_policy)]
             layers += [*chain, *(pooled if i - 1 == strided else [])]
             if is_last and self.squeeze_excitation is not None:
-                layers.append(self._squeeze_excitation())
+                layers.append(self._squeeze_excitation(self.squeeze_excitation))
             if self.dropout and is_last == (self.dropout_at == "before_addition"):
                 layers.append(keras.layers.Dropout(self.dropout, name=f"dropout_{i}", dtype=self.dtype_policy))
         return layers
@@ -350,9 +350,9 @@ class ResidualUnit(keras.Layer):
             **kwargs,
         )
 
-    def _squeeze_excitation(self) -> keras.Layer:
+    def _squeeze_excitation(self, reduction: int) -> keras.Layer:
         return SqueezeExcitation(
-            self.squeeze_excitation,
+            reduction,
             kernel_initializer=self._kernel("squeeze_excitation"),
             data_format=self.data_format,
             name="squeeze_excitation",

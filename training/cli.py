@@ -67,7 +67,8 @@ def command(name: str) -> str:
 def program() -> str | None:
     """Return, for the help texts, how the script was started that is running; None for a script of another package."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    package, _, name = "" if spec is None else spec.name.removesuffix(".__main__").partition(".")
+    module = "" if spec is None else spec.name.removesuffix(".__main__")
+    package, _, name = module.partition(".")
     return command(name) if package == __package__ and name else None
 
 

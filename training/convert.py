@@ -32,6 +32,8 @@ SHOWN = 20
 
 def _own(model: ResidualNetwork, **sizes: Any) -> ResidualNetwork:
     """Return a network of this package, or one of other sizes with its weights."""
+    if not isinstance(model, UnitNetwork):
+        raise cli.UserError("--source-format keras_preact is for a .keras file with a network of this package.")
     if not sizes:
         return model
     twin = type(model).from_config(model.get_config() | sizes)

@@ -41,9 +41,11 @@ class LayerwiseRates(_Optimizer):
     def _apply_weight_decay(self, variables) -> None:
         """Shrink the weights, by their own rates: Keras' decay is `learning_rate * weight_decay * w`."""
         groups: dict[float, list] = {}
+        if keras.backend.backend() == "torch":
+            # Keras takes no empty list there; elsewhere its answer is kept, and TensorFlow is to be asked by a variable's path
+            variables = list(filter(self._use_weight_decay, variables))
         for variable in variables:
-            if self._use_weight_decay(variable):  # torch takes no empty list
-                groups.setdefault(self._factor_of[self._get_variable_index(variable)], []).append(variable)
+            groups.setdefault(self._factor_of[self._get_variable_index(variable)], []).append(variable)
         try:
             for self._decay_factor, group in groups.items():
                 super()._apply_weight_decay(group)

@@ -172,6 +172,7 @@ class TestErrors:
             ("damaged.keras", "w.keras", (), "damaged"),
             ("other.npz", "w.keras", (), "no weights of a network that is known"),
             ("other.npz", "w.keras", ("--source-format", "timm"), "no weights of a timm ResNetV2"),
+            ("other.npz", "w.keras", ("--source-format", "keras_preact"), "is for a .keras file"),
             ("net.txt", "w.keras", (), "There is no file"),
         ):
             _, error = fails(capsys, tmp_path / source, tmp_path / out, *options)

@@ -27,6 +27,7 @@ PAPER_OPTIMIZER = {
     "clip_norm": None,
     "ema": None,
     "label_smoothing": 0.0,
+    "layer_decay": None,
 }
 
 
