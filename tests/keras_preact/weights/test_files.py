@@ -15,7 +15,7 @@ from keras_preact import weights
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "torch", reason="needs torch, and no other backend")
 
 KERNEL = np.arange(24, dtype="float32").reshape(2, 3, 4) / 7
 STATE = {"fc.weight": KERNEL, "fc.bias": np.float32([1, -2]), "norm.num_batches_tracked": np.int64(3)}
