@@ -9,7 +9,7 @@ import keras
 from keras_preact.models.network import STEMS, ResidualNetwork
 from keras_preact.models.segments import Stage
 from keras_preact.stacks import UnitStack
-from keras_preact.weights import transfer
+from keras_preact.weights import layout, transfer
 from keras_preact.weights.keras_hub import library
 
 library()  # where it is not installed, this says what to install
@@ -106,7 +106,7 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
         backbone = cls(**(_arguments(network) | {"name": network.name, "dtype": policy} | changes))
         places = transfer.named(network)
         state = {path: place.value() for path, place in places.items() if not path.startswith(transfer.CLASSIFIER)}
-        transfer.load(backbone.network, state, [transfer.Entry(path, path) for path in state])
+        transfer.load(backbone.network, state, [layout.Entry(path, path) for path in state])
         return backbone
 
     def get_config(self):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_preact.models.network import ResidualNetwork, Stage, image_shape
-from keras_preact.weights import files, structure, transfer
+from keras_preact.weights import files, layout, structure, transfer
 
 #: How often a normalisation was trained; no network computes with it.
 COUNTER = "num_batches_tracked"
@@ -59,7 +59,7 @@ class Structure:
         arguments = {**self.options, "stem_filters": self.stem_filters, "block": self.block, **without_top, **options}
         return ResidualNetwork(self.stages, input_shape=input_shape, classes=classes, **arguments)
 
-    def load(self, model: ResidualNetwork, state: Mapping[str, np.ndarray], entries: Sequence[transfer.Entry]) -> None:
+    def load(self, model: ResidualNetwork, state: Mapping[str, np.ndarray], entries: Sequence[layout.Entry]) -> None:
         """Load the state; the classifier stays out where one of both has none."""
         if model.logits is None:
             top = {entry.theirs for entry in entries if entry.ours.startswith(transfer.CLASSIFIER)}
@@ -124,7 +124,7 @@ def _some(state: Mapping[str, np.ndarray]) -> str:
     return ", ".join([*state][:5]) + (", ..." if len(state) > 5 else "")
 
 
-def extract(model: ResidualNetwork, entries: Sequence[transfer.Entry]) -> dict[str, np.ndarray]:
+def extract(model: ResidualNetwork, entries: Sequence[layout.Entry]) -> dict[str, np.ndarray]:
     """Return a network's weights under a source's names, with the counters of Torch's batch normalisations at 0."""
     state = {}
     for name, array in transfer.extract(model, entries).items():
@@ -136,8 +136,6 @@ def extract(model: ResidualNetwork, entries: Sequence[transfer.Entry]) -> dict[s
 
 def check_computes_as(model: ResidualNetwork, strides: Sequence[int], options: Mapping[str, Any], target: str) -> None:
     """Check that a network has the structure of `target`: these strides and options, see `structure.check_computes_as`."""
-    if isinstance(model, ResidualNetwork) and model.get_config()["block"] == "basic":
-        options = {**options, "stride_on": model.get_config()["stride_on"]}  # a basic block has its stride in front
     structure.check_computes_as(model, options, target)
     own = [stage.strides for stage in structure.stages(model)]
     if own != list(strides):

@@ -15,10 +15,10 @@ from keras import ops
 from keras_preact import arrangements
 from keras_preact.models.imagenet import DEPTHS
 from keras_preact.models.network import ResidualNetwork, Stage
-from keras_preact.weights import structure, transfer
+from keras_preact.weights import layout, structure, transfer
 
 #: Their names. Every convolution that no normalisation stands behind has a bias.
-LAYOUT = transfer.Layout(
+LAYOUT = layout.Layout(
     network=MappingProxyType({"stem_conv": "conv1_conv", "head_norm": "post_bn", "head_classifier": "predictions"}),
     unit=MappingProxyType(
         {
@@ -32,7 +32,7 @@ LAYOUT = transfer.Layout(
         }
     ),
     unit_name=lambda stage, unit: f"conv{stage + 1}_block{unit}",
-    leaves=transfer.KERAS_LEAVES,
+    leaves=layout.KERAS_LEAVES,
 )
 
 #: Of their stages.

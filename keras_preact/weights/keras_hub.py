@@ -9,12 +9,12 @@ from keras import ops
 
 from keras_preact import arrangements
 from keras_preact.models.network import ResidualNetwork, Stage
-from keras_preact.weights import structure, transfer
+from keras_preact.weights import layout, structure, transfer
 
 #: Our blocks and theirs.
 BLOCKS = MappingProxyType({"basic": "basic_block", "bottleneck": "bottleneck_block"})
 
-LAYOUT = transfer.Layout(
+LAYOUT = layout.Layout(
     network=MappingProxyType({"stem_conv": "conv1_conv", "head_norm": "post_bn", "head_classifier": "predictions"}),
     unit=MappingProxyType(
         {
@@ -28,7 +28,7 @@ LAYOUT = transfer.Layout(
         }
     ),
     unit_name=lambda stage, unit: f"stack{stage - 1}_block{unit - 1}",
-    leaves=transfer.KERAS_LEAVES,
+    leaves=layout.KERAS_LEAVES,
 )
 
 

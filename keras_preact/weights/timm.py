@@ -11,9 +11,9 @@ import numpy as np
 from keras_preact import arrangements
 from keras_preact.models.imagenet import DEPTHS
 from keras_preact.models.network import ResidualNetwork
-from keras_preact.weights import _torch_states, structure, transfer
+from keras_preact.weights import _torch_states, layout, structure, transfer
 
-LAYOUT = transfer.Layout(
+LAYOUT = layout.Layout(
     network=MappingProxyType({"stem_conv": "stem.conv", "head_norm": "norm", "head_classifier": "head.fc"}),
     unit=MappingProxyType(
         {
@@ -29,8 +29,8 @@ LAYOUT = transfer.Layout(
     unit_name=lambda stage, unit: f"stages.{stage - 1}.blocks.{unit - 1}.",
     # the classifier is a 1x1 convolution
     leaves={
-        **transfer.TORCH_LEAVES,
-        "dense": [("kernel", "weight", transfer.DENSE_OI11), ("bias", "bias", transfer.SAME)],
+        **layout.TORCH_LEAVES,
+        "dense": [("kernel", "weight", layout.DENSE_OI11), ("bias", "bias", layout.SAME)],
     },
     separator=".",
 )

@@ -22,7 +22,7 @@ import numpy as np
 
 from keras_preact import arrangements
 from keras_preact.models.network import ResidualNetwork
-from keras_preact.weights import _torch_states, structure, transfer
+from keras_preact.weights import _torch_states, layout, structure, transfer
 
 STRIDES = (1, 2, 2)
 
@@ -92,7 +92,7 @@ class Naming:
         """Return the name of the i-th convolution of a stage's first unit."""
         return f"{self.unit_name(stage, 1)}.{self.first[f'branch/conv_{i}']}.weight"
 
-    def entries(self, stages: Sequence[int]) -> list[transfer.Entry]:
+    def entries(self, stages: Sequence[int]) -> list[layout.Entry]:
         """Return the table for a network with so many units in its stages."""
         layers = dict(self.network)
         for s, units in enumerate(stages, 1):
@@ -103,7 +103,7 @@ class Naming:
         return [
             entry
             for table in tables
-            for entry in transfer.Layout(table, {}, self.unit_name, transfer.TORCH_LEAVES, ".").entries(())
+            for entry in layout.Layout(table, {}, self.unit_name, layout.TORCH_LEAVES, ".").entries(())
         ]
 
 

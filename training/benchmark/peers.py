@@ -47,7 +47,7 @@ def keras_hub_resnet50v2(image_size: int):
 
 def timm_resnetv2_50(image_size: int):
     """A torch module; it takes images of any size, channels first."""
-    _import_torchvision_or_stub()
+    import_torchvision_or_stub()
     try:
         import timm
     except ImportError as error:
@@ -87,7 +87,7 @@ _TORCHVISION: Mapping[str, Mapping[str, type]] = {
 }
 
 
-def _import_torchvision_or_stub() -> None:
+def import_torchvision_or_stub() -> None:
     """Import torchvision, whose data sets and transforms timm imports; where it fails, put modules with those names alone.
 
     Its wheel fails beside a torch of another build (`operator torchvision::nms does not exist`); the network does not use it.

@@ -12,7 +12,7 @@ from keras_preact import weights
 from training.benchmark import peers
 
 torch = pytest.importorskip("torch")
-peers._import_torchvision_or_stub()
+peers.import_torchvision_or_stub()
 timm = pytest.importorskip("timm")
 
 from timm.layers import BatchNormAct2d, StdConv2d, create_conv2d  # noqa: E402

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.weights import transfer
+from keras_preact.weights import layout, transfer
 from tests.keras_preact import harness
 
 
@@ -20,8 +20,8 @@ def values(model) -> dict[str, np.ndarray]:
     return {path: place.value() for path, place in transfer.named(model).items()}
 
 
-def same_names(model) -> list[transfer.Entry]:
-    return [transfer.Entry(path, f"their/{path}") for path in transfer.named(model)]
+def same_names(model) -> list[layout.Entry]:
+    return [layout.Entry(path, f"their/{path}") for path in transfer.named(model)]
 
 
 def random_state(model, seed=3) -> dict[str, np.ndarray]:
@@ -85,7 +85,7 @@ def test_an_array_of_another_rank_is_of_another_shape():
     """Where the transform itself cannot work."""
     model = network()
     entries = [
-        transfer.Entry(row.ours, row.theirs, transfer.CONV_OIHW if "conv" in row.ours else transfer.SAME)
+        layout.Entry(row.ours, row.theirs, layout.CONV_OIHW if "conv" in row.ours else layout.SAME)
         for row in same_names(model)
     ]
     state = transfer.extract(model, entries) | {"their/stem_conv/kernel": np.zeros(5)}
@@ -157,9 +157,9 @@ def test_a_source_without_classifier():
 @pytest.mark.parametrize(
     ("transform", "ours", "theirs"),
     [
-        (transfer.CONV_OIHW, (7, 5, 3, 2), (2, 3, 7, 5)),
-        (transfer.DENSE_OI, (4, 3), (3, 4)),
-        (transfer.DENSE_OI11, (4, 3), (3, 4, 1, 1)),
+        (layout.CONV_OIHW, (7, 5, 3, 2), (2, 3, 7, 5)),
+        (layout.DENSE_OI, (4, 3), (3, 4)),
+        (layout.DENSE_OI11, (4, 3), (3, 4, 1, 1)),
     ],
 )
 def test_transforms(transform, ours, theirs):
@@ -173,10 +173,10 @@ def test_transforms(transform, ours, theirs):
 
 
 def test_a_layout_makes_rows_for_every_unit():
-    layout = transfer.Layout(
-        {"stem_conv": "first"}, {"branch/norm_0": "_bn"}, lambda s, u: f"s{s}u{u}", transfer.TORCH_LEAVES, separator="."
+    table = layout.Layout(
+        {"stem_conv": "first"}, {"branch/norm_0": "_bn"}, lambda s, u: f"s{s}u{u}", layout.TORCH_LEAVES, separator="."
     )
-    rows = {entry.ours: entry.theirs for entry in layout.entries([1, 2])}
+    rows = {entry.ours: entry.theirs for entry in table.entries([1, 2])}
     assert rows["stem_conv/kernel"] == "first.weight"
     assert rows["stage2_unit2/branch/norm_0/moving_variance"] == "s2u2_bn.running_var"
     assert len(rows) == 2 + 3 * 4
