@@ -26,7 +26,7 @@ class Downsampling:
         """Return the pooling for a place, which then has the strides: a list of one layer, or of none."""
         if strides == 1 or place not in self.places:
             return []
-        return [WindowPooling2D(self.window, strides, data_format, name="downsampling", dtype=dtype)]
+        return [WindowPooling2D(self.window, strides, data_format, name=f"{place}_downsampling", dtype=dtype)]
 
 
 #: Name to `Downsampling`. average: ResNet-D, arXiv 1812.01187, Fig. 2c; a 1x1 convolution at stride 2 reads a quarter of the

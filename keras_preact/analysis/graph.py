@@ -9,10 +9,15 @@ from typing import Any
 import keras
 from keras import KerasTensor, ops
 
+from keras_preact._spatial import WindowPooling2D
+from keras_preact.squeeze_excitation import SqueezeExcitation
 from keras_preact.stacks import UnitStack
 
 #: Words in the names of layers whose weights are no kernels, even where they have several axes.
-_NO_KERNEL = ("Embedding", "Norm", "PReLU")
+_NO_KERNEL = ("Embedding", "Norm", "PReLU", "SqueezeExcitation")
+
+#: Layers of ours that are one step as a pooling of Keras is: the signal goes through them, not through what they are made of.
+_WHOLE = (SqueezeExcitation, WindowPooling2D)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +155,7 @@ class Graph:
         return numbers
 
     def _is_composite(self, operation) -> bool:
-        if not isinstance(operation, keras.Layer) or isinstance(operation, self.opaque):
+        if not isinstance(operation, keras.Layer) or isinstance(operation, (*self.opaque, *_WHOLE)):
             return False
         if isinstance(operation, keras.Model | UnitStack):
             return True

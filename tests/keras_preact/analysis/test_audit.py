@@ -37,6 +37,7 @@ CLEAN = {
     "dropout in the branch": lambda: kp.models.wide_resnet(10, 1, input_shape=(8, 8, 3), dropout=0.1),
     "stochastic depth": lambda: cifar(14, stochastic_depth=0.5, dropout=0.1, dropout_at="before_addition", stacked=True),
     "layer normalisation": lambda: cifar(14, normalization="layer"),
+    "blurred, squeezed and excited": lambda: cifar(14, downsampling="blur", squeeze_excitation=4),
     "no top": lambda: cifar(14, include_top=False),
     "imagenet": lambda: kp.models.resnet_imagenet((2, 1), block="basic", input_shape=(16, 16, 3), classes=5),
     "pre-norm transformer": lambda: kp.models.pre_ln_transformer(2, width=16, input_shape=(8, 8, 3)),

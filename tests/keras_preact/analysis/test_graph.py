@@ -42,6 +42,10 @@ def blocks():
 
 MODELS = {
     "units": lambda: (kp.models.resnet_cifar(14, input_shape=(8, 8, 3)), IMAGES),
+    "options": lambda: (
+        kp.models.resnet_cifar(8, input_shape=(8, 8, 3), downsampling="blur", squeeze_excitation=4, standardize_weights=True),
+        IMAGES,
+    ),
     "stacks": lambda: (
         kp.models.resnet_cifar(20, input_shape=(8, 8, 3), stacked=True, shortcut="shortcut_only_gating"),
         IMAGES,
