@@ -102,8 +102,8 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 
 
 def convert(
-    source: Annotated[Path, tyro.conf.Positional],
-    out: Annotated[Path, tyro.conf.Positional],
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
     /,
     source_format: FormatName = "auto",
     target_format: FormatName = "auto",
