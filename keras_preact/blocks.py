@@ -130,5 +130,5 @@ _SPATIAL = {
 def _refuse_spatial(unit) -> None:
     if given := [f"{name}={getattr(unit, name)!r}" for name, left_out in _SPATIAL.items() if getattr(unit, name) != left_out]:
         raise ValueError(
-            f"block={unit.block!r} works on vectors, and has none of: {', '.join(_SPATIAL)}. Received: {', '.join(given)}"
+            f"block={unit.block!r} works on vectors and has no {', '.join(_SPATIAL)}. Received: {', '.join(given)}"
         )

@@ -76,15 +76,15 @@ def test_make_targets_exist():
 def help_of(module: str, recipe: str = "") -> str:
     """Return what a command says of its options; of `training.train`, those of a recipe."""
     written, argv = io.StringIO(), sys.argv
-    imported = sys.modules.pop(module, None)  # by another test: `run_module` would warn
+    # by another test: `run_module` would warn
+    imported = {name: sys.modules.pop(name) for name in (module, f"{module}.__main__") if name in sys.modules}
     sys.argv = [module, *([recipe] if recipe else []), "--help"]
     try:
         with contextlib.redirect_stdout(written), pytest.raises(SystemExit) as ended:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
         sys.argv = argv
-        if imported is not None:
-            sys.modules[module] = imported
+        sys.modules.update(imported)
     assert ended.value.code in (0, None)
     return re.sub(r"\x1b\[[\d;]*m", "", written.getvalue())
 

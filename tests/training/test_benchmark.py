@@ -317,7 +317,8 @@ class TestCommandLine:
         with pytest.raises(SystemExit) as ended:
             command.main([name, "--help"])
         assert ended.value.code == 0
-        assert ("--images" if name == "input" else "--limit") in capsys.readouterr().out
+        own = {"input": "--images", "import": "--rounds"}
+        assert own.get(name, "--limit") in capsys.readouterr().out
 
 
 #: Name to trainable parameters, those of ResNet-50 v2 in each package.

@@ -98,6 +98,7 @@ class TestRunDirectory:
             "clip_norm": None,
             "ema": None,
             "label_smoothing": 0.0,
+            "layer_decay": None,
         }
         assert described["config"]["schedule"]["drops"] == [20]
         assert (described["config"]["batch_size"], described["config"]["seed"]) == (64, 3)

@@ -9,11 +9,11 @@ import sys
 import keras
 import numpy as np
 import pytest
-import safetensors.torch
 
 from keras_preact import weights
 
 torch = pytest.importorskip("torch")
+import safetensors.torch  # noqa: E402
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "torch", reason="needs torch, and no other backend")
 
