@@ -148,8 +148,6 @@ def run(options: Benchmark) -> dict:
     Raises:
         ValueError: for options that do not fit; nothing is measured then.
     """
-    from ..runs import write_json
-
     command = next(name for name, kind in COMMANDS.items() if kind is type(options))
     _check(options)
     rows = candidates.expand(options.models, options.backends, options.variants_options())
@@ -187,12 +185,8 @@ def run(options: Benchmark) -> dict:
         "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes],
         "summary": summary,
     }
-    print(_heading(command, options, described, baselines))
-    print(report.table(command, summary, baselines, outcomes))
-    if options.output is not None:
-        write_json(options.output, described)
-        print(f"Written: {options.output}")
-    return described
+    text = f"{_heading(command, options, described, baselines)}\n{report.table(command, summary, baselines, outcomes)}"
+    return report.publish(described, text, options.output)
 
 
 #: What in the environment sets threads and devices.

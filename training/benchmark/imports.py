@@ -52,8 +52,6 @@ def run(options: Import) -> dict:
     Raises:
         UserError: for options that do not fit, or where an import fails.
     """
-    from ..runs import write_json
-
     _check(options)
     started = datetime.datetime.now(datetime.UTC)
     labels = {f"{backend}/{module}": (backend, module) for backend in options.backends for module in _MODULES}
@@ -73,11 +71,7 @@ def run(options: Import) -> dict:
         "rounds": rounds,
         "summary": summary,
     }
-    print(table(summary, options))
-    if options.output is not None:
-        write_json(options.output, described)
-        print(f"Written: {options.output}")
-    return described
+    return report.publish(described, table(summary, options), options.output)
 
 
 def table(summary: Mapping[str, Mapping[str, Mapping]], options: Import) -> str:

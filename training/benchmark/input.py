@@ -59,8 +59,6 @@ def run(options: Input) -> dict:
     Raises:
         UserError: for options that do not fit, or a system where a process cannot be bound to a core.
     """
-    from ..runs import write_json
-
     _check(options)
     started = datetime.datetime.now(datetime.UTC)
     settings = dataclasses.asdict(options) | {"output": None if options.output is None else str(options.output)}
@@ -86,11 +84,7 @@ def run(options: Input) -> dict:
         **found,
         "summary": summary,
     }
-    print(table(summary, options))
-    if options.output is not None:
-        write_json(options.output, described)
-        print(f"Written: {options.output}")
-    return described
+    return report.publish(described, table(summary, options), options.output)
 
 
 def table(summary: Mapping[str, Mapping[str, Mapping]], options: Input) -> str:

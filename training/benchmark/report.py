@@ -3,6 +3,7 @@
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .rounds import Outcome
@@ -101,6 +102,17 @@ def summarize(rounds: Sequence[Mapping[str, Mapping[str, float]]], baselines: Ma
                 entry["ratio"] = {"over": baseline, **_spread(ratios)}
             summary[label][key] = entry
     return summary
+
+
+def publish(described: dict, text: str, output: Path | None) -> dict:
+    """Print a benchmark's table, write what it found to a JSON file where one is named, and return that."""
+    from ..runs import write_json
+
+    print(text)
+    if output is not None:
+        write_json(output, described)
+        print(f"Written: {output}")
+    return described
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

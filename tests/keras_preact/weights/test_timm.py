@@ -18,6 +18,8 @@ timm = pytest.importorskip("timm")
 from timm.layers import BatchNormAct2d, StdConv2d, create_conv2d  # noqa: E402
 from timm.models.resnetv2 import ResNetV2  # noqa: E402
 
+from tests.keras_preact.weights.torch_nets import randomized, theirs_on  # noqa: E402
+
 BATCH = {"conv_layer": create_conv2d, "norm_layer": BatchNormAct2d}
 BIT = {"conv_layer": functools.partial(StdConv2d, eps=1e-8), "stem_type": "fixed"}
 SMALL = {"layers": (1, 2, 1, 1), "stem_chs": 32, "num_classes": 7}
@@ -28,26 +30,6 @@ TINY = {
     "bottleneck": lambda **options: ResNetV2(channels=(128, 256, 256, 384), **BATCH, **SMALL | options),
     "bit": lambda **options: ResNetV2(channels=(128, 256, 256, 384), **BIT, **SMALL | options),
 }
-
-
-def randomized(net, seed=0):
-    """timm's network with every weight and statistic drawn anew, ready for inference."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, tensor in net.state_dict().items():
-            if name.endswith("running_var") or (name.endswith("weight") and tensor.ndim == 1):
-                tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
-            elif tensor.ndim == 1:
-                tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3)
-            elif tensor.ndim:
-                fan_in = tensor[0].numel()
-                tensor.copy_(torch.randn(tensor.shape, generator=generator) * (2 / fan_in) ** 0.5)
-    return net.eval()
-
-
-def theirs_on(net, images):
-    with torch.no_grad():
-        return net(torch.tensor(np.moveaxis(images, -1, 1))).numpy()
 
 
 def ours_on(model, images):

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from tests.keras_preact.weights.torch_nets import randomized, theirs_on  # noqa: E402
+
 
 class ConcatTable(nn.Sequential):
     def forward(self, x):
@@ -131,27 +133,8 @@ TINY = {
 }
 
 
-def randomized(net, seed=0):
-    """The replica with every weight and statistic drawn anew, ready for inference."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, tensor in net.state_dict().items():
-            if name.endswith("running_var") or (name.endswith("weight") and tensor.ndim == 1):
-                tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
-            elif tensor.ndim == 1:
-                tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3)
-            elif tensor.ndim:
-                tensor.copy_(torch.randn(tensor.shape, generator=generator) * (2 / tensor[0].numel()) ** 0.5)
-    return net.eval()
-
-
 def images(channels=3):
     return np.random.default_rng(5).normal(size=(2, 32, 32, channels)).astype("float32")
-
-
-def theirs_on(net, x):
-    with torch.no_grad():
-        return net(torch.tensor(np.moveaxis(x, -1, 1))).numpy()
 
 
 def assert_equal_outputs(model, net):
