@@ -14,7 +14,7 @@ import numpy as np
 from keras_preact.export._directory import sync_entry
 
 from .cli import UserError
-from .variables import GROUPS, Tensors, array_of, once_metrics_are_built, read, write
+from .variables import GROUPS, Groups, Tensors, array_of, once_metrics_are_built, read, write
 
 _NAME = re.compile(r"state-(\d{9,})-([0-9a-f]{16})\.npz")
 #: What stands in a file besides the tensors: `progress` and their description, as JSON.
@@ -26,6 +26,7 @@ class Saved:
 
     Args:
         path: The file.
+        variables: What of a model was saved.
 
     Attributes:
         progress: What was saved with the tensors.
@@ -34,8 +35,9 @@ class Saved:
         ValueError, OSError, KeyError: for a file that is not one of `Checkpoints`.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, variables: Groups = GROUPS):
         self.path = path
+        self._variables = variables
         with self._opened() as file:
             described = json.loads(file[_DESCRIPTION].tobytes())
         self.progress: dict = described["progress"]
@@ -67,7 +69,7 @@ class Saved:
         once_metrics_are_built(model, lambda: self._restore(model, ("metrics",)))
 
     def _restore(self, model: keras.Model, groups: tuple[str, ...]) -> None:
-        found: dict[str, list[Tensors]] = {group: GROUPS[group](model) for group in groups}
+        found: dict[str, list[Tensors]] = {group: self._variables[group](model) for group in groups}
         for group in groups:
             self._check(group, [tensors.description for tensors in found[group]])
         with self._opened() as file:
@@ -100,14 +102,16 @@ class Checkpoints:
         folder: Where the files are.
         keep: How many stay.
         write: Whether this process is the one that writes, of several that train one model. All of them call `save`.
+        variables: What of a model is saved.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, write: bool = True):
+    def __init__(self, folder: Path, keep: int = 3, write: bool = True, variables: Groups = GROUPS):
         if keep < 1:
             raise UserError(f"--checkpoint.keep must be 1 or more: a run goes on from the last. Received: {keep}")
         self.folder = folder
         self.keep = keep
         self.write = write
+        self.variables = variables
         self._broken: set[Path] = set()
 
     def _files(self) -> list[Path]:
@@ -122,7 +126,7 @@ class Checkpoints:
                 with path.open("rb") as file:
                     if _hash(file) != _NAME.fullmatch(path.name)[2]:  # type: ignore[index]
                         raise ValueError("its content is not what its name says")
-                return Saved(path)
+                return Saved(path, self.variables)
             except (OSError, ValueError, KeyError) as error:
                 self._broken.add(path)
                 warn(f"{path} is damaged and passed over: {error}")
@@ -146,7 +150,7 @@ class Checkpoints:
             return None
         tensors: dict[str, np.ndarray] = {}
         groups: dict[str, list[dict]] = {}
-        for group, variables in GROUPS.items():
+        for group, variables in self.variables.items():
             groups[group] = []
             for i, each in enumerate(variables(model)):
                 parts = read(each)

@@ -62,9 +62,9 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: dict) -> None:
+def write_json(path: Path, value: dict, indent: int | None = 2) -> None:
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
+        temporary.write_text(json.dumps(value, indent=indent, default=str) + "\n")
 
 
 def read_config(run: Path) -> dict:

@@ -59,8 +59,10 @@ def _metrics(model: keras.Model) -> list[Tensors]:
     return _unnumbered(model.metrics_variables)
 
 
+Groups = Mapping[str, Callable[[keras.Model], list[Tensors]]]
+
 #: What is saved of a model, in this order.
-GROUPS: Mapping[str, Callable[[keras.Model], list[Tensors]]] = {
+GROUPS: Groups = {
     "model": _model,
     "optimizer": _optimizer,
     "metrics": _metrics,

@@ -1,0 +1,104 @@
+"""Trains trials in processes of their own, some at a time: what one compiles is gone when it ends, and so is its memory."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ..cli import UserError
+from .worker import Job
+
+#: Root of the sources, from which a worker is started.
+_ROOT = Path(__file__).parents[2]
+
+
+def backend(choice: str) -> str:
+    """Return the backend that a choice of `auto`, or a name, means: that of the environment, else JAX where it is installed."""
+    if choice != "auto":
+        return choice
+    return os.environ.get("KERAS_BACKEND") or ("jax" if importlib.util.find_spec("jax") else "tensorflow")
+
+
+def cores(processes: int) -> list[list[int]]:
+    """Return, for each of so many processes, the cores that it gets; none in particular where there are too few."""
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if processes == 1 or processes > len(usable):
+        return [[] for _ in range(processes)]
+    return [usable[i::processes] for i in range(processes)]
+
+
+def train(jobs: Sequence[Job], processes: int, keras_backend: str) -> None:
+    """Do the jobs, so many at a time.
+
+    A job that fails does not keep the others from being done. An interruption, or SIGTERM, is passed on to the workers, which
+    save their state.
+
+    Raises:
+        UserError: if some have failed; their messages are on stderr.
+    """
+    places = cores(processes)
+    free = list(range(processes))
+    lock = threading.Lock()
+    ended = threading.Event()
+    running: set[subprocess.Popen] = set()
+    failed: list[str] = []
+
+    def do(job: Job) -> None:
+        with lock:
+            if ended.is_set():
+                return
+            place = free.pop()
+            worker = _start(dataclasses.replace(job, cores=places[place]), processes, keras_backend)
+            running.add(worker)
+        status = worker.wait()
+        with lock:
+            running.discard(worker)
+            free.append(place)
+            if status and not ended.is_set():
+                failed.append(job.trial)
+
+    with _passed_on(running, ended), ThreadPoolExecutor(processes) as pool:
+        list(pool.map(do, jobs))
+    if ended.is_set():
+        raise KeyboardInterrupt
+    if failed:
+        raise UserError(f"{len(failed)} of {len(jobs)} trials failed: {', '.join(failed)}. What they said is above.")
+
+
+def _start(job: Job, processes: int, keras_backend: str) -> subprocess.Popen:
+    environment = os.environ | {"KERAS_BACKEND": keras_backend, "OMP_NUM_THREADS": "1"}
+    # what is left to processes that share an accelerator; none takes more than it needs
+    environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / processes:.3f}")
+    path = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    command = [sys.executable, "-m", f"{__package__}.worker", json.dumps(dataclasses.asdict(job))]
+    # a group of its own: Ctrl-C reaches it through this process alone, once
+    return subprocess.Popen(command, env=environment | {"PYTHONPATH": os.pathsep.join(path)}, start_new_session=True)
+
+
+@contextlib.contextmanager
+def _passed_on(running: set[subprocess.Popen], ended: threading.Event) -> Iterator[None]:
+    """Pass SIGINT and SIGTERM on to the workers."""
+
+    def tell(number: int, _frame) -> None:
+        ended.set()
+        for worker in list(running):
+            with contextlib.suppress(ProcessLookupError):
+                worker.send_signal(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
