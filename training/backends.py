@@ -1,8 +1,10 @@
 """What the scripts decide by backend (does XLA compile, who gets the accelerator), what they run on, what memory they take."""
 
+import contextlib
 import os
 import platform
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +12,25 @@ from typing import Any
 def jit_compile(choice: str) -> bool | str:
     """Turn `auto`, `on` or `off` into the argument of `model.compile`."""
     import keras
-    import tensorflow as tf
 
-    if choice == "auto" and keras.backend.backend() == "tensorflow" and not tf.config.list_physical_devices("GPU"):
+    if choice != "auto":
+        return choice == "on"
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
         # On a CPU, XLA's convolutions are slower than TensorFlow's own: ResNet-20, batch 128, two cores, 161 and 323 images/s.
-        return False
-    return choice == "on" if choice != "auto" else choice
+        if not tf.config.list_physical_devices("GPU"):
+            return False
+    return choice
 
 
 def keep_accelerator_for_backend(backend: str) -> None:
-    """Keep TensorFlow, which every script imports whatever the backend, from taking the GPU's memory."""
+    """Keep TensorFlow, which most scripts import whatever the backend, from taking the GPU's memory, where it is installed."""
     if backend != "tensorflow":
-        import tensorflow as tf
+        with contextlib.suppress(ModuleNotFoundError):
+            import tensorflow as tf
 
-        tf.config.set_visible_devices([], "GPU")
+            tf.config.set_visible_devices([], "GPU")
 
 
 def device() -> str:
@@ -87,3 +94,12 @@ def _status(key: str) -> int | None:
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of Python and of those of these packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found

@@ -52,6 +52,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "convert": _script("convert", "Convert weights from and to the formats of other libraries."),
         "analyze": _script("analyze", "Write a page of pictures of how signals travel through a network."),
         "compare": _script("compare", "Compare runs: options, curves and accuracy side by side."),
+        "reproduce": _script("reproduce", "Measure the paper's tables, each published number beside ours."),
         "benchmark": _script("benchmark", "Measure time and memory of networks side by side."),
         "very-deep": _script("very_deep", "Train a network of ten thousand layers for some steps."),
     }

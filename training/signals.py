@@ -30,10 +30,11 @@ class Stop(keras.callbacks.Callback):
     def __init__(self, save: Callable[[], object] = lambda: None, tell: Callable[[str], object] = lambda message: None):
         super().__init__()
         self.save = save
+        self.requested: signal.Signals | None = None
         self.tell = tell
 
     def __enter__(self):
-        self.requested: signal.Signals | None = None
+        self.requested = None
         self._told = False
         self._replaced: list[signal.Signals] = []
         # only the main thread may; and who ignores a signal, or has a handler, keeps it

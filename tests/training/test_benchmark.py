@@ -116,6 +116,8 @@ class TestCandidates:
         assert parse(write(name, options)) == (name, options)
         assert write(name, {"remat": 1, "stacked": False}) == "cifar_resnet164_preact:remat=1,stacked=false"
         assert parse("dense_resnet6") == ("dense_resnet6", {})
+        peer = parse("timm_resnetv2_50:channels_last=true,compile=false")
+        assert peer == ("timm_resnetv2_50", {"channels_last": True, "compile": False})
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -125,7 +127,10 @@ class TestCandidates:
             ("dense_resnet6:remt=1", "Unknown option. Did you mean 'remat'"),
             ("dense_resnet6:remat", "A candidate is NAME:option=value"),
             ("dense_resnet6:dtype=float16", "dtype is set by --dtype"),
-            ("timm_resnetv2_50:depth=3", "takes no options"),
+            ("keras_applications_resnet50v2:depth=3", "takes no options"),
+            ("timm_resnetv2_50:compiled=true", "Unknown option. Did you mean 'compile'"),
+            ("timm_resnetv2_50:depth=3", "Unknown option. Available: channels_last, compile."),
+            ("timm_resnetv2_50:compile=1", "compile of timm_resnetv2_50 must be true or false"),
         ],
     )
     def test_unknown(self, text, message):

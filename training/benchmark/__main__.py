@@ -21,7 +21,8 @@ from .child import Job
 DESCRIPTION = """Measure networks side by side, each in a process of its own: what they take to compile, a step, its memory.
 
 A candidate is NAME[:option=value,...], a registered model with options of its builder such as
-cifar_resnet164_preact:stacked=true,remat=3, or a network of another package: {peers}. Every candidate runs once a round, one
+cifar_resnet164_preact:stacked=true,remat=3, or a network of another package: {peers}.
+timm's has the options channels_last=true and compile=true, for torch.compile. Every candidate runs once a round, one
 after another (A B C, A B C, ...). Medians over the rounds are reported with the least and the most, and ratios to the
 baseline: the median of the quotients of figures of the same round. Models train with CoupledSGD and cross-entropy from
 logits on random numbers.""".format(peers=", ".join(candidates.PEERS))
@@ -52,7 +53,8 @@ class Benchmark:
     dtype: Literal["float32", "mixed_bfloat16"] = "float32"
     """Keras' policy; torch's autocast for timm."""
     jit_compile: Literal["auto", "on", "off"] = "auto"
-    """As in training.train, for all candidates. auto: Keras' choice, but no XLA for TensorFlow on a CPU."""
+    """As in training.train, for all candidates that do not say it themselves. auto: Keras' choice, but no XLA for TensorFlow
+    on a CPU, and no torch.compile for timm."""
     limit: float = 300
     """Seconds after which a child is killed; its candidate is left out of later rounds."""
     output: Path | None = None

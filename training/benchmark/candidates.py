@@ -28,12 +28,14 @@ class Peer:
         build: Takes the height and width of the images, returns a Keras model or a torch module that computes logits.
         backends: Those it runs on.
         package: What it imports, and the name under which pip knows it; None where Keras has it.
+        options: What can be set to true or false in it, as `subjects.TorchSubject` takes them.
         extra: Of this package, to install it.
     """
 
     build: Callable[[int], Any]
     backends: tuple[str, ...] = BACKENDS
     package: tuple[str, str] | None = None
+    options: tuple[str, ...] = ()
     extra: str = "benchmark"
     image_size: int = 224
 
@@ -42,7 +44,9 @@ class Peer:
 PEERS: Mapping[str, Peer] = {
     "keras_applications_resnet50v2": Peer(peers.keras_applications_resnet50v2),
     "keras_hub_resnet50v2": Peer(peers.keras_hub_resnet50v2, package=("keras_hub", "keras-hub")),
-    "timm_resnetv2_50": Peer(peers.timm_resnetv2_50, backends=("torch",), package=("timm", "timm")),
+    "timm_resnetv2_50": Peer(
+        peers.timm_resnetv2_50, backends=("torch",), package=("timm", "timm"), options=("channels_last", "compile")
+    ),
 }
 
 #: Name to options that `--variants` gives every registered model. `default` leaves the library its choice.
@@ -61,7 +65,7 @@ class Candidate:
     Args:
         backend: Keras' backend.
         name: A registered model or a peer.
-        options: Of the model's builder, in place of its own.
+        options: Of the model's builder, in place of its own, or of the peer.
     """
 
     backend: str
@@ -102,9 +106,9 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         if not sign or not value:
             raise UserError(f"A candidate is NAME:option=value,option=value. Received: {text!r}")
         options[key] = _value(value)
-    if options and name in PEERS:
-        raise UserError(f"{name} is a network of another package and takes no options. Received: {text!r}")
-    if options:
+    if name in PEERS:
+        _check_peer(name, options, text)
+    elif options:
         allowed = {*NetworkOptions.__annotations__, *inspect.signature(MODELS[name].builder).parameters} - {
             "options",
             "kwargs",
@@ -116,6 +120,17 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
                 known = sorted(allowed - _SET_ELSEWHERE.keys())
                 raise UserError(f"Unknown option. {_checks.nearest(key, known)} Received: {text!r}")
     return name, options
+
+
+def _check_peer(name: str, options: Mapping[str, Any], text: str) -> None:
+    known = PEERS[name].options
+    if options and not known:
+        raise UserError(f"{name} is a network of another package and takes no options. Received: {text!r}")
+    for key, value in options.items():
+        if key not in known:
+            raise UserError(f"Unknown option. {_checks.nearest(key, known)} Received: {text!r}")
+        if not isinstance(value, bool):
+            raise UserError(f"{key} of {name} must be true or false. Received: {text!r}")
 
 
 def _value(text: str) -> Any:
@@ -171,6 +186,7 @@ def build(name: str, options: Mapping[str, Any], image_size: int | None):
     """Build the network: a Keras model or, for a peer of torch's own, a module. It computes logits.
 
     Args:
+        options: Of a registered model's builder; those of a peer say how it is run.
         image_size: Height and width; None for the network's own.
     """
     if name in PEERS:

@@ -1,6 +1,7 @@
 """Pre-activation ResNet-50s of other packages, as their users build them, with new weights: nothing is downloaded."""
 
 import enum
+import importlib.machinery
 import sys
 import types
 from collections.abc import Mapping
@@ -97,6 +98,7 @@ def import_torchvision_or_stub() -> None:
     except (ImportError, OSError, RuntimeError):
         for path, names in _TORCHVISION.items():
             module = types.ModuleType(path)
+            module.__spec__ = importlib.machinery.ModuleSpec(path, None)  # who looks whether torchvision is there asks for it
             module.__path__ = []
             vars(module).update(names)
             parent, _, name = path.rpartition(".")

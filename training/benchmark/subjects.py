@@ -97,13 +97,14 @@ class KerasSubject:
         model.compile(kp.optimizers.CoupledSGD(0.1), self.loss, jit_compile=backends.jit_compile(job.jit_compile))
         self.jit_compile = bool(model.jit_compile) or keras.backend.backend() == "jax"
         self.variables = len(model.trainable_variables)
+        self.last = model.trainable_variables[-1]
         self.parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
         images, labels = _batch(model.input_shape[1:], job.batch, model.output_shape[-1])
         self.images, self.labels = keras.ops.convert_to_tensor(images), keras.ops.convert_to_tensor(labels)
 
     def train_step(self) -> float:
         loss = float(np.ravel(self.model.train_on_batch(self.images, self.labels))[0])
-        _wait()
+        _wait(self.last.value)
         return loss
 
     def inference_step(self):
@@ -229,8 +230,14 @@ def _update_on_torch(optimizer, gradients, variables, jit_compile: bool) -> Step
 _UPDATES = {"tensorflow": _update_on_tensorflow, "jax": _update_on_jax, "torch": _update_on_torch}
 
 
-def _wait() -> None:
-    if keras.backend.backend() == "torch":
+def _wait(*arrays: Any) -> None:
+    """Wait for the device: on JAX for these arrays, on torch for all it was given. TensorFlow's steps are read instead."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        jax.block_until_ready(arrays)
+    if backend == "torch":
         import torch
 
         if torch.cuda.is_available():
@@ -238,22 +245,28 @@ def _wait() -> None:
 
 
 class TorchSubject:
-    """A torch module with torch's own SGD and cross-entropy, images channels first."""
+    """A torch module with torch's own SGD and cross-entropy.
+
+    Options of its candidate: `channels_last`, how its images and weights lie in memory, and `compile`, whether
+    torch.compile compiles it (without it, `--jit-compile on` does).
+    """
 
     def __init__(self, module, job: "Job"):
         import torch
 
         self.torch = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.module = module.to(self.device)
-        self.jit_compile = job.jit_compile == "on"
+        torch.backends.cudnn.benchmark = True  # as timm's own scripts set it; XLA tries convolutions out, too
+        layout = torch.channels_last if job.options.get("channels_last", False) else torch.contiguous_format
+        self.module = module.to(self.device, memory_format=layout)
+        self.jit_compile = job.options.get("compile", job.jit_compile == "on")
         self.run = torch.compile(self.module) if self.jit_compile else self.module
         weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.variables, self.parameters = len(weights), sum(weight.numel() for weight in weights)
         self.optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=1e-4)
         size = job.image_size or candidates.PEERS[job.name].image_size
         images, labels = _batch((3, size, size), job.batch, 1000)
-        self.images = torch.from_numpy(images).to(self.device)
+        self.images = torch.from_numpy(images).to(self.device, memory_format=layout)
         self.labels = torch.from_numpy(labels.astype("int64")).to(self.device)
         self.mixed = job.dtype == "mixed_bfloat16"
 

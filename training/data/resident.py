@@ -1,8 +1,8 @@
 """Images that stay where the network computes: a batch is a code for each image, and is cut out there.
 
-A code is an image's number, the place of its crop and whether it is flipped, in 32 bits. The host draws it as it draws a batch of
-`pipelines.InMemory`, so the images of a step are the same; they are not copied from the host, and whole runs of steps can be
-computed without it.
+A code is an image's number, the place of its crop and whether it is flipped, in 32 bits. The host draws it as
+`pipelines.InMemory` draws a batch, so the images of a step are the same; they are not copied from the host, and many steps can
+be computed without it.
 """
 
 from typing import Any
@@ -38,9 +38,15 @@ class Cut(keras.Layer):
         super().__init__(trainable=False, dtype="float32", **kwargs)
         n, self._height, self._width, channels = padded.shape
         if n * max(_PLACES, self._height * self._width) >= 2**31:
-            raise UserError(f"Too many images to stay on the device. Received: {n:,}, of {self._height} x {self._width} pixels")
+            raise UserError(
+                f"Too many images to stay on the device. Received: {n:,}, of {self._height} x {self._width} pixels"
+            )
         self.pixels = self.add_weight(
-            shape=(n * self._height * self._width, channels), dtype="uint8", initializer="zeros", trainable=False, name="pixels"
+            shape=(n * self._height * self._width, channels),
+            dtype="uint8",
+            initializer="zeros",
+            trainable=False,
+            name="pixels",
         )
         self.pixels.assign(padded.reshape(-1, channels))
 

@@ -12,13 +12,14 @@ import tyro
 from keras_preact import _checks
 
 from .. import cli
-from . import results, trials, workers
+from . import bundle, depth, queue, report, results, speed, trials, workers
 from .worker import Job
 
 DESCRIPTION = """Measure the paper's tables: every row is trained as published, and its number stands beside the published one.
 
 A run leaves a JSON file below --output; runs that are there are not made again, one that was stopped goes on where it was.
-table1 to table4 and first_paper need the data (CIFAR-10, CIFAR-100) and an accelerator; digits is the same in small, for a CPU."""
+table1 to table4 and first-paper need the data (CIFAR-10, CIFAR-100) and an accelerator; digits is the same in small, for a
+CPU."""
 
 WORK = Path("runs/reproduce")
 
@@ -131,6 +132,14 @@ def digits(options: tyro.conf.OmitArgPrefixes[Digits]) -> None:
 COMMANDS: Mapping[str, Callable] = {
     **{name.replace("_", "-"): _table(name) for name, table in trials.TABLES.items() if not table.small},
     "digits": digits,
+    "depth": depth.depth,
+    "report": report.report,
+    "next": queue.next_,
+    "plan": queue.plan,
+    "speed": speed.speed,
+    "bundle": bundle.bundle,
+    "pack-state": bundle.pack_state,
+    "unpack-state": bundle.unpack_state,
 }
 
 

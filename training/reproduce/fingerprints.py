@@ -16,7 +16,10 @@ LIBRARY = (
     *("_[a-z]*.py", "arrangements.py", "blocks.py", "downsampling.py", "initializers.py", "losses.py", "optimizers.py"),
     *("schedules.py", "shortcuts.py", "squeeze_excitation.py", "stacks.py", "units.py", "models/*.py"),
 )
-SCRIPTS = ("networks.py", "plans.py", "data/crops.py", "data/order.py", "data/statistics.py", "data/resident.py", "reproduce/run.py")
+SCRIPTS = (
+    *("networks.py", "plans.py", "data/crops.py", "data/order.py", "data/statistics.py", "data/resident.py"),
+    *("reproduce/legs.py", "reproduce/on_device.py", "reproduce/run.py"),
+)
 
 #: In a tree without git: the commit that it was made from.
 ORIGIN = "bundle.json"
@@ -25,7 +28,10 @@ _ROOT = Path(__file__).parents[2]
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    packages = (("keras_preact", Path(keras_preact.__file__).parent, LIBRARY), ("training", Path(__file__).parents[1], SCRIPTS))
+    packages = (
+        ("keras_preact", Path(keras_preact.__file__).parent, LIBRARY),
+        ("training", Path(__file__).parents[1], SCRIPTS),
+    )
     for name, folder, globs in packages:
         for path in sorted({path for glob in globs for path in folder.glob(glob)}):
             yield f"{name}/{path.relative_to(folder).as_posix()}", path
@@ -35,7 +41,9 @@ def _tree(node: Any) -> str:
     """Write a syntax tree as text that is the same on all versions of Python: what is empty is left out."""
     if isinstance(node, ast.AST):
         fields = ((name, getattr(node, name, None)) for name in node._fields if name not in ("ctx", "kind", "type_comment"))
-        return f"{type(node).__name__}({','.join(f'{name}={_tree(value)}' for name, value in fields if value not in (None, []))})"
+        return (
+            f"{type(node).__name__}({','.join(f'{name}={_tree(value)}' for name, value in fields if value not in (None, []))})"
+        )
     return f"[{','.join(map(_tree, node))}]" if isinstance(node, list) else repr(node)
 
 

@@ -46,7 +46,7 @@ class State:
         step: Iterations that are done.
         part: Of the leg that is not at its end.
         curves: As in `results.Record`.
-        seconds: Of training, compilation included.
+        seconds: Of training and of measuring, compilation included.
         compile_seconds: Of those, what the first execution of a process took more than the second.
         timed: Seconds and images behind the first execution of each process.
         visits: Processes that worked on it.
@@ -88,10 +88,10 @@ class Legs(keras.callbacks.Callback):
         run: Whose network is trained; it holds its weights.
         seed: Of order and augmentation.
         state: From where; it goes along.
-        checkpoints: Where to.
+        checkpoints: Where to; None where nothing is saved.
     """
 
-    def __init__(self, run: "Run", seed: int, state: State, checkpoints: Checkpoints):
+    def __init__(self, run: "Run", seed: int, state: State, checkpoints: Checkpoints | None):
         super().__init__()
         assert run.model is not None
         self.run, self.seed, self.state, self.checkpoints, self.network = run, seed, state, checkpoints, run.model
@@ -103,26 +103,31 @@ class Legs(keras.callbacks.Callback):
 
     def train(self) -> bool:
         """Train to the end; return False if the time ran out before, or the process was told to end: the state is saved."""
-        total, state = self.run.plan.iterations, self.state
+        total, length, state = self.run.plan.iterations, self.run.leg_length, self.state
         with self.stop:
-            while state.step < total and state.diverged_at is None:
-                end = min((state.step // self.run.leg_length + 1) * self.run.leg_length, total)
-                self._fit(end)
-                if state.step < end and state.diverged_at is None:
+            while True:
+                # a run that was stopped at the very end of a leg goes on with what belongs behind it
+                if state.diverged_at is not None or (state.part.steps and (state.step == total or not state.step % length)):
+                    self._measure()
+                if state.diverged_at is not None or state.step == total:
+                    return True
+                late = self.run.out_of_time()
+                if late or time.monotonic() - self._saved > 60 * self.run.settings.minutes:
                     self.save()
+                if late:
                     return False
-                self._measure()
-                if time.monotonic() - self._saved > 60 * self.run.settings.minutes:
-                    self.save()
-        return True
+                self.fit(min((state.step // length + 1) * length, total))
 
     def save(self) -> None:
         """Write a checkpoint of the network as it is."""
+        if self.checkpoints is None:
+            return
         self.set_model(self.network)
         self.checkpoints.save(self.model, dataclasses.asdict(self.state))  # on JAX, `self.model` is up to date
         self._saved = time.monotonic()
 
-    def _fit(self, end: int) -> None:
+    def fit(self, end: int) -> None:
+        """Train up to this step, or less if the time runs out."""
         self._first, self._before = self.state.step, self.state.part
         self._clock = time.perf_counter()
         network = self.network
@@ -164,7 +169,9 @@ class Legs(keras.callbacks.Callback):
 
     def _measure(self) -> None:
         state = self.state
+        start = time.perf_counter()
         test = self.run.measure()
+        state.seconds += time.perf_counter() - start
         row = {
             "iteration": state.step,
             "seconds": state.seconds,
@@ -185,8 +192,9 @@ class Legs(keras.callbacks.Callback):
         total = self.run.plan.iterations
         seconds, images = self.state.timed
         left = (total - self.state.step) * self.run.config.batch_size * seconds / images if images else 0.0
+        speed = images / seconds if seconds else 0.0
         self.run.say(
             f"{self.run.trial.name}, seed {self.seed}: {self.state.step:,} of {total:,} iterations, training loss "
-            f"{row['train_loss']:.4f}, test error {row['test_error']:.2f} %, {images / seconds if seconds else 0:,.0f} images/s"
+            f"{row['train_loss']:.4f}, test error {row['test_error']:.2f} %, {speed:,.0f} images/s"
             + (f", {duration(left)} left" if left else "")
         )

@@ -33,11 +33,11 @@ class Record:
         data: `name`, `fingerprint`, and the number of images to `train` and `test`.
         device: `name`, `cpu`, `backend` and `versions`.
         curves: `iteration`, `seconds`, `learning_rate`, `train_loss`, `train_error`, `test_loss`, `test_error`, equally long.
-            Errors are in percent; seconds are those of training so far.
+            Errors are in percent; seconds are those of the run so far.
         final: The last of `train_loss`, `train_error`, `test_loss`, `test_error`; None where training has diverged.
         diverged_at: The iteration by which the loss was no longer finite, if so.
-        cost: `seconds` of training, `compile_seconds` among them, `images_per_second` behind the first leg, `visits`, how many
-            processes had a part in it, and `together`, runs that shared the device.
+        cost: `seconds` of training and measuring, `compile_seconds` among them, `images_per_second` in training once it is
+            compiled, `visits`, how many processes had a part in it, and `together`, runs that shared the device.
         parameters: Trainable ones.
     """
 
@@ -133,7 +133,8 @@ def check_same(one: Record, other: Record) -> None:
     for what, of in SAME.items():
         if _plain(of(one)) != _plain(of(other)):
             made = ", ".join(
-                f"seed {record.seed}: {str(_commit(record) if what == 'code' else of(record))[:400]}" for record in (one, other)
+                f"seed {record.seed}: {str(_commit(record) if what == 'code' else of(record))[:400]}"
+                for record in (one, other)
             )
             raise UserError(
                 f"{one.trial}: runs of different {what} do not belong in one row ({made}). Go on with what the first was "

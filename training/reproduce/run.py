@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -65,6 +67,7 @@ class Run:
         settings: How.
         out_of_time: Says when to stop.
         say: Is told how it goes.
+        options: Further arguments of the network's builder, which do not change what it computes.
     """
 
     def __init__(
@@ -74,8 +77,10 @@ class Run:
         settings: Settings,
         out_of_time: Callable[[], bool] = lambda: False,
         say: Callable[[str], object] = print,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ):
         self.trial, self.images, self.settings, self.out_of_time, self.say = trial, images, settings, out_of_time, say
+        self.options = options
         on_cpu = backends.device() == "CPU"
         config = trial.config(dtype=settings.dtype or ("float32" if on_cpu else "mixed_bfloat16"))
         self.config = dataclasses.replace(config, schedule=_SMOKE, batch_size=8) if settings.smoke else config
@@ -137,7 +142,7 @@ class Run:
     def _start(self, seed: int) -> None:
         """Make the network, or give the one that is compiled the weights of a new one."""
         keras.utils.set_random_seed(seed)
-        network = build(self.trial, self.images, self.config.model.dtype)
+        network = build(self.trial, self.images, self.config.model.dtype, **self.options)
         if self.model is None:
             self.model = self._compiled(network)
             self._first = [np.array(keras.ops.convert_to_numpy(each)) for each in self.model.optimizer.variables]
@@ -177,6 +182,24 @@ class Run:
         logs = self.model.evaluate(codes, labels, batch_size=self._test_batch, verbose=0, return_dict=True)
         return float(logs["loss"]), 100 * (1 - float(logs["accuracy"]))
 
+    def time(self, executions: int) -> list[float]:
+        """Train for so many executions of `together` steps and return the seconds of each; the first one compiles."""
+        if self.model is None:
+            self._start(0)
+        seconds = []
+        for _ in range(executions):
+            start = time.perf_counter()
+            legs.Legs(self, 0, legs.State({}), None).fit(self.together)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    @staticmethod
+    def machine() -> dict[str, Any]:
+        """Return device and software that runs are made with."""
+        backend = keras.backend.backend()
+        versions = backends.versions("keras", backend, "numpy")
+        return {"name": backends.device(), "cpu": backends.cpu(), "backend": backend, "versions": versions}
+
     def _restored(self, saved: Saved, identity: dict[str, Any], folder: Path) -> legs.State:
         assert self.model is not None
         state = legs.State(**saved.progress)
@@ -184,7 +207,9 @@ class Run:
         for what, key in (("recipe", "config"), ("code", "code"), ("data", "data")):
             ours, theirs = (value.get("fingerprint", value) for value in (identity[key], state.identity[key]))
             if json.loads(json.dumps(ours)) != theirs:
-                raise UserError(f"{folder} holds a run of other {what}: go on with what it was begun with, or remove the folder.")
+                raise UserError(
+                    f"{folder} holds a run of other {what}: go on with what it was begun with, or remove the folder."
+                )
         saved.restore(self.model)
         self.say(f"{self.trial.name}, seed {folder.name[5:]}: going on behind iteration {state.step:,}")
         state.visits += 1
@@ -196,12 +221,7 @@ class Run:
             trial=self.trial.name,
             seed=seed,
             **state.identity,
-            device={
-                "name": backends.device(),
-                "cpu": backends.cpu(),
-                "backend": keras.backend.backend(),
-                "versions": backends.versions("keras", keras.backend.backend(), "numpy"),
-            },
+            device=self.machine(),
             curves=state.curves,
             final={name: state.curves[name][-1] if finished else None for name in legs.MEASURED},
             cost={**state.cost, "together": self.settings.shared},

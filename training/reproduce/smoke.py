@@ -8,10 +8,11 @@ from .images import Images
 SHAPES = {"cifar10": ((32, 32, 3), 10), "cifar100": ((32, 32, 3), 100), "digits": ((8, 8, 1), 10)}
 
 
-def images(name: str) -> Images:
-    """Return 64 random images to train on and 16 to test with."""
+def images(name: str, count: int = 64) -> Images:
+    """Return so many random images to train on, and 16 to test with."""
     shape, classes = SHAPES[name]
     random = np.random.default_rng(0)
-    pixels = random.integers(0, 256, (80, *shape), "uint8")
-    labels = random.integers(0, classes, 80)
-    return Images(f"{name}, random", tuple(map(str, range(classes))), pixels[:64], labels[:64], pixels[64:], labels[64:])
+    pixels = random.integers(0, 256, (count + 16, *shape), "uint8")
+    labels = random.integers(0, classes, count + 16)
+    names = tuple(map(str, range(classes)))
+    return Images(f"{name}, random", names, pixels[:count], labels[:count], pixels[count:], labels[count:])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ class Job:
         data: Folder with the data, if it is not where it is looked for.
         settings: Fields of `run.Settings`, paths as text.
         until: Time, in seconds since the epoch, at which to stop and save; None: at the end.
-        cores: Of the processor, that it computes on.
     """
 
     trial: str
@@ -29,7 +27,6 @@ class Job:
     data: str | None
     settings: dict
     until: float | None = None
-    cores: Sequence[int] = ()
 
 
 def work(job: Job) -> None:
@@ -38,8 +35,6 @@ def work(job: Job) -> None:
     Raises:
         UserError: as `Run`; those before it are written.
     """
-    if job.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, job.cores)  # before a backend counts them
     import keras
 
     from .. import backends
@@ -56,7 +51,8 @@ def work(job: Job) -> None:
         import jax
 
         jax.config.update("jax_compilation_cache_dir", str((settings.work / "compiled").absolute()))
-    images = smoke_images(trial.dataset) if settings.smoke else load(trial.dataset, None if job.data is None else Path(job.data))
+    data = None if job.data is None else Path(job.data)
+    images = smoke_images(trial.dataset) if settings.smoke else load(trial.dataset, data)
     run = Run(
         trial,
         images,

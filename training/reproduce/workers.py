@@ -2,16 +2,20 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from ..cli import UserError
 from .worker import Job
@@ -21,7 +25,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def backend(choice: str) -> str:
-    """Return the backend that a choice of `auto`, or a name, means: that of the environment, else JAX where it is installed."""
+    """Return the backend that a choice means; auto: that of the environment, else JAX where it is installed."""
     if choice != "auto":
         return choice
     return os.environ.get("KERAS_BACKEND") or ("jax" if importlib.util.find_spec("jax") else "tensorflow")
@@ -56,7 +60,7 @@ def train(jobs: Sequence[Job], processes: int, keras_backend: str) -> None:
             if ended.is_set():
                 return
             place = free.pop()
-            worker = _start(dataclasses.replace(job, cores=places[place]), processes, keras_backend)
+            worker = start("worker", json.dumps(dataclasses.asdict(job)), places[place], processes, keras_backend)
             running.add(worker)
         status = worker.wait()
         with lock:
@@ -73,14 +77,41 @@ def train(jobs: Sequence[Job], processes: int, keras_backend: str) -> None:
         raise UserError(f"{len(failed)} of {len(jobs)} trials failed: {', '.join(failed)}. What they said is above.")
 
 
-def _start(job: Job, processes: int, keras_backend: str) -> subprocess.Popen:
-    environment = os.environ | {"KERAS_BACKEND": keras_backend, "OMP_NUM_THREADS": "1"}
-    # what is left to processes that share an accelerator; none takes more than it needs
+def start(
+    module: str, argument: str, cores: Sequence[int], processes: int, keras_backend: str, **options: Any
+) -> subprocess.Popen:
+    """Start a module of this package in a process of its own.
+
+    Args:
+        module: Its name.
+        argument: On its command line.
+        cores: Of the processor, that it computes on; none for all.
+        processes: How many share the accelerator.
+        keras_backend: Its KERAS_BACKEND.
+        **options: Of `subprocess.Popen`.
+    """
+    environment = os.environ | {"KERAS_BACKEND": keras_backend, "OMP_NUM_THREADS": str(len(cores) or 1)}
     environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / processes:.3f}")
     path = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    command = [sys.executable, "-m", f"{__package__}.worker", json.dumps(dataclasses.asdict(job))]
+    environment["PYTHONPATH"] = os.pathsep.join(path)
+    command = [sys.executable, "-m", f"{__package__}.{module}", argument]
+    # before a backend counts them
+    pin = functools.partial(os.sched_setaffinity, 0, cores) if cores else None
     # a group of its own: Ctrl-C reaches it through this process alone, once
-    return subprocess.Popen(command, env=environment | {"PYTHONPATH": os.pathsep.join(path)}, start_new_session=True)
+    return subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=pin, **options)
+
+
+def read_line(process: subprocess.Popen, until: float) -> str:
+    """Return the next line that a process writes, empty where it has ended.
+
+    Raises:
+        TimeoutError: if there is none when the clock is past `until`.
+    """
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))
+    if not ready:
+        raise TimeoutError
+    return process.stdout.readline()
 
 
 @contextlib.contextmanager

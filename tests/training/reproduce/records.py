@@ -1,0 +1,64 @@
+"""Results of runs, written by hand."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.reproduce import results
+from training.reproduce.results import Record
+from training.reproduce.trials import TRIALS
+
+
+def record(
+    trial: str,
+    seed: int,
+    error: float | None,
+    loss: float = 0.5,
+    errors: Sequence[float | None] = (),
+    seconds: float = 600.0,
+    speed: float = 2000.0,
+    together: int = 1,
+    device: str = "NVIDIA H200",
+    fingerprint: str = "f" * 64,
+    test: int = 10_000,
+) -> Record:
+    """Return a run.
+
+    Args:
+        trial, seed: Which it is.
+        error: Its final test error in percent; None: it diverged.
+        loss: Its final training loss.
+        errors: Its test errors, 10 iterations apart; one, the final one, by default.
+        seconds, speed, together: Of its cost.
+        device, fingerprint, test: What it was made on, by and with.
+    """
+    curve = list(errors) or [error]
+    points = len(curve)
+    return Record(
+        trial,
+        seed,
+        {"dataset": TRIALS[trial].dataset, "iterations": 10 * points, "dtype": "float32"},
+        {"fingerprint": fingerprint, "commit": "0123abc", "modified": False},
+        {"name": TRIALS[trial].dataset, "fingerprint": "d", "train": 50_000, "test": test},
+        {"name": device, "cpu": "Xeon", "backend": "jax", "versions": {"keras": "3.15.1", "jax": "0.10.0"}},
+        {
+            **{name: curve for name in ("train_error", "test_error")},
+            **{name: [None if value is None else loss for value in curve] for name in ("train_loss", "test_loss")},
+            "iteration": [10 * (i + 1) for i in range(points)],
+            "seconds": [seconds] * points,
+            "learning_rate": [0.1] * points,
+        },
+        {
+            **{name: error for name in ("test_error", "train_error")},
+            **{name: None if error is None else loss for name in ("train_loss", "test_loss")},
+        },
+        {"seconds": seconds, "compile_seconds": 1.0, "images_per_second": speed, "visits": 1, "together": together},
+        1_727_962,
+        10 * points if error is None else None,
+    )
+
+
+def write(folder: Path, trial: str, errors: Sequence[float | None], losses: Sequence[float] = (), **options) -> None:
+    """Write a file for each of the errors, which are of seeds 0, 1, ..."""
+    losses = losses or [0.5] * len(errors)
+    for seed, (error, loss) in enumerate(zip(errors, losses, strict=True)):
+        results.write(folder, record(trial, seed, error, loss, **options))

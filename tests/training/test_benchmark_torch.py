@@ -1,0 +1,109 @@
+"""How the benchmark runs torch's own modules: layout, torch.compile and autocast change the speed, not the network."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+
+from training.benchmark import child, subjects
+
+if keras.backend.backend() != "torch":
+    pytest.skip("is about torch's modules", allow_module_level=True)
+
+import torch
+
+# torch.compile imports parts of torch that use what torch deprecates
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+OPTIONS = (
+    {},
+    {"channels_last": True},
+    {"compile": True},
+    {"channels_last": True, "compile": True},
+)
+
+
+@pytest.fixture(autouse=True)
+def without_a_compiler():
+    """What torch.compile has wrapped runs as it is."""
+    benchmark = torch.backends.cudnn.benchmark
+    torch.compiler.set_stance("force_eager")
+    yield
+    torch.compiler.set_stance("default")
+    torch.backends.cudnn.benchmark = benchmark
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 6, 3, bias=False),
+        torch.nn.BatchNorm2d(6),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(6, 1000),
+    )
+
+
+def subject_of(network, options, dtype="float32", jit_compile="auto") -> subjects.TorchSubject:
+    settings = {"command": "step", "batch": 4, "image_size": 8, "mode": "train", "steps": 1, "warmup": 1}
+    job = child.Job(name="timm_resnetv2_50", options=options, dtype=dtype, jit_compile=jit_compile, **settings)
+    return subjects.TorchSubject(copy.deepcopy(network), job)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_leave_the_results_alone(network, options):
+    """The loss of every step, and so gradients and updates, are those of a plain loop."""
+    subject = subject_of(network, options)
+    plain = copy.deepcopy(network).to(subject.device).train()
+    images, labels = subject.images.contiguous(), subject.labels
+    velocity = [torch.zeros_like(weight) for weight in plain.parameters()]
+    expected = []
+    for _ in range(3):
+        plain.zero_grad()
+        loss = torch.nn.functional.cross_entropy(plain(images), labels)
+        loss.backward()
+        with torch.no_grad():
+            for weight, v in zip(plain.parameters(), velocity, strict=True):
+                v.mul_(0.9).add_(weight.grad + 1e-4 * weight)
+                weight.sub_(0.1 * v)
+        expected.append(loss.item())
+    np.testing.assert_allclose([subject.train_step() for _ in range(3)], expected, rtol=1e-5)
+    assert expected[0] != pytest.approx(expected[2], rel=1e-4)
+    with torch.no_grad():
+        np.testing.assert_allclose(subject.inference_step(), plain.eval()(images).cpu(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_layout(network, channels_last):
+    subject = subject_of(network, {"channels_last": channels_last})
+    for tensor in (subject.images, subject.module[0].weight):
+        assert tensor.is_contiguous(memory_format=torch.channels_last) == channels_last
+        assert tensor.is_contiguous() != channels_last
+
+
+@pytest.mark.parametrize(
+    ("options", "jit_compile", "expected"),
+    [
+        ({}, "auto", False),
+        ({}, "on", True),
+        ({"compile": True}, "off", True),
+        ({"compile": False}, "on", False),
+    ],
+)
+def test_compiled(network, options, jit_compile, expected):
+    subject = subject_of(network, options, jit_compile=jit_compile)
+    assert subject.jit_compile == expected
+    assert isinstance(subject.run, torch._dynamo.OptimizedModule) == expected
+
+
+def test_autocast(network):
+    """The convolution computes in bfloat16, the weights stay as they are."""
+    subject = subject_of(network, {"channels_last": True}, dtype="mixed_bfloat16")
+    seen = []
+    subject.module[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    subject.train_step()
+    assert seen == [torch.bfloat16]
+    assert {weight.dtype for weight in subject.module.parameters()} == {torch.float32}

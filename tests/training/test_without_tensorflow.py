@@ -1,0 +1,76 @@
+"""The benchmark where TensorFlow, its data sets, scikit-learn and Matplotlib are not installed, in real processes."""
+
+import json
+import sys
+
+import keras
+import pytest
+
+from tests.training.absent import TENSORFLOW, run_without
+from training import backends
+from training.benchmark import child
+
+BACKEND = keras.backend.backend()
+other_backends = pytest.mark.skipif(BACKEND == "tensorflow", reason="is about the other backends")
+
+#: Measures everything in one process, and says what it has imported.
+EVERYTHING = f"""
+import json, sys
+from training import backends
+from training.benchmark import child
+
+for package in {TENSORFLOW!r}:
+    try:
+        __import__(package)
+    except ModuleNotFoundError:
+        continue
+    sys.exit(f"{{package}} is installed")
+job = {{"name": "dense_resnet6", "options": {{}}, "batch": 2, "image_size": None, "dtype": "float32", "jit_compile": "auto"}}
+job |= {{"mode": "train", "steps": 2, "warmup": 1, "interval": 2}}
+measured = {{command: child.measure(child.Job(command=command, **job)) for command in child.MEASUREMENTS}}
+print(json.dumps([measured, backends.device(), backends.jit_compile("auto")]))
+"""
+
+
+@other_backends
+def test_benchmark(tmp_path):
+    options = ("--models", "dense_resnet6", "--backends", BACKEND, "--batch", 2, "--steps", 1, "--warmup", 1, "--rounds", 1)
+    done = run_without(
+        TENSORFLOW, "-m", "training.benchmark", "step", *options, "--output", "step.json", cwd=tmp_path, backend=BACKEND
+    )
+    assert done.returncode == 0, done.stderr
+    described = json.loads((tmp_path / "step.json").read_text())
+    [outcome] = described["outcomes"]
+    assert outcome["problem"] is None
+    assert outcome["result"]["figures"]["step_seconds"] > 0
+    assert [row["device"] for row in described["candidates"].values()] == [backends.device()]
+
+
+@other_backends
+def test_every_measurement(tmp_path):
+    done = run_without(TENSORFLOW, "-c", EVERYTHING, cwd=tmp_path, backend=BACKEND)
+    assert done.returncode == 0, done.stderr
+    measured, device, jit_compile = json.loads(done.stdout.splitlines()[-1])
+    assert measured.keys() == child.MEASUREMENTS.keys()
+    assert {result["device"] for result in measured.values()} == {device} == {backends.device()}
+    assert all(result["figures"] for result in measured.values())
+    assert jit_compile == "auto"
+
+
+@pytest.mark.parametrize(("backend", "hidden"), [("jax", [([], "GPU")]), ("torch", [([], "GPU")]), ("tensorflow", [])])
+def test_installed_tensorflow_leaves_the_accelerator_to_others(backend, hidden, monkeypatch):
+    import tensorflow as tf
+
+    told = []
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda *arguments: told.append(arguments))
+    backends.keep_accelerator_for_backend(backend)
+    assert told == hidden
+
+
+def test_broken_tensorflow_is_no_missing_one(monkeypatch, tmp_path):
+    """What is installed and cannot be imported is told: it might have taken the memory."""
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('no symbol')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    with pytest.raises(ImportError, match="no symbol"):
+        backends.keep_accelerator_for_backend("jax")

@@ -1,0 +1,237 @@
+"""How far signals reach in networks of up to ten thousand layers before training: the command, its files, table and figure."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import runs
+from ..cli import UserError
+from . import fingerprints
+from .profiles import FORMAT, NETWORKS, Name, settings_of
+from .results import RESULTS
+
+#: 9n+2 each, for three stages of n bottlenecks.
+LAYERS = (20, 56, 110, 164, 506, 1001, 10_001)
+
+_ROOT = Path(__file__).parents[2]
+
+
+def depth(
+    layers: tuple[int, ...] = LAYERS,
+    networks: tuple[Name, ...] = tuple(NETWORKS),
+    batch: int = 16,
+    seed: int = 0,
+    limit: float = 3600,
+    again: bool = False,
+    smoke: bool = False,
+    output: Path = RESULTS,
+) -> None:
+    """Measure the size of activations and gradients along networks of 20 to 10,001 layers before training.
+
+    On the first digits, with the statistics of the batch. Each network is measured in a process of its own and has a file,
+    OUTPUT/depth/NETWORK-LAYERS.json; what is there already is kept.
+
+    Args:
+        layers: 9n+2 each: three stages of n bottlenecks.
+        networks: preact, preact_scaled (its weights scaled for the depth), original, or plain (no shortcut).
+        batch: Images.
+        seed: Of the weights.
+        limit: Seconds after which a network is given up.
+        again: Measure again what has a file, and replace it.
+        smoke: The two least deep of the first two networks alone.
+        output: Folder for the results.
+
+    Raises:
+        UserError: for options that do not fit, or a file of other settings; nothing is measured then.
+        SystemExit: with status 1, when all is done, if a network could not be measured.
+    """
+    _check(layers, networks, batch, limit)
+    if smoke:
+        layers, networks = tuple(sorted(set(layers))[:2]), networks[:2]
+    folder = output / "depth"
+    pairs = [(network, count) for network in dict.fromkeys(networks) for count in sorted(set(layers))]
+    jobs = {}
+    for network, count in pairs:
+        deepest = NETWORKS[network].deepest
+        file, settings = folder / f"{network}-{count}.json", settings_of(network, count, batch, seed)
+        if deepest is not None and count > deepest:
+            print(f"{file.stem}: left out, gradients of more than {deepest} layers of it overflow float32")
+        elif not again and _has(file, settings):
+            print(f"{file.stem}: kept, {file}")
+        else:
+            jobs[file] = settings
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for file, settings in jobs.items():
+        try:
+            record = _measured_apart(settings, limit)
+        except RuntimeError as error:
+            failed.append(file.stem)
+            print(f"{file.stem}: {error}", file=sys.stderr, flush=True)
+        else:
+            runs.write_json(file, record | {"code": fingerprints.code()}, indent=None)
+            print(f"{file.stem}: {_summary(record)}", flush=True)
+    if failed:
+        print(f"{len(failed)} of {len(jobs)} could not be measured: {', '.join(failed)}", file=sys.stderr)
+        sys.exit(1)
+
+
+def read(folder: Path = RESULTS) -> list[dict]:
+    """Return all measurements below a folder of results, network by network, the least deep first.
+
+    Raises:
+        UserError: for a file that holds none.
+    """
+    order = list(NETWORKS)
+    records = [
+        _read(file) for file in (folder / "depth").glob("[!.]*.json")
+    ]  # hidden: half-written by a process that was killed
+    return sorted(records, key=lambda each: (order.index(each["settings"]["network"]), each["settings"]["layers"]))
+
+
+def _check(layers: Sequence[int], networks: Sequence[str], batch: int, limit: float) -> None:
+    if not layers or not networks:
+        raise UserError("Give at least one of --layers and of --networks.")
+    for count in layers:
+        if count < 11 or (count - 2) % 9:
+            below = max(11, count - (count - 2) % 9)
+            raise UserError(f"--layers must be 9n+2; the nearest are {below} and {below + 9}. Received: {count}")
+    if batch < 2:
+        raise UserError(f"--batch must be at least 2: its statistics are those of the network. Received: {batch}")
+    if not 0 < limit < math.inf:
+        raise UserError(f"--limit must be a positive number of seconds. Received: {limit}")
+
+
+def _read(file: Path) -> dict:
+    try:
+        record = json.loads(file.read_text())
+        known = record["format"] == FORMAT and record["settings"]["network"] in NETWORKS
+    except (OSError, TypeError, KeyError, ValueError) as error:
+        raise UserError(f"{file} holds no measurement of a depth: {error!r}") from error
+    if not known:
+        raise UserError(f"{file} has a format or a network that this version does not know.")
+    return record
+
+
+def _has(file: Path, settings: Mapping[str, Any]) -> bool:
+    """Return whether a file holds the measurement of these settings.
+
+    Raises:
+        UserError: if it holds another one.
+    """
+    if not file.exists():
+        return False
+    there = _read(file)["settings"]
+    if different := [f"{key} {there.get(key)!r}, not {value!r}" for key, value in settings.items() if there.get(key) != value]:
+        raise UserError(f"{file} has {', '.join(different)}: give another --output, or --again to replace it.")
+    return True
+
+
+def _measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
+    """Measure in a process of its own, which gives all memory back; raise a RuntimeError that says why it failed."""
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", f"{__package__}.profiles", json.dumps(settings)]
+    environment = os.environ | {"KERAS_BACKEND": settings["backend"], "PYTHONPATH": path}
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"given up after {limit:g} s") from error
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise RuntimeError(f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else ""))
+    if done.returncode:
+        last = [line.strip() for line in done.stderr.splitlines() if line.strip()][-1:] or ["no message"]
+        raise RuntimeError(f"failed: {last[0].removeprefix('error: ')[:300]}")
+    return json.loads(done.stdout)
+
+
+def _summary(record: Mapping[str, Any]) -> str:
+    return (
+        f"activations x {_short(record['growth'])}, gradients x {_short(record['gradient_ratio'])} on the way back, "
+        f"{record['cost']['seconds']:.1f} s, {record['cost']['peak_resident_bytes'] / 1e9:.1f} GB"
+    )
+
+
+def _short(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3g}"
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the measurements as a Markdown table, a row each."""
+    lines = [
+        "| network | layers | activations, last unit over first | gradients, first unit over last | seconds | memory, GB |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for record in records:
+        settings, cost = record["settings"], record["cost"]
+        figures = [f"{settings['layers']:,}", _short(record["growth"]), _short(record["gradient_ratio"])]
+        figures += [f"{cost['seconds']:.1f}", f"{cost['peak_resident_bytes'] / 1e9:.1f}"]
+        lines.append(f"| {NETWORKS[settings['network']].label} | {' | '.join(figures)} |")
+    return "\n".join(lines) + "\n"
+
+
+def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the profiles along l/L into a PNG file: activations above, gradients below, a column a network, a colour a depth.
+
+    What grows beyond all that networks with shortcuts reach leaves the axis.
+
+    Raises:
+        UserError: without a measurement.
+        ImportError: without matplotlib.
+    """
+    from keras_preact.analysis.figures import _style
+
+    if not records:
+        raise UserError("There is no measurement of a depth to draw.")
+    networks = [name for name in NETWORKS if any(record["settings"]["network"] == name for record in records)]
+    counts = sorted({record["settings"]["layers"] for record in records})
+    drawn = _style.new_figure(1.2 + 2.7 * max(2, len(networks)), 6.4)
+    rows = drawn.subplots(2, len(networks), sharex=True, sharey="row", squeeze=False)
+    for row, (key, title) in zip(rows, _PANELS.items(), strict=True):
+        for axes, name in zip(row, networks, strict=True):
+            _style.styled(axes)
+            axes.set_yscale("log", nonpositive="mask")
+            axes.set_xlim(0, 1)
+            axes.set_xticks([0, 1 / 3, 2 / 3, 1], ["0", "1/3", "2/3", "1"])  # where stages begin
+            for record in records:
+                if record["settings"]["network"] == name:
+                    places = np.array(record["profile"]["unit"]) / record["units"]
+                    values = np.array(record["profile"][key], "float64")
+                    axes.plot(places, values, color=_style.colour(counts.index(record["settings"]["layers"])), linewidth=1.4)
+        row[0].set_ylabel(title)
+        row[0].set_ylim(*_limits(records, key))
+    for axes, name in zip(rows[0], networks, strict=True):
+        axes.set_title(NETWORKS[name].label, loc="left", fontsize=11)
+    for axes in rows[-1]:
+        axes.set_xlabel("l/L")
+    for i, count in enumerate(counts):
+        rows[0, 0].plot([], [], color=_style.colour(i), linewidth=2.5, label=f"{count:,} layers")
+    _style.legend(drawn, rows[0, 0])
+    drawn.savefig(path, format="png", dpi=110)
+
+
+#: What the rows of the figure show: list of a profile to what it is.
+_PANELS = {"activation_rms": "root mean square of $x_l$", "gradient_norm": r"norm of $\partial E/\partial x_l$"}
+
+
+def _limits(records: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float]:
+    """Return where the axis ends: below the least value, above the largest of networks that stay finite at any depth."""
+    shown = [record for record in records if NETWORKS[record["settings"]["network"]].deepest is None] or records
+    found = [value for record in shown for value in record["profile"][key] if value] or [1.0]
+    return min(found) / 2, max(found) * 2

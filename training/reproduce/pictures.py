@@ -1,0 +1,206 @@
+"""The pictures of the report: training curves as the paper draws them, and the rows of a small table with their spread."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_preact.analysis.figures import _style
+
+from . import statistics
+from .results import Record
+from .trials import Figure, Table, Trial
+
+#: From this share of the iterations on, errors decide how far their axis goes: the steep beginning may leave it.
+BEGINNING = 0.1
+#: Of the errors behind it, this percentile does, so that peaks do not.
+PEAKS = 90
+#: Curves: name in a record to their look.
+CURVES: Mapping[str, dict[str, Any]] = {
+    "test_error": {"linestyle": "-", "linewidth": 1.7, "zorder": 3},
+    "train_loss": {"linestyle": "--", "linewidth": 1.0, "alpha": 0.85},
+}
+#: What the panels of a small table show: key in `Record.final` to heading.
+SPREADS: Mapping[str, str] = {"train_loss": "Training loss", "test_error": "Test error, %"}
+
+#: Markers of a small table.
+RUN: Mapping[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 4.5, "color": _style.GREY, "alpha": 0.6}
+MEDIAN: Mapping[str, Any] = {"linestyle": "none", "marker": "D", "markersize": 4.5, "color": _style.COLOURS[1]}
+DIVERGED: Mapping[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 7, "color": _style.COLOURS[3]}
+
+Groups = Mapping[str, Sequence[Record]]
+
+
+def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the runs have of a curve.
+
+    Args:
+        records: Runs of a trial.
+        name: Of the curve.
+
+    Returns:
+        The iterations `(n,)`, and the least, median and largest number of the runs at them `(3, n)`. An iteration at which no
+        run has a number is left out.
+    """
+    at: dict[int, list[float]] = {}
+    for record in records:
+        for iteration, value in zip(record.curves["iteration"], record.curves[name], strict=True):
+            if value is not None:
+                at.setdefault(iteration, []).append(value)
+    iterations = sorted(at)
+    values = [(min(at[i]), float(np.median(at[i])), max(at[i])) for i in iterations]
+    return np.array(iterations, "int64"), np.array(values, "float64").reshape(-1, 3).T
+
+
+def measured(figure: Figure, groups: Groups) -> dict[str, list[tuple[str, Trial]]]:
+    """Return the panels of a figure that have runs, each with the labels and trials that have some.
+
+    Where there are several panels, runs of a row that stands in all of them, a baseline, are not enough.
+    """
+    panels = {}
+    shared = set.intersection(*map(set, figure.panels.values())) if len(figure.panels) > 1 else set()
+    for (title, rows), trials in zip(figure.panels.items(), figure.trials().values(), strict=True):
+        found = [(row, trial) for row, trial in zip(rows, trials, strict=True) if groups.get(trial.name)]
+        if any(row not in shared for row, _ in found):
+            panels[title] = [(label, trial) for (_, label), trial in found]
+    return panels
+
+
+def curves(figure: Figure, groups: Groups, path: Path) -> None:
+    """Draw a figure of the paper from our runs: test error solid, training loss dashed, medians with the runs' range.
+
+    Args:
+        figure: One with a measured panel.
+        groups: Name of a trial to its runs.
+        path: Of the PNG file.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    panels = measured(figure, groups)
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    picture = _style.new_figure(7.2 if columns == 1 else 11.0, 0.8 + 3.6 * rows)
+    picture.suptitle(figure.title, x=0.012, ha="left")
+    grid = picture.subplots(rows, columns, squeeze=False)
+    colours: dict[str, str] = {}
+    top = _top([groups[trial.name] for trials in panels.values() for _, trial in trials])
+    for axes, (title, trials) in zip(grid.flat, panels.items(), strict=False):
+        _panel(axes, title, [(label, groups[trial.name]) for label, trial in trials], colours)
+        axes.set_ylim(0, top)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_axis_off()
+    first = grid.flat[0]
+    for label, colour in colours.items():
+        first.plot([], [], color=colour, linewidth=2.5, label=label)
+    for name, look in CURVES.items():
+        first.plot([], [], color=_style.GREY, label=name.replace("_", " ").replace("train ", "training "), **look)
+    _style.legend(picture, first)
+    picture.savefig(path, format="png", dpi=110)
+
+
+def _top(groups: Sequence[Sequence[Record]]) -> float:
+    """Return how far the axis of errors goes, the same in all panels."""
+    tops = [0.0]
+    for records in groups:
+        iterations, (_, _, high) = band(records, "test_error")
+        if len(iterations):
+            tops.append(float(np.percentile(high[iterations >= BEGINNING * iterations[-1]], PEAKS)))
+    return min(100.0, 1.15 * max(tops)) or 100.0
+
+
+def _panel(axes, title: str, rows: Sequence[tuple[str, Sequence[Record]]], colours: dict[str, str]) -> None:
+    _style.styled(axes, title, "iteration", "test error, %")
+    right = axes.twinx()
+    right.spines[["top", "left", "right"]].set_visible(False)
+    right.tick_params(colors=_style.GREY, labelcolor="#303030")
+    right.set_ylabel("training loss")
+    axes.set_zorder(right.get_zorder() + 1)  # the errors stand before the losses
+    axes.patch.set_visible(False)
+    losses = []
+    for label, records in rows:
+        colour = colours.setdefault(label, _style.colour(len(colours)))
+        for where, (name, look) in zip((axes, right), CURVES.items(), strict=True):
+            iterations, (low, middle, high) = band(records, name)
+            where.fill_between(iterations, low, high, color=colour, alpha=0.15, linewidth=0)
+            _style.lines(where, {"_": (iterations, middle)}, **look | {"color": colour})
+            if name == "train_loss":
+                losses.append(middle)
+    _style.decades(right, losses)
+    ends = [max(record.curves["iteration"], default=1) for _, records in rows for record in records]
+    axes.set_xlim(0, 1.01 * max(ends))
+
+
+def spreads(table: Table, groups: Groups, path: Path) -> None:
+    """Draw the rows of a small table in the paper's order: a point a run, the mean with its 95 % interval, the median.
+
+    Args:
+        table: One with a measured row.
+        groups: Name of a trial to its runs.
+        path: Of the PNG file.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    rows = sorted((row for row in table.rows if groups.get(row.trial.name)), key=lambda row: _rank(row.published.error))
+    picture = _style.new_figure(11.0, 1.9 + 0.36 * len(rows))
+    picture.suptitle(f"{table.title}. In the paper's order; in brackets its test errors on CIFAR-10, %", x=0.012, ha="left")
+    panels = picture.subplots(1, len(SPREADS), sharey=True)
+    for axes, (name, heading) in zip(panels, SPREADS.items(), strict=True):
+        _style.styled(axes, heading)
+        values = [[record.final[name] for record in groups[row.trial.name]] for row in rows]
+        _style_numbers(axes, values)
+        for place, own in enumerate(values):
+            _spread(axes, place, own)
+    paper = ["fail" if row.published.error is None else f"{row.published.error:.2f}" for row in rows]
+    panels[0].set_yticks(range(len(rows)), [f"{row.label}  [{number}]" for row, number in zip(rows, paper, strict=True)])
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)
+    _explain(panels[0], any(record.diverged_at is not None for row in rows for record in groups[row.trial.name]))
+    _style.legend(picture, panels[0])
+    picture.savefig(path, format="png", dpi=110)
+
+
+def _explain(axes, diverged: bool) -> None:
+    """Put what the legend says into the axes, as lines without a point."""
+    axes.plot([], [], color=_style.colour(0), linewidth=2, label="mean, 95 % interval")
+    axes.plot([], [], **MEDIAN, label="median")
+    axes.plot([], [], **RUN, label="a run")
+    if diverged:
+        axes.plot([], [], **DIVERGED, label="a run that diverged")
+
+
+def _rank(error: float | None) -> float:
+    return float("inf") if error is None else error
+
+
+def _style_numbers(axes, values: Sequence[Sequence[float | None]]) -> None:
+    """Make the horizontal axis logarithmic where numbers span decades, with plain numbers at it."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    numbers = [value for own in values for value in own if value]
+    if numbers and max(numbers) / min(numbers) > _style.DECADE and all(value != 0 for own in values for value in own):
+        axes.set_xscale("log")
+        axes.set_xlim(0.7 * min(numbers), 1.6 * max(numbers))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_xlim(0, 1.08 * max(numbers, default=1.0))
+
+
+def _spread(axes, place: int, values: Sequence[float | None]) -> None:
+    finite = [value for value in values if value is not None]
+    axes.plot(finite, [place] * len(finite), **RUN)
+    ends = statistics.interval(values)
+    mean = statistics.mean(values)
+    if ends is not None:
+        ends = np.maximum(ends, axes.get_xlim()[0])  # an interval may reach below 0
+        axes.plot(ends, [place, place], color=_style.colour(0), linewidth=2, alpha=0.8)
+    if mean is not None:
+        axes.plot([mean], [place], "|", color=_style.colour(0), markersize=11, markeredgewidth=2)
+    median = statistics.median(values)
+    if median is not None:
+        axes.plot([median], [place], **MEDIAN)
+    for i in range(len(values) - len(finite)):  # at the right edge, whatever the scale
+        axes.plot([0.99 - 0.02 * i], [place], **DIVERGED, transform=axes.get_yaxis_transform())

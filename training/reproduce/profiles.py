@@ -1,0 +1,179 @@
+"""The size of every x_l of a network and of its gradient before training: `python -m training.reproduce.profiles SETTINGS`.
+
+SETTINGS are those of a record, as JSON, and the record one line of JSON on stdout. The command of `depth` starts a process
+for each network.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from types import MappingProxyType
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+import keras_preact as kp
+
+from .. import backends, cli
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A kind of network, at any depth.
+
+    Args:
+        label: For people.
+        arguments: Of the builder, besides those that all have.
+        deepest: Layers up to which its gradients are numbers of float32; None: as many as there are.
+    """
+
+    label: str
+    arguments: Mapping[str, Any] = dataclasses.field(hash=False)
+    deepest: int | None = None
+
+
+Name = Literal["preact", "preact_scaled", "original", "plain"]
+
+NETWORKS: Mapping[Name, Network] = MappingProxyType(
+    {
+        "preact": Network("pre-activation", {"arrangement": "full_preactivation"}),
+        "preact_scaled": Network(
+            "pre-activation, scaled weights",
+            {"arrangement": "full_preactivation", "kernel_initializer": "keras_preact>DepthScaledHe"},
+        ),
+        "original": Network("original", {"arrangement": "original"}),
+        # its gradients grow by a factor of 10 in 15 layers
+        "plain": Network("plain, no shortcut", {"arrangement": "original", "shortcut": "none"}, deepest=506),
+    }
+)
+
+#: Of every network: 4, 8, 16 channels, of which a bottleneck returns four times as many, for the digits' 8 x 8 pixels.
+ARGUMENTS: Mapping[str, Any] = MappingProxyType({"block": "bottleneck", "width_factor": 0.25, "input_shape": [8, 8, 1]})
+
+#: About as many units are kept in a file, evenly spaced, and the first and last of every stage.
+POINTS = 400
+
+
+def settings_of(network: Name, layers: int, batch: int = 16, seed: int = 0) -> dict[str, Any]:
+    """Return what decides the numbers of a measurement, besides the code: network, data and backend."""
+    return {
+        "network": network,
+        "layers": layers,
+        "builder": "resnet_cifar",
+        "arguments": {"depth": layers, **ARGUMENTS, **NETWORKS[network].arguments},
+        "data": "digits",
+        "batch": batch,
+        "seed": seed,
+        "backend": keras.backend.backend(),
+    }
+
+
+def measure(settings: Mapping[str, Any]) -> dict:
+    """Measure one network in this process; return its record but for the code's state.
+
+    Args:
+        settings: See `settings_of`.
+    """
+    from . import images
+
+    start = time.perf_counter()
+    keras.utils.set_random_seed(settings["seed"])
+    digits = images.load(settings["data"])
+    x = ((digits.train_x[: settings["batch"]] - np.array(digits.mean)) / np.array(digits.std)).astype("float32")
+    labels = digits.train_y[: settings["batch"]]
+    loaded = time.perf_counter()
+    model = getattr(kp.models, settings["builder"])(**settings["arguments"])
+    built = time.perf_counter()
+    signals = kp.analysis.propagation(model, x, labels)
+    measured = time.perf_counter()
+    backend = keras.backend.backend()
+    return {
+        "format": FORMAT,
+        "settings": dict(settings),
+        **profile(signals),
+        "parameters": int(sum(np.prod(weight.shape) for weight in model.trainable_weights)),
+        "data": {"name": digits.name, "fingerprint": digits.fingerprint},
+        "device": {"name": backends.device(), "cpu": backends.cpu(), "backend": backend, "versions": _versions(backend)},
+        "cost": {
+            "seconds": round(measured - loaded, 3),
+            "build_seconds": round(built - loaded, 3),
+            "load_seconds": round(loaded - start, 3),
+            "peak_resident_bytes": backends.peak_resident(),
+        },
+    }
+
+
+def profile(signals: kp.analysis.Propagation) -> dict[str, Any]:
+    """Return what a record keeps of the signals of a network of L units.
+
+    Returns:
+        `loss`, the number of `units`, `growth`, the root mean square of x_L over that of x_1, and `gradient_ratio`,
+        `||dE/dx_1|| / ||dE/dx_L||`; `stages`, each with its `name`, its `first` and `last` unit, counted from 1, and the two
+        figures between them; and the `profile`: lists of `unit`, 0 for x_0, which the first unit reads, `activation_rms` and
+        `gradient_norm`, of about `POINTS` units. What is not finite is None.
+    """
+    rms = np.hypot(signals.x_mean, signals.x_std)
+    total = len(signals.units)
+    names = [name.split("_")[0] for name in signals.units]
+    stages, before = [], 0
+    for name, members in itertools.groupby(names):
+        first, before = before + 1, before + len(list(members))
+        stages.append({"name": name, "first": first, "last": before, **_between(rms, signals.gradient_norm, first, before)})
+    ends = {stage[key] for stage in stages for key in ("first", "last")}
+    kept = sorted({*range(0, total + 1, math.ceil(total / POINTS)), *ends})
+    return {
+        "loss": _number(signals.loss),
+        "units": total,
+        **_between(rms, signals.gradient_norm, 1, total),
+        "stages": stages,
+        "profile": {
+            "unit": kept,
+            "activation_rms": [_number(rms[i]) for i in kept],
+            "gradient_norm": [_number(signals.gradient_norm[i]) for i in kept],
+        },
+    }
+
+
+def _between(rms: np.ndarray, gradient: np.ndarray, first: int, last: int) -> dict[str, float | None]:
+    with np.errstate(all="ignore"):
+        return {"growth": _number(rms[last] / rms[first]), "gradient_ratio": _number(gradient[first] / gradient[last])}
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _versions(backend: str) -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in ("keras-preact", "keras", "numpy", backend):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure what the command line says and print the record."""
+
+    def run() -> None:
+        stdout = os.dup(1)
+        os.dup2(2, 1)  # what libraries print goes to stderr
+        backends.keep_accelerator_for_backend(keras.backend.backend())
+        record = measure(json.loads(argv[0]))
+        os.write(stdout, (json.dumps(record) + "\n").encode())
+
+    cli.guard(run)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

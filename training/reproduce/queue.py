@@ -1,0 +1,124 @@
+"""What to measure next: `python -m training.reproduce next` says it, `plan` writes it to results/QUEUE.md."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import backends, cli, runs
+from ..terminal import duration, markdown
+from . import results
+from .priorities import Missing, costs, expected, grouped, missing, next_run
+from .results import RESULTS, Record
+from .trials import SEEDS
+
+#: Where the state of unfinished runs is.
+WORK = Path("runs/reproduce")
+#: So many of the missing runs have a line of their own in QUEUE.md.
+LINES = 20
+
+
+def next_(minutes: float | None = None, output: Path = RESULTS, work: Path = WORK, device: str | None = None) -> None:
+    """Say which run is worth most now, and the command that makes it.
+
+    Args:
+        minutes: Of the device, that there are. None: as many as it takes.
+        output: Folder with the results.
+        work: Folder with the state of unfinished runs.
+        device: Name of the accelerator, as results have it. None: that of this machine.
+
+    Raises:
+        UserError: for minutes that are not positive, or a file that holds no run.
+    """
+    if minutes is not None and not minutes > 0:
+        raise cli.UserError(f"--minutes must be positive. Received: {minutes}")
+    device = device or backends.device()
+    records, items = _read(output, work)
+    known = costs(records, device)
+    item = next_run(minutes, items, known)
+    if item is None:
+        print(f"Nothing is missing: every row has its {SEEDS} runs.")
+        return
+    time = expected(item, known)
+    begun = f", {item.done:,} of {item.total:,} iterations done" if item.done else ""
+    print(f"{item.trial.name}, seed {item.seed} ({item.group.title}{begun}): {_about(time, device)}.")
+    if minutes is not None and time is not None and time > minutes:
+        print(f"No missing run fits into {minutes:g} minutes; this one can be begun, and goes on the next time.")
+    print(item.command(minutes))
+
+
+def plan(output: Path = RESULTS, work: Path = WORK) -> None:
+    """Write QUEUE.md: what is measured of the paper's tables, and which runs come next.
+
+    Args:
+        output: Folder with the results.
+        work: Folder with the state of unfinished runs.
+
+    Raises:
+        UserError: for a file that holds no run.
+    """
+    records, items = _read(output, work)
+    text = page(records, items)
+    output.mkdir(parents=True, exist_ok=True)
+    with runs.replacing(output / "QUEUE.md") as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    print(f"{text}\nWritten: {output / 'QUEUE.md'}")
+
+
+def _read(output: Path, work: Path) -> tuple[list[Record], list[Missing]]:
+    from .run import unfinished
+
+    records = results.read(output)
+    return records, missing({(record.trial, record.seed) for record in records}, unfinished(work))
+
+
+def _about(minutes: float | None, device: str) -> str:
+    if minutes is None:
+        return f"how long it takes on {device} is not known, no run was made on it yet"
+    return f"about {_time([minutes])} of {device}"
+
+
+def _time(minutes: Sequence[float | None]) -> str:
+    """Return the sum in words."""
+    return duration(60 * sum(each or 0.0 for each in minutes))
+
+
+def page(records: Sequence[Record], items: Sequence[Missing]) -> str:
+    """Return the text of QUEUE.md."""
+    devices = sorted({record.device["name"] for record in records if costs([record], record.device["name"])})
+    known = {device: costs(records, device) for device in devices}
+    headings = [f"time on {device}" for device in devices]
+    made: dict[str, int] = {}
+    for record in records:
+        made[record.trial] = made.get(record.trial, 0) + (record.seed < SEEDS)
+    state = [["group", "row", "runs", "under way", *(f"{heading}, all that is missing" for heading in headings)]]
+    for group, trials in grouped():
+        for trial in trials:
+            own = [item for item in items if item.trial == trial]
+            begun = ", ".join(f"seed {item.seed}: {item.done / item.total:.0%}" for item in own if item.done) or "-"
+            left = [_time([expected(item, known[device]) for item in own]) for device in devices]
+            state.append([group.title, trial.name, f"{made.get(trial.name, 0)} of {SEEDS}", begun, *left])
+    first = [["", "row", "seed", *headings, "command"]]
+    for number, item in enumerate(items[:LINES], 1):
+        times = [_time([expected(item, known[device])]) for device in devices]
+        first.append([f"{number}", item.trial.name, f"{item.seed}", *times, f"`{item.command()}`"])
+    total = SEEDS * sum(len(trials) for _, trials in grouped())
+    command = cli.command("reproduce")
+    parts = [
+        "# What to measure next",
+        f"Written by `{command} plan` from the results in this folder. {total - len(items)} of {total} runs are made.",
+        _TIMES if devices else "How long a run takes is not known: none was made on an accelerator yet.",
+        "A run that does not fit into the minutes there are can be begun all the same: with `--device-minutes` it stops, is "
+        f"saved, and goes on the next time. `{command} next --minutes 30` names the first that fits.",
+        "## Next runs",
+        markdown(first) if items else f"None: every row has its {SEEDS} runs.",
+        *([f"{len(items) - LINES} more follow, group by group as below, seed by seed."] if len(items) > LINES else []),
+        "## Rows",
+        markdown(state),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+_TIMES = (
+    "Expected times are those of the iterations that are left, without compilation: images times the time for an image, "
+    "which is that of the row's own runs on the device, or of those of the row that is nearest in layers times channels, "
+    "in proportion. Other shortcuts and arrangements are taken to cost the same."
+)

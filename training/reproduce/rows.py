@@ -1,0 +1,159 @@
+"""The rows of the report's tables: a published number, our runs, and what the cells say of them."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ..terminal import duration, markdown
+from . import statistics
+from .results import Record
+from .trials import Row, Table
+
+#: The goal: our median is at most so many points from the paper's.
+GOAL = 0.3
+#: The paper's "fail": a test error in percent above this.
+FAIL = 20.0
+NOTHING = "-"
+
+Groups = Mapping[str, Sequence[Record]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A row with its runs, if there are any."""
+
+    row: Row
+    records: Sequence[Record]
+
+    def values(self, name: str) -> list[float | None]:
+        """Return a number of `Record.final`, run by run; None where it diverged."""
+        return [record.final[name] for record in self.records]
+
+    @property
+    def errors(self) -> list[float | None]:
+        return self.values("test_error")
+
+    @property
+    def fails(self) -> bool:
+        """Whether the paper would print "fail"."""
+        median = statistics.median(self.errors)
+        return median is None or median > FAIL
+
+    @property
+    def delta(self) -> float | None:
+        """Our median minus the published number."""
+        ours, published = statistics.median(self.errors), self.row.published.error
+        return None if ours is None or published is None else round(ours - published, 6)
+
+    @property
+    def reaches(self) -> bool:
+        """Whether the median is as near to the paper as the goal says; fails where the paper's does."""
+        return self.fails if self.row.published.error is None else self.delta is not None and abs(self.delta) <= GOAL
+
+
+def device(record: Record) -> str:
+    """Return what a run was made on: a graphics processor, or the name of the CPU."""
+    return record.device["name"] if record.device["name"] != "CPU" else f"CPU ({record.device['cpu']})"
+
+
+def seconds(record: Record) -> float:
+    """Return the time that a run took of its device, which others may have shared."""
+    return record.cost["seconds"] / record.cost["together"]
+
+
+def _median(values: Sequence[float | None]) -> str:
+    median = statistics.median(values)
+    return "fail" if median is None else f"{median:.2f}"
+
+
+def _published(row: Row) -> str:
+    published = row.published
+    if published.error is None:
+        return f"fail (> {FAIL:g})"
+    more = [published.statistic] if published.statistic != "median of 5" else []
+    more += [f"{published.mean:.2f} +- {published.std:.2f}"] if published.mean is not None else []
+    return f"{published.error:.2f}" + (f" ({', '.join(more)})" if more else "")
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    mean, std = statistics.mean(values), statistics.std(values)
+    return NOTHING if mean is None else f"{mean:.2f}" + ("" if std is None else f" +- {std:.2f}")
+
+
+def _interval(values: Sequence[float | None]) -> str:
+    ends = statistics.interval(values)
+    return NOTHING if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
+
+
+def _count(measured: Measured) -> str:
+    diverged = measured.errors.count(None)
+    return f"{len(measured.records)}" + (f" ({diverged} diverged)" if diverged else "")
+
+
+def difference(measured: Measured) -> str:
+    if measured.row.published.error is None:
+        return "fails as well" if measured.fails else "does not fail"
+    return "fails" if measured.delta is None else f"{measured.delta:+.2f}"
+
+
+def _loss(values: Sequence[float | None]) -> str:
+    finite = [value for value in values if value is not None]
+    median = statistics.median(values)
+    middle = "fail" if median is None else f"{median:.3g}"
+    return middle if len(finite) < 2 else f"{middle} ({min(finite):.3g} to {max(finite):.3g})"
+
+
+def _by_device(of: Callable[[Record], float], text: Callable[[float], str]) -> Callable[[Measured], str]:
+    """Return a cell of medians, one a device, in the order in which the column of devices has them."""
+
+    def cell(measured: Measured) -> str:
+        own: dict[str, list[float]] = {}
+        for record in measured.records:
+            own.setdefault(device(record), []).append(of(record))
+        return "; ".join(text(float(np.median(own[name]))) for name in sorted(own))
+
+    return cell
+
+
+def _all(of: Callable[[Record], str]) -> Callable[[Measured], str]:
+    return lambda measured: "; ".join(sorted({of(record) for record in measured.records}))
+
+
+#: Heading to the cell of a row with runs.
+Columns = Mapping[str, Callable[[Measured], str]]
+_LAST: Columns = {
+    "n": _count,
+    "time a run": _by_device(seconds, duration),
+    "images/s": _by_device(lambda record: record.cost["images_per_second"], lambda speed: f"{speed:,.0f}"),
+    "device": _all(device),
+    "precision": _all(lambda record: record.config["dtype"]),
+}
+FULL: Columns = {
+    "median": lambda measured: _median(measured.errors),
+    "difference": difference,
+    "mean +- std": lambda measured: _spread(measured.errors),
+    **_LAST,
+}
+SMALL: Columns = {
+    "training loss, median": lambda measured: _loss(measured.values("train_loss")),
+    "test error, median": lambda measured: _median(measured.errors),
+    "mean +- std": lambda measured: _spread(measured.errors),
+    "95 % interval": lambda measured: _interval(measured.errors),
+    **_LAST,
+}
+
+
+def measured_rows(table: Table, groups: Groups) -> list[Measured]:
+    """Return the rows of a table that have runs."""
+    return [Measured(row, groups[row.trial.name]) for row in table.rows if groups.get(row.trial.name)]
+
+
+def table_text(table: Table, groups: Groups) -> str:
+    columns = SMALL if table.small else FULL
+    rows = [["row", "published, CIFAR-10" if table.small else "published", *columns]]
+    for row in table.rows:
+        own = Measured(row, groups.get(row.trial.name, ()))
+        cells = [cell(own) for cell in columns.values()] if own.records else [NOTHING] * len(columns)
+        rows.append([row.label, _published(row), *cells])
+    return markdown(rows)

@@ -1,0 +1,160 @@
+"""Medians, intervals and orders of a few runs. A run that diverged has None for a number, larger than every other."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+#: Of the intervals.
+LEVEL = 0.95
+
+Values = Sequence[float | None]
+
+
+def _numbers(values: Values) -> np.ndarray:
+    return np.array([math.inf if value is None else value for value in values], "float64")
+
+
+def median(values: Values) -> float | None:
+    """Return the median; None where it is that of diverged runs, or of none.
+
+    Example:
+
+    >>> median([6.4, None, 6.2]), median([6.4, None])
+    (6.4, None)
+    """
+    middle = float(np.median(_numbers(values))) if values else math.inf
+    return middle if math.isfinite(middle) else None
+
+
+def mean(values: Values) -> float | None:
+    """Return the mean; None of no runs, and where one of them has diverged."""
+    numbers = _numbers(values)
+    return float(numbers.mean()) if values and np.isfinite(numbers).all() else None
+
+
+def std(values: Values) -> float | None:
+    """Return the standard deviation, over `n - 1`; None below two runs, and where one of them has diverged."""
+    return None if len(values) < 2 or mean(values) is None else float(_numbers(values).std(ddof=1))
+
+
+def quantile(level: float, degrees: float) -> float:
+    """Return how far Student's t with so many degrees of freedom, a fraction perhaps, lies around 0 with this probability.
+
+    Raises:
+        ImportError: without SciPy.
+
+    Example:
+
+    >>> round(quantile(0.95, 4), 3)
+    2.776
+    """
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, (1 + level) / 2))
+
+
+def interval(values: Values, level: float = LEVEL) -> tuple[float, float] | None:
+    """Return Student's interval for the mean; None where there is no standard deviation."""
+    middle, spread = mean(values), std(values)
+    if middle is None or spread is None:
+        return None
+    half = quantile(level, len(values) - 1) * spread / math.sqrt(len(values))
+    return middle - half, middle + half
+
+
+def welch(values: Values, others: Values, level: float = LEVEL) -> tuple[float, float] | None:
+    """Return Welch's interval for the mean of `values` minus that of `others`.
+
+    Returns:
+        Its ends; None where one of the two has no standard deviation, or both are 0: equal numbers say
+        nothing of how far the next one lies.
+    """
+    one, other, spread, spread_of_others = mean(values), mean(others), std(values), std(others)
+    if one is None or other is None or spread is None or spread_of_others is None:
+        return None
+    parts = spread**2 / len(values), spread_of_others**2 / len(others)
+    if not sum(parts):
+        return None
+    degrees = sum(parts) ** 2 / (parts[0] ** 2 / (len(values) - 1) + parts[1] ** 2 / (len(others) - 1))
+    half = quantile(level, degrees) * math.sqrt(sum(parts))
+    return one - other - half, one - other + half
+
+
+def clear_order(values: Values, others: Values, level: float = LEVEL) -> int:
+    """Return -1 where `values` are clearly lower than `others`, 1 where they are clearly higher, 0 where that is open.
+
+    Clearly: Welch's interval excludes 0. Where runs have diverged, which leaves no mean: all of one are below all of the
+    other, and are so many that chance would order them so with a probability of at most 1 - level.
+    """
+    if None in (*values, *others):
+        a, b = _numbers(values), _numbers(others)
+        if not values or not others or 2 / math.comb(len(a) + len(b), len(a)) > 1 - level:
+            return 0
+        return int(a.min() > b.max()) - int(a.max() < b.min())
+    ends = welch(values, others, level)
+    return 0 if ends is None else int(ends[0] > 0) - int(ends[1] < 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two rows of which the paper has a lower number for the first.
+
+    Args:
+        first, second: Their labels.
+        medians: 1 where ours are in the paper's order, -1 the other way round, 0 where they are equal.
+        clearly: The same of the order beyond chance (`clear_order`); 0 where that is open.
+    """
+
+    first: str
+    second: str
+    medians: int
+    clearly: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """A row to be ordered.
+
+    Args:
+        label: Unlike those of the others.
+        published: The paper's number; None for a fail, which is larger than every number.
+        values: Ours, one a run, at least one.
+        kind: Rows of different kinds are not compared.
+    """
+
+    label: str
+    published: float | None
+    values: Values
+    kind: str = ""
+
+
+def _sign(one: float | None, other: float | None) -> int:
+    """Return -1 where `one` is lower than `other`, 1 where it is higher, 0 where they are equal; None is the highest."""
+    a, b = _numbers([one, other])
+    return int(a > b) - int(a < b)
+
+
+def pairs(items: Sequence[Item]) -> list[Pair]:
+    """Return all pairs that the paper orders: two fails are not ordered, nor are two equal numbers.
+
+    Example:
+
+    >>> pairs([Item("original", 7.61, [7.7]), Item("full", 4.92, [5.0]), Item("plain", None, [None])])[0]
+    Pair(first='full', second='original', medians=1, clearly=0)
+    """
+    found = []
+    for one, other in itertools.combinations(items, 2):
+        paper = _sign(one.published, other.published)
+        if one.kind == other.kind and paper:
+            first, second = (one, other) if paper < 0 else (other, one)
+            ours = -_sign(median(first.values), median(second.values))
+            found.append(Pair(first.label, second.label, ours, -clear_order(first.values, second.values)))
+    return found
+
+
+def kendall(found: Sequence[Pair]) -> float | None:
+    """Return Kendall's tau over the pairs: those in the paper's order minus those the other way round, by their number."""
+    return sum(pair.medians for pair in found) / len(found) if found else None
