@@ -39,6 +39,8 @@ LINES = [
 COMMANDS = [shlex.split(line, comments=True)[2:] for _, line in LINES if line.startswith("python -m ")]
 #: Programs of other projects that the pages call as modules.
 OTHERS = ("pip", "tensorflow_datasets")
+#: Scripts of which each recipe, or command, has options of its own.
+SUBCOMMANDS = ("training.train", "training.reproduce")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_make_targets_exist():
 
 @functools.cache
 def help_of(module: str, recipe: str = "") -> str:
-    """Return what a command says of its options; of `training.train`, those of a recipe."""
+    """Return what a command says of its options; of `SUBCOMMANDS`, those of a recipe or a command."""
     written, argv = io.StringIO(), sys.argv
     # by another test: `run_module` would warn
     imported = {name: sys.modules.pop(name) for name in (module, f"{module}.__main__") if name in sys.modules}
@@ -96,7 +98,7 @@ def test_commands_have_their_options(command):
         return
     spec = importlib.util.find_spec(module)
     assert spec is not None
-    recipe = arguments[0] if module == "training.train" and arguments and not arguments[0].startswith("-") else ""
+    recipe = arguments[0] if module in SUBCOMMANDS and arguments and not arguments[0].startswith("-") else ""
     options = [argument for argument in arguments if argument.startswith("--")]
     if options and not (module == "training.train" and not recipe):  # `--resume RUN` and `--help` stand in front
         # no shorter name of another option

@@ -16,7 +16,7 @@ VERBOSE = "--verbose, anywhere on the command line, shows where an error comes f
 #: Top-level module that a command may miss to the extra of keras-preact that installs it.
 EXTRAS: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("PIL", "importlib_resources", "matplotlib", "sklearn", "tensorboard"), "training"),
+        **dict.fromkeys(("PIL", "importlib_resources", "matplotlib", "scipy", "sklearn", "tensorboard"), "training"),
         **dict.fromkeys(("tensorflow_datasets", "tyro"), "training"),
         "keras_hub": "hub",
         "timm": "benchmark",

@@ -54,7 +54,8 @@ class Stop(keras.callbacks.Callback):
         if number == signal.SIGINT:
             signal.signal(number, _DEFAULT_HANDLERS[signal.SIGINT])
 
-    def _end(self) -> None:
+    def end_if_requested(self) -> None:
+        """Save and end, if a signal has come: behind a step that is no step of `fit`."""
         if self.requested is None:
             return
         self.save()
@@ -64,10 +65,10 @@ class Stop(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         # not at the end of the step before: if it was the last one of an epoch, the epoch is not over there
-        self._end()
+        self.end_if_requested()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._end()
+        self.end_if_requested()
 
     def on_test_batch_end(self, batch, logs=None):
         if self.requested is not None and not self._told:

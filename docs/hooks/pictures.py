@@ -1,8 +1,12 @@
-"""Draws the pictures when the site is built: unit diagrams from the tables, signals from networks at their start."""
+"""Draws the pictures when the site is built: unit diagrams from the tables, signals from networks at their start.
+
+Those of the report on the reproduction are there already, and are taken over.
+"""
 
 import io
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -79,4 +83,6 @@ def on_files(files, config):
     for draw in (diagrams, measurements):
         for name, figure in draw():
             files.append(File.generated(config, f"figures/{name}.svg", content=svg(figure)))
+    for path in sorted((Path(config.config_file_path).parent / "results").glob("*.png")):
+        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     return files

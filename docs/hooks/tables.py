@@ -23,6 +23,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "training/launch/README.md": "howto/machines.md",
     "saved_models/README.md": "howto/exported_models.md",
+    "results/README.md": "results.md",
     "keras_preact/serving/deploy/README.md": "howto/containers.md",
     "docs/identity_mappings.ipynb": "identity_mappings.md",
 }
@@ -130,7 +131,8 @@ def relinked(text: str, path: str, page: str) -> str:
     def link(match: re.Match) -> str:
         if re.match(r"https?:|#", match[2]):
             return match[0]
-        target = PAGES.get(posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2])))
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2]))
+        target = target if target.endswith(".png") else PAGES.get(target)  # pictures are at the same place
         return f"[{match[1]}]({os.path.relpath(target, posixpath.dirname(page) or '.')})" if target else match[1]
 
     return re.sub(r"\[([^\]]+)\]\(([^)]+)\)", link, text)

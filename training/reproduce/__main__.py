@@ -21,9 +21,6 @@ A run leaves a JSON file below --output; runs that are there are not made again,
 table1 to table4 and first-paper need the data (CIFAR-10, CIFAR-100) and an accelerator; digits is the same in small, for a
 CPU."""
 
-WORK = Path("runs/reproduce")
-
-
 @dataclasses.dataclass(frozen=True)
 class Train:
     """What every command that trains takes."""
@@ -46,7 +43,7 @@ class Train:
     """Folder of an archive of images, or the data dir of TensorFlow Datasets."""
     output: Path = results.RESULTS
     """Where finished runs are written."""
-    work: Path = WORK
+    work: Path = results.WORK
     """Where unfinished ones are."""
     smoke: bool = False
     """Train eight steps of every row on random images, to see that everything works; nothing goes to --output."""
@@ -77,8 +74,8 @@ def chosen(tables: Sequence[str], rows: Sequence[str]) -> list[trials.Trial]:
 
 def _named(row: trials.Row, name: str) -> bool:
     exact = name in (row.trial.name, row.trial.name.partition("/")[2], row.label)
-    several = any(name == other.trial.name.partition("/")[2] for table in trials.TABLES.values() for other in table.rows)
-    return exact or (not several and (name in row.trial.name or name in row.label))
+    of_another = any(name in (other, other.partition("/")[2]) for other in trials.TRIALS)
+    return exact or (not of_another and (name in row.trial.name or name in row.label))
 
 
 def train(options: Train, tables: Sequence[str]) -> None:

@@ -107,9 +107,11 @@ class Legs(keras.callbacks.Callback):
         with self.stop:
             while True:
                 # a run that was stopped at the very end of a leg goes on with what belongs behind it
-                if state.diverged_at is not None or (state.part.steps and (state.step == total or not state.step % length)):
+                ended = state.diverged_at is not None or state.step == total
+                if state.part.steps and (ended or not state.step % length):
                     self._measure()
-                if state.diverged_at is not None or state.step == total:
+                    self.stop.end_if_requested()  # by a signal in the measurement: behind the last one no step comes
+                if ended:
                     return True
                 late = self.run.out_of_time()
                 if late or time.monotonic() - self._saved > 60 * self.run.settings.minutes:
@@ -136,7 +138,7 @@ class Legs(keras.callbacks.Callback):
             network.batches(self.stream, self._first, end),
             steps_per_epoch=(end - self._first) // network.steps_per_batch,
             shuffle=False,
-            callbacks=[*seeds, self, self.stop],
+            callbacks=[self, *seeds, self.stop],  # the seeds of a step need its count
             verbose=0,
         )
 

@@ -7,11 +7,9 @@ from .. import backends, cli, runs
 from ..terminal import duration, markdown
 from . import results
 from .priorities import Missing, costs, expected, grouped, missing, next_run
-from .results import RESULTS, Record
+from .results import RESULTS, WORK, Record
 from .trials import SEEDS
 
-#: Where the state of unfinished runs is.
-WORK = Path("runs/reproduce")
 #: So many of the missing runs have a line of their own in QUEUE.md.
 LINES = 20
 

@@ -11,6 +11,8 @@ from .. import runs
 from ..cli import UserError
 
 RESULTS = Path("results")
+#: Where the state of unfinished runs is.
+WORK = Path("runs/reproduce")
 FORMAT = 1
 
 #: What has to be equal in all runs of a row: name to what of a record it is.

@@ -210,6 +210,11 @@ class Run:
                 raise UserError(
                     f"{folder} holds a run of other {what}: go on with what it was begun with, or remove the folder."
                 )
+        if state.step % self.together:
+            raise UserError(
+                f"{folder} holds a run of {state.step:,} iterations, from where {self.together} at a time do not reach the "
+                f"end: go on with --together {math.gcd(state.step, self.together)}."
+            )
         saved.restore(self.model)
         self.say(f"{self.trial.name}, seed {folder.name[5:]}: going on behind iteration {state.step:,}")
         state.visits += 1

@@ -72,7 +72,8 @@ def speed(
         raise cli.UserError(
             f"--processes, --executions and --limit must be positive. Received: {processes}, {executions}, {limit}"
         )
-    rows, measured = [HEADINGS], []
+    rows: list[Sequence[str]] = [HEADINGS]
+    measured: list[dict[str, Any]] = []
     for name in networks:
         for kind in units:
             for count in processes:
@@ -112,11 +113,11 @@ def _measure(wanted: Measurement, count: int, limit: float, backend: str) -> dic
 
 
 def _figures(children: Sequence[subprocess.Popen], until: float) -> dict[str, Any]:
-    found = []
-    for lines in (1, 2):  # compiled, then timed
+    found: list[dict[str, Any]] = []
+    for timed in (False, True):  # compiled, then timed
         found = []
         for child in children:
-            if lines == 2:
+            if timed:
                 assert child.stdin is not None
                 child.stdin.write("go\n")
                 child.stdin.flush()
@@ -149,7 +150,7 @@ def child(wanted: Measurement) -> None:
     settings = Settings(results.RESULTS, results.RESULTS, dtype=wanted.dtype, together=wanted.together)
     run = Run(TRIALS[wanted.trial], images("cifar10", 2_000), settings, options={"stacked": wanted.stacked})
     first, second = run.time(2)
-    figures = {"compile_seconds": max(0.0, first - second)}
+    figures: dict[str, Any] = {"compile_seconds": max(0.0, first - second)}
     print(json.dumps(figures), flush=True)
     sys.stdin.readline()
     seconds = statistics.median(run.time(wanted.executions))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import UserError
+from ..signals import PREEMPTED
 from .worker import Job
 
 #: Root of the sources, from which a worker is started.
@@ -43,7 +44,7 @@ def train(jobs: Sequence[Job], processes: int, keras_backend: str) -> None:
     """Do the jobs, so many at a time.
 
     A job that fails does not keep the others from being done. An interruption, or SIGTERM, is passed on to the workers, which
-    save their state.
+    save their state; then this process ends as they do. What a job leaves when its time is over is not begun.
 
     Raises:
         UserError: if some have failed; their messages are on stderr.
@@ -51,27 +52,31 @@ def train(jobs: Sequence[Job], processes: int, keras_backend: str) -> None:
     places = cores(processes)
     free = list(range(processes))
     lock = threading.Lock()
-    ended = threading.Event()
+    asked: list[int] = []
     running: set[subprocess.Popen] = set()
     failed: list[str] = []
 
     def do(job: Job) -> None:
         with lock:
-            if ended.is_set():
+            if asked or (job.until is not None and time.time() >= job.until):
                 return
             place = free.pop()
             worker = start("worker", json.dumps(dataclasses.asdict(job)), places[place], processes, keras_backend)
             running.add(worker)
+        if asked:  # while it was being started
+            worker.send_signal(asked[0])
         status = worker.wait()
         with lock:
             running.discard(worker)
             free.append(place)
-            if status and not ended.is_set():
+            if status and not asked:
                 failed.append(job.trial)
 
-    with _passed_on(running, ended), ThreadPoolExecutor(processes) as pool:
+    with _passed_on(running, asked), ThreadPoolExecutor(processes) as pool:
         list(pool.map(do, jobs))
-    if ended.is_set():
+    if asked:
+        if asked[0] == signal.SIGTERM:
+            sys.exit(PREEMPTED)
         raise KeyboardInterrupt
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} trials failed: {', '.join(failed)}. What they said is above.")
@@ -115,11 +120,11 @@ def read_line(process: subprocess.Popen, until: float) -> str:
 
 
 @contextlib.contextmanager
-def _passed_on(running: set[subprocess.Popen], ended: threading.Event) -> Iterator[None]:
-    """Pass SIGINT and SIGTERM on to the workers."""
+def _passed_on(running: set[subprocess.Popen], asked: list[int]) -> Iterator[None]:
+    """Pass SIGINT and SIGTERM on to the workers; `asked` holds those that came."""
 
     def tell(number: int, _frame) -> None:
-        ended.set()
+        asked.append(number)
         for worker in list(running):
             with contextlib.suppress(ProcessLookupError):
                 worker.send_signal(number)

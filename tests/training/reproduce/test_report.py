@@ -1,6 +1,7 @@
 """The report says what the results say: numbers worked out by hand, words for few and for diverged runs, no mixed rows."""
 
 import dataclasses
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from PIL import Image
 
 from tests.training.reproduce.records import record, write
 from training.cli import UserError
-from training.reproduce import pictures, results
+from training.reproduce import depth, pictures, profiles, results
 from training.reproduce.report import report
 from training.reproduce.trials import FIGURES, TABLES
 
@@ -275,6 +276,18 @@ def test_spreads_of_any_runs_are_drawn(tmp_path, errors):
     groups = {SMALL_FULL: [record(SMALL_FULL, seed, error) for seed, error in enumerate(errors)]}
     pictures.spreads(TABLES["digits2"], groups, tmp_path / "figure.png")
     with Image.open(tmp_path / "figure.png") as image:
+        image.verify()
+
+
+def test_depth(tmp_path):
+    assert not any(heading.startswith("Depth") for heading in made(tmp_path))
+    settings = profiles.settings_of("preact", 11, batch=2, seed=0)
+    (tmp_path / "depth").mkdir()
+    (tmp_path / "depth/preact-11.json").write_text(json.dumps(profiles.measure(settings)))
+    text = made(tmp_path)["Depth before training"]
+    assert depth.table(depth.read(tmp_path)).strip() in text
+    assert "![Depth before training](depth.png)" in text
+    with Image.open(tmp_path / "depth.png") as image:
         image.verify()
 
 

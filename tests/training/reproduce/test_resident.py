@@ -1,0 +1,104 @@
+"""Images that are cut out on the device are those that the host cuts out, to the last bit."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.training import images as pictures
+from training.cli import UserError
+from training.data import crops, training_stream
+from training.data.pipelines import InMemory
+from training.data.resident import Cut, Stream, encode
+
+BACKEND = keras.backend.backend()
+
+
+def random_images(count: int, height: int, width: int, channels: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, height, width, channels), "uint8")
+
+
+def compiled(function):
+    """Return the function as the backend compiles it; torch computes it as it is."""
+    if BACKEND == "jax":
+        import jax
+
+        return jax.jit(function)
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function)
+    return function
+
+
+@pytest.mark.parametrize(("height", "width", "channels"), [(6, 6, 3), (5, 9, 1), (9, 5, 3)])
+@pytest.mark.parametrize("padding", ["mean", "reflect"])
+def test_a_step_has_the_pixels_of_the_pipeline(height, width, channels, padding):
+    images = random_images(10, height, width, channels)
+    labels = np.random.default_rng(1).integers(0, 7, 10)
+    data = pictures.in_memory(images, labels)
+    pad = crops.PADDINGS[padding]
+    pipeline = InMemory(data, 4, 3, pad)
+    cut = Cut(pad(images, data.preprocessing.mean))
+    stream = Stream(labels, 4, 3, augment=True)
+    call = compiled(cut)
+    for step in (0, 1, 2, 7, 1_000):  # an epoch ends within step 2
+        codes, found = stream.batch(step)
+        pixels, expected = pipeline.batch(step, np.arange(4))
+        assert (codes.dtype, found.dtype) == (np.int32, np.int32)
+        cropped = ops.convert_to_numpy(call(codes))
+        assert (cropped.dtype, cropped.shape) == (np.float32, (4, height, width, channels))
+        np.testing.assert_array_equal(cropped, pixels)
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("augmentation", ["pad_crop_flip", "none"])
+def test_a_step_is_that_of_a_training_stream(augmentation):
+    images = random_images(12, 8, 8, 3)
+    data = pictures.in_memory(images)
+    expected = pictures.batches(training_stream(data, 5, augmentation, None, 11), 6, start=3)
+    cut = Cut(crops.PADDINGS["mean"](images, data.preprocessing.mean))
+    stream = Stream(np.arange(12), 5, 11, augmentation != "none")
+    for step, (pixels, labels) in enumerate(expected, 3):
+        codes, found = stream.batch(step)
+        np.testing.assert_array_equal(ops.convert_to_numpy(cut(codes)), pixels)
+        np.testing.assert_array_equal(found, labels)
+
+
+def test_the_code_of_an_image_is_the_image_itself():
+    images = random_images(300, 4, 7, 1)
+    cut = Cut(crops.PADDINGS["black"](images, (0.0,)))
+    numbers = np.array([0, 299, 7, 7, 150])
+    np.testing.assert_array_equal(ops.convert_to_numpy(compiled(cut)(encode(numbers))), images[numbers])
+
+
+def test_every_code_is_its_crop():
+    """All 162 crops of the last image, next to NumPy's own slices."""
+    images = random_images(3, 5, 6, 3)
+    padded = np.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)))
+    top, left, flip = np.indices((9, 9, 2)).reshape(3, -1)
+    codes = encode(np.full(162, 2), top, left, flip.astype(bool))
+    assert len(set(codes.tolist())) == 162
+    found = ops.convert_to_numpy(Cut(padded)(codes))
+    for crop, i, j, flipped in zip(found, top, left, flip, strict=True):
+        expected = padded[2, i : i + 5, j : j + 6]
+        np.testing.assert_array_equal(crop, expected[:, ::-1] if flipped else expected)
+
+
+def test_images_stay_as_they_are_under_every_policy():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        images = random_images(2, 4, 4, 1)
+        cut = Cut(crops.PADDINGS["black"](images, (0.0,)))
+        np.testing.assert_array_equal(ops.convert_to_numpy(cut(encode(np.arange(2)))), images)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert not cut.trainable_variables
+    assert cut.count_params() == 2 * 12 * 12
+
+
+@pytest.mark.parametrize("shape", [(2**31 // 162 + 1, 1, 1, 1), (2**15, 256, 256, 3)])
+def test_too_many_images(shape):
+    padded = np.broadcast_to(np.zeros((1, 1, 1, 1), "uint8"), shape)  # which takes one byte
+    with pytest.raises(UserError, match=f"Too many images to stay on the device. Received: {shape[0]:,}"):
+        Cut(padded)
