@@ -54,6 +54,14 @@ def test_training_commands_parse(line, monkeypatch):
         assert config.model.gate_bias == -6.0
 
 
+def test_commands_of_reproduce_exist():
+    from training.reproduce.__main__ import COMMANDS
+
+    named = set(re.findall(r"^    python -m training\.reproduce ([\w-]+)", README, flags=re.M))
+    assert named
+    assert named <= set(COMMANDS)
+
+
 def test_accuracy_of_the_short_run_is_that_of_its_card():
     card = json.loads((ROOT / "saved_models" / "cifar10_resnet20" / "model_card.json").read_text())
     assert card["run"]["recipe"] == "cifar10_short"

@@ -21,6 +21,7 @@ A run leaves a JSON file below --output; runs that are there are not made again,
 table1 to table4 and first-paper need the data (CIFAR-10, CIFAR-100) and an accelerator; digits is the same in small, for a
 CPU."""
 
+
 @dataclasses.dataclass(frozen=True)
 class Train:
     """What every command that trains takes."""
@@ -84,6 +85,8 @@ def train(options: Train, tables: Sequence[str]) -> None:
         raise cli.UserError(f"--seeds and --processes must be positive. Received: {options.seeds} and {options.processes}")
     if options.device_minutes is not None and not options.device_minutes > 0:
         raise cli.UserError(f"--device-minutes must be positive. Received: {options.device_minutes}")
+    if options.together is not None and options.together < 1:
+        raise cli.UserError(f"--together must be positive. Received: {options.together}")
     until = None if options.device_minutes is None else time.time() + 60 * options.device_minutes
     output, work = options.output, options.work
     if options.smoke:

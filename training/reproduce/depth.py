@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -14,14 +13,12 @@ import numpy as np
 
 from .. import runs
 from ..cli import UserError
-from . import fingerprints
+from . import fingerprints, workers
 from .profiles import FORMAT, NETWORKS, Name, settings_of
 from .results import RESULTS
 
 #: 9n+2 each, for three stages of n bottlenecks.
 LAYERS = (20, 56, 110, 164, 506, 1001, 10_001)
-
-_ROOT = Path(__file__).parents[2]
 
 
 def depth(
@@ -137,13 +134,10 @@ def _has(file: Path, settings: Mapping[str, Any]) -> bool:
 
 def _measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
     """Measure in a process of its own, which gives all memory back; raise a RuntimeError that says why it failed."""
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", f"{__package__}.profiles", json.dumps(settings)]
-    environment = os.environ | {"KERAS_BACKEND": settings["backend"], "PYTHONPATH": path}
     try:
         done = subprocess.run(
-            command,
-            env=environment,
+            workers.command("profiles", json.dumps(settings)),
+            env=workers.environment(settings["backend"]),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

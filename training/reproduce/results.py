@@ -103,12 +103,14 @@ def read_one(file: Path) -> Record:
         UserError: for a file that holds none.
     """
     try:
-        record = Record(**json.loads(file.read_text()))
+        value = json.loads(file.read_text())
+        if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
+            raise UserError(f"{file} has format {value['format']}; this version reads {FORMAT}.")
+        return Record(**value)
+    except UserError:
+        raise
     except (OSError, TypeError, ValueError) as error:
         raise UserError(f"{file} holds no run: {error}") from error
-    if record.format != FORMAT:
-        raise UserError(f"{file} has format {record.format}; this version reads {FORMAT}.")
-    return record
 
 
 def groups(records: Iterable[Record]) -> dict[str, list[Record]]:

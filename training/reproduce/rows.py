@@ -104,14 +104,15 @@ def _loss(values: Sequence[float | None]) -> str:
     return middle if len(finite) < 2 else f"{middle} ({min(finite):.3g} to {max(finite):.3g})"
 
 
-def _by_device(of: Callable[[Record], float], text: Callable[[float], str]) -> Callable[[Measured], str]:
+def _by_device(of: Callable[[Record], float | None], text: Callable[[float], str]) -> Callable[[Measured], str]:
     """Return a cell of medians, one a device, in the order in which the column of devices has them."""
 
     def cell(measured: Measured) -> str:
         own: dict[str, list[float]] = {}
         for record in measured.records:
-            own.setdefault(device(record), []).append(of(record))
-        return "; ".join(text(float(np.median(own[name]))) for name in sorted(own))
+            value = of(record)
+            own.setdefault(device(record), []).extend([] if value is None else [value])
+        return "; ".join(text(float(np.median(own[name]))) if own[name] else NOTHING for name in sorted(own))
 
     return cell
 

@@ -82,6 +82,17 @@ def train(jobs: Sequence[Job], processes: int, keras_backend: str) -> None:
         raise UserError(f"{len(failed)} of {len(jobs)} trials failed: {', '.join(failed)}. What they said is above.")
 
 
+def command(module: str, argument: str) -> list[str]:
+    """Return the command line of a module of this package."""
+    return [sys.executable, "-m", f"{__package__}.{module}", argument]
+
+
+def environment(keras_backend: str) -> dict[str, str]:
+    """Return the environment in which a child finds these sources, and its backend."""
+    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"KERAS_BACKEND": keras_backend, "PYTHONPATH": path}
+
+
 def start(
     module: str, argument: str, cores: Sequence[int], processes: int, keras_backend: str, **options: Any
 ) -> subprocess.Popen:
@@ -95,15 +106,12 @@ def start(
         keras_backend: Its KERAS_BACKEND.
         **options: Of `subprocess.Popen`.
     """
-    environment = os.environ | {"KERAS_BACKEND": keras_backend, "OMP_NUM_THREADS": str(len(cores) or 1)}
-    environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / processes:.3f}")
-    path = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(path)
-    command = [sys.executable, "-m", f"{__package__}.{module}", argument]
+    own = environment(keras_backend) | ({"OMP_NUM_THREADS": str(len(cores))} if cores else {})
+    own.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / processes:.3f}")
     # before a backend counts them
     pin = functools.partial(os.sched_setaffinity, 0, cores) if cores else None
     # a group of its own: Ctrl-C reaches it through this process alone, once
-    return subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=pin, **options)
+    return subprocess.Popen(command(module, argument), env=own, start_new_session=True, preexec_fn=pin, **options)
 
 
 def read_line(process: subprocess.Popen, until: float) -> str:

@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import math
-import os
 import shutil
-import signal
 
 import keras
 import numpy as np
