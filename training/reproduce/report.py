@@ -77,7 +77,9 @@ def _section(name: str, table: Table, groups: Groups) -> list[str]:
     rows = measured_rows(table, groups)
     parts = [table_text(table, groups)]
     if rows:
-        parts.append(_lines([goal(rows), order(rows, "test_error", "Test error")] if not table.small else _small(rows)))
+        parts.append(
+            _lines([goal(rows), *orders(table, rows, "test_error", "test error")] if not table.small else _small(table, rows))
+        )
     parts.append(_missing(table, groups))
     remarks = collections.defaultdict(list)
     for row in table.rows:
@@ -92,12 +94,12 @@ def _section(name: str, table: Table, groups: Groups) -> list[str]:
     return parts
 
 
-def _small(rows: Sequence[Measured]) -> list[str]:
+def _small(table: Table, rows: Sequence[Measured]) -> list[str]:
     return [
         "Small networks on small images: an order can be the paper's, a number cannot. The paper argues with how easily a "
         "network is optimised, which the training loss shows. Intervals are over seeds: they say nothing of other images.",
-        order(rows, "train_loss", "Training loss against the paper's test error"),
-        order(rows, "test_error", "Test error"),
+        *orders(table, rows, "train_loss", "training loss against the paper's test error"),
+        *orders(table, rows, "test_error", "test error"),
     ]
 
 
@@ -118,6 +120,19 @@ def goal(rows: Sequence[Measured]) -> str:
     return " ".join(texts)
 
 
+def orders(table: Table, rows: Sequence[Measured], name: str, words: str) -> list[str]:
+    """Return `order` of the rows that the table compares: those of one network, unless it compares depths."""
+    groups: dict[tuple[str, ...], list[Measured]] = {}
+    for own in rows:
+        published = own.row.published
+        groups.setdefault((published.dataset, "" if table.depths else published.network), []).append(own)
+    texts = []
+    for (dataset, network), group in groups.items():
+        of = ", ".join(filter(None, ["CIFAR-100" if dataset == "cifar100" else "", network]))
+        texts.append(order(group, name, f"{of}, {words}" if len(groups) > 1 else f"{words[0].upper()}{words[1:]}"))
+    return texts
+
+
 def order(rows: Sequence[Measured], name: str, words: str) -> str:
     """Return in words how far the rows stand in the paper's order.
 
@@ -126,9 +141,7 @@ def order(rows: Sequence[Measured], name: str, words: str) -> str:
         name: Key in `Record.final` of what they are ordered by.
         words: What that is called.
     """
-    items = [
-        statistics.Item(own.row.label, own.row.published.error, own.values(name), own.row.published.dataset) for own in rows
-    ]
+    items = [statistics.Item(own.row.label, own.row.published.error, own.values(name)) for own in rows]
     found = statistics.pairs(items)
     if not found:
         return f"{words}: no two rows that the paper orders are measured."

@@ -122,13 +122,11 @@ class Item:
         label: Unlike those of the others.
         published: The paper's number; None for a fail, which is larger than every number.
         values: Ours, one a run, at least one.
-        kind: Rows of different kinds are not compared.
     """
 
     label: str
     published: float | None
     values: Values
-    kind: str = ""
 
 
 def _sign(one: float | None, other: float | None) -> int:
@@ -148,7 +146,7 @@ def pairs(items: Sequence[Item]) -> list[Pair]:
     found = []
     for one, other in itertools.combinations(items, 2):
         paper = _sign(one.published, other.published)
-        if one.kind == other.kind and paper:
+        if paper:
             first, second = (one, other) if paper < 0 else (other, one)
             ours = -_sign(median(first.values), median(second.values))
             found.append(Pair(first.label, second.label, ours, -clear_order(first.values, second.values)))

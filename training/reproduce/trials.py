@@ -71,11 +71,13 @@ class Table:
         title: What it shows.
         rows: In the paper's order.
         small: Whether the networks and data are small stand-ins: no number is to be expected, but an order.
+        depths: Whether its rows are compared across networks, which differ in nothing but their depth.
     """
 
     title: str
     rows: tuple[Row, ...]
     small: bool = False
+    depths: bool = False
 
 
 def _label(value: Any) -> str:
@@ -93,13 +95,15 @@ def _trial(published: kp.published.Result, recipe: str, dataset: str, more: Mapp
     return Trial(f"{dataset}/{name}", dataset, published.builder, MappingProxyType({**published.arguments, **more}), recipe)
 
 
-def _table(title: str, recipe: str = "paper", small: Mapping[str, Any] | None = None, **of: str) -> Table:
+def _table(
+    title: str, recipe: str = "paper", small: Mapping[str, Any] | None = None, depths: bool = False, **of: str
+) -> Table:
     rows = []
     for published in kp.published.results(**of):
         trial = _trial(published, recipe, "digits" if small else published.dataset, small or {})
         data = "CIFAR-100, " if published.dataset == "cifar100" else ""
         rows.append(Row(f"{data}{published.network}, {published.row}", published, trial))
-    return Table(title, tuple(rows), small is not None)
+    return Table(title, tuple(rows), small is not None, depths)
 
 
 #: What makes the networks of the paper small: 4, 8, 16 channels, for images of 8 x 8 pixels.
@@ -112,7 +116,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "table2": _table("Table 2: arrangements of the activations", table="2"),
         "table3": _table("Table 3: pre-activation against the original", table="3"),
         "table4": _table("Table 4: ResNet-1001 with batches of 64", "batch64", table="4"),
-        "first_paper": _table("Table 6 of arXiv 1512.03385: depth", table="6 of 1512.03385"),
+        "first_paper": _table("Table 6 of arXiv 1512.03385: depth", depths=True, table="6 of 1512.03385"),
         "digits1": _table("Table 1 in small, on digits", "small", _SMALL, table="1"),
         "digits2": _table("Table 2 in small, on digits", "small", _SMALL, table="2"),
     }

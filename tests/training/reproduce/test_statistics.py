@@ -92,7 +92,6 @@ def test_pairs():
         Item("fail", None, [30.0]),
         Item("fails too", None, [None]),
         Item("as b", 6.6, [1.0]),
-        Item("of another data set", 1.0, [1.0], "cifar100"),
     ]
     found = {(pair.first, pair.second): pair.medians for pair in pairs(items)}
     assert found == {
