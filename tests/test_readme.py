@@ -3,12 +3,15 @@
 import json
 import re
 import shlex
+import statistics
 from pathlib import Path
 
 import pytest
 
 import keras_preact as kp
 from training import train
+from training.reproduce import results
+from training.reproduce.trials import TABLES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -60,6 +63,27 @@ def test_commands_of_reproduce_exist():
     named = set(re.findall(r"^    python -m training\.reproduce ([\w-]+)", README, flags=re.M))
     assert named
     assert named <= set(COMMANDS)
+
+
+def test_results_in_small_are_those_of_the_files():
+    [paragraph] = re.findall(r"^No row on CIFAR is measured yet.*?\n\n", README, flags=re.M | re.S)
+    written = dict(re.findall(r"`(\w+)` ([\d.]+) %", paragraph))
+    assert len(written) == 5
+    found = results.groups(results.read(ROOT / "results"))
+    assert not [name for name in found if name.startswith("cifar")]
+    for arrangement, error in written.items():
+        assert f"{statistics.median([record.error for record in found[f'digits/resnet110-{arrangement}']]):.2f}" == error
+    fails = {True: [], False: []}  # whether the paper's does, to labels of those that do here
+    for row in TABLES["digits1"].rows:
+        ours = [100 if record.error is None else record.error for record in found[row.trial.name]]
+        fails[row.published.error is None] += [row.published.row] if statistics.median(ours) > 20 else []
+    assert len(fails[True]) == sum(row.published.error is None for row in TABLES["digits1"].rows) == 4
+    assert [label.split(" (")[0] for label in fails[False]] == [
+        "constant scaling",
+        "shortcut-only gating",
+        "shortcut-only gating",
+        "1x1 convolution",
+    ]
 
 
 def test_accuracy_of_the_short_run_is_that_of_its_card():

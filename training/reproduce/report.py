@@ -141,7 +141,7 @@ def order(rows: Sequence[Measured], name: str, words: str) -> str:
         name: Key in `Record.final` of what they are ordered by.
         words: What that is called.
     """
-    items = [statistics.Item(own.row.label, own.row.published.error, own.values(name)) for own in rows]
+    items = [statistics.Item(own.row.published.row, own.row.published.error, own.values(name)) for own in rows]
     found = statistics.pairs(items)
     if not found:
         return f"{words}: no two rows that the paper orders are measured."
@@ -149,7 +149,7 @@ def order(rows: Sequence[Measured], name: str, words: str) -> str:
     clear, against, rest = ([pair for pair in found if pair.clearly == sign] for sign in (1, -1, 0))
     texts = [
         f"{words}: the paper orders {_number(len(found), 'pair')} of measured rows. Our medians have {len(same)} in its "
-        f"order, {len(reverse)} the other way round{_names(reverse)}, {len(equal)} equal: "
+        f"order, {len(reverse)} the other way round, {len(equal)} equal: "
         f"Kendall's tau is {statistics.kendall(found):+.2f}.",
         f"Clearly in its order: {len(clear)}. Clearly the other way round: {len(against)}{_names(against)}.",
     ]

@@ -121,6 +121,8 @@ def _all(of: Callable[[Record], str]) -> Callable[[Measured], str]:
     return lambda measured: "; ".join(sorted({of(record) for record in measured.records}))
 
 
+#: Columns that are as wide as they are often the same.
+COMMON = ("device", "precision")
 #: Heading to the cell of a row with runs.
 Columns = Mapping[str, Callable[[Measured], str]]
 _LAST: Columns = {
@@ -151,10 +153,17 @@ def measured_rows(table: Table, groups: Groups) -> list[Measured]:
 
 
 def table_text(table: Table, groups: Groups) -> str:
-    columns = SMALL if table.small else FULL
+    """Return a table, without the columns that nobody has filled, and, said once, of `COMMON` what all rows have in common."""
+    measured = {own.row.label: own for own in measured_rows(table, groups)}
+    columns = dict(SMALL if table.small else FULL) if measured else {}
+    common = []
+    for name in COMMON if len(measured) > 1 else ():
+        cells = {columns[name](own) for own in measured.values()}
+        if len(cells) == 1:
+            common.append(f"{name}: {cells.pop()}")
+            del columns[name]
     rows = [["row", "published, CIFAR-10" if table.small else "published", *columns]]
     for row in table.rows:
-        own = Measured(row, groups.get(row.trial.name, ()))
-        cells = [cell(own) for cell in columns.values()] if own.records else [NOTHING] * len(columns)
-        rows.append([row.label, _published(row), *cells])
-    return markdown(rows)
+        own = measured.get(row.label)
+        rows.append([row.label, _published(row), *(NOTHING if own is None else cell(own) for cell in columns.values())])
+    return "\n\n".join([markdown(rows), *([f"All rows: {'; '.join(common)}."] if common else [])])
