@@ -47,11 +47,11 @@ class Trial:
     arguments: Mapping[str, Any] = dataclasses.field(hash=False)
     recipe: str
 
-    def config(self, seed: int = 0, dtype: str = "float32") -> Config:
+    def config(self, dtype: str = "float32") -> Config:
         """Return the recipe as a configuration; of its model, only the dtype counts."""
         config = RECIPES[self.recipe]()
         data = dataclasses.replace(config.data, name=self.dataset)
-        return dataclasses.replace(config, model=Model(self.name, dtype=dtype), data=data, seed=seed)
+        return dataclasses.replace(config, model=Model(self.name, dtype=dtype), data=data)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,12 +74,12 @@ def test_the_recipe_of_the_paper():
     for trial in ALL:
         if trial.recipe != "paper":
             continue
-        config = trial.config(seed=3, dtype="mixed_bfloat16")
+        config = trial.config(dtype="mixed_bfloat16")
         plan = plans.plan(config, 50_000)
         assert (config.batch_size, plan.iterations) == (128, 64_000)
         assert (config.data.name, config.data.augmentation, config.data.padding) == (trial.dataset, "pad_crop_flip", "mean")
         assert (config.optimizer.momentum, config.optimizer.weight_decay, config.optimizer.nesterov) == (0.9, 1e-4, False)
-        assert (config.seed, config.model.dtype) == (3, "mixed_bfloat16")
+        assert config.model.dtype == "mixed_bfloat16"
         assert (config.optimizer.ema, config.optimizer.clip_norm, config.optimizer.label_smoothing) == (None, None, 0)
     rate = plans.rate_at(plans.learning_rate(config, plan))
     steps = {0: 0.01, 399: 0.01, 400: 0.1, 31_999: 0.1, 32_000: 0.01, 47_999: 0.01, 48_000: 0.001, 63_999: 0.001}
