@@ -78,8 +78,9 @@ def test_make_targets_exist():
 def help_of(module: str, recipe: str = "") -> str:
     """Return what a command says of its options; of `SUBCOMMANDS`, those of a recipe or a command."""
     written, argv = io.StringIO(), sys.argv
-    # by another test: `run_module` would warn
-    imported = {name: sys.modules.pop(name) for name in (module, f"{module}.__main__") if name in sys.modules}
+    # by another test: `run_module` would warn; but a package keeps the modules that it has
+    script = f"{module}.__main__" if importlib.util.find_spec(module).submodule_search_locations else module
+    imported = {script: sys.modules.pop(script)} if script in sys.modules else {}
     sys.argv = [module, *([recipe] if recipe else []), "--help"]
     try:
         with contextlib.redirect_stdout(written), pytest.raises(SystemExit) as ended:

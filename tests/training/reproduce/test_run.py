@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import shutil
 
 import keras
@@ -132,7 +133,8 @@ def test_sigterm_saves_the_state_for_another_process(where, number, step, uninte
     _, whole, expected = uninterrupted
     process = commands.start("-c", STOPPED, tmp_path, where, number, cwd=commands.ROOT)
     status, _, err = commands.finish(process)
-    assert (status, "Traceback" in err, "error:" in err) == (75, False, False)
+    # TensorFlow has notes with other errors than ours
+    assert (status, re.findall(r"^(?:Traceback|error:).*", err, re.M)) == (75, [])
     assert unfinished(tmp_path / "work") == {(tiny.DROPOUT.name, 1): (step, tiny.STEPS)}
     run = tiny.make(tmp_path, tiny.DROPOUT)
     record = run(1)
