@@ -7,17 +7,15 @@ import contextlib
 import dataclasses
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .. import backends, cli
+from .. import backends, children
 from ..config import Checkpoint
 from . import candidates, subjects
 
@@ -170,21 +168,11 @@ def _versions(backend: str, name: str) -> dict[str, str]:
     peer = candidates.PEERS.get(name)
     if peer is not None and peer.package is not None:
         packages.append(peer.package[1])
-    versions = {"python": platform.python_version()}
-    for package in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return versions
+    return backends.versions(*packages)
 
 
 def main(argv: list[str]) -> None:
-    def run() -> None:
-        stdout = os.dup(1)
-        os.dup2(2, 1)  # what libraries print goes to stderr
-        result = measure(Job(**json.loads(argv[0])))
-        os.write(stdout, (json.dumps(result) + "\n").encode())
-
-    cli.guard(run)
+    children.answer(lambda: measure(Job(**json.loads(argv[0]))))
 
 
 if __name__ == "__main__":

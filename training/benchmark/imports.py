@@ -7,11 +7,9 @@ import dataclasses
 import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -67,7 +65,7 @@ def run(options: Import) -> dict:
         "order": "The modules take turns; a ratio is of two figures of the same round.",
         "started": started.isoformat(timespec="seconds"),
         "machine": backends.machine(("OMP_NUM_THREADS",)),
-        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
+        "versions": backends.versions(*packages),
         "rounds": rounds,
         "summary": summary,
     }

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -138,8 +137,7 @@ def measure(options: Input) -> dict:
     rounds = [
         {name: {"images_per_second": timer(options.seconds)} for name, timer in timers.items()} for _ in range(options.rounds)
     ]
-    packages = ("tensorflow", "keras", "numpy")
-    versions = {"python": platform.python_version()} | {name: metadata.version(name) for name in packages}
+    versions = backends.versions("tensorflow", "keras", "numpy")
     return {"rounds": rounds, "backend": keras.backend.backend(), "versions": versions}
 
 

@@ -1,24 +1,14 @@
 """Runs the children: every candidate once a round, one after another, each in a process of its own with a limit."""
 
-import contextlib
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
+from .. import children
 from ..cli import UserError
 from .candidates import Candidate
 from .child import Job
-
-_ROOT = Path(__file__).parents[2]
-
-#: A child's exit status when it was stopped at its limit, as `timeout` has it.
-_STOPPED = 124
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +48,7 @@ def run(
             status, out, err = _child(candidate.backend, job, limit)
             seconds = time.perf_counter() - start
             if status == 2:
-                raise UserError(f"{candidate.label}: {_last_line(err).removeprefix('error: ')}")
+                raise UserError(f"{candidate.label}: {children.last_line(err)[:300].removeprefix('error: ')}")
             if status == 0:
                 outcome = Outcome(number, candidate.label, seconds, result=json.loads(out.splitlines()[-1]))
             else:
@@ -70,44 +60,10 @@ def run(
 
 
 def _child(backend: str, job: Job, limit: float) -> tuple[int, str, str]:
-    """Return exit status, stdout and stderr of a child; it and what it started are killed at the limit."""
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.child", json.dumps(dataclasses.asdict(job))],
-        env=os.environ | {"KERAS_BACKEND": backend, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        _kill(process)
-        return _STOPPED, "", ""
-    except BaseException:
-        _kill(process)
-        raise
-    return process.returncode, out, err
-
-
-def _kill(process: subprocess.Popen) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    return children.run(f"{__package__}.child", json.dumps(dataclasses.asdict(job)), backend, limit)
 
 
 def _problem(status: int, err: str, limit: float) -> str:
-    if status == _STOPPED:
+    if status == children.STOPPED:
         return f"over {limit:g} s"
-    if status < 0:
-        name = signal.Signals(-status).name
-        return f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
-    return f"failed: {_last_line(err)}"
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no message"
+    return children.killed(status) if status < 0 else f"failed: {children.last_line(err)[:300]}"

@@ -2,8 +2,6 @@
 
 import json
 import math
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import runs
+from .. import children, runs
 from ..cli import UserError
-from . import fingerprints, workers
+from . import fingerprints
 from .profiles import FORMAT, NETWORKS, Name, settings_of
 from .results import RESULTS
 
@@ -134,25 +132,14 @@ def _has(file: Path, settings: Mapping[str, Any]) -> bool:
 
 def _measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
     """Measure in a process of its own, which gives all memory back; raise a RuntimeError that says why it failed."""
-    try:
-        done = subprocess.run(
-            workers.command("profiles", json.dumps(settings)),
-            env=workers.environment(settings["backend"]),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"given up after {limit:g} s") from error
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        raise RuntimeError(f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else ""))
-    if done.returncode:
-        last = [line.strip() for line in done.stderr.splitlines() if line.strip()][-1:] or ["no message"]
-        raise RuntimeError(f"failed: {last[0].removeprefix('error: ')[:300]}")
-    return json.loads(done.stdout)
+    status, out, err = children.run(f"{__package__}.profiles", json.dumps(settings), settings["backend"], limit)
+    if status == children.STOPPED:
+        raise RuntimeError(f"given up after {limit:g} s")
+    if status < 0:
+        raise RuntimeError(children.killed(status))
+    if status:
+        raise RuntimeError(f"failed: {children.last_line(err).removeprefix('error: ')[:300]}")
+    return json.loads(out)
 
 
 def _summary(record: Mapping[str, Any]) -> str:

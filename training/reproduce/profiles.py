@@ -4,17 +4,13 @@ SETTINGS are those of a record, as JSON, and the record one line of JSON on stdo
 for each network.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
 import math
-import os
-import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -23,7 +19,7 @@ import numpy as np
 
 import keras_preact as kp
 
-from .. import backends, cli
+from .. import backends, children
 
 FORMAT = 1
 
@@ -98,13 +94,14 @@ def measure(settings: Mapping[str, Any]) -> dict:
     signals = kp.analysis.propagation(model, x, labels)
     measured = time.perf_counter()
     backend = keras.backend.backend()
+    versions = backends.versions("keras-preact", "keras", "numpy", backend)
     return {
         "format": FORMAT,
         "settings": dict(settings),
         **profile(signals),
         "parameters": int(sum(np.prod(weight.shape) for weight in model.trainable_weights)),
         "data": {"name": digits.name, "fingerprint": digits.fingerprint},
-        "device": {"name": backends.device(), "cpu": backends.cpu(), "backend": backend, "versions": _versions(backend)},
+        "device": {"name": backends.device(), "cpu": backends.cpu(), "backend": backend, "versions": versions},
         "cost": {
             "seconds": round(measured - loaded, 3),
             "build_seconds": round(built - loaded, 3),
@@ -154,25 +151,14 @@ def _number(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _versions(backend: str) -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in ("keras-preact", "keras", "numpy", backend):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return versions
-
-
 def main(argv: Sequence[str]) -> None:
     """Measure what the command line says and print the record."""
 
-    def run() -> None:
-        stdout = os.dup(1)
-        os.dup2(2, 1)  # what libraries print goes to stderr
+    def record() -> dict:
         backends.keep_accelerator_for_backend(keras.backend.backend())
-        record = measure(json.loads(argv[0]))
-        os.write(stdout, (json.dumps(record) + "\n").encode())
+        return measure(json.loads(argv[0]))
 
-    cli.guard(run)
+    children.answer(record)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
+from .. import children
 from ..cli import UserError
 from ..signals import PREEMPTED
 from .worker import Job
-
-#: Root of the sources, from which a worker is started.
-_ROOT = Path(__file__).parents[2]
 
 
 def backend(choice: str) -> str:
@@ -82,17 +79,6 @@ def train(jobs: Sequence[Job], processes: int, keras_backend: str) -> None:
         raise UserError(f"{len(failed)} of {len(jobs)} trials failed: {', '.join(failed)}. What they said is above.")
 
 
-def command(module: str, argument: str) -> list[str]:
-    """Return the command line of a module of this package."""
-    return [sys.executable, "-m", f"{__package__}.{module}", argument]
-
-
-def environment(keras_backend: str) -> dict[str, str]:
-    """Return the environment in which a child finds these sources, and its backend."""
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-    return os.environ | {"KERAS_BACKEND": keras_backend, "PYTHONPATH": path}
-
-
 def start(
     module: str, argument: str, cores: Sequence[int], processes: int, keras_backend: str, **options: Any
 ) -> subprocess.Popen:
@@ -106,12 +92,13 @@ def start(
         keras_backend: Its KERAS_BACKEND.
         **options: Of `subprocess.Popen`.
     """
-    own = environment(keras_backend) | ({"OMP_NUM_THREADS": str(len(cores))} if cores else {})
+    own = children.environment(keras_backend) | ({"OMP_NUM_THREADS": str(len(cores))} if cores else {})
     own.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / processes:.3f}")
+    command = children.command(f"{__package__}.{module}", argument)
     # before a backend counts them
     pin = functools.partial(os.sched_setaffinity, 0, cores) if cores else None
     # a group of its own: Ctrl-C reaches it through this process alone, once
-    return subprocess.Popen(command(module, argument), env=own, start_new_session=True, preexec_fn=pin, **options)
+    return subprocess.Popen(command, env=own, start_new_session=True, preexec_fn=pin, **options)
 
 
 def read_line(process: subprocess.Popen, until: float) -> str:

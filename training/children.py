@@ -1,0 +1,80 @@
+"""Processes of their own: a module of this package that is told what to do in JSON, and answers in JSON on its stdout."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from . import cli
+
+#: Exit status of a child that was stopped at its limit, as `timeout` has it.
+STOPPED = 124
+
+_ROOT = Path(__file__).parents[1]
+
+
+def command(module: str, argument: str) -> list[str]:
+    """Return the command line of a module, such as `training.benchmark.child`."""
+    return [sys.executable, "-m", module, argument]
+
+
+def environment(keras_backend: str) -> dict[str, str]:
+    """Return the environment in which a child finds these sources, and its backend."""
+    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"KERAS_BACKEND": keras_backend, "PYTHONPATH": path}
+
+
+def run(module: str, argument: str, keras_backend: str, limit: float) -> tuple[int, str, str]:
+    """Return exit status, stdout and stderr of a child; it and what it started are killed after `limit` seconds."""
+    process = subprocess.Popen(
+        command(module, argument),
+        env=environment(keras_backend),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return STOPPED, "", ""
+    except BaseException:
+        _kill(process)
+        raise
+    return process.returncode, out, err
+
+
+def _kill(process: subprocess.Popen) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def killed(status: int) -> str:
+    """Return in words by which signal a child ended."""
+    name = signal.Signals(-status).name
+    return f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+
+
+def last_line(text: str) -> str:
+    """Return the last line that is not empty, where a child says why it failed."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
+
+
+def answer(of: Callable[[], dict]) -> None:
+    """Write what `of` returns to stdout; what libraries print meanwhile goes to stderr. Errors end as in `cli.guard`."""
+
+    def run() -> None:
+        stdout = os.dup(1)
+        os.dup2(2, 1)
+        os.write(stdout, (json.dumps(of()) + "\n").encode())
+
+    cli.guard(run)
