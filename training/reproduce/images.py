@@ -25,6 +25,7 @@ from ..cli import UserError
 from ..config import Data
 from ..data.readers import Arrays
 from ..data.statistics import mean_and_std
+from .pieces import MEMBER_BYTES, ZIP_BYTES, packed
 
 FORMAT = 1
 #: Bytes that every piece stays below.
@@ -35,8 +36,6 @@ MOSAIC, COLUMNS = 500, 20
 FOLDER = "KERAS_PREACT_DATA"
 MANIFEST = "manifest.json"
 SPLITS = ("train", "test")
-#: Bytes a zip file takes for itself, and for a member beside its contents and twice its name.
-ZIP_BYTES, MEMBER_BYTES = 22, 30 + 46
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,21 +143,19 @@ def write_archive(images: Images, folder: Path, piece_bytes: int = PIECE_BYTES) 
         "fingerprint": images.fingerprint,
     }
     spent = ZIP_BYTES + MEMBER_BYTES + 2 * len(MANIFEST) + len(json.dumps(common)) + 100  # for the numbers of the piece
-    packed: list[list[tuple[dict, bytes]]] = []
-    room = 0
-    for described, encoded in _mosaics(images):
-        cost = len(encoded) + MEMBER_BYTES + 2 * len(described["file"]) + len(json.dumps(described)) + 2
-        if spent + cost >= piece_bytes:
-            raise UserError(f"A piece must have room for {spent + cost:,} bytes. Received: piece_bytes={piece_bytes:,}")
-        if cost > room:
-            packed.append([])
-            room = piece_bytes - spent - 1
-        packed[-1].append((described, encoded))
-        room -= cost
+
+    def costs() -> Iterator[tuple[int, tuple[dict, bytes]]]:
+        for described, encoded in _mosaics(images):
+            cost = len(encoded) + MEMBER_BYTES + 2 * len(described["file"]) + len(json.dumps(described)) + 2
+            if spent + cost >= piece_bytes:
+                raise UserError(f"A piece must have room for {spent + cost:,} bytes. Received: piece_bytes={piece_bytes:,}")
+            yield cost, (described, encoded)
+
+    groups = packed(costs(), piece_bytes - spent - 1)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for number, mosaics in enumerate(packed):
-        piece = {"piece": number, "pieces": len(packed), "mosaics": [described for described, _ in mosaics]}
+    for number, mosaics in enumerate(groups):
+        piece = {"piece": number, "pieces": len(groups), "mosaics": [described for described, _ in mosaics]}
         members = [(MANIFEST, json.dumps(common | piece).encode())]
         members += [(described["file"], encoded) for described, encoded in mosaics]
         written.append(folder / f"{images.name}-images-{number}.zip")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from training.cli import UserError
-from training.reproduce.bundle import pieces, wheels
+from training.reproduce import pieces
+from training.reproduce.bundle import wheels
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 

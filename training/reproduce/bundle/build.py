@@ -12,7 +12,7 @@ import tyro
 
 from ... import runs
 from .. import images
-from .pieces import described, limit, new_folder, write_zips
+from ..pieces import described, limit, new_folder, write_zips
 from .wheels import wheels as read_wheels
 
 FORMAT = 1

@@ -13,7 +13,7 @@ import tyro
 
 from ... import runs
 from ...cli import UserError
-from .pieces import described, limit, new_folder
+from ..pieces import described, limit, new_folder
 
 FORMAT = 1
 MANIFEST = "state.json"

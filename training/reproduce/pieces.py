@@ -7,12 +7,14 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ...cli import UserError
+from ..cli import UserError
 
 #: Bytes a zip file takes for itself, and for a member beside its contents and twice its name.
 ZIP_BYTES, MEMBER_BYTES = 22, 30 + 46
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -53,6 +55,19 @@ def limit(piece_mib: int) -> int:
     return piece_mib * 2**20
 
 
+def packed(items: Iterable[tuple[int, T]], room: int) -> list[list[T]]:
+    """Return items, in their order, in groups that take no more than `room`; each comes with what it takes, at most that."""
+    groups: list[list[T]] = []
+    left = 0
+    for cost, item in items:
+        if cost > left:
+            groups.append([])
+            left = room
+        groups[-1].append(item)
+        left -= cost
+    return groups
+
+
 def write_zips(members: Iterable[tuple[str, bytes]], folder: Path, stem: str, below: int) -> list[Path]:
     """Write files, in their order, into FOLDER/STEM-0.zip, STEM-1.zip and so on.
 
@@ -65,20 +80,17 @@ def write_zips(members: Iterable[tuple[str, bytes]], folder: Path, stem: str, be
     Raises:
         UserError: for a file that is too large for a piece.
     """
-    pieces: list[list[tuple[str, bytes]]] = []
-    room = 0
-    for name, contents in members:
-        # where deflating does not help, it adds 5 bytes to 16 kB
-        cost = len(contents) + len(contents) // 1000 + 2 * len(name) + MEMBER_BYTES + 16
-        if ZIP_BYTES + cost >= below:
-            raise UserError(f"A piece of fewer than {below:,} bytes has no room for {name}, {len(contents):,} bytes.")
-        if cost > room:
-            pieces.append([])
-            room = below - ZIP_BYTES - 1
-        pieces[-1].append((name, contents))
-        room -= cost
+
+    def costs() -> Iterator[tuple[int, tuple[str, bytes]]]:
+        for name, contents in members:
+            # where deflating does not help, it adds 5 bytes to 16 kB
+            cost = len(contents) + len(contents) // 1000 + 2 * len(name) + MEMBER_BYTES + 16
+            if ZIP_BYTES + cost >= below:
+                raise UserError(f"A piece of fewer than {below:,} bytes has no room for {name}, {len(contents):,} bytes.")
+            yield cost, (name, contents)
+
     written = []
-    for number, piece in enumerate(pieces):
+    for number, piece in enumerate(packed(costs(), below - ZIP_BYTES - 1)):
         written.append(folder / f"{stem}-{number}.zip")
         with zipfile.ZipFile(written[-1], "w") as archive:
             for name, contents in piece:
