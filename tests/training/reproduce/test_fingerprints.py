@@ -34,7 +34,7 @@ OTHERS = {
     "processes, files and messages": (
         *(f"training/{name}.py" for name in ("_tensorflow", "backends", "callbacks", "checkpoints", "cli", "runs", "signals")),
         *("training/terminal.py", "training/variables.py"),
-        *(f"training/reproduce/{name}.py" for name in ("fingerprints", "results", "worker")),
+        *(f"training/reproduce/{name}.py" for name in ("fingerprints", "pieces", "results", "worker")),
     ),
 }
 #: Parts of the library that networks do not use.
