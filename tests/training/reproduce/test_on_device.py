@@ -1,5 +1,9 @@
 """Steps that are computed together on the device are the steps of an ordinary training of the bare network."""
 
+import dataclasses
+import functools
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -131,3 +135,37 @@ def test_only_the_network_is_trained():
     model = OnDevice(net, Cut(padded()))
     model(np.zeros(2, "int32"))
     assert [id(each) for each in model.trainable_variables] == [id(each) for each in net.trainable_variables]
+
+
+class Seen(Exception):
+    """Holds shapes and types of what a step of training gets."""
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="other backends have no loop over steps in the graph, or compile as they run")
+def test_steps_together_lower_for_a_gpu(monkeypatch):
+    """Where none is at hand: the whole loop is one program, which asks nothing of the host and convolves in bfloat16."""
+    import jax
+
+    class Watched(OnDevice):
+        def train_step(self, *arguments):
+            raise Seen(jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), arguments))
+
+    arguments = tiny.PLAIN.arguments | {"depth": 26, "stacked": True}
+    net = build(dataclasses.replace(tiny.PLAIN, arguments=arguments), IMAGES, "mixed_bfloat16")
+    model = Watched(net, Cut(padded()), TOGETHER)
+    compile_(model)
+    model.evaluate(np.zeros(2, "int32"), np.zeros(2, "int32"), batch_size=2, verbose=0)
+    with pytest.raises(Seen) as seen:
+        stream = Stream(IMAGES.train_y, tiny.BATCH, 7, augment=True)
+        model.fit(model.batches(stream, 0, TOGETHER), shuffle=False, verbose=0)
+    (shapes,) = seen.value.args
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # what convolutions in a loop are made of depends on it
+    step = functools.partial(OnDevice.train_step, model)
+    text = jax.jit(step).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.while") == 1 + 2 * 3  # the steps; there and back through each stage
+    convolutions = re.findall(r"stablehlo\.convolution.* : (.*)", text)
+    # forward, and back for images and weights: the stem, the first unit of each stage and its other units, but not to the pixels
+    assert len(convolutions) == 3 * (1 + 3 * 2 * 2) - 1
+    assert all(re.findall(r"x([a-z]+\d+)>", types) == ["bf16"] * 3 for types in convolutions)
+    assert "custom_call" not in text  # as calls of the host would be
