@@ -155,9 +155,9 @@ def test_steps_together_lower_for_a_gpu(monkeypatch):
     model = Watched(net, Cut(padded()), TOGETHER)
     compile_(model)
     model.evaluate(np.zeros(2, "int32"), np.zeros(2, "int32"), batch_size=2, verbose=0)
+    batches = model.batches(Stream(IMAGES.train_y, tiny.BATCH, 7, augment=True), 0, TOGETHER)
     with pytest.raises(Seen) as seen:
-        stream = Stream(IMAGES.train_y, tiny.BATCH, 7, augment=True)
-        model.fit(model.batches(stream, 0, TOGETHER), shuffle=False, verbose=0)
+        model.fit(batches, shuffle=False, verbose=0)
     (shapes,) = seen.value.args
 
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # what convolutions in a loop are made of depends on it
@@ -165,7 +165,7 @@ def test_steps_together_lower_for_a_gpu(monkeypatch):
     text = jax.jit(step).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("stablehlo.while") == 1 + 2 * 3  # the steps; there and back through each stage
     convolutions = re.findall(r"stablehlo\.convolution.* : (.*)", text)
-    # forward, and back for images and weights: the stem, the first unit of each stage and its other units, but not to the pixels
+    # forward, back to images, but not to the pixels, and to weights: of the stem, of each stage's first unit and of its others
     assert len(convolutions) == 3 * (1 + 3 * 2 * 2) - 1
     assert all(re.findall(r"x([a-z]+\d+)>", types) == ["bf16"] * 3 for types in convolutions)
     assert "custom_call" not in text  # as calls of the host would be
