@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from .. import backends
+from .. import backends, children
 from ..cli import UserError
 from . import report
 
@@ -113,6 +113,5 @@ def _measure(backend: str, module: str) -> dict[str, float]:
         check=False,
     )
     if child.returncode:
-        last = [line for line in child.stderr.splitlines() if line.strip()][-1:]
-        raise UserError(f"import {module} fails on {backend}: {' '.join(last)}")
+        raise UserError(f"import {module} fails on {backend}: {children.last_line(child.stderr)}")
     return json.loads(child.stdout.splitlines()[-1])

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import backends
+from .. import backends, children
 from ..cli import UserError
 from . import report
 
@@ -62,7 +62,7 @@ def run(options: Input) -> dict:
     started = datetime.datetime.now(datetime.UTC)
     settings = dataclasses.asdict(options) | {"output": None if options.output is None else str(options.output)}
     child = subprocess.run(
-        [sys.executable, "-m", f"{__package__}.input", json.dumps(settings)],
+        children.command(f"{__package__}.input", json.dumps(settings)),
         cwd=Path(__file__).parents[2],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -4,11 +4,9 @@ import contextlib
 import dataclasses
 import datetime
 import itertools
-import platform
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +45,7 @@ def run(options: Options) -> dict:
         "order": "The candidates of a model take turns; a ratio is of two figures of the same round.",
         "started": started.isoformat(timespec="seconds"),
         "machine": backends.machine(_ENVIRONMENT) | {"flags": flags},
-        "versions": {"python": platform.python_version()} | _versions(),
+        "versions": backends.versions(*_PACKAGES),
         "rounds": rounds,
     }
     with _folder(options.exports) as folder:
@@ -76,14 +74,6 @@ def cpu_flags() -> list[str]:
     lines = info.read_text().splitlines() if info.is_file() else []
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
     return sorted(flag for flag in flags if flag.startswith("amx_") or flag in ("avx2", "avx512f", "avx512_bf16"))
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ network computes takes the same time whatever its weights are, and its accuracy 
 """
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ... import children
 from ...cli import UserError
 from .. import candidates
 
@@ -46,9 +46,8 @@ def write(models: Sequence[str], precisions: Sequence[str], folder: Path) -> Non
     """
     job = json.dumps({"models": models, "precisions": precisions, "folder": str(folder)})
     child = subprocess.run(
-        [sys.executable, "-m", f"{__package__}.exports", job],
-        cwd=Path(__file__).parents[3],
-        env=os.environ | {"KERAS_BACKEND": "tensorflow"},
+        children.command(f"{__package__}.exports", job),
+        env=children.environment("tensorflow"),
         stdin=subprocess.DEVNULL,
         check=False,
     )

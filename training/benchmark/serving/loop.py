@@ -5,7 +5,6 @@ for so long and writes a line of figures to stdout. Between two lines it does no
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ... import children
 from ...cli import UserError
 from .client import summarize
 
@@ -29,9 +29,8 @@ class Loop:
     def __init__(self, path: Path, engine: str, precision: str):
         job = json.dumps({"path": str(path), "engine": engine, "precision": precision})
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.loop", job],
-            cwd=Path(__file__).parents[3],
-            env=os.environ | {"KERAS_BACKEND": "tensorflow"},
+            children.command(f"{__package__}.loop", job),
+            env=children.environment("tensorflow"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

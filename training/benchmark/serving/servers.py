@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ... import children
 from ...cli import UserError
 from . import client
 
@@ -104,7 +105,7 @@ def ask(port: int, request: Path, concurrency: int, seconds: float, requests: in
         _client(job), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds + PATIENCE, check=False
     )
     if done.returncode:
-        raise UserError(f"The client failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        raise UserError(f"The client failed: {children.last_line(done.stderr)}")
     return json.loads(done.stdout)
 
 
