@@ -153,7 +153,12 @@ finally:
 def ray_driver(free_port):
     """Return a function that runs DRIVER and returns the answers, and end what is left of Ray."""
     temporary = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # short: the names of sockets have no room for more
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONUNBUFFERED": "1"}
+    settings = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # on busy cores its proxy takes longer than the 5 s that Ray waits
+        "PYTHONUNBUFFERED": "1",
+    }
 
     def run(directory: Path, requests: list) -> list:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -164,7 +169,7 @@ def ray_driver(free_port):
             process = subprocess.Popen(
                 [sys.executable, "-c", DRIVER, str(temporary), str(directory), str(free_port)],
                 cwd=temporary,
-                env=kept | quiet | {"PYTHONPATH": str(ROOT)},
+                env=kept | settings | {"PYTHONPATH": str(ROOT)},
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
