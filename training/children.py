@@ -57,10 +57,14 @@ def _kill(process: subprocess.Popen) -> None:
     process.communicate()
 
 
-def killed(status: int) -> str:
-    """Return in words by which signal a child ended."""
-    name = signal.Signals(-status).name
-    return f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+def problem(status: int, err: str, limit: float) -> str:
+    """Return in words why a child has no answer: what `run` returned of it, and the limit that it had."""
+    if status == STOPPED:
+        return f"over {limit:g} s"
+    if status < 0:
+        name = signal.Signals(-status).name
+        return f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"failed: {last_line(err).removeprefix('error: ')[:300]}"
 
 
 def last_line(text: str) -> str:

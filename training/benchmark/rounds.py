@@ -53,7 +53,7 @@ def run(
                 outcome = Outcome(number, candidate.label, seconds, result=json.loads(out.splitlines()[-1]))
             else:
                 given_up.add(candidate.label)
-                outcome = Outcome(number, candidate.label, seconds, problem=_problem(status, err, limit))
+                outcome = Outcome(number, candidate.label, seconds, problem=children.problem(status, err, limit))
             outcomes.append(outcome)
             progress(outcome)
     return outcomes
@@ -61,9 +61,3 @@ def run(
 
 def _child(backend: str, job: Job, limit: float) -> tuple[int, str, str]:
     return children.run(f"{__package__}.child", json.dumps(dataclasses.asdict(job)), backend, limit)
-
-
-def _problem(status: int, err: str, limit: float) -> str:
-    if status == children.STOPPED:
-        return f"over {limit:g} s"
-    return children.killed(status) if status < 0 else f"failed: {children.last_line(err)[:300]}"

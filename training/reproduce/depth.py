@@ -133,12 +133,8 @@ def _has(file: Path, settings: Mapping[str, Any]) -> bool:
 def _measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
     """Measure in a process of its own, which gives all memory back; raise a RuntimeError that says why it failed."""
     status, out, err = children.run(f"{__package__}.profiles", json.dumps(settings), settings["backend"], limit)
-    if status == children.STOPPED:
-        raise RuntimeError(f"given up after {limit:g} s")
-    if status < 0:
-        raise RuntimeError(children.killed(status))
     if status:
-        raise RuntimeError(f"failed: {children.last_line(err).removeprefix('error: ')[:300]}")
+        raise RuntimeError(children.problem(status, err, limit))
     return json.loads(out)
 
 

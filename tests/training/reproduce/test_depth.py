@@ -168,7 +168,7 @@ def test_limit(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         run("--networks", "preact", "--layers", 11, "--limit", 0.1, "--output", tmp_path)
     assert ended.value.code == 1
-    assert "preact-11: given up after 0.1 s" in capsys.readouterr().err
+    assert "preact-11: over 0.1 s" in capsys.readouterr().err
     assert not list((tmp_path / "depth").iterdir())
 
 
