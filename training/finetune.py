@@ -8,7 +8,6 @@ import numpy as np
 
 from keras_preact import transfer
 from keras_preact.models.base import UnitNetwork
-from keras_preact.transfer._copies import changed_copy
 
 from . import networks
 from .checkpoints import Checkpoints
@@ -88,7 +87,7 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
     changes = {option: getattr(config.model, option) for option in CHANGEABLE if getattr(config.model, option) is not None}
     shape = (size, size, channels)
     try:
-        network = changed_copy(source, data_format="channels_last", input_shape=shape, mean=mean, std=std, **changes)
+        network = transfer.changed_copy(source, data_format="channels_last", input_shape=shape, mean=mean, std=std, **changes)
     except ValueError as error:
         raise UserError(f"{source.name} cannot be had for images of {size} x {size} pixels as configured: {error}") from error
     network = transfer.reset_classifier(network, len(data.classes))

@@ -1,6 +1,7 @@
-"""Transfer learning: features, new classifiers, frozen parts and learning rates by layer for a trained network."""
+"""Transfer learning with a trained network: features, changed copies, new classifiers, frozen parts, rates by layer."""
 
 from keras_preact.transfer.classifiers import reset_classifier
+from keras_preact.transfer.copies import changed_copy
 from keras_preact.transfer.features import feature_extractor
 from keras_preact.transfer.freezing import freeze, freeze_batch_norm, unfreeze
 from keras_preact.transfer.rates import LayerwiseRates, layerwise_rates

@@ -4,7 +4,8 @@ from typing import Any
 
 from keras_preact import _checks
 from keras_preact.models.base import UnitNetwork
-from keras_preact.transfer import _copies, _places
+from keras_preact.transfer import _places
+from keras_preact.transfer.copies import changed_copy
 
 
 def reset_classifier(model: UnitNetwork, classes: int, activation: Any = None) -> UnitNetwork:
@@ -37,7 +38,7 @@ def reset_classifier(model: UnitNetwork, classes: int, activation: Any = None) -
         config = model.get_config()
         if "include_top" not in config:
             raise ValueError(f"A {type(model).__name__} has a classifier: `classes` must be 1 or more. Received: classes=0")
-        return _copies.changed_copy(model, include_top=False, pooling=config["pooling"] or "avg", classifier_activation=None)
+        return changed_copy(model, include_top=False, pooling=config["pooling"] or "avg", classifier_activation=None)
     _checks.positive_int(classes, "classes")
     changes = {"include_top": True} if "include_top" in model.get_config() else {}
-    return _copies.changed_copy(model, ("head_classifier",), classes=classes, classifier_activation=activation, **changes)
+    return changed_copy(model, ("head_classifier",), classes=classes, classifier_activation=activation, **changes)

@@ -4,7 +4,8 @@ import keras
 
 from keras_preact import _layers
 from keras_preact.models.base import UnitNetwork
-from keras_preact.transfer import _copies, _places
+from keras_preact.transfer import _places
+from keras_preact.transfer.copies import changed_copy
 
 
 def freeze(model: UnitNetwork, up_to: str = "head") -> None:
@@ -89,7 +90,7 @@ def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
     if not isinstance(norm, keras.layers.BatchNormalization):
         found = "none" if norm is None else type(norm).__name__
         raise ValueError(f"The network must have batch normalisation. Received: {model.name!r} with {found}")
-    return _copies.changed_copy(model, normalization=type(norm).from_config(norm.get_config() | {"trainable": False}))
+    return changed_copy(model, normalization=type(norm).from_config(norm.get_config() | {"trainable": False}))
 
 
 def _normalization(model: UnitNetwork) -> keras.Layer | None:

@@ -8,24 +8,39 @@ import numpy as np
 from keras import ops
 
 from keras_preact.models.base import UnitNetwork
+from keras_preact.transfer import _places
 
 
 def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) -> UnitNetwork:
     """Return a new network of the same class and configuration but for `changes`, with the weights of this one.
 
-    It has copies of the values of all weights, and of the seeds where a layer has as many; and its layers are frozen where
-    those of `model` are.
+    For what leaves the weights as they are: images of another size, `data_format`, `dtype`, `dropout`, `remat`, the
+    preprocessing (`mean` and `std`). Layers are frozen where those of `model` are.
 
     Args:
-        model: Stays as it is.
-        new: Names of layers that stay as they are made, and are trained.
-        **changes: Of the configuration.
+        model: A network of residual units. It stays as it is.
+        new: Names of layers whose weights are drawn anew, and trained: they may have other shapes.
+        **changes: Of the configuration that `model.get_config()` returns.
+
+    Returns:
+        A network, not compiled, with copies of the values of all weights, and of the seeds where a layer has as many.
 
     Raises:
-        ValueError: for changes that give a layer other weights.
+        ValueError: for an option that the configuration does not have, or one that gives a layer other weights.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.models.resnet_cifar(20, input_shape=(32, 32, 3))
+    >>> larger = kp.transfer.changed_copy(model, input_shape=(48, 48, 3), dropout=0.2)
+    >>> larger.input_shape, larger.count_params() == model.count_params()
+    ((None, 48, 48, 3), True)
     """
+    _places.check(model)
     config = model.get_config()
     frozen = set(config.pop("frozen_layers"))
+    if unknown := sorted(changes.keys() - config.keys()):
+        raise ValueError(f"{model.name} can be changed in {', '.join(sorted(config))}. Received: {', '.join(unknown)}")
     copy = type(model).from_config(config | changes)
     originals = {layer.name: layer for layer in model.layers if layer.name not in new}
     for layer in copy.layers:
