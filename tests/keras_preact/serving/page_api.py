@@ -22,6 +22,10 @@ from keras_preact.serving import page
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
 
+#: Milliseconds for the browser to do what it was told: Playwright's own 5 seconds can be too short on busy cores.
+PATIENCE = 20_000
+sync_api.expect.set_options(timeout=PATIENCE)
+
 EVIL = "<img src=x onerror=document.title='broken'>"
 RESULTS = [["tabby cat", 0.75], ["fox", 0.2], [EVIL, 0.0375], ["mug", 0.0001]]
 
@@ -105,7 +109,7 @@ def watched(browser, address):
     """A page of the browser; afterwards: nothing left the server's origin, nothing failed but what the server refused."""
     context = browser.new_context()
     tab = context.new_page()
-    tab.set_default_timeout(20_000)
+    tab.set_default_timeout(PATIENCE)
     requests, complaints = [], []
     tab.on("request", lambda request: requests.append(request.url))
     tab.on("pageerror", lambda error: complaints.append(str(error)))
