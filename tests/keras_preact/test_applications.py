@@ -13,7 +13,6 @@ import keras_preact as kp
 from tests.keras_preact import harness
 
 NAMES = ["ResNet50V2", "ResNet101V2", "ResNet152V2"]
-whole = pytest.mark.skipif(keras.backend.backend() == "jax", reason="whole networks take a minute to compile")
 once = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 
 
@@ -76,7 +75,7 @@ def test_weights_from_a_file(tmp_path):
         kp.applications.ResNet101V2(weights=path, classes=3)
 
 
-@whole
+@once
 def test_preprocessing_inside_the_network():
     pixels = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3)).astype("float32")
     options = {"weights": None, "include_top": False, "pooling": "avg", "input_shape": (64, 64, 3)}
@@ -88,7 +87,7 @@ def test_preprocessing_inside_the_network():
     np.testing.assert_allclose(outputs(inside, pixels), expected, atol=1e-4, rtol=1e-4)
 
 
-@whole
+@once
 def test_an_input_tensor():
     """A model from the source of the tensor on, as theirs."""
     inputs = keras.Input((64, 64, 3))

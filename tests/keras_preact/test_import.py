@@ -19,38 +19,60 @@ INIT = ast.parse((FOLDER / "__init__.py").read_text())
 OPTIONAL = {"keras_preact.hub"}
 
 
-def fresh(code: str, *arguments: object):
-    """Run code in a new process on this backend; return what its last line prints, as JSON."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
+#: Imports Keras and the package, loads every .keras file of a folder, then asks for the names behind it; writes what it sees.
+FRESH = """
+import json, sys
+from pathlib import Path
+
+import keras
+
+keras_alone = set(sys.modules)
+import keras_preact
+
+imported = set(sys.modules)
+import numpy as np
+
+folder, *later = sys.argv[1:]
+far = {}
+for path in Path(folder).glob("*.keras"):
+    model, saved = keras.saving.load_model(path), np.load(path.with_suffix(".npz"))
+    y = keras.ops.convert_to_numpy(model(saved["x"]))
+    far[path.stem] = [type(model).__module__, float(np.abs(y - saved["y"]).max())]
+found = {name: getattr(keras_preact, name).__name__ for name in later}
+seen = {"keras": sorted(keras_alone), "imported": sorted(imported), "far": far, "later": found}
+Path(folder, "seen.json").write_text(json.dumps(seen))
+"""
+#: Modules that come when they are asked for, but the one that needs keras_hub.
+LATER = {name: f"keras_preact.{name}" for name in kp._LATER if name.islower() and name != "hub"}
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """What a new process on this backend sees that imports the package and is given files of networks."""
+    folder = tmp_path_factory.mktemp("networks")
+    for name, build in NETWORKS.items():
+        model = build()
+        x = np.random.default_rng(0).normal(size=(2, *model.input_shape[1:])).astype("float32")
+        model.save(folder / f"{name}.keras")
+        np.savez(folder / f"{name}.npz", x=x, y=keras.ops.convert_to_numpy(model(x)))
+    command = [sys.executable, "-c", FRESH, str(folder), *LATER]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=FOLDER.parent)
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+    return json.loads((folder / "seen.json").read_text())
 
 
-def test_brings_no_backend_that_keras_does_not():
-    added = fresh(
-        "import json, sys, keras; before = set(sys.modules); import keras_preact; "
-        "added = {name.partition('.')[0] for name in set(sys.modules) - before}; "
-        "print(json.dumps(sorted(added - set(sys.stdlib_module_names))))"
-    )
-    assert added == ["keras_preact"]
+def test_brings_no_backend_that_keras_does_not(fresh):
+    added = {name.partition(".")[0] for name in set(fresh["imported"]) - set(fresh["keras"])}
+    assert added - set(sys.stdlib_module_names) == {"keras_preact"}
 
 
-def test_modules_that_come_later_are_not_there_at_first():
-    later = {name: f"keras_preact.{name}" for name in kp._LATER if name.islower()}
-    code = (
-        "import json, sys, keras_preact as kp; before = set(sys.modules)\n"
-        "found = {name: getattr(kp, name).__name__ for name in sys.argv[1:]}\n"
-        "print(json.dumps([sorted(before), found]))"
-    )
-    needless = {"hub"}  # needs keras_hub
-    asked = [name for name in later if name not in needless]
-    before, found = fresh(code, *asked)
-    assert not {module for module in before if module in later.values()}
-    assert found == {name: later[name] for name in asked}
+def test_modules_that_come_later_are_not_there_at_first(fresh):
+    later = {f"keras_preact.{name}" for name in kp._LATER if name.islower()}
+    assert not later & set(fresh["imported"])
+    assert fresh["later"] == LATER
 
 
-def test_every_registered_class_comes_with_the_package():
+def test_every_registered_class_comes_with_the_package(fresh):
     modules = set()
     for path in FOLDER.rglob("*.py"):
         decorators = [
@@ -62,8 +84,7 @@ def test_every_registered_class_comes_with_the_package():
         if any("register_keras_serializable" in decorator for decorator in decorators):
             modules.add(".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(".__init__"))
     assert "keras_preact.units" in modules
-    loaded = fresh("import json, sys, keras_preact; print(json.dumps(sorted(sys.modules)))")
-    assert modules - OPTIONAL <= set(loaded)
+    assert modules - OPTIONAL <= set(fresh["imported"])
 
 
 NETWORKS = {
@@ -85,22 +106,9 @@ def compiled(model):
     return model
 
 
-def test_saved_networks_load_behind_the_import_alone(tmp_path):
+def test_saved_networks_load_behind_the_import_alone(fresh):
     """A process that imports the package and asks it for nothing loads a file of every kind, with the same outputs."""
-    for name, build in NETWORKS.items():
-        model = build()
-        x = np.random.default_rng(0).normal(size=(2, *model.input_shape[1:])).astype("float32")
-        model.save(tmp_path / f"{name}.keras")
-        np.savez(tmp_path / f"{name}.npz", x=x, y=keras.ops.convert_to_numpy(model(x)))
-    code = (
-        "import json, sys, keras_preact, keras, numpy as np\nfrom pathlib import Path\nfar = {}\n"
-        "for path in Path(sys.argv[1]).glob('*.keras'):\n"
-        "    model, saved = keras.saving.load_model(path), np.load(path.with_suffix('.npz'))\n"
-        "    y = keras.ops.convert_to_numpy(model(saved['x']))\n"
-        "    far[path.stem] = [type(model).__module__, float(np.abs(y - saved['y']).max())]\n"
-        "print(json.dumps(far))"
-    )
-    far = fresh(code, tmp_path)
+    far = fresh["far"]
     assert set(far) == set(NETWORKS)
     assert all(difference < 1e-4 for _, difference in far.values()), far
     assert far["images"][0] == "keras_preact.models.network"

@@ -92,7 +92,9 @@ def check_folder(folder: Path) -> tuple[Page, dict]:
 
 @pytest.fixture(scope="module")
 def a_run(tmp_path_factory) -> Path:
-    return run_train(tmp_path_factory.mktemp("runs") / "a<b>run", "--health", "2", "--data.watch-test")
+    """As wide as the registered model, and analysed with as many images: what is compiled for one serves the other."""
+    options = ("--model.width-factor", "1", "--health", "2", "--data.watch-test")
+    return run_train(tmp_path_factory.mktemp("runs") / "a<b>run", *options)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +153,7 @@ class TestRun:
 class TestRegisteredModel:
     def test_page(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
-        run("digits_resnet8_preact", "--quick", "--images", 4)
+        run("digits_resnet8_preact", "--quick", "--images", 8)
         page, numbers = check_folder(tmp_path / "analysis-digits_resnet8_preact")
         printed = capsys.readouterr().out
         assert "signals: 6 pictures" in printed
@@ -159,13 +161,13 @@ class TestRegisteredModel:
         assert numbers["jacobian"] == {"left_out": "--quick leaves it out"}
         assert page.text.count("Left out: ") == 4  # and there is no history
         assert "new ones, seed 0" in page.text
-        assert "4 test images of digits" in page.text
+        assert "8 test images of digits" in page.text
         assert numbers["unit"] == {"basic": {"arrangement": "full_preactivation", "shortcut": "Identity"}}
         assert files(tmp_path)[0].startswith("analysis-digits_resnet8_preact")
         assert len(list(tmp_path.iterdir())) == 1  # no temporary folder
 
     def test_compared_with_other_variants(self, monkeypatch):
-        subject = subjects.open_subject("digits_resnet8_preact", "final", None, 4, 0)
+        subject = subjects.open_subject("digits_resnet8_preact", "final", None, 8, 0)
         found = next(CHAPTERS["signals"].pictures(subject, False)).numbers["propagation"]
         others = [name for name in kp.ARRANGEMENTS if name != "full_preactivation"]
         assert list(found) == ["digits_resnet8_preact", *others, "no shortcuts"]

@@ -1,5 +1,6 @@
 """The benchmark: its arithmetic by hand, its order and limits, and real children on tiny networks. No test asserts a time."""
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -227,6 +228,17 @@ class TestRounds:
 
 
 class TestRealRuns:
+    @pytest.fixture
+    def in_this_process(self, monkeypatch):
+        """What the other commands measure, without the imports of a child; `test_compile` has a real one."""
+
+        def measured(backend, job, limit):
+            assert backend == BACKEND
+            again = child.Job(**json.loads(json.dumps(dataclasses.asdict(job))))
+            return 0, json.dumps(child.measure(again)) + "\n", ""
+
+        monkeypatch.setattr(rounds, "_child", measured)
+
     def measure(self, name, *options) -> dict:
         command.main([name, *TINY, "--output", "figures.json", *options])
         return json.loads(Path("figures.json").read_text())
@@ -259,20 +271,20 @@ class TestRealRuns:
         assert printed.out.endswith("Written: figures.json\n")
         assert printed.err.startswith(f"round 1: {label}: ")
 
-    def test_step(self):
+    def test_step(self, in_this_process):
         figures = self.only_figures("step", "--models", "dense_resnet6", "--mode", "inference")
         assert len(figures.pop("all_steps")) == 2
         assert figures["images_per_second"] == 2 / figures["step_seconds"]
         check(figures)
 
-    def test_memory(self):
+    def test_memory(self, in_this_process):
         figures = self.only_figures("memory", "--models", "dense_resnet6", "--remat", "2")
         assert figures.keys() >= {"resident_increase_bytes", "peak_resident_bytes"}
         assert ("xla_temporary_bytes" in figures) == (BACKEND == "jax")
         assert figures.pop("resident_increase_bytes") >= 0
         check(figures)
 
-    def test_optimizer(self):
+    def test_optimizer(self, in_this_process):
         figures = self.only_figures("optimizer", "--models", "dense_resnet12", "--variants", "stacked")
         assert figures["variables"] == len(kp.create_model("dense_resnet12", stacked=True).trainable_variables)
         assert len(figures.pop("all_steps")) == 2
@@ -330,23 +342,41 @@ class TestCommandLine:
 PARAMETERS = {"keras_applications_resnet50v2": 25_568_360, "keras_hub_resnet50v2": 25_549_352, "timm_resnetv2_50": 25_549_352}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", candidates.PEERS)
-def test_peers(name, empty_folder):
-    """In a process of its own: what these packages import, and warn of, is theirs."""
+_MAKE_PEERS = """
+import json, sys, traceback
+from training.benchmark import child, subjects
+for name, options in json.loads(sys.argv[1]).items():
+    try:
+        subject = subjects.make(child.Job(**options))
+        print(name, subject.parameters, *subject.inference_step().shape)
+    except Exception:
+        traceback.print_exc()
+"""
+
+
+@pytest.fixture(scope="module")
+def peers_made(tmp_path_factory):
+    """The lines of a process of their own, and its stderr: what these packages import, and warn of, is theirs."""
+    options = {"command": "step", "options": {}, "batch": 2, "image_size": 32, "dtype": "float32"}
+    options |= {"jit_compile": "auto", "mode": "inference", "steps": 1, "warmup": 1}
+    jobs = {name: {"name": name} | options for name in candidates.PEERS if not missing(name)}
+    status, out, err = finish(start("-c", _MAKE_PEERS, json.dumps(jobs), cwd=tmp_path_factory.mktemp("peers")))
+    assert status == 0, err
+    return out.splitlines(), err
+
+
+def missing(name: str) -> str:
+    """Return why a peer cannot be made here, nothing where it can."""
     peer = candidates.PEERS[name]
     if BACKEND not in peer.backends:
-        pytest.skip(f"{name} does not run on {BACKEND}")
-    if peer.package is not None and importlib.util.find_spec(peer.package[0]) is None:
-        pytest.skip("needs the extra benchmark")
-    code = (
-        "import dataclasses, sys, json\n"
-        "from training.benchmark import child, subjects\n"
-        "subject = subjects.make(child.Job(**json.loads(sys.argv[1])))\n"
-        "print(subject.parameters, *subject.inference_step().shape)"
-    )
-    options = {"name": name, "command": "step", "options": {}, "batch": 2, "image_size": 32, "dtype": "float32"}
-    options |= {"jit_compile": "auto", "mode": "inference", "steps": 1, "warmup": 1}
-    status, out, err = finish(start("-c", code, json.dumps(options), cwd=empty_folder))
-    assert status == 0, err
-    assert out.splitlines()[-1] == f"{PARAMETERS[name]} 2 1000"
+        return f"{name} does not run on {BACKEND}"
+    return "needs the extra benchmark" if peer.package and importlib.util.find_spec(peer.package[0]) is None else ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", candidates.PEERS)
+def test_peers(name, peers_made):
+    if why := missing(name):
+        pytest.skip(why)
+    lines, err = peers_made
+    assert f"{name} {PARAMETERS[name]} 2 1000" in lines, err

@@ -12,6 +12,9 @@ from tests.training.commands import TINY, error_of, files, finish, one_error, ru
 from training import cli, train
 from training.recipes import RECIPES
 
+#: A start of Keras on every backend is that of `test_error_behind_the_start_of_keras`.
+once = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
@@ -113,6 +116,7 @@ class TestVerbose:
         assert f"Do something. {cli.VERBOSE}" in text
         assert text.count("To what.") == 1
 
+    @once
     def test_of_a_process(self, empty_folder):
         status, out, err = finish(start("-m", "training.compare", "--verbose", "runs/digits", cwd=empty_folder))
         assert (status, out) == (2, "")
@@ -273,6 +277,7 @@ def model_file(path, **options):
 class TestRealProcesses:
     """As a user meets it: nothing else on stderr, no traceback, no notes of TensorFlow."""
 
+    @once
     def test_unknown_recipe(self, empty_folder):
         status, out, err = finish(start("-m", "training.train", "cifar", cwd=empty_folder))
         assert (status, out) == (2, "")
@@ -287,6 +292,7 @@ class TestRealProcesses:
         assert "gate_bias" in one_error(err)
         assert list(empty_folder.iterdir()) == []
 
+    @once
     def test_evaluate_of_nothing(self, empty_folder):
         status, out, err = finish(start("-m", "training.evaluate", "runs/digits", cwd=empty_folder))
         assert (status, out) == (2, "")

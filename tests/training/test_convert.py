@@ -11,6 +11,8 @@ from tests.training.commands import files, finish, start
 from training import cli
 from training.convert import FORMATS, FormatName, convert
 
+once = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+
 OPTIONS = {"block": "basic", "width_factor": 0.125, "classes": 3, "input_shape": (32, 32, 3)}
 
 
@@ -88,7 +90,7 @@ class TestConverting:
         assert weights.read_state(tmp_path / "back.safetensors").keys() == weights.to_torch_cifar(cifar).keys()
 
     @pytest.mark.slow
-    @pytest.mark.skipif(keras.backend.backend() == "jax", reason="a whole ResNet-50 compiles for minutes")
+    @once
     def test_keras_applications(self, tmp_path, capsys):
         theirs = keras.applications.ResNet50V2(weights=None, include_top=False, pooling="avg", input_shape=(32, 32, 3))
         theirs.save(tmp_path / "theirs.keras")
@@ -115,6 +117,7 @@ class TestConverting:
         np.testing.assert_allclose(own["stem.conv.weight"], given["stem.conv.weight"].sum(1, keepdims=True), atol=1e-6)
         np.testing.assert_array_equal(own["norm.bias"], given["norm.bias"])
 
+    @once
     def test_as_a_user_starts_it(self, cifar, tmp_path):
         cifar.save(tmp_path / "net.keras")
         status, out, err = finish(start("-m", "training.convert", "net.keras", "net.safetensors", cwd=tmp_path))

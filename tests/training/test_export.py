@@ -14,6 +14,10 @@ from training.config import Data
 from training.data import load
 from training.export import export
 
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="test_evaluate.py exports a run of every backend, the rest is the same"
+)
+
 CLASSES = list("0123456789")
 CONFIG = {"seed": 3, "data": {"name": "digits", "dir": "/data/digits"}, "output": "/runs/digits-1"}
 

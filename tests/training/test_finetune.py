@@ -15,8 +15,6 @@ from keras_preact import transfer
 from tests.training.commands import error_of, finish, start
 from training import train
 
-BACKEND = keras.backend.backend()
-
 #: A network and a schedule of seconds.
 SOURCE = (
     *("--model.name", "digits_resnet8_preact", "--model.width-factor", "0.5", "--data.size", "8", "--seed", "1"),
@@ -50,13 +48,6 @@ def write_digits(folder: Path, classes: range, train_images: int | None, seed: i
     return folder
 
 
-def run(*arguments: object, cwd: Path) -> str:
-    """Run the command line in a process of its own; return what it prints."""
-    status, out, err = finish(start("-m", "training.train", *arguments, cwd=cwd))
-    assert (status, err) == (0, "")
-    return out
-
-
 def weights(path: Path) -> dict[str, np.ndarray]:
     model = keras.saving.load_model(path, compile=False)
     return {weight.path: keras.ops.convert_to_numpy(weight.value) for weight in model.weights}
@@ -78,17 +69,20 @@ def accuracy(path: Path, folder: Path) -> float:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """Folders `seven` and `three`, a run `source` on the first, and `tuned` from it on the second, by real processes."""
+    """Folders `seven` and `three`, a run `source` on the first, and `tuned` from it on the second, by a real process."""
     folder = tmp_path_factory.mktemp("work")
     write_digits(folder / "seven", range(7), None)
     write_digits(folder / "three", range(7, 10), 10)
-    run("folder", "--data.dir", "seven", "--output", "source", *SOURCE, cwd=folder)
-    run("finetune", "--data.dir", "three", "--model.weights", "source", "--output", "tuned", *TUNE, cwd=folder)
+    train.main(["folder", "--data.dir", str(folder / "seven"), "--output", str(folder / "source"), *SOURCE])
+    arguments = ("finetune", "--data.dir", "three", "--model.weights", "source", "--output", "tuned", *TUNE)
+    status, _, err = finish(start("-m", "training.train", *arguments, cwd=folder))
+    assert (status, err) == (0, "")
     return folder
 
 
 def test_few_images_are_enough_that_are_not_from_scratch(work):
-    run("folder", "--data.dir", "three", "--output", "scratch", *SOURCE, *TUNE[:-8], cwd=work)
+    options = ("--data.dir", str(work / "three"), "--output", str(work / "scratch"), *SOURCE, *TUNE[:-8])
+    train.main(["folder", *options])
     tuned, scratch = (accuracy(work / name / "model.keras", work / "three") for name in ("tuned", "scratch"))
 
     assert tuned > 0.7
@@ -116,9 +110,8 @@ def test_the_images_are_prepared_as_the_source_s_were(work):
     assert model.optimizer.factors["stage3"] == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize("file", ["gone", "changed"])
-def test_a_run_goes_on_without_the_file_it_began_with(work, tmp_path, file):
-    """From a checkpoint in the middle, to the bits of the run that was left alone."""
+def test_a_run_goes_on_without_the_file_it_began_with(work, tmp_path, monkeypatch, capsys):
+    """From a checkpoint in the middle, to the bits of the run that was left alone, which another process trained."""
     shutil.copytree(work / "three", tmp_path / "three")
     shutil.copytree(work / "tuned", tmp_path / "tuned")
     for path in [tmp_path / "tuned" / "model.keras", *(tmp_path / "tuned" / "checkpoints").glob("best*")]:
@@ -127,14 +120,18 @@ def test_a_run_goes_on_without_the_file_it_began_with(work, tmp_path, file):
     for path in states:
         if int(path.name[6:15]) > 2:
             path.unlink()
-    if file == "changed":
-        (tmp_path / "source").mkdir()
-        (tmp_path / "source" / "config.json").write_text("{}")
-    run("--resume", "tuned", cwd=tmp_path)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    train.main(["--resume", "tuned"])
     ours, theirs = weights(tmp_path / "tuned" / "model.keras"), weights(work / "tuned" / "model.keras")
     assert ours.keys() == theirs.keys()
     for path, value in theirs.items():
         np.testing.assert_array_equal(ours[path], value, err_msg=path)
+    shutil.rmtree(tmp_path / "source")
+    capsys.readouterr()
+    train.main(["--resume", "tuned"])
+    assert "Finished already" in capsys.readouterr().out
 
 
 class TestErrors:

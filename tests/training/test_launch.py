@@ -1,10 +1,11 @@
 """The launch recipes: SLURM's script with its programs replaced, the manifests, and real processes started by Ray."""
 
 import csv
+import dataclasses
 import importlib.util
+import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -293,9 +294,10 @@ needs_ray = pytest.mark.skipif(
     reason="Ray is not installed (pip install 'ray[train]'), or this is not torch, whose processes miss a dead peer soonest",
 )
 
-# A Ray of its own, on this machine alone; and one process that is killed, once, behind its first checkpoint.
+#: A Ray of its own, on this machine alone, for several command lines. Every call in a worker leaves a line with its recipe;
+#: one process is killed, once, behind its first checkpoint.
 DRIVER = """
-import os, signal, sys, threading, time
+import json, os, signal, sys, threading, time, traceback
 from pathlib import Path
 
 import ray
@@ -303,50 +305,84 @@ import ray
 from training import cli
 from training.launch import ray_train
 
-temporary, marker, checkpoints, *arguments = sys.argv[1:]
+folder, run = map(Path, sys.argv[1:3])
 in_worker = ray_train.train_in_worker
 
 
 def killed_once(config):
     def kill():
-        while len(list(Path(checkpoints).glob("state-*.npz"))) < 2:
+        while len(list(run.glob("checkpoints/state-*.npz"))) < 2:
             time.sleep(0.002)
-        Path(marker).touch()
+        (folder / "killed").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if marker and not Path(marker).exists() and os.environ["KERAS_DISTRIBUTION_PROCESS_ID"] == "1":
+    with (folder / "calls").open("a") as file:
+        file.write(config["argv"][0] + "\\n")
+    second = os.environ["KERAS_DISTRIBUTION_PROCESS_ID"] == "1"
+    if second and not (folder / "killed").exists():
         threading.Thread(target=kill, daemon=True).start()
     return in_worker(config)
 
 
 ray_train.train_in_worker = killed_once
-ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, _temp_dir=temporary)
-try:
-    cli.main(ray_train.launch, arguments)
-finally:
-    ray.shutdown()
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, _temp_dir=str(folder))
+statuses = []
+for arguments in map(json.loads, sys.argv[3:]):
+    try:
+        cli.main(ray_train.launch, arguments)
+        statuses.append(0)
+    except SystemExit as ended:
+        statuses.append(ended.code)
+    except Exception:
+        traceback.print_exc()
+        statuses.append(None)
+ray.shutdown()
+(folder / "statuses").write_text(json.dumps(statuses))
 """
-
-
-@pytest.fixture
-def ray_driver():
-    """Return a function that runs DRIVER, and end what is left of Ray."""
-    temporary = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # short: the names of sockets have no room for more
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_TRAIN_METRICS_ENABLED": "0"}
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "KERAS_DISTRIBUTION"))}
-        variables = quiet | {"KERAS_BACKEND": keras.backend.backend(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        command = [sys.executable, "-c", DRIVER, temporary, *arguments]
-        return finish(subprocess.Popen(list(map(str, command)), cwd=temporary, env=kept | variables, **pipes), timeout=400)
-
-    yield run
-    shutil.rmtree(temporary, ignore_errors=True)
-
 
 #: Two epochs, a part of the second missing.
 OPTIONS = (*TINY, "--schedule.length", "30", "--checkpoint.every", "10", "--health", "0")
+
+
+@dataclasses.dataclass
+class ByRay:
+    """What a mistake and a training leave, one behind the other, in one Ray.
+
+    Args:
+        statuses: Of both.
+        calls: The recipe of every call in a worker.
+        killed: Whether a worker was killed.
+        runs: The run directories of both.
+        said: What all processes wrote to stdout, and with stderr.
+    """
+
+    statuses: list[int | None]
+    calls: list[str]
+    killed: bool
+    runs: tuple[Path, Path]
+    said: tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def by_ray(tmp_path_factory):
+    """Both, by DRIVER; what is left of Ray is removed."""
+    runs = mistaken, run = [tmp_path_factory.mktemp("ray") / name for name in ("mistaken", "run")]
+    # nothing but what the tests look at: no process that waits for work of another environment
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_METRICS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+    quiet |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "KERAS_DISTRIBUTION"))}
+    variables = quiet | {"KERAS_BACKEND": keras.backend.backend(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    mistake = ["--workers", "1", "--output", str(mistaken), "--", "digit", *TINY]
+    training = ["--output", str(run), "--", "digits", *OPTIONS]
+    # short: the names of sockets have no room for more
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        command = [sys.executable, "-c", DRIVER, name, str(run), json.dumps(mistake), json.dumps(training)]
+        status, out, err = finish(subprocess.Popen(command, cwd=name, env=kept | variables, **pipes), timeout=400)
+        assert status == 0, err
+        statuses, calls = json.loads((folder / "statuses").read_text()), (folder / "calls").read_text().split()
+        return ByRay(statuses, calls, (folder / "killed").exists(), tuple(runs), (out, out + err))
 
 
 def losses(run: Path) -> list[float]:
@@ -360,17 +396,17 @@ def all_weights(path: Path) -> np.ndarray:
 
 @needs_ray
 @pytest.mark.slow
-def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, ray_driver):
-    run, marker = tmp_path / "run", tmp_path / "killed"
-    status, out, err = ray_driver(marker, run / "checkpoints", "--output", run, "--", "digits", *OPTIONS)
-    assert status == 0, err
-    assert marker.exists()
+def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, by_ray):
+    out, everything = by_ray.said
+    assert by_ray.statuses[1] == 0, everything
+    assert by_ray.killed
+    assert by_ray.calls.count("digits") == 4  # in two processes, twice
     assert out.count(" on 2 devices") == 2, out
     assert out.count("Going on behind iteration 10.") == 1, out
 
     # Each has half of every batch: one model's losses and weights are those of a single process. Those of two models, which
     # see no more than their half, are several times as far off as is allowed.
-    alone = run_train(tmp_path / "alone", *OPTIONS)
+    run, alone = by_ray.runs[1], run_train(tmp_path / "alone", *OPTIONS)
     assert losses(run) == pytest.approx(losses(alone), rel=5e-3)
     ours, theirs = (all_weights(path / "model.keras") for path in (run, alone))
     assert np.linalg.norm(ours - theirs) < 0.05 * np.linalg.norm(theirs)
@@ -379,9 +415,9 @@ def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, ray
 
 @needs_ray
 @pytest.mark.slow
-def test_ray_does_not_repeat_a_mistake(tmp_path, ray_driver):
-    status, out, err = ray_driver("", tmp_path, "--output", tmp_path / "run", "--", "digit", *TINY)
-    assert status == 2
-    assert "Received: recipe='digit'" in out + err
-    assert "FailurePolicy" not in out + err
-    assert not (tmp_path / "run").exists()
+def test_ray_does_not_repeat_a_mistake(by_ray):
+    _, everything = by_ray.said
+    assert by_ray.statuses[0] == 2, everything
+    assert "Received: recipe='digit'" in everything
+    assert by_ray.calls.count("digit") == 1
+    assert not by_ray.runs[0].exists()

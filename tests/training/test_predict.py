@@ -14,6 +14,8 @@ import keras_preact as kp
 from keras_preact.export._images import Decoder
 from training import predict
 
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+
 CLASSES = ["dark", "left", "right side"]
 
 
@@ -161,7 +163,6 @@ def test_as_a_command_without_keras(models, images):
     assert done.stderr == ""
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the exported model is the same")
 def test_an_exported_model(tmp_path, capsys):
     """What it prints is what the model says of pixels that Pillow reads."""
     model = kp.create_model("digits_resnet8_preact", include_preprocessing=True)

@@ -64,6 +64,7 @@ class TestRun:
         (run / "kept").rename(run / "model.keras")
         assert "a run with other options: --data.rand-augment. " in message
 
+    @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
     def test_a_dry_run_says_what_happens_to_the_images(self, tmp_path, capsys):
         options = ("--data.mixup", "0.2", "--data.cutmix", "1", "--data.rand-augment", "2", "9")
         run_train(tmp_path / "run", *options, "--dry-run")

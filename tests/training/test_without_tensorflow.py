@@ -13,11 +13,12 @@ from training.benchmark import child
 BACKEND = keras.backend.backend()
 other_backends = pytest.mark.skipif(BACKEND == "tensorflow", reason="is about the other backends")
 
-#: Measures everything in one process, and says what it has imported.
+#: Measures everything in one process, writes what it has measured, and does what the benchmark's command does.
 EVERYTHING = f"""
 import json, sys
+from pathlib import Path
 from training import backends
-from training.benchmark import child
+from training.benchmark import __main__ as benchmark, child
 
 for package in {TENSORFLOW!r}:
     try:
@@ -25,21 +26,29 @@ for package in {TENSORFLOW!r}:
     except ModuleNotFoundError:
         continue
     sys.exit(f"{{package}} is installed")
-job = {{"name": "dense_resnet6", "options": {{}}, "batch": 2, "image_size": None, "dtype": "float32", "jit_compile": "auto"}}
-job |= {{"mode": "train", "steps": 2, "warmup": 1, "interval": 2}}
+job = {{"name": "dense_resnet6", "options": {{"depth": 4}}, "batch": 2, "image_size": None, "dtype": "float32"}}
+job |= {{"jit_compile": "auto", "mode": "train", "steps": 2, "warmup": 1, "interval": 2}}
 measured = {{command: child.measure(child.Job(command=command, **job)) for command in child.MEASUREMENTS}}
-print(json.dumps([measured, backends.device(), backends.jit_compile("auto")]))
+Path("measured.json").write_text(json.dumps([measured, backends.device(), backends.jit_compile("auto")]))
+benchmark.main(sys.argv[1:])
 """
 
 
-@other_backends
-def test_benchmark(tmp_path):
-    options = ("--models", "dense_resnet6", "--backends", BACKEND, "--batch", 2, "--steps", 1, "--warmup", 1, "--rounds", 1)
-    done = run_without(
-        TENSORFLOW, "-m", "training.benchmark", "step", *options, "--output", "step.json", cwd=tmp_path, backend=BACKEND
-    )
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where a process without TensorFlow has left what it measured, with a network of one unit."""
+    folder = tmp_path_factory.mktemp("measured")
+    models = ("--models", "dense_resnet6:depth=4", "--backends", BACKEND)
+    options = (*models, "--batch", 2, "--steps", 1, "--warmup", 1, "--rounds", 1, "--output", "step.json")
+    done = run_without(TENSORFLOW, "-c", EVERYTHING, "step", *options, cwd=folder, backend=BACKEND)
     assert done.returncode == 0, done.stderr
-    described = json.loads((tmp_path / "step.json").read_text())
+    return folder
+
+
+@other_backends
+def test_benchmark(folder):
+    """A process for each candidate, of the benchmark's own."""
+    described = json.loads((folder / "step.json").read_text())
     [outcome] = described["outcomes"]
     assert outcome["problem"] is None
     assert outcome["result"]["figures"]["step_seconds"] > 0
@@ -47,10 +56,8 @@ def test_benchmark(tmp_path):
 
 
 @other_backends
-def test_every_measurement(tmp_path):
-    done = run_without(TENSORFLOW, "-c", EVERYTHING, cwd=tmp_path, backend=BACKEND)
-    assert done.returncode == 0, done.stderr
-    measured, device, jit_compile = json.loads(done.stdout.splitlines()[-1])
+def test_every_measurement(folder):
+    measured, device, jit_compile = json.loads((folder / "measured.json").read_text())
     assert measured.keys() == child.MEASUREMENTS.keys()
     assert {result["device"] for result in measured.values()} == {device} == {backends.device()}
     assert all(result["figures"] for result in measured.values())

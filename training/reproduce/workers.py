@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import importlib.util
 import json
 import os
@@ -95,10 +94,23 @@ def start(
     own = children.environment(keras_backend) | ({"OMP_NUM_THREADS": str(len(cores))} if cores else {})
     own.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / processes:.3f}")
     command = children.command(f"{__package__}.{module}", argument)
-    # before a backend counts them
-    pin = functools.partial(os.sched_setaffinity, 0, cores) if cores else None
-    # a group of its own: Ctrl-C reaches it through this process alone, once
-    return subprocess.Popen(command, env=own, start_new_session=True, preexec_fn=pin, **options)
+    with _on(cores):
+        # a group of its own: Ctrl-C reaches it through this process alone, once
+        return subprocess.Popen(command, env=own, start_new_session=True, **options)
+
+
+@contextlib.contextmanager
+def _on(cores: Sequence[int]) -> Iterator[None]:
+    """Put this thread on some cores: what it starts is there before a backend counts them."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def read_line(process: subprocess.Popen, until: float) -> str:

@@ -29,6 +29,11 @@ COLOURS = np.random.default_rng(1).integers(0, 256, (128, 3), "uint8")
 COLOURS[0] = 0
 
 
+@pytest.fixture(autouse=True)
+def fixed_seed():
+    """Nothing draws from Keras' or TensorFlow's seeds, and with a new one TensorFlow would prepare every decoder again."""
+
+
 @functools.cache
 def decoder(size=(12, 20), channels=3, preprocessing=None, max_pixels=MAX_PIXELS):
     """A Decoder in a graph, as it is exported."""
@@ -57,6 +62,7 @@ def pillow(data: bytes) -> np.ndarray:
     return np.asarray(Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image).convert("RGB"))
 
 
+@functools.cache
 def kinds() -> dict[str, bytes]:
     """Files of 12 x 20 pixels of every kind."""
     colour, gray = files.noise(), files.noise(channels=1)

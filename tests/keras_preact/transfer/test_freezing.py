@@ -9,17 +9,24 @@ from keras_preact import transfer
 from tests.keras_preact import harness
 
 
-def network(**options):
-    model = kp.models.resnet_cifar(14, width_factor=0.25, input_shape=(8, 8, 3), classes=4, **options)
+def network(units=(2, 2, 1), **options):
+    """Of a CIFAR network's parts; most units are of one shape, for which JAX compiles once."""
+    stages = [(width, each, strides) for (width, strides), each in zip([(4, 1), (4, 1), (8, 2)], units, strict=True)]
+    options |= {"block": "basic", "input_shape": (6, 6, 3), "classes": 4}
+    model = kp.models.ResidualNetwork(stages, stem="3x3", stem_filters=4, **options)
     harness.randomize(model)
     return model
 
 
-def changed_by_fit(model) -> set[str]:
-    """Train for some steps; return the paths of the weights that are not what they were, moving statistics among them."""
+def changed_by_fit(model, **options) -> set[str]:
+    """Train for some steps; return the paths of the weights that are not what they were, moving statistics among them.
+
+    Step by step if not told otherwise: tracing takes TensorFlow seconds.
+    """
     before = harness.weights(model)
-    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
-    model.fit(harness.images(8, 8, 8, 3), np.arange(8) % 4, batch_size=4, verbose=0)
+    options = options or {"run_eagerly": True}
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
+    model.fit(harness.images(8, 6, 6, 3), np.arange(8) % 4, batch_size=4, verbose=0)
     return {path for path, value in harness.weights(model).items() if not np.array_equal(value, before[path])}
 
 
@@ -37,21 +44,24 @@ FROZEN = {
 }
 
 
+COMPILED = {"jit_compile": False}
+
+
 @pytest.mark.parametrize(
-    ("up_to", "stacked"),
+    ("up_to", "stacked", "options"),
     [
-        ("stem", False),
-        ("stage2_unit1", False),
-        ("head", False),
-        ("stage1", True),
-        ("stage2_unit1", True),
-        ("stage2_unit2", True),
+        ("stem", False, {}),
+        ("stage2_unit1", False, COMPILED),
+        ("head", False, {}),
+        ("stage1", True, {}),
+        ("stage2_unit1", True, {}),
+        ("stage2_unit2", True, COMPILED),
     ],
 )
-def test_up_to_a_place(up_to, stacked):
+def test_up_to_a_place(up_to, stacked, options):
     model = network(stacked=stacked, mean=0.1)
     transfer.freeze(model, up_to)
-    assert changed_by_fit(model) == behind(model, FROZEN[up_to])
+    assert changed_by_fit(model, **options) == behind(model, FROZEN[up_to])
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -66,14 +76,14 @@ def test_files_copies_and_new_classifiers_keep_it(stacked, tmp_path):
 
 
 def test_inside_a_stack():
-    model = kp.models.resnet_cifar(20, width_factor=0.25, input_shape=(8, 8, 3), stacked=True)
+    model = network((1, 3, 1), stacked=True)
     message = harness.error_of(lambda: transfer.freeze(model, "stage2_unit2"))
     assert "kp.models.unstack(model)" in message
     assert "name its stage, stage2" in message
     assert all(layer.trainable for layer in model.layers)
     single = kp.models.unstack(model)
     transfer.freeze(single, "stage2_unit2")
-    assert [unit.trainable for unit in single.units] == [False] * 5 + [True] * 4
+    assert [unit.trainable for unit in single.units] == [False] * 3 + [True] * 2
 
 
 def test_unfreeze():
@@ -102,7 +112,8 @@ def test_batch_norm(stacked, again, tmp_path):
         transfer.freeze(frozen)
         transfer.unfreeze(frozen)
     assert changed_by_fit(frozen) == {path for path in before if not path.endswith(NORMS)}
-    assert changed_by_fit(model) == set(before)
+    if not again:
+        assert changed_by_fit(model) == set(before)
 
 
 def test_other_normalisations():
@@ -112,5 +123,6 @@ def test_other_normalisations():
 
 
 def test_unknown_places():
-    assert "Did you mean 'stage3'" in harness.error_of(lambda: transfer.freeze(network(), "stage4"))
-    assert "Received: up_to=None" in harness.error_of(lambda: transfer.freeze(network(), None))
+    model = network()
+    assert "Did you mean 'stage3'" in harness.error_of(lambda: transfer.freeze(model, "stage4"))
+    assert "Received: up_to=None" in harness.error_of(lambda: transfer.freeze(model, None))

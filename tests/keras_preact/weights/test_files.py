@@ -43,6 +43,37 @@ CHECKPOINTS = {
 }
 
 
+#: Reads, then writes as where a disk is full: past its limit a file cannot grow.
+CHILD = """
+import resource, signal, sys
+from keras_preact import weights
+
+print(weights.read_state(sys.argv[1])["w"].sum())
+
+import numpy as np
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    weights.write_state(sys.argv[2], {"w": np.zeros(10_000)})
+except OSError as error:
+    print("OSError:", error)
+"""
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory):
+    """The lines that a process of its own printed, the file that it could not replace, and what was in that before."""
+    pytest.importorskip("resource")
+    halves = tmp_path_factory.mktemp("halves") / "w.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(2, dtype=torch.bfloat16)}, halves)
+    full = tmp_path_factory.mktemp("full") / "w.safetensors"
+    weights.write_state(full, STATE)
+    before = full.read_bytes()
+    done = subprocess.run([sys.executable, "-c", CHILD, halves, full], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines(), full, before
+
+
 class TestReading:
     @pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin"])
     @pytest.mark.parametrize("kind", CHECKPOINTS)
@@ -75,13 +106,9 @@ class TestReading:
         np.testing.assert_array_equal(read, halves["w"].float().numpy())
         assert np.any(read != KERNEL)
 
-    def test_bfloat16_needs_nothing_else_imported(self, tmp_path):
-        safetensors.torch.save_file({"w": torch.ones(2, dtype=torch.bfloat16)}, tmp_path / "w.safetensors")
-        code = "import sys; from keras_preact import weights; print(weights.read_state(sys.argv[1])['w'].sum())"
-        done = subprocess.run(
-            [sys.executable, "-c", code, tmp_path / "w.safetensors"], capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == "2.0"
+    def test_bfloat16_needs_nothing_else_imported(self, child):
+        lines, *_ = child
+        assert lines[0] == "2.0"
 
 
 class TestWriting:
@@ -105,22 +132,11 @@ class TestWriting:
         assert path.read_bytes() == before
         assert os.listdir(tmp_path) == ["w.safetensors"]
 
-    def test_full_disk_leaves_the_old_file(self, tmp_path):
-        resource = pytest.importorskip("resource")
-        path = tmp_path / "w.safetensors"
-        weights.write_state(path, STATE)
-        before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
-        code = (
-            "import resource, signal, sys; import numpy as np; from keras_preact import weights\n"
-            "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-            "try: weights.write_state(sys.argv[1], {'w': np.zeros(10_000)})\n"
-            "except OSError as error: print('OSError:', error)"
-        )
-        done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-        assert done.stdout.startswith("OSError:")
+    def test_full_disk_leaves_the_old_file(self, child):
+        lines, path, before = child
+        assert lines[1].startswith("OSError:")
         assert path.read_bytes() == before
-        assert os.listdir(tmp_path) == ["w.safetensors"]
-        assert resource.getrlimit(resource.RLIMIT_FSIZE) == limits
+        assert os.listdir(path.parent) == ["w.safetensors"]
 
     def test_other_endings(self, tmp_path):
         with pytest.raises(ValueError, match=r"\.safetensors file\. Received: .*w\.pth"):

@@ -39,11 +39,12 @@ def signals(x_mean, x_std, gradient_norm, stages):
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
-    """The folder of what --smoke of the smallest two depths has measured, in real processes."""
+    """The folder of what --smoke of the smallest two depths has measured, in this process."""
     output = tmp_path_factory.mktemp("smoke")
-    run(
-        "--smoke", "--layers", 20, 11, 29, "--networks", "original", "preact_scaled", "plain", "--batch", 4, "--output", output
-    )
+    options = ("--layers", 20, 11, 29, "--networks", "original", "preact_scaled", "plain", "--batch", 4, "--output", output)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(depth, "_measured_apart", lambda settings, limit: json.loads(json.dumps(profiles.measure(settings))))
+        run("--smoke", *options)
     return output
 
 
@@ -144,6 +145,7 @@ def test_what_is_there_is_kept(smoke, capsys):
 
 
 def test_failure_is_told_and_the_others_are_measured_again(smoke, tmp_path, capsys, monkeypatch):
+    """In real processes."""
     known = json.loads((smoke / "depth" / "original-20.json").read_text())
     (tmp_path / "depth").mkdir()
     (tmp_path / "depth" / "original-20.json").write_text(json.dumps(known | {"loss": -1.0}))
@@ -162,6 +164,9 @@ def test_failure_is_told_and_the_others_are_measured_again(smoke, tmp_path, caps
     assert "original-20: activations x" in told.out
     [record] = depth.read(tmp_path)
     assert record["loss"] == pytest.approx(known["loss"], rel=1e-3)  # the same seed: the same weights
+    assert record.keys() == known.keys()
+    assert all(record[key] == known[key] for key in ("settings", "units", "parameters", "data", "device", "code"))
+    assert 1e8 < record["cost"]["peak_resident_bytes"] < 1e11
 
 
 def test_limit(tmp_path, capsys):

@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 
 import keras
@@ -12,7 +14,8 @@ import pytest
 
 from tests.training import commands
 from tests.training.absent import TENSORFLOW, run_without
-from tests.training.reproduce import tiny
+from tests.training.reproduce import small_table, tiny
+from training import children
 from training.cli import UserError
 from training.reproduce import __main__ as main
 from training.reproduce import results, run, trials, workers
@@ -23,33 +26,31 @@ BACKEND = keras.backend.backend()
 once = pytest.mark.skipif(BACKEND != "torch", reason="nothing of it depends on the backend")
 
 REPRODUCE = ("-m", "training.reproduce")
-#: The command line, or a worker of it, with the small trials and a table of them; it starts workers of this file's kind.
+#: The command line, or a worker of it, with the small trials and a table of them; it starts workers of this file's kind. Two
+#: workers are stand-ins that import nothing: that of the trial named by FAIL, and, with WAIT, one that says which signal came.
 PROGRAM = """
-import sys
+import json, os, signal, sys
+from training import cli
+job = json.loads(sys.argv[2]) if sys.argv[1] == "worker" else None
+if job and job["trial"] == os.environ.get("FAIL"):
+    cli.guard(lambda: (_ for _ in ()).throw(cli.UserError("no data for this one")))
+if job and "WAIT" in os.environ:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    print("going on behind iteration 2", flush=True)
+    with open("told", "w") as file:
+        file.write(str(signal.sigtimedwait({signal.SIGTERM}, 240).si_signo))
+    sys.exit(75)
+
 from tests.training.reproduce import tiny
 tiny.install()
-from training import cli
-from training.reproduce import __main__ as main, images, trials, worker, workers
-import keras_preact as kp
+from tests.training.reproduce.small_table import tables, worker_command
+from training import children
+from training.reproduce import __main__ as main, images, trials, worker
 images.load = lambda name, folder=None: tiny.images()
-published = kp.published.results(table="1")[0]
-rows = tuple(trials.Row(name, published, trial) for name, trial in trials.TRIALS.items() if "tiny" in name)
-trials.TABLES = {"tiny": trials.Table("tiny", rows, small=True)}
-command = worker.__name__.rpartition(".")[0]
-start = workers.subprocess.Popen
-
-def start_worker(arguments, **options):
-    if arguments[1:3] == ["-m", "training.reproduce.worker"]:
-        arguments = [sys.executable, sys.argv[0], "worker", arguments[3]]
-    return start(arguments, **options)
-
-workers.subprocess.Popen = start_worker
-if sys.argv[1] == "worker":
-    import json
-    job = worker.Job(**json.loads(sys.argv[2]))
-    if job.trial == "digits/tiny-dropout" and "FAIL" in __import__("os").environ:
-        images.load = lambda name, folder=None: (_ for _ in ()).throw(cli.UserError("no data for this one"))
-    cli.guard(lambda: worker.work(job))
+trials.TABLES = tables()
+children.command = worker_command(sys.argv[0])
+if job:
+    cli.guard(lambda: worker.work(worker.Job(**job)))
 else:
     main.main()
 """
@@ -62,12 +63,24 @@ def program(tmp_path):
     return tmp_path
 
 
-def digits(*options: object, cwd, **environment: str) -> tuple[int, str, str]:
-    """Run the command with the small trials; return its status and what it wrote."""
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in environment.items():
-            patched.setenv(name, value)
-        return commands.finish(commands.start("program.py", "digits", *options, cwd=cwd))
+@pytest.fixture
+def digits(program, monkeypatch, capfd):
+    """Return a function that calls the command in this process; its workers are others. What all write is returned, too."""
+    monkeypatch.chdir(program)
+
+    def call(*options: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = 0
+        try:
+            main.main(["digits", *map(str, options), "--seeds", "1", "--backend", BACKEND])
+        except SystemExit as ended:
+            status = ended.code
+        return status, *capfd.readouterr()
+
+    with tiny.installed():
+        monkeypatch.setattr(trials, "TABLES", small_table.tables())
+        monkeypatch.setattr(children, "command", small_table.worker_command("program.py"))
+        yield call
 
 
 def last_error(err: str) -> str:
@@ -75,47 +88,43 @@ def last_error(err: str) -> str:
 
 
 @once
-def test_rows_are_made_once(program):
-    status, out, err = digits("--rows", "tiny", "tiny-dropout", "--seeds", 1, "--processes", 2, cwd=program)
-    assert status == 0, err
-    assert [record.cost["together"] for record in results.read(program / "results")] == [2, 2]
-    assert out.startswith("2 runs of 2 trials to make; 0 are there already.\n")
-    assert out.endswith("2 runs were made, in results.\n")
-    files = sorted((program / "results").glob("*/*/*.json"))
-    assert [file.parent.name for file in files] == ["tiny", "tiny-dropout"]
-    assert not any((program / "runs").rglob("*.npz"))
-    before = [file.read_bytes() for file in files]
-    status, out, err = digits("--rows", "tiny", "--seeds", 1, cwd=program)
-    assert (status, out) == (0, "0 runs of 0 trials to make; 1 are there already.\n0 runs were made, in results.\n")
-    assert [file.read_bytes() for file in files] == before
-
-
-@once
-def test_a_row_that_fails_keeps_no_other_from_being_made(program):
-    status, _, err = digits("--rows", "tiny-dropout", "tiny", "--seeds", 1, "--processes", 1, cwd=program, FAIL="1")
+def test_rows_are_made_once_and_one_that_fails_keeps_no_other_from_being_made(program, digits, monkeypatch):
+    monkeypatch.setenv("FAIL", "digits/tiny")  # the first row
+    status, out, err = digits("--rows", "tiny", "tiny-dropout", "--processes", 1)
     assert status == 2
     assert "error: no data for this one" in err
-    assert last_error(err).startswith("error: 1 of 2 trials failed: digits/tiny-dropout.")
-    assert [record.trial for record in results.read(program / "results")] == ["digits/tiny"]
+    assert last_error(err).startswith("error: 1 of 2 trials failed: digits/tiny.")
+    assert out.startswith("2 runs of 2 trials to make; 0 are there already.\n")
+    (file,) = (program / "results").glob("*/*/*.json")
+    assert file.parent.name == "tiny-dropout"
+    assert [record.trial for record in results.read(program / "results")] == ["digits/tiny-dropout"]
+    assert not any((program / "runs").rglob("*.npz"))
+    before = file.read_bytes()
+    status, out, err = digits("--rows", "tiny-dropout")
+    assert (status, out) == (0, "0 runs of 0 trials to make; 1 are there already.\n0 runs were made, in results.\n")
+    assert file.read_bytes() == before
 
 
 @once
-def test_time_that_is_over_leaves_what_goes_on(program):
-    options = ("--rows", "tiny", "tiny-dropout", "--seeds", 1)
-    status, out, err = digits(*options, "--device-minutes", 1e-9, cwd=program)
+def test_time_that_is_over_leaves_what_goes_on(digits):
+    status, out, err = digits("--rows", "tiny", "tiny-dropout", "--device-minutes", 1e-9)
     assert status == 0, err
     assert out.splitlines()[-1] == "0 runs were made, in results. 2 are not finished: the same command goes on with them."
 
 
-# A signal to the command when its worker has said that it goes on; a run that never ends by itself.
+# A signal to the command when its worker has said that it goes on; a run that never ends by itself. What a run does with
+# SIGTERM is tested with the runs.
 @once
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_a_signal_is_passed_on(number, expected, program, tmp_path):
-    with tiny.installed():
-        assert tiny.make(tmp_path / "before", calls=2)(0) is None  # so that a worker says that it goes on from here
+def test_a_signal_is_passed_on(number, expected, program, tmp_path, monkeypatch):
+    if number == signal.SIGTERM:
+        monkeypatch.setenv("WAIT", "1")
+    else:
+        with tiny.installed():
+            assert tiny.make(tmp_path / "before", calls=2)(0) is None  # so that a worker says that it goes on from here
         shutil.copytree(tmp_path / "before" / "work", tmp_path / "runs" / "reproduce")
-    (program / "program.py").write_text(PROGRAM.replace("tiny.install()", "tiny.STEPS = 1_000_000\ntiny.install()", 1))
-    change_length(tmp_path / "runs" / "reproduce", 1_000_000)
+        (program / "program.py").write_text(PROGRAM.replace("tiny.install()", "tiny.STEPS = 1_000_000\ntiny.install()", 1))
+        change_length(tmp_path / "runs" / "reproduce", 1_000_000)
     process = commands.start("program.py", "digits", "--rows", "tiny", "--seeds", "1", "--processes", "1", cwd=program)
     stop = threading.Timer(240, process.kill)
     stop.start()
@@ -130,6 +139,9 @@ def test_a_signal_is_passed_on(number, expected, program, tmp_path):
         stop.cancel()
     assert status == expected, err
     assert "Traceback" not in err
+    if number == signal.SIGTERM:
+        assert (tmp_path / "told").read_text() == str(int(number))
+        return
     ((_, (step, total)),) = run.unfinished(tmp_path / "runs" / "reproduce").items()
     assert total == 1_000_000
     assert step >= 2
@@ -205,26 +217,47 @@ def test_cores_are_shared():
 
 
 @once
+def test_a_worker_starts_on_its_cores(monkeypatch):
+    monkeypatch.setattr(children, "command", lambda *_: [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"])
+    usable = os.sched_getaffinity(0)
+    for cores in [[core] for core in usable] + [[]]:
+        out, _ = workers.start("worker", "", cores, 1, BACKEND, stdout=subprocess.PIPE, text=True).communicate(timeout=60)
+        assert out == f"{set(cores) or usable}\n"
+        assert os.sched_getaffinity(0) == usable
+
+
+@once
 @pytest.mark.slow
 def test_smoke(tmp_path):
-    """Every command line as it is, with a network of the tables."""
-    options = ("first-paper", "--smoke", "--rows", "resnet20-original", "--seeds", 1)
+    """Every command line as it is, with networks of the tables, two at a time."""
+    networks = ("resnet20-original", "resnet32-original")
+    options = ("first-paper", "--smoke", "--rows", *networks, "--seeds", 1, "--processes", 2)
     status, out, err = commands.finish(commands.start(*REPRODUCE, *options, cwd=tmp_path))
     assert status == 0, err
-    assert out.splitlines()[-1].startswith("1 runs were made")
+    assert out.splitlines()[-1].startswith("2 runs were made")
     assert not (tmp_path / "results").exists()
-    (record,) = results.read(tmp_path / "runs" / "reproduce" / "smoke" / "results")
-    assert (record.trial, record.config["iterations"]) == ("cifar10/resnet20-original", 8)
+    records = results.read(tmp_path / "runs" / "reproduce" / "smoke" / "results")
+    assert [(record.trial, record.config["iterations"]) for record in records] == [(f"cifar10/{name}", 8) for name in networks]
+    assert [record.cost["together"] for record in records] == [2, 2]
+
+
+#: Behind the command, in its process: the texts of help of those that train nothing.
+HELP = """
+for command in () if job else ("report", "next"):
+    try:
+        main.main([command, "--help"])
+    except SystemExit as ended:
+        print(command, "ended with", ended.code)
+"""
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="a machine with JAX alone")
 def test_without_tensorflow(program):
     """The worker is a process of the command: both find no TensorFlow, scikit-learn or matplotlib."""
+    (program / "program.py").write_text(PROGRAM + HELP)
     options = ("digits", "--smoke", "--rows", "tiny", "--seeds", 1, "--processes", 1)
     done = run_without(TENSORFLOW, program / "program.py", *options, cwd=program, backend="jax")
     assert done.returncode == 0, done.stderr
     (record,) = results.read(program / "runs" / "reproduce" / "smoke" / "results")
     assert record.device["backend"] == "jax"
-    for command in ("report", "next"):
-        done = run_without(TENSORFLOW, *REPRODUCE, command, "--help", cwd=program, backend="jax")
-        assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if "ended with" in line] == ["report ended with 0", "next ended with 0"]

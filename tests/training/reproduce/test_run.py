@@ -1,10 +1,12 @@
 """A run that is stopped anywhere goes on as if it had never been, and every run stands for itself."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
 import shutil
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -15,7 +17,7 @@ from tests.training.reproduce import tiny
 from training import plans
 from training.cli import UserError
 from training.reproduce import fingerprints, results
-from training.reproduce.run import unfinished
+from training.reproduce.run import Run, unfinished
 
 BACKEND = keras.backend.backend()
 
@@ -26,12 +28,30 @@ def installed():
         yield
 
 
+@functools.cache
+def compiled(number: int, together: int) -> Run:
+    return tiny.make(Path(), tiny.DROPOUT, together=together)
+
+
+def again(number: int, folder: Path, calls: float = math.inf, together: int = 1) -> Run:
+    """Return one of two runs with dropout that are compiled once.
+
+    Of two that take turns, neither holds what the other one has just done: what goes on does so from the files alone. What
+    they did before must not count.
+    """
+    run = compiled(number % 2, together)
+    run.settings = dataclasses.replace(run.settings, results=folder / "results", work=folder / "work")
+    run.out_of_time = tiny.Calls(calls)
+    return run
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """The folder of a run with dropout, seed 1, from beginning to end, what it returned, and what its training left."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     with tiny.installed():
-        run = tiny.make(folder, tiny.DROPOUT)
+        run = again(0, folder)
+        assert run.model is None  # nothing is left in it
         return folder, run(1), tiny.values(run)
 
 
@@ -55,25 +75,25 @@ def test_a_run_goes_on_where_it_was_stopped(together, visits, uninterrupted, tmp
         pytest.skip("torch computes step by step")
     _, whole, expected = uninterrupted
     seconds = []
-    for calls, step in visits:
-        assert tiny.make(tmp_path, tiny.DROPOUT, calls, together)(1) is None
+    for i, (calls, step) in enumerate(visits):
+        assert again(i, tmp_path, calls, together)(1) is None
         assert unfinished(tmp_path / "work") == {(tiny.DROPOUT.name, 1): (step, tiny.STEPS)}
         (saved,) = (tmp_path / "work" / tiny.DROPOUT.name / "seed-1").iterdir()
         with np.load(saved) as file:
             seconds.append(json.loads(file["description"].tobytes())["progress"]["seconds"])
     assert seconds == sorted(seconds)
-    run = tiny.make(tmp_path, tiny.DROPOUT, together=together)
-    record = run(1)
+    run = again(len(visits), tmp_path, together=together)
+    record, values = run(1), tiny.values(run)
     assert record.cost["visits"] == len(visits) + 1
     assert record.cost["seconds"] > seconds[-1]
     assert record.curves["seconds"] == sorted(record.curves["seconds"])
     assert record.cost["images_per_second"] > 0
     if together > 1:  # what is compiled otherwise may differ in the last bits
-        other = tiny.make(tmp_path / "other", tiny.DROPOUT, together=together)
+        other = again(len(visits) + 1, tmp_path / "other", together=together)
         np.testing.assert_allclose(whole.curves["train_loss"], record.curves["train_loss"], rtol=1e-3)
         whole, expected = other(1), tiny.values(other)
     assert_same_run(record, whole)
-    tiny.assert_identical(tiny.values(run), expected)
+    tiny.assert_identical(values, expected)
     assert unfinished(tmp_path / "work") == {}
     assert not any((tmp_path / "work" / tiny.DROPOUT.name).iterdir())
     # what was returned is what was written
@@ -101,42 +121,60 @@ def test_the_curve(uninterrupted):
     assert (read.trial, read.seed, read.parameters) == (tiny.DROPOUT.name, 1, record.parameters)
 
 
-# A process that SIGTERM reaches when its clock is looked at for the nth time, and one that it reaches in a measurement.
+# A process that SIGTERM reaches twice: when its clock is looked at for the third time, in a step within a leg; and, once more
+# from the beginning, in the last measurement: the next seed must not be begun.
 STOPPED = """
-import os, pathlib, signal, sys
+import dataclasses, os, pathlib, signal, sys
 from tests.training.reproduce import tiny
 from training import cli
 
 tiny.install()
-run = tiny.make(pathlib.Path(sys.argv[1]), tiny.DROPOUT)
-if sys.argv[2] == "measured":
-    measure, calls = run.measure, iter(range(9))
+folder = pathlib.Path(sys.argv[1])
+run = tiny.make(folder / "stepped", tiny.DROPOUT)
+late = tiny.Calls(2)
+run.out_of_time = lambda: late() and os.kill(os.getpid(), signal.SIGTERM)
 
-    def measure_and_signal(count=None):
-        if next(calls) == int(sys.argv[3]):
-            os.kill(os.getpid(), signal.SIGTERM)
-        return measure(count)
+def both_seeds():
+    for seed in (1, 2):
+        cli.guard(lambda: run(seed))
 
-    run.measure = measure_and_signal
-else:
-    late = tiny.Calls(int(sys.argv[3]))
-    run.out_of_time = lambda: late() and os.kill(os.getpid(), signal.SIGTERM)
-for seed in (1, 2):
-    cli.guard(lambda: run(seed))
+try:
+    both_seeds()
+except SystemExit as ended:
+    print("stepped:", ended.code)
+
+places = {name: folder / "measured" / name for name in ("results", "work")}
+run.settings, run.out_of_time = dataclasses.replace(run.settings, **places), lambda: False
+measure, calls = run.measure, iter(range(9))
+
+def measure_and_signal(count=None):
+    if next(calls) == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return measure(count)
+
+run.measure = measure_and_signal
+both_seeds()
 """
 
 
-# In a step within a leg; and, as the fourth measurement behind that which builds the metrics, in the last one of the run:
-# the next seed must not be begun.
-@pytest.mark.parametrize(("where", "number", "step"), [("stepped", 2, 2), ("measured", 3, 12)])
-def test_sigterm_saves_the_state_for_another_process(where, number, step, uninterrupted, tmp_path):
-    _, whole, expected = uninterrupted
-    process = commands.start("-c", STOPPED, tmp_path, where, number, cwd=commands.ROOT)
-    status, _, err = commands.finish(process)
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The folder of a process that was stopped, what it wrote, and its status."""
+    folder = tmp_path_factory.mktemp("stopped")
+    status, out, err = commands.finish(commands.start("-c", STOPPED, folder, cwd=commands.ROOT))
     # TensorFlow has notes with other errors than ours
-    assert (status, re.findall(r"^(?:Traceback|error:).*", err, re.M)) == (75, [])
-    assert unfinished(tmp_path / "work") == {(tiny.DROPOUT.name, 1): (step, tiny.STEPS)}
-    run = tiny.make(tmp_path, tiny.DROPOUT)
+    assert re.findall(r"^(?:Traceback|error:).*", err, re.M) == [], err
+    return folder, out, status
+
+
+@pytest.mark.parametrize(("where", "step"), [("stepped", 2), ("measured", 12)])
+def test_sigterm_saves_the_state_for_another_process(where, step, stopped, uninterrupted):
+    _, whole, expected = uninterrupted
+    folder, out, status = stopped
+    assert status == 75
+    assert out == "stepped: 75\n"
+    assert unfinished(folder / where / "work") == {(tiny.DROPOUT.name, 1): (step, tiny.STEPS)}
+    run = again(0, folder / where)
     record = run(1)
     assert record.cost["visits"] == 2
     assert_same_run(record, whole)
@@ -145,7 +183,7 @@ def test_sigterm_saves_the_state_for_another_process(where, number, step, uninte
 
 def test_runs_in_one_process_know_nothing_of_each_other(uninterrupted, tmp_path):
     _, whole, expected = uninterrupted
-    run = tiny.make(tmp_path, tiny.DROPOUT)
+    run = again(1, tmp_path)
     first = run(0)
     after_first = tiny.values(run)
     assert_same_run(run(1), whole)

@@ -1,0 +1,35 @@
+"""One process with Keras on TensorFlow for what exports from other backends start a process each for.
+
+`python one_process.py` runs a module's main for each line of stdin, `[MODULE, *ARGUMENTS]` as JSON, and answers with a line.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+
+@contextlib.contextmanager
+def started() -> Iterator[Callable]:
+    """Give a stand-in for `_children.run` that has one process run the modules of all calls."""
+    environment = os.environ | {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, __file__], env=environment, text=True, **pipes) as process:
+
+        def run(arguments: Sequence[str], *_) -> None:
+            option, *job = arguments
+            assert option == "-m"
+            print(json.dumps(job), file=process.stdin, flush=True)
+            assert process.stdout.readline() == "done\n"
+
+        yield run
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        module, *arguments = json.loads(line)
+        importlib.import_module(module).main(*arguments)
+        print("done", flush=True)
