@@ -265,6 +265,7 @@ def test_killed_taken_away_interrupted_damaged_and_killed_again(reference, tmp_p
     status, _, err = ended(tmp_path, 6, signal.SIGKILL)
     assert (status, err) == (-signal.SIGKILL, "")
     assert checkpoints(run) == [".state-000000006.npz", "state-000000000.npz", "state-000000003.npz"]
+    (run / "checkpoints" / ".state-000000007.npz").touch()  # would not be written again, as that of step 6 is
 
     status, out, err = ended(tmp_path, 21, signal.SIGTERM)
     assert (status, err) == (75, "")

@@ -110,6 +110,7 @@ def test_batch_norm(stacked, again, tmp_path):
         frozen.save(tmp_path / "model.keras")
         frozen = keras.saving.load_model(tmp_path / "model.keras")
         transfer.freeze(frozen)
+        frozen(harness.images(2, 6, 6, 3))  # where a stack tells the unit that it calls
         transfer.unfreeze(frozen)
     assert changed_by_fit(frozen) == {path for path in before if not path.endswith(NORMS)}
     if not again:
