@@ -64,13 +64,13 @@ def problem(status: int, err: str, limit: float) -> str:
     if status < 0:
         name = signal.Signals(-status).name
         return f"ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
-    return f"failed: {last_line(err).removeprefix('error: ')[:300]}"
+    return f"failed: {last_line(err)}"
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not empty, where a child says why it failed."""
+    """Return why a child failed, by its last line that is not empty: at most 300 characters, without `error: `."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
+    return lines[-1].removeprefix("error: ")[:300] if lines else "no message"
 
 
 def answer(of: Callable[[], dict]) -> None:

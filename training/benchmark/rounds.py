@@ -48,7 +48,7 @@ def run(
             status, out, err = _child(candidate.backend, job, limit)
             seconds = time.perf_counter() - start
             if status == 2:
-                raise UserError(f"{candidate.label}: {children.last_line(err)[:300].removeprefix('error: ')}")
+                raise UserError(f"{candidate.label}: {children.last_line(err)}")
             if status == 0:
                 outcome = Outcome(number, candidate.label, seconds, result=json.loads(out.splitlines()[-1]))
             else:

@@ -174,6 +174,17 @@ MISTAKES = {
 }
 
 
+#: What a mistake on the identity path is called.
+WORDS = {
+    "scaling": "a scaling by 0.5",
+    "gate": "a gate",
+    "convolution": "a weight layer",
+    "dropout on the shortcut": "dropout",
+    "norm after addition": "a normalisation",
+    "activated shortcut": "a normalisation and an activation",
+}
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_is_found_at_its_place_and_nothing_else(mistake):
     options, wanted, place = MISTAKES[mistake]
@@ -187,17 +198,6 @@ def test_each_mistake_is_found_at_its_place_and_nothing_else(mistake):
         assert f"stands {WORDS[mistake]}." in found.detail
         assert len(found.locations) == 1
         assert found.detail.startswith("2 of 3 units")
-
-
-#: What a mistake on the identity path is called.
-WORDS = {
-    "scaling": "a scaling by 0.5",
-    "gate": "a gate",
-    "convolution": "a weight layer",
-    "dropout on the shortcut": "dropout",
-    "norm after addition": "a normalisation",
-    "activated shortcut": "a normalisation and an activation",
-}
 
 
 def multiply(model, factors):
