@@ -11,7 +11,10 @@ import re
 import shlex
 from pathlib import Path
 
+import benchmarks
+
 import keras_preact as kp
+from training.console import COMMANDS
 from training.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +40,26 @@ def table(head: list[str], rows) -> str:
 def published(**wanted: str) -> str:
     """Rows of `kp.published.results`, by table, network and dataset."""
     return kp.published.to_markdown(kp.published.results(**wanted))
+
+
+def arrangements() -> str:
+    """The table of arrangements with the errors of Table 2."""
+
+    def cells(name: str) -> list[str]:
+        row = kp.ARRANGEMENTS[name]
+        order = [WORDS.get(part, part) for part in (*row.first, "W", *row.between, "W", *row.last)]
+        after = [WORDS[part] for part in row.after_addition]
+        errors = {each.network: f"{each.error:.2f}" for each in kp.published.results(table="2") if each.row == name}
+        remark = "" if errors else " (not in the paper)"
+        return [f"`{name}`{remark}", " ".join(order), " ".join(after), *(errors.get(network, "") for network in networks)]
+
+    networks = ("ResNet-110", "ResNet-164")
+    return table(["arrangement", "F", "f", *networks], [cells(name) for name in kp.ARRANGEMENTS])
+
+
+def commands() -> str:
+    """The commands of the command line."""
+    return table(["command", "does"], [[f"`keras-preact {name}`", command.about] for name, command in COMMANDS.items()])
 
 
 def arrangement(name: str) -> str:
@@ -95,7 +118,7 @@ def checks() -> str:
 
 
 def measured(file: str, candidate: str, figure: str, digits: str = "2") -> str:
-    """A median of training/benchmark/measured/; `ratio` behind the figure for that to the baseline."""
+    """A median of training/benchmark/measured/; `ratio` after the figure for that to the baseline."""
     figure, _, ratio = figure.partition(" ")
     summary = json.loads((ROOT / f"training/benchmark/measured/{file}.json").read_text())["summary"][candidate][figure]
     return f"{summary['ratio']['median'] if ratio else summary['median']:.{digits}f}"
@@ -138,7 +161,13 @@ def relinked(text: str, path: str, page: str) -> str:
     return re.sub(r"\[([^\]]+)\]\(([^)]+)\)", link, text)
 
 
-MACROS = {each.__name__: each for each in (published, arrangement, shortcut, models, recipes, checks, measured, card, file)}
+MACROS = {
+    each.__name__: each
+    for each in (
+        *(published, arrangements, arrangement, shortcut, models, commands, recipes, checks, measured, card, file),
+        *(benchmarks.benchmarks, benchmarks.very_deep, benchmarks.engines),
+    )
+}
 
 
 def on_page_markdown(markdown, page, config, files):
