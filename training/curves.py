@@ -87,7 +87,7 @@ def draw_runs(histories: Mapping[str, Columns], path: Path, title: str, measured
         _style.by_depth(axes)
         axes.set_xlim(0, 1.02 * last)
     _explain(panels["loss"], histories, measured_on)
-    _style.legend(figure, panels["loss"])
+    _style.name_lines(figure, panels["loss"])
     figure.savefig(path, format="png", dpi=110)
 
 

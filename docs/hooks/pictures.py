@@ -1,28 +1,98 @@
-"""Draws the pictures when the site is built: unit diagrams from the tables, signals from networks at their start.
+"""Draw the pictures of the documentation, each for light and for dark pages.
 
-Those of the report on the reproduction are there already, and are taken over.
+`python docs/hooks/pictures.py` writes the front picture, docs/pictures/front-light.svg and front-dark.svg, from
+`kp.ARRANGEMENTS` and the measured runs in results/. The others are drawn when the site is built: unit diagrams from the
+tables, signals from networks at their start.
 """
 
-import io
+import fractions
 import os
-from collections.abc import Iterator
+import re
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as a command, too, it finds training/
 
 import keras
-import matplotlib
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
-from sklearn.datasets import load_digits
 
 import keras_preact as kp
 from keras_preact.analysis import figures
+from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures.diagrams import draw_diagram, in_words
+from training.reproduce import pictures, results
 
+ROOT = Path(__file__).parents[2]
 #: Blocks that are drawn, in the arrangement that shows them.
 BLOCKS = {"basic": "full_preactivation", "bottleneck": "full_preactivation", "dense": "full_preactivation"}
 BLOCKS |= {"single": "full_preactivation", "attention": "pre_norm", "mlp": "pre_norm", "swiglu": "pre_norm"}
 COMPARED = ("original", "full_preactivation")
+#: The arrangements of which the front picture shows the training, and their colours.
+HUES = dict(zip(COMPARED, _style.HUES[1::-1], strict=True))
+FRONT = ROOT / "docs/pictures"
+
+
+def front(folder: Path = ROOT / "results"):
+    """Draw the front picture: the units of `kp.ARRANGEMENTS`, and the test errors of two of them in training.
+
+    Args:
+        folder: Results of `keras-preact reproduce`; the runs are those of ResNet-110 on the digits.
+
+    Returns:
+        A `matplotlib.figure.Figure`, 8 x 5.2 inches.
+    """
+    every = results.groups(results.read(folder))
+    figure = _style.new_figure(8.0, 5.2)
+    left, right = figure.subfigures(1, 2, width_ratios=[1.15, 1])
+    best = min(HUES, key=lambda name: _final(every[_trial(name)]))
+    titles = (f"{len(kp.ARRANGEMENTS)} arrangements of the residual unit", f"Lower test error: {in_words(best)}")
+    for part, title in zip((left, right), titles, strict=True):
+        part.suptitle(title, x=0.03, ha="left", fontsize=_style.TITLE, color=_style.INK)
+    panels = left.subplots(2, 3).flat
+    for axes, name in zip(panels, kp.ARRANGEMENTS, strict=True):
+        draw_diagram(axes, in_words(name).replace(" ", "\n", 1), figures.diagram(name), 7.2)
+        axes.title.set(color=HUES[name].text if name in HUES else _style.INK, fontweight="bold" if name in HUES else None)
+    _errors(right.subplots(), {name: every[_trial(name)] for name in HUES})
+    return figure
+
+
+def _trial(arrangement: str) -> str:
+    return f"digits/resnet110-{arrangement}"
+
+
+def _final(records: Sequence[results.Record]) -> float:
+    return statistics.median(record.error for record in records)
+
+
+def _errors(axes, trials: dict[str, Sequence[results.Record]]) -> None:
+    """Draw the median and the range of the test errors of trials by iteration, and write at their ends what they reach."""
+    _style.styled(axes, x="Iteration", y="Test error (%)")
+    worst = max(trials, key=lambda name: _final(trials[name]))
+    for name, records in trials.items():
+        hue = HUES[name]
+        iterations, (low, middle, high) = pictures.band(records, "test_error")
+        axes.fill_between(iterations, low, high, color=hue.line, alpha=0.2, linewidth=0)
+        axes.plot(iterations, middle, color=hue.line, linewidth=2, label=name)
+        look = {"ha": "right", "fontsize": _style.LABEL, "fontweight": "bold", "color": hue.text}
+        look |= {"xytext": (-2, 24), "va": "bottom"} if name == worst else {"xytext": (-2, -20), "va": "top"}
+        text = f"{in_words(name)}\n{_final(records):.1f} %"
+        axes.annotate(text, (iterations[-1], middle[-1]), textcoords="offset points", **look)
+    records = trials[worst]
+    network = records[0].config["arguments"]
+    text = (
+        f"ResNet-{network['depth']}, {fractions.Fraction(network['width_factor'])} of its channels,\n"
+        f"8\u00d78 digits, median and range of {len(records)} seeds"
+    )
+    axes.set_title(text, loc="left", fontsize=_style.SMALL, color=_style.GREY)
+    axes.set_yscale("log")
+    axes.set_xlim(0, iterations[-1])
+    axes.set_ylim(1, 100)
+    _style.plain_numbers(axes.yaxis)
 
 
 def diagrams() -> Iterator[tuple[str, object]]:
@@ -49,6 +119,8 @@ def diagrams() -> Iterator[tuple[str, object]]:
 
 def measurements() -> Iterator[tuple[str, object]]:
     """Yield figures of two networks at their start, on the handwritten digits."""
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     images, labels = digits.images[:32, ..., None].astype("float32"), digits.target[:32]
     images = (images - images.mean()) / images.std()
@@ -71,18 +143,44 @@ def measurements() -> Iterator[tuple[str, object]]:
     )
 
 
-def svg(figure) -> bytes:
-    """Return a figure as SVG, the same bytes each time."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "keras-preact"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
+def dark_name(name: str) -> str:
+    """Return the file name of a picture for dark pages: `x-dark.svg` for `x.svg` and for `x-light.svg`."""
+    return re.sub(r"(-light)?\.svg$", "-dark.svg", name)
 
 
 def on_files(files, config):
     for draw in (diagrams, measurements):
         for name, figure in draw():
-            files.append(File.generated(config, f"figures/{name}.svg", content=svg(figure)))
-    for path in sorted((Path(config.config_file_path).parent / "results").glob("*.png")):
+            svg = _style.svg(figure)
+            files.append(File.generated(config, f"figures/{name}.svg", content=svg))
+            files.append(File.generated(config, f"figures/{dark_name(name + '.svg')}", content=_style.darkened(svg)))
+    for path in sorted((ROOT / "results").glob("*.png")):
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     return files
+
+
+@event_priority(-100)  # after the macros, which name pictures too
+def on_page_markdown(markdown, page, config, files):
+    """Show each picture that has a dark counterpart as two images, of which the theme hides one."""
+
+    def both(match: re.Match) -> str:
+        alt, target = match.groups()
+        path = os.path.normpath(os.path.join(os.path.dirname(page.file.src_uri), dark_name(target)))
+        if files.get_file_from_path(path) is None:
+            return match[0]
+        return f"![{alt}]({target}#only-light)![{alt}]({dark_name(target)}#only-dark)"
+
+    return re.sub(r"!\[([^\]]*)\]\(([^)\s#]+\.svg)\)", both, markdown)
+
+
+def main() -> None:
+    """Write the front picture."""
+    FRONT.mkdir(exist_ok=True)
+    svg = _style.svg(front())
+    for name, text in (("front-light.svg", svg), ("front-dark.svg", _style.darkened(svg))):
+        (FRONT / name).write_text(text, encoding="utf-8")
+        print(f"Written: {FRONT / name}, {len(text) / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

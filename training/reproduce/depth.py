@@ -199,7 +199,7 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_xlabel("l/L")
     for i, count in enumerate(counts):
         rows[0, 0].plot([], [], color=_style.colour(i), linewidth=2.5, label=f"{count:,} layers")
-    _style.legend(drawn, rows[0, 0])
+    _style.name_lines(drawn, rows[0, 0])
     drawn.savefig(path, format="png", dpi=110)
 
 

@@ -96,7 +96,7 @@ def curves(figure: Figure, groups: Groups, path: Path) -> None:
         first.plot([], [], color=colour, linewidth=2.5, label=label)
     for name, look in CURVES.items():
         first.plot([], [], color=_style.GREY, label=name.replace("_", " ").replace("train ", "training "), **look)
-    _style.legend(picture, first)
+    _style.name_lines(picture, first)
     picture.savefig(path, format="png", dpi=110)
 
 
@@ -157,7 +157,7 @@ def spreads(table: Table, groups: Groups, path: Path) -> None:
     panels[0].set_yticks(range(len(rows)), [f"{row.label}  [{number}]" for row, number in zip(rows, paper, strict=True)])
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
     _explain(panels[0], any(record.diverged_at is not None for row in rows for record in groups[row.trial.name]))
-    _style.legend(picture, panels[0])
+    _style.name_lines(picture, panels[0])
     picture.savefig(path, format="png", dpi=110)
 
 

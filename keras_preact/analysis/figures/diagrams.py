@@ -1,6 +1,7 @@
 """Residual units as diagrams, drawn from the tables: Fig. 1, 2 and 4 of the paper, and any row that is added to them."""
 
 import dataclasses
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -10,18 +11,25 @@ from keras_preact.analysis.figures import _style
 
 #: Component of an arrangement to the colour of its box.
 COLOURS: Mapping[str, str] = MappingProxyType(
-    {"norm": "#d7e8f5", "activation": "#fbe2d0", "shift": "#f3f3f3", "scale": "#f3f3f3"}
+    {"norm": _style.BLUE, "activation": _style.ORANGE, "shift": _style.PALE, "scale": _style.PALE}
 )
 #: Names of normalisations and activations to what a box says; others keep their names.
 SHORT: Mapping[str, str] = MappingProxyType(
     {"batch": "BN", "layer": "LN", "group": "GN", "rms": "RMS norm", "relu": "ReLU", "shift": "+ b", "scale": "* a"}
 )
-WEIGHT_COLOUR = "#d5efe4"
-OTHER_COLOUR = "#f6e3ef"
+#: Part of a name in `kp.ARRANGEMENTS` or `kp.SHORTCUTS` to how the paper writes it.
+_WORDS: Mapping[str, str] = MappingProxyType(
+    {"_only_": "-only ", "preactivation": "pre-activation", "bn": "BN", "relu": "ReLU", "conv1x1": "1x1 conv", "_": " "}
+)
+WEIGHT_COLOUR = _style.GREEN
+OTHER_COLOUR = _style.PINK
 
-#: Size of a box, and distance from one to the next and from path to path, in units of which an inch has `UNITS`.
-BOX_WIDTH, BOX_HEIGHT, STEP, APART = 1.5, 0.62, 1.0, 1.9
+#: Size of a box, distance from one to the next, and from the shortcut to the branch without and with boxes on it, in units
+#: of which an inch has `UNITS`.
+BOX_WIDTH, BOX_HEIGHT, STEP, NEAR, APART = 1.9, 0.58, 0.8, 1.6, 2.15
 UNITS = 2.5
+#: Size of text in a box, in points: of short words, and of those that would not fit.
+TEXT, LONG_TEXT = 10.0, 8.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,19 +174,33 @@ def diagrams_figure(diagrams: Mapping[str, Diagram], below: str = "") -> Any:
     if not diagrams:
         raise ValueError("There must be a unit to draw. Received: an empty mapping")
     height = max(map(_height, diagrams.values()))
-    widths = [_right(parts) + 2 for parts in diagrams.values()]
-    figure = _style.new_figure(0.2 + sum(widths) / UNITS, 0.9 + height / UNITS)
+    widths = list(map(_width, diagrams.values()))
+    titles = [_wrapped(title, width) for title, width in zip(diagrams, widths, strict=True)]
+    above = 0.19 * max(title.count("\n") + 1 for title in titles)
+    figure = _style.new_figure(0.2 + sum(widths) / UNITS, 0.25 + above + height / UNITS + (0.25 if below else 0))
     every = figure.subplots(1, len(diagrams), squeeze=False, width_ratios=widths)[0]
-    for axes, width, (title, parts) in zip(every, widths, diagrams.items(), strict=True):
-        axes.set_axis_off()
-        axes.set_xlim(-1.0, width - 1.0)
-        axes.set_ylim(-height, 0.6)
+    for axes, title, parts in zip(every, titles, diagrams.values(), strict=True):
+        draw_diagram(axes, title, parts, height)
         axes.set_aspect("equal", anchor="N")
-        axes.set_title(title, fontsize=9)
-        _draw(axes, parts)
     if below:
-        figure.supxlabel(below, fontsize=8, color=_style.GREY)
+        figure.supxlabel(below, fontsize=_style.SMALL, color=_style.GREY)
     return figure
+
+
+def draw_diagram(axes, title: str, parts: Diagram, height: float | None = None) -> None:
+    """Draw a unit into axes of a figure, as in `unit_diagram`.
+
+    Args:
+        axes: Empty axes.
+        title: Text above the unit.
+        parts: What `diagram` returned.
+        height: Height of the axes, in the length of which a box is 0.58 high. None: that of the unit.
+    """
+    axes.set_axis_off()
+    axes.set_xlim(-1.05, _width(parts) - 1.05)
+    axes.set_ylim(-(height or _height(parts)), 0.5)
+    axes.set_title(title, fontsize=_style.SMALL, color=_style.INK)
+    _draw(axes, parts)
 
 
 def arrangements_figure(block: str = "basic") -> Any:
@@ -225,13 +247,36 @@ def _key(h: shortcuts.Shortcut) -> str:
     return f"{type(h).__name__} {config}"
 
 
+def in_words(name: str) -> str:
+    """Return the name of an arrangement or a shortcut as the paper writes it.
+
+    Example:
+
+    >>> in_words("relu_only_preactivation")
+    'ReLU-only pre-activation'
+    """
+    for part, word in _WORDS.items():
+        name = name.replace(part, word)
+    return name
+
+
 def _titled(name: str, errors: Mapping[str, str]) -> str:
-    return name.replace("_", " ") + "\n" + errors.get(name, "no published error")
+    return in_words(name) + "\n" + errors.get(name, "no published error")
+
+
+def _wrapped(title: str, width: float) -> str:
+    """Return a title in lines that are not wider than so many units."""
+    characters = int(72 * width / UNITS / (_style.CHARACTER_WIDTH * _style.SMALL))
+    return "\n".join(textwrap.fill(line, characters, break_on_hyphens=False) for line in title.split("\n"))
 
 
 def _right(parts: Diagram) -> float:
     """Return where the branch stands; the shortcut stands at 0."""
-    return APART * (2 if parts.gate else 1)
+    return 2 * APART if parts.gate else APART if parts.shortcut else NEAR
+
+
+def _width(parts: Diagram) -> float:
+    return _right(parts) + BOX_WIDTH / 2 + 1.15
 
 
 def _paths(parts: Diagram) -> int:
@@ -240,7 +285,7 @@ def _paths(parts: Diagram) -> int:
 
 
 def _height(parts: Diagram) -> float:
-    return STEP * (_paths(parts) + 1 + len(parts.after_addition)) + 1.6
+    return STEP * (_paths(parts) + 1 + len(parts.after_addition)) + 1.5
 
 
 def _draw(axes, parts: Diagram) -> None:
@@ -257,14 +302,15 @@ def _draw(axes, parts: Diagram) -> None:
         style = {"arrowstyle": "-|>", "color": _style.GREY, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", end, xytext=start, arrowprops=style, zorder=1)
 
-    axes.text(left, 0.0, "$x_l$", ha="center", va="bottom", fontsize=10)
+    axes.text(left, 0.0, "$x_l$", ha="center", va="bottom", fontsize=_style.LABEL, color=_style.INK)
     if parts.connected:
-        line((left, 0.0), (left, addition + 0.5), linewidth=2.6, color="#9a9a9a")
+        line((left, 0.0), (left, addition + 0.5), linewidth=2.8, color=_style.GREY)
         line((left, fork), (right, fork), (right, addition), (left + 0.5, addition))
         arrow((left, addition + 0.5), (left, addition + 0.25))
         arrow((left + 0.5, addition), (left + 0.25, addition))
-        circle = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": _style.GREY}
-        axes.text(left, addition, "+", ha="center", va="center", fontsize=9, bbox=circle, zorder=3)
+        circle = {"boxstyle": "circle,pad=0.1", "facecolor": "none", "edgecolor": _style.GREY}
+        look = {"ha": "center", "va": "center", "color": _style.INK, "bbox": circle}
+        axes.text(left, addition, "+", fontsize=TEXT, **look)
     else:
         line((left, 0.0), (left, fork), (right, fork), (right, addition), (left, addition), (left, addition - 0.25))
     for i, box in enumerate(parts.branch):
@@ -284,8 +330,8 @@ def _draw(axes, parts: Diagram) -> None:
         line((left, y - 0.25), (left, y - STEP))
         y -= STEP
         _box(axes, box, left, y)
-    arrow((left, y - 0.25), (left, y - 0.95))
-    axes.text(left, y - 1.0, "$x_{l+1}$", ha="center", va="top", fontsize=10)
+    arrow((left, y - 0.25), (left, y - 0.8))
+    axes.text(left, y - 0.85, "$x_{l+1}$", ha="center", va="top", fontsize=_style.LABEL, color=_style.INK)
 
 
 def _box(axes, box: Box, x: float, y: float) -> None:
@@ -295,9 +341,10 @@ def _box(axes, box: Box, x: float, y: float) -> None:
     look: dict[str, Any] = {
         "boxstyle": "round,pad=0,rounding_size=0.12",
         "facecolor": box.colour,
-        "edgecolor": "#4a4a4a",
+        "edgecolor": _style.EDGE,
         "linewidth": 0.8,
     }
     axes.add_patch(FancyBboxPatch(corner, BOX_WIDTH, BOX_HEIGHT, zorder=2, **look))
     text = box.text.replace("* ", "\N{MULTIPLICATION SIGN} ")
-    axes.text(x, y, text, ha="center", va="center", fontsize=7.5 if len(text) < 10 else 5.8, zorder=3)
+    size = TEXT if len(text) < 9 else LONG_TEXT
+    axes.text(x, y, text, ha="center", va="center", fontsize=size, color=_style.INK, zorder=3)

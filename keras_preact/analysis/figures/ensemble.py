@@ -54,7 +54,7 @@ def lesion_errors(lesions: Lesions) -> Any:
         axes.scatter(counts, errors, s=14, color=_style.colour(0), alpha=0.4, linewidths=0, label="one set of units")
         axes.set_ylim(bottom=0)
     _style.by_depth(axes)
-    _style.legend(figure, axes)
+    _style.name_lines(figure, axes)
     return figure
 
 

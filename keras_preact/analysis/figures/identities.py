@@ -90,7 +90,7 @@ def direct_paths(paths: Mapping[str, DirectPath]) -> Any:
             axes.set_ylim(bottom=0)
         _style.by_depth(axes)
     panels[0].set_xlabel("")
-    _style.legend(figure, panels[0])
+    _style.name_lines(figure, panels[0])
     return figure
 
 

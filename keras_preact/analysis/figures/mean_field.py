@@ -74,7 +74,7 @@ def depth_scales(diagram: PhaseDiagram) -> Any:
     axes = _style.styled(figure.subplots(), f"Correlations last {lasting}", WEIGHT, r"depth scale $\xi_c$, layers")
     _style.lines(axes, {label: (diagram.weight_variances, values) for label, values in series.items()})
     _style.decades(axes, series.values())
-    _style.legend(figure, axes)
+    _style.name_lines(figure, axes)
     return figure
 
 
@@ -103,7 +103,7 @@ def correlation_maps(fields: Mapping[str, MeanField]) -> Any:
     axes.plot((0, 1), (0, 1), color="#b8b8b8", linewidth=0.8, zorder=1)
     _style.lines(axes, series, marker="")
     axes.set_aspect("equal")
-    _style.legend(figure, axes)
+    _style.name_lines(figure, axes)
     return figure
 
 

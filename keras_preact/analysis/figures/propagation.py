@@ -74,7 +74,7 @@ def weight_gradients(signals: Mapping[str, Propagation]) -> Any:
         _style.by_depth(axes)
     for axes in panels[:-1]:
         axes.set_xlabel("")
-    _style.legend(figure, panels[0])
+    _style.name_lines(figure, panels[0])
     return figure
 
 
@@ -132,7 +132,7 @@ def _finished(figure, axes, signals: Mapping[str, Propagation]) -> Any:
     if all(each.units == first.units for each in others):
         _style.stages(axes, first.units)
     _style.by_depth(axes)
-    _style.legend(figure, axes)
+    _style.name_lines(figure, axes)
     return figure
 
 

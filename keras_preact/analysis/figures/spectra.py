@@ -59,5 +59,5 @@ def singular_values(spectra: Mapping[str, Spectrum]) -> Any:
     right.set_xscale("log")
     right.set_yscale("symlog", linthresh=1.0)
     right.set_ylim(bottom=0)
-    _style.legend(figure, left)
+    _style.name_lines(figure, left)
     return figure

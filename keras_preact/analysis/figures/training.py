@@ -65,7 +65,7 @@ def training_curves(histories: Mapping[str, Columns], measured_on: str = "test")
         word = columns[metric].split(",")[0]
         left.set_title(f"Lowest {word}: {_style.spread(best, '.2f')} %", loc="left", fontsize=11)
     _style.by_depth(left)
-    _style.legend(figure, left if metric is None else right)
+    _style.name_lines(figure, left if metric is None else right)
     return figure
 
 
@@ -115,7 +115,7 @@ def training_health(table: Columns) -> Any:
         axes.set_xlabel("update")
         axes.tick_params(labelbottom=True)
     spread = next((axes for axes in panels if len(axes.lines) > 1), panels[0])
-    _style.legend(figure, spread)
+    _style.name_lines(figure, spread)
     return figure
 
 

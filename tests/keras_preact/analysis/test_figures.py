@@ -17,6 +17,7 @@ from keras_preact.analysis.identities import DirectPath, IdentityCheck
 from keras_preact.analysis.jacobians import Spectrum
 from keras_preact.analysis.mean_field import MeanField, PhaseDiagram
 from keras_preact.analysis.propagation import Propagation
+from tests import layout
 from tests.reference import FIG_4, KERNELS
 
 UNITS = ("stage1_unit1", "stage1_unit2", "stage2_unit1")
@@ -37,8 +38,14 @@ def labelled(axes) -> dict[str, np.ndarray]:
     return {line.get_label(): line.get_ydata() for line in axes.lines if not line.get_label().startswith("_")}
 
 
+def title(axes) -> str:
+    """Return the title of axes on one line."""
+    return axes.get_title(loc="left").replace("\n", " ")
+
+
 def png(figure) -> Image.Image:
-    """Draw the figure, warnings being errors, and return the picture."""
+    """Draw the figure, warnings being errors, and return the picture; no text is cut off or overlaps."""
+    layout.check(figure)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=60)
     return Image.open(file)
@@ -61,7 +68,7 @@ class TestPropagation:
 
     def test_title_says_the_ratio(self):
         net = signals(gradient_norm=np.array([30.0, 1.0, 1.0, 2.0]))
-        assert "15 times" in figures.gradient_norms({"a": net}).axes[0].get_title(loc="left")
+        assert "15 times" in title(figures.gradient_norms({"a": net}).axes[0])
 
     @pytest.mark.parametrize(("values", "scale"), [([1, 2, 9, 3], "linear"), ([1, 2, 11, 3], "log")], ids=["less", "more"])
     def test_more_than_a_decade_is_logarithmic(self, values, scale):
@@ -98,7 +105,7 @@ class TestPropagation:
         drawn = labelled(figure.axes[0])
         assert drawn["net"].tolist() == [0.5, 1, 3]
         assert np.isnan(drawn["plain"]).all()
-        assert "add 1 times" in figure.axes[0].get_title(loc="left")
+        assert "add 1 times" in title(figure.axes[0])
         png(figure)
         png(figures.residual_ratio({"plain": plain}))
 
@@ -164,7 +171,7 @@ class TestChannels:
         np.testing.assert_array_equal(drawn.mask, [[False, False, True], [True, False, False]])
         np.testing.assert_array_equal(drawn.compressed(), [1, 2, 4, 100])
         assert picture.get_extent() == [0.5, 3.5, -0.5, 1.5]
-        assert "20 % at 0" in figure.axes[0].get_title(loc="left")
+        assert "20 % at 0" in title(figure.axes[0])
         png(figure)
 
     def test_heat_map_of_nothing(self):
@@ -289,10 +296,10 @@ class TestDiagrams:
     )
     def test_figure_4(self, block, errors):
         figure = figures.arrangements_figure(block)
-        titles = dict(axes.get_title().split("\n") for axes in figure.axes)
-        want = ["original", "bn_after_addition", "relu_before_addition", "relu_only_preactivation", "full_preactivation"]
-        want.append("bn_only_preactivation")
-        assert titles == dict(zip([name.replace("_", " ") for name in want], errors, strict=True))
+        titles = [axes.get_title().replace("\n", " ") for axes in figure.axes]
+        names = ["original", "BN after addition", "ReLU before addition", "ReLU-only pre-activation", "full pre-activation"]
+        names.append("BN-only pre-activation")
+        assert titles == [f"{name} {error}" for name, error in zip(names, errors, strict=True)]
         png(figure)
 
     def test_figure_2(self):
@@ -319,7 +326,7 @@ class TestSpectra:
         counts = right.patches[0].get_data()
         assert counts.values.sum() == 4
         assert counts.edges[0] < 0.5 < 8 < counts.edges[-1]
-        assert left.get_title(loc="left") == "Singular values of $J$: 0.5 to 8, 2 of 6 at 0"
+        assert title(left) == "Singular values of $J$: 0.5 to 8, 2 of 6 at 0"
         assert (left.get_yscale(), right.get_xscale()) == ("log", "log")
         png(figure)
 
@@ -345,7 +352,7 @@ class TestTraining:
         assert {line.get_linestyle() for line in right.lines} == {"-"}
         assert left.get_yscale() == "log"
         assert right.get_ylabel() == "validation error, % (solid)"
-        assert left.get_title(loc="left") == "Lowest validation error: 25.00 to 37.50 %"
+        assert title(left) == "Lowest validation error: 25.00 to 37.50 %"
         for one, other in zip(left.lines, right.lines, strict=True):
             assert one.get_color() == other.get_color()
         png(figure)
@@ -379,7 +386,7 @@ class TestTraining:
             "activation_std/a/kernel": [1.0, 1.0],
         }
         figure = figures.training_health({name: np.array(values) for name, values in table.items()})
-        panels = {axes.get_title(loc="left"): labelled(axes) for axes in figure.axes if axes.get_visible()}
+        panels = {title(axes): labelled(axes) for axes in figure.axes if axes.get_visible()}
         assert panels["gradient norm"]["network"].tolist() == [1, 2]
         ratio = panels["gradient/weight ratio"]
         np.testing.assert_allclose([ratio["least"], ratio["median"], ratio["largest"]], [[0.1, 0.2], [1.05, 0.2], [2, 0.2]])
@@ -430,7 +437,7 @@ class TestEnsemble:
         drawn = labelled(figure.axes[0])
         assert drawn["without the unit"].tolist() == [50, 25, 75]
         assert list(drawn["whole network: 12.5 %"]) == [12.5, 12.5]
-        assert figure.axes[0].get_title(loc="left").endswith("without stage2_unit1")
+        assert title(figure.axes[0]).endswith("without stage2_unit1")
         png(figure)
 
     def test_path_lengths(self):
@@ -440,7 +447,7 @@ class TestEnsemble:
         assert [bar.get_height() for bar in bars] == shares.tolist()
         # within two deviations, 1.58 each, of 5: 2 to 8
         inside = sum([1, 10, 45, 120, 210, 252, 210, 120, 45, 10, 1][2:9]) / 1024
-        assert figure.axes[0].get_title(loc="left") == f"{100 * inside:.1f} % of the paths go through 2 to 8 branches"
+        assert title(figure.axes[0]) == f"{100 * inside:.1f} % of the paths go through 2 to 8 branches"
         png(figure)
 
     def test_errors(self):
@@ -456,7 +463,7 @@ class TestIdentities:
         figure = figures.gradient_split(IdentityCheck(UNITS, np.array([0, -1, 2]), *rows))
         drawn = [line.get_ydata() for axes in figure.axes for line in axes.lines if len(line.get_xdata()) == 3]
         np.testing.assert_array_equal(drawn, rows[[1, 2, 0, 3]])
-        assert figure.axes[1].get_title(loc="left") == "Eq. 4 is off by 2.0e-07, Eq. 5 by 1.0e-07 at most"
+        assert title(figure.axes[1]) == "Eq. 4 is off by 2.0e-07, Eq. 5 by 1.0e-07 at most"
         png(figure)
 
     def test_direct_paths(self):
@@ -464,7 +471,7 @@ class TestIdentities:
         figure = figures.direct_paths({"net": path})
         np.testing.assert_array_equal(labelled(figure.axes[0])["net"], path.gain)
         np.testing.assert_array_equal(labelled(figure.axes[1])["net"], path.survival)
-        assert figure.axes[0].get_title(loc="left").startswith("At least 25 %")
+        assert title(figure.axes[0]).startswith("At least 25 %")
         png(figure)
         with pytest.raises(ValueError, match="empty mapping"):
             figures.direct_paths({})
@@ -484,7 +491,7 @@ class TestMeanField:
         np.testing.assert_allclose(axes.collections[0].get_array(), np.log10(self.CHI.T))
         [point] = axes.lines
         assert (point.get_xdata()[0], point.get_ydata()[0]) == (2.0, 0.0)
-        assert "33 %" in axes.get_title(loc="left")
+        assert "33 %" in title(axes)
         png(figure)
 
     def test_depth_scales(self):
@@ -492,7 +499,7 @@ class TestMeanField:
         first, second = labelled(figure.axes[0]).values()
         np.testing.assert_array_equal(first, [1, np.nan, 4])
         np.testing.assert_array_equal(second, [2, 3, 5])
-        assert figure.axes[0].get_title(loc="left") == "Correlations last 1 to 5 layers"
+        assert title(figure.axes[0]) == "Correlations last 1 to 5 layers"
         png(figure)
 
     def test_correlation_maps(self):
