@@ -1,15 +1,13 @@
 """The pages of the site tell the truth: their Python runs, commands and links exist, and the site builds without a warning."""
 
 import contextlib
-import functools
 import importlib
-import importlib.util
 import inspect
 import io
+import json
 import os
 import re
-import runpy
-import shlex
+import statistics
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -20,6 +18,7 @@ import keras
 import pytest
 
 import keras_preact as kp
+from tests import command_lines
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 
@@ -28,38 +27,68 @@ PAGES = {path.relative_to(ROOT / "docs").as_posix(): path.read_text() for path i
 BLOCKS = [
     (name, i, block) for name, page in PAGES.items() for i, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.S))
 ]
-#: What is written as code: commands on lines of their own, and everything between single backticks.
-LINES = [
-    (name, line)
-    for name, page in PAGES.items()
-    for line in re.findall(r"^    (\S.*)$|`([^`\n]+)`", page, re.M)
-    for line in line
-    if line
+LINES = {name: command_lines.code(page) for name, page in PAGES.items()}
+COMMANDS = sorted({line for page in PAGES.values() for line in command_lines.commands(page)})
+MODULES = sorted({line for page in PAGES.values() for line in command_lines.modules(page)})
+#: Those that a page names and does not have in docs/.
+INCLUDED = [
+    ROOT / path for path in ("saved_models/README.md", "training/launch/README.md", "keras_preact/serving/deploy/README.md")
 ]
-COMMANDS = [shlex.split(line, comments=True)[2:] for _, line in LINES if line.startswith("python -m ")]
-#: Programs of other projects that the pages call as modules.
-OTHERS = ("pip", "tensorflow_datasets")
-#: Scripts of which each recipe, or command, has options of its own.
-SUBCOMMANDS = ("training.train", "training.reproduce")
+INCLUDED_COMMANDS = sorted({line for path in INCLUDED for line in command_lines.commands(path.read_text())})
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with what the pages take for granted: a finished run on digits."""
+    folder = tmp_path_factory.mktemp("pages")
+    run = folder / "runs" / "digits"
+    run.mkdir(parents=True)
+    kp.create_model("digits_resnet8_preact", include_preprocessing=True).save(run / "model.keras")
+    return folder
+
+
+def shown(block: str, folder: Path) -> str:
+    """Return what a block of Python prints when it runs in a folder."""
+    written = io.StringIO()
+    with contextlib.redirect_stdout(written), contextlib.chdir(folder):
+        exec(compile(block, "page", "exec"), {"__name__": "page"})
+    return written.getvalue()
 
 
 @pytest.mark.parametrize(
     ("page", "block"), [(page, block) for page, _, block in BLOCKS], ids=[f"{p}-{i}" for p, i, _ in BLOCKS]
 )
-def test_python_runs(page, block):
-    with contextlib.redirect_stdout(io.StringIO()):
-        exec(compile(block, page, "exec"), {})
+def test_python_runs(page, block, workplace):
+    shown(block, workplace)
+
+
+def test_front_page_prints_what_it_shows(workplace):
+    """Each of its blocks with an output: the words are the same, the numbers as good or of the same size."""
+    pairs = re.findall(r"```python\n(.*?)```\s+```text\n(.*?)```", PAGES["index.md"], re.S)
+    assert len(pairs) == 2
+    number = r"\d[\d.]*(?:e[+-]?\d+)?"
+    printed = [shown(block, workplace) for block, _ in pairs]
+    for found, (_, written) in zip(printed, pairs, strict=True):
+        assert re.sub(number, "0", found).split() == re.sub(number, "0", written).split()
+    assert 0.96 <= float(printed[0].split()[-1]) <= 1
+    exact, cut = (float(line.split()[-1]) for line in printed[1].splitlines())
+    assert exact < 1e-6 < 0.1 < cut
 
 
 def test_names_of_the_library_exist():
+    names, models = set(), set()
     for page, text in PAGES.items():
         for name in re.findall(r"`kp\.(\w+(?:\.\w+)*)", text):
+            names.add(name)
             value = kp
             for part in name.split("."):
                 value = getattr(value, part, None) or importlib.import_module(f"{value.__name__}.{part}")
             assert value is not None, (page, name)
         for name in re.findall(r"`((?:cifar|imagenet|dense|digits)_[a-z]+net\w+)`", text):
+            models.add(name)
             assert name in kp.list_models(), (page, name)
+    assert len(names) > 20
+    assert models
 
 
 def test_every_variant_is_on_its_page():
@@ -69,41 +98,110 @@ def test_every_variant_is_on_its_page():
 
 def test_make_targets_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-    named = {(page, target) for page, line in LINES for target in re.findall(r"^make ([a-z-]+)", line)}
+    named = {
+        (page, target) for page, lines in LINES.items() for target in re.findall(r"^make ([a-z-]+)", "\n".join(lines), re.M)
+    }
     assert named
     assert {target for _, target in named} <= targets, named
 
 
-@functools.cache
-def help_of(module: str, recipe: str = "") -> str:
-    """Return what a command says of its options; of `SUBCOMMANDS`, those of a recipe or a command."""
-    written, argv = io.StringIO(), sys.argv
-    # by another test: `run_module` would warn; but a package keeps the modules that it has
-    script = f"{module}.__main__" if importlib.util.find_spec(module).submodule_search_locations else module
-    imported = {script: sys.modules.pop(script)} if script in sys.modules else {}
-    sys.argv = [module, *([recipe] if recipe else []), "--help"]
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_parse(line):
+    command_lines.parse(line)
+
+
+@pytest.mark.parametrize("line", INCLUDED_COMMANDS)
+def test_commands_of_included_files_parse(line):
+    command_lines.parse(line)
+
+
+def test_commands_are_found():
+    assert len(COMMANDS) > 50
+    assert len(INCLUDED_COMMANDS) > 3
+    everything = "\n".join([*PAGES.values(), *(path.read_text() for path in INCLUDED)])
+    assert not re.findall(r"python -m training\.(?!launch\.)\S+", everything)
+    assert "python -m keras_preact.serving" not in everything
+
+
+@pytest.mark.parametrize("line", MODULES)
+def test_modules_have_their_options(line):
+    command_lines.check_module(line)
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    """The module docs/hooks/benchmarks.py."""
+    sys.path.insert(0, str(ROOT / "docs" / "hooks"))
     try:
-        with contextlib.redirect_stdout(written), pytest.raises(SystemExit) as ended:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return importlib.import_module("benchmarks")
     finally:
-        sys.argv = argv
-        sys.modules.update(imported)
-    assert ended.value.code in (0, None)
-    return re.sub(r"\x1b\[[\d;]*m", "", written.getvalue())
+        sys.path.remove(str(ROOT / "docs" / "hooks"))
 
 
-@pytest.mark.parametrize("command", sorted({tuple(command) for command in COMMANDS}), ids=" ".join)
-def test_commands_have_their_options(command):
-    module, *arguments = command
-    if module.split(".")[0] in OTHERS:
-        return
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    recipe = arguments[0] if module in SUBCOMMANDS and arguments and not arguments[0].startswith("-") else ""
-    options = [argument for argument in arguments if argument.startswith("--")]
-    if options and not (module == "training.train" and not recipe):  # `--resume RUN` and `--help` stand in front
-        # no shorter name of another option
-        assert not [option for option in options if not re.search(rf"{option}(?![\w.-])", help_of(module, recipe))]
+def test_benchmarks_are_those_of_the_files(hooks):
+    """Each cell is found again from the single rounds, not from the summary that the table is made of."""
+    lines = re.findall(r"^\| (?!measured|---)(.+) \|$", hooks.benchmarks(), re.M)
+    rows = [row for rows in hooks.TABLES.values() for row in rows]
+    assert len(lines) == len(rows) >= 30
+    checked = 0
+    for row, line in zip(rows, lines, strict=True):
+        what, median, spread, rounds, cpu, threads, file = line.split(" | ")
+        content = json.loads((ROOT / "training/benchmark/measured" / f"{file.strip('`')}.json").read_text())
+        assert cpu.split()[0] in content["machine"]["cpu"]
+        assert threads.startswith(f"{content['machine']['usable_cores']} core")
+        for name, value in content["machine"].get("environment", {}).items():
+            assert ("THREADS" not in name) or f"`{name}={value}`" in threads
+        assert ("bfloat16" in what) <= (row.over is not None and "float32" in row.over)
+        if "outcomes" not in content:
+            continue  # its rounds have another form
+        figures = [each for each in content["outcomes"] if each["result"] is not None]
+        of = {(each["round"], each["label"]): each["result"]["figures"].get(row.figure) for each in figures}
+        baseline = content["candidates"][row.candidate]["baseline"]
+        values = [
+            value / of[number, baseline] if row.over else value
+            for (number, label), value in of.items()
+            if label == row.candidate
+        ]
+        assert int(rounds) == len(values)
+        assert float(median) == pytest.approx(statistics.median(values), abs=0.5000001 * 10**-row.digits)
+        least, most = (float(each) for each in spread.split(" to ")) if len(values) > 1 else (float(median),) * 2
+        assert (least, most) == pytest.approx((min(values), max(values)), abs=0.5000001 * 10**-row.digits)
+        checked += 1
+    assert checked >= 15
+
+
+def test_figures_of_the_other_files_are_in_their_rounds(hooks):
+    rows = [row for rows in hooks.TABLES.values() for row in rows if row.file in ("input_cifar", "serving")]
+    assert len(rows) >= 10
+    for row in rows:
+        if row.over is None and row.figure in ("images_per_second", "requests_per_second", "p99_ms"):
+            found = re.findall(r"-?\d+\.\d+", json.dumps(_rounds(hooks.read(row.file), row.candidate, row.figure)))
+            values = [float(each) for each in found]
+            assert values, row
+            assert hooks.cells(row)[1] == f"{statistics.median(values):,.{row.digits}f}"
+
+
+def _rounds(content: dict, candidate: str, figure: str) -> list[float]:
+    rounds = content["rounds"]
+    rounds = rounds if isinstance(rounds, list) else [each for part in rounds.values() for each in part]
+    return [each[candidate][figure] for each in rounds if isinstance(each, dict) and candidate in each]
+
+
+def test_table_of_arrangements_holds_the_published_numbers(hooks):
+    sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+    try:
+        text = importlib.import_module("tables").arrangements()
+    finally:
+        sys.path.remove(str(ROOT / "docs" / "hooks"))
+    rows = {name: cells for name, *cells in re.findall(r"^\| `(\w+)`[^|]*\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|$", text, re.M)}
+    assert {name: [" ".join(cell.split()) for cell in cells] for name, cells in rows.items()} == {
+        "original": ["W BN ReLU W BN", "ReLU", "6.61", "5.93"],
+        "bn_after_addition": ["W BN ReLU W", "BN ReLU", "8.17", "6.50"],
+        "relu_before_addition": ["W BN ReLU W BN ReLU", "", "7.84", "6.14"],
+        "relu_only_preactivation": ["ReLU W BN ReLU W BN", "", "6.71", "5.91"],
+        "full_preactivation": ["BN ReLU W BN ReLU W", "", "6.37", "5.46"],
+        "bn_only_preactivation": ["BN W ReLU BN W", "ReLU", "", ""],
+    }
 
 
 class Links(HTMLParser):

@@ -1,4 +1,4 @@
-"""The measured figures of docs/benchmarks.md: which ones, in what words. The numbers come from training/benchmark/measured/."""
+"""The measured figures of docs/benchmarks.md: which ones, in what words. Numbers come from training/benchmark/measured/."""
 
 import json
 import re
