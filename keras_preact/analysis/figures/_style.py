@@ -51,10 +51,11 @@ DARK: Mapping[str, str] = MappingProxyType(
 TITLE, LABEL, TICK, SMALL = 13, 12, 11, 10
 #: Mean width and height of a character, relative to its size.
 CHARACTER_WIDTH, CHARACTER_HEIGHT = 0.56, 1.25
-#: Values that span more than this are drawn on a logarithmic axis.
-DECADE = 10.0
-#: The most lines that are labelled at their ends, and the most characters of such a label; else there is a legend.
-FEW, SHORT = 6, 24
+#: Values that span more than this are drawn on a logarithmic axis; if they span less than that, with plain numbers.
+DECADE, FEW_DECADES = 10.0, 2e3
+#: The most lines that are labelled at their ends, the most characters of such a label, and how far it may be moved away from
+#: other labels, in lines of text; else there is a legend.
+FEW, SHORT, FAR = 6, 24, 1.6
 
 
 def new_figure(width: float = 7.0, height: float = 4.2) -> Any:
@@ -177,52 +178,64 @@ def decades(axes, values: Iterable) -> None:
     positive = flat[np.isfinite(flat) & (flat > 0)]
     if positive.size and positive.max() / positive.min() > DECADE:
         axes.set_yscale("log", nonpositive="mask")
+        plain_numbers(axes.yaxis)
 
 
 def plain_numbers(axis) -> None:
-    """Write 0.5, 1, 2 at a logarithmic axis of a few decades, in place of powers of ten."""
+    """Write 0.5, 1, 2 at a logarithmic axis of few decades, in place of powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1e4 else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if high / low < FEW_DECADES:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
-def name_lines(figure, *panels) -> None:
-    """Say which line is which: at the lines' ends where they are few and end apart, else in one legend below everything.
+def shares(axis) -> None:
+    """Write shares of 1 as percentages, without a sign: the label has it."""
+    from matplotlib.ticker import FuncFormatter
 
-    A single line stays without a name. The axes must have their scales and limits already.
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+
+
+def name_lines(figure, *panels) -> None:
+    """Say which line is which: at the lines' ends if they are few and end apart, else in one legend below everything.
+
+    Single lines stay without a name. The axes must have their scales and limits already.
 
     Args:
         figure: The figure of the axes.
-        panels: Axes with the same labels; a legend takes those of the first.
+        panels: Axes. Lines with one label have one look in all of them.
     """
-    handles, labels = panels[0].get_legend_handles_labels()
-    if len(labels) < 2:
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if len(handles) < 2:
         return
-    if len(labels) <= FEW and max(map(len, labels)) <= SHORT:
+    if len(handles) <= FEW and max(map(len, handles)) <= SHORT:
         figure.draw_without_rendering()  # the layout decides where the ends are
-        ends = [_ends(axes) for axes in panels]
-        if all(found is not None for found in ends):
-            for axes, found in zip(panels, ends, strict=True):
+        ends = {axes: _ends(axes) for axes in panels}
+        if handles.keys() == {line.get_label() for found in ends.values() for line, *_ in found}:
+            for axes, found in ends.items():
                 _label_ends(axes, found)
             return
-    legend(figure, handles, labels)
+    legend(figure, handles)
 
 
-def legend(figure, handles: Sequence, labels: Sequence[str]) -> None:
-    """Put a legend below everything, so that it covers nothing."""
-    longest = max(map(len, labels))
-    columns = max(1, min(len(labels), int(72 * figure.get_figwidth() / (TICK * CHARACTER_WIDTH * (longest + 7)))))
-    rows = -(-len(labels) // columns)
-    columns = -(-len(labels) // rows)  # rows of one length
+def legend(figure, handles: Mapping[str, Any]) -> None:
+    """Put a legend below everything, so that it covers nothing: label to what has this look."""
+    longest = max(map(len, handles))
+    columns = max(1, min(len(handles), int(72 * figure.get_figwidth() / (TICK * CHARACTER_WIDTH * (longest + 7)))))
+    rows = -(-len(handles) // columns)
+    columns = -(-len(handles) // rows)  # rows of one length
     look = {"frameon": False, "fontsize": TICK, "labelcolor": INK}
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, **look)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, **look)
 
 
-def _ends(axes) -> list[tuple[Any, tuple[float, float], float]] | None:
-    """Return each labelled line, its last point, and how far above that its label is, in points; None if there is no room."""
+def _ends(axes) -> list[tuple[Any, float, float]]:
+    """Return each labelled line, its last value, and how far above that its label is, in points; nothing without room."""
     found = []
     to_points = 72 / axes.figure.dpi
     low, high = sorted(axes.get_xlim())
@@ -232,16 +245,16 @@ def _ends(axes) -> list[tuple[Any, tuple[float, float], float]] | None:
         x, y = (np.asarray(values, "float64") for values in line.get_data())
         there = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & ((y > 0) | (axes.get_yscale() != "log")))
         if not there.size or x[there[-1]] < low + 0.94 * (high - low):
-            return None
-        point = (float(x[there[-1]]), float(y[there[-1]]))
-        found.append((line, point, to_points * float(axes.transData.transform(point)[1])))
+            return []
+        end = float(y[there[-1]])
+        found.append((line, end, to_points * float(axes.transData.transform((0, end))[1])))
     heights = [height for *_, height in found]
     box = axes.get_window_extent()
     step = CHARACTER_HEIGHT * TICK
-    moved = apart(heights, step, to_points * box.y0, to_points * box.y1)
-    if moved is None or max(abs(new - old) for new, old in zip(moved, heights, strict=True)) > 2 * step:
-        return None
-    return [(line, point, new - old) for (line, point, old), new in zip(found, moved, strict=True)]
+    moved = apart(heights, step, to_points * box.y0 + step / 2, to_points * box.y1 - step / 2)
+    if moved is None or any(abs(new - old) > FAR * step for new, old in zip(moved, heights, strict=True)):
+        return []
+    return [(line, end, new - old) for (line, end, old), new in zip(found, moved, strict=True)]
 
 
 def apart(places: Sequence[float], step: float, low: float, high: float) -> list[float] | None:
@@ -269,11 +282,19 @@ def apart(places: Sequence[float], step: float, low: float, high: float) -> list
     return [float(place) for place in moved]
 
 
-def _label_ends(axes, ends: Sequence[tuple[Any, tuple[float, float], float]]) -> None:
+def _label_ends(axes, ends: Sequence[tuple[Any, float, float]]) -> None:
     right = axes.get_xlim()[1]
-    for line, (_, y), above in ends:
+    for line, end, above in ends:
         look = {"fontsize": TICK, "color": text_colour(line.get_color()), "va": "center", "annotation_clip": False}
-        axes.annotate(line.get_label(), (right, y), xytext=(5, above), textcoords="offset points", **look)
+        axes.annotate(line.get_label(), (right, end), xytext=(5, above), textcoords="offset points", **look)
+
+
+def colour_bar(figure, axes, picture, label: str) -> None:
+    """Draw the scale of a picture's colours beside it."""
+    bar = figure.colorbar(picture, ax=axes)
+    bar.set_label(label, fontsize=LABEL, color=INK)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(which="both", colors=GREY, labelcolor=INK, labelsize=TICK)
 
 
 def spread(values: Iterable[float], form: str = ".3g") -> str:

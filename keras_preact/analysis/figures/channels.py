@@ -76,7 +76,7 @@ def channel_heat_map(profile: ChannelProfile) -> Any:
     >>> from keras_preact.analysis import figures
     >>> profile = figures.ChannelProfile(("stage1_unit1", "stage2_unit1"), np.array([[1.0, 2.0], [np.nan, 0.5]]))
     >>> figures.channel_heat_map(profile).axes[0].get_ylabel()
-    'channel'
+    'Channel'
     """
     figure = _style.new_figure()
     there = profile.size[~np.isnan(profile.size)]
@@ -87,7 +87,7 @@ def channel_heat_map(profile: ChannelProfile) -> Any:
     norm = LogNorm(least, most) if 0 < least < most / _style.DECADE else Normalize(min(least, 0.0), most)
     dead = 100 * float(np.mean(there == 0)) if there.size else 0.0
     spread = _style.spread((least, most)) if positive.size else "all 0"
-    axes = _style.styled(figure.subplots(), f"Size of the channels: {spread}, {dead:.3g} % at 0", "depth $l$", "channel")
+    axes = _style.styled(figure.subplots(), f"Mean size of a channel: {spread}; {dead:.3g} % are 0", "Depth $l$", "Channel")
     axes.grid(False)
     rows, columns = profile.size.shape
     shown = np.ma.masked_where(~(profile.size > 0), profile.size)
@@ -95,7 +95,7 @@ def channel_heat_map(profile: ChannelProfile) -> Any:
     picture = axes.imshow(
         shown, origin="lower", aspect="auto", interpolation="nearest", cmap="cividis", norm=norm, extent=extent
     )
-    figure.colorbar(picture, ax=axes, label=r"mean of $|x_l|$")
+    _style.colour_bar(figure, axes, picture, r"Mean of $|x_l|$")
     _style.by_depth(axes)
     axes.margins(0)
     return figure

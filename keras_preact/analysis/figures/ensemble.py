@@ -39,8 +39,8 @@ def lesion_errors(lesions: Lesions) -> Any:
     counts = np.array([len(each) for each in lesions.dropped])
     if lesions.dropped == tuple((i,) for i in range(len(lesions.units))):
         worst = int(errors.argmax())
-        title = f"Without one unit: {_style.spread(errors, '.3g')} % wrong, the most without {lesions.units[worst]}"
-        axes = _style.styled(figure.subplots(), title, "unit $l$ that is taken out", "error, %")
+        title = f"Error without one unit: {_style.spread(errors, '.3g')} %, highest without {lesions.units[worst]}"
+        axes = _style.styled(figure.subplots(), title, "Removed unit $l$", "Error (%)")
         _style.lines(axes, {"without the unit": (np.arange(len(errors)), errors)}, marker="o", markersize=3.5)
         axes.axhline(whole, color=_style.GREY, linestyle="--", linewidth=1.2, label=f"whole network: {whole:.3g} %")
         axes.set_ylim(bottom=0)
@@ -48,8 +48,8 @@ def lesion_errors(lesions: Lesions) -> Any:
     else:
         levels = np.unique(counts)
         means = [errors[counts == level].mean() for level in levels]
-        title = f"{whole:.3g} % wrong with all {len(lesions.units)} units, {means[-1]:.3g} % without {levels[-1]}"
-        axes = _style.styled(figure.subplots(), title, "units that are taken out", "error, %")
+        title = f"Error with all {len(lesions.units)} units: {whole:.3g} %, without {levels[-1]} of them: {means[-1]:.3g} %"
+        axes = _style.styled(figure.subplots(), title, "Number of removed units", "Error (%)")
         _style.lines(axes, {"mean": (np.array([0, *levels]), np.array([whole, *means]))})
         axes.scatter(counts, errors, s=14, color=_style.colour(0), alpha=0.4, linewidths=0, label="one set of units")
         axes.set_ylim(bottom=0)
@@ -78,7 +78,8 @@ def path_length_shares(shares: np.ndarray) -> Any:
     title = (
         f"{100 * shares[inside].sum():.1f} % of the paths go through {lengths[inside][0]} to {lengths[inside][-1]} branches"
     )
-    axes = _style.styled(figure.subplots(), title, "branches on the path (its length)", "share of the paths")
-    axes.bar(lengths, shares, width=0.9, color=[_style.colour(0) if each else "#b9cfe0" for each in inside])
+    axes = _style.styled(figure.subplots(), title, "Length of a path (branches)", "Share of the paths (%)")
+    _style.shares(axes.yaxis)
+    axes.bar(lengths, shares, width=0.9, color=[_style.colour(0) if each else _style.BLUE for each in inside])
     _style.by_depth(axes)
     return figure

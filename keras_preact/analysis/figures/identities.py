@@ -33,32 +33,35 @@ def gradient_split(check: IdentityCheck) -> Any:
     """
     panels_of = (
         (
-            "Gradient through the shortcuts, and through the branches",
-            "norm",
+            "Gradient through the shortcuts and through the branches",
+            "Norm",
             {
-                r"shortcuts: $\|\partial E/\partial x_E\|$": check.direct_norm,
-                r"branches: $\|\partial E/\partial x_E \; \partial/\partial x_l \sum \mathcal{F}\|$": check.residual_norm,
+                "through shortcuts": check.direct_norm,
+                "through branches": check.residual_norm,
             },
         ),
         (
             f"Eq. 4 is off by {_most(check.forward_error)}, Eq. 5 by {_most(check.gradient_error)} at most",
-            "relative error",
-            {"Eq. 4, forward": check.forward_error, "Eq. 5, backward": check.gradient_error},
+            "Relative error",
+            {"Eq. 4 (forward)": check.forward_error, "Eq. 5 (backward)": check.gradient_error},
         ),
     )
     figure = _style.new_figure(9.0, 5.4)
     x = np.arange(len(check.units))
     panels = figure.subplots(2, 1, sharex=True)
+    hues = iter(_style.COLOURS)
     for axes, (title, label, series) in zip(panels, panels_of, strict=True):
         _style.styled(axes, title, UNIT, label)
-        _style.lines(axes, {name: (x, values) for name, values in series.items()}, marker="o", markersize=3.5)
+        for name, values in series.items():
+            _style.lines(axes, {name: (x, values)}, color=next(hues), marker="o", markersize=3.5)
         _style.decades(axes, series.values())
         _style.stages(axes, check.units)
         _style.by_depth(axes)
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     if (check.forward_error > 0).any() or (check.gradient_error > 0).any():
         panels[1].set_yscale("log", nonpositive="mask")  # rounding, or of the size of 1
+        _style.plain_numbers(panels[1].yaxis)
     panels[0].set_xlabel("")
+    _style.name_lines(figure, *panels)
     return figure
 
 
@@ -78,8 +81,8 @@ def direct_paths(paths: Mapping[str, DirectPath]) -> Any:
     figure = _style.new_figure(7.0, 5.4)
     panels = figure.subplots(2, 1, sharex=True)
     for axes, field, what, label in (
-        (panels[0], "gain", "of the gradient's norm come back through the shortcuts", "norm over that at $x_E$"),
-        (panels[1], "survival", "of its entries arrive", "share of the entries"),
+        (panels[0], "gain", "of the gradient's norm returns through the shortcuts", "Norm / norm at $x_E$"),
+        (panels[1], "survival", "of its entries return", "Share of the entries (%)"),
     ):
         values = {name: getattr(path, field) for name, path in paths.items()}
         least = min(float(np.nanmin(each)) for each in values.values())
@@ -89,8 +92,9 @@ def direct_paths(paths: Mapping[str, DirectPath]) -> Any:
         if axes.get_yscale() == "linear":
             axes.set_ylim(bottom=0)
         _style.by_depth(axes)
+    _style.shares(panels[1].yaxis)
     panels[0].set_xlabel("")
-    _style.name_lines(figure, panels[0])
+    _style.name_lines(figure, *panels)
     return figure
 
 

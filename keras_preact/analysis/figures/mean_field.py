@@ -9,8 +9,8 @@ import numpy as np
 from keras_preact.analysis.figures import _style
 from keras_preact.analysis.mean_field import MeanField, PhaseDiagram
 
-WEIGHT = r"weight variance $\sigma_w^2$"
-BIAS = r"bias variance $\sigma_b^2$"
+WEIGHT = r"Weight variance $\sigma_w^2$"
+BIAS = r"Bias variance $\sigma_b^2$"
 
 
 def phases(diagram: PhaseDiagram, networks: Mapping[str, tuple[float, float]] | None = None) -> Any:
@@ -32,7 +32,7 @@ def phases(diagram: PhaseDiagram, networks: Mapping[str, tuple[float, float]] | 
     >>> from keras_preact.analysis.mean_field import phase_diagram
     >>> figure = figures.phases(phase_diagram("tanh", [0.5, 1.0, 2.0], [0.0, 0.1]), {"He": (2.0, 0.0)})
     >>> figure.axes[0].get_ylabel()
-    'bias variance $\\\\sigma_b^2$'
+    'Bias variance $\\\\sigma_b^2$'
 
     Source: Fig. 1 of arXiv 1611.01232.
     """
@@ -41,21 +41,23 @@ def phases(diagram: PhaseDiagram, networks: Mapping[str, tuple[float, float]] | 
     _check_grid(diagram)
     figure = _style.new_figure(7.0, 4.6)
     chaotic = float(np.mean(diagram.chi > 1))
-    axes = _style.styled(figure.subplots(), f"Chaotic, gradients explode, in {100 * chaotic:.0f} % of the plane", WEIGHT, BIAS)
+    axes = _style.styled(figure.subplots(), f"Gradients explode in {100 * chaotic:.0f} % of the plane", WEIGHT, BIAS)
     axes.grid(False)
     factor = np.log10(np.clip(diagram.chi.T, 1e-3, 1e3))
     end = max(float(np.abs(factor).max()), 0.1)
     norm = TwoSlopeNorm(0.0, -end, end)
     grid = (diagram.weight_variances, diagram.bias_variances)
     picture = axes.pcolormesh(*grid, factor, cmap="RdBu_r", norm=norm, shading="nearest", rasterized=True)
-    figure.colorbar(picture, ax=axes, label=r"$\log_{10} \chi$ (below 0: gradients vanish)")
+    _style.colour_bar(figure, axes, picture, r"$\log_{10} \chi$ (below 0: gradients vanish)")
     if factor.min() < 0 < factor.max():
-        axes.contour(*grid, factor, levels=[0.0], colors="black", linewidths=1.4)
+        axes.contour(*grid, factor, levels=[0.0], colors=_style.INK, linewidths=1.4)
+    points = {}
     for i, (label, point) in enumerate((networks or {}).items()):
         look = {"marker": "o", "markersize": 8, "linestyle": "", "markeredgecolor": "white"}
-        axes.plot(*([value] for value in point), color=("#000000", *_style.COLOURS)[i], clip_on=False, label=label, **look)
-    if networks:
-        figure.legend(loc="outside lower center", frameon=False, fontsize=9)
+        colour = (_style.INK, *_style.COLOURS)[i]
+        [points[label]] = axes.plot(*([value] for value in point), color=colour, clip_on=False, label=label, **look)
+    if points:
+        _style.legend(figure, points)
     return figure
 
 
@@ -67,11 +69,11 @@ def depth_scales(diagram: PhaseDiagram) -> Any:
     _check_grid(diagram)
     shown = np.unique(np.linspace(0, len(diagram.bias_variances) - 1, 5).round().astype(int))
     scales = np.where(np.isfinite(diagram.xi_c), diagram.xi_c, np.nan)
-    series = {rf"$\sigma_b^2$ = {diagram.bias_variances[i]:.3g}": scales[:, i] for i in shown}
+    series = {f"bias variance {diagram.bias_variances[i]:.2g}": scales[:, i] for i in shown}
     finite = scales[:, shown][~np.isnan(scales[:, shown])]
     lasting = f"{_style.spread(finite)} layers" if finite.size else "for ever"
     figure = _style.new_figure()
-    axes = _style.styled(figure.subplots(), f"Correlations last {lasting}", WEIGHT, r"depth scale $\xi_c$, layers")
+    axes = _style.styled(figure.subplots(), f"Correlations last {lasting}", WEIGHT, r"Depth scale $\xi_c$ (layers)")
     _style.lines(axes, {label: (diagram.weight_variances, values) for label, values in series.items()})
     _style.decades(axes, series.values())
     _style.name_lines(figure, axes)
@@ -99,8 +101,8 @@ def correlation_maps(fields: Mapping[str, MeanField]) -> Any:
         label: (c, np.array([field.c_map(float(value), lengths[label]) for value in c])) for label, field in fields.items()
     }
     title = f"Slope at 1: {slopes} (above 1: examples grow apart)"
-    axes = _style.styled(figure.subplots(), title, "correlation in front of a unit", "correlation behind it")
-    axes.plot((0, 1), (0, 1), color="#b8b8b8", linewidth=0.8, zorder=1)
+    axes = _style.styled(figure.subplots(), title, "Correlation before a unit", "Correlation after it")
+    axes.plot((0, 1), (0, 1), color=_style.LINE, linewidth=0.8, zorder=1)
     _style.lines(axes, series, marker="")
     axes.set_aspect("equal")
     _style.name_lines(figure, axes)

@@ -1,6 +1,6 @@
 """Signal propagation by depth: gradients, activations, what branch and shortcut add, what is cut off and what is dead."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,8 +8,8 @@ import numpy as np
 from keras_preact.analysis.figures import _style
 from keras_preact.analysis.propagation import Propagation
 
-DEPTH = "depth $l$ (0: what the first unit reads)"
-UNIT = "unit $l$, which reads $x_l$"
+DEPTH = "Depth $l$ (0: input of the first unit)"
+UNIT = "Unit $l$"
 
 
 def gradient_norms(signals: Mapping[str, Propagation]) -> Any:
@@ -40,15 +40,15 @@ def gradient_norms(signals: Mapping[str, Propagation]) -> Any:
     Source: Eq. 5 of arXiv 1603.05027.
     """
     ratios = [each.gradient_ratio for each in _checked(signals).values()]
-    title = f"Gradient at the first unit is {_style.spread(ratios)} times that behind the last"
-    return _by_depth(signals, "gradient_norm", title, r"$\|\partial E/\partial x_l\|$")
+    title = f"The gradient at the first unit is {_style.spread(ratios)} times that after the last unit"
+    return _by_depth(signals, "gradient_norm", title, r"Norm of $\partial E/\partial x_l$")
 
 
 def activation_norms(signals: Mapping[str, Propagation]) -> Any:
     """Draw the norms of x_0 ... x_L by depth, a line for each network. See `gradient_norms`."""
     growth = [each.x_norm[-1] / each.x_norm[0] for each in _checked(signals).values()]
-    title = f"Signal behind the last unit is {_style.spread(growth)} times that in front of the first"
-    return _by_depth(signals, "x_norm", title, r"$\|x_l\|$ (root mean square over the examples)")
+    title = f"The signal after the last unit is {_style.spread(growth)} times that before the first unit"
+    return _by_depth(signals, "x_norm", title, "Norm of $x_l$")
 
 
 def weight_gradients(signals: Mapping[str, Propagation]) -> Any:
@@ -66,7 +66,7 @@ def weight_gradients(signals: Mapping[str, Propagation]) -> Any:
             raise ValueError(
                 f"No unit of {label!r} has a kernel. Received: {', '.join(each.weight_gradients) or 'no weights'}"
             )
-        _style.styled(axes, f"{label}: gradients of its kernels", UNIT, r"$\|\partial E/\partial W_l\|$")
+        _style.styled(axes, f"Gradients of the kernels: {label}", UNIT, r"Norm of $\partial E/\partial W_l$")
         there = {name: np.flatnonzero(~np.isnan(norms)) for name, norms in kernels.items()}  # not every unit has each
         _style.lines(axes, {name: (there[name], norms[there[name]]) for name, norms in kernels.items()})
         _style.decades(axes, kernels.values())
@@ -74,7 +74,7 @@ def weight_gradients(signals: Mapping[str, Propagation]) -> Any:
         _style.by_depth(axes)
     for axes in panels[:-1]:
         axes.set_xlabel("")
-    _style.name_lines(figure, panels[0])
+    _style.name_lines(figure, *panels)
     return figure
 
 
@@ -85,13 +85,13 @@ def residual_ratio(signals: Mapping[str, Propagation]) -> Any:
     """
     finite = [each.ratio[np.isfinite(each.ratio)] for each in _checked(signals).values()]
     median = float(np.median(np.concatenate(finite))) if any(map(len, finite)) else float("inf")
-    title = f"Branches add {median:.3g} times what the shortcuts carry (median)"
+    title = f"A branch adds {median:.3g} times what its shortcut carries (median)"
     figure = _style.new_figure()
-    axes = _style.styled(figure.subplots(), title, UNIT, r"$\|\mathcal{F}(x_l)\| / \|h(x_l)\|$")
+    axes = _style.styled(figure.subplots(), title, UNIT, "Norm of the branch / of the shortcut")
     ratios = {label: np.where(np.isfinite(each.ratio), each.ratio, np.nan) for label, each in signals.items()}
     _style.lines(axes, {label: (np.arange(len(ratio)), ratio) for label, ratio in ratios.items()})
     _style.decades(axes, ratios.values())
-    return _finished(figure, axes, signals)
+    return _finished(figure, [axes], signals)
 
 
 def truncation(signals: Mapping[str, Propagation]) -> Any:
@@ -103,19 +103,18 @@ def truncation(signals: Mapping[str, Propagation]) -> Any:
     figure = _style.new_figure(7.0, 5.4)
     panels = figure.subplots(2, 1, sharex=True)
     texts = (
-        ("cut", "Sums that f sets to 0", r"share of $h(x_l) + \mathcal{F}(x_l)$"),
-        ("dead", "Channels that are 0 on all examples where the first weight reads", "share of the channels"),
+        ("cut", "Sums that f sets to 0: at most", "Share of the sums (%)"),
+        ("dead", "Dead channels: at most", "Share of the channels (%)"),
     )
     for axes, (field, what, label) in zip(panels, texts, strict=True):
         shares = {name: getattr(each, field) for name, each in signals.items()}
         worst = max(float(share.max()) for share in shares.values())
-        _style.styled(axes, f"{what}: {100 * worst:.3g} % at most", UNIT, label)
+        _style.styled(axes, f"{what} {100 * worst:.3g} %", UNIT, label)
         _style.lines(axes, {name: (np.arange(len(share)), share) for name, share in shares.items()})
         axes.set_ylim(-0.02, max(0.1, min(1.02, 1.1 * worst)))
+        _style.shares(axes.yaxis)
     panels[0].set_xlabel("")
-    _finished(figure, panels[0], signals)
-    _style.by_depth(panels[1])
-    return figure
+    return _finished(figure, panels, signals)
 
 
 def _by_depth(signals: Mapping[str, Propagation], field: str, title: str, label: str) -> Any:
@@ -124,15 +123,16 @@ def _by_depth(signals: Mapping[str, Propagation], field: str, title: str, label:
     values = {name: getattr(each, field) for name, each in signals.items()}
     _style.lines(axes, {name: (np.arange(len(norms)), norms) for name, norms in values.items()})
     _style.decades(axes, values.values())
-    return _finished(figure, axes, signals)
+    return _finished(figure, [axes], signals)
 
 
-def _finished(figure, axes, signals: Mapping[str, Propagation]) -> Any:
+def _finished(figure, panels: Sequence, signals: Mapping[str, Propagation]) -> Any:
     first, *others = signals.values()
     if all(each.units == first.units for each in others):
-        _style.stages(axes, first.units)
-    _style.by_depth(axes)
-    _style.name_lines(figure, axes)
+        _style.stages(panels[0], first.units)
+    for axes in panels:
+        _style.by_depth(axes)
+    _style.name_lines(figure, *panels)
     return figure
 
 

@@ -41,17 +41,17 @@ def singular_values(spectra: Mapping[str, Spectrum]) -> Any:
     every = np.concatenate(list(shown.values()))
     total = sum(len(each.values) for each in spectra.values())
     zeros = f", {total - len(every)} of {total} at 0" if len(every) < total else ""
-    title = f"Singular values of $J$: {_style.spread(every)}{zeros}"
+    title = f"Singular values: {_style.spread(every)}{zeros}"
     figure = _style.new_figure(9.0, 3.9)
     left, right = figure.subplots(1, 2)
-    _style.styled(left, title, "rank", r"singular value $\sigma$")
+    _style.styled(left, title, "Rank", "Singular value")
     _style.lines(left, {label: (np.arange(1, len(each.values) + 1), each.values) for label, each in spectra.items()})
     left.set_yscale("log", nonpositive="mask")
     left.set_ylim(every.min() / 1.5, every.max() * 1.5)
     for axes, draw in ((left, left.axhline), (right, right.axvline)):
-        draw(1.0, color="#b8b8b8", linewidth=0.8, zorder=1)
+        draw(1.0, color=_style.LINE, linewidth=0.8, zorder=1)
         axes.margins(x=0.02)
-    _style.styled(right, "How many are how large", r"singular value $\sigma$ (1: an isometry)", "count")
+    _style.styled(right, "How many are how large", "Singular value (1: size is kept)", "Number of values")
     low, high = every.min() / 1.05, every.max() * 1.05
     edges = np.geomspace(low, high, BINS + 1)
     for i, (label, values) in enumerate(shown.items()):

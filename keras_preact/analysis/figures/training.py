@@ -13,11 +13,11 @@ Columns = Mapping[str, Sequence[float] | np.ndarray]
 
 
 def training_curves(histories: Mapping[str, Columns], measured_on: str = "test") -> Any:
-    """Draw training loss (dashed, left axis) and error in percent (solid, right axis) by epoch.
+    """Draw the training loss (left) and the error in percent (right) by epoch.
 
     Args:
-        histories: Label of a run to its history: column to values, one an epoch, as `model.fit` returns them or a run's
-            history.csv has them: `loss`, and for the error `val_accuracy`, or `accuracy` where there is none.
+        histories: Label of a run to its history: column to values, one per epoch, as `model.fit` returns them or a run's
+            history.csv has them: `loss`, and for the error `val_accuracy`, or `accuracy` if there is none.
         measured_on: What `val_accuracy` is measured on: `"test"`, `"validation"`.
 
     Returns:
@@ -40,32 +40,26 @@ def training_curves(histories: Mapping[str, Columns], measured_on: str = "test")
             raise ValueError(f"A history needs a `loss`. Received: {label!r} with {', '.join(history) or 'no columns'}")
     if not histories:
         raise ValueError("There must be a history to draw. Received: an empty mapping")
-    figure = _style.new_figure()
-    left = _style.styled(figure.subplots(), "", "epoch", "training loss (dashed)")
-    right = left.twinx()
-    columns = {"val_accuracy": f"{measured_on} error, % (solid)", "accuracy": "training error, % (solid)"}
-    metric = next((name for name in columns if all(_measured(history, name) for history in histories.values())), None)
-    best = []
-    for i, (label, history) in enumerate(histories.items()):
-        epochs = np.arange(1, len(history["loss"]) + 1)
-        _style.lines(left, {label: (epochs, np.asarray(history["loss"]))}, color=_style.colour(i), linestyle="--", alpha=0.75)
-        if metric is not None:
-            error = 100 * (1 - np.asarray(history[metric], "float64"))
-            best.append(float(np.nanmin(error)))
-            _style.lines(right, {label: (epochs, error)}, color=_style.colour(i), linestyle="-")
-    _style.decades(left, (history["loss"] for history in histories.values()))
-    if metric is None:
-        right.remove()
-        left.set_title("Training loss", loc="left", fontsize=11)
-    else:
-        _style.styled(right, "", y=columns[metric])
-        right.grid(False)
-        right.spines["right"].set_visible(True)
-        right.set_ylim(bottom=0)
-        word = columns[metric].split(",")[0]
-        left.set_title(f"Lowest {word}: {_style.spread(best, '.2f')} %", loc="left", fontsize=11)
-    _style.by_depth(left)
-    _style.name_lines(figure, left if metric is None else right)
+    kinds = {"val_accuracy": measured_on, "accuracy": "training"}
+    metric = next((name for name in kinds if all(_measured(history, name) for history in histories.values())), None)
+    figure = _style.new_figure(7.0 if metric is None else 9.0, 4.0)
+    panels = figure.subplots(1, 1 if metric is None else 2, squeeze=False)[0]
+    epochs = {label: np.arange(1, len(history["loss"]) + 1) for label, history in histories.items()}
+    losses = {label: np.asarray(history["loss"], "float64") for label, history in histories.items()}
+    ends = [loss[-1] for loss in losses.values()]
+    _style.styled(panels[0], f"Training loss: {_style.spread(ends)} at the end", "Epoch", "Training loss")
+    _style.lines(panels[0], {label: (epochs[label], loss) for label, loss in losses.items()})
+    _style.decades(panels[0], losses.values())
+    if metric is not None:
+        kind = kinds[metric]
+        errors = {label: 100 * (1 - np.asarray(history[metric], "float64")) for label, history in histories.items()}
+        best = _style.spread([float(np.nanmin(error)) for error in errors.values()], ".2f")
+        _style.styled(panels[1], f"Lowest {kind} error: {best} %", "Epoch", f"{kind.capitalize()} error (%)")
+        _style.lines(panels[1], {label: (epochs[label], error) for label, error in errors.items()})
+        panels[1].set_ylim(bottom=0)
+    for axes in panels:
+        _style.by_depth(axes)
+    _style.name_lines(figure, *panels)
     return figure
 
 
@@ -75,6 +69,17 @@ def _measured(history: Columns, metric: str) -> bool:
 
 #: Columns of `TrainingHealth` for the whole network.
 _NETWORK = ("gradient_norm", "layer_gradient_ratio")
+#: Label to colour.
+_HUES = {"network": _style.INK, "least": _style.COLOURS[5], "median": _style.COLOURS[0], "largest": _style.COLOURS[1]}
+#: What the figures are, at their axes.
+_UNITS = {
+    "gradient_norm": "Norm",
+    "layer_gradient_ratio": "Ratio",
+    "update_ratio": "Ratio",
+    "gradient_weight_ratio": "Ratio",
+    "activation_mean": "Mean",
+    "activation_std": "Standard deviation",
+}
 
 
 def training_health(table: Columns) -> Any:
@@ -104,18 +109,20 @@ def training_health(table: Columns) -> Any:
     figure = _style.new_figure(9.0, 0.6 + 2.4 * rows)
     panels = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel()
     for axes, (name, series) in zip(panels, figures.items(), strict=False):
-        _style.styled(axes, HEALTHY_RANGES[name].figure, "", "")
-        _style.lines(axes, {label: (steps, values) for label, values in series.items()})
+        figure_name = HEALTHY_RANGES[name].figure
+        _style.styled(axes, f"{figure_name[0].upper()}{figure_name[1:]}", "", _UNITS[name])
+        for label, values in series.items():
+            _style.lines(axes, {label: (steps, values)}, color=_HUES[label])
         if HEALTHY_RANGES[name].low > 0:
             _style.decades(axes, series.values())
         _shade(axes, name, np.concatenate(list(series.values())))
     for axes in panels[len(figures) :]:
         axes.set_visible(False)
     for axes in panels[max(0, len(figures) - 2) : len(figures)]:
-        axes.set_xlabel("update")
+        axes.set_xlabel("Update")
         axes.tick_params(labelbottom=True)
-    spread = next((axes for axes in panels if len(axes.lines) > 1), panels[0])
-    _style.name_lines(figure, spread)
+    handles = {line.get_label(): line for axes in panels for line in axes.lines}
+    _style.legend(figure, handles | {"healthy range": panels[0].patches[0]})
     return figure
 
 
@@ -151,7 +158,7 @@ def _spread(values: np.ndarray) -> dict[str, np.ndarray]:
 def _shade(axes, name: str, values: np.ndarray) -> None:
     """Shade the healthy range of a figure, without making the axes longer than the values and the range's nearer end ask."""
     row = HEALTHY_RANGES[name]
-    axes.axhspan(row.low, row.high, color="#009E73", alpha=0.12, zorder=0, linewidth=0)
+    axes.axhspan(row.low, row.high, color=_style.COLOURS[2], alpha=0.15, zorder=0, linewidth=0)
     finite = values[np.isfinite(values)]
     if axes.get_yscale() == "log":
         finite = finite[finite > 0]

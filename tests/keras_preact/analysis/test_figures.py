@@ -13,10 +13,12 @@ from PIL import Image
 import keras_preact as kp
 from keras_preact.analysis import figures
 from keras_preact.analysis.ensemble import Lesions
+from keras_preact.analysis.figures import _style
 from keras_preact.analysis.identities import DirectPath, IdentityCheck
 from keras_preact.analysis.jacobians import Spectrum
 from keras_preact.analysis.mean_field import MeanField, PhaseDiagram
 from keras_preact.analysis.propagation import Propagation
+from keras_preact.health.ranges import HEALTHY_RANGES
 from tests import layout
 from tests.reference import FIG_4, KERNELS
 
@@ -105,7 +107,7 @@ class TestPropagation:
         drawn = labelled(figure.axes[0])
         assert drawn["net"].tolist() == [0.5, 1, 3]
         assert np.isnan(drawn["plain"]).all()
-        assert "add 1 times" in title(figure.axes[0])
+        assert "adds 1 times" in title(figure.axes[0])
         png(figure)
         png(figures.residual_ratio({"plain": plain}))
 
@@ -171,7 +173,7 @@ class TestChannels:
         np.testing.assert_array_equal(drawn.mask, [[False, False, True], [True, False, False]])
         np.testing.assert_array_equal(drawn.compressed(), [1, 2, 4, 100])
         assert picture.get_extent() == [0.5, 3.5, -0.5, 1.5]
-        assert "20 % at 0" in title(figure.axes[0])
+        assert "20 % are 0" in title(figure.axes[0])
         png(figure)
 
     def test_heat_map_of_nothing(self):
@@ -326,7 +328,7 @@ class TestSpectra:
         counts = right.patches[0].get_data()
         assert counts.values.sum() == 4
         assert counts.edges[0] < 0.5 < 8 < counts.edges[-1]
-        assert title(left) == "Singular values of $J$: 0.5 to 8, 2 of 6 at 0"
+        assert title(left) == "Singular values: 0.5 to 8, 2 of 6 at 0"
         assert (left.get_yscale(), right.get_xscale()) == ("log", "log")
         png(figure)
 
@@ -348,18 +350,17 @@ class TestTraining:
         np.testing.assert_array_equal(labelled(right)["a"], [75, np.nan, 25])
         np.testing.assert_array_equal(labelled(right)["b"], [50, 37.5])
         assert left.lines[0].get_xdata().tolist() == [1, 2, 3]
-        assert {line.get_linestyle() for line in left.lines} == {"--"}
-        assert {line.get_linestyle() for line in right.lines} == {"-"}
         assert left.get_yscale() == "log"
-        assert right.get_ylabel() == "validation error, % (solid)"
-        assert title(left) == "Lowest validation error: 25.00 to 37.50 %"
+        assert right.get_ylabel() == "Validation error (%)"
+        assert title(left) == "Training loss: 0.1 to 1.5 at the end"
+        assert title(right) == "Lowest validation error: 25.00 to 37.50 %"
         for one, other in zip(left.lines, right.lines, strict=True):
             assert one.get_color() == other.get_color()
         png(figure)
 
     def test_without_validation(self):
         figure = figures.training_curves({"a": {"loss": [1.0, 0.5], "accuracy": [0.5, 0.9], "val_accuracy": [np.nan] * 2}})
-        assert figure.axes[1].get_ylabel() == "training error, % (solid)"
+        assert figure.axes[1].get_ylabel() == "Training error (%)"
         png(figure)
 
     def test_loss_alone(self):
@@ -387,11 +388,13 @@ class TestTraining:
         }
         figure = figures.training_health({name: np.array(values) for name, values in table.items()})
         panels = {title(axes): labelled(axes) for axes in figure.axes if axes.get_visible()}
-        assert panels["gradient norm"]["network"].tolist() == [1, 2]
-        ratio = panels["gradient/weight ratio"]
+        names = {key: f"{row.figure[0].upper()}{row.figure[1:]}" for key, row in HEALTHY_RANGES.items()}
+        panels = {key: panels[name] for key, name in names.items() if name in panels}
+        assert panels["gradient_norm"]["network"].tolist() == [1, 2]
+        ratio = panels["gradient_weight_ratio"]
         np.testing.assert_allclose([ratio["least"], ratio["median"], ratio["largest"]], [[0.1, 0.2], [1.05, 0.2], [2, 0.2]])
-        np.testing.assert_allclose(panels["update/weight ratio"]["largest"], [0.05, 0.02])
-        np.testing.assert_allclose(panels["mean of what a weight reads"]["median"], [-0.1, -20])
+        np.testing.assert_allclose(panels["update_ratio"]["largest"], [0.05, 0.02])
+        np.testing.assert_allclose(panels["activation_mean"]["median"], [-0.1, -20])
         assert len(panels) == 6
         png(figure)
 
@@ -529,12 +532,92 @@ def test_every_axis_is_labelled():
         assert figure.axes[0].get_xlabel()
 
 
-def test_many_lines_can_be_told_apart():
-    figure = figures.gradient_norms({f"net {i}": signals(i) for i in range(20)})
-    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines if line.get_label().startswith("net")}
-    assert len(looks) == 20
-    assert len(figure.legends[0].get_texts()) == 20
-    png(figure)
+def names_at_ends(figure) -> list[tuple[str, object]]:
+    """Return the text and the place of the labels at the right of the axes."""
+    figure.draw_without_rendering()
+    return [
+        (text.get_text(), text.get_window_extent())
+        for axes in figure.axes
+        for text in axes.texts
+        if text.get_window_extent().x0 > axes.get_window_extent().x1
+    ]
+
+
+class TestNames:
+    """Which line is which."""
+
+    def test_few_lines_have_their_names_at_their_ends(self):
+        ends = {"low": 1.0, "high": 9.0, "middle": 5.0}
+        nets = {name: signals(x_norm=np.array([3.0, 4.0, 5.0, end])) for name, end in ends.items()}
+        figure = figures.activation_norms(nets)
+        assert not figure.legends
+        found = dict(names_at_ends(figure))
+        assert sorted(found, key=lambda name: found[name].y0) == ["low", "middle", "high"]
+        axes = figure.axes[0]
+        for name, end in ends.items():  # each beside the end of its line, in its colour
+            box = found[name]
+            height = axes.transData.transform((3, end))[1]
+            assert abs((box.y0 + box.y1) / 2 - height) < box.height
+        looks = {text.get_text(): text.get_color() for text in axes.texts}
+        assert [looks[line.get_label()] for line in axes.lines if line.get_label() in ends] == [
+            _style.text_colour(line.get_color()) for line in axes.lines if line.get_label() in ends
+        ]
+        png(figure)
+
+    def test_names_of_lines_that_end_together_are_moved_apart(self):
+        figure = figures.activation_norms({name: signals(x_norm=np.array([i, 5.0, 1, 3])) for i, name in enumerate("abc", 1)})
+        assert not figure.legends
+        assert len(names_at_ends(figure)) == 3
+        png(figure)
+
+    @pytest.mark.parametrize(
+        "nets",
+        [
+            {f"net {i}": signals(x_norm=np.array([i, 1.0, 2, 3])) for i in range(1, 7)},
+            {"a": signals(), "b": signals(units=("stage1_unit1", "stage2_unit1"))},
+            {f"a name that is much too long for a label {i}": signals(i) for i in range(2)},
+        ],
+        ids=["all at one place", "ends apart", "long"],
+    )
+    def test_else_there_is_a_legend(self, nets):
+        figure = figures.activation_norms(nets)
+        [legend] = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == list(nets)
+        assert not names_at_ends(figure)
+        png(figure)
+
+    def test_a_panel_without_room_is_named_by_the_other(self):
+        nets = {name: signals(i, dead=np.zeros(3), cut=np.full(3, i / 4)) for i, name in enumerate("abcd")}
+        figure = figures.truncation(nets)
+        assert not figure.legends
+        assert sorted(name for name, _ in names_at_ends(figure)) == ["a", "b", "c", "d"]
+        png(figure)
+
+    def test_one_line_needs_no_name(self):
+        figure = figures.activation_norms({"a": signals()})
+        assert not figure.legends
+        assert not names_at_ends(figure)
+
+    def test_many_lines_can_be_told_apart(self):
+        figure = figures.gradient_norms({f"net {i}": signals(i) for i in range(20)})
+        lines = [line for line in figure.axes[0].lines if line.get_label().startswith("net")]
+        assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 20
+        assert len(figure.legends[0].get_texts()) == 20
+        png(figure)
+
+    @pytest.mark.parametrize(
+        ("places", "want"),
+        [
+            ([5.0], [5.0]),
+            ([8.0, 1.0], [8.0, 1.0]),
+            ([5.0, 5.0], [4.0, 6.0]),
+            ([9.5, 0.2, 9.5], [8.0, 0.2, 10.0]),
+            ([0.0, 1.0, 3.5], [0.0, 2.0, 4.0]),
+            ([1.0] * 7, None),
+        ],
+    )
+    def test_apart(self, places, want):
+        assert _style.apart(places, 2.0, 0.0, 10.0) == want
 
 
 def test_no_global_state():
