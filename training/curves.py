@@ -12,14 +12,11 @@ from keras_preact.analysis.figures import _style
 from .analyze.subjects import read_table
 from .cli import UserError
 
-#: Name of a column of history.csv to its numbers, one an epoch.
+#: Name of a column of history.csv to its numbers, one per epoch.
 Columns = Mapping[str, np.ndarray]
-#: From this number of epochs on, the steep beginning and rare peaks may leave the axis of errors, which is then of the rest:
-LONG = 20
-#: the errors behind this share of the epochs,
-BEGINNING = 0.1
-#: and this percentile of them.
-PEAKS = 98
+#: From this number of epochs on, the axis of errors leaves out the steep beginning, this share of the epochs, and rare peaks,
+#: what is above this percentile of the rest.
+LONG, BEGINNING, PEAKS = 20, 0.1, 98
 #: Curves of a run: beginning of the columns' names to look.
 KINDS: Mapping[str, dict[str, Any]] = {
     "": {"linestyle": "--", "linewidth": 1.2, "alpha": 0.8},
@@ -31,14 +28,14 @@ def draw(history: Path | Sequence[Mapping[str, Any]], path: Path, title: str, me
     """Draw the learning curves of a run.
 
     Args:
-        history: Its history.csv, or the rows of it: column to number. There must be a `loss`; of `accuracy`, `val_loss`,
-            `val_accuracy`, `learning_rate` and `epoch`, which counts from 0, what is there is drawn.
-        path: Of the PNG file.
-        title: Stands above.
+        history: The history.csv of the run, or its rows: column to number. A `loss` is required; `accuracy`, `val_loss`,
+            `val_accuracy`, `learning_rate` and `epoch`, which counts from 0, are drawn if they are there.
+        path: The PNG file.
+        title: Title of the picture.
         measured_on: What `val_loss` and `val_accuracy` are measured on.
 
     Raises:
-        UserError: for a history without an epoch, or a file that is no such table.
+        UserError: for a history without an epoch, or a file that is not a history.
     """
     if isinstance(history, Path):
         columns = read(history)
@@ -49,7 +46,7 @@ def draw(history: Path | Sequence[Mapping[str, Any]], path: Path, title: str, me
 
 
 def draw_runs(histories: Mapping[str, Columns], path: Path, title: str, measured_on: str = "validation") -> None:
-    """Draw the learning curves of runs: a colour a run, training dashed, what it was validated on solid.
+    """Draw the learning curves of runs: one colour per run, training dashed, validation solid.
 
     Args:
         histories: Label of a run to the columns of its history. A single run has a colour for each of the two.
@@ -64,30 +61,36 @@ def draw_runs(histories: Mapping[str, Columns], path: Path, title: str, measured
     rates = any(measured(columns, "learning_rate") for columns in histories.values())
     figure = _style.new_figure(11.0, 5.6 if rates else 4.4)
     layout = [["loss", "error"], ["rate", "rate"]] if rates else [["loss", "error"]]
-    panels = figure.subplot_mosaic(layout, height_ratios=[5, 1.3][: len(layout)])
-    figure.suptitle(title, x=0.012, ha="left")
-    _style.styled(panels["loss"], "Loss", "epoch")
-    _style.styled(panels["error"], _heading(histories, measured_on), "epoch", "%")
-    for i, columns in enumerate(histories.values()):
+    panels = figure.subplot_mosaic(layout, height_ratios=[5, 1.5][: len(layout)])
+    _style.heading(figure, title)
+    names = {kind: name for kind, name in {"": "training", "val_": measured_on}.items() if _has(histories, f"{kind}loss")}
+    looks = f" (dashed: {', solid: '.join(names.values())})" if len(histories) > 1 else ""
+    lasts = _style.spread(float(columns["loss"][-1]) for columns in histories.values())
+    _style.styled(panels["loss"], f"Last training loss: {lasts}", "Epoch", f"Loss{looks}")
+    _style.styled(panels["error"], _heading(histories, measured_on), "Epoch", "Error (%)")
+    for i, (label, columns) in enumerate(histories.items()):
         for j, (kind, look) in enumerate(KINDS.items()):
             look = look | {"color": _style.colour(1 - j if len(histories) == 1 else i)}
-            _curve(panels["loss"], columns, columns.get(f"{kind}loss"), look)
-            _curve(panels["error"], columns, errors(columns, kind), look)
+            name = "_"
+            if len(histories) == 1:
+                name = names.get(kind, name)
+            elif kind == "val_" or not measured(columns, "val_loss"):
+                name = label
+            _curve(panels["loss"], name, columns, columns.get(f"{kind}loss"), look)
+            _curve(panels["error"], name, columns, errors(columns, kind), look)
         if rates:
             colour = _style.GREY if len(histories) == 1 else _style.colour(i)
-            _curve(panels["rate"], columns, columns.get("learning_rate"), {"color": colour, "linewidth": 1.2})
+            _curve(panels["rate"], "_", columns, columns.get("learning_rate"), {"color": colour, "linewidth": 1.2})
     losses = [columns[f"{kind}loss"] for columns in histories.values() for kind in KINDS if f"{kind}loss" in columns]
     _style.decades(panels["loss"], losses)
-    _plain_numbers(panels["loss"])
     panels["error"].set_ylim(0, _highest(histories) or 1)
     if rates:
-        _style.styled(panels["rate"], "Learning rate", "epoch").set_ylim(bottom=0)
+        _style.styled(panels["rate"], "", "Epoch", "Learning rate").set_ylim(bottom=0)
     last = max(float(np.nanmax(_epochs(columns))) for columns in histories.values())
     for axes in panels.values():
         _style.by_depth(axes)
         axes.set_xlim(0, 1.02 * last)
-    _explain(panels["loss"], histories, measured_on)
-    _style.name_lines(figure, panels["loss"])
+    _style.name_lines(figure, panels["loss"], panels["error"])
     figure.savefig(path, format="png", dpi=110)
 
 
@@ -120,19 +123,13 @@ def _epochs(columns: Columns) -> np.ndarray:
     return columns["epoch"] + 1 if "epoch" in columns else np.arange(1, len(columns["loss"]) + 1)
 
 
-def _curve(axes, columns: Columns, values: np.ndarray | None, look: Mapping[str, Any]) -> None:
+def _has(histories: Mapping[str, Columns], name: str) -> bool:
+    return any(measured(columns, name) for columns in histories.values())
+
+
+def _curve(axes, name: str, columns: Columns, values: np.ndarray | None, look: Mapping[str, Any]) -> None:
     if values is not None:
-        _style.lines(axes, {"_": (_epochs(columns), values)}, **look)
-
-
-def _plain_numbers(axes) -> None:
-    """Write 0.5, 1, 2 at a logarithmic axis, in place of powers of ten."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    if axes.get_yscale() == "log":
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        _style.lines(axes, {name: (_epochs(columns), values)}, **look)
 
 
 def _heading(histories: Mapping[str, Columns], measured_on: str) -> str:
@@ -140,7 +137,7 @@ def _heading(histories: Mapping[str, Columns], measured_on: str) -> str:
     for kind, name in (("val_", measured_on), ("", "training")):
         found = [error for columns in histories.values() if (error := errors(columns, kind)) is not None]
         if found:
-            return f"Error, lowest {name} {_style.spread([float(np.nanmin(error)) for error in found], '.2f')} %"
+            return f"Lowest {name} error: {_style.spread([float(np.nanmin(error)) for error in found], '.2f')} %"
     return "Error"
 
 
@@ -155,14 +152,3 @@ def _highest(histories: Mapping[str, Columns]) -> float:
                 later = error[int(BEGINNING * len(error)) :]
                 tops.append(float(np.percentile(later[np.isfinite(later)], PEAKS)) if np.isfinite(later).any() else 0.0)
     return 1.1 * max(tops)
-
-
-def _explain(axes, histories: Mapping[str, Columns], measured_on: str) -> None:
-    """Put what the legend says into the axes, as lines without a point."""
-    for i, label in enumerate(histories if len(histories) > 1 else ()):
-        axes.plot([], [], color=_style.colour(i), linewidth=2.5, label=label)
-    names = {"": "training", "val_": measured_on}
-    for j, (kind, look) in enumerate(KINDS.items()):
-        if any(measured(columns, f"{kind}loss") for columns in histories.values()):
-            colour = _style.colour(1 - j) if len(histories) == 1 else _style.GREY
-            axes.plot([], [], color=colour, label=names[kind], **look)

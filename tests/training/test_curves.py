@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from keras_preact.analysis.figures import _style
+from tests import layout
 from training import curves
 from training.cli import UserError
 
@@ -62,6 +63,12 @@ def drawn(axes) -> list[tuple[np.ndarray, np.ndarray, str, str]]:
     ]
 
 
+def names(figure) -> set[str]:
+    """Return the names of lines, at their ends or in a legend."""
+    shown = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    return set(shown + [text.get_text() for axes in figure.axes for text in axes.texts])
+
+
 def colours(path: Path) -> set[str]:
     """Return the colours of a picture that some pixels have, as #RRGGBB."""
     with Image.open(path) as picture:
@@ -94,10 +101,12 @@ def test_one_run(epochs, tmp_path, figure):
         ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
         assert 2 <= len(ticks) <= 12
         assert all(tick == int(tick) for tick in ticks)
-    assert error.get_title(loc="left") == f"Error, lowest validation {100 - 100 * table['val_accuracy'].max():.2f} %"
+    assert error.get_title(loc="left") == f"Lowest validation error: {100 - 100 * table['val_accuracy'].max():.2f} %"
     assert figure().get_suptitle() == "digits"
-    [legend] = figure().legends
-    assert [text.get_text() for text in legend.get_texts()] == ["training", "validation"]
+    assert loss.get_title(loc="left") == f"Last training loss: {table['loss'][-1]:.3g}"
+    assert (loss.get_ylabel(), error.get_ylabel(), rate.get_ylabel()) == ("Loss", "Error (%)", "Learning rate")
+    assert names(figure()) == {"training", "validation"}
+    layout.check(figure())
 
 
 def test_steep_beginning_does_not_flatten_the_errors_of_a_long_run(tmp_path, figure):
@@ -129,7 +138,7 @@ class TestWhatIsNotThere:
         curves.draw(rows(5, names=("loss", "accuracy")), tmp_path / "curves.png", "")
         loss, error = figure().axes
         assert len(drawn(loss)) == len(drawn(error)) == 1
-        assert error.get_title(loc="left").startswith("Error, lowest training ")
+        assert error.get_title(loc="left").startswith("Lowest training error: ")
 
     def test_accuracy(self, tmp_path, figure):
         curves.draw(rows(5, names=("loss",)), tmp_path / "curves.png", "")
@@ -146,7 +155,7 @@ class TestWhatIsNotThere:
         loss, error = figure().axes
         assert drawn(loss)[1][1].tolist()[2:] == [1.5, 1.0]
         np.testing.assert_allclose(drawn(error)[1][1], [np.nan, np.nan, 30, 40])
-        assert error.get_title(loc="left") == "Error, lowest validation 30.00 %"
+        assert error.get_title(loc="left") == "Lowest validation error: 30.00 %"
 
     @pytest.mark.parametrize("history", [[], [{"epoch": 0, "loss": np.nan}]], ids=["empty", "nan"])
     def test_epochs(self, history, tmp_path):
@@ -179,10 +188,21 @@ def test_several_runs_have_a_colour_each(tmp_path, figure):
     assert [len(x) for x, *_ in lines] == [40, 40, 41, 41, 42, 42, 30]
     assert (len(drawn(error)), len(drawn(rate))) == (6, 3)
     assert {_style.colour(i) for i in range(3)} <= colours(tmp_path / "curves.png")
-    [legend] = figure().legends
-    assert [text.get_text() for text in legend.get_texts()] == [*histories, "training", "test"]
+    assert names(figure()) == set(histories)
+    assert loss.get_ylabel() == "Loss (dashed: training, solid: test)"
+    layout.check(figure())
     lowest = [100 - 100 * history["val_accuracy"].max() for history in list(histories.values())[:3]]
-    assert error.get_title(loc="left") == f"Error, lowest test {min(lowest):.2f} to {max(lowest):.2f} %"
+    assert error.get_title(loc="left") == f"Lowest test error: {min(lowest):.2f} to {max(lowest):.2f} %"
+
+
+def test_runs_of_one_length_have_their_names_at_their_ends(tmp_path, figure):
+    histories = {f"run {i}": columns(rows(40)) for i in range(3)}
+    for i, history in enumerate(histories.values()):
+        history["val_loss"] *= i + 1
+    curves.draw_runs(histories, tmp_path / "curves.png", "Three runs", "test")
+    assert not figure().legends
+    assert names(figure()) == set(histories)
+    layout.check(figure())
 
 
 class TestRead:
