@@ -1,6 +1,6 @@
-"""Scripts that train, evaluate and export the networks of keras_preact: `python -m training.train digits`.
+"""The command `keras-preact`, and what it does: train, evaluate, export and study the networks of keras_preact.
 
-An installed package has them as keras_preact_training, and a command for them: `keras-preact train digits`.
+A wheel installs this package as keras_preact_training.
 """
 
 from . import _tensorflow

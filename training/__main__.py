@@ -1,4 +1,4 @@
-"""`python -m training COMMAND ...` in a checkout, as `keras-preact COMMAND ...` where it is installed."""
+"""`keras-preact` as a module, for a checkout that is not installed: `python -m training`."""
 
 from .console import main
 

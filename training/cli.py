@@ -1,17 +1,21 @@
-"""What the command lines share: options from type annotations, and errors a person can act on."""
+"""What the commands share: options from type annotations, help texts, and errors a person can act on."""
 
 import contextlib
+import difflib
 import inspect
-import re
 import sys
 import traceback
+import types
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
-#: For the help texts: an option that every command has, which is none of the function's parameters.
-VERBOSE = "--verbose, anywhere on the command line, shows where an error comes from."
+#: The one name of the command line.
+PROGRAM = "keras-preact"
 
+#: For the help texts: an option of every command.
+VERBOSE = "With --verbose, an error shows where it comes from."
 
 #: Top-level module that a command may miss to the extra of keras-preact that installs it.
 EXTRAS: Mapping[str, str] = MappingProxyType(
@@ -28,64 +32,167 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-
-#: What `python -m` and the console script are called that list the commands.
-PROGRAM = "python -m training" if __package__ == "training" else "keras-preact"
+T = TypeVar("T")
 
 
 class UserError(ValueError):
     """A mistake in what the user gave; the message says what was received and what would work."""
 
 
-def main(function: Callable, argv: Sequence[str] | None = None) -> None:
-    """Call `function` with its parameters taken from the command line.
+def command(name: str) -> str:
+    """Return how a person starts a command: `keras-preact evaluate`."""
+    return f"{PROGRAM} {name}"
+
+
+def main(name: str, function: Callable, argv: Sequence[str]) -> None:
+    """Call `function` with its parameters taken from the arguments of the command `name`.
 
     A ValueError or an OSError ends the program with one line on stderr and status 2, below its trace with --verbose; an
     interruption ends it with status 130.
     """
     argv, verbose = split_verbose(argv)
-
-    def run() -> None:
-        import tyro
-
-        tyro.cli(function, prog=program(), args=argv, description=described(inspect.getdoc(function)))
-
-    guard(run, verbose)
+    guard(lambda: parse(name, function, argv), verbose)
 
 
-def command(name: str) -> str:
-    """Return how a person starts a script of this package: `python -m training.evaluate`, installed `keras-preact evaluate`.
+def parse(name: str, kind: Callable[..., T], argv: Sequence[str], description: str | None = None, **options: Any) -> T:
+    """Return `kind(...)` with its parameters, or its fields, taken from the arguments of the command `name`.
 
     Args:
-        name: Of the module in this package.
+        name: Command, as the help text shows it.
+        kind: Function or dataclass, with types and a docstring that describes each option.
+        argv: Arguments after the name.
+        description: First part of the help text, after the examples. Default: the docstring of `kind`.
+        options: Further arguments of `tyro.cli`.
     """
-    if __package__ == "training":  # in a checkout, which has the scripts under this name
-        return f"python -m training.{name}"
-    return f"python -m {__package__}.{name}" if "." in name else f"keras-preact {name.replace('_', '-')}"
+    import tyro
+
+    from .console import examples
+
+    text = (inspect.getdoc(kind) or "").partition("\n\nArgs:")[0] if description is None else description
+    parts = ["Examples:\n" + "\n".join(f"  {line}" for line in examples(name)), text, VERBOSE]
+    return tyro.cli(
+        kind,
+        prog=command(name),
+        args=argv,
+        description="\n\n".join(parts),
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName),
+        registry=_registry(),
+        **options,
+    )
 
 
-def program() -> str | None:
-    """Return, for the help texts, how the script was started that is running; None for a script of another package."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    module = "" if spec is None else spec.name.removesuffix(".__main__")
-    package, _, name = module.partition(".")
-    return command(name) if package == __package__ and name else None
+def parse_command(name: str, commands: Mapping[str, Callable], argv: Sequence[str], description: str) -> Any:
+    """Do `parse` for the command of `commands` that is named first in `argv`; list them without one.
+
+    Args:
+        name: Command that `commands` belong to.
+        commands: Name to function or dataclass.
+        argv: Arguments after `name`.
+        description: What the list of commands begins with.
+    """
+    if not argv or argv[0] in ("-h", "--help"):
+        print(listing(name, description, {key: (inspect.getdoc(kind) or "").split("\n")[0] for key, kind in commands.items()}))
+        return None
+    return parse(f"{name} {argv[0]}", lookup(commands, argv[0], f"command of {command(name)}"), argv[1:])
 
 
-def split_verbose(argv: Sequence[str] | None = None) -> tuple[list[str], bool]:
-    """Return the command line, that of this process by default, without --verbose, and whether it was there."""
-    argv = sys.argv[1:] if argv is None else argv
+def listing(name: str, description: str, rows: Mapping[str, str], word: str = "COMMAND") -> str:
+    """Return the help text of a command that takes the name of something first: examples, and a line for each name."""
+    from .console import examples
+
+    width = max(map(len, rows))
+    return "\n".join(
+        [
+            f"usage: {command(name)} {word} [OPTIONS]",
+            "",
+            "Examples:",
+            *(f"  {line}" for line in examples(name)),
+            "",
+            description,
+            "",
+            *(f"  {key:<{width}}  {about}" for key, about in rows.items()),
+            "",
+            f"Options: {command(name)} {word} --help. {VERBOSE}",
+        ]
+    )
+
+
+def _registry() -> Any:
+    """Return rules for options that tyro would show as `{None}|STR` or `[FLOAT [FLOAT ...]]`: `NAME`, `FLOAT ...`."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    registry = ConstructorRegistry()
+
+    def spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
+        found = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
+        return found if isinstance(found, PrimitiveConstructorSpec) else None
+
+    @registry.primitive_rule
+    def text(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        if info.type is not str:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="NAME",
+            instance_from_str=lambda given: given[0],
+            is_instance=lambda value: isinstance(value, str),
+            str_from_instance=lambda value: [value],
+        )
+
+    @registry.primitive_rule
+    def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        if typing.get_origin(info.type) not in (typing.Union, types.UnionType):
+            return None
+        kinds = [kind for kind in typing.get_args(info.type) if kind is not type(None)]
+        inner = spec_of(kinds[0]) if len(kinds) == 1 and len(kinds) < len(typing.get_args(info.type)) else None
+        if inner is None:
+            return None
+        words = None if inner.choices is None else tuple(inner.choices)
+        if kinds[0] is bool:
+            words = ("true", "false")
+        return PrimitiveConstructorSpec(
+            nargs=inner.nargs if inner.nargs == 1 else "*",  # `none` is one word, whatever else there are
+            metavar=inner.metavar if words is None else f"{{{','.join(words)}}}",
+            instance_from_str=lambda given: None if given == ["none"] else inner.instance_from_str(_capital(given, kinds[0])),
+            is_instance=lambda value: value is None or inner.is_instance(value),
+            str_from_instance=lambda value: ["none"] if value is None else inner.str_from_instance(value),
+            choices=None if words is None else (*words, "none"),
+        )
+
+    @registry.primitive_rule
+    def several(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        kinds = typing.get_args(info.type)
+        inner = spec_of(kinds[0]) if typing.get_origin(info.type) is tuple and kinds[1:] == (...,) else None
+        if inner is None:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs="*",
+            metavar=f"{inner.metavar} ...",
+            instance_from_str=lambda given: tuple(inner.instance_from_str([word]) for word in given if given != ["none"]),
+            is_instance=lambda value: isinstance(value, tuple) and all(map(inner.is_instance, value)),
+            str_from_instance=lambda value: [word for each in value for word in inner.str_from_instance(each)] or ["none"],
+            choices=None if inner.choices is None else (*inner.choices, "none"),
+        )
+
+    return registry
+
+
+def _capital(given: list[str], kind: type) -> list[str]:
+    return [word.capitalize() for word in given] if kind is bool else given
+
+
+def lookup(table: Mapping[str, T], name: str, what: str) -> T:
+    """Return the row of a table, or raise a UserError that names the nearest one."""
+    if name in table:
+        return table[name]
+    near = difflib.get_close_matches(name, table, n=2)
+    meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+    raise UserError(f"Unknown {what}: {name!r}. {meant}Choose one of: {', '.join(table)}.")
+
+
+def split_verbose(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the arguments without --verbose, and whether it was among them."""
     return [argument for argument in argv if argument != "--verbose"], "--verbose" in argv
-
-
-def described(docstring: str | None) -> str:
-    """Return what a help text says of a command: its docstring up to the sections, and --verbose.
-
-    Commands in it are written as in a checkout, and become those that work here.
-    """
-    text, _, _ = (docstring or "").partition("\n\nArgs:")
-    text = re.sub(r"python -m\s+training\.(\w+)", lambda found: command(found[1]), text)
-    return f"{text}\n{VERBOSE}".strip()
 
 
 def guard(action: Callable[[], object], verbose: bool = False) -> None:
@@ -113,14 +220,14 @@ def fail(error: Exception, verbose: bool = False) -> NoReturn:
 
 @contextlib.contextmanager
 def missing_packages() -> Iterator[None]:
-    """Turn the want of a package of `EXTRAS` into a `UserError` that names the extra, as keras_preact's own errors do."""
+    """Turn the error of a missing package of `EXTRAS` into a `UserError` that names the extra."""
     try:
         yield
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if package in EXTRAS:
-            told = f"This needs {package}, which is not installed: pip install 'keras-preact[{EXTRAS[package]}]'"
-            raise UserError(told) from error
+            message = f"This needs {package}, which is not installed: pip install 'keras-preact[{EXTRAS[package]}]'"
+            raise UserError(message) from error
         if "pip install 'keras-preact[" in str(error):
             raise UserError(str(error)) from error
         raise

@@ -1,7 +1,4 @@
-"""Compare runs: `python -m training.compare RUN RUN ... [--output DIR]`.
-
-Prints a table of what they are and what they reached; runs that differ in nothing but their seed are also summarised together.
-"""
+"""Compare runs: `keras-preact compare`."""
 
 import csv
 import dataclasses
@@ -92,7 +89,7 @@ def _last(values: np.ndarray) -> Any:
 
 
 #: Above the table of groups.
-SUMMARY = "Runs that differ in nothing but their seed, together: median (least to largest) of those that are finished."
+SUMMARY = "Runs that differ only in their seed: median (least to largest) of the finished ones."
 
 _NAME = Column("run", "run", lambda run: run.name)
 _WHAT = (
@@ -118,15 +115,21 @@ def _of(values: np.ndarray, choice: Callable[[np.ndarray], Any]) -> float | None
     return float(choice(values)) if values.size else None
 
 
-def compare(directories: Annotated[tuple[Path, ...], tyro.conf.Positional], /, output: Path | None = None) -> None:
-    """Compare training runs.
+def compare(
+    directories: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(one or more)")
+    ],
+    /,
+    output: Path | None = None,
+) -> None:
+    """Print a table of runs: options, accuracy, time. Runs that differ only in their seed are also summarised.
 
     Args:
         directories: Run directories.
-        output: Where comparison.csv, comparison.md and comparison.png go; nothing is written without.
+        output: Folder for comparison.csv, comparison.md and comparison.png. Default: print only.
     """
     if not directories:
-        raise cli.UserError(f"Name the run directories: {cli.command('compare')} RUN RUN ...")
+        raise cli.UserError(f"Name at least one run: {cli.command('compare')} runs/A runs/B")
     found = read_runs(directories)
     options = [_option(name) for name in differing(found)]
     columns = [_NAME, *_WHAT, *options, *_DONE, *_REACHED]
@@ -152,7 +155,7 @@ def compare(directories: Annotated[tuple[Path, ...], tyro.conf.Positional], /, o
     with runs.replacing(output / "comparison.png") as temporary:
         histories = {run.name: run.history for run in found}
         curves.draw_runs(histories, temporary, "", measured_on.pop() if len(measured_on) == 1 else "validation")
-    print("\nWritten: " + ", ".join(str(output / f"comparison.{suffix}") for suffix in ("csv", "md", "png")))
+    print("\nWrote " + ", ".join(str(output / f"comparison.{suffix}") for suffix in ("csv", "md", "png")))
 
 
 def read_runs(directories: Sequence[Path]) -> list[Run]:
@@ -171,10 +174,10 @@ def _read(path: Path, name: str) -> Run:
     try:
         config = from_json(Config, described["config"])
     except (AttributeError, TypeError, ValueError) as error:
-        raise cli.UserError(f"{path / 'config.json'} is damaged, or of another version: {error}") from error
+        raise cli.UserError(f"{path / 'config.json'} is damaged or of another version: {error}") from error
     history = curves.read(path / "history.csv")
     if not history:
-        raise cli.UserError(f"{path} has no history yet: it has not come to the end of an epoch.")
+        raise cli.UserError(f"{path} has no history yet: its first epoch has not ended.")
     return Run(name, config, described, history, _test_error(path / "metrics.json", config), (path / "model.keras").is_file())
 
 
@@ -255,5 +258,5 @@ def _cell(column: Column, value: Any) -> str:
     return "-" if value is None else column.text(value)
 
 
-if __name__ == "__main__":
-    cli.main(compare)
+def main(argv: Sequence[str]) -> None:
+    cli.main("compare", compare, argv)

@@ -1,4 +1,4 @@
-"""The typed configuration of a training run; every field is an option of `python -m training.train`."""
+"""The typed configuration of a training run. Every field is an option of `keras-preact train`."""
 
 import dataclasses
 import math
@@ -9,49 +9,70 @@ from typing import Any, Literal
 
 from .cli import UserError
 
-#: Fields of `Model` that say what a network starts from, which is none of its own arguments.
+#: Fields of `Model` that say where a network starts. They are no arguments of its builder.
 START = ("name", "weights", "freeze", "mean", "std")
+
+# Names of the library's tables, written here because importing the library takes seconds and `--help` should not.
+Arrangement = Literal[
+    "original",
+    "bn_after_addition",
+    "relu_before_addition",
+    "relu_only_preactivation",
+    "full_preactivation",
+    "bn_only_preactivation",
+]
+Shortcut = Literal["identity", "constant_scaling", "exclusive_gating", "shortcut_only_gating", "conv1x1", "dropout", "none"]
+Block = Literal["basic", "bottleneck", "single", "dense"]
+Normalization = Literal["batch", "layer", "group", "rms", "none"]
+Downsampling = Literal["strided", "average", "blur"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """The network: an entry of `kp.list_models()`, and what to change in it (None: as in the entry)."""
+    """The network: a registered model and what to change in it. An option that is not given keeps the model's own value."""
 
     name: str = "digits_resnet20_preact"
+    """A registered model, such as cifar_resnet110_preact. `keras-preact train --help` lists them."""
     weights: Path | None = None
-    """For the recipe finetune: the trained network to start from, the directory of a run or a .keras file. Its classifier
-    makes room for a new one, and its preprocessing stays."""
+    """For finetune: the trained network, a run directory or a .keras file. Its classifier is replaced."""
     freeze: str | None = None
-    """Of those weights: the place up to which they stay as they are, such as stem, stage2, stage2_unit1, or head, all but the
-    classifier. None: all are trained."""
+    """Keep the weights of --model.weights up to this place: stem, stage2, stage2_unit1 or head (all but the classifier)."""
     mean: tuple[float, ...] = ()
-    """Of those weights, where the network has no preprocessing layer: the mean pixel it was trained with, from 0 to 255."""
+    """Mean pixel (0 to 255) that --model.weights was trained with. Only for a network without preprocessing layer."""
     std: tuple[float, ...] = ()
-    """Standard deviation to that."""
-    arrangement: str | None = None
-    shortcut: str | None = None
+    """Standard deviation of the pixels, together with --model.mean."""
+    arrangement: Arrangement | None = None
+    """Order of BN, ReLU and weights in a unit (Fig. 4 of the paper)."""
+    shortcut: Shortcut | None = None
+    """Type of shortcut (Table 1 of the paper)."""
     gate_bias: float | None = None
-    block: str | None = None
-    normalization: str | None = None
+    """Initial bias of the gates, such as -6. For the two gating shortcuts."""
+    block: Block | None = None
+    """Weights of the residual branch."""
+    normalization: Normalization | None = None
+    """Normalisation layer."""
     activation: str | None = None
+    """Any Keras activation, such as relu or gelu."""
     width_factor: float | None = None
+    """Multiply the number of channels by this factor."""
     dropout: float | None = None
+    """Dropout rate inside the residual branch."""
     stochastic_depth: float | None = None
-    """Rate at which the last unit's branch is left out in training; that of unit l of L is l / L of it."""
+    """Drop the last unit's branch with this probability in training; earlier units proportionally less."""
     squeeze_excitation: int | None = None
-    """The reduction, such as 16, of squeeze-and-excitation at the end of every branch."""
-    downsampling: str | None = None
-    """How units shrink their map: strided; average, ResNet-D's projection behind a pooling; blur, without aliases."""
+    """Add squeeze-and-excitation with this reduction, such as 16."""
+    downsampling: Downsampling | None = None
+    """How units halve the feature map: strided convolution, average pooling (ResNet-D) or blur filter (anti-aliased)."""
     standardize_weights: bool | None = None
-    """Whether convolutions use standardised kernels, which belong to group normalisation."""
+    """Standardise convolution kernels. Use it with group normalisation."""
     zero_init_last: bool | None = None
-    """Whether every branch starts at 0, and so every unit as its shortcut."""
+    """Initialise every branch to zero, so that each unit starts as its shortcut."""
     stacked: bool | None = None
-    """Whether equal units are one stacked layer: deep networks compile fast. None: from 16 equal units in a stage on."""
+    """Hold equal units in one stacked layer, so that deep networks compile fast. Default: from 16 equal units per stage."""
     remat: int | None = None
-    """Units of a stack that are computed again for the gradient together, to save memory: about the root of their number."""
+    """Recompute this many units of a stack together in the backward pass, to save memory. Try the root of their number."""
     dtype: str | None = None
-    """A Keras dtype policy, such as mixed_bfloat16."""
+    """Keras dtype policy: float32, mixed_bfloat16 or mixed_float16."""
 
     def overrides(self) -> dict:
         """Return the fields that are set, as arguments of `kp.create_model`."""
@@ -60,31 +81,28 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Where the images come from, and what happens to them."""
+    """The images and their augmentation."""
 
     name: str = "digits"
-    """digits (embedded), cifar10, cifar100, imagenet2012 (TensorFlow Datasets), folder, or fake: one random batch again and
-    again, to measure the model alone."""
+    """digits (embedded), cifar10, cifar100, imagenet2012 (TensorFlow Datasets), folder (yours) or fake (random pixels)."""
     dir: Path | None = None
-    """For folder: the folder with train/CLASS/IMAGE and test/CLASS/IMAGE. Else TensorFlow Datasets' data dir."""
+    """Your folder with train/CLASS/IMAGE and test/CLASS/IMAGE, or the data directory of TensorFlow Datasets."""
     augmentation: Literal["none", "pad_crop_flip", "resized_crop_flip"] = "none"
+    """Random augmentation of training images: pad by 4 pixels, crop and flip (CIFAR), or resized crops (ImageNet)."""
     size: int | None = None
-    """Height and width of the images the network gets, for imagenet2012, folder and fake (32)."""
+    """Height and width in pixels that images are resized to. For imagenet2012, folder and fake."""
     padding: Literal["mean", "black", "reflect"] = "mean"
-    """For pad_crop_flip: what the 4 pixels around an image are. mean: the mean colour, what the paper's code pads with."""
+    """Border of 4 pixels for pad_crop_flip. The paper's code pads with the mean colour."""
     rand_augment: tuple[int, int] | None = None
-    """RandAugment behind the augmentation: the number of operations on an image, and their magnitude, from 0 to 30, such as
-    2 9. None: no RandAugment."""
+    """RandAugment: number of operations per image and their magnitude (0 to 30), such as 2 9."""
     mixup: float = 0.0
-    """Alpha of mixup, such as 0.2: every image of a batch, or of a part of one, is mixed with another, and so are the labels.
-    The accuracy in training is that of the label with the larger share. 0: no mixup."""
+    """Alpha of mixup, such as 0.2. 0 turns it off. Training accuracy then counts the label with the larger share."""
     cutmix: float = 0.0
-    """Alpha of CutMix, such as 1: a box of every image is replaced by that of another. With mixup: one of the two for each
-    batch, by chance. 0: no CutMix."""
-    holdout: int = 0
-    """Training images set aside to choose the best checkpoint by."""
+    """Alpha of CutMix, such as 1. 0 turns it off. With mixup, each batch uses one of the two at random."""
+    holdout: float = 0
+    """Training images to hold out: a number, or a share below 1. The best checkpoint is chosen by their accuracy."""
     watch_test: bool = False
-    """Without a holdout: measure the test set after every epoch, for the curve. The best checkpoint is not chosen by it."""
+    """Without held-out images: measure the test images after every epoch. They do not choose the best checkpoint."""
 
     @property
     def mixes(self) -> bool:
@@ -94,27 +112,30 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """SGD with momentum and coupled weight decay (`kp.optimizers.CoupledSGD`)."""
+    """SGD with momentum and coupled weight decay (kp.optimizers.CoupledSGD)."""
 
     learning_rate: float = 0.1
+    """Learning rate after the warm-up. Short: --lr."""
     momentum: float = 0.9
+    """Momentum."""
     nesterov: bool = False
+    """Use Nesterov momentum."""
     weight_decay: float = 1e-4
+    """Weight decay, added to the gradient as in the paper."""
     exclude_from_decay: tuple[str, ...] = ()
-    """Words; weights with one of them in their path are not decayed: norm spares the normalisations."""
+    """Do not decay weights with one of these words in their path: norm excludes all normalisations."""
     scaling: Literal["none", "linear", "sqrt"] = "none"
-    """How the learning rates grow with the batch size, from those given, which are for batches of `reference_batch_size`."""
+    """Scale the learning rate with --batch-size. The given rate is for --optimizer.reference-batch-size."""
     reference_batch_size: int = 256
+    """Batch size that the learning rate is given for, with --optimizer.scaling."""
     layer_decay: float | None = None
-    """Factor on the learning rate from each part of the network to the one in front of it, such as 0.7: the classifier has the
-    full rate, the last stage 0.7 of it, the stage in front of that 0.49, the stem the least. None: one rate for all."""
+    """Factor on the learning rate from each stage to the one before it, such as 0.7. The classifier has the full rate."""
     clip_norm: float | None = None
-    """What the norm of all gradients together is clipped to."""
+    """Clip the norm of all gradients together to this value."""
     ema: float | None = None
-    """Share of itself that the moving average of the weights keeps in an update, such as 0.999; the average is what is
-    evaluated and kept. None: no average."""
+    """Keep a moving average of the weights with this momentum, such as 0.999. The average is evaluated and saved."""
     label_smoothing: float = 0.0
-    """Share of the target that is spread over all classes."""
+    """Spread this share of the target over all classes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,27 +143,37 @@ class Schedule:
     """The learning rate over the run."""
 
     kind: Literal["steps", "cosine"] = "cosine"
+    """Divide the rate at --schedule.drops, or follow a cosine to 0."""
     drops: tuple[float, ...] = ()
-    """For steps: where the rate is multiplied by `factor`, in the unit of `length`."""
+    """For steps: when the rate is multiplied by --schedule.factor, in --schedule.unit."""
     factor: float = 0.1
+    """For steps: factor of each drop."""
     warmup: float = 0
-    """Length of the warm-up, in the unit of `length`: at `warmup_learning_rate` for steps, a line from 0 for cosine."""
+    """Length of the warm-up, in --schedule.unit."""
     warmup_learning_rate: float = 0.01
+    """For steps: rate during the warm-up. A cosine warms up linearly from 0."""
     length: float = 10
-    """How long to train."""
+    """Length of the run, in --schedule.unit. Short: --epochs N, which stretches warm-up and drops with it."""
     unit: Literal["epochs", "iterations"] = "epochs"
+    """Unit of length, warm-up and drops."""
+
+    def over(self, epochs: float) -> "Schedule":
+        """Return the schedule for a run of so many epochs: warm-up and drops keep their share of the run."""
+        scale = epochs / self.length
+        drops = tuple(drop * scale for drop in self.drops)
+        return dataclasses.replace(self, length=epochs, unit="epochs", warmup=self.warmup * scale, drops=drops)
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """When what a run needs to go on is written to checkpoints/."""
+    """When the state of the run is saved to checkpoints/, so that it can be resumed."""
 
     minutes: float = 5.0
-    """At least so many between two; one more stands at the end, and where the run is interrupted."""
+    """Minutes between two checkpoints. One more is saved at the end and on interruption."""
     every: int = 0
-    """Iterations between two, whatever the time. 0: by time alone."""
+    """Iterations between two checkpoints, in addition. 0: only by time."""
     keep: int = 3
-    """How many of them stay."""
+    """Number of checkpoints to keep."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,27 +186,27 @@ class Config:
     schedule: Schedule = Schedule()
     checkpoint: Checkpoint = Checkpoint()
     batch_size: int = 128
-    """Images in an update, over all devices."""
+    """Images per update, over all devices. Short: --batch."""
     accumulate: int = 1
-    """Parts a batch is computed in, one after another, to save memory. Each has batch statistics of its own."""
+    """Compute each batch in this many parts to save memory. Each part has its own batch statistics."""
     seed: int = 0
+    """Seed of weights, order of images, augmentation and dropout."""
     distribution: Literal["none", "data_parallel", "model_parallel", "mirrored", "multi_worker"] = "none"
-    """Devices that train together. JAX: data_parallel (this machine's), model_parallel, multi_worker (several processes);
-    TensorFlow: mirrored, multi_worker; torch: multi_worker."""
+    """Train on several devices. data_parallel, model_parallel: JAX. mirrored: TensorFlow. multi_worker: every backend."""
     batch_norm: Literal["synchronized", "per_replica"] = "synchronized"
-    """Whether a batch's statistics are those of all devices' images together, or of each device's."""
+    """Compute batch statistics over the images of all devices, or of each device."""
     steps_per_execution: int = 1
-    """Iterations that the backend runs at a time."""
+    """Iterations per call of the compiled train step."""
     jit_compile: Literal["auto", "on", "off"] = "auto"
-    """Whether XLA (TensorFlow) or torch.compile (torch) compiles the step. auto: Keras' choice, but no XLA on a CPU."""
+    """Compile the train step (XLA on TensorFlow, torch.compile on PyTorch). auto: Keras' choice, but no XLA on a CPU."""
     health: int = 100
-    """Iterations between two records of gradients, updates and activations (health.csv, TensorBoard). 0: for none."""
+    """Iterations between two health records of gradients, updates and activations (health.csv, TensorBoard). 0: none."""
     output: Path | None = None
-    """The run directory, new or empty. None: runs/RECIPE-DATE-TIME."""
+    """New run directory. Default: runs/RECIPE-DATE-TIME."""
     resume: bool = False
-    """Go on with the run in --output where there is one, and begin it where there is none: what launchers restart."""
+    """Resume the run in --output, or start it if there is none. Use it in launchers that restart jobs."""
     dry_run: bool = False
-    """Say what the run would be and take, and train no more than a few steps."""
+    """Train four steps and print what the run needs: parameters, FLOPs, memory, time. Nothing is written."""
 
     @property
     def part_size(self) -> int:
@@ -192,26 +223,26 @@ class Config:
     def iterations(self, length: float, steps_per_epoch: int) -> int:
         """Turn a length in the schedule's unit into iterations."""
         if not math.isfinite(length):
-            raise UserError(f"The lengths of --schedule are numbers of {self.schedule.unit}. Received: {length}")
+            raise UserError(f"The lengths of --schedule must be finite numbers of {self.schedule.unit}. Received: {length}")
         return round(length * (steps_per_epoch if self.schedule.unit == "epochs" else 1))
 
 
 T = typing.TypeVar("T")
 
-#: Options that a run may go on with another value of: they do not change what it computes, but for the last bits.
+#: Options that may change when a run is resumed: they do not change what it computes, except for rounding.
 FREE = ("output", "resume", "dry_run", "checkpoint", "distribution", "health")
 
 
 def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return the configuration, or a part of it, that config.json holds as `dataclasses.asdict` gave it.
+    """Return the configuration, or a part of it, from what `dataclasses.asdict` wrote to config.json.
 
     Raises:
-        UserError: for an option that there is not, of another version.
+        UserError: for an unknown option.
     """
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(values) - set(hints))
     if unknown:
-        raise UserError(f"Another version wrote this configuration: it has the option {unknown[0]}, which there is not here.")
+        raise UserError(f"Another version of keras-preact wrote this configuration: its option {unknown[0]} is unknown here.")
     return kind(**{name: _read(hints[name], value) for name, value in values.items()})
 
 
@@ -224,7 +255,7 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def differences(one: Config, other: Config) -> list[str]:
-    """Return the options in which two runs would compute something else, as the command line names them."""
+    """Return the options, as the command line names them, in which two configurations compute something else."""
     first, second = (_flat(dataclasses.asdict(config)) for config in (one, other))
     return [f"--{name.replace('_', '-')}" for name in first if first[name] != second[name]]
 

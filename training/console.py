@@ -1,12 +1,10 @@
-"""The console script: `keras-preact COMMAND ...`, which in a checkout is `python -m training COMMAND ...`."""
+"""The command line: `keras-preact COMMAND ...`."""
 
 import dataclasses
-import difflib
-import functools
+import importlib
 import importlib.metadata
-import runpy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from . import cli
@@ -17,52 +15,131 @@ class Command:
     """A row of the table.
 
     Args:
-        about: What it does, in a line.
-        start: Takes the arguments behind the command's name.
+        group: Heading in the help text.
+        about: What the command does, in one line.
+        examples: Complete command lines, with a comment each.
+        module: Module of this package whose `main` takes the arguments. Default: the command's name.
     """
 
+    group: str
     about: str
-    start: Callable[[Sequence[str]], object]
+    examples: Mapping[str, str]
+    module: str = ""
 
 
-def _script(name: str, about: str) -> Command:
-    """Return the command for a script of this package, which runs as `python -m` runs it."""
-    return Command(about, functools.partial(_run, name))
-
-
-def _run(name: str, arguments: Sequence[str]) -> None:
-    sys.argv[1:] = arguments
-    runpy.run_module(f"{__package__}.{name}", run_name="__main__", alter_sys=True)
-
-
-def _serve(arguments: Sequence[str]) -> None:
-    from keras_preact.serving.__main__ import main
-
-    main(arguments, program=f"{cli.PROGRAM} serve")
-
-
-#: Name to command, in the order in which a person meets them.
+#: Name to command, in the order of the help text.
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
-        "train": _script("train", "Train a network by a recipe, such as digits, or go on with a run."),
-        "evaluate": _script("evaluate", "Measure a run or a model on the test images: accuracy, confusion matrix."),
-        "export": _script("export", "Write a run's network for serving: a SavedModel, ONNX or LiteRT."),
-        "predict": _script("predict", "Classify image files with an exported model."),
-        "serve": Command("Serve exported models over HTTP.", _serve),
-        "convert": _script("convert", "Convert weights from and to the formats of other libraries."),
-        "analyze": _script("analyze", "Write a page of pictures of how signals travel through a network."),
-        "compare": _script("compare", "Compare runs: options, curves and accuracy side by side."),
-        "reproduce": _script("reproduce", "Measure the paper's tables, each published number beside ours."),
-        "benchmark": _script("benchmark", "Measure time and memory of networks side by side."),
-        "very-deep": _script("very_deep", "Train a network of ten thousand layers for some steps."),
+        "train": Command(
+            "Train and use a network",
+            "Train a network by a recipe, or resume a run.",
+            {
+                "keras-preact train digits": "handwritten digits, a minute on a CPU",
+                "keras-preact train folder_small --data.dir PHOTOS --epochs 30": "your images",
+                "keras-preact train --resume runs/NAME": "after an interruption",
+            },
+        ),
+        "evaluate": Command(
+            "Train and use a network",
+            "Measure accuracy on the test images, by class.",
+            {
+                "keras-preact evaluate runs/NAME": "a run",
+                "keras-preact evaluate runs/NAME --checkpoint best": "its best epoch",
+                "keras-preact evaluate model.keras --data cifar10": "a file",
+            },
+        ),
+        "compare": Command(
+            "Train and use a network",
+            "Compare runs: options, accuracy, curves.",
+            {
+                "keras-preact compare runs/A runs/B": "a table",
+                "keras-preact compare runs/*": "runs that differ only in their seed are summarised",
+                "keras-preact compare runs/A runs/B --output comparison": "with curves, as files",
+            },
+        ),
+        "predict": Command(
+            "Train and use a network",
+            "Classify image files with an exported network.",
+            {
+                "keras-preact predict saved_models/NAME photo.png": "the newest version",
+                "keras-preact predict saved_models/NAME a.jpg b.jpg --top 1": "the best class of each",
+                "keras-preact predict saved_models/NAME photo.png --version 2": "another version",
+            },
+        ),
+        "export": Command(
+            "Put it into production",
+            "Write a run's network as a SavedModel, ONNX or LiteRT file.",
+            {
+                "keras-preact export runs/NAME --name flowers": "saved_models/flowers/1",
+                "keras-preact export runs/NAME --name flowers --precision bfloat16": "for CPUs with AMX",
+                "keras-preact export runs/NAME --name flowers --format onnx": "saved_models/flowers.onnx",
+            },
+        ),
+        "serve": Command(
+            "Put it into production",
+            "Serve exported networks over HTTP.",
+            {
+                "keras-preact serve saved_models": "http://127.0.0.1:8501",
+                "keras-preact serve saved_models --engine openvino": "faster on most CPUs",
+                "keras-preact serve saved_models --host 0.0.0.0 --token-file token": "for other machines",
+            },
+        ),
+        "analyze": Command(
+            "Understand it",
+            "Show how signals travel through a network, on one page.",
+            {
+                "keras-preact analyze runs/NAME": "a trained network",
+                "keras-preact analyze cifar_resnet110_preact --quick": "a new one",
+                "keras-preact analyze model.keras --data cifar10": "a file",
+            },
+            "analyze.__main__",
+        ),
+        "audit": Command(
+            "Understand it",
+            "Check any Keras model for misplaced activations and other mistakes.",
+            {
+                "keras-preact audit model.keras": "a file of any Keras model with shortcuts",
+                "keras-preact audit runs/NAME": "a run, on its own images",
+                "keras-preact audit cifar_resnet110_original": "a registered model",
+            },
+        ),
+        "convert": Command(
+            "Exchange weights",
+            "Convert weights from and to keras.applications, keras-hub, timm and Torch.",
+            {
+                "keras-preact convert resnetv2_50.safetensors resnet50.keras": "from timm",
+                "keras-preact convert resnet50.keras resnetv2_50.safetensors --target-format timm": "to timm",
+                "keras-preact convert weights.h5 resnet50.keras --source-format keras_applications": "from Keras",
+            },
+        ),
+        "reproduce": Command(
+            "Measure",
+            "Measure the paper's tables beside the published numbers.",
+            {
+                "keras-preact reproduce digits": "Tables 1 and 2 in small, half an hour on a CPU",
+                "keras-preact reproduce table2 --rows resnet110-original --seeds 1": "one run on CIFAR-10",
+                "keras-preact reproduce report": "write results/README.md",
+            },
+            "reproduce.__main__",
+        ),
+        "benchmark": Command(
+            "Measure",
+            "Measure time and memory of networks side by side.",
+            {
+                "keras-preact benchmark step --models cifar_resnet20_preact": "time of a train step",
+                "keras-preact benchmark compile": "time to the first step, stacked or not",
+                "keras-preact benchmark very-deep preact --remat 33": "10,001 layers",
+            },
+            "benchmark.__main__",
+        ),
     }
 )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Start the command that is named first; its arguments are its own.
+    """Start the command that is named first; the other arguments are its own.
 
-    An unknown command, or the want of a package that the command needs, ends with one line on stderr and status 2.
+    An unknown command, or a missing package that the command needs, ends with one line on stderr and status 2.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     rest, verbose = cli.split_verbose(argv)
@@ -70,39 +147,43 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(described())
         return
     if rest[0] == "--version":
-        print(f"keras-preact {importlib.metadata.version('keras-preact')}")
+        print(f"{cli.PROGRAM} {importlib.metadata.version('keras-preact')}")
         return
-    argv.remove(rest[0])
+    name = rest[0]
+    argv.remove(name)
     try:
+        command = cli.lookup(COMMANDS, name, "command")
         with cli.missing_packages():
-            _lookup(rest[0]).start(argv)
+            module = importlib.import_module(f"{__package__}.{command.module or name}")
+            module.main(argv)
     except cli.UserError as error:
         cli.fail(error, verbose)
 
 
-def _lookup(name: str) -> Command:
-    if name in COMMANDS:
-        return COMMANDS[name]
-    near = difflib.get_close_matches(name, COMMANDS)
-    meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise cli.UserError(f"Unknown command. {meant}There is: {', '.join(COMMANDS)}. Received: {name!r}")
+def examples(name: str) -> list[str]:
+    """Return the examples of a command, with their comments in a column."""
+    lines = COMMANDS[name.split()[0]].examples
+    width = max(map(len, lines))
+    return [f"{line:<{width}}  # {comment}" for line, comment in lines.items()]
 
 
 def described() -> str:
     """Return what `--help` prints."""
     width = max(map(len, COMMANDS))
-    rows = [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()]
+    lines = [
+        f"usage: {cli.PROGRAM} COMMAND [OPTIONS]",
+        "",
+        "Pre-activation ResNets for Keras 3: train them, study them, serve them.",
+    ]
+    groups = dict.fromkeys(command.group for command in COMMANDS.values())
+    for group in groups:
+        lines += ["", f"{group}:"]
+        lines += [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items() if command.group == group]
     return "\n".join(
         [
-            f"usage: {cli.PROGRAM} COMMAND [ARGUMENT ...]",
+            *lines,
             "",
-            "Pre-activation residual networks on Keras 3, from training to serving.",
-            "",
-            *rows,
-            "",
-            f"{cli.PROGRAM} COMMAND --help tells the options of a command.",
-            f"{cli.PROGRAM} --version tells the version.",
-            "The environment's KERAS_BACKEND chooses tensorflow (default), jax or torch.",
-            cli.VERBOSE,
+            f"Options and examples: {cli.PROGRAM} COMMAND --help. Version: {cli.PROGRAM} --version.",
+            f"Set KERAS_BACKEND to tensorflow (default), jax or torch. {cli.VERBOSE}",
         ]
     )

@@ -1,33 +1,30 @@
-"""Evaluate a run or a model on the test set: `python -m training.evaluate RUN_OR_MODEL [--option value ...]`.
-
-Prints accuracy, error and the figures of every class; writes metrics.json and confusion_matrix.png.
-"""
+"""Evaluate a run or a model on the test images: `keras-preact evaluate`."""
 
 import collections
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
 
-from . import cli, networks, runs
+from . import cli
 from .config import Data, from_json
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is evaluated.
+    """A network to evaluate.
 
     Args:
-        path: The file or directory of the model.
-        output: Where the results belong.
-        outputs: How many classes it tells apart.
+        path: File or directory of the model.
+        output: Folder for the results.
+        outputs: Number of classes.
         size: Height and width of its images, None for any.
-        logits: Takes float32 pixels, returns logits.
-        data: What it was trained on, where that is known.
+        logits: Function from float32 pixels to logits.
+        data: Data set that it was trained on, if known.
     """
 
     path: Path
@@ -48,18 +45,21 @@ def evaluate(
     output: Path | None = None,
     save_samples: int = 0,
 ) -> None:
-    """Evaluate a network on a test set.
+    """Measure accuracy on the test images: in all and for each class.
+
+    Writes metrics.json and confusion_matrix.png.
 
     Args:
-        subject: A run directory, a .keras file, or a directory that training.export wrote (saved_models/NAME).
-        checkpoint: Of a run: which of its models.
-        data: The data set; a run's own by default.
-        data_dir: Its directory, see training.train.
-        batch_size: Images at a time.
-        output: Where metrics.json and confusion_matrix.png go; by default the run directory, for a model evaluation-NAME.
-        save_samples: Write so many test images, one of each class in turn, to samples/ as INDEX_CLASS.png.
+        subject: A run directory, a .keras file or an exported model (saved_models/NAME).
+        checkpoint: Network of the run: at its end, at its best epoch or at its last checkpoint.
+        data: Data set (see `keras-preact train`). Default: the one that the run was trained on.
+        data_dir: Directory of the data set.
+        batch_size: Images per step.
+        output: Folder for the results. Default: the run directory, or evaluation-NAME for a file.
+        save_samples: Also write this many test images to samples/, one of each class in turn.
     """
     from . import data as datasets
+    from . import runs
 
     if batch_size < 1 or save_samples < 0:
         raise cli.UserError(
@@ -71,14 +71,14 @@ def evaluate(
     if data is not None:
         source = Data(name=data, dir=data_dir, size=opened.size)
     elif opened.data is None:
-        raise cli.UserError(f"{subject} does not say what data it was trained on: give --data, such as --data digits.")
+        raise cli.UserError(f"{subject} does not say which data it was trained on. Name it: --data digits")
     elif data_dir is not None:
         source = dataclasses.replace(source, dir=data_dir)
     images = datasets.load(source)
     if opened.outputs != len(images.classes):
         raise cli.UserError(
             f"{subject} has {opened.outputs} classes, the data set {images.name} has {len(images.classes)}. "
-            "Evaluate it on the data it was trained for, with --data."
+            "Choose the data set that it was trained for with --data."
         )
     logits, labels = [], []
     for batch, batch_labels in datasets.evaluation_batches(images, images.test, batch_size, source.size).as_numpy_iterator():
@@ -101,8 +101,8 @@ def evaluate(
 def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
     """Return the figures of a classifier from its logits (images, classes) and the true labels (images).
 
-    Accuracy and error are shares of 1; `loss` is the mean cross-entropy in nats; row i, column j of `confusion_matrix`
-    counts the images of class i taken for class j.
+    Accuracy and error are shares of 1. `loss` is the mean cross-entropy in nats. Row i, column j of `confusion_matrix`
+    counts the images of class i that were classified as j.
 
     Raises:
         UserError: if a logit is not a finite number.
@@ -111,7 +111,7 @@ def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
 
     logits = logits.astype("float64")
     if not np.isfinite(logits).all():
-        raise cli.UserError("The network's outputs are not finite numbers: it diverged in training, or its file is damaged.")
+        raise cli.UserError("The network's outputs are not finite: training diverged, or the file is damaged.")
     predicted = logits.argmax(axis=1)
     indices = np.arange(len(classes))
     columns = precision_recall_fscore_support(labels, predicted, labels=indices, zero_division=0)
@@ -174,6 +174,8 @@ def draw_confusion(matrix: np.ndarray, classes: list[str], path: Path) -> None:
 
 
 def _open(path: Path, checkpoint: str) -> Subject:
+    from . import networks, runs
+
     if (path / "config.json").is_file():
         data = from_json(Data, runs.read_config(path)["config"]["data"])
         return _of_keras(*networks.open_run(path, checkpoint), path, data)
@@ -181,14 +183,14 @@ def _open(path: Path, checkpoint: str) -> Subject:
         return _of_keras(networks.load(path), path, Path(f"evaluation-{path.stem}"), None)
     if (path / "model_card.json").is_file():
         return _open_saved_model(path)
-    raise cli.UserError(f"{path} is neither a run directory, nor a .keras file, nor an exported model (saved_models/NAME).")
+    raise cli.UserError(f"{path} is neither a run directory nor a .keras file nor an exported model (saved_models/NAME).")
 
 
 def _of_keras(model, path: Path, output: Path, data: Data | None) -> Subject:
     import keras
 
     if len(model.input_shape) != 4:
-        raise cli.UserError(f"{path} is no network for images: its input has the shape {model.input_shape[1:]}.")
+        raise cli.UserError(f"{path} does not take images: its input has shape {model.input_shape[1:]}.")
     logits = getattr(model, "logits", None)
     if logits is not None:
         model = keras.Model(model.input, logits)
@@ -227,6 +229,8 @@ def _save_samples(images, folder: Path, count: int) -> list[Path]:
     """Write `count` test images as PNG files, the first of every class, then the second of every class, and so on."""
     from PIL import Image
 
+    from . import runs
+
     folder.mkdir(parents=True, exist_ok=True)
     first = images.test.open().take(max(20 * len(images.classes), count))
     rows = [(int(label), image) for image, label in first.as_numpy_iterator()]
@@ -245,5 +249,5 @@ def _save_samples(images, folder: Path, count: int) -> list[Path]:
     return paths
 
 
-if __name__ == "__main__":
-    cli.main(evaluate)
+def main(argv: Sequence[str]) -> None:
+    cli.main("evaluate", evaluate, argv)

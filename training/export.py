@@ -1,22 +1,21 @@
-"""Export a run for serving: `python -m training.export RUN --name NAME [--option value ...]`.
-
-Writes saved_models/NAME/VERSION, a TensorFlow SavedModel that needs no Keras, and the model card beside it. See
-saved_models/README.md. `--format onnx` or `litert` writes one file for other runtimes instead.
-"""
+"""Export a run for serving: `keras-preact export`."""
 
 import dataclasses
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import keras
 import numpy as np
 import tyro
 
 from . import cli
 
-#: Test images that the accuracy of an export in bfloat16 is compared on.
+if TYPE_CHECKING:
+    import keras
+
+#: Test images for the comparison of accuracies of an export in bfloat16.
 IMAGES = 2_000
 
 
@@ -32,25 +31,25 @@ def export(
     fold_batch_norm: bool = True,
     data_dir: Path | None = None,
 ) -> None:
-    """Export the network of a training run.
+    """Write a run's network for serving: saved_models/NAME/VERSION, a SavedModel that needs no Keras, and its model card.
+
+    The SavedModel is compared with the network before it gets its name.
 
     Args:
         run: The run directory.
-        name: Of the model; the folder in `output`, or the file's name without its ending.
-        output: Where exported models are.
-        version: A number that is not taken; by default one more than the highest.
-        checkpoint: Which of the run's models.
-        format: What is written: a directory for servers, or a file for ONNX Runtime or LiteRT.
-        precision: bfloat16 is faster on CPUs with AMX; the accuracy on test images is compared first.
-        fold_batch_norm: Fold batch normalisations into the weights in front of them.
-        data_dir: Where the test images are, for bfloat16; by default where the run had them.
+        name: Name of the exported model.
+        output: Folder of exported models.
+        version: Number of the new version. Default: the highest plus one.
+        checkpoint: Network of the run: at its end, at its best epoch or at its last checkpoint.
+        format: A SavedModel for servers, or one file for ONNX Runtime or LiteRT.
+        precision: bfloat16 is faster on CPUs with AMX. The accuracy on test images is compared first.
+        fold_batch_norm: Fold batch normalisations into the weights before them.
+        data_dir: Directory of the test images, for bfloat16. Default: that of the run.
     """
     if name != Path(name).name or name.startswith("."):
-        raise cli.UserError(
-            f"--name must be the name of a folder, such as digits. Received: {name!r}. For its place: --output"
-        )
+        raise cli.UserError(f"--name must be a plain name, such as digits; the folder is set by --output. Received: {name!r}")
     if format != "saved_model" and (version is not None or precision != "float32"):
-        raise cli.UserError(f"--format {format} writes one file in float32: leave --version and --precision out.")
+        raise cli.UserError(f"--format {format} writes one float32 file: remove --version and --precision.")
 
     import keras_preact as kp
 
@@ -64,7 +63,7 @@ def export(
             save, ending = {"onnx": (kp.export.save_onnx, "onnx"), "litert": (kp.export.save_litert, "tflite")}[format]
             output.mkdir(parents=True, exist_ok=True)
             file = save(model, output / f"{name}.{ending}", **described)
-            print(f"Written: {file}, {_size([file])}. Checked against {path}.")
+            print(f"Wrote {file} ({_size([file])}). Its outputs match {path}.")
             return
         exported = kp.export.save(
             model,
@@ -83,22 +82,21 @@ def export(
     files = [file for file in exported.rglob("*") if file.is_file()]
     largest, allowed = card["check"]["largest_difference"], card["check"]["allowed_difference"]
     print(
-        f"Written: {exported}, {len(files)} files, {_size(files)} "
-        f"(weights: {_size((exported / 'variables').iterdir())}, {card['parameters']['total']:,} parameters)\n"
-        f"Written: {output / name / 'model_card.json'}\n"
-        f"Checked with TensorFlow alone against {path}: the logits differ by up to {largest['logits']:.1e} "
-        f"(allowed: {allowed['logits']:.1e}), the probabilities by {largest['probabilities']:.1e} "
-        f"({allowed['probabilities']:.1e})."
+        f"Wrote {exported} ({_size(files)}, {card['parameters']['total']:,} parameters) "
+        f"and {output / name / 'model_card.json'}.\n"
+        f"Loaded with TensorFlow alone, its outputs match {path}: the largest difference is {largest['logits']:.1e} in logits "
+        f"(allowed {allowed['logits']:.1e}), {largest['probabilities']:.1e} in probabilities "
+        f"(allowed {allowed['probabilities']:.1e})."
     )
     if accuracy := card["check"].get("accuracy"):
         print(
-            f"Of {accuracy['images']} test images {100 * accuracy['bfloat16']:.2f} % are right in bfloat16, "
-            f"{100 * accuracy['model']:.2f} % before."
+            f"Accuracy on {accuracy['images']} test images: {100 * accuracy['bfloat16']:.2f} % in bfloat16, "
+            f"{100 * accuracy['model']:.2f} % in the run."
         )
-    print(f"Next: {cli.command('predict')} {output / name} IMAGE.png, or python -m keras_preact.serving {output}")
+    print(f"Next: {cli.command('predict')} {output / name} IMAGE, or {cli.command('serve')} {output}")
 
 
-def _test_images(config: dict, model: keras.Model, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
+def _test_images(config: dict, model: "keras.Model", data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
     """Return test images of the run's data set, as its network takes them, and their labels."""
     from . import data
     from .config import Data, from_json
@@ -124,7 +122,7 @@ def _metrics_of(path: Path, run: Path) -> dict | None:
     metrics = json.loads(file.read_text()) if file.is_file() else {}
     if Path(metrics.get("model", "")).name == path.name:
         return {key: value for key, value in metrics.items() if key != "model"}
-    print(f"The card gets no metrics: {cli.command('evaluate')} {run} measures them before an export.")
+    print(f"The model card has no metrics. To add them, run {cli.command('evaluate')} {run} before the export.")
     return None
 
 
@@ -133,5 +131,5 @@ def _size(files) -> str:
     return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
 
 
-if __name__ == "__main__":
-    cli.main(export)
+def main(argv: Sequence[str]) -> None:
+    cli.main("export", export, argv)

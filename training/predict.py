@@ -1,6 +1,6 @@
-"""Classify image files with an exported model: `python -m training.predict saved_models/NAME IMAGE ...`.
+"""Classify image files with an exported model: `keras-preact predict`.
 
-Needs TensorFlow and NumPy, no Keras. The model decodes the files itself, as a server would have it do.
+Needs TensorFlow and NumPy, no Keras. The model decodes the files itself, as in a server.
 """
 
 import json
@@ -17,21 +17,23 @@ from . import cli
 
 def predict(
     model: Annotated[Path, tyro.conf.Positional],
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    images: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="(one or more)")
+    ],
     /,
     top: int = 3,
     version: int | None = None,
 ) -> None:
-    """Print the most probable classes of images.
+    """Classify image files with an exported model, by TensorFlow alone.
 
     Args:
-        model: The directory of an exported model, saved_models/NAME.
-        images: Image files.
-        top: How many classes of each.
-        version: Of the model; by default the highest.
+        model: Directory of an exported model, saved_models/NAME.
+        images: Image files: PNG, JPEG or GIF.
+        top: Number of classes to print per image.
+        version: Version of the model. Default: the highest.
     """
     if not images:
-        raise cli.UserError("Give at least one image file behind the model's directory.")
+        raise cli.UserError(f"Name at least one image file: {cli.command('predict')} {model} IMAGE")
     if top < 1:
         raise cli.UserError(f"--top must be at least 1. Received: {top}")
     path = version_path(model, version)
@@ -43,7 +45,7 @@ def predict(
     for image, values in zip(images, pixels, strict=True):
         probabilities = loaded.core(values)["probabilities"][0].numpy()
         if not np.isfinite(probabilities).all():
-            raise cli.UserError(f"{path} gives {image} probabilities that are not numbers: its weights are damaged.")
+            raise cli.UserError(f"The probabilities for {image} are not finite: the weights in {path} are damaged.")
         print(image)
         for i in np.argsort(-probabilities, kind="stable")[:top]:
             print(f"  {classes[i]:<{width}}  {100 * probabilities[i]:6.2f} %")
@@ -53,11 +55,11 @@ def version_path(model: Path, version: int | None) -> Path:
     """Return the directory of a version of an exported model, the highest for None."""
     if not model.is_dir():
         others = sorted(str(card.parent) for card in model.parent.glob("*/model_card.json"))
-        there = f"There is: {', '.join(others)}." if others else f"{cli.command('export')} writes one."
+        there = f"Exported models: {', '.join(others)}." if others else f"{cli.command('export')} writes one."
         raise cli.UserError(f"There is no exported model {model}. {there}")
     versions = sorted(int(entry.name) for entry in model.iterdir() if entry.name.isdecimal())
     if not versions:
-        raise cli.UserError(f"{model} is no exported model: it has no version (a folder with a number for its name).")
+        raise cli.UserError(f"{model} is not an exported model: it has no version, which is a folder named by a number.")
     if version is not None and version not in versions:
         raise cli.UserError(f"{model} has no version {version}. It has: {', '.join(map(str, versions))}.")
     return model / str(version or versions[-1])
@@ -68,11 +70,11 @@ def read_classes(path: Path) -> list[str]:
     files = [path / "assets.extra" / "model_card.json", path.parent / "model_card.json"]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
-        raise cli.UserError(f"{path} has no model_card.json, which holds the names of the classes.")
+        raise cli.UserError(f"{path} has no model_card.json, which holds the class names.")
     try:
         return list(json.loads(file.read_text(encoding="utf-8"))["classes"])
     except (ValueError, KeyError, TypeError) as error:
-        raise cli.UserError(f"{file} is no model card of this project: {error!r}") from error
+        raise cli.UserError(f"{file} is not a model card of keras-preact: {error!r}") from error
 
 
 def read_file(path: Path) -> bytes:
@@ -93,8 +95,7 @@ def load(path: Path):
         raise cli.UserError(f"{path} is damaged: {error}") from error
     if not (hasattr(loaded, "core") and hasattr(loaded, "decode")):
         raise cli.UserError(
-            f"{path} takes no image files. Models of images do that are exported with their preprocessing: "
-            f"{cli.command('export')} does so (again, where the model was exported by an older version of it)."
+            f"{path} does not take image files. Export the network again with its preprocessing: {cli.command('export')}"
         )
     return loaded
 
@@ -115,9 +116,5 @@ def decode(loaded, path: Path, file: bytes):
         raise cli.UserError(f"Cannot read the image {path}: {reason}.") from error
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    cli.main(predict, argv)
-
-
-if __name__ == "__main__":
-    main()
+def main(argv: Sequence[str]) -> None:
+    cli.main("predict", predict, argv)

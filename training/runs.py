@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import keras
-
 from .cli import UserError, command
 from .config import Config, differences, from_json
 
@@ -30,6 +28,8 @@ def check_same(run: Path, config: Config) -> None:
     Raises:
         UserError: for a run of other options or another backend.
     """
+    import keras
+
     described = read_config(run)
     before = described["versions"]["backend"]
     if before != keras.backend.backend():

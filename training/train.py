@@ -1,23 +1,42 @@
-"""Train a network: `python -m training.train RECIPE [--option value ...]`, or go on with a run: `--resume RUN`.
+"""Train a network by a recipe, or resume a run: `keras-preact train`."""
 
-Writes a run directory (runs/RECIPE-DATE-TIME, or --output). `python -m training.train --help` lists the recipes, `python -m
-training.train RECIPE --help` every option. The environment's KERAS_BACKEND chooses tensorflow (default), jax or torch.
-"""
-
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
-from keras_preact import _checks
-
-from . import backends, cli
+from . import cli
 from .config import Config, from_json
 from .recipes import RECIPES
 
+DESCRIPTION = """Train a network by a recipe. Every field of a recipe is an option.
+The run is written to runs/RECIPE-DATE-TIME, or to --output. Interrupted runs resume exactly: train --resume RUN.
+Set KERAS_BACKEND to tensorflow (default), jax or torch.
+
+Models for --model.name:
+{models}
+
+Recipes:"""
+
+#: The registered models of images; braces hold alternatives.
+MODELS = (
+    "digits_resnet{8,20}_preact",
+    "cifar_resnet{20,32,44,56,110,164,1001,1202}_{preact,original}",
+    "cifar_resnet{110,164}_{bn_after_addition,bn_only_preact,relu_before_addition,relu_only_preact}",
+    "cifar_wide_resnet{16_8,28_10,40_4}",
+    "imagenet_resnet{18,34,50,101,152,200}_{preact,original}",
+    "imagenet_resnext{50_32x4d,101_32x8d}_preact",
+)
+
+#: Short names of options. `--epochs N` is one too: it stretches the whole schedule.
+SHORT: Mapping[str, str] = MappingProxyType({"--lr": "--optimizer.learning-rate", "--batch": "--batch-size"})
+
 
 def train(config: Config, recipe: str) -> Path | None:
-    """Train as `config` says and return the run directory; none with `dry_run`.
+    """Train as configured and return the run directory, None with `dry_run`.
 
     Raises:
         ValueError: for a configuration that does not fit; nothing is written then.
@@ -26,6 +45,7 @@ def train(config: Config, recipe: str) -> Path | None:
 
     import keras_preact as kp
 
+    from . import backends
     from .trainer import Trainer
 
     _check(config)
@@ -46,49 +66,72 @@ def _check(config: Config) -> None:
 
     finetune.check(config)
     if config.health < 0:
-        raise cli.UserError(f"--health must be a number of iterations, or 0 for none. Received: {config.health}")
+        raise cli.UserError(f"--health must not be negative. Received: {config.health}")
     if config.steps_per_execution > 1 and keras.backend.backend() == "torch":
         raise cli.UserError(
-            f"--steps-per-execution must be 1 on torch, as Keras has it. Received: {config.steps_per_execution}"
+            f"--steps-per-execution must be 1 on torch: Keras supports no other. Received: {config.steps_per_execution}"
         )
     if config.output is None and (config.resume or config.distribution == "multi_worker"):
         option = "--resume" if config.resume else "--distribution multi_worker"
         raise cli.UserError(f"{option} needs --output, the directory of the run.")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
+def main(argv: Sequence[str]) -> None:
+    """Parse the arguments and train."""
     argv, verbose = cli.split_verbose(argv)
-
-    def run() -> None:
-        import tyro
-
-        if argv and argv[0] == "--resume":
-            _go_on(argv[1:])
-            return
-        if argv and not argv[0].startswith("-"):
-            _checks.lookup(RECIPES, argv[0], "recipe")
-        choices = {name: ((inspect.getdoc(recipe) or "").split("\n")[0], recipe()) for name, recipe in RECIPES.items()}
-        config = tyro.extras.overridable_config_cli(choices, prog=cli.program(), args=argv, description=cli.described(__doc__))
-        train(config, recipe=argv[0])
-
-    cli.guard(run, verbose)
+    cli.guard(lambda: _start(argv), verbose)
 
 
-def _go_on(arguments: list[str]) -> None:
-    """Go on with a run as it was begun."""
+def _start(argv: Sequence[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help"):
+        description = DESCRIPTION.format(models="\n".join(f"  {names}" for names in MODELS))
+        print(cli.listing("train", description, {name: _about(name)[0] for name in RECIPES}, word="RECIPE"))
+    elif argv[0] == "--resume":
+        _resume(argv[1:])
+    else:
+        recipe = argv[0]
+        default, options = _shortened(cli.lookup(RECIPES, recipe, "recipe")(), argv[1:])
+        description = "\n\n".join(_about(recipe))
+        train(cli.parse(f"train {recipe}", Config, options, description, default=default), recipe)
+
+
+def _about(recipe: str) -> list[str]:
+    """Return the paragraphs of a recipe's docstring, the first of which is a line."""
+    return (inspect.getdoc(RECIPES[recipe]) or "").split("\n\n")
+
+
+def _shortened(default: Config, argv: Sequence[str]) -> tuple[Config, list[str]]:
+    """Write short names of options out; return the recipe's configuration, with the schedule that `--epochs` asks for."""
+    options: list[str] = []
+    words = iter(word for argument in argv for word in (argument.split("=", 1) if _is_short(argument) else [argument]))
+    for word in words:
+        if word == "--epochs":
+            default = dataclasses.replace(default, schedule=default.schedule.over(_epochs(next(words, ""))))
+        else:
+            options.append(SHORT.get(word, word))
+    return default, options
+
+
+def _is_short(argument: str) -> bool:
+    return argument.partition("=")[0] in (*SHORT, "--epochs")
+
+
+def _epochs(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise cli.UserError(f"--epochs takes a positive number. Received: {text!r}")
+
+
+def _resume(arguments: Sequence[str]) -> None:
+    """Resume a run with the options that it began with."""
     from . import runs
 
     if len(arguments) != 1:
         raise cli.UserError(
-            "--resume in front takes the directory of a run and nothing else: "
-            f"{cli.command('train')} --resume runs/NAME. Received: {' '.join(arguments)}"
+            f"`{cli.command('train')} --resume RUN` takes a run directory and no other option. Received: {' '.join(arguments)}"
         )
     run = Path(arguments[0])
     described = runs.read_config(run)
     config = from_json(Config, described["config"])
     train(dataclasses.replace(config, output=run, resume=True), described["recipe"])
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,32 @@
 Each is compared with its model before anyone can see it.
 """
 
-from keras_preact.export._serving_config import write_config as write_serving_config
-from keras_preact.export.formats import save_litert, save_onnx
-from keras_preact.export.saved_model import ExportError, save
+import importlib
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keras_preact.export._serving_config import write_config as write_serving_config
+    from keras_preact.export.formats import save_litert, save_onnx
+    from keras_preact.export.saved_model import ExportError, save
+else:
+    #: Name to its module, imported when the name is first used: the server reads exports without Keras.
+    _LATER = MappingProxyType(
+        {
+            "write_serving_config": ("_serving_config", "write_config"),
+            "save_litert": ("formats", "save_litert"),
+            "save_onnx": ("formats", "save_onnx"),
+            "ExportError": ("saved_model", "ExportError"),
+            "save": ("saved_model", "save"),
+        }
+    )
+
+    def __getattr__(name: str):
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, attribute = _LATER[name]
+        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER})

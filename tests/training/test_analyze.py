@@ -29,7 +29,7 @@ VOID = {"meta", "img", "br"}
 
 
 def run(*arguments: object) -> None:
-    cli.main(analyze, list(map(str, arguments)))
+    cli.main("analyze", analyze, list(map(str, arguments)))
 
 
 class Page(HTMLParser):

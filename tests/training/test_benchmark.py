@@ -16,7 +16,7 @@ import keras_preact as kp
 from tests.training.commands import error_of, files, finish, start
 from training import cli
 from training.benchmark import __main__ as command
-from training.benchmark import candidates, child, report, rounds
+from training.benchmark import candidates, child, comparison, report, rounds
 from training.benchmark.candidates import Candidate, expand, parse, write
 from training.benchmark.rounds import Outcome
 
@@ -172,12 +172,12 @@ class TestCandidates:
     def test_baselines(self):
         rows = [Candidate(backend, "dense_resnet6", {"remat": k}) for backend in ("jax", "torch") for k in (2, 3)]
         first = {row.label: f"{row.backend}/dense_resnet6:remat=2" for row in rows}
-        assert command.baselines_of(rows, None) == first
-        assert command.baselines_of(rows, "dense_resnet6:remat=2") == first
-        assert set(command.baselines_of(rows, "torch/dense_resnet6:remat=3").values()) == {"torch/dense_resnet6:remat=3"}
+        assert comparison.baselines_of(rows, None) == first
+        assert comparison.baselines_of(rows, "dense_resnet6:remat=2") == first
+        assert set(comparison.baselines_of(rows, "torch/dense_resnet6:remat=3").values()) == {"torch/dense_resnet6:remat=3"}
         for unknown in ("dense_resnet6", "tensorflow/dense_resnet6:remat=2", "first"):
             with pytest.raises(cli.UserError, match="--baseline is none of the candidates"):
-                command.baselines_of(rows, unknown)
+                comparison.baselines_of(rows, unknown)
 
 
 class TestRounds:
@@ -314,7 +314,7 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (("stp",), "Unknown command. Did you mean 'step'"),
+            (("stp",), "Unknown command of benchmark: 'stp'. Did you mean 'step'"),
             (("step", "--models", "dense_resnet7"), "Did you mean 'dense_resnet6'"),
             (("step", "--rounds", "0"), "--rounds must be positive. Received: 0"),
             (("step", "--limit", "nan"), "--limit must be a positive number of seconds. Received: nan"),
@@ -334,7 +334,13 @@ class TestCommandLine:
         with pytest.raises(SystemExit) as ended:
             command.main([name, "--help"])
         assert ended.value.code == 0
-        own = {"input": "--images", "import": "--rounds"}
+        own = {
+            "input": "--images",
+            "import": "--rounds",
+            "very-deep": "--remat",
+            "distribution": "--steps",
+            "serving": "--engines",
+        }
         assert own.get(name, "--limit") in capsys.readouterr().out
 
 

@@ -1,15 +1,20 @@
 """Wrong input to the command lines: status 2, one line that says what would work, and nothing written."""
 
-import sys
+import dataclasses
+import itertools
+import re
+import typing
 
 import keras
 import numpy as np
 import pytest
 
 import keras_preact as kp
+from keras_preact import _layers, downsampling
 from tests.training import images as pictures
 from tests.training.commands import TINY, error_of, files, finish, one_error, run_evaluate, start
 from training import cli, train
+from training.config import Config, Data, Model, Optimizer, Schedule
 from training.recipes import RECIPES
 
 #: A start of Keras on every backend is that of `test_error_behind_the_start_of_keras`.
@@ -69,10 +74,8 @@ class TestVerbose:
             (("run", "--verbosely"), ["run", "--verbosely"], False),
         ],
     )
-    def test_is_taken_out_wherever_it_stands(self, argv, rest, verbose, monkeypatch):
+    def test_is_removed_from_any_place(self, argv, rest, verbose):
         assert cli.split_verbose(argv) == (rest, verbose)
-        monkeypatch.setattr(sys, "argv", ["prog", *argv])
-        assert cli.split_verbose() == (rest, verbose)
 
     def test_shows_the_trace_above_the_message(self, capsys):
         def fail(path: str):
@@ -82,7 +85,7 @@ class TestVerbose:
                 raise cli.UserError(f"no number\nin {path}") from error
 
         with pytest.raises(SystemExit) as ended:
-            cli.main(fail, ["--verbose", "--path", "somewhere"])
+            cli.main("train", fail, ["--verbose", "--path", "somewhere"])
         assert ended.value.code == 2
         err = capsys.readouterr().err
         assert err.startswith("Traceback (most recent call last):\n")
@@ -101,7 +104,7 @@ class TestVerbose:
         assert keras.config.is_traceback_filtering_enabled() is False
         assert frames[True] > 5
 
-    def test_stands_in_every_help_text(self, capsys):
+    def test_is_in_every_help_text(self, capsys):
         def command(path: str):
             """Do something.
 
@@ -110,15 +113,16 @@ class TestVerbose:
             """
 
         with pytest.raises(SystemExit) as ended:
-            cli.main(command, ["--help"])
+            cli.main("train", command, ["--help"])
         assert ended.value.code == 0
         text = " ".join(capsys.readouterr().out.split())
+        assert text.startswith("usage: keras-preact train [-h] --path NAME Examples: keras-preact train digits # ")
         assert f"Do something. {cli.VERBOSE}" in text
         assert text.count("To what.") == 1
 
     @once
     def test_of_a_process(self, empty_folder):
-        status, out, err = finish(start("-m", "training.compare", "--verbose", "runs/digits", cwd=empty_folder))
+        status, out, err = finish(start("-m", "training", "compare", "--verbose", "runs/digits", cwd=empty_folder))
         assert (status, out) == (2, "")
         assert err.startswith("Traceback")
         assert err.splitlines()[-1] == "error: runs/digits is no run directory: it has no config.json."
@@ -132,7 +136,6 @@ WRONG = {
         ["'digits_resnet8_preact'", "Received: name='digits_resnet9_preact'"],
     ),
     "unknown data set": (("--data.name", "cifar"), ["'cifar10'", "'cifar100'", "Received: data.name='cifar'"]),
-    "unknown arrangement": (("--model.arrangement", "full"), ["'full_preactivation'", "Received: arrangement='full'"]),
     "gate bias without gate": (("--model.gate-bias", "-6"), ["exclusive_gating", "shortcut='identity'"]),
     "option of other models": (("--model.name", "dense_resnet6"), ["width_factor"]),
     "batch too large": (("--batch-size", "1438"), ["1 to 1437", "Received: batch_size=1438"]),
@@ -150,7 +153,10 @@ WRONG = {
         ("--data.augmentation", "pad_crop_flip", "--data.size", "16"),
         ["--data.augmentation pad_crop_flip keeps the images at 8 x 8 pixels", "Received: --data.size 16"],
     ),
-    "holdout of everything": (("--data.holdout", "1437"), ["--data.holdout must leave some of the 1437", "Received: 1437"]),
+    "holdout of everything": (
+        ("--data.holdout", "1437"),
+        ["--data.holdout must be 0, a share below", "Received: 1437"],
+    ),
     "no folder": (("--data.name", "folder"), ["--data.dir", "train/CLASS/IMAGE", "Received: None"]),
 }
 
@@ -201,12 +207,100 @@ def test_unknown_option_is_named_with_its_neighbours(capsys, empty_folder):
     assert list(empty_folder.iterdir()) == []
 
 
-def test_help_lists_every_recipe(capsys):
-    with pytest.raises(SystemExit) as ended:
-        train.main(["--help"])
-    assert ended.value.code == 0
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_help_lists_every_recipe(argv, capsys):
+    train.main(argv)
     text = capsys.readouterr().out
-    assert all(f"• {name} " in text for name in RECIPES)
+    assert all(re.search(rf"^  {name} +\S", text, re.M) for name in RECIPES)
+
+
+def test_help_lists_every_model_of_images(capsys):
+    train.main(["--help"])
+    [listed] = re.findall(r"Models for --model.name:\n((?:  \S+\n)+)", capsys.readouterr().out)
+    names = []
+    for pattern in listed.split():
+        parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
+        names += ["".join(chosen) for chosen in itertools.product(*parts)]
+    assert sorted(names) == sorted(name for name in kp.list_models() if "dense" not in name and "transformer" not in name)
+
+
+def test_choices_are_the_librarys():
+    hints = typing.get_type_hints(Model)
+    tables = {
+        "arrangement": kp.ARRANGEMENTS,
+        "shortcut": kp.SHORTCUTS,
+        "normalization": _layers.NORMALIZATIONS,
+        "downsampling": downsampling.DOWNSAMPLINGS,
+    }
+    for name, table in tables.items():
+        assert set(typing.get_args(typing.get_args(hints[name])[0])) == set(table), name
+    blocks = typing.get_args(typing.get_args(hints["block"])[0])
+    assert set(blocks) < set(kp.BLOCKS)
+    for block in blocks:
+        kp.ResidualUnit(4, block=block)
+
+
+def test_a_name_that_is_no_choice_lists_them(capsys, empty_folder):
+    with pytest.raises(SystemExit) as ended:
+        train.main(["digits", "--model.arrangement", "full"])
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert all(name in message for name in kp.ARRANGEMENTS)
+    assert list(empty_folder.iterdir()) == []
+
+
+class TestShortNames:
+    @pytest.fixture(autouse=True)
+    def no_training(self, monkeypatch):
+        self.found = []
+        monkeypatch.setattr(train, "train", lambda config, recipe: self.found.append(config))
+
+    def parse(self, *argv):
+        train.main(argv)
+        return self.found.pop()
+
+    def test_of_options(self):
+        default = RECIPES["digits"]()
+        config = self.parse("digits", "--lr", "0.3", "--batch=16")
+        assert config == dataclasses.replace(
+            default, batch_size=16, optimizer=dataclasses.replace(default.optimizer, learning_rate=0.3)
+        )
+
+    def test_epochs_stretch_the_schedule(self):
+        config = self.parse("cifar10", "--epochs", "16")
+        assert config.schedule == Schedule("steps", drops=(8, 12), warmup=0.1, length=16, unit="epochs")
+        assert dataclasses.replace(config, schedule=RECIPES["cifar10"]().schedule) == RECIPES["cifar10"]()
+
+    def test_options_of_the_schedule_win(self):
+        schedule = self.parse("digits", "--schedule.warmup", "1", "--epochs=6").schedule
+        assert schedule == Schedule("cosine", length=6, warmup=1)
+
+    @pytest.mark.parametrize("epochs", [["--epochs", "0"], ["--epochs", "ten"], ["--epochs=inf"], ["--epochs"]])
+    def test_epochs_that_are_none(self, epochs, capsys):
+        assert "--epochs takes a positive number. Received: " in error_of(capsys, train.main, ["digits", *epochs])
+
+
+class TestValues:
+    def test_none_is_a_value_of_optional_options(self, capsys):
+        assert self.value("--optimizer.clip-norm", "none").optimizer.clip_norm is None
+        assert self.value("--data.rand-augment", "2", "9").data.rand_augment == (2, 9)
+        assert self.value("--data.rand-augment", "none").data.rand_augment is None
+        assert self.value("--model.stacked", "true").model.stacked is True
+        assert self.value("--model.stacked", "false").model.stacked is False
+        assert self.value("--schedule.drops", "1", "2.5").schedule.drops == (1.0, 2.5)
+        assert self.value("--schedule.drops", "none").schedule.drops == ()
+        assert self.value("--schedule.drops").schedule.drops == ()
+
+    def value(self, *argv):
+        start = Config(optimizer=Optimizer(clip_norm=1.0), data=Data(rand_augment=(1, 1)), schedule=Schedule(drops=(3.0,)))
+        return cli.parse("train digits", Config, argv, "", default=start)
+
+    @pytest.mark.parametrize("argv", [("--data.rand-augment", "2"), ("--model.stacked", "maybe"), ("--schedule.drops", "x")])
+    def test_others_are_errors(self, argv, capsys):
+        with pytest.raises(SystemExit) as ended:
+            self.value(*argv)
+        assert ended.value.code == 2
+        assert argv[0] in capsys.readouterr().err
 
 
 class TestEvaluate:
@@ -216,7 +310,7 @@ class TestEvaluate:
     @pytest.mark.parametrize("path", ["nothing", "nothing.keras", "."])
     def test_path_that_is_no_model(self, capsys, path, empty_folder):
         message = self.error(capsys, path)
-        assert f"{path} is neither a run directory, nor a .keras file, nor an exported model (saved_models/NAME)." in message
+        assert f"{path} is neither a run directory nor a .keras file nor an exported model (saved_models/NAME)." in message
         assert list(empty_folder.iterdir()) == []
 
     def test_config_of_another_program(self, capsys, empty_folder):
@@ -225,9 +319,7 @@ class TestEvaluate:
 
     def test_model_without_data(self, capsys, empty_folder):
         model_file("m.keras")
-        assert "m.keras does not say what data it was trained on: give --data, such as --data digits" in self.error(
-            capsys, "m.keras"
-        )
+        assert "m.keras does not say which data it was trained on. Name it: --data digits" in self.error(capsys, "m.keras")
         assert files(empty_folder) == ["m.keras"]
 
     def test_number_of_classes_that_does_not_fit(self, capsys, empty_folder):
@@ -253,7 +345,7 @@ class TestEvaluate:
 
     def test_model_of_other_inputs(self, capsys, empty_folder):
         kp.create_model("dense_resnet6").save("dense.keras")
-        assert "dense.keras is no network for images: its input has the shape (64,)" in self.error(
+        assert "dense.keras does not take images: its input has shape (64,)" in self.error(
             capsys, "dense.keras", "--data", "digits"
         )
         model_file("colour.keras", input_shape=(8, 8, 3))
@@ -279,14 +371,14 @@ class TestRealProcesses:
 
     @once
     def test_unknown_recipe(self, empty_folder):
-        status, out, err = finish(start("-m", "training.train", "cifar", cwd=empty_folder))
+        status, out, err = finish(start("-m", "training", "train", "cifar", cwd=empty_folder))
         assert (status, out) == (2, "")
-        assert one_error(err).startswith("error: Unknown recipe. Did you mean 'cifar10'")
+        assert one_error(err).startswith("error: Unknown recipe: 'cifar'. Did you mean 'cifar10'")
         assert all(name in err for name in RECIPES)
         assert list(empty_folder.iterdir()) == []
 
     def test_error_behind_the_start_of_keras(self, empty_folder):
-        process = start("-m", "training.train", "digits", "--model.gate-bias", "-6", cwd=empty_folder)
+        process = start("-m", "training", "train", "digits", "--model.gate-bias", "-6", cwd=empty_folder)
         status, out, err = finish(process)
         assert (status, out) == (2, "")
         assert "gate_bias" in one_error(err)
@@ -294,7 +386,7 @@ class TestRealProcesses:
 
     @once
     def test_evaluate_of_nothing(self, empty_folder):
-        status, out, err = finish(start("-m", "training.evaluate", "runs/digits", cwd=empty_folder))
+        status, out, err = finish(start("-m", "training", "evaluate", "runs/digits", cwd=empty_folder))
         assert (status, out) == (2, "")
         assert "runs/digits is neither a run directory" in one_error(err)
         assert list(empty_folder.iterdir()) == []
@@ -327,4 +419,4 @@ class TestRealProcesses:
     def test_without_tensorflow_the_package_is_imported_all_the_same(self, empty_folder):
         code = "import sys; sys.modules['tensorflow'] = None; from training import cli; print(cli.command('train'))"
         status, out, err = finish(start("-c", code, cwd=empty_folder))
-        assert (status, out, err) == (0, "python -m training.train\n", "")
+        assert (status, out, err) == (0, "keras-preact train\n", "")

@@ -61,7 +61,7 @@ def changed(config: Config = CIFAR, part: str | None = None, **changes) -> Confi
 
 
 def run_compare(*arguments) -> None:
-    cli.main(compare, list(map(str, arguments)))
+    cli.main("compare", compare, list(map(str, arguments)))
 
 
 def tables(text: str) -> list[list[dict[str, str]]]:

@@ -1,23 +1,25 @@
-"""The console script: its table, its errors, and that it starts each script as `python -m` does."""
+"""The command `keras-preact`: its table, its help texts and its errors."""
 
-import importlib.util
+import contextlib
+import io
+import itertools
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import keras
 import pytest
 
 from tests.training.commands import ROOT, finish, one_error, start
-from training import cli, console
+from training import cli, console, recipes
+from training.benchmark import __main__ as benchmark
+from training.reproduce import __main__ as reproduce
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
-
-#: Name to the module that it runs.
-MODULES = {name: f"training.{name.replace('-', '_')}" for name in console.COMMANDS} | {"serve": "keras_preact.serving"}
 
 
 @pytest.fixture(scope="module")
@@ -32,30 +34,75 @@ def as_installed(tmp_path_factory):
 def test_help_lists_every_command_in_a_line(capsys, arguments):
     console.main(arguments)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "usage: python -m training COMMAND [ARGUMENT ...]"
+    assert lines[0] == "usage: keras-preact COMMAND [OPTIONS]"
     for name, command in console.COMMANDS.items():
         [line] = [line for line in lines if line.split()[:1] == [name]]
         assert line.split(maxsplit=1)[1] == command.about
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= 110
 
 
-def test_every_command_is_a_script():
-    for name, module in MODULES.items():
-        spec = importlib.util.find_spec(module)
-        assert spec is not None, name
-        source = Path(spec.origin)
-        source = source.with_name("__main__.py") if source.name == "__init__.py" else source
-        assert 'if __name__ == "__main__":' in source.read_text()
+def test_commands_of_a_group_are_together():
+    groups = [command.group for command in console.COMMANDS.values()]
+    assert len([group for group, _ in itertools.groupby(groups)]) == len(set(groups))
 
 
-def test_every_script_is_a_command():
-    """All but those that other scripts start, and those of a subfolder, which `python -m` starts."""
-    scripts = {
-        path.stem if path.name != "__main__.py" else path.parent.name
-        for path in [*(ROOT / "training").glob("*.py"), *(ROOT / "training").glob("*/__main__.py")]
-        if path != ROOT / "training" / "__main__.py" and 'if __name__ == "__main__":' in path.read_text()
-    }
-    assert {name.replace("-", "_") for name in console.COMMANDS} == scripts | {"serve"}
+#: Commands that take the name of something first to those names.
+SECOND = {"train": recipes.RECIPES, "reproduce": reproduce.COMMANDS, "benchmark": benchmark.COMMANDS}
+HELPS = [[name] for name in console.COMMANDS] + [[name, second] for name, table in SECOND.items() for second in table]
+
+
+def help_of(*names: str) -> str:
+    written = io.StringIO()
+    with contextlib.redirect_stdout(written), contextlib.suppress(SystemExit):
+        console.main([*names, "--help"])
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("names", HELPS, ids=" ".join)
+def test_help_begins_with_usage_and_three_examples(names):
+    lines = help_of(*names).splitlines()
+    assert lines[0].startswith(f"usage: keras-preact {' '.join(names)} ")
+    start = lines.index("Examples:")
+    assert not any(lines[1:start])
+    examples = list(itertools.takewhile(lambda line: line.startswith("  keras-preact "), lines[start + 1 :]))
+    assert [line.split("  # ")[0].strip() for line in examples] == list(console.COMMANDS[names[0]].examples)
+    assert len(examples) == 3
+
+
+@pytest.mark.parametrize("names", HELPS, ids=" ".join)
+def test_help_is_readable(names):
+    text = help_of(*names)
+    assert not re.search(r"\{None|None\}|None\||\bSTR\b|\[\[|[A-Z] \[[A-Z]|\(default: \)", text)
+    assert "python -m" not in text
+
+
+@pytest.mark.parametrize("names", HELPS, ids=" ".join)
+def test_help_loads_no_backend(names, tmp_path):
+    """Help is fast because nothing large is imported."""
+    heavy = {"keras", "tensorflow", "jax", "torch", "matplotlib", "sklearn", "scipy"}
+    code = (
+        "import sys\nfrom training import console\n"
+        "try:\n    console.main([*sys.argv[1:], '--help'])\nexcept SystemExit:\n    pass\n"
+        f"print(sorted({{name.partition('.')[0] for name in sys.modules}} & {heavy}))"
+    )
+    status, out, err = finish(start("-c", code, *names, cwd=tmp_path))
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "example", [line for command in console.COMMANDS.values() for line in command.examples], ids=lambda line: line[13:]
+)
+def test_options_of_examples_exist(example):
+    """Each option of an example is one of its command's; short names are those of `train`."""
+    program, *words = shlex.split(example)
+    assert program == "keras-preact"
+    names = words[: 2 if words[0] in SECOND and not words[1].startswith("-") else 1]
+    if names[0] in SECOND and len(names) == 2:
+        assert names[1] in SECOND[names[0]]
+    text = help_of(*names)
+    for option in (word for word in words if word.startswith("--")):
+        assert re.search(rf"{option}\b", text), option
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["trian"]])
@@ -79,10 +126,10 @@ def test_version(capsys):
     ("name", "said"),
     [
         ("trian", "Did you mean 'train'?"),
-        ("very_deep", "Did you mean 'very-deep'?"),
+        ("analyse", "Did you mean 'analyze'?"),
         ("exprot", "Did you mean 'export'?"),
-        ("nothing at all", "Unknown command. There is: train, "),
-        ("--verison", "Received: '--verison'"),
+        ("nothing at all", "Unknown command: 'nothing at all'. Choose one of: train, "),
+        ("--verison", "Unknown command: '--verison'"),
     ],
 )
 def test_unknown_command_is_one_line_with_the_nearest(capsys, name, said):
@@ -97,7 +144,7 @@ def test_unknown_command_is_one_line_with_the_nearest(capsys, name, said):
 def test_arguments_reach_the_script(tmp_path):
     status, out, err = finish(start("-m", "training", "predict", "nowhere/m", "image.png", "--top", "2", cwd=tmp_path))
     assert (status, out) == (2, "")
-    assert one_error(err) == "error: There is no exported model nowhere/m. python -m training.export writes one.\n"
+    assert one_error(err) == "error: There is no exported model nowhere/m. keras-preact export writes one.\n"
 
 
 def test_verbose_in_front_reaches_the_script(tmp_path):
@@ -107,39 +154,18 @@ def test_verbose_in_front_reaches_the_script(tmp_path):
     assert err.splitlines()[-1] == "error: runs/digits is no run directory: it has no config.json."
 
 
-@pytest.mark.parametrize("name", ["train", "benchmark", "serve"])
-def test_help_of_a_command_names_it_as_it_was_started(name, as_installed, tmp_path):
-    run = {"cwd": tmp_path, "capture_output": True, "text": True, "check": True, "timeout": 300}
-    for module, path, program in [
-        ("keras_preact_training", as_installed, f"keras-preact {name}"),
-        *([] if name == "serve" else [("training", str(ROOT), f"python -m {MODULES[name]}")]),
-    ]:
-        out = subprocess.run(
-            [sys.executable, "-m", module, name, "--help"], env=os.environ | {"PYTHONPATH": path}, **run
-        ).stdout
-        assert out.startswith(f"usage: {program} ")
-        assert ("python -m training." in out) <= (module == "training")
-
-
-def test_messages_name_the_command_that_works_where_they_are_read(as_installed, tmp_path):
-    code = (
-        "from keras_preact_training import cli; print(*map(cli.command, ['train', 'very_deep', 'launch.ray_train']), sep='|')"
-    )
+def test_installed_package_has_the_same_commands(as_installed, tmp_path):
+    """The wheel has training/ under another name."""
     environment = os.environ | {"PYTHONPATH": as_installed}
-    out = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
-    assert out == "keras-preact train|keras-preact very-deep|python -m keras_preact_training.launch.ray_train\n"
-    assert cli.command("very_deep") == "python -m training.very_deep"
+    command = [sys.executable, "-m", "keras_preact_training", "train", "digits", "--help"]
+    out = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    assert out.startswith("usage: keras-preact train digits ")
 
 
-def test_no_script_names_itself_for_good():
-    """What is printed and started says `cli.command` or `__package__`: the package has two names."""
+def test_no_message_has_another_name_of_a_command():
     for path in (ROOT / "training").rglob("*.py"):
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            if path.name == "cli.py":
-                continue
-            assert '"training.' not in line, (path, number)
-            if "python -m training." in line:
-                assert not any(word in line for word in ("print(", "Error(", "{run}", 'f"')), (path, number)
+            assert "python -m training" not in line or "training.launch" in line or path.name == "__main__.py", (path, number)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +173,7 @@ def test_no_script_names_itself_for_good():
     [
         ("train", "tyro", "training"),
         ("evaluate", "tyro", "training"),
-        ("benchmark", "tyro", "training"),
+        ("audit", "tyro", "training"),
         ("serve", "starlette", "serving"),
         ("serve", "orjson", "serving"),
     ],

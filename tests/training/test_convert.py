@@ -17,7 +17,7 @@ OPTIONS = {"block": "basic", "width_factor": 0.125, "classes": 3, "input_shape":
 
 
 def run(*arguments):
-    cli.main(convert, list(map(str, arguments)))
+    cli.main("convert", convert, list(map(str, arguments)))
 
 
 def fails(capsys, *arguments) -> tuple[list[str], str]:
@@ -120,7 +120,7 @@ class TestConverting:
     @once
     def test_as_a_user_starts_it(self, cifar, tmp_path):
         cifar.save(tmp_path / "net.keras")
-        status, out, err = finish(start("-m", "training.convert", "net.keras", "net.safetensors", cwd=tmp_path))
+        status, out, err = finish(start("-m", "training", "convert", "net.keras", "net.safetensors", cwd=tmp_path))
         assert (status, err) == (0, "")
         assert out.splitlines()[1].startswith("Written: net.safetensors, torch_cifar, ")
 

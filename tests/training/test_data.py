@@ -83,7 +83,7 @@ class TestTensorFlowDatasets:
         with pytest.raises(ValueError, match=r"cifar100 is not prepared") as error:
             load(Data("cifar100", dir=tmp_path))
         assert time.monotonic() - start < 60  # TensorFlow Datasets itself would retry for minutes
-        for part in (str(tmp_path), "tfds.load('cifar100'", "--data.dir", "training.train digits", "no network"):
+        for part in (str(tmp_path), "tfds.load('cifar100'", "--data.dir", "keras-preact train digits", "no network"):
             assert part in str(error.value)
         assert not list(tmp_path.rglob("*.tfrecord*"))
 

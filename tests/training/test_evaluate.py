@@ -230,7 +230,7 @@ def pixels(path) -> bytes:
 
 
 def test_exported_model_gives_the_metrics_of_its_run(run, expected, capsys):
-    cli.main(export_command.export, ["run", "--name", "digits", "--output", "exported"])
+    cli.main("export", export_command.export, ["run", "--name", "digits", "--output", "exported"])
     capsys.readouterr()
     run_evaluate("exported/digits")
     metrics = metrics_of(run.parent / "evaluation-digits")

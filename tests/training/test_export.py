@@ -87,7 +87,7 @@ def test_what_is_printed(run, tmp_path, monkeypatch, capsys):
         return path
 
     monkeypatch.setattr(kp.export, "save", save)
-    cli.main(export, [str(run[0]), "--name", "d", "--output", str(tmp_path), "--checkpoint", "best"])
+    cli.main("export", export, [str(run[0]), "--name", "d", "--output", str(tmp_path), "--checkpoint", "best"])
     out = capsys.readouterr().out
     assert "weights: 0.1 MB, 30,864 parameters" in out
     assert "logits differ by up to 2.5e-07 (allowed: 1.0e-05)" in out
@@ -111,7 +111,7 @@ def test_bfloat16_is_compared_on_the_test_images(run, tmp_path, monkeypatch, cap
         return path
 
     monkeypatch.setattr(kp.export, "save", save)
-    cli.main(export, [str(run[0]), "--name", "d", "--output", str(tmp_path), "--precision", "bfloat16"])
+    cli.main("export", export, [str(run[0]), "--name", "d", "--output", str(tmp_path), "--precision", "bfloat16"])
     assert "Of 360 test images 49.75 % are right in bfloat16, 50.00 % before." in capsys.readouterr().out
     images, labels = received["validation_data"]
     test = load(Data("digits")).test
@@ -123,7 +123,7 @@ def test_bfloat16_is_compared_on_the_test_images(run, tmp_path, monkeypatch, cap
 
 def test_a_file_for_another_runtime(run, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
-    cli.main(export, [str(run[0]), "--name", "d", "--output", str(tmp_path / "new"), "--format", "onnx"])
+    cli.main("export", export, [str(run[0]), "--name", "d", "--output", str(tmp_path / "new"), "--format", "onnx"])
     assert f"Written: {tmp_path / 'new' / 'd.onnx'}" in capsys.readouterr().out
     images = np.random.default_rng(0).uniform(0, 255, (2, 8, 8, 1)).astype("float32")
     session = onnxruntime.InferenceSession(tmp_path / "new" / "d.onnx")
@@ -133,7 +133,7 @@ def test_a_file_for_another_runtime(run, tmp_path, capsys):
 
 def error_of(capsys, *arguments):
     with pytest.raises(SystemExit) as exit_status:
-        cli.main(export, list(map(str, arguments)))
+        cli.main("export", export, list(map(str, arguments)))
     captured = capsys.readouterr()
     assert exit_status.value.code == 2
     assert captured.err.count("\n") == 1

@@ -75,7 +75,7 @@ def work(tmp_path_factory):
     write_digits(folder / "three", range(7, 10), 10)
     train.main(["folder", "--data.dir", str(folder / "seven"), "--output", str(folder / "source"), *SOURCE])
     arguments = ("finetune", "--data.dir", "three", "--model.weights", "source", "--output", "tuned", *TUNE)
-    status, _, err = finish(start("-m", "training.train", *arguments, cwd=folder))
+    status, _, err = finish(start("-m", "training", "train", *arguments, cwd=folder))
     assert (status, err) == (0, "")
     return folder
 

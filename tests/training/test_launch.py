@@ -27,7 +27,7 @@ VARIABLES = (environment.ADDRESSES, environment.PROCESSES, environment.PROCESS)
 
 
 def configuration(monkeypatch, arguments: list[str]):
-    """Return what training.train makes of a command line, for whose options there must be a meaning."""
+    """Return the configuration of a command line, for whose options there must be a meaning."""
     configs = []
     monkeypatch.setattr(train, "train", lambda config, recipe: configs.append(config))
     train.main(arguments)
@@ -124,8 +124,8 @@ def test_slurm_tells_each_process_its_place(slurm, monkeypatch, variables, addre
         assert found["KERAS_BACKEND"] == "jax"
         # JAX's own detection, which would take one GPU of those that the process sees, needs it
         assert "SLURM_LOCALID" not in found
-        module, *arguments = words(seen / f"arguments{i}")[1:]
-        assert module == "training.train"
+        module, command, *arguments = words(seen / f"arguments{i}")[1:]
+        assert (module, command) == ("training", "train")
         config = configuration(monkeypatch, arguments)
         assert (config.distribution, config.resume, config.output) == ("multi_worker", True, Path("/shared/a run"))
     assert not (seen / "env2").exists()
@@ -256,7 +256,7 @@ def test_jobset_environment(monkeypatch):
         found = job(monkeypatch, values | {environment.PROCESS: str(i)})
         assert found == environment.Job(tuple(addresses), processes, i)
 
-    assert container["command"] == ["python", "-m", "training.train"]
+    assert container["command"] == ["keras-preact", "train"]
     config = configuration(monkeypatch, container["args"])
     assert (config.distribution, config.resume) == ("multi_worker", True)
 
@@ -272,7 +272,7 @@ def test_kubeflow_environment(tmp_path, monkeypatch):
     [container] = replicated["template"]["spec"]["template"]["spec"]["containers"]
     assert replicated["name"] == container["name"] == "node"
 
-    program(tmp_path / "python", PYTHON)
+    program(tmp_path / "keras-preact", PYTHON)
     trainer = train_job["spec"]["trainer"]
     given = {entry["name"]: entry["value"] for entry in container["env"]}
     given |= {"JAX_COORDINATOR_ADDRESS": "preact-node-0-0.preact:29500", "JAX_NUM_PROCESSES": str(trainer["numNodes"])}
@@ -283,8 +283,8 @@ def test_kubeflow_environment(tmp_path, monkeypatch):
     found = dict(line.split("=", 1) for line in words(tmp_path / "env1"))
     assert found["KERAS_BACKEND"] == "jax"
     assert job(monkeypatch, found) == environment.Job(("preact-node-0-0.preact:29500",), 2, 1)
-    module, *arguments = words(tmp_path / "arguments1")[1:]
-    assert module == "training.train"
+    command, *arguments = words(tmp_path / "arguments1")
+    assert command == "train"
     config = configuration(monkeypatch, arguments)
     assert (config.distribution, config.resume) == ("multi_worker", True)
 
@@ -302,7 +302,6 @@ from pathlib import Path
 
 import ray
 
-from training import cli
 from training.launch import ray_train
 
 folder, run = map(Path, sys.argv[1:3])
@@ -329,7 +328,7 @@ ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, _t
 statuses = []
 for arguments in map(json.loads, sys.argv[3:]):
     try:
-        cli.main(ray_train.launch, arguments)
+        ray_train.main(arguments)
         statuses.append(0)
     except SystemExit as ended:
         statuses.append(ended.code)

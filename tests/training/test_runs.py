@@ -135,7 +135,7 @@ class TestGoingOn:
         ],
     )
     def test_others_are_named(self, run, changes, named):
-        message = rf"is a run with other options: .*{named}.* python -m training.train --resume {run}"
+        message = rf"is a run with other options: .*{named}.* keras-preact train --resume {run}"
         with pytest.raises(ValueError, match=message):
             runs.check_same(run, dataclasses.replace(self.BEGUN, **changes))
 

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training.commands import error_of
-from training.benchmark.serving import __main__ as command
+from training.benchmark import __main__ as benchmark
 from training.benchmark.serving import client, exports, parts, results, servers
+from training.benchmark.serving import measure as command
 from training.benchmark.serving.options import Options
 from training.cli import UserError
 
@@ -204,7 +205,7 @@ def test_the_jpeg_file_is_one():
     ],
 )
 def test_options_that_do_not_fit(arguments, message, capsys):
-    assert re.search(message, error_of(capsys, command.main, arguments))
+    assert re.search(message, error_of(capsys, benchmark.main, ["serving", *arguments]))
 
 
 def test_what_was_measured_before_a_failure_is_kept(tmp_path, monkeypatch):

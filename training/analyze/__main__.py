@@ -1,11 +1,10 @@
-"""Analyse a network: `python -m training.analyze TARGET [--option value ...]`.
-
-Writes a page with every picture (index.html), pictures/ (PNG and SVG), analysis.json (every number) and audit.txt.
-"""
+"""Analyse a network: `keras-preact analyze`."""
 
 import shutil
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,17 +24,17 @@ def analyze(
     quick: bool = False,
     seed: int = 0,
 ) -> None:
-    """Analyse a network, trained or new.
+    """Show how signals and gradients travel through a network, on one page (index.html) with pictures, numbers and the audit.
 
     Args:
-        target: A run directory, a .keras file, or the name of a registered model, which is analysed with new weights.
-        output: A new or empty folder. None: analysis-NAME, for a run its own folder analysis.
-        images: In the batch that signals and gradients are measured on.
-        data: The data set; by default a run's own, else the embedded digits where they fit the network, else random images.
-        data_dir: Its directory, see training.train.
-        checkpoint: Of a run: which of its models.
-        quick: Leave out what takes long: comparisons with other variants, Eq. 4 and 5, lesions, Jacobian, mean-field theory.
-        seed: Of a registered model's weights, and of random images.
+        target: A run directory, a .keras file or a registered model, which gets new weights.
+        output: New folder for the results. Default: analysis-NAME, or analysis/ in the run directory.
+        images: Images in the batch.
+        data: Data set (see `keras-preact train`). Default: the run's own, or digits if they fit, or random images.
+        data_dir: Directory of the data set.
+        checkpoint: Network of the run: at its end, at its best epoch or at its last checkpoint.
+        quick: Leave out slow parts: comparison with other variants, Eq. 4 and 5, lesions, Jacobian, mean-field theory.
+        seed: Seed of new weights and random images.
     """
     import keras
 
@@ -44,9 +43,9 @@ def analyze(
     from . import subjects
 
     if images < 2:
-        raise cli.UserError(f"--images must be at least 2: batch statistics need some. Received: --images {images}")
+        raise cli.UserError(f"--images must be at least 2, for batch statistics. Received: {images}")
     if data_dir is not None and data is None:
-        raise cli.UserError("--data-dir belongs to --data: give both.")
+        raise cli.UserError("--data-dir needs --data.")
     if output is None:
         is_run = (Path(target) / "config.json").is_file()
         output = Path(target) / "analysis" if is_run else Path(f"analysis-{Path(target).stem}")
@@ -63,7 +62,7 @@ def analyze(
         temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    print(f"Written: {folder / 'index.html'}, {pictures} pictures, {folder / 'analysis.json'}, {folder / 'audit.txt'}")
+    print(f"Wrote {folder / 'index.html'} with {pictures} pictures. Numbers: {folder / 'analysis.json'}")
 
 
 def _write(subject, folder: Path, quick: bool) -> int:
@@ -88,7 +87,7 @@ def _write(subject, folder: Path, quick: bool) -> int:
         except ValueError as error:
             written.append((name, chapter.title, str(error).rstrip(".")))
             numbers[name] = {"left_out": str(error)}
-            print(f"  {name}: left out, {error}", flush=True)
+            print(f"  {name}: skipped. {error}", flush=True)
             continue
         page.save(folder / "pictures", pictures)
         written.append((name, chapter.title, pictures))
@@ -128,5 +127,9 @@ def _version() -> str:
     return version("keras-preact")
 
 
+def main(argv: Sequence[str] | None = None) -> None:
+    cli.main("analyze", analyze, sys.argv[1:] if argv is None else argv)
+
+
 if __name__ == "__main__":
-    cli.main(analyze)
+    main()

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import networks, runs
 from ..cli import UserError
 from ..config import Data, from_json
 
@@ -68,6 +67,8 @@ def open_subject(target: str, checkpoint: str, data: Data | None, images: int, s
     """
     import keras_preact as kp
 
+    from .. import networks, runs
+
     path = Path(target)
     if (path / "config.json").is_file():
         return _open_run(path, checkpoint, data, images)
@@ -89,12 +90,14 @@ def open_subject(target: str, checkpoint: str, data: Data | None, images: int, s
     from keras_preact import _checks
 
     raise UserError(
-        f"{target} is neither a run directory, nor a .keras file, nor a registered model. "
+        f"{target} is neither a run directory nor a .keras file nor a registered model. "
         f"{_checks.nearest(target, kp.list_models())}"
     )
 
 
 def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Subject:
+    from .. import networks, runs
+
     config = runs.read_config(run)["config"]
     own = from_json(Data, config["data"])
     model, path = networks.open_run(run, checkpoint)
@@ -138,7 +141,9 @@ def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> di
     if shape in ((8, 8, 1), (64,)) and model.output_shape[-1] == 10:
         return _from_data(model, Data("digits"), images, pixels)
     if shape is None or None in shape:
-        raise UserError(f"The input of {model.name} has no fixed shape: give --data. Received: {model.input_shape}")
+        raise UserError(
+            f"The input of {model.name} has no fixed shape; name a data set with --data. Received: {model.input_shape}"
+        )
     rng = np.random.default_rng(seed)
     size = (images, *shape)
     x = rng.uniform(0, 255, size) if pixels else rng.normal(size=size)
@@ -156,8 +161,8 @@ def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
     shape = model.input_shape[1:]
     if model.output_shape[-1] != len(source.classes):
         raise UserError(
-            f"{model.name} has {model.output_shape[-1]} outputs, the data set {source.name} {len(source.classes)} classes. "
-            "Give the data that it was made for, with --data."
+            f"{model.name} has {model.output_shape[-1]} outputs, the data set {source.name} has "
+            f"{len(source.classes)} classes. Choose the data set that it was trained for with --data."
         )
     size = shape[0] if len(shape) == 3 else source.size
     mixed = dataclasses.replace(

@@ -1,5 +1,5 @@
-"""Benchmarks, side by side in one run: `python -m training.benchmark COMMAND [--option ...]`.
+"""Benchmarks, side by side in one run: `keras-preact benchmark`.
 
-candidates.py names what can be measured, child.py measures one candidate in a process of its own, rounds.py runs the children
-in turn, report.py turns their figures into medians, ratios and a table, __main__.py is the command line.
+For networks: candidates.py lists what can be measured, child.py measures one candidate in its own process, rounds.py runs the
+children in turn, report.py turns their figures into a table, comparison.py puts these together.
 """

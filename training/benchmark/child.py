@@ -1,4 +1,4 @@
-"""Measures one candidate in this process, which the benchmark starts for it: `python -m training.benchmark.child JOB`.
+"""Measures one candidate in this process, which the benchmark starts for it.
 
 JOB is a `Job` as JSON, the result one line of JSON on stdout. Keras' backend is that of the environment's KERAS_BACKEND.
 """

@@ -1,10 +1,10 @@
-"""What it costs to share a batch between two devices: `python -m training.benchmark.distribution`.
+"""What it costs to share a batch between two devices: `keras-preact benchmark distribution`.
 
 A process has two virtual devices of one CPU, and trains the same network with the same batches on one of them and on both, in
 turn, so that a machine that gets slower slows both. The devices share the machine's cores, so that a ratio of 1 is the best.
 """
 
-import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -13,6 +13,20 @@ import time
 DEVICES = 2
 #: Backend to the kind of distribution that has several devices in a process.
 KINDS = {"jax": "data_parallel", "tensorflow": "mirrored"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    """Time of a train step on two virtual devices of one CPU, over that on one. On JAX and TensorFlow."""
+
+    model: str = "cifar_resnet20_preact"
+    """A registered model."""
+    batch: int = 128
+    """Images per step, over both devices."""
+    steps: int = 20
+    """Timed steps per round."""
+    rounds: int = 5
+    """Number of rounds."""
 
 
 def split_cpu() -> None:
@@ -79,16 +93,9 @@ def _trainer(distribution, name: str, batch: int, steps: int):
     return train
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="cifar_resnet20_preact")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+def run(options: Distribution) -> dict:
+    """Measure, print the figures as JSON and return them."""
     split_cpu()
-    print(json.dumps(measure(options.model, options.batch, options.steps, options.rounds)))
-
-
-if __name__ == "__main__":
-    main()
+    figures = measure(options.model, options.batch, options.steps, options.rounds)
+    print(json.dumps(figures))
+    return figures

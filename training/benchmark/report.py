@@ -4,9 +4,10 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .rounds import Outcome
+if TYPE_CHECKING:
+    from .rounds import Outcome
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def figures_of(outcomes: Sequence[Outcome], rounds: int) -> list[dict[str, dict[str, float]]]:
+def figures_of(outcomes: "Sequence[Outcome]", rounds: int) -> list[dict[str, dict[str, float]]]:
     """Return, for each round, label to figures that are single numbers."""
     table: list[dict[str, dict[str, float]]] = [{} for _ in range(rounds)]
     for outcome in outcomes:
@@ -133,7 +134,7 @@ def table(
     command: str,
     summary: Mapping[str, Mapping[str, Mapping]],
     baselines: Mapping[str, str],
-    outcomes: Sequence[Outcome],
+    outcomes: "Sequence[Outcome]",
 ) -> str:
     """Return medians as a text for a terminal, with min and max behind them.
 

@@ -123,9 +123,15 @@ def load(data: Data) -> ImageData:
     return _checks.lookup(SOURCES, data.name, "data.name")(data)
 
 
-def _check_holdout(holdout: int, size: int) -> None:
-    if not 0 <= holdout < size:
-        raise UserError(f"--data.holdout must leave some of the {size} training images. Received: {holdout}")
+def _held_out(holdout: float, size: int) -> int:
+    """Return how many of `size` training images `--data.holdout` sets aside: a number of images, or a share below 1."""
+    count = round(holdout * size) if 0 < holdout < 1 else holdout
+    if not 0 <= count < size or count != int(count) or (holdout and not count):
+        raise UserError(
+            f"--data.holdout must be 0, a share below 1 or a number of images that leaves some of the {size} for training. "
+            f"Received: {holdout:g}"
+        )
+    return int(count)
 
 
 def _digits(data: Data) -> ImageData:
@@ -138,10 +144,9 @@ def _digits(data: Data) -> ImageData:
     labels = digits.target.astype("int64")
     train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=360, stratify=labels, random_state=0)
     holdout = None
-    if data.holdout:
-        _check_holdout(data.holdout, len(train_x))
+    if held := _held_out(data.holdout, len(train_x)):
         train_x, holdout_x, train_y, holdout_y = train_test_split(
-            train_x, train_y, test_size=data.holdout, stratify=train_y, random_state=0
+            train_x, train_y, test_size=held, stratify=train_y, random_state=0
         )
         holdout = Split.of(Arrays(holdout_x, holdout_y))
     return ImageData(
@@ -166,8 +171,8 @@ def _tfds(data: Data) -> ImageData:
         _check_can_prepare(builder)
         builder.download_and_prepare()
     sizes = {name: split.num_examples for name, split in builder.info.splits.items()}
-    _check_holdout(data.holdout, sizes["train"])
-    cut = sizes["train"] - data.holdout
+    held = _held_out(data.holdout, sizes["train"])
+    cut = sizes["train"] - held
     height, _, channels = builder.info.features["image"].shape
     imagenet = data.name == "imagenet2012"
     return ImageData(
@@ -178,7 +183,7 @@ def _tfds(data: Data) -> ImageData:
         standard=PREPROCESSING["imagenet" if imagenet else data.name],
         train=Split.of(Records(builder, f"train[:{cut}]")),
         test=Split.of(Records(builder, "validation" if imagenet else "test")),
-        holdout=Split.of(Records(builder, f"train[{cut}:]")) if data.holdout else None,
+        holdout=Split.of(Records(builder, f"train[{cut}:]")) if held else None,
         measured=not imagenet,
     )
 
@@ -188,8 +193,8 @@ def _folder(data: Data) -> ImageData:
         raise UserError(f"--data.dir must name a folder with train/CLASS/IMAGE and test/CLASS/IMAGE. Received: {data.dir}")
     train, test = (_check_images(data.dir / split) for split in ("train", "test"))
     classes = sorted({path.parent.name for path in train + test})
-    _check_holdout(data.holdout, len(train))
-    held = set(np.random.default_rng(0).permutation(len(train))[: data.holdout].tolist())  # some of every class
+    count = _held_out(data.holdout, len(train))
+    held = set(np.random.default_rng(0).permutation(len(train))[:count].tolist())  # some of every class
 
     def files(paths: list[Path]) -> Split:
         return Split.of(Files(paths, [classes.index(path.parent.name) for path in paths]))
@@ -209,7 +214,7 @@ def _folder(data: Data) -> ImageData:
 def _fake(data: Data) -> ImageData:
     """Random pixels, `FAKE_IMAGES` over and over: to measure a network with an input that takes no time."""
     size = data.size or 32
-    _check_holdout(data.holdout, 50_000)
+    held = _held_out(data.holdout, 50_000)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (FAKE_IMAGES, size, size, 3), "uint8")
     labels = rng.integers(0, 10, FAKE_IMAGES)
@@ -219,9 +224,9 @@ def _fake(data: Data) -> ImageData:
         channels=3,
         size=size,
         standard=Preprocessing((127.5,) * 3, (73.9003,) * 3, size),  # those of uniform numbers from 0 to 255
-        train=Split.of(Fake(images, labels, 50_000 - data.holdout)),
+        train=Split.of(Fake(images, labels, 50_000 - held)),
         test=Split.of(Fake(images, labels, 10_000)),
-        holdout=Split.of(Fake(images, labels, data.holdout)) if data.holdout else None,
+        holdout=Split.of(Fake(images, labels, held)) if held else None,
         measured=False,
     )
 

@@ -2,7 +2,7 @@
 
     python -m training.launch.ray_train --workers 4 --gpus 1 --output /shared/run -- cifar10 --batch-size 512
 
-Behind `--` stand a recipe and its options, as for `python -m training.train`. KERAS_BACKEND chooses tensorflow, jax or torch.
+After `--` come a recipe and its options, as for `keras-preact train`. KERAS_BACKEND chooses tensorflow, jax or torch.
 """
 
 import os
@@ -24,15 +24,15 @@ def launch(
     gpus: int = 0,
     restarts: int = 10,
 ) -> None:
-    """Train with Ray: ray_train --output DIRECTORY [--option value ...] -- RECIPE [--option value ...]
+    """Train with Ray: ray_train --output DIRECTORY [OPTIONS] -- RECIPE [OPTIONS]
 
     Args:
-        recipe: Behind --, the recipe and its options, as training.train takes them.
-        output: The run directory, on a disk that all machines share. A run that is there goes on.
-        workers: How many processes train together.
-        cpus: Cores of each.
-        gpus: GPUs of each.
-        restarts: How often all processes are started again when one fails. Machines that announce their end do not count.
+        recipe: After --, the recipe and its options, as for `keras-preact train`.
+        output: Run directory, on a disk that all machines share. An existing run is resumed.
+        workers: Number of processes that train together.
+        cpus: Cores per process.
+        gpus: GPUs per process.
+        restarts: Restart all processes this often when one fails. Announced pre-emptions do not count.
 
     Raises:
         UserError: without Ray.
@@ -65,7 +65,7 @@ def launch(
 
 
 def train_in_worker(config: dict) -> int:
-    """Call training.train with `config["argv"]`, and return 0, or 2 for a mistake that no new start mends.
+    """Train with the arguments `config["argv"]`, and return 0, or 2 for a mistake that no new start mends.
 
     Raises:
         RuntimeError: for another status: Ray starts the processes again.
@@ -122,5 +122,9 @@ def _set_variables(addresses: Sequence[str], process: int) -> None:
     os.environ["KERAS_DISTRIBUTION_PROCESS_ID"] = str(process)
 
 
+def main(argv: Sequence[str] | None = None) -> None:
+    cli.guard(lambda: tyro.cli(launch, args=argv))
+
+
 if __name__ == "__main__":
-    cli.main(launch)
+    main()

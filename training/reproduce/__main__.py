@@ -1,86 +1,92 @@
-"""The command line: `python -m training.reproduce COMMAND [--option value ...]`."""
+"""The command line: `keras-preact reproduce COMMAND`."""
 
 import dataclasses
+import importlib
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
-
-import tyro
-
-from keras_preact import _checks
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import cli
-from . import bundle, depth, queue, report, results, speed, trials, workers
-from .worker import Job
+from .results import RESULTS, SEEDS, WORK
 
-DESCRIPTION = """Measure the paper's tables: every row is trained as published, and its number stands beside the published one.
+if TYPE_CHECKING:
+    from .trials import Row, Trial
 
-A run leaves a JSON file below --output; runs that are there are not made again, one that was stopped goes on where it was.
-table1 to table4 and first-paper need the data (CIFAR-10, CIFAR-100) and an accelerator; digits is the same in small, for a
-CPU."""
+DESCRIPTION = """Measure the paper's tables: train every row as published and put its number beside the published one.
+Each run writes one JSON file. Finished runs are kept, interrupted runs are resumed.
+table1 to table4 and first-paper need CIFAR-10 or CIFAR-100 and an accelerator; digits needs neither."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """What every command that trains takes."""
+    """Options of every command that trains."""
 
     rows: tuple[str, ...] = ()
-    """Rows: their labels, the names of their trials, or parts of one. None: all of the table."""
-    seeds: int = trials.SEEDS
-    """Runs of each row: seeds 0, 1, ..."""
+    """Rows to measure: labels, names of trials, or parts of them. Default: all rows of the table."""
+    seeds: int = SEEDS
+    """Number of runs per row, with seeds 0, 1, ..."""
     device_minutes: float | None = None
-    """When to stop: what is not finished by then is saved, and goes on the next time."""
+    """Stop after this many minutes. Unfinished runs are saved and resumed by the same command."""
     processes: int = 1
-    """Runs at a time; each computes on its share of the cores."""
+    """Runs at the same time. They share the cores."""
     backend: Literal["auto", "jax", "tensorflow", "torch"] = "auto"
-    """auto: KERAS_BACKEND, or JAX where it is installed."""
+    """Keras backend. auto: KERAS_BACKEND, or JAX if it is installed."""
     dtype: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
-    """auto: mixed_bfloat16 on an accelerator, float32 on a CPU. Runs of two dtypes do not go into one row."""
+    """Precision. auto: mixed_bfloat16 on an accelerator, float32 on a CPU. A row holds runs of one precision."""
     together: int | None = None
-    """Steps that are computed at a time, without the host. None: up to 100 on an accelerator, 1 on a CPU."""
+    """Steps per compiled loop. Default: up to 100 on an accelerator, 1 on a CPU."""
     data: Path | None = None
-    """Folder of an archive of images, or the data dir of TensorFlow Datasets."""
-    output: Path = results.RESULTS
-    """Where finished runs are written."""
-    work: Path = results.WORK
-    """Where unfinished ones are."""
+    """Data directory of TensorFlow Datasets, or a folder with an archive of images."""
+    output: Path = RESULTS
+    """Folder of finished runs."""
+    work: Path = WORK
+    """Folder of unfinished runs."""
     smoke: bool = False
-    """Train eight steps of every row on random images, to see that everything works; nothing goes to --output."""
+    """Train eight steps of every row on random images to check the setup. Nothing is written to --output."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Digits(Train):
-    """Tables 1 and 2 in small: networks with a quarter of the channels, images of 8 x 8 pixels, 700 iterations of 32."""
+    """Options of the tables in small."""
 
     processes: int = 2
-    """Runs at a time; each computes on its share of the cores."""
+    """Runs at the same time. They share the cores."""
 
 
-def chosen(tables: Sequence[str], rows: Sequence[str]) -> list[trials.Trial]:
-    """Return the trials of the tables' rows that `rows` name, each once.
+def chosen(tables: Sequence[str], rows: Sequence[str]) -> "list[Trial]":
+    """Return the trials of the rows of some tables, each once; of all rows without `rows`.
 
     Raises:
-        UserError: for a name that is in none.
+        UserError: for an unknown row.
     """
+    from . import trials
+
     all_rows = [row for table in tables for row in trials.TABLES[table].rows]
     for name in rows:
         if not any(_named(row, name) for row in all_rows):
             names = ", ".join(dict.fromkeys(row.trial.name for row in all_rows))
-            raise cli.UserError(f"--rows: there is no row {name!r} in {' and '.join(tables)}. It has: {names}")
+            raise cli.UserError(f"Unknown row {name!r} of {' and '.join(tables)}. Choose from: {names}")
     wanted = [row.trial for row in all_rows if not rows or any(_named(row, name) for name in rows)]
     return list({trial.name: trial for trial in wanted}.values())
 
 
-def _named(row: trials.Row, name: str) -> bool:
+def _named(row: "Row", name: str) -> bool:
+    from . import trials
+
     exact = name in (row.trial.name, row.trial.name.partition("/")[2], row.label)
     of_another = any(name in (other, other.partition("/")[2]) for other in trials.TRIALS)
     return exact or (not of_another and (name in row.trial.name or name in row.label))
 
 
 def train(options: Train, tables: Sequence[str]) -> None:
-    """Train what is missing of the rows."""
+    """Train the missing runs of the rows."""
+    from . import results, workers
+    from .worker import Job
+
     if options.seeds < 1 or options.processes < 1:
         raise cli.UserError(f"--seeds and --processes must be positive. Received: {options.seeds} and {options.processes}")
     if options.device_minutes is not None and not options.device_minutes > 0:
@@ -108,53 +114,77 @@ def train(options: Train, tables: Sequence[str]) -> None:
             data = None if options.data is None else str(options.data.absolute())
             jobs.append(Job(trial.name, seeds, data, settings, until))
     missing = sum(len(job.seeds) for job in jobs)
-    print(f"{missing} runs of {len(jobs)} trials to make; {there} are there already.", flush=True)
+    print(f"{missing} runs of {len(jobs)} trials are missing; {there} exist already.", flush=True)
     workers.train(jobs, min(options.processes, max(1, len(jobs))), workers.backend(options.backend))
     left = sum(not results.path(output, job.trial, seed).exists() for job in jobs for seed in job.seeds)
-    after = f" {left} are not finished: the same command goes on with them." if left else ""
-    print(f"{missing - left} runs were made, in {output}.{after}")
+    after = f" {left} are not finished; the same command resumes them." if left else ""
+    print(f"Finished {missing - left} runs in {output}.{after}")
 
 
-def _table(name: str) -> Callable:
-    def command(options: tyro.conf.OmitArgPrefixes[Train]) -> None:
-        train(options, [name])
-
-    command.__doc__ = trials.TABLES[name].title
-    return command
+def _table(name: str) -> Callable[[Train], None]:
+    return lambda options: train(options, [name])
 
 
-def digits(options: tyro.conf.OmitArgPrefixes[Digits]) -> None:
-    """Tables 1 and 2 in small: networks with a quarter of the channels, images of 8 x 8 pixels, 700 iterations of 32."""
-    train(options, [name for name, table in trials.TABLES.items() if table.small])
+def _digits(options: Digits) -> None:
+    from .trials import TABLES
+
+    train(options, [name for name, table in TABLES.items() if table.small])
 
 
-#: Name to function, in the order in which a person meets them.
-COMMANDS: Mapping[str, Callable] = {
-    **{name.replace("_", "-"): _table(name) for name, table in trials.TABLES.items() if not table.small},
-    "digits": digits,
-    "depth": depth.depth,
-    "report": report.report,
-    "next": queue.next_,
-    "plan": queue.plan,
-    "speed": speed.speed,
-    "bundle": bundle.bundle,
-    "pack-state": bundle.pack_state,
-    "unpack-state": bundle.unpack_state,
-}
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A row of the table.
+
+    Args:
+        about: What the command does, in one line.
+        place: MODULE:FUNCTION of this package whose parameters are the options; empty for a command that trains.
+        options, run: For a command that trains, its options and what is called with them.
+    """
+
+    about: str
+    place: str = ""
+    options: type[Train] = Train
+    run: Callable[[Any], None] = print
+
+
+#: Name to command, in the order of the help text.
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        "table1": Command("Table 1: shortcuts, on CIFAR-10.", run=_table("table1")),
+        "table2": Command("Table 2: arrangements, on CIFAR-10.", run=_table("table2")),
+        "table3": Command("Table 3: pre-activation against the original.", run=_table("table3")),
+        "table4": Command("Table 4: ResNet-1001 with batches of 64.", run=_table("table4")),
+        "first-paper": Command("Table 6 of the first paper (arXiv 1512.03385): depth.", run=_table("first_paper")),
+        "digits": Command("Tables 1 and 2 in small, on digits: half an hour on a CPU.", options=Digits, run=_digits),
+        "depth": Command("Signals and gradients before training, 20 to 10,001 layers.", "depth:depth"),
+        "report": Command("Write results/README.md: published numbers beside measured ones.", "report:report"),
+        "next": Command("Print the missing run that is worth most, and its command.", "queue:next_"),
+        "plan": Command("Write results/QUEUE.md: all missing runs, in order.", "queue:plan"),
+        "speed": Command("Measure images per second and compile time of the tables' networks.", "speed:speed"),
+        "bundle": Command("Write code, wheels and images for a machine without network.", "bundle:bundle"),
+        "pack-state": Command("Write the state of unfinished runs in pieces.", "bundle:pack_state"),
+        "unpack-state": Command("Put these pieces together again.", "bundle:unpack_state"),
+    }
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and do what it says."""
-    argv, verbose = cli.split_verbose(argv)
+    """Parse the arguments and do what they say."""
+    argv, verbose = cli.split_verbose(sys.argv[1:] if argv is None else argv)
+    cli.guard(lambda: _start(argv), verbose)
 
-    def do() -> None:
-        if argv and not argv[0].startswith("-"):
-            _checks.lookup(COMMANDS, argv[0], "command")
-        tyro.extras.subcommand_cli_from_dict(
-            dict(COMMANDS), prog=cli.command("reproduce"), description=cli.described(DESCRIPTION), args=argv
-        )
 
-    cli.guard(do, verbose)
+def _start(argv: Sequence[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(cli.listing("reproduce", DESCRIPTION, {name: row.about for name, row in COMMANDS.items()}))
+        return
+    command = cli.lookup(COMMANDS, argv[0], "command of reproduce")
+    name = f"reproduce {argv[0]}"
+    if not command.place:
+        command.run(cli.parse(name, command.options, argv[1:], command.about))
+        return
+    module, _, function = command.place.partition(":")
+    cli.parse(name, getattr(importlib.import_module(f".{module}", __package__), function), argv[1:])
 
 
 if __name__ == "__main__":

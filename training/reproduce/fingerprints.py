@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import keras_preact
-
 #: Sources that compute: globs below the two packages. What only reads, writes, watches or draws is not among them.
 LIBRARY = (
     *("_[a-z]*.py", "arrangements.py", "blocks.py", "downsampling.py", "initializers.py", "losses.py", "optimizers.py"),
@@ -28,6 +26,8 @@ _ROOT = Path(__file__).parents[2]
 
 
 def _files() -> Iterator[tuple[str, Path]]:
+    import keras_preact
+
     packages = (
         ("keras_preact", Path(keras_preact.__file__).parent, LIBRARY),
         ("training", Path(__file__).parents[1], SCRIPTS),

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from .. import cli, plans
-from .results import Record
-from .trials import SEEDS, TABLES, TRIALS, Trial
+from .results import SEEDS, Record
+from .trials import TABLES, TRIALS, Trial
 
 #: Data set to its training images, all of 32 x 32 pixels.
 IMAGES: Mapping[str, int] = {"cifar10": 50_000, "cifar100": 50_000}

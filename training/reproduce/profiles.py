@@ -1,4 +1,4 @@
-"""The size of every x_l of a network and of its gradient before training: `python -m training.reproduce.profiles SETTINGS`.
+"""The size of every x_l of a network and of its gradient before training: a process of its own.
 
 SETTINGS are those of a record, as JSON, and the record one line of JSON on stdout. The command of `depth` starts a process
 for each network.
@@ -12,14 +12,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import keras
 import numpy as np
 
-import keras_preact as kp
-
 from .. import backends, children
+
+if TYPE_CHECKING:
+    from keras_preact.analysis import Propagation
 
 FORMAT = 1
 
@@ -63,6 +63,8 @@ POINTS = 400
 
 def settings_of(network: Name, layers: int, batch: int = 16, seed: int = 0) -> dict[str, Any]:
     """Return what decides the numbers of a measurement, besides the code: network, data and backend."""
+    import keras
+
     return {
         "network": network,
         "layers": layers,
@@ -81,6 +83,10 @@ def measure(settings: Mapping[str, Any]) -> dict:
     Args:
         settings: See `settings_of`.
     """
+    import keras
+
+    import keras_preact as kp
+
     from . import images
 
     start = time.perf_counter()
@@ -111,7 +117,7 @@ def measure(settings: Mapping[str, Any]) -> dict:
     }
 
 
-def profile(signals: kp.analysis.Propagation) -> dict[str, Any]:
+def profile(signals: "Propagation") -> dict[str, Any]:
     """Return what a record keeps of the signals of a network of L units.
 
     Returns:
@@ -155,6 +161,8 @@ def main(argv: Sequence[str]) -> None:
     """Measure what the command line says and print the record."""
 
     def record() -> dict:
+        import keras
+
         backends.keep_accelerator_for_backend(keras.backend.backend())
         return measure(json.loads(argv[0]))
 

@@ -7,8 +7,7 @@ from .. import backends, cli, runs
 from ..terminal import duration, markdown
 from . import results
 from .priorities import Missing, costs, expected, grouped, missing, next_run
-from .results import RESULTS, WORK, Record
-from .trials import SEEDS
+from .results import RESULTS, SEEDS, WORK, Record
 
 #: So many of the missing runs have a line of their own in QUEUE.md.
 LINES = 20

@@ -7,9 +7,9 @@ from pathlib import Path
 from .. import cli, runs
 from ..terminal import duration
 from . import depth, pictures, results, statistics
-from .results import RESULTS, Record
+from .results import RESULTS, SEEDS, Record
 from .rows import FAIL, GOAL, Groups, Measured, device, difference, measured_rows, seconds, table_text
-from .trials import FIGURES, SEEDS, TABLES, TRIALS, Table
+from .trials import FIGURES, TABLES, TRIALS, Table
 
 #: So many pairs of rows are named, the others counted.
 NAMED = 6

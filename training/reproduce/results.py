@@ -11,6 +11,8 @@ from .. import runs
 from ..cli import UserError
 
 RESULTS = Path("results")
+#: Runs of each row, as in the papers, which give the median.
+SEEDS = 5
 #: Where the state of unfinished runs is.
 WORK = Path("runs/reproduce")
 FORMAT = 1

@@ -10,9 +10,6 @@ import keras_preact as kp
 from .. import recipes
 from ..config import Config, Data, Model, Schedule
 
-#: Runs of a row, of which the papers give the median.
-SEEDS = 5
-
 
 def small() -> Config:
     """The paper's recipe, shortened: 700 iterations of 32 digits, the rate divided by 10 behind a half and three quarters."""

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason=
 
 
 def run(*arguments):
-    cli.main(depth.depth, list(map(str, arguments)))
+    cli.main("reproduce depth", depth.depth, list(map(str, arguments)))
 
 
 def signals(x_mean, x_std, gradient_norm, stages):

@@ -11,7 +11,8 @@ from training.cli import UserError
 from training.reproduce import __main__ as command_line
 from training.reproduce import queue
 from training.reproduce.priorities import GROUPS, Missing, costs, expected, grouped, missing, next_run, size
-from training.reproduce.trials import SEEDS, TABLES, TRIALS
+from training.reproduce.results import SEEDS
+from training.reproduce.trials import TABLES, TRIALS
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 

@@ -1,4 +1,4 @@
-"""Writes the networks that are measured, in a process of its own: `python -m training.benchmark.serving.exports JOB`.
+"""Writes the networks that are measured, in a process of its own.
 
 JOB is JSON: the models, the precisions and the folder. They keep their new weights, so that nothing has to be trained: what a
 network computes takes the same time whatever its weights are, and its accuracy says nothing.

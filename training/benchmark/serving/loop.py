@@ -1,4 +1,4 @@
-"""A network in a process of its own, called in a loop: `python -m training.benchmark.serving.loop JOB`.
+"""A network in a process of its own, called in a loop.
 
 JOB is JSON: the SavedModel, and how it is run. For every line on stdin, `{"batch": ..., "seconds": ...}`, it calls the network
 for so long and writes a line of figures to stdout. Between two lines it does nothing.

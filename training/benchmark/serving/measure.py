@@ -1,4 +1,4 @@
-"""The command line: `python -m training.benchmark.serving [--option value ...]`."""
+"""`keras-preact benchmark serving`: all its parts in turn."""
 
 import contextlib
 import dataclasses
@@ -6,20 +6,14 @@ import datetime
 import itertools
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import tyro
-
-from ... import backends, cli
+from ... import backends
 from . import exports, results
 from .options import Options
 from .parts import PARTS, PRECISIONS, Round
-
-DESCRIPTION = """Measure what serving costs: networks in a loop and through the server's engines, the real server over HTTP
-with clients beside it, its memory. Candidates take turns (A B C, A B C, ...); medians over the rounds are reported with the
-least and the most, and ratios: the median of the quotients of figures of the same round. Everything stays on this machine."""
 
 #: What in the environment sets threads and devices.
 _ENVIRONMENT = ("OMP_NUM_THREADS", "TF_ENABLE_ONEDNN_OPTS", "TF_NUM_INTRAOP_THREADS", "MALLOC_ARENA_MAX")
@@ -102,16 +96,3 @@ def _heading(options: Options, described: dict) -> str:
             "Figures: median (least to most) of the rounds.",
         ]
     )
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and measure."""
-    argv, verbose = cli.split_verbose(argv)
-    cli.guard(
-        lambda: run(tyro.cli(Options, prog=cli.program(), description=cli.described(DESCRIPTION), args=argv)),
-        verbose,
-    )
-
-
-if __name__ == "__main__":
-    main()

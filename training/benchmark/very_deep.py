@@ -1,8 +1,4 @@
-"""Train a network of ten thousand layers for some steps: `python -m training.very_deep NETWORK [--option value ...]`.
-
-On a batch of the embedded digits, the same in every step. Prints what it took, the size of the gradients along the network and
-the losses; --output writes them to a JSON file.
-"""
+"""`keras-preact benchmark very-deep`: ten thousand layers, trained for some steps on one batch of digits."""
 
 import statistics
 import time
@@ -11,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from . import cli
+from .. import cli
 
 
 def preact(layers: int, width: float, remat: int):
@@ -61,27 +57,29 @@ def run(
     seed: int = 0,
     output: Path | None = None,
 ) -> None:
-    """Train the network and print what was seen.
+    """Train a network of ten thousand layers for some steps on one batch of digits.
+
+    Prints time, memory, the size of the gradients along the network and the losses.
 
     Args:
-        network: preact (batch normalisation, weights scaled for the depth), released (the released code's weights) or
-            vanilla (a plain CNN with tanh and delta-orthogonal weights).
-        layers: None for 10,001, or 10,000 of the plain one.
-        width: Multiplies the widths: 16, 32, 64 (a bottleneck returns four times as much), or 16 of the plain one.
-        batch: Images.
-        steps: How many.
-        learning_rate: None for the network's own.
-        remat: Units that are computed again together; 0 to keep everything for the gradient.
-        seed: Of the weights.
-        output: A JSON file.
+        network: preact (weights scaled for the depth), released (the released code's weights) or vanilla (a plain CNN with
+            tanh and delta-orthogonal weights, no shortcuts).
+        layers: Number of layers. Default: 10,001, or 10,000 for vanilla.
+        width: Factor on the number of channels.
+        batch: Images per step.
+        steps: Number of steps.
+        learning_rate: Learning rate. Default: the network's own.
+        remat: Recompute this many units together in the backward pass. 0: keep everything.
+        seed: Seed of the weights.
+        output: Write the figures to this JSON file.
     """
     import keras
     import numpy as np
 
     import keras_preact as kp
 
-    from . import backends, data, runs
-    from .config import Data
+    from .. import backends, data, runs
+    from ..config import Data
 
     if batch < 1 or steps < 1:
         raise cli.UserError(f"--batch and --steps must be positive. Received: {batch} and {steps}")
@@ -149,7 +147,3 @@ def run(
     if output is not None:
         runs.write_json(output, result)
         print(f"Written: {output}")
-
-
-if __name__ == "__main__":
-    cli.main(run)

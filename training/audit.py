@@ -1,0 +1,54 @@
+"""Audit a network: `keras-preact audit`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from . import cli
+
+
+def audit(
+    target: Annotated[str, tyro.conf.Positional],
+    /,
+    images: int = 32,
+    data: str | None = None,
+    data_dir: Path | None = None,
+    checkpoint: Literal["final", "best", "last"] = "final",
+    seed: int = 0,
+) -> None:
+    """Check a Keras model for misplaced activations and other mistakes that keep residual networks from training.
+
+    Prints PASS, WARN or FAIL for each check, with the place and what to do. The exit status is 1 if a check fails.
+
+    Args:
+        target: A .keras file of any Keras model with shortcuts, a run directory or a registered model, which gets new weights.
+        images: Images in the batch.
+        data: Data set (see `keras-preact train`). Default: the run's own, or digits if they fit, or random images.
+        data_dir: Directory of the data set.
+        checkpoint: Network of the run: at its end, at its best epoch or at its last checkpoint.
+        seed: Seed of new weights and random images.
+    """
+    if images < 2:
+        raise cli.UserError(f"--images must be at least 2, for batch statistics. Received: {images}")
+    if data_dir is not None and data is None:
+        raise cli.UserError("--data-dir needs --data.")
+
+    from keras_preact.analysis.audit import Status
+    from keras_preact.analysis.audit import audit as check
+
+    from .analyze import subjects
+    from .config import Data
+
+    source = None if data is None else Data(name=data, dir=data_dir)
+    subject = subjects.open_subject(target, checkpoint, source, images, seed)
+    found = check(subject.model, subject.x, labels=subject.labels)
+    print(f"{found}\n\nMeasured on {subject.data}.")
+    if found.worst == Status.FAIL:
+        sys.exit(1)
+
+
+def main(argv: Sequence[str]) -> None:
+    cli.main("audit", audit, argv)

@@ -1,0 +1,205 @@
+"""Formats of weights, and the conversion of a file from one to another."""
+
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import keras
+
+from keras_preact import weights
+from keras_preact.models.base import UnitNetwork
+from keras_preact.models.network import ResidualNetwork
+from keras_preact.weights import files, timm, torch_cifar
+
+from . import cli
+
+_ENDINGS = (".keras", ".weights.h5", ".safetensors")
+
+#: Names of each kind that the list of what does not fit holds.
+SHOWN = 20
+
+
+def _own(model: ResidualNetwork, **sizes: Any) -> ResidualNetwork:
+    """Return a network of this package, or one of other sizes with its weights."""
+    if not isinstance(model, UnitNetwork):
+        raise cli.UserError("--source-format keras_preact is for a .keras file with a network of this package.")
+    if not sizes:
+        return model
+    twin = type(model).from_config(model.get_config() | sizes)
+    entries = [weights.Entry(path, path) for path in weights.named(model)]
+    weights.load(twin, weights.extract(model, entries), entries)
+    return twin
+
+
+def _is_of(package: str) -> Callable[[Any], bool]:
+    return lambda content: isinstance(content, keras.Model) and type(content).__module__.partition(".")[0] == package
+
+
+def _save_weights_or_model(model: keras.Model, path: Path) -> None:
+    model.save_weights(path) if path.name.endswith(".weights.h5") else model.save(path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A library's format of weights.
+
+    Args:
+        is_source: Whether the content of a file (a model, a mapping of names to arrays, the path of an .h5 file) has it.
+        read: Function from the content to a network of this package; `input_shape` and `classes` adapt it.
+        write: Function that writes a network of this package to a path.
+        endings: Endings of the files that it writes.
+    """
+
+    is_source: Callable[[Any], bool]
+    read: Callable[..., ResidualNetwork]
+    write: Callable[[ResidualNetwork, Path], None]
+    endings: tuple[str, ...]
+
+
+#: Name to `Format`, in the order in which they are tried on a source.
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        "keras_preact": Format(
+            lambda content: isinstance(content, UnitNetwork), _own, _save_weights_or_model, (".keras", ".weights.h5")
+        ),
+        "keras_hub": Format(
+            _is_of("keras_hub"),
+            weights.from_keras_hub,
+            lambda model, path: weights.to_keras_hub(model).save(path),
+            (".keras",),
+        ),
+        "keras_applications": Format(
+            lambda content: isinstance(content, keras.Model | Path),
+            weights.from_keras_applications,
+            lambda model, path: _save_weights_or_model(weights.to_keras_applications(model), path),
+            (".keras", ".weights.h5"),
+        ),
+        "timm": Format(
+            lambda content: isinstance(content, Mapping) and timm.is_timm(content),
+            weights.from_timm,
+            lambda model, path: weights.write_state(path, weights.to_timm(model)),
+            (".safetensors",),
+        ),
+        "torch_cifar": Format(
+            lambda content: isinstance(content, Mapping) and torch_cifar.is_torch_cifar(content),
+            weights.from_torch_cifar,
+            lambda model, path: weights.write_state(path, weights.to_torch_cifar(model)),
+            (".safetensors",),
+        ),
+    }
+)
+
+
+def convert(
+    source: Path,
+    out: Path,
+    source_format: str,
+    target_format: str,
+    classes: int | None,
+    input_shape: tuple[int, int, int] | None,
+    overwrite: bool,
+) -> None:
+    """Do what `keras-preact convert` is for; the arguments are its options."""
+    if out.exists() and not (overwrite and out.is_file()):
+        advice = "add --overwrite to replace it" if out.is_file() else "it is a folder"
+        raise cli.UserError(f"{out} exists already: {advice}, or choose another name.")
+    if not out.parent.is_dir():
+        raise cli.UserError(f"The folder {out.parent} does not exist.")
+    endings = _ENDINGS if target_format == "auto" else FORMATS[target_format].endings
+    if not out.name.endswith(endings):
+        raise cli.UserError(f"--target-format {target_format} writes {' or '.join(endings)} files. Received: {out}")
+
+    content = _open(source)
+    name = _source_format(source, content) if source_format == "auto" else source_format
+    read = FORMATS[name].read
+    try:
+        model = as_is = read(content)
+        sizes: dict[str, Any] = {} if classes is None else {"classes": classes}
+        if input_shape is not None:
+            first = model.get_config()["data_format"] == "channels_first"
+            sizes["input_shape"] = (input_shape[2], *input_shape[:2]) if first else input_shape
+        if sizes:
+            model = read(content, **sizes)
+    except weights.WeightsMismatch as error:
+        print(_described(error, source), file=sys.stderr)
+        raise cli.UserError(
+            f"The weights in {source} do not fit the network that they describe. Nothing was written."
+        ) from error
+
+    written_format = _target_format(out, model) if target_format == "auto" else target_format
+    with tempfile.TemporaryDirectory(prefix=".convert-", dir=out.parent) as folder:
+        FORMATS[written_format].write(model, Path(folder) / out.name)
+        (Path(folder) / out.name).replace(out)
+    print(f"Read {source} ({name}): {model.name}, {model.count_params():,} parameters.")
+    for line in _adapted(as_is, model):
+        print(line)
+    print(f"Wrote {out} ({written_format}, {out.stat().st_size / 1e6:.1f} MB).")
+
+
+def _target_format(out: Path, model: ResidualNetwork) -> str:
+    if out.suffix != ".safetensors":
+        return "keras_preact"
+    return "torch_cifar" if model.get_config().get("stem") == "3x3" else "timm"
+
+
+def _open(source: Path) -> Any:
+    """Return what a file holds: a mapping of names to arrays, a model; an .h5 file's path, since it may hold either."""
+    if source.suffix in files.READERS:
+        return weights.read_state(source)
+    if not source.is_file():
+        raise cli.UserError(f"The file {source} does not exist.")
+    if source.suffix == ".h5":
+        return source
+    if source.suffix != ".keras":
+        raise cli.UserError(f"SOURCE must end in .keras, .h5 or {' or '.join(files.READERS)}. Received: {source}")
+
+    from . import networks
+
+    return networks.load(source)
+
+
+def _source_format(source: Path, content: Any) -> str:
+    name = next((name for name, row in FORMATS.items() if row.is_source(content)), None)
+    if name is None:
+        held = f"It has {', '.join([*content][:5])}." if isinstance(content, Mapping) else ""
+        raise cli.UserError(f"The format of {source} is unknown. {held} Name it with --source-format: {', '.join(FORMATS)}.")
+    return name
+
+
+def _adapted(source: ResidualNetwork, model: ResidualNetwork) -> list[str]:
+    """Return, in sentences, how a network differs from the one in the source."""
+    lines = []
+    for what, size, how in (
+        ("channels", _channels, "the first kernel was adapted"),
+        ("classes", _classes, "the classifier is new and must be trained"),
+    ):
+        if size(source) != size(model):
+            lines.append(f"{size(model)} {what} instead of {size(source)}: {how}.")
+    return lines
+
+
+def _channels(model: ResidualNetwork) -> int:
+    config = model.get_config()
+    return config["input_shape"][0 if config["data_format"] == "channels_first" else -1]
+
+
+def _classes(model: ResidualNetwork) -> int:
+    return 0 if model.logits is None else model.logits.shape[-1]
+
+
+def _described(error: weights.WeightsMismatch, source: Path) -> str:
+    shapes = [f"{path}: {ours} in the network, {theirs} in the file" for path, (ours, theirs) in error.shapes.items()]
+    lines = [f"{source}:"]
+    for what, names in (
+        ("missing in the file", error.missing),
+        ("unused in the file", error.left_over),
+        ("of another shape", shapes),
+    ):
+        if names:
+            lines += [f"  {len(names)} {what}", *(f"    {name}" for name in names[:SHOWN])]
+            lines += [f"    and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
+    return "\n".join(lines)
