@@ -1,4 +1,4 @@
-"""Tables that a program goes on with which was ended while it wrote them."""
+"""Repair CSV files after an interrupted run."""
 
 import csv
 import os
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def drop_rows(path: str | os.PathLike, column: str, beyond: float) -> None:
-    """Drop the rows of a CSV file whose number in `column` is above `beyond`, and a last line that is not whole.
+    """Drop the rows of a CSV file whose number in `column` is above `beyond`, and an incomplete last line.
 
-    The file is replaced as a whole or stays as it is. One that does not exist is left so.
+    The file is replaced as a whole or stays as it is. A missing file stays missing.
 
     Raises:
         ValueError: for a file without the column.

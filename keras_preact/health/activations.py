@@ -1,4 +1,4 @@
-"""Mean and standard deviation of what every weight layer of a network reads, at inference."""
+"""Mean and standard deviation of the input of every weight layer of a network, at inference."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ from keras_preact.stacks import UnitStack
 
 
 class Activations:
-    """Runs a model on a sample and measures what its weight layers read: every layer with a kernel but recurrent cells.
+    """Runs a model on a sample and measures the inputs of its weight layers: layers with a kernel, except recurrent cells.
 
-    Nothing of the model changes, and training takes no part: batch normalisation uses its moving statistics. The units of a
-    stack are measured one by one, in the loop that runs them.
+    The model does not change, and batch normalisation uses its moving statistics. The units of a stack are measured one by
+    one, in the loop that runs them.
 
     Args:
         model: A built model.
-        sample: What the model takes, an array or a structure of them.
+        sample: Input of the model, an array or a structure of arrays.
 
     Attributes:
-        places: Where each of the m figures stands, by the path of the layer's kernel.
+        places: The layer of each of the m figures, by the path of its kernel.
     """
 
     def __init__(self, model: keras.Model, sample):
@@ -32,7 +32,7 @@ class Activations:
         self.structure = sample
         self.arrays = [np.asarray(array) for array in keras.tree.flatten(sample)]
         owner = owners(model)
-        #: Stacks, and the weight layers outside of them, with the places of each.
+        #: Stacks and the weight layers outside of them, with the places of each.
         self.layers: list[tuple[keras.Layer, list[Place]]] = []
         order = {id(weight): i for i, weight in enumerate(model.weights)}
         layers = [layer for layer in model._flatten_layers() if isinstance(layer, UnitStack) or _is_weight_layer(layer)]
@@ -66,7 +66,7 @@ class Activations:
 
 
 def _is_weight_layer(layer: keras.Layer) -> bool:
-    is_cell = hasattr(layer, "state_size")  # of a recurrent layer, whose loop keeps what the cell reads
+    is_cell = hasattr(layer, "state_size")  # of a recurrent layer: the cell's input does not leave its loop
     return isinstance(getattr(layer, "kernel", None), keras.Variable) and not is_cell
 
 
@@ -99,7 +99,7 @@ def _measured(layer: keras.Layer, found: dict):
     plain = layer.call
 
     def call(x, *args, **kwargs):
-        if id(layer) not in found:  # where a layer is called again, the first call counts
+        if id(layer) not in found:  # of several calls the first counts
             values = ops.cast(x, "float32")
             found[id(layer)] = ops.reshape(ops.stack([ops.mean(values), ops.std(values)]), (1, 2))
         return plain(x, *args, **kwargs)

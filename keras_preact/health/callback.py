@@ -1,4 +1,4 @@
-"""TrainingHealth: the callback that measures gradients, updates and activations in `model.fit` and says what is unhealthy."""
+"""TrainingHealth: the callback that measures gradients, updates and activations in `model.fit` and reports problems."""
 
 import math
 import os
@@ -10,51 +10,57 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _checks
-from keras_preact.health import _tables, outputs
+from keras_preact.health import _tables, findings, outputs
 from keras_preact.health.activations import Activations
 from keras_preact.health.probe import Probe
 from keras_preact.health.ranges import Range, replaced
-from keras_preact.health.records import Finding, Record, of_network, of_places
+from keras_preact.health.records import Record
 from keras_preact.health.weights import Place, Watched
 
 
 class TrainingHealth(keras.callbacks.Callback):
     """Watches the health of training in `model.fit`.
 
-    Every `interval` updates it records the norms of each weight's gradient, of the weight and of its update, and, where it has
-    a sample, mean and standard deviation of what each weight layer reads; after an epoch with validation, the gap. What is
-    outside its healthy range is reported with the action to take, once for each kind of figure and stage of the network.
+    Every `interval` updates it records the norms of each weight's gradient, of the weight and of its
+    update. With a `sample` it also records mean and standard deviation of each weight layer's input. After
+    an epoch with validation it records the gap. A cause of unhealthy training is reported once, with the
+    remedy and the evidence; its effects are not reported.
 
-    The norms are computed inside the compiled train step, which does not copy anything to the host and computes them only when
-    they are due. The optimizer carries two more variables meanwhile; what is saved does not have them, and they are gone
-    at the end of `fit`. Where `fit` ends in an exception they stay until the next `fit` with such a callback, or `remove()`.
+    The norms are computed inside the compiled train step, only when they are due, and without a copy to the
+    host. Meanwhile the optimizer holds two more variables, which are never saved. They are removed at the end
+    of `fit`. After a `fit` that raised an exception, the next `fit` with such a callback or `remove()` removes
+    them.
 
     Args:
-        interval: Updates between two records. With `steps_per_execution` above it, the last one of an execution is recorded.
-        sample: What the model takes, a batch of some images: the activations are measured on it, at inference. None: they
-            are not.
-        ranges: Figures to the `kp.health.Range` to judge by, in place of the rows of `kp.health.HEALTHY_RANGES`; None for a
-            figure that is not judged.
-        csv: A file for the records, a line each: step, epoch, loss, gradient_norm, layer_gradient_ratio,
-            train_validation_gap, then gradient_norm/PATH, weight_norm/PATH, update_norm/PATH of every weight and
-            activation_mean/PATH, activation_std/PATH of every weight layer's input. A file with these columns is continued.
-        tensorboard: A folder for an event file.
-        stop_on_divergence: Whether training stops when the gradient or the loss is not finite; a number is the gradient norm
-            above which it stops as well. The gradient of every update is then looked at, which costs a pass over it a step.
-            Training stops at the end of the interval in which it happened; the record is of the update in which it did.
-        report: Called with each message.
+        interval: Updates between two records. With a larger `steps_per_execution`, the last such
+            update of an execution is recorded.
+        sample: A batch of some inputs of the model, to measure the activations on, at inference.
+            None: no activations.
+        ranges: Figure to the `kp.health.Range` to judge it by, instead of the row of
+            `kp.health.HEALTHY_RANGES`. None for a figure that is not judged.
+        csv: File for the records, one line each: step, epoch, loss, gradient_norm,
+            layer_gradient_ratio, train_validation_gap, then gradient_norm/PATH, weight_norm/PATH,
+            update_norm/PATH of every weight and activation_mean/PATH, activation_std/PATH of every
+            weight layer's input. Records are appended to a file that has these columns.
+        tensorboard: Folder for an event file.
+        stop_on_divergence: Whether training stops when the gradient or the loss is not finite. A
+            number is the gradient norm above which it stops as well. This looks at the gradient of
+            every update, which costs one pass over it per step. Training stops at the end of the
+            interval; the record is of the update that diverged.
+        report: Function that gets each message.
 
     Attributes:
         history: The `kp.health.Record`s.
-        weights: Names of the weights in a record's arrays, in order: the path, and in a stack that of the unit's own,
-            `stage1_unit3/branch/conv_1/kernel`.
-        inputs: The same for its activations: the kernels whose layers read them.
-        gaps: Epoch to gap: that of the accuracy, training minus validation; without an accuracy, the difference of the first
-            metric, divided by its training value.
-        divergence: Why training was stopped; None where it was not.
+        weights: Names of the weights in a record's arrays, in order: the path, and in a stack that
+            of the unit's own, `stage1_unit3/branch/conv_1/kernel`.
+        inputs: The same for its activations: the kernels of the layers.
+        gaps: Epoch to gap: the accuracy in training minus that in validation. Without an accuracy,
+            the difference of the first metric, divided by its training value.
+        divergence: The message that training was stopped with, or None.
 
-    Gradients are those before clipping, of the loss without its scale. An update is what a train step changed, decay included.
-    With gradient accumulation an update is one of the accumulated gradients; steps that a `LossScaleOptimizer` skips are none.
+    Gradients are those before clipping, of the loss without its scale. An update is the change of a train step, decay
+    included. With gradient accumulation an update is one of the accumulated gradients. Steps that a `LossScaleOptimizer`
+    skips are not counted.
 
     Raises:
         ValueError: for arguments that do not fit, a model that is not built, a second such callback in a `fit`.
@@ -105,6 +111,8 @@ class TrainingHealth(keras.callbacks.Callback):
         self.inputs: list[str] = []
         self.divergence: str | None = None
         self._reported: set[tuple] = set()
+        self._suspected: set[tuple] = set()  # causes that the record before has shown
+        self._first_loss = math.nan
         self._gap = math.nan
         self._seen = 0
         self._probe: Any = None  # the `Probe` of the fit that runs
@@ -113,11 +121,11 @@ class TrainingHealth(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         model = self.model
         if not model.built:
-            raise ValueError("TrainingHealth watches a model that is built: give it an input shape, or call it once.")
+            raise ValueError("TrainingHealth needs a built model: give the model an input shape, or call it once on data.")
         before = Probe.of(model.optimizer)
         if before is not None:
             if before.fit is model.history:
-                raise ValueError("A fit takes one TrainingHealth. Received: two of them among its callbacks")
+                raise ValueError("A fit takes one TrainingHealth. Received: two of them in `callbacks`")
             before.remove()
         self._watched = Watched(model)
         self._activations = None if self.sample is None else Activations(model, self.sample)
@@ -129,6 +137,10 @@ class TrainingHealth(keras.callbacks.Callback):
         self._csv = None if self.csv is None else outputs.CsvFile(self.csv, outputs.columns(self._watched, self._read))
         self._board = None if self.tensorboard is None else outputs.TensorBoard(self.tensorboard)
         self.divergence = None
+        self._suspected = set()
+        self._first_loss = math.nan
+        self._accuracies: list[float] = []
+        self._highest_rate: float | None = None
         self._epoch = 0
         self._gap = math.nan
         self._seen = 0
@@ -139,7 +151,7 @@ class TrainingHealth(keras.callbacks.Callback):
         model.make_train_function(force=True)
 
     def state(self) -> dict[str, Any]:
-        """Return what another callback needs to go on as this one would, as JSON has it: see `restore`."""
+        """Return what another callback needs to continue as this one would, in JSON's types: see `restore`."""
         # on JAX, what the model holds is up to date once it was asked for
         probe = None if self._probe is None else Probe.of(self.model.optimizer)
         measured = self._seen if probe is None else int(ops.convert_to_numpy(probe.step.value))
@@ -148,17 +160,19 @@ class TrainingHealth(keras.callbacks.Callback):
             "gap": self._gap,
             "gaps": list(self.gaps.items()),
             "reported": sorted(map(list, self._reported)),
+            "suspected": sorted(map(list, self._suspected)),
+            "first_loss": self._first_loss,
         }
         if probe is None or measured == self._seen:
             return state
-        # measured and not recorded yet: on the way to the end of the interval in which training diverged
+        # measured and not recorded yet: training diverged in an interval that has not ended
         return state | {"measured": measured, "figures": ops.convert_to_numpy(probe.figures.value).tolist()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Have the next `fit` go on with the `state()` of another one, whose model and optimizer it goes on with.
+        """Have the next `fit` continue from the `state()` of another one, with its model and optimizer.
 
-        What it records, reports and writes is what that one would have. Rows of the CSV file that stand behind the state are
-        dropped, since they come again; `history` has the records of the new `fit` alone.
+        It records, reports and writes what that one would have. Rows of the CSV file that are later than the
+        state are dropped, since they come again. `history` has the records of the new `fit` alone.
         """
         self._restored = state
 
@@ -167,13 +181,15 @@ class TrainingHealth(keras.callbacks.Callback):
         self._gap = state["gap"]
         self.gaps = dict(state["gaps"])
         self._reported = {tuple(keys) for keys in state["reported"]}
+        self._suspected = {tuple(keys) for keys in state["suspected"]}
+        self._first_loss = state["first_loss"]
         self._probe.step.assign(state.get("measured", self._seen))
         if "figures" in state:
             self._probe.figures.assign(np.array(state["figures"], "float32"))
 
     @property
     def _limit(self) -> float | None:
-        """The gradient norm that ends training: any that float32 holds, with `stop_on_divergence=True`."""
+        """The gradient norm that stops training: the largest float32 for `stop_on_divergence=True`."""
         if self.stop_on_divergence is False:
             return None
         return float(np.finfo("float32").max) if self.stop_on_divergence is True else self.stop_on_divergence
@@ -193,6 +209,8 @@ class TrainingHealth(keras.callbacks.Callback):
         self._probe.due = self._left <= 1 or self._limit is not None
 
     def on_train_batch_end(self, batch, logs=None):
+        if math.isnan(self._first_loss):
+            self._first_loss = _number(logs, "loss")
         self._left -= batch - self._first + 1
         if self._left > 0:
             return
@@ -201,7 +219,8 @@ class TrainingHealth(keras.callbacks.Callback):
         step = int(ops.convert_to_numpy(self._probe.step.value))
         if step != self._seen:  # else an optimizer with a loss scale has skipped the step
             self._seen = step
-            self._record(step, float(ops.convert_to_numpy((logs or {}).get("loss", math.nan))))
+            self._accuracies = [_number(logs, name) for name in logs or () if "acc" in name]
+            self._record(step, _number(logs, "loss"))
             if self.divergence is not None:
                 model.stop_training = True
 
@@ -223,37 +242,42 @@ class TrainingHealth(keras.callbacks.Callback):
             self._csv.append(outputs.row(record))
         if self._board is not None:
             self._board.write(step, outputs.summary(record, self._watched))
-        self._check_divergence(record)
-        self._report(of_network(step, record.scalars(), self.ranges))
-        self._report(of_places(record, self.ranges, self._watched, self._read))
+        self._judge(record)
 
-    def _check_divergence(self, record: Record) -> None:
-        what = []
-        bad = np.flatnonzero(~np.isfinite(record.gradient_norms))
-        if bad.size:
-            what.append(
-                f"the gradient is not finite in {bad.size} of {len(self.weights)} weights, first in {self.weights[bad[0]]}"
-            )
-        elif self._limit is not None and record.gradient_norm > self._limit:
-            most = self.weights[int(np.argmax(record.gradient_norms))]
-            what.append(f"the gradient norm {record.gradient_norm:.3g} is above {self._limit:g}, most in {most}")
-        if not math.isfinite(record.loss):
-            what.append(f"the loss is {record.loss}")
-        if not what:
+    def _judge(self, record: Record) -> None:
+        """Report why training diverged, or else the first cause of what is unhealthy."""
+        rates = self._rates()
+        diverged = findings.divergence(record, self.weights, self._limit)
+        if diverged is not None:
+            known = ("update_ratio", "above") in self._reported
+            text = f"{diverged[0].upper()}{diverged[1:]}." if known else ""
+            text = text or findings.divergence_message(diverged, rates, self._first_loss)
+            if self.stop_on_divergence is not False:
+                self.divergence = text
+            self._report(findings.DIVERGENCE, text)
             return
-        text = f"step {record.step}: training diverged: {'; '.join(what)}. Lower the learning rate, warm up or clip gradients."
-        if self.stop_on_divergence is not False:
-            self.divergence = text
-        self._report([Finding("divergence", "above", (), text)])
+        stuck = findings.is_stuck(record.loss, self._first_loss, self._accuracies)
+        figures = findings.measured(record, self._watched, self._read)
+        found = findings.causes(figures, self.ranges, rates, stuck)
+        before, self._suspected = self._suspected, {(cause.figure, cause.side) for cause in found}
+        if found and (found[0].at_once or (found[0].figure, found[0].side) in before):
+            row = self.ranges[found[0].figure]
+            self._report((found[0].figure, found[0].side), findings.message(found[0], figures, row, rates))
 
-    def _report(self, findings) -> None:
-        """Report the findings of which a part of the network was not told of yet."""
-        for finding in findings:
-            keys = {(finding.name, finding.side, place.section) for place in finding.places}
-            keys = keys or {(finding.name, finding.side, "")}
-            if not keys <= self._reported:
-                self._reported |= keys
-                self.report(finding.text)
+    def _rates(self) -> findings.Rates:
+        optimizer = self._probe.optimizer
+        now = float(ops.convert_to_numpy(optimizer.learning_rate))
+        rate = optimizer._learning_rate
+        if self._highest_rate is None and isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            steps = (self.params.get("epochs") or 1) * (self.params.get("steps") or 1)
+            self._highest_rate = findings.highest_rate(lambda step: float(ops.convert_to_numpy(rate(step))), steps)
+        return findings.Rates(now, max(now, self._highest_rate or 0.0))
+
+    def _report(self, cause: tuple[str, str], text: str) -> None:
+        """Report a cause once."""
+        if cause not in self._reported and (cause == findings.DIVERGENCE or not findings.FINAL & self._reported):
+            self._reported.add(cause)
+            self.report(text)
 
     def on_epoch_end(self, epoch, logs=None):
         gap = _gap(logs or {})
@@ -263,27 +287,34 @@ class TrainingHealth(keras.callbacks.Callback):
         step = self._probe.steps // self._probe.accumulated
         if self._board is not None:
             self._board.write(step, {"health/train_validation_gap": gap})
-        self._report(of_network(step, {"train_validation_gap": gap}, self.ranges))
+        row = self.ranges.get("train_validation_gap")
+        recent = np.array(list(self.gaps.values())[-findings.GAP_EPOCHS :])
+        if row is not None and len(recent) == findings.GAP_EPOCHS and row.outside(recent, "above").all():
+            self._report(("train_validation_gap", "above"), findings.gap_message(gap, row))
 
     def on_train_end(self, logs=None):
         self.remove()
 
     def remove(self) -> None:
-        """Take everything out of the model's optimizer that this callback has put in, after a `fit` that did not end well."""
+        """Remove from the model's optimizer what this callback has added, after a `fit` that raised an exception."""
         if self._probe is None:
             return
         model = self.model
         installed = Probe.of(model.optimizer)
-        if installed is not None and installed is self._probe:  # else another callback has put in its own
+        if installed is not None and installed is self._probe:  # else it is another callback's
             installed.remove()
-            model.train_function = None  # it has the figures in it; the next fit makes another
+            model.train_function = None  # it computes the figures; the next fit makes another
         self._probe = None
         if self._board is not None:
             self._board.close()
 
 
+def _number(logs: Mapping[str, Any] | None, name: str) -> float:
+    return float(ops.convert_to_numpy((logs or {}).get(name, math.nan)))
+
+
 def _gap(logs: Mapping[str, float]) -> float | None:
-    """Return the gap between training and validation in the logs of an epoch, None where there is no metric for it."""
+    """Return the gap between training and validation in the logs of an epoch, or None without a metric."""
     names = [name for name in logs if name != "loss" and f"val_{name}" in logs]
     accuracies = [name for name in names if "acc" in name]
     if accuracies:

@@ -1,4 +1,4 @@
-"""Where records go besides memory: a CSV file, and TensorBoard."""
+"""Writes records to a CSV file and to TensorBoard."""
 
 import csv
 import io
@@ -14,14 +14,14 @@ from keras_preact.health.weights import Place, Watched
 
 
 class CsvFile:
-    """A table that grows by whole lines: a reader never sees a part of one.
+    """A table that grows by whole lines: a reader never sees an incomplete one.
 
     Args:
-        path: Of the file. One with the same columns is continued.
-        columns: Names.
+        path: The file. Lines are appended to a file with the same columns.
+        columns: Names of the columns.
 
     Raises:
-        ValueError: for a file that has other columns, or a folder that does not exist.
+        ValueError: for a file with other columns, or a missing folder.
     """
 
     def __init__(self, path: str | os.PathLike, columns: Sequence[str]):
@@ -37,7 +37,7 @@ class CsvFile:
                     )
 
     def append(self, values: Iterable[object]) -> None:
-        """Add a line, in a new file behind that of the columns; NaN becomes an empty cell."""
+        """Append a line, in a new file after that of the columns. NaN becomes an empty cell."""
         line = _line("" if value != value else value for value in values)
         with self.path.open("ab", buffering=0) as file:
             size = file.seek(0, io.SEEK_END)
@@ -58,7 +58,7 @@ def _line(values: Iterable[object]) -> bytes:
 
 
 def columns(watched: Watched, read: Sequence[Place]) -> list[str]:
-    """Return the columns of a record: figures of the whole network, then those of every weight and weight layer."""
+    """Return the columns of a record: figures of the network, then of every weight and weight layer."""
     weights = [place.name for place in watched.places]
     inputs = [place.name for place in read]
     return [
@@ -69,7 +69,7 @@ def columns(watched: Watched, read: Sequence[Place]) -> list[str]:
 
 
 def row(record: Record) -> list[object]:
-    """Return what stands below `columns`."""
+    """Return the values of `columns`."""
     arrays = (
         *(record.gradient_norms, record.weight_norms, record.update_norms),
         *(record.activation_means, record.activation_stds),
@@ -79,7 +79,7 @@ def row(record: Record) -> list[object]:
 
 
 def summary(record: Record, watched: Watched) -> dict[str, float]:
-    """Return what TensorBoard shows of a record: the whole network, each unit's gradient, the spread of the ratios."""
+    """Return the scalars of a record: the whole network, each unit's gradient, the spread of the ratios."""
     scalars = {f"health/{name}": value for name, value in record.scalars().items() if name != "loss"}
     groups = watched.group_norms(record.gradient_norms)
     scalars |= {f"health_gradient_norm/{group}": norm for group, norm in groups.items()}
@@ -101,7 +101,7 @@ class TensorBoard:
     """Scalars in an event file, written through TensorFlow.
 
     Args:
-        folder: For the event file, which comes with the first scalars.
+        folder: Folder of the event file, which is made with the first scalars.
 
     Raises:
         ImportError: without the package tensorboard, which TensorFlow's summaries need.
@@ -118,7 +118,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write the scalars and flush them; the file comes with the first."""
+        """Write the scalars and flush them."""
         import tensorflow as tf
 
         if self._writer is None:

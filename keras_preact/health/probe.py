@@ -1,4 +1,4 @@
-"""Norms of gradients, weights and updates, computed in the train step by an optimizer that carries a probe."""
+"""Norms of gradients, weights and updates, which an optimizer with a probe computes in the train step."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -13,20 +13,20 @@ GRADIENT, WEIGHT, UPDATE = range(3)
 
 
 class Probe:
-    """What is put into an optimizer to measure its steps, and taken out again.
+    """Measures the steps of an optimizer until it is removed.
 
-    The optimizer gets two variables that do not train: the figures, `(3, n)` for n weights, and the number of the update that
-    they are of. Its method that applies gradients is replaced, in this instance alone, by one that writes them; those that
-    save and load it leave the two variables out. Its class stays, and so do its own variables.
+    The optimizer gets two variables that do not train: the figures, `(3, n)` for n weights, and the number of their update.
+    In this instance alone, its method that applies gradients is replaced by one that writes them, and those that save and
+    load it ignore the two variables. Its class and its own variables stay.
 
     Args:
         model: Compiled and built.
-        interval: Figures are of every update whose number is a multiple of it.
-        limit: A gradient norm that ends the figures: once the gradient of an update is not finite, or its norm is above, they
-            stay as they are. Every update is measured for it. None: not.
+        interval: Updates whose number is a multiple of this one are measured.
+        limit: A gradient norm. Every update is measured, and after one whose gradient is above or not finite the figures
+            stay as they are. None: no limit.
 
-    Figures are norms, in float32: of the gradient before it is clipped, of the weight before the update, and of what the
-    update changed, decay included. Where gradients are accumulated, the gradient is their mean. With several replicas of
+    Figures are norms, in float32: of the gradient before it is clipped, of the weight before the update, and of its change,
+    decay included. Accumulated gradients count as their mean. With several replicas of
     `tf.distribute` it is the sum over them, of gradients that Keras has clipped before.
     """
 
@@ -37,7 +37,7 @@ class Probe:
         self.optimizer = getattr(self.outer, "inner_optimizer", self.outer)  # of a LossScaleOptimizer: unscaled gradients
         self.accumulated = self.optimizer.gradient_accumulation_steps or 1
         self.period = interval * self.accumulated
-        #: The history of the fit that it was made for, another one in each.
+        #: The history of its fit; every fit has another one.
         self.fit = model.history
         #: Whether the next step is measured. PyTorch needs to know before the step, others look at its number in it.
         self.due = False
@@ -62,7 +62,7 @@ class Probe:
         vars(self.outer)["_health_probe"] = self
 
     def remove(self) -> None:
-        """Take the probe out; the optimizer is as it was, but for its training."""
+        """Remove the probe from the optimizer."""
         for optimizer, name in self._overridden:
             del vars(optimizer)[name]
         del vars(self.outer)["_health_probe"]
@@ -71,12 +71,12 @@ class Probe:
 
     @staticmethod
     def of(optimizer) -> "Probe | None":
-        """Return the probe in `optimizer`, if there is one."""
+        """Return the probe in `optimizer`, or None."""
         return vars(optimizer).get("_health_probe")
 
     @property
     def steps(self) -> int:
-        """Train steps that the optimizer has made: batches, where gradients are accumulated."""
+        """Train steps of the optimizer so far; with accumulated gradients, batches."""
         return int(ops.convert_to_numpy(self.optimizer._iterations.value))
 
     def _override(self, optimizer, name: str, function) -> None:
@@ -142,14 +142,14 @@ class Probe:
         return summed
 
     def _with_accumulated(self, gradients, variables) -> list:
-        """Return the gradients of an update: with what the steps before have left, where gradients are accumulated."""
+        """Return the gradients of an update, with those accumulated in the steps before."""
         if self.accumulated == 1:
             return list(gradients)
         left = (self.optimizer._accumulated_gradients[self.optimizer._get_variable_index(variable)] for variable in variables)
         return [(gradient + before) / self.accumulated for gradient, before in zip(gradients, left, strict=True)]
 
     def _norms(self, tensors: Sequence, variables: Sequence):
-        """Return the norm of each watched weight's tensor, `(n,)`, 0 where it has none."""
+        """Return the norm of each watched weight's tensor, `(n,)`, 0 without one."""
         given = {self._index[self.optimizer._var_key(v)]: t for v, t in zip(variables, tensors, strict=True)}
         parts = []
         for i, (variable, stacked) in enumerate(zip(self.watched.variables, self.watched.stacked, strict=True)):
@@ -163,7 +163,7 @@ class Probe:
 
 
 def own_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables of the model's optimizer, which is built if it is not yet, without those of a probe."""
+    """Return the variables of the model's optimizer, which is built if needed, without those of a probe."""
     optimizer = model.optimizer
     if not optimizer.built:
         with _scope(model):
@@ -174,7 +174,7 @@ def own_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def _all_rows(gradient):
-    """Return a tensor where TensorFlow has an embedding's gradient as a list of rows, one row perhaps several times."""
+    """Return a tensor for an embedding's gradient, which TensorFlow holds as a list of rows, perhaps with repetitions."""
     if keras.backend.backend() != "tensorflow":
         return gradient
     import tensorflow as tf
@@ -183,7 +183,7 @@ def _all_rows(gradient):
 
 
 def _scope(model: keras.Model) -> contextlib.AbstractContextManager:
-    """Return what a variable of the model's optimizer is made in."""
+    """Return the scope for new variables of the model's optimizer."""
     if keras.backend.backend() == "tensorflow":
         return model.distribute_strategy.scope()
     return contextlib.nullcontext()

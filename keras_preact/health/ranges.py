@@ -12,105 +12,120 @@ from keras_preact import _checks
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Where a figure is healthy: from `low` to `high`.
+    """The healthy values of a figure: from `low` to `high`.
 
     Args:
-        figure: What it is called in a message.
-        low, high: The bounds, which belong to the range; infinite where there is none.
-        below, above: What a figure outside may mean.
-        action: What to do then.
+        figure: Name of the figure in a message.
+        low, high: The bounds, which belong to the range; infinite for none.
+        below, above: Cause of a value outside. `{rate}` stands for the learning rate.
+        if_below, if_above: What to do then. `{better_rate}` stands for a learning rate that would be in the range.
+        margin: A message appears only for values this many times beyond a bound. Healthy
+            runs leave some of the ranges for a while.
 
     Raises:
-        ValueError: for bounds that are not in order.
+        ValueError: for bounds that are not in order, or a margin below 1.
     """
 
     figure: str
     low: float
     high: float
-    below: str
-    above: str
-    action: str
+    below: str = ""
+    above: str = ""
+    if_below: str = ""
+    if_above: str = ""
+    margin: float = 1.0
 
     def __post_init__(self):
         if not self.low < self.high:
             raise ValueError(f"A range goes from `low` up to `high`. Received: low={self.low}, high={self.high}")
+        if not self.margin >= 1:
+            raise ValueError(f"`margin` must be at least 1. Received: margin={self.margin}")
 
-    def sides(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return which of `values` lie `"below"` and which `"above"`, as masks. What is not a number lies nowhere."""
-        return {"below": values < self.low, "above": values > self.high}
+    def outside(self, values: np.ndarray, side: str) -> np.ndarray:
+        """Return a mask of the `values` that are `"below"` or `"above"` the range by its margin. NaN is neither."""
+        if side == "below":
+            return values < (self.low / self.margin if self.low > 0 else self.low * self.margin)
+        return values > (self.high * self.margin if self.high > 0 else self.high / self.margin)
 
-    def bound(self, side: str) -> float:
-        return self.low if side == "below" else self.high
-
-    def meaning(self, side: str) -> str:
-        return self.below if side == "below" else self.above
+    def healthy(self, side: str, unit: float = 1.0) -> str:
+        """Return the bound on a side in words, divided by `unit`."""
+        return f"above {self.low / unit:g}" if side == "below" else f"below {self.high / unit:g}"
 
 
-#: Figure to the range in which it is healthy. The figures of weights are judged for kernels, which have two axes or more.
+#: Figure to the range in which it is healthy. Of the weights, only kernels (two axes or more) are judged.
 HEALTHY_RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "gradient_norm": Range(
             "gradient norm",
             0.1,
             10.0,
-            below="the gradient vanishes, or training has converged",
-            above="the gradient explodes",
-            action="adjust the learning rate: raise it below the range, lower it or clip the gradients above",
+            below="The gradient vanishes",
+            above="The gradient explodes",
+            if_below="Raise the learning rate, or check initialisation and normalisation",
+            if_above="Lower the learning rate or clip the gradients",
         ),
         "update_ratio": Range(
             "update/weight ratio",
             1e-3,
             1e-2,
-            below="the weights hardly move",
-            above="the weights move too fast",
-            action="adjust the learning rate or clip the gradients",
+            below="Learning rate {rate} is too low",
+            above="Learning rate {rate} is too high",
+            if_below="Try {better_rate}",
+            if_above="Try {better_rate}",
+            margin=5.0,  # a healthy run of the digits recipe reaches 2 %, one that learns nothing 7 %
         ),
         "gradient_weight_ratio": Range(
             "gradient/weight ratio",
             1e-4,
             0.1,
-            below="they may be dead",
-            above="they may be unstable",
-            action="check initialisation and normalisation there",
+            below="Some weights get hardly any gradient",
+            above="Some weights get a very large gradient",
+            if_below="Check initialisation and normalisation there",
+            if_above="Check initialisation and normalisation there",
         ),
         "layer_gradient_ratio": Range(
-            "gradient norm of the first over that of the last",
+            "gradient norm of the first unit over that of the last",
             0.1,
             10.0,
-            below="the gradient vanishes on its way to the first",
-            above="the gradient explodes on its way to the first",
-            action="check the architecture: identity shortcuts, pre-activation",
+            below="The gradient vanishes on its way to the first unit",
+            above="The gradient explodes on its way to the first unit",
+            if_below="Use identity shortcuts and pre-activation",
+            if_above="Use identity shortcuts and pre-activation, or clip the gradients",
         ),
         "activation_mean": Range(
-            "mean of what a weight reads",
+            "mean of a layer's input",
             -0.5,
             0.5,
-            below="the activations are shifted down",
-            above="the activations are shifted up",
-            action="check the normalisation",
+            below="The activations are shifted down",
+            above="The activations are shifted up",
+            if_below="Check the normalisation",
+            if_above="Check the normalisation",
+            margin=20.0,
         ),
         "activation_std": Range(
-            "standard deviation of what a weight reads",
+            "standard deviation of a layer's input",
             0.5,
             2.0,
-            below="the signal fades",
-            above="the signal blows up",
-            action="check the initialisation",
+            below="The signal fades",
+            above="The signal explodes",
+            if_below="Check initialisation and normalisation",
+            if_above="Check initialisation and normalisation",
+            margin=20.0,  # weight decay shrinks the scales of normalisations to a tenth
         ),
         "train_validation_gap": Range(
             "gap between training and validation",
             -math.inf,
             0.05,
-            below="",
-            above="the network overfits",
-            action="add regularisation",
+            above="The network overfits",
+            if_above="Use more images, augmentation or weight decay",
+            margin=6.0,  # the paper's networks end at 0.06 on CIFAR-10 and at 0.24 on CIFAR-100
         ),
     }
 )
 
 
 def replaced(ranges: Mapping[str, Range | None] | None) -> dict[str, Range]:
-    """Return `HEALTHY_RANGES` with the rows of `ranges` in place of its own; without those where it has None."""
+    """Return `HEALTHY_RANGES` with the rows of `ranges` in place of its own, and without those that are None there."""
     table: dict[str, Range | None] = dict(HEALTHY_RANGES)
     for name, row in (ranges or {}).items():
         _checks.lookup(HEALTHY_RANGES, name, "ranges")

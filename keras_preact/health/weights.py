@@ -1,7 +1,6 @@
-"""What is watched: every trainable weight of a model by name, with those of stacked units one by one."""
+"""Every trainable weight of a model by name, those of stacked units one by one."""
 
 import dataclasses
-import re
 
 import keras
 import numpy as np
@@ -12,11 +11,11 @@ from keras_preact.units import ResidualUnit
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a weight stands.
+    """The place of a weight.
 
     Args:
-        name: Path of the weight. In a stack that of the unit's own: `stage1_unit3/branch/conv_1/kernel`.
-        group: Its unit, or its layer where it is in none.
+        name: Path of the weight, in a stack that of the unit's own: `stage1_unit3/branch/conv_1/kernel`.
+        group: Its unit, or its layer if it is in no unit.
         in_unit: Whether `group` is a residual unit.
     """
 
@@ -24,21 +23,16 @@ class Place:
     group: str
     in_unit: bool
 
-    @property
-    def section(self) -> str:
-        """What a warning is given once for: the units of a stage (`stage1`), or the layer."""
-        return re.sub(r"_?(unit)?_?\d*$", "", self.group) or self.group if self.in_unit else self.group
-
 
 def owners(model: keras.Model) -> dict[int, keras.Layer]:
-    """Return id of a variable to the `ResidualUnit` or `UnitStack` that it belongs to."""
+    """Return the `ResidualUnit` or `UnitStack` of each variable, by the variable's id."""
     kinds = (ResidualUnit, UnitStack)
     found = (layer for layer in model._flatten_layers() if isinstance(layer, kinds))
     return {id(variable): layer for layer in found for variable in layer.variables}
 
 
 def places(path: str, owner: keras.Layer | None) -> list[Place]:
-    """Return the places of a variable with this `path`: as many as units where `owner` is a stack."""
+    """Return the place of a variable with this `path`, for a stack one per unit."""
     if owner is None:
         return [Place(path, path.rsplit("/", 1)[0], in_unit=False)]
     scopes = path.split("/")
@@ -54,8 +48,8 @@ class Watched:
 
     Attributes:
         variables: The variables.
-        stacked: For each of them, whether its leading axis is one of units.
-        places: `Place` of each weight; n of them.
+        stacked: For each of them, whether its leading axis counts units.
+        places: `Place` of each of the n weights.
         kernels: Which of them are kernels, `(n,)`.
     """
 
@@ -72,7 +66,7 @@ class Watched:
         self.kernels = np.array(kernels, bool)
 
     def group_norms(self, norms: np.ndarray) -> dict[str, float]:
-        """Return the norm of each group from those of its weights; of the units alone where there are any."""
+        """Return the norm of each group from those of its weights: of the units alone, if there are any."""
         units = any(place.in_unit for place in self.places)
         squares: dict[str, float] = {}
         for place, norm in zip(self.places, norms, strict=True):

@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.health import HEALTHY_RANGES, Range, TrainingHealth
+from keras_preact.health import HEALTHY_RANGES, Range, TrainingHealth, findings
 from keras_preact.health.activations import Activations
+from keras_preact.health.findings import Measured, Rates
 from keras_preact.health.probe import Probe
 from keras_preact.health.weights import places
 from tests.keras_preact.harness import close, error_of
@@ -244,11 +246,11 @@ def test_names_of_units_inside_other_layers():
     stack = kp.UnitStack(kp.ResidualUnit(4, block="dense", name="part_unit2"), 2, name="part_units")
     unit = kp.ResidualUnit(4, block="dense", name="part")
     found = [places("a/part_units/branch/dense_1/kernel", stack), places("b/part/branch/part/bias", unit), places("c/k", None)]
-    assert [(place.name, place.group, place.section) for row in found for place in row] == [
-        ("a/part_unit2/branch/dense_1/kernel", "a/part_unit2", "a/part"),
-        ("a/part_unit3/branch/dense_1/kernel", "a/part_unit3", "a/part"),
-        ("b/part/branch/part/bias", "b/part", "b/part"),
-        ("c/k", "c", "c"),
+    assert [(place.name, place.group) for row in found for place in row] == [
+        ("a/part_unit2/branch/dense_1/kernel", "a/part_unit2"),
+        ("a/part_unit3/branch/dense_1/kernel", "a/part_unit3"),
+        ("b/part/branch/part/bias", "b/part"),
+        ("c/k", "c"),
     ]
 
 
@@ -518,9 +520,73 @@ class TestRanges:
         }
 
     def test_bounds_belong_to_the_range(self):
-        sides = HEALTHY_RANGES["gradient_norm"].sides(np.array([0.1, 0.0999, 10, 10.001, np.nan, np.inf]))
-        assert sides["below"].tolist() == [False, True, False, False, False, False]
-        assert sides["above"].tolist() == [False, False, False, True, False, True]
+        row, values = HEALTHY_RANGES["gradient_norm"], np.array([0.1, 0.0999, 10, 10.001, np.nan, np.inf])
+        assert row.outside(values, "below").tolist() == [False, True, False, False, False, False]
+        assert row.outside(values, "above").tolist() == [False, False, False, True, False, True]
+
+    def test_margin(self):
+        row = Range("figure", 0.1, 10, margin=5)
+        assert row.outside(np.array([0.019, 0.021, 49, 51]), "below").tolist() == [True, False, False, False]
+        assert row.outside(np.array([0.019, 0.021, 49, 51]), "above").tolist() == [False, False, False, True]
+        shifted = Range("figure", -4, -0.5, margin=2)
+        assert shifted.outside(np.array([-8.1, -7.9]), "below").tolist() == [True, False]
+        assert shifted.outside(np.array([-0.26, -0.24]), "above").tolist() == [False, True]
+
+
+class TestCauses:
+    """Which cause a record shows, from figures that are chosen here."""
+
+    def causes(self, *, stuck: bool, now=0.1, highest=0.1, **values: float) -> list[tuple[str, str]]:
+        healthy = {"gradient_norm": 1.0, "update_ratio": 5e-3, "gradient_weight_ratio": 0.01, "layer_gradient_ratio": 1.0}
+        healthy |= {"activation_mean": 0.4, "activation_std": 0.6}
+        figures = {name: Measured(np.array([value, math.nan])) for name, value in (healthy | values).items()}
+        found = findings.causes(figures, HEALTHY_RANGES, Rates(now, highest), stuck)
+        return [(cause.figure, cause.side) for cause in found]
+
+    @pytest.mark.parametrize("stuck", [False, True])
+    def test_healthy(self, stuck):
+        assert self.causes(stuck=stuck) == []
+
+    def test_learning_rate_before_its_effects(self):
+        values = {"gradient_norm": 70.0, "activation_std": 1e3, "activation_mean": 99.0, "gradient_weight_ratio": 1e-9}
+        first, *_ = self.causes(stuck=True, update_ratio=0.3, layer_gradient_ratio=4e-6, **values)
+        assert first == ("update_ratio", "above")
+        assert self.causes(stuck=True, **values)[0] == ("activation_std", "above")
+        assert self.causes(stuck=True, layer_gradient_ratio=4e-6, gradient_norm=1e-3, update_ratio=1e-9) == [
+            *(("layer_gradient_ratio", "below"), ("gradient_norm", "below"), ("update_ratio", "below"))
+        ]
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            *({"gradient_norm": 1e-3}, {"gradient_norm": 99.0}, {"update_ratio": 1e-9}, {"gradient_weight_ratio": 1e-9}),
+            *({"gradient_weight_ratio": 5.0}, {"layer_gradient_ratio": 96.0}, {"activation_std": 1e-3}),
+        ],
+    )
+    def test_no_alarm_in_a_network_that_learns(self, values):
+        assert self.causes(stuck=False, **values) == []
+        assert len(self.causes(stuck=True, **values)) == 1
+
+    def test_small_updates_are_judged_at_the_highest_rate(self):
+        """As in a warm-up, and at the end of a cosine."""
+        assert self.causes(stuck=True, update_ratio=1e-6, now=1e-4, highest=0.1) == []
+        assert self.causes(stuck=True, update_ratio=1e-6, now=1e-2, highest=0.1) == [("update_ratio", "below")]
+        assert self.causes(stuck=True, update_ratio=0.0, now=0.0, highest=0.1) == []
+
+    @pytest.mark.parametrize(
+        ("loss", "accuracies", "stuck"),
+        [(2.3, [0.1], True), (2.3, [], True), (1.7, [0.1], False), (2.3, [0.95], False), (math.nan, [], True)],
+    )
+    def test_stuck(self, loss, accuracies, stuck):
+        assert findings.is_stuck(loss, 2.3, accuracies) == stuck
+
+    @pytest.mark.parametrize("warmup", [0, 1, 7, 333, 990])
+    @pytest.mark.parametrize("steps", [1, 2, 3, 1000])
+    def test_highest_rate(self, warmup, steps):
+        def rate(step):
+            return (step + 1) / (warmup + 1) if step < warmup else math.cos((step - warmup) / 1000)
+
+        assert findings.highest_rate(rate, steps) == max(map(rate, range(steps)))
 
 
 class TestMessages:
@@ -533,29 +599,46 @@ class TestMessages:
         fit(model, x, y, health, epochs=epochs, validation_data=validation)
         return told, health
 
+    @pytest.mark.parametrize("schedule", [False, True])
+    def test_learning_rate_that_is_too_high(self, schedule):
+        """The highest rate of the run is named, in its first message; what follows is an effect of it."""
+        x, y = data(12)
+        rate = kp.schedules.step_schedule(50.0, [9], warmup_steps=4, warmup_learning_rate=2.0) if schedule else 50.0
+        told, health = self.messages(x, y, optimizer=SGD(rate), interval=1, **HEALTHY_RANGES)
+        ratio = 100 * np.median(health.history[0].update_ratios[[0, 2]])
+        assert told[0].startswith(f"Learning rate 50 is too high: weights change by {float(f'{ratio:.2g}'):,g} % per update ")
+        better = float(re.fullmatch(r".*\(healthy: below 1 %\)\. Try ([\d.e-]+)\.", told[0])[1])
+        assert f"{better:.0e}"[0] in "125"
+        wanted = (2.0 if schedule else 50.0) / ratio  # changes weights by 1 %
+        assert wanted / 2.51 <= better <= wanted
+        assert all(message.startswith("Training diverged in update ") for message in told[1:])
+        assert len(told) <= 2
+
+    def test_learning_rate_that_is_too_low(self):
+        x, y = (np.tile(array, (4, 1)) for array in data(1))
+        told, health = self.messages(x, y, optimizer=SGD(1e-6), epochs=2, update_ratio=HEALTHY_RANGES["update_ratio"])
+        ratio = 100 * np.median(health.history[1].update_ratios[[0, 2]])
+        change = f"{float(f'{ratio:.2g}'):g} %"
+        better = float(told[0].split("Try ")[1][:-1])
+        assert told == [
+            f"Learning rate 1e-06 is too low: weights change by {change} per update (healthy: above 0.1 %), "
+            f"and the loss does not fall. Try {better:g}."
+        ]
+        assert better <= 1e-6 * 0.1 / ratio <= 2.51 * better
+
     def test_figure_of_the_network_once(self):
         x, y = data(4)
         told, health = self.messages(x, 1000 * y, epochs=2, gradient_norm=HEALTHY_RANGES["gradient_norm"])
-        norm = health.history[0].gradient_norm
+        norm = health.history[1].gradient_norm  # the first record alone may be chance
         assert told == [
-            f"step 2: gradient norm {norm:.3g} is above 10: the gradient explodes; adjust the learning rate: raise it below "
-            "the range, lower it or clip the gradients above."
+            f"The gradient explodes: gradient norm {norm:.3g} (healthy: below 10), and the loss does not fall. "
+            "Lower the learning rate or clip the gradients."
         ]
 
-    def test_figure_of_layers_once(self):
+    def test_what_two_records_show_is_reported_with_its_place(self):
+        """In the second epoch the hidden layer's input is out of the range, too: nothing is said again."""
         x, y = data(4)
-        told, health = self.messages(x, y, epochs=2, update_ratio=HEALTHY_RANGES["update_ratio"])
-        least = min(health.history[0].update_ratios[[0, 2]])
-        where = NAMES[2 * int(np.argmin(health.history[0].update_ratios[[0, 2]]))]
-        assert told == [
-            f"step 2: 2 of 2 layers (first to second): update/weight ratio below 0.001, least {least:.3g} at {where}: the "
-            "weights hardly move; adjust the learning rate or clip the gradients."
-        ]
-
-    def test_again_where_it_is_new(self):
-        """First one layer reads too much, then the other as well: two messages, and no third."""
-        x, y = data(4)
-        wide = Range("mean of what a weight reads", -10.0, 0.0, "", "shifted", "shift it back")
+        row = Range("mean of a layer's input", -10.0, 0.0, above="shifted", if_above="Shift it back")
         told: list[str] = []
         model = network(SGD(0.0))
         weights = model.get_weights()
@@ -564,48 +647,69 @@ class TestMessages:
 
         class Raise(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch, logs=None):
-                if epoch == 1:
+                if epoch == 2:
                     self.model.get_layer("first").bias.assign(np.ones(HIDDEN))
 
-        health = TrainingHealth(4, sample=np.abs(x), ranges=self.ONLY | {"activation_mean": wide}, report=told.append)
-        fit(model, x, y, health, Raise(), epochs=3)
+        count: list[int] = []
+        record = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: count.append(len(told)))
+        health = TrainingHealth(4, sample=np.abs(x), ranges=self.ONLY | {"activation_mean": row}, report=told.append)
+        fit(model, x, y, health, Raise(), record, epochs=4)
+        assert count == [0, 1, 1, 1]
         mean = np.abs(x).mean()
-        assert told == [
-            f"step 4: 1 of 2 layers (first): mean of what a weight reads above 0, most {mean:.3g} at first/kernel: shifted; "
-            "shift it back.",
-            "step 8: 2 of 2 layers (first to second): mean of what a weight reads above 0, most 1 at second/kernel: shifted; "
-            "shift it back.",
-        ]
+        where = "at first/kernel, outside in 1 of 2 layers"
+        assert told == [f"shifted: mean of a layer's input {mean:.3g} {where} (healthy: below 0). Shift it back."]
 
     def test_units_and_layers(self):
         x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
         model = kp.models.dense_resnet(12, input_shape=(6,), width=5, classes=3, stacked=True)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(SGD(0.1), loss, jit_compile="auto" if BACKEND == "jax" else False)
+        model.compile(SGD(1e-6), loss, jit_compile="auto" if BACKEND == "jax" else False)
         told: list[str] = []
-        row = Range("gradient/weight ratio", 1e3, 1e4, "they may be dead", "", "check them")
+        row = Range("gradient/weight ratio", 1e3, 1e4, below="dead", if_below="Check them")
         health = TrainingHealth(1, ranges=self.ONLY | {"gradient_weight_ratio": row}, report=told.append)
         fit(model, x, np.arange(8) % 3, health, epochs=2)
         units = len(model.units)
+        least = int(np.argmin(np.where(health._watched.kernels, health.history[1].gradient_weight_ratios, np.inf)))
         assert len(told) == 1
-        assert told[0].startswith(f"step 1: {units + 2} of {units + 2} units and layers (")
-        assert told[0].endswith(": they may be dead; check them.")
+        assert f" at {health.weights[least]}, outside in {units + 2} of {units + 2} units and layers (healthy: " in told[0]
+        assert told[0].endswith(", and the loss does not fall. Check them.")
 
     def test_gap_of_the_accuracy(self):
+        """It is reported once it was large for five epochs."""
         x, y = data(4)
         labels = np.eye(OUTPUTS)[(y[:, 0] > y[:, 1]).astype(int)]
-        told, health = self.messages(
-            *(x, labels),
-            metrics=["accuracy"],
-            validation=(x, 1 - labels),
-            epochs=2,
-            train_validation_gap=Range("gap", -math.inf, -1.5, "", "too much", "regularise"),
-        )
-        # the validation labels are the opposite ones
-        assert health.gaps[0] == pytest.approx(2 * self.accuracy(health.model, x, labels) - 1, abs=1e-6)
-        assert told == [f"step 4: gap {health.gaps[0]:.3g} is above -1.5: too much; regularise."]
+        for epochs in (4, 6):
+            told, health = self.messages(
+                *(x, labels),
+                metrics=["accuracy"],
+                validation=(x, 1 - labels),
+                epochs=epochs,
+                train_validation_gap=Range("gap", -math.inf, -1.5, above="Too much", if_above="Regularise"),
+            )
+            # the validation labels are the opposite ones
+            assert health.gaps[0] == pytest.approx(2 * self.accuracy(health.model, x, labels) - 1, abs=1e-6)
+            expected = (
+                f"Too much: gap {health.gaps[4]:.3g}, large for 5 epochs (healthy: below -1.5). Regularise."
+                if epochs > 4
+                else None
+            )
+            assert told == ([expected] if expected else [])
         assert [record.gap for record in health.history[:2]] == [pytest.approx(math.nan, nan_ok=True)] * 2
         assert health.history[2].gap == health.gaps[0]
+
+    def test_gap_of_one_good_epoch(self):
+        told: list[str] = []
+        x, y = data(1)
+        health = TrainingHealth(9, ranges={}, report=told.append)
+        model = network(SGD(1e-6))
+
+        class Gaps(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                validation = 0.95 if epoch == 3 else 0.5
+                health.on_epoch_end(epoch, {"accuracy": 1.0, "val_accuracy": validation})
+                assert len(told) == (epoch >= 8)
+
+        fit(model, x, y, health, Gaps(), epochs=10)
 
     @staticmethod
     def accuracy(model, x, labels):
@@ -647,8 +751,9 @@ class TestDivergence:
         assert [record.step for record in health.history] == [2]
         assert np.isfinite(health.history[0].gradient_norms).tolist() == [True, True, False, False]
         assert health.divergence == (
-            "step 2: training diverged: the gradient is not finite in 2 of 4 weights, first in b/kernel; the loss is nan. "
-            "Lower the learning rate, warm up or clip gradients."
+            "Learning rate 0.01 is probably too high; training diverged in update 2: the gradient is not finite in 2 of 4 "
+            "weights, the first of them b/kernel, and the loss is nan. Divide it by at least ten, warm up longer, or clip the "
+            "gradients."
         )
         assert told == [health.divergence]
 
@@ -662,7 +767,10 @@ class TestDivergence:
         assert health.divergence is None
         assert [record.step for record in health.history] == [1, 2, 3, 4]
         assert len(told) == 1
-        assert told[0].startswith("step 1: training diverged: the gradient is not finite in 4 of 4 weights, first in first/")
+        assert told[0].startswith(
+            "The data or the initial weights are wrong, with a loss of nan in the first update; "
+            "training diverged in update 1: the gradient is not finite in 4 of 4 weights, the first of them first/"
+        )
 
     @pytest.mark.parametrize("accumulate", [None, 2])
     def test_gradient_norm_above_a_limit(self, accumulate):
@@ -676,8 +784,8 @@ class TestDivergence:
         fit(model, x, y, health)
         assert [record.step for record in health.history] == [3]
         np.testing.assert_allclose(figures_of(health.history[0]), wanted[2], rtol=5e-4)
-        assert "step 3: training diverged: the gradient norm" in health.divergence
-        assert "is above 500, most in second/" in health.divergence
+        assert "training diverged in update 3: the gradient norm is" in health.divergence
+        assert "(limit: 500), most of it in second/" in health.divergence
         assert int(model.optimizer.iterations) == 5
 
     def test_healthy_training_goes_on(self):
@@ -704,8 +812,8 @@ class TestErrors:
             assert word in message
 
     def test_range_upside_down(self):
-        message = error_of(lambda: Range("figure", 1.0, 0.5, "", "", ""))
-        assert "low=1.0, high=0.5" in message
+        assert "low=1.0, high=0.5" in error_of(lambda: Range("figure", 1.0, 0.5))
+        assert "margin=0.5" in error_of(lambda: Range("figure", 0.0, 1.0, margin=0.5))
 
     def test_folder_that_does_not_exist(self, tmp_path):
         x, y = data(1)

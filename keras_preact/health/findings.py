@@ -1,0 +1,219 @@
+"""What a record says of the health of training: one finding per cause, not one per effect."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from keras_preact.health.ranges import Range
+from keras_preact.health.records import Record
+from keras_preact.health.weights import Place, Watched
+
+#: Training is stuck as long as the loss is above this share of its first value ...
+STUCK_LOSS = 0.8
+#: ... and the training accuracy, if there is one, is below this.
+STUCK_ACCURACY = 0.9
+#: A training that has diverged, among the causes that were reported.
+DIVERGENCE = ("divergence", "")
+#: Epochs in a row of which each has a gap outside the range before the gap is reported.
+GAP_EPOCHS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """A reason for unhealthy training, which is visible as a figure outside its range.
+
+    Args:
+        figure: A key of the ranges.
+        side: `"below"` or `"above"`.
+        at_once: Report it after the first record. Others have to be there in two records in a row.
+        if_stuck: Report it only while the loss does not fall: a network that learns is healthy
+            whatever this figure is. At the end of training, for example, gradients are small.
+    """
+
+    figure: str
+    side: str
+    at_once: bool = False
+    if_stuck: bool = False
+
+
+#: In the order of causes and effects: of the causes that a record shows, the first is reported.
+CAUSES = (
+    Cause("update_ratio", "above", at_once=True),
+    Cause("activation_std", "above"),
+    Cause("activation_mean", "above"),
+    Cause("activation_mean", "below"),
+    Cause("activation_std", "below", if_stuck=True),
+    Cause("layer_gradient_ratio", "below", if_stuck=True),
+    Cause("layer_gradient_ratio", "above", if_stuck=True),
+    Cause("gradient_norm", "below", if_stuck=True),
+    Cause("gradient_norm", "above", if_stuck=True),
+    Cause("update_ratio", "below", if_stuck=True),
+    Cause("gradient_weight_ratio", "below", if_stuck=True),
+    Cause("gradient_weight_ratio", "above", if_stuck=True),
+)
+#: After these have been reported, all that follows is their effect.
+FINAL = frozenset({("update_ratio", "above"), DIVERGENCE})
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Learning rates of a run.
+
+    Args:
+        now: That of the recorded update.
+        highest: The highest of the run.
+    """
+
+    now: float
+    highest: float
+
+    @property
+    def share(self) -> float:
+        """`now` divided by `highest`."""
+        return self.now / self.highest if self.highest > 0 else 1.0
+
+    def better(self, ratio: float, row: Range, side: str) -> float:
+        """Return a round rate whose updates would be in the range, from the rate that had this `ratio`."""
+        bound = row.high if side == "above" else row.low
+        return _round(self.now * bound / ratio) if ratio > 0 else 10 * self.highest
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Values of a figure, at `places` or, without them, of the whole network."""
+
+    values: np.ndarray
+    places: Sequence[Place] = ()
+
+
+def measured(record: Record, watched: Watched, read: Sequence[Place]) -> dict[str, Measured]:
+    """Return the figures of a record that are judged.
+
+    Args:
+        record: Of the weights `watched`.
+        read: Places of the record's activations.
+    """
+    kernels = [place for place, kernel in zip(watched.places, watched.kernels, strict=True) if kernel]
+    # the classifier's input is averaged, the stem's is an image: units are judged, if there are any
+    inside = np.array([place.in_unit for place in read], bool)
+    inside = inside if inside.any() else np.ones(len(read), bool)
+    judged = [place for place, taken in zip(read, inside, strict=True) if taken]
+    updates = record.update_ratios[watched.kernels]
+    updates = updates[~np.isnan(updates)]
+    return {
+        "gradient_norm": Measured(np.array([record.gradient_norm])),
+        "layer_gradient_ratio": Measured(np.array([record.layer_gradient_ratio])),
+        "update_ratio": Measured(np.array([np.median(updates) if updates.size else math.nan])),
+        "gradient_weight_ratio": Measured(record.gradient_weight_ratios[watched.kernels], kernels),
+        "activation_mean": Measured(record.activation_means[inside], judged),
+        "activation_std": Measured(record.activation_stds[inside], judged),
+    }
+
+
+def causes(figures: Mapping[str, Measured], ranges: Mapping[str, Range], rates: Rates, stuck: bool) -> list[Cause]:
+    """Return the causes that the figures of a record show, the first cause first."""
+    found = []
+    for cause in CAUSES:
+        if cause.figure not in ranges or (cause.if_stuck and not stuck):
+            continue
+        values = figures[cause.figure].values
+        if (cause.figure, cause.side) == ("update_ratio", "below"):
+            # small updates are no mistake in a warm-up, nor at the end of a schedule
+            values = values / rates.share if rates.share > 0 else values * math.nan
+        if ranges[cause.figure].outside(values, cause.side).any():
+            found.append(cause)
+    return found
+
+
+def message(cause: Cause, figures: Mapping[str, Measured], row: Range, rates: Rates) -> str:
+    """Return what a person reads: the cause, the evidence, the remedy."""
+    figure = figures[cause.figure]
+    below = cause.side == "below"
+    extreme = int((np.nanargmin if below else np.nanargmax)(figure.values))
+    value = float(figure.values[extreme])
+    if cause.figure == "update_ratio":
+        evidence = f"weights change by {_percent(value)} per update (healthy: {row.healthy(cause.side, 0.01)} %)"
+        better = rates.better(value, row, cause.side)
+        words = {"rate": f"{rates.highest:.3g}", "better_rate": f"{better:g}"}
+    else:
+        where = _where(figure, row.outside(figure.values, cause.side), extreme)
+        evidence = f"{row.figure} {value:.3g}{where} (healthy: {row.healthy(cause.side)})"
+        words = {"rate": f"{rates.highest:.3g}", "better_rate": "another one"}
+    what, remedy = (row.below, row.if_below) if below else (row.above, row.if_above)
+    stuck = ", and the loss does not fall" if cause.if_stuck else ""
+    return f"{what.format(**words)}: {evidence}{stuck}. {remedy.format(**words)}."
+
+
+def gap_message(gap: float, row: Range) -> str:
+    """Return what a person reads of a gap between training and validation."""
+    evidence = f"{row.figure} {gap:.3g}, large for {GAP_EPOCHS} epochs (healthy: {row.healthy('above')})"
+    return f"{row.above}: {evidence}. {row.if_above}."
+
+
+def divergence(record: Record, weights: Sequence[str], limit: float | None) -> str | None:
+    """Return in words how training has diverged in a record; None if it has not.
+
+    Args:
+        record: Of the `weights`, by name.
+        limit: Gradient norm above which training has diverged, or None.
+    """
+    what = []
+    bad = np.flatnonzero(~np.isfinite(record.gradient_norms))
+    if bad.size:
+        what.append(f"the gradient is not finite in {bad.size} of {len(weights)} weights, the first of them {weights[bad[0]]}")
+    elif limit is not None and record.gradient_norm > limit:
+        most = weights[int(np.argmax(record.gradient_norms))]
+        what.append(f"the gradient norm is {record.gradient_norm:.3g} (limit: {limit:g}), most of it in {most}")
+    if not math.isfinite(record.loss):
+        what.append(f"the loss is {record.loss}")
+    return f"training diverged in update {record.step}: {', and '.join(what)}" if what else None
+
+
+def divergence_message(evidence: str, rates: Rates, first_loss: float) -> str:
+    """Return what a person reads of a divergence from the loss of the first update and `divergence`."""
+    if not math.isfinite(first_loss):
+        return f"The data or the initial weights are wrong, with a loss of {first_loss} in the first update; {evidence}."
+    remedy = "Divide it by at least ten, warm up longer, or clip the gradients"
+    return f"Learning rate {rates.highest:.3g} is probably too high; {evidence}. {remedy}."
+
+
+def is_stuck(loss: float, first_loss: float, accuracies: Collection[float]) -> bool:
+    """Return whether training has not learned anything, or not much."""
+    return not loss <= STUCK_LOSS * first_loss and not any(value >= STUCK_ACCURACY for value in accuracies)
+
+
+def highest_rate(rate: Callable[[int], float], steps: int) -> float:
+    """Return the highest value of a schedule over a run of so many updates, from samples that become denser around it."""
+    first, last = 0, max(0, steps - 1)
+    while True:
+        samples = sorted({int(step) for step in np.linspace(first, last, 50)})
+        values = [rate(step) for step in samples]
+        at = int(np.argmax(values))
+        if len(samples) == last - first + 1:
+            return values[at]
+        first, last = samples[max(0, at - 1)], samples[min(len(samples) - 1, at + 1)]
+
+
+def _percent(share: float) -> str:
+    return f"{float(f'{100 * share:.2g}'):,g} %"
+
+
+def _where(figure: Measured, outside: np.ndarray, extreme: int) -> str:
+    """Return the place of the extreme value, and the number of units that are outside."""
+    if not figure.places:
+        return ""
+    groups = {place.group for place in figure.places}
+    found = {place.group for place, out in zip(figure.places, outside, strict=True) if out}
+    units = [place.in_unit for place in figure.places]
+    noun = "units" if all(units) else "units and layers" if any(units) else "layers"
+    return f" at {figure.places[extreme].name}, outside in {len(found)} of {len(groups)} {noun}"
+
+
+def _round(value: float) -> float:
+    """Return the next number below `value` that is 1, 2 or 5 times a power of ten."""
+    if not 0 < value < math.inf:
+        return value
+    power = 10.0 ** math.floor(math.log10(value))
+    return float(f"{max(step for step in (1, 2, 5) if step * power <= value * (1 + 1e-9)) * power:.1g}")
