@@ -4,14 +4,12 @@ VENV ?= .venv
 BACKEND ?= tensorflow
 RUNS ?= runs
 SAVED_MODELS ?= saved_models
-DATA ?=
-FROM ?=
 PYTEST_ARGS ?=
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-run finetune test test-lowest lint docs build clean
+.PHONY: help demo demo-run test test-lowest lint docs build clean
 bin := $(VENV)/bin
 
 # PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take the CPU build from PyTorch's own index, unless pip has been
@@ -19,10 +17,10 @@ bin := $(VENV)/bin
 ifeq ($(shell command -v nvidia-smi)$(PIP_FIND_LINKS)$(PIP_EXTRA_INDEX_URL)$(PIP_INDEX_URL),)
 torch_index := --extra-index-url https://download.pytorch.org/whl/cpu
 endif
-# What the definitions of the paper, the networks, their files and the optimisers stand on.
+# The definitions of the paper, the networks, their files and the optimisers.
 core_tests := $(addprefix tests/keras_preact/test_,$(addsuffix .py,unit_reference identity_mappings parameter_counts import \
   initializers losses optimizers schedules))
-about_training := TensorFlow (CPU), Keras and what the scripts under training/ need
+about_training := TensorFlow (CPU), Keras and the packages of the command line
 about_test := pytest, hypothesis, a notebook kernel, servers, other runtimes and all of the above
 about_jax := JAX (CPU)
 about_torch := PyTorch
@@ -37,11 +35,11 @@ $(bin)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version). Name another: make PYTHON=python3.12 ..."; \
 	  exit 2; }
-	@echo "Making a virtual environment in $(VENV)"
+	@echo "Creating a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(bin)/python
-	@echo "Installing into $(VENV), in the versions of constraints.txt: $(about_$*)"
+	@echo "Installing into $(VENV), with the versions of constraints.txt: $(about_$*)"
 	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt \
 	  $(if $(filter torch,$*),$(torch_index)) -e '.[$*]' | sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
@@ -51,22 +49,19 @@ demo: $(VENV)/.installed-training ## Train on digits, evaluate, export to saved_
 
 demo-run:
 	@run=$(RUNS)/demo-$$(date +%Y%m%d-%H%M%S); \
-	step() { echo; echo "== $$1"; shift; echo "\$$ python -m $$*"; $(bin)/python -m "$$@"; }; \
-	step "1 of 4: train a pre-activation ResNet-20 on 1,437 handwritten digits" training.train digits --output $$run; \
-	step "2 of 4: evaluate it on the 360 others" training.evaluate $$run --save-samples 10; \
-	step "3 of 4: export it as a SavedModel" training.export $$run --name digits --output $(SAVED_MODELS); \
-	step "4 of 4: classify images through the SavedModel, with TensorFlow alone" \
-	  training.predict $(SAVED_MODELS)/digits $$run/samples/*.png; \
-	echo; echo "Results: the run with its figures and confusion matrix in $$run, the SavedModel in $(SAVED_MODELS)/digits."
+	step() { echo; echo "== $$1"; shift; echo "\$$ keras-preact $$*"; $(bin)/keras-preact "$$@"; }; \
+	step "1 of 4: train a pre-activation ResNet-20 on handwritten digits" train digits --output $$run; \
+	step "2 of 4: measure its accuracy on the 360 test images" evaluate $$run --save-samples 10; \
+	step "3 of 4: export it as a SavedModel" export $$run --name digits --output $(SAVED_MODELS); \
+	step "4 of 4: classify images with the SavedModel, by TensorFlow alone" predict --top 1 $(SAVED_MODELS)/digits $$run/samples/*.png; \
+	echo; echo "Results: the run in $$run, the SavedModel in $(SAVED_MODELS)/digits."; \
+	echo "Next: source $(VENV)/bin/activate, then keras-preact --help"
 
-finetune: $(VENV)/.installed-training ## Fine-tune a trained network on your images: DATA=folder of train/CLASS and test/CLASS, FROM=run or .keras file.
-	$(bin)/python -m training.train finetune --data.dir "$(DATA)" --model.weights "$(FROM)"
-
-# The files with the slowest tests come first, in the order of tests/conftest.py.
 needed_tensorflow :=
 needed_jax := $(VENV)/.installed-jax
 needed_torch := $(VENV)/.installed-torch $(VENV)/.with-timm
-test: $(VENV)/.installed-test $(needed_$(BACKEND)) ## Run the tests on BACKEND.
+# The files with the slowest tests come first, in the order of tests/conftest.py.
+test: $(VENV)/.installed-test $(needed_$(BACKEND)) ## Run the tests on BACKEND. 25 minutes on two cores.
 	KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
 	  --no-loadscope-reorder $(PYTEST_ARGS)
 

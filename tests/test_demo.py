@@ -49,7 +49,8 @@ def test_demo(tmp_path):
     assert sorted(label for label, _ in classified) == list("0123456789")
     assert sum(label == guess for label, guess in classified) >= 9
 
-    last = done.stdout.rstrip().split("\n")[-1]
+    last = done.stdout.rstrip().split("\n")[-2]
     assert last.startswith("Results: ")
     assert str(run) in last
     assert str(exported) in last
+    assert not re.search(r"python -m|Health:|[Ww]arning", done.stdout + done.stderr)

@@ -38,10 +38,18 @@ def run(*command: object, cwd: Path, check: bool = True) -> subprocess.Completed
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The wheel and the source distribution, built from a copy: a build leaves folders behind, and would take old ones."""
+    """The wheel and the source distribution, built from a copy: a build leaves folders behind, and would take old ones.
+
+    The copy holds a run and an exported model of its own, whatever a person has left in the checkout.
+    """
     source = tmp_path_factory.mktemp("source") / "project"
-    no_source = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "shared", "site")
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*no_source))
+    no_source = shutil.ignore_patterns(
+        ".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "saved_models", "shared", "site"
+    )
+    shutil.copytree(ROOT, source, ignore=no_source)
+    (source / "saved_models").mkdir()
+    shutil.copy(ROOT / "saved_models" / "README.md", source / "saved_models")
+    shutil.copytree(ROOT / "saved_models" / "cifar10_resnet20", source / "saved_models" / "cifar10_resnet20")
     (source / "runs" / "digits").mkdir(parents=True)
     (source / "runs" / "digits" / "model.keras").write_text("a run")
     shutil.copytree(source / "runs" / "digits", source / "saved_models" / "digits")
