@@ -1,4 +1,4 @@
-"""The missing runs of the paper's tables, those that are worth most first, and how long they are expected to take."""
+"""The missing runs of the paper's tables, the most valuable first, and their expected times."""
 
 import dataclasses
 import fnmatch
@@ -13,20 +13,20 @@ from .trials import TABLES, TRIALS, Trial
 
 #: Data set to its training images, all of 32 x 32 pixels.
 IMAGES: Mapping[str, int] = {"cifar10": 50_000, "cifar100": 50_000}
-#: Kind of block to the mean channels of a layer's output, by those of a basic block: a bottleneck's are 1, 1 and 4.
+#: Kind of block to the mean channels of a layer's output, relative to a basic block: a bottleneck's are 1, 1 and 4.
 CHANNELS: Mapping[str, int] = {"basic": 1, "single": 1, "bottleneck": 2}
-#: From this depth on, the paper's networks are of bottlenecks.
+#: Smallest depth of the paper's networks with bottlenecks.
 BOTTLENECKS = 164
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Rows that are worth the same.
+    """Rows of equal value.
 
     Args:
-        title: What they are.
+        title: Description of the rows.
         table: Name of the table that trains them.
-        names: Of trials, with `*` for any letters; a trial of an earlier group is not in a later one.
+        names: Names of trials, with `*` for any letters. A trial belongs to the first group that matches.
     """
 
     title: str
@@ -34,7 +34,7 @@ class Group:
     names: tuple[str, ...]
 
 
-#: What is worth most comes first.
+#: The most valuable group comes first.
 GROUPS = (
     Group("Table 2, the claim", "table2", ("cifar10/resnet110-full_preactivation", "cifar10/resnet110-original")),
     Group("Table 2, other arrangements", "table2", ("cifar10/resnet110-*",)),
@@ -63,12 +63,12 @@ def grouped() -> list[tuple[Group, list[Trial]]]:
 
 @dataclasses.dataclass(frozen=True)
 class Missing:
-    """A run that is to be made.
+    """A missing run.
 
     Args:
-        group: That it belongs to.
-        trial, seed: Which it is.
-        done, total: Iterations: those whose state is saved, and all.
+        group: Group of the trial.
+        trial, seed: The run.
+        done, total: Saved iterations, and all iterations.
     """
 
     group: Group
@@ -79,11 +79,11 @@ class Missing:
 
     @property
     def images(self) -> int:
-        """Images that are left to train on."""
+        """Images that remain to be trained on."""
         return (self.total - self.done) * self.trial.config().batch_size
 
     def command(self, minutes: float | None = None) -> str:
-        """Return what makes it, and the runs of lower seeds that the row lacks, and ends after so many minutes."""
+        """Return the command for this run and the row's missing runs of lower seeds, limited to some minutes."""
         short = self.trial.name.partition("/")[2]
         same = [row for row in TABLES[self.group.table].rows if row.trial.name.partition("/")[2] == short]
         limit = "" if minutes is None else f" --device-minutes {minutes:g}"
@@ -92,18 +92,18 @@ class Missing:
         return f"{cli.command('reproduce')} {table} --rows {rows} --seeds {self.seed + 1}{limit}"
 
 
-#: Trial and seed of an unfinished run to its iterations: those that are done, and all.
+#: Trial and seed of an unfinished run to its saved iterations and all iterations.
 Unfinished = Mapping[tuple[str, int], tuple[int, int]]
 
 
 def missing(made: Collection[tuple[str, int]], unfinished: Unfinished) -> list[Missing]:
-    """Return all runs that are missing, the one that is worth most first.
+    """Return all missing runs, the most valuable first.
 
-    Group by group: what is unfinished, the least left first; then seed 0 of every row, seed 1 of every row, ...
+    Group by group: unfinished runs, the least remaining first; then seed 0 of every row, seed 1 of every row, ...
 
     Args:
-        made: Trial and seed of the runs that have results.
-        unfinished: Those whose state is saved.
+        made: Trial and seed of the finished runs.
+        unfinished: Runs whose state is saved.
     """
     found = []
     for group, trials in grouped():
@@ -119,13 +119,13 @@ def missing(made: Collection[tuple[str, int]], unfinished: Unfinished) -> list[M
 
 
 def size(trial: Trial) -> int:
-    """Return what the time for an image is taken to grow with: layers times their channels. Shortcuts do not count."""
+    """Return the assumed cost of an image: layers times their channels. Shortcuts do not count."""
     depth = trial.arguments["depth"]
     return depth * CHANNELS[trial.arguments.get("block") or ("bottleneck" if depth >= BOTTLENECKS else "basic")]
 
 
 def costs(records: Iterable[Record], device: str) -> dict[str, float]:
-    """Return the seconds of the device for a training image, median over the runs, of each trial that was measured on it."""
+    """Return each trial's seconds per training image on a device, median over its runs."""
     own: dict[str, list[float]] = {}
     for record in records:
         speed = record.cost["images_per_second"]
@@ -135,12 +135,12 @@ def costs(records: Iterable[Record], device: str) -> dict[str, float]:
 
 
 def expected(item: Missing, known: Mapping[str, float]) -> float | None:
-    """Return the minutes that a run is expected to take, compilation left out; None where nothing is known.
+    """Return the expected minutes of a run without compilation; None if nothing is known.
 
     Args:
         item: The run.
-        known: Trial to its seconds for an image, on the device in question. A trial that is not in it has those of the
-            one that is nearest in `size`, by the ratio of their sizes.
+        known: Trial to its seconds per image on the device. Another trial uses those of the
+            nearest one in `size`, scaled by their sizes.
     """
     if not known:
         return None
@@ -150,15 +150,15 @@ def expected(item: Missing, known: Mapping[str, float]) -> float | None:
 
 
 def next_run(minutes: float | None, items: Sequence[Missing], known: Mapping[str, float]) -> Missing | None:
-    """Return the first run that fits into so many minutes, or whose time is not known; the first of all if none fits.
+    """Return the first run that fits into the minutes, or whose time is not known; the first of all if none fits.
 
     Args:
-        minutes: Of the device. None: as many as it takes.
-        items: What is missing, as `missing` returns it.
-        known: As for `expected`.
+        minutes: Minutes of the device. None: no limit.
+        items: Missing runs from `missing`.
+        known: See `expected`.
 
     Returns:
-        None where nothing is missing.
+        None if nothing is missing.
     """
     times = {item: expected(item, known) for item in items}
     fits = (item for item, time in times.items() if minutes is None or time is None or time <= minutes)

@@ -1,4 +1,4 @@
-"""What to measure next: `python -m training.reproduce next` says it, `plan` writes it to results/QUEUE.md."""
+"""What to measure next: `keras-preact reproduce next` prints it, `plan` writes it to results/QUEUE.md."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,21 +9,21 @@ from . import results
 from .priorities import Missing, costs, expected, grouped, missing, next_run
 from .results import RESULTS, SEEDS, WORK, Record
 
-#: So many of the missing runs have a line of their own in QUEUE.md.
+#: Number of missing runs with a line of their own in QUEUE.md.
 LINES = 20
 
 
 def next_(minutes: float | None = None, output: Path = RESULTS, work: Path = WORK, device: str | None = None) -> None:
-    """Say which run is worth most now, and the command that makes it.
+    """Print the most valuable missing run and its command.
 
     Args:
-        minutes: Of the device, that there are. None: as many as it takes.
-        output: Folder with the results.
-        work: Folder with the state of unfinished runs.
-        device: Name of the accelerator, as results have it. None: that of this machine.
+        minutes: Minutes of the device that are available. None: no limit.
+        output: Folder of finished runs.
+        work: Folder of unfinished runs.
+        device: Name of the accelerator as in the results. None: that of this machine.
 
     Raises:
-        UserError: for minutes that are not positive, or a file that holds no run.
+        UserError: for minutes that are not positive, or a file that is not a run.
     """
     if minutes is not None and not minutes > 0:
         raise cli.UserError(f"--minutes must be positive. Received: {minutes}")
@@ -32,13 +32,13 @@ def next_(minutes: float | None = None, output: Path = RESULTS, work: Path = WOR
     known = costs(records, device)
     item = next_run(minutes, items, known)
     if item is None:
-        print(f"Nothing is missing: every row has its {SEEDS} runs.")
+        print(f"Nothing is missing: every row has {SEEDS} runs.")
         return
     time = expected(item, known)
     begun = f", {item.done:,} of {item.total:,} iterations done" if item.done else ""
     print(f"{item.trial.name}, seed {item.seed} ({item.group.title}{begun}): {_about(time, device)}.")
     if minutes is not None and time is not None and time > minutes:
-        print(f"No missing run fits into {minutes:g} minutes; this one can be begun, and goes on the next time.")
+        print(f"No missing run fits into {minutes:g} minutes. Start this one; the same command resumes it.")
     print(item.command(minutes))
 
 
@@ -46,11 +46,11 @@ def plan(output: Path = RESULTS, work: Path = WORK) -> None:
     """Write QUEUE.md: what is measured of the paper's tables, and which runs come next.
 
     Args:
-        output: Folder with the results.
-        work: Folder with the state of unfinished runs.
+        output: Folder of finished runs.
+        work: Folder of unfinished runs.
 
     Raises:
-        UserError: for a file that holds no run.
+        UserError: for a file that is not a run.
     """
     records, items = _read(output, work)
     text = page(records, items)
@@ -69,7 +69,7 @@ def _read(output: Path, work: Path) -> tuple[list[Record], list[Missing]]:
 
 def _about(minutes: float | None, device: str) -> str:
     if minutes is None:
-        return f"how long it takes on {device} is not known, no run was made on it yet"
+        return f"the time on {device} is not known, it has no run yet"
     return f"about {_time([minutes])} of {device}"
 
 
@@ -86,7 +86,7 @@ def page(records: Sequence[Record], items: Sequence[Missing]) -> str:
     made: dict[str, int] = {}
     for record in records:
         made[record.trial] = made.get(record.trial, 0) + (record.seed < SEEDS)
-    state = [["group", "row", "runs", "under way", *(f"{heading}, all that is missing" for heading in headings)]]
+    state = [["group", "row", "runs", "unfinished", *(f"{heading}, for all missing runs" for heading in headings)]]
     for group, trials in grouped():
         for trial in trials:
             own = [item for item in items if item.trial == trial]
@@ -101,13 +101,13 @@ def page(records: Sequence[Record], items: Sequence[Missing]) -> str:
     command = cli.command("reproduce")
     parts = [
         "# What to measure next",
-        f"Written by `{command} plan` from the results in this folder. {total - len(items)} of {total} runs are made.",
-        _TIMES if devices else "How long a run takes is not known: none was made on an accelerator yet.",
-        "A run that does not fit into the minutes there are can be begun all the same: with `--device-minutes` it stops, is "
-        f"saved, and goes on the next time. `{command} next --minutes 30` names the first that fits.",
+        f"`{command} plan` writes this page from the files in this folder. {total - len(items)} of {total} runs are finished.",
+        _TIMES if devices else "The time of a run is not known: there is no run on an accelerator yet.",
+        "With `--device-minutes` a run stops in time and is saved; the same command resumes it. "
+        f"`{command} next --minutes 30` names the first run that fits.",
         "## Next runs",
-        markdown(first) if items else f"None: every row has its {SEEDS} runs.",
-        *([f"{len(items) - LINES} more follow, group by group as below, seed by seed."] if len(items) > LINES else []),
+        markdown(first) if items else f"None: every row has {SEEDS} runs.",
+        *([f"{len(items) - LINES} more follow, in the order of the groups below."] if len(items) > LINES else []),
         "## Rows",
         markdown(state),
     ]
@@ -115,7 +115,7 @@ def page(records: Sequence[Record], items: Sequence[Missing]) -> str:
 
 
 _TIMES = (
-    "Expected times are those of the iterations that are left, without compilation: images times the time for an image, "
-    "which is that of the row's own runs on the device, or of those of the row that is nearest in layers times channels, "
-    "in proportion. Other shortcuts and arrangements are taken to cost the same."
+    "Expected times are for the remaining iterations, without compilation. The time per image is that of the row's own runs "
+    "on the device, or that of the nearest row, scaled by layers times channels. Shortcuts and arrangements are "
+    "assumed to cost the same."
 )

@@ -1,4 +1,4 @@
-"""The rows of the report's tables: a published number, our runs, and what the cells say of them."""
+"""The rows of the report's tables: a published number, our runs, and their cells."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from . import statistics
 from .results import Record
 from .trials import Row, Table
 
-#: The goal: our median is at most so many points from the paper's.
+#: The goal: the largest distance of our median from the paper's, in points.
 GOAL = 0.3
 #: The paper's "fail": a test error in percent above this.
 FAIL = 20.0
@@ -21,7 +21,7 @@ Groups = Mapping[str, Sequence[Record]]
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A row with its runs, if there are any."""
+    """A row with its runs."""
 
     row: Row
     records: Sequence[Record]
@@ -48,17 +48,17 @@ class Measured:
 
     @property
     def reaches(self) -> bool:
-        """Whether the median is as near to the paper as the goal says; fails where the paper's does."""
+        """Whether the median meets the goal; if the paper's row fails, whether ours fails."""
         return self.fails if self.row.published.error is None else self.delta is not None and abs(self.delta) <= GOAL
 
 
 def device(record: Record) -> str:
-    """Return what a run was made on: a graphics processor, or the name of the CPU."""
+    """Return the device of a run: a graphics processor, or the name of the CPU."""
     return record.device["name"] if record.device["name"] != "CPU" else f"CPU ({record.device['cpu']})"
 
 
 def seconds(record: Record) -> float:
-    """Return the time that a run took of its device, which others may have shared."""
+    """Return the device time of a run, without that of runs beside it."""
     return record.cost["seconds"] / record.cost["together"]
 
 
@@ -105,7 +105,7 @@ def _loss(values: Sequence[float | None]) -> str:
 
 
 def _by_device(of: Callable[[Record], float | None], text: Callable[[float], str]) -> Callable[[Measured], str]:
-    """Return a cell of medians, one a device, in the order in which the column of devices has them."""
+    """Return a cell of medians, one per device, in the order of the column of devices."""
 
     def cell(measured: Measured) -> str:
         own: dict[str, list[float]] = {}
@@ -121,13 +121,13 @@ def _all(of: Callable[[Record], str]) -> Callable[[Measured], str]:
     return lambda measured: "; ".join(sorted({of(record) for record in measured.records}))
 
 
-#: Columns that are as wide as they are often the same.
+#: Wide columns whose cells are often equal.
 COMMON = ("device", "precision")
-#: Heading to the cell of a row with runs.
+#: Heading to the function that makes the cell of a row.
 Columns = Mapping[str, Callable[[Measured], str]]
 _LAST: Columns = {
     "n": _count,
-    "time a run": _by_device(seconds, duration),
+    "time per run": _by_device(seconds, duration),
     "images/s": _by_device(lambda record: record.cost["images_per_second"], lambda speed: f"{speed:,.0f}"),
     "device": _all(device),
     "precision": _all(lambda record: record.config["dtype"]),
@@ -153,7 +153,7 @@ def measured_rows(table: Table, groups: Groups) -> list[Measured]:
 
 
 def table_text(table: Table, groups: Groups) -> str:
-    """Return a table, without the columns that nobody has filled, and, said once, of `COMMON` what all rows have in common."""
+    """Return a table without empty columns; columns of `COMMON` that are equal in all rows become one line."""
     measured = {own.row.label: own for own in measured_rows(table, groups)}
     columns = dict(SMALL if table.small else FULL) if measured else {}
     common = []

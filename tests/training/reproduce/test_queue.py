@@ -88,7 +88,7 @@ def test_every_command_selects_its_trial():
 
 def test_command():
     item = missing(set(), {})[2]
-    assert item.command() == "python -m training.reproduce table2 --rows resnet110-full_preactivation --seeds 2"
+    assert item.command() == "keras-preact reproduce table2 --rows resnet110-full_preactivation --seeds 2"
     assert item.command(12.5).endswith(" --seeds 2 --device-minutes 12.5")
 
 
@@ -148,16 +148,16 @@ def test_next(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         f"{ORIGINAL}, seed 0 ({GROUPS[0].title}): about 1 h 6 min of NVIDIA H200.",
-        "python -m training.reproduce table2 --rows resnet110-original --seeds 1",
+        "keras-preact reproduce table2 --rows resnet110-original --seeds 1",
     ]
     queue.next_(5, tmp_path, tmp_path / "work", H200)
     _, fits, command = capsys.readouterr().out.splitlines()
-    assert fits == "No missing run fits into 5 minutes; this one can be begun, and goes on the next time."
+    assert fits == "No missing run fits into 5 minutes. Start this one; the same command resumes it."
     assert command.endswith(" --device-minutes 5")
     queue.next_(5, tmp_path, tmp_path / "work", "NVIDIA H100")
-    assert "how long it takes on NVIDIA H100 is not known" in capsys.readouterr().out
+    assert "the time on NVIDIA H100 is not known" in capsys.readouterr().out
     queue.next_(5, tmp_path, tmp_path / "work")
-    assert "how long it takes on CPU is not known" in capsys.readouterr().out
+    assert "the time on CPU is not known" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"--minutes must be positive\. Received: 0"):
         queue.next_(0, tmp_path, tmp_path / "work")
 
@@ -169,10 +169,10 @@ def test_plan(tmp_path, capsys):
     text = (tmp_path / "QUEUE.md").read_text()
     assert capsys.readouterr().out == f"{text}\nWritten: {tmp_path / 'QUEUE.md'}\n"
     total = len(missing(set(), {}))
-    assert f"2 of {total} runs are made." in text
+    assert f"2 of {total} runs are finished." in text
     lines = text.splitlines()
     assert f"|  | row | seed | time on {H200} | command |" in lines
-    command = "`python -m training.reproduce table2 --rows resnet110-original --seeds 1`"
+    command = "`keras-preact reproduce table2 --rows resnet110-original --seeds 1`"
     assert f"| 1 | {ORIGINAL} | 0 | 1 h 6 min | {command} |" in lines
     assert f"| {GROUPS[0].title} | {FULL} | 2 of 5 | - | 3 h 20 min |" in lines
     assert f"{total - 2 - queue.LINES} more follow" in text
@@ -182,16 +182,16 @@ def test_plan(tmp_path, capsys):
 def test_plan_of_unfinished_runs_and_none_measured():
     items = missing(set(), {(FULL, 3): (16_000, 64_000)})
     text = queue.page([], items)
-    assert f"| 1 | {FULL} | 3 | `python -m training.reproduce table2 --rows resnet110-full_preactivation --seeds 4` |" in text
+    assert f"| 1 | {FULL} | 3 | `keras-preact reproduce table2 --rows resnet110-full_preactivation --seeds 4` |" in text
     assert f"| {GROUPS[0].title} | {FULL} | 0 of 5 | seed 3: 25% |" in text
-    assert "How long a run takes is not known" in text
+    assert "The time of a run is not known" in text
 
 
 def test_nothing_is_missing(tmp_path, capsys):
     runs = [record(trial.name, seed, 6.0) for _, trials in grouped() for trial in trials for seed in range(SEEDS)]
     text = queue.page(runs, missing({(each.trial, each.seed) for each in runs}, {}))
-    assert f"{len(runs)} of {len(runs)} runs are made" in text
-    assert "None: every row has its 5 runs." in text
+    assert f"{len(runs)} of {len(runs)} runs are finished" in text
+    assert "None: every row has 5 runs." in text
     assert f"| {GROUPS[0].title} | {FULL} | 5 of 5 | - | 0 s |" in text
 
 

@@ -42,16 +42,35 @@ def rows(text: str) -> dict[str, dict[str, str]]:
 
 def test_nothing_measured(tmp_path):
     found = made(tmp_path / "none")
-    for table in TABLES.values():
-        own = rows(found[table.title])
-        assert list(own) == [row.label for row in table.rows]
-        assert {len(row) for row in own.values()} == {2}  # its label, and the published number
-        assert "No row has been measured yet" in found[table.title]
-    assert "No run has been made yet." in found["Cost"]
+    assert not {table.title for table in TABLES.values()} & set(found)
+    lines = [line for line in found["Not measured yet"].splitlines() if line.startswith("- ")]
+    assert lines == [f"- {table.title}: {len(table.rows)} row{'s' * (len(table.rows) > 1)}" for table in TABLES.values()]
+    assert "No runs yet." in found["Cost"]
     assert sorted(path.name for path in (tmp_path / "none").iterdir()) == ["README.md"]
 
 
+def test_measured_tables_come_first(tmp_path):
+    write(tmp_path, "cifar10/resnet110-original-dropout", [25.0])
+    write(tmp_path, SMALL_FULL, [2.0], device="CPU")
+    found = made(tmp_path)
+    titles = [TABLES[name].title for name in ("table1", "digits2")]
+    assert list(found)[1:4] == [*titles, "Not measured yet"]
+    assert len(rows(found[titles[0]])) == len(TABLES["table1"].rows)
+
+
+def test_rows_that_fail_in_small_alone_are_explained(tmp_path):
+    write(tmp_path, "digits/resnet110-original-none", [90.0], device="CPU")  # fails in the paper too
+    assert "does not contradict" not in section(tmp_path, "digits1")
+    write(tmp_path, "digits/resnet110-original-conv1x1", [90.0], device="CPU")
+    [line] = [line for line in section(tmp_path, "digits1").splitlines() if "does not contradict" in line]
+    assert line.startswith("- ResNet-110, 1x1 convolution (1x1 conv, 1): over 20 % here")
+    assert "has 700 iterations, the paper's has 64,000" in line
+    assert "2.30" in line
+
+
 def test_published_numbers(tmp_path):
+    for name in ("resnet110-original", "resnet1001-original", "resnet20-original"):
+        write(tmp_path, f"cifar10/{name}", [7.0])
     found = made(tmp_path)
 
     def published(table: str, label: str) -> str:
@@ -69,7 +88,7 @@ def test_row(tmp_path):
     assert own == {
         **{"row": "ResNet-110, full_preactivation", "published": "6.37"},
         **{"median": "6.40", "difference": "+0.03", "mean +- std": "6.50 +- 0.38", "n": "5"},
-        **{"time a run": "1 h 0 min", "images/s": "1,500", "device": "NVIDIA H200", "precision": "float32"},
+        **{"time per run": "1 h 0 min", "images/s": "1,500", "device": "NVIDIA H200", "precision": "float32"},
     }
     # the same trial in another table, beside another row
     assert rows(section(tmp_path, "table3"))["ResNet-110, full_preactivation"] == own
@@ -95,8 +114,10 @@ def test_networks_are_ordered_each_by_itself(tmp_path):
     write(tmp_path, "cifar10/resnet20-original", [8.8])
     write(tmp_path, "cifar10/resnet32-original", [7.4])
     text = section(tmp_path, "table2")
-    assert "ResNet-110, test error: the paper orders 1 pair of measured rows. Our medians have 0 in its order, 1 the" in text
-    assert "ResNet-164, test error: no two rows that the paper orders are measured." in text
+    assert (
+        "ResNet-110, test error: the paper orders 1 pair of measured rows. Our medians have 0 in its order, 1 reversed" in text
+    )
+    assert "ResNet-164, test error: no two measured rows are ordered in the paper." in text
     # but depths with each other, where they are what the table is about: 20, 32 and 110 layers
     assert "Test error: the paper orders 3 pairs of measured rows. Our medians have 3" in section(tmp_path, "first_paper")
 
@@ -107,7 +128,7 @@ def test_costs_of_two_devices_are_not_taken_together(tmp_path):
     found = made(tmp_path)
     own = rows(found[TABLES["table2"].title])["ResNet-110, full_preactivation"]
     assert own["device"] == "CPU (Xeon); NVIDIA H100; NVIDIA H200"
-    assert own["time a run"] == "1 h 40 min; 2 min 0 s; 1 min 0 s"
+    assert own["time per run"] == "1 h 40 min; 2 min 0 s; 1 min 0 s"
     assert "2 min 0 s of NVIDIA H100 (1 run), 1 min 0 s of NVIDIA H200 (1 run)" in found["Cost"]
 
 
@@ -116,7 +137,7 @@ def test_cost_counts_a_run_of_two_tables_once(tmp_path):
     cost = made(tmp_path)["Cost"]
     for table in ("table1", "table2", "table3", "first_paper"):
         assert f"- {TABLES[table].title}: 20 min 0 s of NVIDIA H200 (2 runs)" in cost
-    assert "several tables: 20 min 0 s of NVIDIA H200 (2 runs)" in cost
+    assert "counted once: 20 min 0 s of NVIDIA H200 (2 runs)" in cost
     assert "commit 0123abc, sources ffffffffffff, backend jax, jax 0.10.0, keras 3.15.1: 2 runs" in cost
 
 
@@ -158,11 +179,11 @@ def test_order(tmp_path):
     write(tmp_path, "cifar10/resnet110-bn_after_addition", [9.35])  # 8.17, below the second by its one run
     text = section(tmp_path, "table2")
     # pairs of the paper: full < original < relu only < bn; ours: full = relu only < bn < original
-    assert "the paper orders 6 pairs of measured rows. Our medians have 3 in its order, 2 the other way round" in text
+    assert "the paper orders 6 pairs of measured rows. Our medians have 3 in its order, 2 reversed" in text
     assert ", 1 equal: Kendall's tau is +0.17." in text
     assert (
-        "Clearly in its order: 1. Clearly the other way round: 1 (relu_only_preactivation is below original). "
-        "Not to be told apart with 1 to 3 runs a row and 10,000 test images: 4."
+        "Clearly in its order: 1. Clearly reversed: 1 (relu_only_preactivation is below original). "
+        "Undecided with 1 to 3 runs per row and 10,000 test images: 4."
     ) in text
     assert "Fewer than 5 runs: ResNet-110, original (3); ResNet-110, bn_after_addition (1);" in text
     assert "Not measured yet: ResNet-164, original; " in text
@@ -174,7 +195,7 @@ def test_order(tmp_path):
 def test_two_fails_are_not_ordered(tmp_path):
     write(tmp_path, "cifar10/resnet110-original-none", [None])
     write(tmp_path, "cifar10/resnet110-original-dropout", [25.0])
-    assert "no two rows that the paper orders are measured" in section(tmp_path, "table1")
+    assert "no two measured rows are ordered in the paper" in section(tmp_path, "table1")
     write(tmp_path, ORIGINAL, [6.6])
     assert "orders 2 pairs of measured rows. Our medians have 2 in its order" in section(tmp_path, "table1")
 
@@ -190,12 +211,12 @@ def test_small_table(tmp_path):
     assert own["95 % interval"] == "0.52 to 5.48"  # 4.303 / sqrt 3 on both sides
     loss, error = (line for line in text.splitlines() if "paper orders" in line)
     assert "Training loss" in loss
-    assert "1 in its order, 0 the other way round, 0 equal" in loss
+    assert "1 in its order, 0 reversed, 0 equal" in loss
     assert "Clearly in its order: 1." in loss
-    assert "Not to be told apart" not in loss
-    assert "0 in its order, 1 the other way round, 0 equal" in error
-    assert "Clearly in its order: 0. Clearly the other way round: 0. " in error
-    assert "Not to be told apart with 3 runs a row and 360 test images: 1." in error
+    assert "Undecided" not in loss
+    assert "0 in its order, 1 reversed, 0 equal" in error
+    assert "Clearly in its order: 0. Clearly reversed: 0. " in error
+    assert "Undecided with 3 runs per row and 360 test images: 1." in error
     assert "Goal" not in text
     assert "![Table 2 in small, on digits](digits2.png)" in text
 
