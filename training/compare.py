@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
-from . import cli, curves, runs
+from . import cli, histories, runs
 from .config import Config, differences, from_json
 from .terminal import aligned, duration, markdown
 
@@ -35,14 +35,14 @@ class Run:
     name: str
     config: Config
     described: Mapping[str, Any]
-    history: curves.Columns
+    history: histories.Columns
     test_error: float | None
     finished: bool
 
     @property
     def validation_errors(self) -> np.ndarray:
         """The errors after each epoch, in percent, where they were measured."""
-        errors = curves.errors(self.history, "val_")
+        errors = histories.errors(self.history, "val_")
         return np.zeros(0) if errors is None else errors[np.isfinite(errors)]
 
     @property
@@ -52,11 +52,11 @@ class Run:
     @property
     def iterations(self) -> int | None:
         """Those that are done; None in a history that does not say."""
-        return int(self.history["iteration"][-1]) if curves.measured(self.history, "iteration") else None
+        return int(self.history["iteration"][-1]) if histories.measured(self.history, "iteration") else None
 
     def figure(self, name: str, of: Callable[[np.ndarray], Any]) -> float | None:
         """Return what `of` makes of the numbers in a column of the history, None where there are none."""
-        return float(of(_finite(self.history[name]))) if curves.measured(self.history, name) else None
+        return float(of(_finite(self.history[name]))) if histories.measured(self.history, name) else None
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
@@ -153,8 +153,10 @@ def compare(
         temporary.write_text(f"\n\n{SUMMARY}\n\n".join(map(markdown, tables)) + "\n", encoding="utf-8")
     measured_on = {_measured_on(run.config) for run in found if run.validation_errors.size}
     with runs.replacing(output / "comparison.png") as temporary:
-        histories = {run.name: run.history for run in found}
-        curves.draw_runs(histories, temporary, "", measured_on.pop() if len(measured_on) == 1 else "validation")
+        from . import curves
+
+        split = measured_on.pop() if len(measured_on) == 1 else "validation"
+        curves.draw_runs({run.name: run.history for run in found}, temporary, "", split)
     print("\nWrote " + ", ".join(str(output / f"comparison.{suffix}") for suffix in ("csv", "md", "png")))
 
 
@@ -175,7 +177,7 @@ def _read(path: Path, name: str) -> Run:
         config = from_json(Config, described["config"])
     except (AttributeError, TypeError, ValueError) as error:
         raise cli.UserError(f"{path / 'config.json'} is damaged or of another version: {error}") from error
-    history = curves.read(path / "history.csv")
+    history = histories.read(path / "history.csv")
     if not history:
         raise cli.UserError(f"{path} has no history yet: its first epoch has not ended.")
     return Run(name, config, described, history, _test_error(path / "metrics.json", config), (path / "model.keras").is_file())

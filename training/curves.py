@@ -1,6 +1,5 @@
 """Learning curves of runs as a picture: loss, error and learning rate by epoch."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,9 @@ import numpy as np
 
 from keras_preact.analysis.figures import _style
 
-from .analyze.subjects import read_table
 from .cli import UserError
+from .histories import Columns, errors, measured, read
 
-#: Name of a column of history.csv to its numbers, one per epoch.
-Columns = Mapping[str, np.ndarray]
 #: From this number of epochs on, the axis of errors leaves out the steep beginning, this share of the epochs, and rare peaks,
 #: what is above this percentile of the rest.
 LONG, BEGINNING, PEAKS = 20, 0.1, 98
@@ -92,31 +89,6 @@ def draw_runs(histories: Mapping[str, Columns], path: Path, title: str, measured
         axes.set_xlim(0, 1.02 * last)
     _style.name_lines(figure, panels["loss"], panels["error"])
     figure.savefig(path, format="png", dpi=110)
-
-
-def read(path: Path) -> Columns:
-    """Return the columns of a history.csv; none where there is no such file.
-
-    Raises:
-        UserError: for a file that is no table with a column `loss`.
-    """
-    try:
-        columns = read_table(path)
-    except (csv.Error, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    if columns and "loss" not in columns:
-        raise UserError(f"{path} is damaged, or no history: it has no column loss. Its columns: {', '.join(columns)}")
-    return columns
-
-
-def measured(columns: Columns, name: str) -> bool:
-    """Return whether a column is there and holds a number."""
-    return bool(np.isfinite(columns.get(name, np.zeros(0))).any())
-
-
-def errors(columns: Columns, kind: str) -> np.ndarray | None:
-    """Return the errors in percent: `kind` is "" for those of training, "val_" for those of validation."""
-    return 100 * (1 - columns[f"{kind}accuracy"]) if measured(columns, f"{kind}accuracy") else None
 
 
 def _epochs(columns: Columns) -> np.ndarray:

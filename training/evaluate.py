@@ -92,10 +92,10 @@ def evaluate(
     with runs.replacing(folder / "confusion_matrix.png") as temporary:
         draw_confusion(np.array(metrics["confusion_matrix"]), list(images.classes), temporary)
     print(report(metrics))
-    print(f"Written: {folder / 'metrics.json'}, {folder / 'confusion_matrix.png'}")
+    print(f"Wrote {folder / 'metrics.json'} and {folder / 'confusion_matrix.png'}.")
     if save_samples:
-        for path in _save_samples(images, folder / "samples", save_samples):
-            print(f"Written: {path}")
+        paths = _save_samples(images, folder / "samples", save_samples)
+        print(f"Wrote {len(paths)} test images to {folder / 'samples'}, named INDEX_CLASS.png.")
 
 
 def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
@@ -151,25 +151,27 @@ def report(metrics: dict) -> str:
 
 def draw_confusion(matrix: np.ndarray, classes: list[str], path: Path) -> None:
     """Draw a confusion matrix: a row for each true class, shaded by the share of its images."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from keras_preact.analysis.figures import _style
 
     n = len(classes)
-    side = min(3 + 0.5 * n, 16)
-    figure = Figure(figsize=(side + 1, side), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="predicted", ylabel="true")
+    named = n <= 50  # names of more classes would overlap
+    side = min(3.2 + 0.34 * n, 16) if named else 8
+    figure = _style.new_figure(side + 1.4, side)
+    right, images = int(np.trace(matrix)), int(matrix.sum())
+    title = f"{right:,} of {images:,} images right ({100 * right / max(images, 1):.1f} %)"
+    axes = _style.styled(figure.subplots(), title, "Predicted class", "True class")
+    axes.grid(False)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(picture, ax=axes, label="share of the true class", shrink=0.8)
-    axes.set_title(f"{np.trace(matrix):,} of {matrix.sum():,} right")
-    if n <= 50:  # beyond, names and counts would only overlap
+    picture = axes.imshow(100 * shares, cmap="Blues", vmin=0, vmax=100)
+    _style.colour_bar(figure, axes, picture, "Share of the true class (%)")
+    if named:
         axes.set_xticks(range(n), classes, rotation=90 if max(map(len, classes)) > 2 else 0)
         axes.set_yticks(range(n), classes)
     if n <= 20:
         for (i, j), count in np.ndenumerate(matrix):
             if count:
-                axes.text(j, i, f"{count}", ha="center", va="center", color="white" if shares[i, j] > 0.5 else "black")
+                colour = "white" if shares[i, j] > 0.5 else _style.INK
+                axes.text(j, i, f"{count}", ha="center", va="center", color=colour, fontsize=_style.SMALL)
     figure.savefig(path, format="png", dpi=120)
 
 

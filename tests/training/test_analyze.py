@@ -157,7 +157,7 @@ class TestRegisteredModel:
         page, numbers = check_folder(tmp_path / "analysis-digits_resnet8_preact")
         printed = capsys.readouterr().out
         assert "signals: 6 pictures" in printed
-        assert f"Written: {Path('analysis-digits_resnet8_preact', 'index.html')}, 8 pictures, " in printed
+        assert f"Wrote {Path('analysis-digits_resnet8_preact', 'index.html')} with 8 pictures. " in printed
         assert numbers["jacobian"] == {"left_out": "--quick leaves it out"}
         assert page.text.count("Left out: ") == 4  # and there is no history
         assert "new ones, seed 0" in page.text

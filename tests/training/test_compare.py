@@ -67,7 +67,7 @@ def run_compare(*arguments) -> None:
 def tables(text: str) -> list[list[dict[str, str]]]:
     """Return the tables of a wide terminal, each row a mapping from heading to cell."""
     found = []
-    for part in text.split("Written:")[0].strip().split("\n\n"):
+    for part in text.split("Wrote ")[0].strip().split("\n\n"):
         lines = [line for line in part.splitlines() if line != SUMMARY]
         starts = [0] + [i + 2 for i in range(len(lines[0])) if lines[0][i : i + 2] == "  " and lines[0][i + 2 : i + 3].strip()]
         ends = [*starts[1:], None]
@@ -187,7 +187,7 @@ def test_output(capsys):
     write_run("c/run", changed(seed=1), [20.0, 15.5])
     run_compare("a|b/run", "c/run", "./c/run", "--output", "out/deep")
     assert capsys.readouterr().out.endswith(
-        "Written: out/deep/comparison.csv, out/deep/comparison.md, out/deep/comparison.png\n"
+        "Wrote out/deep/comparison.csv, out/deep/comparison.md, out/deep/comparison.png\n"
     )
     with open("out/deep/comparison.csv", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""`python -m training.convert`: files of other libraries become networks here and the other way round, or one clear error."""
+"""`keras-preact convert`: files of other libraries become networks here and the other way round, or one clear error."""
 
 import keras
 import numpy as np
@@ -9,7 +9,8 @@ from keras_preact import weights
 from tests.keras_preact.harness import randomize
 from tests.training.commands import files, finish, start
 from training import cli
-from training.convert import FORMATS, FormatName, convert
+from training.convert import FormatName, convert
+from training.formats import FORMATS
 
 once = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
 
@@ -66,7 +67,7 @@ class TestConverting:
         run(tmp_path / "timm.safetensors", tmp_path / "net.keras", "--input-shape", 32, 32, 3)
         printed = capsys.readouterr().out.splitlines()
         assert printed[0].endswith(f"timm.safetensors, timm: resnetv2_1_1_1_1, {imagenet.count_params():,} parameters")
-        assert printed[1].startswith(f"Written: {tmp_path / 'net.keras'}, keras_preact, ")
+        assert printed[1].startswith(f"Wrote {tmp_path / 'net.keras'} (keras_preact, ")
         assert len(printed) == 2
         model = load(tmp_path / "net.keras")
         np.testing.assert_allclose(outputs(model), outputs(imagenet), rtol=1e-5, atol=1e-6)
@@ -122,7 +123,7 @@ class TestConverting:
         cifar.save(tmp_path / "net.keras")
         status, out, err = finish(start("-m", "training", "convert", "net.keras", "net.safetensors", cwd=tmp_path))
         assert (status, err) == (0, "")
-        assert out.splitlines()[1].startswith("Written: net.safetensors, torch_cifar, ")
+        assert out.splitlines()[1].startswith("Wrote net.safetensors (torch_cifar, ")
 
 
 class TestErrors:

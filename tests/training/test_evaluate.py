@@ -149,7 +149,7 @@ class TestRun:
 
         printed = capsys.readouterr().out
         assert report(metrics) in printed
-        assert "Written: run/metrics.json, run/confusion_matrix.png\n" in printed
+        assert "Wrote run/metrics.json and run/confusion_matrix.png.\n" in printed
         with Image.open(run / "confusion_matrix.png") as image:
             image.load()
             assert image.format == "PNG"
@@ -207,9 +207,8 @@ class TestSamples:
             rank, label = map(int, re.fullmatch(r"(\d+)_(\d)\.png", name).groups())
             with Image.open(run / "samples" / name) as image:
                 np.testing.assert_array_equal(np.asarray(image), images[labels == label][rank, ..., 0])
-        printed = re.findall(r"Written: run/samples/(\S+)", capsys.readouterr().out)
-        assert sorted(printed) == written
-        assert printed[:10] == [f"0_{label}.png" for label in range(10)][:count]
+        printed = re.search(r"Wrote (\d+) test images to run/samples", capsys.readouterr().out)
+        assert int(printed[1]) == len(written)
 
     def test_images_of_a_folder_are_written_whole_and_in_colour(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

@@ -124,7 +124,7 @@ def test_bfloat16_is_compared_on_the_test_images(run, tmp_path, monkeypatch, cap
 def test_a_file_for_another_runtime(run, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
     cli.main("export", export, [str(run[0]), "--name", "d", "--output", str(tmp_path / "new"), "--format", "onnx"])
-    assert f"Written: {tmp_path / 'new' / 'd.onnx'}" in capsys.readouterr().out
+    assert f"Wrote {tmp_path / 'new' / 'd.onnx'} (" in capsys.readouterr().out
     images = np.random.default_rng(0).uniform(0, 255, (2, 8, 8, 1)).astype("float32")
     session = onnxruntime.InferenceSession(tmp_path / "new" / "d.onnx")
     logits = keras.ops.convert_to_numpy(run[1](images, training=False))

@@ -1,6 +1,5 @@
 """What is analysed: a run, a .keras file or a registered model, with the images that it is measured on."""
 
-import csv
 import dataclasses
 import json
 import math
@@ -11,6 +10,7 @@ import numpy as np
 
 from ..cli import UserError
 from ..config import Data, from_json
+from ..histories import read_table
 
 #: Test images that are mixed before some are taken: in a folder they come class by class.
 MIXED = 2000
@@ -111,22 +111,6 @@ def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Sub
         measured_on="validation" if own.holdout else "test",
         **_from_data(model, data or dataclasses.replace(own, holdout=0), images, pixels=True),
     )
-
-
-def read_table(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a CSV file of numbers, nan where a cell holds none; nothing where there is no file."""
-    if not path.is_file():
-        return {}
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {name: np.array([_number(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
-
-
-def _number(cell: str | None) -> float:
-    try:
-        return float(cell or "nan")
-    except ValueError:  # CSVLogger writes NA
-        return math.nan
 
 
 def _has_preprocessing(model) -> bool:

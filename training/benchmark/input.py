@@ -1,7 +1,7 @@
 """Measures the input alone: images a second that one core makes of CIFAR-shaped random images, pad, crop and flip.
 
-The candidates take turns, A B C, A B C, ..., in a process that is bound to one core. It gets the options as JSON and answers with
-one line of JSON.
+The candidates take turns, A B C, A B C, ..., in a process that is bound to one core. It gets the options
+as JSON and answers with one line of JSON.
 """
 
 import dataclasses

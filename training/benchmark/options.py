@@ -4,6 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
+from ..cli import UserError
+
 Variant = Literal["default", "stacked", "unrolled", "loop"]
 
 

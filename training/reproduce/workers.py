@@ -17,7 +17,6 @@ from typing import Any
 
 from .. import children
 from ..cli import UserError
-from ..signals import PREEMPTED
 from .worker import Job
 
 
@@ -71,6 +70,8 @@ def train(jobs: Sequence[Job], processes: int, keras_backend: str) -> None:
     with _passed_on(running, asked), ThreadPoolExecutor(processes) as pool:
         list(pool.map(do, jobs))
     if asked:
+        from ..signals import PREEMPTED
+
         if asked[0] == signal.SIGTERM:
             sys.exit(PREEMPTED)
         raise KeyboardInterrupt

@@ -235,12 +235,15 @@ def test_figure(smoke, tmp_path):
 
     records = depth.read(smoke)
     overflown = {key: [None] * len(values) for key, values in records[0]["profile"].items() if key != "unit"}
+    counts = []
     for drawn in (records, [records[0] | {"profile": records[0]["profile"] | overflown}]):
         depth.figure(drawn, tmp_path / "depth.png")
         with Image.open(tmp_path / "depth.png") as picture:
             assert picture.format == "PNG"
-            seen = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24)}
-        lines = {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)}  # a colour for either depth
-        assert lines & seen == (lines if drawn is records else set())
+            seen = {colour: count for count, colour in picture.convert("RGB").getcolors(1 << 24)}
+        counts.append([seen.get(line, 0) for line in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00))])  # a colour per depth
+    (first, second), (in_legend, none) = counts
+    assert first > 2 * in_legend > 0
+    assert second > none == 0
     with pytest.raises(ValueError, match="no measurement of a depth"):
         depth.figure([], tmp_path / "none.png")

@@ -11,6 +11,7 @@ from pathlib import Path
 import keras
 import pytest
 
+import keras_preact
 from tests.training.commands import ROOT
 from training.reproduce import fingerprints
 
@@ -55,7 +56,7 @@ def hashed(root: Path) -> list[Path]:
 
 
 def fingerprint(root: Path, monkeypatch) -> str:
-    monkeypatch.setattr(fingerprints.keras_preact, "__file__", str(root / "keras_preact" / "__init__.py"))
+    monkeypatch.setattr(keras_preact, "__file__", str(root / "keras_preact" / "__init__.py"))
     monkeypatch.setattr(fingerprints, "__file__", str(root / "training" / "reproduce" / "fingerprints.py"))
     return fingerprints.source.__wrapped__()
 

@@ -4,11 +4,8 @@ import importlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from ... import runs
 from .. import images
@@ -23,28 +20,15 @@ ALWAYS = ("digits",)
 
 
 def bundle(
-    output: Annotated[Path, tyro.conf.Positional],
-    datasets: tuple[str, ...] = ("cifar10",),
+    output: Path,
+    datasets: Sequence[str] = ("cifar10",),
     data_dir: Path | None = None,
     python: str = "3.12",
     platform: str = "manylinux_2_28_x86_64",
     piece_mib: int = 55,
     wheels: Path | None = None,
 ) -> None:
-    """Write what a machine without network needs to train trials.
-
-    The machine needs Python with JAX, NumPy and Pillow. There, with all pieces in one folder:
-    `python FOLDER/run_bundle.py table2 --device-minutes 9`. The results below ./results travel along.
-
-    Args:
-        output: A new folder.
-        datasets: cifar10, cifar100; digits are always there.
-        data_dir: TensorFlow Datasets' data dir, or a folder with the archives, such as an earlier bundle.
-        python: Version of the machine's Python.
-        platform: Tag of the wheels that run on the machine.
-        piece_mib: MiB that every piece stays below.
-        wheels: Folder with the wheels; None: pip downloads them.
-    """
+    """Write what a machine without network needs to train trials; the arguments are the options of the command."""
     from .. import fingerprints
 
     below = limit(piece_mib)

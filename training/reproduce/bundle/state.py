@@ -7,9 +7,7 @@ import shutil
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from ... import runs
 from ...cli import UserError
@@ -51,9 +49,7 @@ class _Parts(io.RawIOBase):
             self.parts[-1]["sha256"] = self._digest.hexdigest()
 
 
-def pack_state(
-    run_folder: Annotated[Path, tyro.conf.Positional], output: Annotated[Path, tyro.conf.Positional], piece_mib: int = 16
-) -> list[Path]:
+def pack_state(run_folder: Path, output: Path, piece_mib: int = 16) -> list[Path]:
     """Write a folder, such as runs/reproduce, in pieces that can be fetched one by one.
 
     Without this module, `cat state-*.part | tar x` puts them together.
@@ -82,7 +78,7 @@ def pack_state(
     return [output / MANIFEST, *(output / part["file"] for part in parts.parts)]
 
 
-def unpack_state(pieces: Annotated[Path, tyro.conf.Positional], run_folder: Annotated[Path, tyro.conf.Positional]) -> None:
+def unpack_state(pieces: Path, run_folder: Path) -> None:
     """Put the folder together that `pack_state` has cut: all of it or nothing.
 
     Args:

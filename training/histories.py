@@ -1,0 +1,54 @@
+"""Reads the tables that a run leaves: history.csv and health.csv."""
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from .cli import UserError
+
+#: Name of a column of history.csv to its numbers, one per epoch.
+Columns = Mapping[str, np.ndarray]
+
+
+def read(path: Path) -> Columns:
+    """Return the columns of a history.csv; none if there is no such file.
+
+    Raises:
+        UserError: for a file that is not a table with a column `loss`.
+    """
+    try:
+        columns = read_table(path)
+    except (csv.Error, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    if columns and "loss" not in columns:
+        raise UserError(f"{path} is damaged or not a history: it has no column loss. Its columns: {', '.join(columns)}")
+    return columns
+
+
+def read_table(path: Path) -> dict[str, np.ndarray]:
+    """Return the columns of a CSV file of numbers, nan for other cells; nothing if there is no file."""
+    if not path.is_file():
+        return {}
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: np.array([_number(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
+
+
+def _number(cell: str | None) -> float:
+    try:
+        return float(cell or "nan")
+    except ValueError:  # CSVLogger writes NA
+        return math.nan
+
+
+def measured(columns: Columns, name: str) -> bool:
+    """Return whether a column is there and holds a number."""
+    return bool(np.isfinite(columns.get(name, np.zeros(0))).any())
+
+
+def errors(columns: Columns, kind: str) -> np.ndarray | None:
+    """Return the errors in percent: `kind` is "" for those of training, "val_" for those of validation."""
+    return 100 * (1 - columns[f"{kind}accuracy"]) if measured(columns, f"{kind}accuracy") else None
