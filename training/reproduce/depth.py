@@ -178,7 +178,8 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
         raise UserError("There is no measurement of a depth to draw.")
     networks = [name for name in NETWORKS if any(record["settings"]["network"] == name for record in records)]
     counts = sorted({record["settings"]["layers"] for record in records})
-    drawn = _style.new_figure(1.2 + 2.7 * max(2, len(networks)), 6.4)
+    drawn = _style.new_figure(1.2 + 2.7 * max(2, len(networks)), 6.6)
+    _style.heading(drawn, "Signals (above) and gradients (below) along the network, before training")
     rows = drawn.subplots(2, len(networks), sharex=True, sharey="row", squeeze=False)
     for row, (key, title) in zip(rows, _PANELS.items(), strict=True):
         for axes, name in zip(row, networks, strict=True):
@@ -191,20 +192,19 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
                     places = np.array(record["profile"]["unit"]) / record["units"]
                     values = np.array(record["profile"][key], "float64")
                     axes.plot(places, values, color=_style.colour(counts.index(record["settings"]["layers"])), linewidth=1.4)
-        row[0].set_ylabel(title)
+        row[0].set_ylabel(title, fontsize=_style.LABEL)
         row[0].set_ylim(*_limits(records, key))
     for axes, name in zip(rows[0], networks, strict=True):
-        axes.set_title(NETWORKS[name].label, loc="left", fontsize=11)
+        _style.set_title(axes, NETWORKS[name].label)
     for axes in rows[-1]:
-        axes.set_xlabel("l/L")
-    for i, count in enumerate(counts):
-        rows[0, 0].plot([], [], color=_style.colour(i), linewidth=2.5, label=f"{count:,} layers")
-    _style.name_lines(drawn, rows[0, 0])
+        axes.set_xlabel("Depth $l/L$", fontsize=_style.LABEL)
+    looks = {f"{count:,} layers": {"color": _style.colour(i), "linewidth": 2.5} for i, count in enumerate(counts)}
+    _style.legend(drawn, {label: _style.sample(look) for label, look in looks.items()})
     drawn.savefig(path, format="png", dpi=110)
 
 
 #: What the rows of the figure show: list of a profile to what it is.
-_PANELS = {"activation_rms": "root mean square of $x_l$", "gradient_norm": r"norm of $\partial E/\partial x_l$"}
+_PANELS = {"activation_rms": "Root mean square of $x_l$", "gradient_norm": r"Norm of $\partial E/\partial x_l$"}
 
 
 def _limits(records: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float]:

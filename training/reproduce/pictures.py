@@ -12,21 +12,21 @@ from . import statistics
 from .results import Record
 from .trials import Figure, Table, Trial
 
-#: From this share of the iterations on, errors decide how far their axis goes: the steep beginning may leave it.
-BEGINNING = 0.1
-#: Of the errors behind it, this percentile does, so that peaks do not.
-PEAKS = 90
+#: The axis of errors leaves out the steep beginning, this share of the iterations, and what is above this percentile after it.
+BEGINNING, PEAKS = 0.1, 90
 #: Curves: name in a record to their look.
 CURVES: Mapping[str, dict[str, Any]] = {
     "test_error": {"linestyle": "-", "linewidth": 1.7, "zorder": 3},
     "train_loss": {"linestyle": "--", "linewidth": 1.0, "alpha": 0.85},
 }
-#: What the panels of a small table show: key in `Record.final` to heading.
-SPREADS: Mapping[str, str] = {"train_loss": "Training loss", "test_error": "Test error, %"}
+NAMES: Mapping[str, str] = {"test_error": "test error", "train_loss": "training loss"}
+#: What the panels of a small table show: key in `Record.final` to label.
+SPREADS: Mapping[str, str] = {"train_loss": "Training loss", "test_error": "Test error (%)"}
 
 #: Markers of a small table.
 RUN: Mapping[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 4.5, "color": _style.GREY, "alpha": 0.6}
 MEDIAN: Mapping[str, Any] = {"linestyle": "none", "marker": "D", "markersize": 4.5, "color": _style.COLOURS[1]}
+INTERVAL: Mapping[str, Any] = {"linestyle": "-", "linewidth": 2, "color": _style.COLOURS[0], "alpha": 0.8}
 DIVERGED: Mapping[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 7, "color": _style.COLOURS[3]}
 
 Groups = Mapping[str, Sequence[Record]]
@@ -68,7 +68,7 @@ def measured(figure: Figure, groups: Groups) -> dict[str, list[tuple[str, Trial]
 
 
 def curves(figure: Figure, groups: Groups, path: Path) -> None:
-    """Draw a figure of the paper from our runs: test error solid, training loss dashed, medians with the runs' range.
+    """Draw a figure of the paper from our runs: test error solid, training loss dashed, medians with the range of the runs.
 
     Args:
         figure: One with a measured panel.
@@ -81,8 +81,8 @@ def curves(figure: Figure, groups: Groups, path: Path) -> None:
     panels = measured(figure, groups)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    picture = _style.new_figure(7.2 if columns == 1 else 11.0, 0.8 + 3.6 * rows)
-    picture.suptitle(figure.title, x=0.012, ha="left")
+    picture = _style.new_figure(7.2 if columns == 1 else 11.0, 1.0 + 3.7 * rows)
+    _style.heading(picture, f"{figure.title} (median and range of the runs)")
     grid = picture.subplots(rows, columns, squeeze=False)
     colours: dict[str, str] = {}
     top = _top([groups[trial.name] for trials in panels.values() for _, trial in trials])
@@ -91,12 +91,9 @@ def curves(figure: Figure, groups: Groups, path: Path) -> None:
         axes.set_ylim(0, top)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
-    first = grid.flat[0]
-    for label, colour in colours.items():
-        first.plot([], [], color=colour, linewidth=2.5, label=label)
-    for name, look in CURVES.items():
-        first.plot([], [], color=_style.GREY, label=name.replace("_", " ").replace("train ", "training "), **look)
-    _style.name_lines(picture, first)
+    looks = {label: {"color": colour, "linewidth": 2.5} for label, colour in colours.items()}
+    looks |= {NAMES[name]: {"color": _style.GREY, **look} for name, look in CURVES.items()}
+    _style.legend(picture, {label: _style.sample(look) for label, look in looks.items()})
     picture.savefig(path, format="png", dpi=110)
 
 
@@ -111,12 +108,11 @@ def _top(groups: Sequence[Sequence[Record]]) -> float:
 
 
 def _panel(axes, title: str, rows: Sequence[tuple[str, Sequence[Record]]], colours: dict[str, str]) -> None:
-    _style.styled(axes, title, "iteration", "test error, %")
-    right = axes.twinx()
-    right.spines[["top", "left", "right"]].set_visible(False)
-    right.tick_params(colors=_style.GREY, labelcolor="#303030")
-    right.set_ylabel("training loss")
-    axes.set_zorder(right.get_zorder() + 1)  # the errors stand before the losses
+    _style.styled(axes, title, "Iteration", "Test error (%)")
+    right = _style.styled(axes.twinx(), "", "", "Training loss")
+    right.spines["left"].set_visible(False)
+    right.grid(False)
+    axes.set_zorder(right.get_zorder() + 1)  # errors are drawn over losses
     axes.patch.set_visible(False)
     losses = []
     for label, records in rows:
@@ -144,11 +140,11 @@ def spreads(table: Table, groups: Groups, path: Path) -> None:
         ImportError: without matplotlib.
     """
     rows = sorted((row for row in table.rows if groups.get(row.trial.name)), key=lambda row: _rank(row.published.error))
-    picture = _style.new_figure(11.0, 1.9 + 0.36 * len(rows))
-    picture.suptitle(f"{table.title}. In the paper's order; in brackets its test errors on CIFAR-10, %", x=0.012, ha="left")
+    picture = _style.new_figure(11.0, 2.0 + 0.36 * len(rows))
+    _style.heading(picture, f"{table.title}: rows in the paper's order, with its test error on CIFAR-10 (%) in brackets")
     panels = picture.subplots(1, len(SPREADS), sharey=True)
     for axes, (name, heading) in zip(panels, SPREADS.items(), strict=True):
-        _style.styled(axes, heading)
+        _style.styled(axes, x=heading)
         values = [[record.final[name] for record in groups[row.trial.name]] for row in rows]
         _style_numbers(axes, values)
         for place, own in enumerate(values):
@@ -156,18 +152,11 @@ def spreads(table: Table, groups: Groups, path: Path) -> None:
     paper = ["fail" if row.published.error is None else f"{row.published.error:.2f}" for row in rows]
     panels[0].set_yticks(range(len(rows)), [f"{row.label}  [{number}]" for row, number in zip(rows, paper, strict=True)])
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
-    _explain(panels[0], any(record.diverged_at is not None for row in rows for record in groups[row.trial.name]))
-    _style.name_lines(picture, panels[0])
+    looks = {"mean and its 95 % interval": INTERVAL, "median": MEDIAN, "run": RUN}
+    if any(record.diverged_at is not None for row in rows for record in groups[row.trial.name]):
+        looks |= {"diverged run": DIVERGED}
+    _style.legend(picture, {label: _style.sample(look) for label, look in looks.items()})
     picture.savefig(path, format="png", dpi=110)
-
-
-def _explain(axes, diverged: bool) -> None:
-    """Put what the legend says into the axes, as lines without a point."""
-    axes.plot([], [], color=_style.colour(0), linewidth=2, label="mean, 95 % interval")
-    axes.plot([], [], **MEDIAN, label="median")
-    axes.plot([], [], **RUN, label="a run")
-    if diverged:
-        axes.plot([], [], **DIVERGED, label="a run that diverged")
 
 
 def _rank(error: float | None) -> float:
@@ -175,16 +164,12 @@ def _rank(error: float | None) -> float:
 
 
 def _style_numbers(axes, values: Sequence[Sequence[float | None]]) -> None:
-    """Make the horizontal axis logarithmic where numbers span decades, with plain numbers at it."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
+    """Make the horizontal axis logarithmic if its numbers span more than a decade."""
     numbers = [value for own in values for value in own if value]
     if numbers and max(numbers) / min(numbers) > _style.DECADE and all(value != 0 for own in values for value in own):
         axes.set_xscale("log")
         axes.set_xlim(0.7 * min(numbers), 1.6 * max(numbers))
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        _style.plain_numbers(axes.xaxis)
     else:
         axes.set_xlim(0, 1.08 * max(numbers, default=1.0))
 
@@ -196,7 +181,7 @@ def _spread(axes, place: int, values: Sequence[float | None]) -> None:
     mean = statistics.mean(values)
     if ends is not None:
         ends = np.maximum(ends, axes.get_xlim()[0])  # an interval may reach below 0
-        axes.plot(ends, [place, place], color=_style.colour(0), linewidth=2, alpha=0.8)
+        axes.plot(ends, [place, place], **INTERVAL)
     if mean is not None:
         axes.plot([mean], [place], "|", color=_style.colour(0), markersize=11, markeredgewidth=2)
     median = statistics.median(values)

@@ -182,12 +182,13 @@ def decades(axes, values: Iterable) -> None:
 
 
 def plain_numbers(axis) -> None:
-    """Write 0.5, 1, 2 at a logarithmic axis of few decades, in place of powers of ten."""
+    """Write 0.5, 1, 2 at a logarithmic axis of few decades, in place of powers of ten; fewer numbers at a horizontal one."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
     if high / low < FEW_DECADES:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        dense = high / low < (FEW_DECADES if axis.axis_name == "y" else 200)
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if dense else (1,)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -232,6 +233,13 @@ def legend(figure, handles: Mapping[str, Any]) -> None:
     columns = -(-len(handles) // rows)  # rows of one length
     look = {"frameon": False, "fontsize": TICK, "labelcolor": INK}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, **look)
+
+
+def sample(look: Mapping[str, Any]) -> Any:
+    """Return a line without a point, for a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **look)
 
 
 def _ends(axes) -> list[tuple[Any, float, float]]:
