@@ -170,7 +170,18 @@ MACROS = {
 }
 
 
+#: Folder or page to the weight of its words in the search, 1 elsewhere; and pages whose tables need the whole width.
+BOOSTS = {"howto/": 2, "install.md": 2, "reference/": 0.5, "changelog.md": 0.5}
+WIDE = ("models.md", "benchmarks.md", "results.md")
+
+
 def on_page_markdown(markdown, page, config, files):
+    for start, boost in BOOSTS.items():
+        if page.file.src_uri.startswith(start):
+            page.meta["search"] = {"boost": boost}
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["toc"]
+
     def filled(match: re.Match) -> str:
         name, *words = shlex.split(match[1])
         options = dict(word.split("=", 1) for word in words if re.match(r"\w+=", word))
