@@ -1,10 +1,10 @@
-"""The published results as data: what each network reached in the papers, and how to build it here.
+"""Published results of the papers' residual networks of 20 to 1001 layers: the error of each, and how to build it here.
 
-Checked against full-text copies of the papers: Tables 1, 2, 3 and 5 of arXiv 1603.05027, the rows of its Table 4 that Table 3
-lacks, and the rows of 20 to 110 layers of Table 6 of arXiv 1512.03385. Retellings on the web hold numbers that are in no
-paper: none of them is here, and the arrangement `bn_only_preactivation` has no number.
+Tables 1, 2, 3 and 5 of arXiv 1603.05027; the rows of its Table 4 that are about this paper's networks and not in Table 3; and
+the rows of 20 to 110 layers of Table 6 of arXiv 1512.03385. Rows about other authors' networks are not included. All were
+checked against full-text copies. Numbers that summaries on the web add are not here: `bn_only_preactivation` has none.
 
-Errors are test errors in percent. Table 1 has "fail" where the error is over 20 %: such a row's `error` is None.
+Errors are test errors in percent. A row that the paper prints as "fail", an error over 20 %, has `error=None`.
 """
 
 import dataclasses
@@ -24,17 +24,17 @@ class Result:
     """A row of a published table, and the arguments that build its network.
 
     Args:
-        table: Where it stands: `"1"` to `"5"` of arXiv 1603.05027, or `"6 of 1512.03385"`.
+        table: `"1"` to `"5"` of arXiv 1603.05027, or `"6 of 1512.03385"`.
         row: The row's label within the table.
         dataset: `"cifar10"`, `"cifar100"` or `"imagenet"`.
-        network: Such as `"ResNet-110"`.
-        builder: The name of a function of `kp.models`.
-        arguments: Of that function. JSON can hold them.
+        network: Name, such as `"ResNet-110"`.
+        builder: Name of a function of `kp.models`.
+        arguments: Arguments of that function, as JSON can store them.
         error: Top-1 test error in percent; None for "fail", an error over 20 %.
         top5: Top-5 test error in percent.
-        mean, std: Over the runs, in percent.
-        statistic: What `error` is: `"median of 5"` runs, ...
-        remark: What else the row says, and what is not confirmed.
+        mean, std: Mean and standard deviation over the runs, in percent.
+        statistic: Meaning of `error`, such as `"median of 5"` runs.
+        remark: Further text of the row, and what is unconfirmed.
         source: Paper and table.
 
     Example:
@@ -189,19 +189,19 @@ def _rows() -> Iterator[Result]:
         yield cifar("6 of 1512.03385", f"{depth} layers", f"ResNet-{depth}", arguments, error, **fields)
 
 
-#: Every published row, table after table.
+#: Every row, table by table.
 RESULTS: tuple[Result, ...] = tuple(_rows())
 
 
 class ParameterCount(NamedTuple):
-    """Numbers of trainable parameters: all of them, and those of the convolutions and the classifier alone."""
+    """Numbers of trainable parameters: all, and those of the convolutions and the classifier."""
 
     trainable: int
     conv_and_classifier: int
 
 
-#: Network to its exact counts with 10 classes: basic blocks with option A in any arrangement, bottlenecks with full
-#: pre-activation.
+#: Network to its exact counts with 10 classes, for basic blocks with option A in any arrangement and for bottlenecks with
+#: full pre-activation.
 PARAMETER_COUNTS: Mapping[str, ParameterCount] = MappingProxyType(
     {
         "ResNet-20": ParameterCount(269_722, 268_346),
@@ -223,7 +223,7 @@ def results(table: str | None = None, network: str | None = None, dataset: str |
         table, network, dataset: See `Result`; None for any.
 
     Raises:
-        ValueError: for a value that no row has; the message holds the nearest ones.
+        ValueError: for a value that no row has; the message names the nearest ones.
 
     Example:
 
