@@ -125,7 +125,7 @@ class TestVerbose:
         status, out, err = finish(start("-m", "training", "compare", "--verbose", "runs/digits", cwd=empty_folder))
         assert (status, out) == (2, "")
         assert err.startswith("Traceback")
-        assert err.splitlines()[-1] == "error: runs/digits is no run directory: it has no config.json."
+        assert err.splitlines()[-1] == "error: runs/digits is not a run directory: it has no config.json."
         assert list(empty_folder.iterdir()) == []
 
 
@@ -142,7 +142,7 @@ WRONG = {
     "batch of none": (("--batch-size", "0"), ["--batch-size must be positive", "Received: 0"]),
     "no length": (("--schedule.length", "0"), ["--schedule.length leaves no iteration", "Received: 0"]),
     "endless": (("--schedule.length", "inf"), ["--schedule", "numbers of iterations", "Received: inf"]),
-    "warm-up too long": (("--schedule.warmup", "6"), ["warmup_steps=6, steps=5"]),
+    "warm-up too long": (("--schedule.warmup", "6"), ["The warm-up (6 iterations)", "the run (5 iterations)", "--schedule.warmup 0.5"]),
     "falling drops": (("--schedule.kind", "steps", "--schedule.drops", "3", "2"), ["`drops` must rise", "[3, 2]"]),
     "no learning rate": (("--optimizer.learning-rate", "0"), ["--optimizer.learning-rate must be positive", "Received: 0"]),
     "negative learning rate": (("--optimizer.learning-rate", "-0.1"), ["must be positive", "Received: -0.1"]),
@@ -193,7 +193,7 @@ def test_output_that_is_taken_stays_as_it_is(capsys, empty_folder):
     (empty_folder / "run").mkdir()
     (empty_folder / "run" / "precious").write_text("kept")
     message = error_of(capsys, train.main, ["digits", *TINY, "--output", "run"])
-    assert "run exists and is not empty: give another --output" in message
+    assert "run exists and is not empty. Give another --output" in message
     assert files(empty_folder) == ["run/precious"]
 
 
@@ -315,7 +315,7 @@ class TestEvaluate:
 
     def test_config_of_another_program(self, capsys, empty_folder):
         (empty_folder / "config.json").write_text('{"model_type": "bert"}')
-        assert "config.json was not written by training.train" in self.error(capsys, ".")
+        assert "config.json was not written by keras-preact train" in self.error(capsys, ".")
 
     def test_model_without_data(self, capsys, empty_folder):
         model_file("m.keras")

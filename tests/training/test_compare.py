@@ -237,17 +237,17 @@ class TestErrors:
         return error_of(capsys, run_compare, *arguments)
 
     def test_no_run_is_named(self, capsys):
-        assert "Name the run directories" in self.error(capsys)
+        assert "Name at least one run: keras-preact compare" in self.error(capsys)
 
     @pytest.mark.parametrize("path", ["nothing", "."])
     def test_no_run(self, path, capsys):
         write_run("good", CIFAR, [9.0])
-        assert f"{path} is no run directory: it has no config.json." in self.error(capsys, "good", path, "--output", "out")
+        assert f"{path} is not a run directory: it has no config.json." in self.error(capsys, "good", path, "--output", "out")
         assert not Path("out").exists()
 
     def test_no_history_yet(self, capsys):
         run = write_run("run", CIFAR, [])
-        assert "run has no history yet: it has not come to the end of an epoch." in self.error(capsys, "run")
+        assert "run has no history yet: its first epoch has not ended." in self.error(capsys, "run")
         (run / "history.csv").unlink()
         assert "run has no history yet" in self.error(capsys, "run")
 

@@ -151,7 +151,7 @@ def test_verbose_in_front_reaches_the_script(tmp_path):
     status, _, err = finish(start("-m", "training", "--verbose", "compare", "runs/digits", cwd=tmp_path))
     assert status == 2
     assert err.startswith("Traceback")
-    assert err.splitlines()[-1] == "error: runs/digits is no run directory: it has no config.json."
+    assert err.splitlines()[-1] == "error: runs/digits is not a run directory: it has no config.json."
 
 
 def test_installed_package_has_the_same_commands(as_installed, tmp_path):

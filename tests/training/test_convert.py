@@ -66,7 +66,7 @@ class TestConverting:
         weights.write_state(tmp_path / "timm.safetensors", weights.to_timm(imagenet))
         run(tmp_path / "timm.safetensors", tmp_path / "net.keras", "--input-shape", 32, 32, 3)
         printed = capsys.readouterr().out.splitlines()
-        assert printed[0].endswith(f"timm.safetensors, timm: resnetv2_1_1_1_1, {imagenet.count_params():,} parameters")
+        assert printed[0].endswith(f"timm.safetensors (timm): resnetv2_1_1_1_1, {imagenet.count_params():,} parameters.")
         assert printed[1].startswith(f"Wrote {tmp_path / 'net.keras'} (keras_preact, ")
         assert len(printed) == 2
         model = load(tmp_path / "net.keras")
@@ -85,7 +85,7 @@ class TestConverting:
     def test_torch_cifar(self, cifar, tmp_path, capsys):
         np.savez(tmp_path / "torch.npz", **weights.to_torch_cifar(cifar))
         run(tmp_path / "torch.npz", tmp_path / "net.keras")
-        assert "torch_cifar: cifar_resnet8" in capsys.readouterr().out
+        assert "(torch_cifar): cifar_resnet8" in capsys.readouterr().out
         np.testing.assert_allclose(outputs(load(tmp_path / "net.keras")), outputs(cifar), rtol=1e-5, atol=1e-6)
         run(tmp_path / "net.keras", tmp_path / "back.safetensors")
         assert weights.read_state(tmp_path / "back.safetensors").keys() == weights.to_torch_cifar(cifar).keys()
@@ -96,7 +96,7 @@ class TestConverting:
         theirs = keras.applications.ResNet50V2(weights=None, include_top=False, pooling="avg", input_shape=(32, 32, 3))
         theirs.save(tmp_path / "theirs.keras")
         run(tmp_path / "theirs.keras", tmp_path / "ours.keras")
-        assert "keras_applications: " in capsys.readouterr().out
+        assert "(keras_applications): " in capsys.readouterr().out
         run(tmp_path / "ours.keras", tmp_path / "back.keras", "--target-format", "keras_applications")
         expected = outputs(theirs)
         for name in ("ours", "back"):
@@ -108,9 +108,9 @@ class TestConverting:
         weights.write_state(tmp_path / "timm.safetensors", weights.to_timm(imagenet))
         imagenet.save(tmp_path / "own.keras")
         run(tmp_path / source, tmp_path / "net.keras", "--classes", 7, "--input-shape", 32, 32, 1)
-        assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("Adapted")] == [
-            "Adapted: 1 channels in place of 3: the first kernel is adapted to them.",
-            "Adapted: 7 classes in place of 3: the classifier is new, and has to be trained.",
+        assert capsys.readouterr().out.splitlines()[1:-1] == [
+            "1 channels instead of 3: the first kernel was adapted.",
+            "7 classes instead of 3: the classifier is new and must be trained.",
         ]
         model = load(tmp_path / "net.keras")
         assert (model.input_shape, model.output_shape) == ((None, 32, 32, 1), (None, 7))
@@ -137,7 +137,7 @@ class TestErrors:
             f"{tmp_path / 'w.safetensors'}:",
             "  1 missing in the file",
             "    stage1_unit1/branch/norm_0/beta",
-            "  1 left over in the file",
+            "  1 unused in the file",
             "    se.weight",
             "  1 of another shape",
             "    head_norm/gamma: (64,) in the network, (3,) in the file",
@@ -155,7 +155,7 @@ class TestErrors:
         cifar.save(tmp_path / "net.keras")
         (tmp_path / "w.safetensors").write_text("mine")
         _, error = fails(capsys, tmp_path / "net.keras", tmp_path / "w.safetensors")
-        assert "--overwrite replaces it" in error
+        assert "add --overwrite to replace it" in error
         assert (tmp_path / "w.safetensors").read_text() == "mine"
         run(tmp_path / "net.keras", tmp_path / "w.safetensors", "--overwrite")
         assert "8.bias" in weights.read_state(tmp_path / "w.safetensors")
@@ -169,15 +169,15 @@ class TestErrors:
         for source, out, options, message in (
             ("net.keras", "w.pth", (), r"--target-format auto writes .keras or .weights.h5 or .safetensors files"),
             ("net.keras", "w.keras", ("--target-format", "timm"), "--target-format timm writes .safetensors files"),
-            ("net.keras", "missing/w.keras", (), "There is no folder"),
-            ("net.keras", "folder.keras", ("--overwrite",), "give the path of a file"),
-            ("missing.keras", "w.keras", (), "There is no file"),
+            ("net.keras", "missing/w.keras", (), "The folder "),
+            ("net.keras", "folder.keras", ("--overwrite",), "it is a folder"),
+            ("missing.keras", "w.keras", (), "missing.keras does not exist"),
             ("missing.pth", "w.keras", (), "does not exist"),
             ("damaged.keras", "w.keras", (), "damaged"),
-            ("other.npz", "w.keras", (), "no weights of a network that is known"),
+            ("other.npz", "w.keras", (), "is unknown. It has w. Name it with --source-format"),
             ("other.npz", "w.keras", ("--source-format", "timm"), "no weights of a timm ResNetV2"),
             ("other.npz", "w.keras", ("--source-format", "keras_preact"), "is for a .keras file"),
-            ("net.txt", "w.keras", (), "There is no file"),
+            ("net.txt", "w.keras", (), "net.txt does not exist"),
         ):
             _, error = fails(capsys, tmp_path / source, tmp_path / out, *options)
             assert message in error

@@ -71,7 +71,7 @@ class TestTensorFlowDatasets:
         parts = np.concatenate([arrays(data.train)[0], arrays(data.holdout)[0]])
         assert (data.train.size, data.holdout.size) == (25, 5)
         np.testing.assert_array_equal(np.sort(parts, axis=0), np.sort(images["train"], axis=0))
-        with pytest.raises(ValueError, match=r"must leave some of the 30 training images. Received: 30"):
+        with pytest.raises(ValueError, match=r"leaves some of the 30 for training. Received: 30"):
             load(Data("cifar10", dir=folder, holdout=30))
 
     def test_neither_prepared_nor_downloadable_ends_at_once(self, tmp_path, monkeypatch):
@@ -126,7 +126,7 @@ class TestFolder:
         assert not names(data.train) & names(data.holdout)
         assert {label for _, label in data.holdout.open().as_numpy_iterator()} == {0, 1, 2}
         assert names(load(Data("folder", dir=tmp_path, holdout=12)).holdout) == names(data.holdout)
-        with pytest.raises(ValueError, match=r"must leave some of the 30 training images. Received: 30"):
+        with pytest.raises(ValueError, match=r"leaves some of the 30 for training. Received: 30"):
             load(Data("folder", dir=tmp_path, holdout=30))
 
     def test_unreadable_image_is_named(self, tmp_path):

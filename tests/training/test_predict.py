@@ -119,7 +119,7 @@ def error_of(capsys, *arguments):
 def test_errors(models, images, capsys):
     gray, image = models / "gray", images / "right.png"
     there = error_of(capsys, models / "grey", image)
-    assert f"There is: {gray}" in there
+    assert f"Exported models: {gray}" in there
     assert "python -m training.export" in error_of(capsys, images / "nothing" / "m", image)
     assert "It has: 2, 10." in error_of(capsys, gray, image, "--version", 3)
     assert "no version" in error_of(capsys, images, image)
@@ -139,7 +139,7 @@ def test_errors_of_damaged_models(models, images, tmp_path, capsys):
     (tmp_path / "m" / "1").mkdir(parents=True)
     assert "no model_card.json" in error_of(capsys, tmp_path / "m", images / "right.png")
     (tmp_path / "m" / "model_card.json").write_text("{}")
-    assert "no model card" in error_of(capsys, tmp_path / "m", images / "right.png")
+    assert "is not a model card" in error_of(capsys, tmp_path / "m", images / "right.png")
     (tmp_path / "m" / "model_card.json").write_text((models / "gray" / "model_card.json").read_text())
     assert "SavedModel file does not exist" in error_of(capsys, tmp_path / "m", images / "right.png")
     (tmp_path / "m" / "1" / "saved_model.pb").write_bytes(b"junk")
@@ -151,11 +151,11 @@ def test_scores_that_are_no_numbers(tmp_path, images, capsys):
         return {"probabilities": tf.reduce_mean(images, axis=[1, 2]) * float("nan")}
 
     save_model(tmp_path / "m" / "1", core=core)
-    assert "not numbers" in error_of(capsys, tmp_path / "m", images / "right.png")
+    assert "are not finite" in error_of(capsys, tmp_path / "m", images / "right.png")
 
 
 def test_as_a_command_without_keras(models, images):
-    blocked = "import sys; sys.modules |= {'keras': None, 'PIL': None}; from training import predict; predict.main()"
+    blocked = "import sys; sys.modules |= {'keras': None, 'PIL': None}; from training import console; console.main(['predict', *sys.argv[1:]])"
     command = [sys.executable, "-c", blocked, str(models / "gray"), str(images / "right.png")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

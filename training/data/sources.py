@@ -125,8 +125,8 @@ def load(data: Data) -> ImageData:
 
 def _held_out(holdout: float, size: int) -> int:
     """Return how many of `size` training images `--data.holdout` sets aside: a number of images, or a share below 1."""
-    count = round(holdout * size) if 0 < holdout < 1 else holdout
-    if not 0 <= count < size or count != int(count) or (holdout and not count):
+    count = max(1, round(holdout * size)) if 0 < holdout < 1 else holdout
+    if not 0 <= count < size or count != int(count):
         raise UserError(
             f"--data.holdout must be 0, a share below 1 or a number of images that leaves some of the {size} for training. "
             f"Received: {holdout:g}"
