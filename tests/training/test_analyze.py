@@ -15,17 +15,19 @@ from PIL import Image
 
 import keras_preact as kp
 from keras_preact.analysis.audit import Audit, Finding, Status
+from keras_preact.analysis.audit.checks import CHECKS
+from keras_preact.analysis.figures import _style
 from tests.training import images as pictures
 from tests.training.commands import error_of, files, run_train
 from training import cli
 from training.analyze import page, subjects
 from training.analyze.__main__ import analyze
 from training.analyze.chapters import CHAPTERS, Picture
-from training.analyze.texts import TEXTS
+from training.analyze.texts import MAIN, SHOWN_BY, TEXTS
 from training.config import Data
 from training.data import load
 
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "source"}
 
 
 def run(*arguments: object) -> None:
@@ -64,7 +66,7 @@ def check_folder(folder: Path) -> tuple[Page, dict]:
     page = Page((folder / "index.html").read_text(encoding="utf-8"))
     ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
     named = {"index.html", "analysis.json", "audit.txt"}
-    for attribute, tag in (("href", "a"), ("src", "img")):
+    for attribute, tag in (("href", "a"), ("src", "img"), ("srcset", "source")):
         for link in (attributes[attribute] for attributes in page.all(tag)):
             if link.startswith("#"):
                 assert link[1:] in ids
@@ -72,13 +74,18 @@ def check_folder(folder: Path) -> tuple[Page, dict]:
                 assert (folder / link).is_file()
                 named.add(link)
     assert set(files(folder)) == named  # nothing is missing, nothing is left over
-    for attributes in page.all("img"):
+    for attributes, dark in zip(page.all("img"), page.all("source"), strict=True):
         assert len(attributes["alt"]) > 20
-        with Image.open(folder / attributes["src"]) as picture:
-            assert picture.format == "PNG"
+        light = folder / attributes["src"]
+        shape = int(attributes["width"]) / int(attributes["height"])
+        with Image.open(light.with_suffix(".png")) as picture:
             picture.verify()
-            shape = int(attributes["width"]) / int(attributes["height"])
             assert picture.width / picture.height == pytest.approx(shape, rel=0.02)
+        assert dark == {"srcset": attributes["src"].replace(".svg", "-dark.svg"), "media": "(prefers-color-scheme: dark)"}
+        assert (folder / dark["srcset"]).read_text() == _style.darkened(light.read_text()) != light.read_text()
+    order = [page.text.index(part) for part in ("The network ", "The unit", "Every check", "What was analysed")]
+    assert order == sorted(order)  # verdict, picture, chapters; what was analysed is last
+    assert page.elements.index(("img", page.all("img")[0])) < [tag for tag, _ in page.elements].index("nav")
     assert not {"script", "link", "iframe"} & {tag for tag, _ in page.elements}
     assert "url(" not in (folder / "index.html").read_text()
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
@@ -107,7 +114,8 @@ def analysed(a_run) -> Path:
 class TestRun:
     def test_page(self, analysed, a_run):
         page, numbers = check_folder(analysed)
-        assert [Path(attributes["src"]).stem for attributes in page.all("img")] == [name for name in TEXTS]
+        names = [Path(attributes["src"]).stem for attributes in page.all("img")]
+        assert names == ["gradient_norms", *(name for name in TEXTS if name != "gradient_norms")]
         assert "Left out" not in page.text
         assert a_run.name in page.text
         assert "those of the run's model.keras" in page.text
@@ -147,7 +155,7 @@ class TestRun:
         assert len(page.all("td")) > 3 * len(numbers["audit"]["findings"])
 
     def test_is_not_overwritten(self, analysed, a_run, capsys):
-        assert "exists and is not empty: give another --output" in error_of(capsys, run, a_run, "--quick")
+        assert "exists and is not empty. Give another --output" in error_of(capsys, run, a_run, "--quick")
 
 
 class TestRegisteredModel:
@@ -238,7 +246,7 @@ def test_another_packages_model(tmp_path):
     keras.Model(inputs, outputs, name="mine").save(tmp_path / "mine.keras")
     run(tmp_path / "mine.keras", "--out", tmp_path / "out", "--images", 4, "--data", "digits", "--quick")
     page, numbers = check_folder(tmp_path / "out")
-    assert "networks of this package" in numbers["jacobian"]["left_out"]
+    assert "needs a network of this package" in numbers["jacobian"]["left_out"]
     assert "gradient_norms" in [Path(attributes["src"]).stem for attributes in page.all("img")]
 
 
@@ -247,12 +255,12 @@ def test_another_packages_model(tmp_path):
     [
         (("cifar_resnet111_preact",), "Did you mean 'cifar_resnet110_preact'"),
         (("digits_resnet8_preact", "--images", 1), "must be at least 2"),
-        (("digits_resnet8_preact", "--data-dir", "x"), "belongs to --data"),
+        (("digits_resnet8_preact", "--data-dir", "x"), "--data-dir needs --data"),
         (("digits_resnet8_preact", "--data", "digit"), "Did you mean 'digits'"),
-        (("imagenet_resnet18_preact", "--data", "digits"), "has 1000 outputs, the data set digits 10 classes"),
+        (("imagenet_resnet18_preact", "--data", "digits"), "has 1000 outputs, the data set digits has 10 classes"),
         (("cifar_resnet20_preact", "--data", "digits"), "takes (32, 32, 3), the images of digits are (32, 32, 1)"),
         (("damaged.keras",), "is damaged, or no model"),
-        (("empty",), "is no run directory: it has no config.json"),
+        (("empty",), "is not a run directory: it has no config.json"),
     ],
     ids=["name", "images", "data-dir", "data", "classes", "shape", "damaged", "empty"],
 )
@@ -271,18 +279,83 @@ def test_nothing_is_left_of_an_analysis_that_fails(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def finding(check: str, status: Status, detail: str = "It is so.", advice: str = "Mend it.") -> Finding:
+    return Finding(check, status, 0.5, "size", (), detail, "It matters.", advice, "Sec. 1")
+
+
+def picture(name: str) -> Picture:
+    return Picture(name, kp.analysis.figures.path_length_shares(np.array([0.5, 0.5])), "It was found.")
+
+
+def first_words(audit) -> str:
+    """Return what a page says between its title and its pictures."""
+    text = page.render("net", {"Units": "3"}, audit, [("a", "A", [picture("unit")])], "1.0")
+    return " ".join(Page(text[text.index("<h1>") : text.index("<figure")]).text.split())
+
+
+class TestVerdict:
+    def test_pass(self):
+        audit = Audit("net", None, 1, 1, (finding("one", Status.PASS), finding("two", Status.PASS)))
+        assert first_words(audit) == "net The network passes the audit. All 2 checks hold, from one to two."
+
+    def test_failures_come_before_warnings_with_what_to_do(self):
+        found = (
+            finding("a", Status.WARN, "Rather large.", "Make it smaller."),
+            finding("b", Status.PASS, "Fine.", "Nothing."),
+            finding("c", Status.FAIL, "Too large.", "Make it small."),
+        )
+        assert first_words(Audit("net", None, 1, 1, found)) == (
+            "net The network fails the audit. 1 of 3 checks hold. c: Too large. What to do: Make it small. "
+            "a: Rather large. What to do: Make it smaller."
+        )
+        assert first_words(Audit("net", None, 1, 1, found[:2])).startswith(
+            "net The network passes the audit with warnings. 1 of 2"
+        )
+
+    def test_none(self):
+        assert first_words("the model has no units") == "net There is no verdict. the model has no units"
+
+    @pytest.mark.parametrize(
+        ("statuses", "want"),
+        [
+            ({}, "gradient_norms"),
+            ({"signal growth": Status.WARN}, "activation_norms"),
+            ({"signal growth": Status.WARN, "dead channels": Status.FAIL}, "truncation"),
+            ({"sample scale": Status.FAIL}, "gradient_norms"),
+            ({"branch order": Status.FAIL}, "gradient_norms"),
+        ],
+        ids=["pass", "warning", "failure first", "no picture", "picture left out"],
+    )
+    def test_picture_shows_the_worst_finding(self, statuses, want):
+        found = [finding(check.name, statuses.get(check.name, Status.PASS)) for check in CHECKS]
+        pictures = [picture(name) for name in ("weight_gradients", "gradient_norms", "activation_norms", "truncation")]
+        assert page.main_picture(Audit("net", None, 1, 1, tuple(found)), pictures).name == want
+
+    def test_pictures_of_checks_exist(self):
+        assert SHOWN_BY.keys() <= {check.name for check in CHECKS}
+        assert {MAIN, *SHOWN_BY.values()} <= TEXTS.keys()
+
+    def test_without_pictures(self):
+        assert page.main_picture("no audit", []) is None
+        assert "Left out: no units." in Page(page.render("x", {}, "no audit", [("a", "A", "no units")], "1.0")).text
+
+    def test_each_picture_is_shown_once(self):
+        text = page.render("net", {}, "no audit", [("a", "A", [picture("unit"), picture("gradient_norms")])], "1.0")
+        assert [Path(each["src"]).stem for each in Page(text).all("img")] == ["gradient_norms", "unit"]
+        assert {"href": "#gradient_norms"} in Page(text).all("a")
+
+
 def test_page_escapes_what_others_wrote():
     nasty = "<script>alert(\"1\")</script> & 'x'"
-    finding = Finding(nasty, Status.FAIL, math.nan, nasty, (nasty,), nasty, nasty, nasty, nasty)
+    found = Finding(nasty, Status.FAIL, math.nan, nasty, (nasty,), nasty, nasty, nasty, nasty)
     figure = kp.analysis.figures.path_length_shares(np.array([0.5, 0.5]))
-    picture = Picture("unit", figure, nasty, nasty)
-    audit = Audit(nasty, None, 1, 1, (finding,))
-    chapters = [("a", nasty, [picture]), ("b", "B", nasty)]
+    audit = Audit(nasty, None, 1, 1, (found,))
+    chapters = [("a", nasty, [Picture("unit", figure, nasty, nasty)]), ("b", "B", nasty)]
     text = page.render(nasty, {nasty: nasty}, audit, chapters, "1.0")
     read = Page(text)
     assert not read.all("script")
     assert read.all("img")[0]["alt"] == nasty
-    assert read.text.count(nasty) == 15
+    assert read.text.count(nasty) == 18
     assert {"class": "status FAIL"} in read.all("td")
     assert nasty in Page(page.render("x", {}, nasty, [], "1.0")).text
 

@@ -10,9 +10,9 @@ import numpy as np
 from .subjects import Subject
 from .texts import TEXTS
 
-#: The most entries of x_1 for which the body's Jacobian is looked at; how many singular values where all are too many.
+#: The most entries of x_1 whose Jacobian is measured; how many singular values if all are too many.
 LARGEST_INPUT, LARGEST_VALUES = 50_000, 8
-#: How many sets of units of each size are taken out, and how many sizes.
+#: How many sets of units of each size are removed, and how many sizes.
 SETS, SIZES = 3, 6
 QUICK = "--quick leaves it out"
 
@@ -26,10 +26,10 @@ class Picture:
     """A figure on the page.
 
     Args:
-        name: Of its files, and in `TEXTS`.
+        name: Name of its files, and of its row in `TEXTS`.
         figure: A matplotlib figure.
-        found: The measured key figure, a sentence.
-        alt: What it shows, where `TEXTS` is not enough.
+        found: What was measured, a sentence.
+        alt: What it shows, if `TEXTS` does not say it.
         numbers: For analysis.json.
     """
 
@@ -52,7 +52,7 @@ class Picture:
 class Chapter:
     """A heading, and the function that yields the pictures below it from the subject and whether to be quick.
 
-    It raises a ValueError where it does not apply.
+    It raises a ValueError if it does not apply.
     """
 
     title: str
@@ -62,7 +62,7 @@ class Chapter:
 def unit(subject: Subject, quick: bool) -> Iterator[Picture]:
     from keras_preact.analysis import figures
 
-    last = {each.block: each for each in _units(subject)}  # the first one's first activation stands in the stem
+    last = {each.block: each for each in _units(subject)}  # the first activation of the first unit is in the stem
     diagrams = {block: _diagram(each) for block, each in last.items()}
     alt = " ".join(
         f"Unit ({block}): on the branch {', '.join(box.text for box in parts.branch)}; after the addition "
@@ -73,7 +73,7 @@ def unit(subject: Subject, quick: bool) -> Iterator[Picture]:
     yield Picture(
         "unit",
         figures.diagrams_figure(diagrams),
-        f"Blocks: {', '.join(diagrams)}; shortcut: {', '.join(shortcut)}. Units that change the shape do so in front of h.",
+        f"Block: {', '.join(diagrams)}. Shortcut: {', '.join(shortcut)}. A unit that changes the shape does so before h.",
         alt,
         {
             block: {"arrangement": each.get_config()["arrangement"], "shortcut": each.shortcut_pattern.layer_class.__name__}
@@ -90,11 +90,11 @@ def training(subject: Subject, quick: bool) -> Iterator[Picture]:
     if "loss" in subject.history:
         losses = subject.history["loss"]
         curves = figures.training_curves({subject.name: subject.history}, subject.measured_on)
-        found = f"{len(losses)} epochs, training loss from {losses[0]:.4g} to {losses[-1]:.4g}."
+        found = f"In {len(losses)} epochs the training loss goes from {losses[0]:.4g} to {losses[-1]:.4g}."
         yield Picture("training_curves", curves, found, numbers={"history": subject.history})
     if subject.health:
         health = figures.training_health(subject.health)
-        found = f"{len(subject.health['step'])} records, the last after update {subject.health['step'][-1]:.0f}."
+        found = f"{len(subject.health['step'])} measurements, the last after update {subject.health['step'][-1]:.0f}."
         yield Picture("training_health", health, found, numbers={"health": subject.health})
 
 
@@ -105,14 +105,18 @@ def signals(subject: Subject, quick: bool) -> Iterator[Picture]:
     own = kp.analysis.propagation(subject.model, subject.x, subject.labels, training=subject.training)
     every = {subject.name: own} | ({} if quick else _variants(subject))
     first, last = own.gradient_norm[[0, -1]]
-    found = f"{first:.3g} at the first unit, {last:.3g} behind the last: a ratio of {own.gradient_ratio:.3g}."
+    found = f"The norm is {first:.3g} at the first unit and {last:.3g} after the last, a ratio of {own.gradient_ratio:.3g}."
+    if len(every) > 1:
+        found += f" The other lines are {subject.name} with another arrangement, and without shortcuts."
     yield Picture("gradient_norms", figures.gradient_norms(every), found, numbers={"propagation": every})
-    found = f"The loss of this batch is {own.loss:.4g}."
+    found = f"The loss of these images is {own.loss:.4g}."
     yield Picture("weight_gradients", figures.weight_gradients({subject.name: own}), found)
-    found = f"{own.x_norm[0]:.3g} in front of the first unit, {own.x_norm[-1]:.3g} behind the last."
+    found = f"The norm is {own.x_norm[0]:.3g} before the first unit and {own.x_norm[-1]:.3g} after the last."
     yield Picture("activation_norms", figures.activation_norms(every), found)
     ratio = own.ratio[np.isfinite(own.ratio)]
-    found = f"Median {np.median(ratio):.3g}, from {ratio.min():.3g} to {ratio.max():.3g}." if ratio.size else "No shortcuts."
+    found = "There are no shortcuts."
+    if ratio.size:
+        found = f"The ratio goes from {ratio.min():.3g} to {ratio.max():.3g}, its median is {np.median(ratio):.3g}."
     yield Picture("residual_ratio", figures.residual_ratio(every), found)
     cut, dead = 100 * own.cut.max(), 100 * own.dead.max()
     found = f"At most {cut:.3g} % of the sums are set to 0, at most {dead:.3g} % of the channels are dead."
@@ -139,7 +143,7 @@ def identities(subject: Subject, quick: bool) -> Iterator[Picture]:
     yield Picture("gradient_split", figures.gradient_split(check), found, numbers={"equations": check})
     path = kp.analysis.direct_path(*arguments, training=subject.training)
     gain, survival = 100 * np.nanmin(path.gain), 100 * np.nanmin(path.survival)
-    found = f"At least {gain:.3g} % of the norm and {survival:.3g} % of the entries reach the beginning of a stage."
+    found = f"At least {gain:.3g} % of the norm and {survival:.3g} % of the entries return to the beginning of a stage."
     yield Picture("direct_path", figures.direct_paths({subject.name: path}), found, numbers={"direct_path": path})
 
 
@@ -158,7 +162,7 @@ def ensemble(subject: Subject, quick: bool) -> Iterator[Picture]:
     counts = sorted(set(np.linspace(1, units - 1, SIZES).round().astype(int).tolist()))
     lesions = kp.analysis.lesions(subject.model, *subject.more, list(kp.analysis.random_lesions(units, counts, SETS)))
     intact, without = 100 * lesions.intact_error, 100 * lesions.error[:SETS].mean()
-    found = f"Of {len(subject.more[1])} test images {intact:.3g} % are wrong with all units, {without:.3g} % without one."
+    found = f"With all units {intact:.3g} % of {len(subject.more[1])} test images are wrong, without one unit {without:.3g} %."
     yield Picture("lesions", figures.lesion_errors(lesions), found, numbers={"lesions": lesions})
 
 
@@ -169,11 +173,11 @@ def jacobian(subject: Subject, quick: bool) -> Iterator[Picture]:
     if quick:
         raise LeftOut(QUICK)
     if units < 2:
-        raise LeftOut("there is one unit alone, and the body is what stands behind the first")
+        raise LeftOut("the network has a single unit, and the chapter is about those after the first")
     settings = {"training": subject.training}
     start = _numpy(jacobians.between(subject.model, None, 1, **settings)(subject.x[:1]))
     if start.size > LARGEST_INPUT:
-        raise LeftOut(f"x_1 has {start.size:,} entries, and {LARGEST_INPUT:,} are the most whose Jacobian is looked at")
+        raise LeftOut(f"x_1 has {start.size:,} entries; the Jacobian of more than {LARGEST_INPUT:,} takes too long")
     body = jacobians.between(subject.model, 1, units, **settings)
     smaller = min(start.size, _numpy(body(start)).size)
     found = jacobians.spectrum(body, start, k=None if smaller <= jacobians.EXACT_UP_TO else LARGEST_VALUES)
@@ -202,7 +206,7 @@ def mean_field(subject: Subject, quick: bool) -> Iterator[Picture]:
         raise LeftOut(f"the theory has no row for the activation {name}")
     variance = _weight_variance(subject)
     phases = theory.phase_diagram(name, np.linspace(0.5, max(4.0, 1.2 * variance), 13), np.linspace(0.01, 0.5, 7))
-    point = {f"{subject.name}, were it plain": (variance, 0.0)}
+    point = {f"{subject.name}, if it were plain": (variance, 0.0)}
     found = f"The kernels of the units have a variance of {variance:.3g} / fan-in (median); the activation is {name}."
     numbers = {"weight_variance": variance, "phases": phases}
     yield Picture("phases", figures.phases(phases, point), found, numbers=numbers)
@@ -211,7 +215,7 @@ def mean_field(subject: Subject, quick: bool) -> Iterator[Picture]:
         "plain": theory.MeanField(name, variance),
         "identity shortcut": theory.MeanField(name, variance, shortcut="identity", weights=weights),
     }
-    found = f"For weights of this variance, {weights} to a unit with a shortcut."
+    found = f"Weights have this variance; a unit with a shortcut has {weights}."
     yield Picture("correlation_maps", figures.correlation_maps(fields), found)
 
 
@@ -232,7 +236,7 @@ CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
 def _units(subject: Subject) -> list:
     units = getattr(subject.model, "units", None)
     if not units:
-        raise LeftOut("it is of the networks of this package, and the model is another one")
+        raise LeftOut("it needs a network of this package, and the model is another one")
     return units
 
 

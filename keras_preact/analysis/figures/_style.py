@@ -50,7 +50,7 @@ DARK: Mapping[str, str] = MappingProxyType(
 #: Sizes of text in points, for figures of 7 inches: legible at half their size.
 TITLE, LABEL, TICK, SMALL = 13, 12, 11, 10
 #: Mean width and height of a character, relative to its size.
-CHARACTER_WIDTH, CHARACTER_HEIGHT = 0.56, 1.25
+CHARACTER_WIDTH, CHARACTER_HEIGHT = 0.52, 1.25
 #: Values that span more than this are drawn on a logarithmic axis; if they span less than that, with plain numbers.
 DECADE, FEW_DECADES = 10.0, 2e3
 #: The most lines that are labelled at their ends, the most characters of such a label, and how far it may be moved away from
