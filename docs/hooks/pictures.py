@@ -32,8 +32,8 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = {"basic": "full_preactivation", "bottleneck": "full_preactivation", "dense": "full_preactivation"}
 BLOCKS |= {"single": "full_preactivation", "attention": "pre_norm", "mlp": "pre_norm", "swiglu": "pre_norm"}
 COMPARED = ("original", "full_preactivation")
-#: The arrangements of which the front picture shows the training, and their colours.
-HUES = dict(zip(COMPARED, _style.HUES[1::-1], strict=True))
+#: The arrangements of which the front picture shows the training, and their colours: those of the other figures.
+HUES = dict(zip(COMPARED, _style.HUES, strict=False))
 FRONT = ROOT / "docs/pictures"
 
 
