@@ -105,7 +105,7 @@ def signals(subject: Subject, quick: bool) -> Iterator[Picture]:
     own = kp.analysis.propagation(subject.model, subject.x, subject.labels, training=subject.training)
     every = {subject.name: own} | ({} if quick else _variants(subject))
     first, last = own.gradient_norm[[0, -1]]
-    found = f"The norm is {first:.3g} at the first unit and {last:.3g} after the last, a ratio of {own.gradient_ratio:.3g}."
+    found = f"On its way back from the last unit to the first, the norm of the gradient goes from {last:.3g} to {first:.3g}."
     if len(every) > 1:
         found += f" The other lines are {subject.name} with another arrangement, and without shortcuts."
     yield Picture("gradient_norms", figures.gradient_norms(every), found, numbers={"propagation": every})

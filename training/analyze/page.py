@@ -28,7 +28,9 @@ h1 { font-size: 1.6rem; }
 h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 .verdict { padding: .1rem 1rem; border-left: .4rem solid currentColor; background: var(--panel); border-radius: 0 6px 6px 0; }
 .verdict > * { color: var(--ink); }
-.verdict strong { font-size: 1.15rem; }
+.verdict p strong { font-size: 1.15rem; }
+.verdict ul { padding-left: 1.2rem; }
+.verdict li { margin: .5rem 0; }
 nav ul { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; padding: 0; list-style: none; }
 a { color: inherit; }
 figure { margin: 1.5rem 0; }

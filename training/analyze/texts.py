@@ -43,8 +43,7 @@ TEXTS: Mapping[str, Text] = MappingProxyType(
             "Lines of the figures of kp.TrainingHealth over the updates, with their healthy ranges shaded.",
         ),
         "gradient_norms": Text(
-            "The gradient travels from right to left. A flat line: it reaches every unit alike (Eq. 5). A line that rises "
-            "to the left: it grows on its way; a line that falls: it vanishes.",
+            "A flat line means that the gradient reaches every unit alike (Eq. 5).",
             "Line of the norm of the gradient at each depth.",
         ),
         "weight_gradients": Text(

@@ -34,6 +34,8 @@ COLOURS = tuple(hue.line for hue in HUES)
 DASHES = ("-", "--", ":", "-.")
 
 INK = "#1C1C1C"
+#: What is drawn over a coloured map, which is the same on dark pages.
+ON_MAP = "#101010"
 GREY = "#5E5E5E"
 LINE = "#B8B8B8"
 GRID = "#E4E4E4"

@@ -51,7 +51,7 @@ def lesion_errors(lesions: Lesions) -> Any:
         title = f"Error with all {len(lesions.units)} units: {whole:.3g} %, without {levels[-1]} of them: {means[-1]:.3g} %"
         axes = _style.styled(figure.subplots(), title, "Number of removed units", "Error (%)")
         _style.lines(axes, {"mean": (np.array([0, *levels]), np.array([whole, *means]))})
-        axes.scatter(counts, errors, s=14, color=_style.colour(0), alpha=0.4, linewidths=0, label="one set of units")
+        axes.scatter(counts, errors, s=30, color=_style.colour(0), alpha=0.5, linewidths=0, label="one set of units")
         axes.set_ylim(bottom=0)
     _style.by_depth(axes)
     _style.name_lines(figure, axes)

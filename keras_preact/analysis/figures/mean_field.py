@@ -50,11 +50,11 @@ def phases(diagram: PhaseDiagram, networks: Mapping[str, tuple[float, float]] | 
     picture = axes.pcolormesh(*grid, factor, cmap="RdBu_r", norm=norm, shading="nearest", rasterized=True)
     _style.colour_bar(figure, axes, picture, r"$\log_{10} \chi$ (below 0: gradients vanish)")
     if factor.min() < 0 < factor.max():
-        axes.contour(*grid, factor, levels=[0.0], colors=_style.INK, linewidths=1.4)
+        axes.contour(*grid, factor, levels=[0.0], colors=_style.ON_MAP, linewidths=1.4)
     points = {}
     for i, (label, point) in enumerate((networks or {}).items()):
         look = {"marker": "o", "markersize": 8, "linestyle": "", "markeredgecolor": "white"}
-        colour = (_style.INK, *_style.COLOURS)[i]
+        colour = (_style.ON_MAP, *_style.COLOURS)[i]
         [points[label]] = axes.plot(*([value] for value in point), color=colour, clip_on=False, label=label, **look)
     if points:
         _style.legend(figure, points)

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -645,3 +646,21 @@ def test_without_matplotlib(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r"pip install 'keras-preact\[training\]'"):
         figures.gradient_norms({"a": signals()})
+
+
+def test_every_colour_is_known_on_dark_pages():
+    """A colour has a dark counterpart, or is drawn over a map that is the same on both pages."""
+    path = figures.path_length_shares(kp.analysis.path_lengths(4))
+    check = IdentityCheck(UNITS, np.arange(3), *np.ones((4, 3)))
+    nets = {"a": signals(0), "b": signals(1)}
+    drawn = [path, figures.gradient_split(check), figures.truncation(nets), figures.shortcuts_figure()]
+    drawn += [figures.training_curves({"a": {"loss": [1.0, 0.5], "val_accuracy": [0.5, 0.75]}})]
+    drawn += [figures.unit_diagram("post_norm", block=block) for block in ("attention", "swiglu")]
+    for figure in drawn:
+        colours = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", _style.svg(figure)))
+        assert {colour.upper() for colour in colours} <= {colour.upper() for colour in _style.DARK}
+
+
+def test_what_is_on_a_map_stays_dark():
+    figure = figures.phases(TestMeanField().diagram(), {"net": (2.0, 0.0)})
+    assert _style.ON_MAP.lower() in _style.svg(figure, dark=True)
