@@ -142,7 +142,7 @@ WRONG = {
     "batch of none": (("--batch-size", "0"), ["--batch-size must be positive", "Received: 0"]),
     "no length": (("--schedule.length", "0"), ["--schedule.length leaves no iteration", "Received: 0"]),
     "endless": (("--schedule.length", "inf"), ["--schedule", "numbers of iterations", "Received: inf"]),
-    "warm-up too long": (("--schedule.warmup", "6"), ["The warm-up (6 iterations)", "the run (5 iterations)", "--schedule.warmup 0.5"]),
+    "warm-up too long": (("--schedule.warmup", "6"), ["The warm-up (6 iterations)", "the run (5 iterations)"]),
     "falling drops": (("--schedule.kind", "steps", "--schedule.drops", "3", "2"), ["`drops` must rise", "[3, 2]"]),
     "no learning rate": (("--optimizer.learning-rate", "0"), ["--optimizer.learning-rate must be positive", "Received: 0"]),
     "negative learning rate": (("--optimizer.learning-rate", "-0.1"), ["must be positive", "Received: -0.1"]),
@@ -184,7 +184,7 @@ def test_images_of_no_common_size(capsys, empty_folder):
     before = files(empty_folder)
     options = ["--data.name", "folder", "--data.dir", "pictures", "--batch-size", "2", "--output", "run"]
     message = error_of(capsys, train.main, ["digits", *options])
-    assert "The images of folder differ in size: give --data.size." in message
+    assert "The images of folder differ in size. Choose one for the network, such as --data.size 64." in message
     assert files(empty_folder) == before
     assert not (empty_folder / "run").exists()
 

@@ -131,7 +131,7 @@ def test_a_run_goes_on_without_the_file_it_began_with(work, tmp_path, monkeypatc
     shutil.rmtree(tmp_path / "source")
     capsys.readouterr()
     train.main(["--resume", "tuned"])
-    assert "Finished already" in capsys.readouterr().out
+    assert "Already finished" in capsys.readouterr().out
 
 
 class TestErrors:
@@ -156,7 +156,7 @@ class TestErrors:
     def test_another_kind_of_file(self, capsys, tmp_path, work):
         (tmp_path / "weights.pth").write_bytes(b"")
         message = self.error(capsys, tmp_path, work, "--model.weights", str(tmp_path / "weights.pth"))
-        assert "training.convert" in message
+        assert "keras-preact convert" in message
 
     def test_damaged_file(self, capsys, tmp_path, work):
         (tmp_path / "model.keras").write_bytes(b"no model")

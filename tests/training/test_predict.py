@@ -120,11 +120,11 @@ def test_errors(models, images, capsys):
     gray, image = models / "gray", images / "right.png"
     there = error_of(capsys, models / "grey", image)
     assert f"Exported models: {gray}" in there
-    assert "python -m training.export" in error_of(capsys, images / "nothing" / "m", image)
+    assert "keras-preact export writes one." in error_of(capsys, images / "nothing" / "m", image)
     assert "It has: 2, 10." in error_of(capsys, gray, image, "--version", 3)
     assert "no version" in error_of(capsys, images, image)
     assert "at least 1" in error_of(capsys, gray, image, "--top", 0)
-    assert "takes no image files" in error_of(capsys, models / "without files", image)
+    assert "does not take image files" in error_of(capsys, models / "without files", image)
     assert "right.txt: No such file" in error_of(capsys, gray, image, images / "right.txt")
     (images / "text.png").write_text("no image")
     assert "text.png: it is no PNG, JPEG or GIF." in error_of(capsys, gray, image, images / "text.png")
@@ -155,7 +155,7 @@ def test_scores_that_are_no_numbers(tmp_path, images, capsys):
 
 
 def test_as_a_command_without_keras(models, images):
-    blocked = "import sys; sys.modules |= {'keras': None, 'PIL': None}; from training import console; console.main(['predict', *sys.argv[1:]])"
+    blocked = "import sys; sys.modules |= {'keras': None, 'PIL': None}; from training import predict; predict.main(sys.argv[1:])"
     command = [sys.executable, "-c", blocked, str(models / "gray"), str(images / "right.png")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
