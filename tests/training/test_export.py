@@ -143,10 +143,10 @@ def error_of(capsys, *arguments):
 def test_errors(run, exported, tmp_path, monkeypatch, capsys):
     folder, _ = run
     assert "is not a run directory" in error_of(capsys, tmp_path, "--name", "m")
-    assert "name of a folder" in error_of(capsys, folder, "--name", "a/b")
+    assert "must be a plain name" in error_of(capsys, folder, "--name", "a/b")
     assert "next free one is 2" in error_of(capsys, folder, "--name", "digits", "--output", exported.parent, "--version", 1)
     message = error_of(capsys, folder, "--name", "m", "--output", tmp_path, "--format", "litert", "--precision", "bfloat16")
-    assert "leave --version and --precision out" in message
+    assert "remove --version and --precision" in message
     message = error_of(capsys, folder, "--name", "m", "--output", tmp_path, "--checkpoint", "last")
     assert "It has: --checkpoint final, --checkpoint best." in message
 
