@@ -105,7 +105,7 @@ def _curve(axes, name: str, columns: Columns, values: np.ndarray | None, look: M
 
 
 def _heading(histories: Mapping[str, Columns], measured_on: str) -> str:
-    """Return what stands above the errors: the lowest ones."""
+    """Return the title of the errors: the lowest ones."""
     for kind, name in (("val_", measured_on), ("", "training")):
         found = [error for columns in histories.values() if (error := errors(columns, kind)) is not None]
         if found:

@@ -56,7 +56,7 @@ def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
 def measured(figure: Figure, groups: Groups) -> dict[str, list[tuple[str, Trial]]]:
     """Return the panels of a figure that have runs, each with the labels and trials that have some.
 
-    Where there are several panels, runs of a row that stands in all of them, a baseline, are not enough.
+    A baseline, a row that all panels share, is not enough to draw a panel.
     """
     panels = {}
     shared = set.intersection(*map(set, figure.panels.values())) if len(figure.panels) > 1 else set()
@@ -129,7 +129,7 @@ def _panel(axes, title: str, rows: Sequence[tuple[str, Sequence[Record]]], colou
 
 
 def spreads(table: Table, groups: Groups, path: Path) -> None:
-    """Draw the rows of a small table in the paper's order: a point a run, the mean with its 95 % interval, the median.
+    """Draw the rows of a small table in the paper's order: one point per run, the mean with its 95 % interval, the median.
 
     Args:
         table: One with a measured row.

@@ -133,7 +133,7 @@ def heading(figure, title: str) -> None:
 
 
 def lines(axes, series: Mapping[str, tuple[Any, Any]], **settings) -> None:
-    """Draw a line for each label, `(x, y)`; with a marker at each point where there are few."""
+    """Draw one line per label, `(x, y)`. Lines of few points have a marker at each."""
     for i, (label, (x, y)) in enumerate(series.items()):
         marker = {"marker": "o", "markersize": 3.5} if len(x) <= 30 else {}
         look = {"color": colour(i), "linestyle": DASHES[i // len(COLOURS) % len(DASHES)], "linewidth": 1.8}

@@ -68,7 +68,7 @@ class Diagram:
         return self.branch + self.shortcut + self.gate + self.after_addition
 
 
-#: Class of a shortcut to what stands on the shortcut, at the end of the branch and in the gate, from an instance. A class that
+#: Class of a shortcut to what is on the shortcut, at the end of the branch and in the gate, from an instance. A class that
 #: is not here gets a box with its name on the shortcut.
 _ON_PATHS: Mapping[type, Callable[[Any], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]] = MappingProxyType(
     {
@@ -165,7 +165,7 @@ def diagrams_figure(diagrams: Mapping[str, Diagram], below: str = "") -> Any:
     """Draw several units side by side, as in `unit_diagram`.
 
     Args:
-        diagrams: What stands above each, and what `diagram` returned.
+        diagrams: Title of each unit to what `diagram` returned.
         below: A line below them all.
 
     Raises:
@@ -204,7 +204,7 @@ def draw_diagram(axes, title: str, parts: Diagram, height: float | None = None) 
 
 
 def arrangements_figure(block: str = "basic") -> Any:
-    """Draw a unit of every row of `kp.ARRANGEMENTS` side by side, with the published error where there is one.
+    """Draw a unit of every row of `kp.ARRANGEMENTS` side by side, with its published error if it has one.
 
     Source: Fig. 4 and Table 2 of arXiv 1603.05027.
     """
@@ -271,7 +271,7 @@ def _wrapped(title: str, width: float) -> str:
 
 
 def _right(parts: Diagram) -> float:
-    """Return where the branch stands; the shortcut stands at 0."""
+    """Return the place of the branch; the shortcut is at 0."""
     return 2 * APART if parts.gate else APART if parts.shortcut else NEAR
 
 

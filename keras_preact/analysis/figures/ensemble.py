@@ -9,10 +9,10 @@ from keras_preact.analysis.figures import _style
 
 
 def lesion_errors(lesions: Lesions) -> Any:
-    """Draw the error against the number of units that were taken out: a point a measurement, a line through the means.
+    """Draw the error against the number of removed units: one point per measurement, a line through the means.
 
     Args:
-        lesions: What `kp.analysis.lesions` returned. Where each unit was taken out by itself, the errors are drawn by unit.
+        lesions: What `kp.analysis.lesions` returned. If each unit was removed by itself, the errors are drawn by unit.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -32,7 +32,7 @@ def lesion_errors(lesions: Lesions) -> Any:
     Source: Fig. 3 and 5 of arXiv 1605.06431.
     """
     if not lesions.dropped:
-        raise ValueError("There must be a measurement to draw. Received: no units that were taken out")
+        raise ValueError("There must be a measurement to draw. Received: no removed units")
     figure = _style.new_figure()
     errors = 100 * np.asarray(lesions.error)
     whole = 100 * lesions.intact_error

@@ -81,7 +81,7 @@ def depth_scales(diagram: PhaseDiagram) -> Any:
 
 
 def correlation_maps(fields: Mapping[str, MeanField]) -> Any:
-    """Draw the correlation of two examples behind a unit over that in front of it, at the length that the network comes to.
+    """Draw the correlation of two examples after a unit over that before it, at the length that the network converges to.
 
     Args:
         fields: Label to a `kp.analysis.MeanField` without normalisation. Where the length is 0 or infinite it is 1 here.

@@ -455,7 +455,7 @@ class TestEnsemble:
         png(figure)
 
     def test_errors(self):
-        with pytest.raises(ValueError, match="no units that were taken out"):
+        with pytest.raises(ValueError, match="no removed units"):
             figures.lesion_errors(Lesions(UNITS, (), np.zeros(0), 0.0))
         with pytest.raises(ValueError, match=r"sum of 1. Received: shape=\(3,\)"):
             figures.path_length_shares(np.ones(3))
