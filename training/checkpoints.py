@@ -1,4 +1,4 @@
-"""Exact checkpoints: all that a run needs to go on as if it had never ended, in files that are whole or passed over."""
+"""Exact checkpoints: a resumed run ends as if it had never been interrupted. Damaged files are skipped."""
 
 import hashlib
 import json
@@ -17,22 +17,22 @@ from .cli import UserError
 from .variables import GROUPS, Groups, Tensors, array_of, once_metrics_are_built, read, write
 
 _NAME = re.compile(r"state-(\d{9,})-([0-9a-f]{16})\.npz")
-#: What stands in a file besides the tensors: `progress` and their description, as JSON.
+#: Entry of a file with `progress` and the description of the tensors, as JSON.
 _DESCRIPTION = "description"
 
 
 class Saved:
-    """A checkpoint that was found whole.
+    """A checkpoint whose content is complete.
 
     Args:
         path: The file.
-        variables: What of a model was saved.
+        variables: Variables of a model that were saved.
 
     Attributes:
-        progress: What was saved with the tensors.
+        progress: JSON value that was saved with the tensors.
 
     Raises:
-        ValueError, OSError, KeyError: for a file that is not one of `Checkpoints`.
+        ValueError, OSError, KeyError: for a file that `Checkpoints` did not write.
     """
 
     def __init__(self, path: Path, variables: Groups = GROUPS):
@@ -51,17 +51,17 @@ class Saved:
         return self.progress["step"]
 
     def restore(self, model: keras.Model) -> None:
-        """Give the variables of the model and of its optimizer, if it is compiled with one, the values that were saved.
+        """Assign the saved values to the variables of the model and of its optimizer, if it has one.
 
         Raises:
-            UserError: if they are not those that were saved, by number, name, shape or dtype; nothing is assigned then.
+            UserError: for a model with other variables, by number, name, shape or dtype; nothing is assigned then.
         """
         self._restore(model, ("model", "optimizer") if getattr(model, "optimizer", None) else ("model",))
 
     def restore_metrics(self, model: keras.Model) -> None:
-        """Give the metrics their values, in the middle of an epoch: Keras resets them where one begins.
+        """Assign the saved values to the metrics in the middle of an epoch, at whose beginning Keras resets them.
 
-        On TensorFlow, where Keras makes metrics in the first step, they get them there, before they count it.
+        On TensorFlow, Keras makes metrics in the first step: they get their values there, before they count it.
 
         Raises:
             UserError: as `restore`.
@@ -83,31 +83,34 @@ class Saved:
             for key, value in ours.items():
                 if value != theirs[key] and key != "path":
                     raise UserError(
-                        f"{self.path} is of another {group}: {ours['path']} has {key} {value}, "
-                        f"and {theirs['path']} was saved with {theirs[key]}."
+                        f"{self.path} does not fit the {group}: {ours['path']} has {key} {value} here, "
+                        f"and {theirs['path']} has {theirs[key]} in the file."
                     )
         if len(found) != len(saved):
             first = (found if len(found) > len(saved) else saved)[min(len(found), len(saved))]["path"]
-            what = f"{first} was not saved" if len(found) > len(saved) else f"it has {first} as well"
-            raise UserError(f"{self.path} is of another {group}: {what}. Received: {len(found)} variables for {len(saved)}")
+            what = f"it lacks {first}" if len(found) > len(saved) else f"it has {first}, which is unknown here"
+            raise UserError(
+                f"{self.path} does not fit the {group}: {what}. "
+                f"Received: {len(saved)} variables in the file, {len(found)} here"
+            )
 
 
 class Checkpoints:
     """The files state-STEP-HASH.npz in a folder.
 
-    A file is written beside, hashed, brought to the disk and renamed, and only then are older ones removed. What a crash
-    leaves is either no file of that name, or one whose hash says that it is not whole: reading passes it over.
+    A file is written under a temporary name, hashed, flushed to the disk and renamed; then older ones are removed. After a
+    crash there is either no file of that name, or one with another hash, which is skipped.
 
     Args:
-        folder: Where the files are.
-        keep: How many stay.
-        write: Whether this process is the one that writes, of several that train one model. All of them call `save`.
-        variables: What of a model is saved.
+        folder: Folder of the files.
+        keep: Number of checkpoints to keep.
+        write: Whether this process writes. Of several that train one model, one writes, and all call `save`.
+        variables: Variables of a model to save.
     """
 
     def __init__(self, folder: Path, keep: int = 3, write: bool = True, variables: Groups = GROUPS):
         if keep < 1:
-            raise UserError(f"--checkpoint.keep must be 1 or more: a run goes on from the last. Received: {keep}")
+            raise UserError(f"--checkpoint.keep must be at least 1, to resume from. Received: {keep}")
         self.folder = folder
         self.keep = keep
         self.write = write
@@ -120,16 +123,16 @@ class Checkpoints:
         return sorted(found, key=lambda path: (_step(path), path.stat().st_mtime_ns), reverse=True)
 
     def newest(self, warn: Callable[[str], object]) -> Saved | None:
-        """Return the newest checkpoint that is whole, None if there is none; `warn` of each newer one that is not."""
+        """Return the newest complete checkpoint, or None; `warn` of each newer one that is damaged."""
         for path in self._files():
             try:
                 with path.open("rb") as file:
                     if _hash(file) != _NAME.fullmatch(path.name)[2]:  # type: ignore[index]
-                        raise ValueError("its content is not what its name says")
+                        raise ValueError("its content does not match the hash in its name")
                 return Saved(path, self.variables)
             except (OSError, ValueError, KeyError) as error:
                 self._broken.add(path)
-                warn(f"{path} is damaged and passed over: {error}")
+                warn(f"{path} is damaged, so an older checkpoint is used: {error}.")
         return None
 
     def save(self, model: keras.Model, progress: dict) -> Path | None:
@@ -137,14 +140,14 @@ class Checkpoints:
 
         Args:
             model: Compiled and built.
-            progress: What else is needed, as JSON has it; `step` counts the steps.
+            progress: JSON value to save with them; its `step` counts the steps.
 
         Returns:
-            The file; None in a process that does not write, and for weights that are not finite: training has diverged, and
-            the files are of before.
+            The file; None in a process that does not write, and for weights that are not finite: after a divergence the
+            files stay as they are.
 
         Raises:
-            UserError: if the file cannot be written, such as on a full disk; the files before are as they were.
+            UserError: if the file cannot be written, such as on a full disk. Older files stay.
         """
         if not all(np.isfinite(array_of(variable)).all() for variable in model.trainable_variables):
             return None
@@ -174,8 +177,8 @@ class Checkpoints:
                 path = self.folder / f"state-{step:09d}-{_hash(file)}.npz"
             temporary.replace(path)
             sync_entry(self.folder)
-        except OSError as error:  # a full disk's does not name the file
-            raise UserError(f"Cannot write a checkpoint to {self.folder}: {error}. Those that are there are whole.") from error
+        except OSError as error:  # that of a full disk does not name the file
+            raise UserError(f"Cannot write a checkpoint to {self.folder}: {error}. Older checkpoints are intact.") from error
         finally:
             temporary.unlink(missing_ok=True)
         return path
@@ -189,7 +192,7 @@ class Checkpoints:
         self._broken.clear()
 
     def clean(self) -> None:
-        """Remove what processes have left that were killed while they wrote into the folder."""
+        """Remove temporary files of processes that were killed."""
         for path in self.folder.glob(".*") if self.write else ():
             if path.suffix in (".npz", ".keras"):
                 path.unlink(missing_ok=True)
@@ -208,17 +211,20 @@ def _keys(group: str, i: int, parts: int) -> list[str]:
 
 
 class Saver(keras.callbacks.Callback):
-    """Saves a checkpoint now and then: between two steps, or behind an epoch. Other steps cost nothing.
+    """Saves a checkpoint regularly: between two steps, or after an epoch. Other steps cost nothing.
 
-    It belongs behind all callbacks whose state is in `progress`, and those that write what an epoch leaves behind.
+    It belongs after all callbacks whose state is in `progress`, and those that write files at the end of an epoch.
 
     Args:
-        checkpoints: Where to.
-        minutes: At least so many between two checkpoints. Processes do not share a clock: where a model is split over them,
-            all of which have to save, they need `every`.
-        every: Steps between two, whatever the time; 0 for by time alone.
+        checkpoints: Where to save.
+        minutes: Least minutes between two checkpoints. Processes do not share a clock: use `every` for a model that is split
+            over them, since all of them have to save.
+        every: Steps between two checkpoints, whatever the time; 0 to go by time alone.
         progress: Returns what is saved with the model; called for each checkpoint.
         clock: Returns seconds.
+
+    Attributes:
+        saved_step: `step` of the newest checkpoint of this process, 0 before the first.
     """
 
     def __init__(
@@ -235,6 +241,7 @@ class Saver(keras.callbacks.Callback):
         self.every = every
         self.progress = progress
         self.clock = clock
+        self.saved_step = 0
 
     def on_train_begin(self, logs=None):
         self.checkpoints.clean()
@@ -245,7 +252,7 @@ class Saver(keras.callbacks.Callback):
         self._time = self.clock()
 
     def on_train_batch_begin(self, batch, logs=None):
-        # not at the end of the step before: if it was the last one of an epoch, the epoch is not over there
+        # not at the end of the step before: after the last step of an epoch, the epoch is not over
         self._save_if_due()
         self._first = batch
 
@@ -261,21 +268,24 @@ class Saver(keras.callbacks.Callback):
 
     def save_now(self) -> Path | None:
         """Save a checkpoint of the model as it is."""
-        model = self.model  # on JAX, what the model holds is up to date from here on
-        path = self.checkpoints.save(model, self.progress())
+        model = self.model  # on JAX this brings the model's variables up to date
+        progress = self.progress()
+        path = self.checkpoints.save(model, progress)
+        if path is not None or not self.checkpoints.write:
+            self.saved_step = progress["step"]
         self._begin()
         return path
 
 
 class Best(keras.callbacks.Callback):
-    """After every epoch writes best.keras where `monitor` is the best so far.
+    """Writes best.keras after every epoch whose `monitor` is the best so far.
 
     Args:
-        folder: Where to.
-        monitor: A figure in the logs of an epoch.
-        higher_is_better: Whether it is.
-        write: Whether this process writes, of several that train one model. All of them have this callback.
-        save: Writes the model to a path, whole or not at all; None: as `training.networks.save` does, as it is.
+        folder: Folder of the file.
+        monitor: Figure in the logs of an epoch.
+        higher_is_better: Whether the highest value of it is the best.
+        write: Whether this process writes. Of several that train one model, one writes, and all have this callback.
+        save: Writes the model to a path, completely or not at all. Default: `training.networks.save`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Where a loss that is not finite comes from: found by training up to it again, from the last checkpoint on."""
+"""Find the cause of a loss that is not finite by training up to it again, from the last checkpoint on."""
 
 import contextlib
 import functools
@@ -19,7 +19,19 @@ from keras_preact.stacks import UnitStack, written_out
 from .checkpoints import Saved
 from .variables import array_of
 
-_REMEDY = "Lower --optimizer.learning-rate or lengthen --schedule.warmup"
+
+def message(loss: float, place: str, learning_rate: float) -> str:
+    """Return what a person reads first of a divergence.
+
+    Args:
+        loss: The loss that is not finite.
+        place: Its iteration in words.
+        learning_rate: The option of the run.
+    """
+    return (
+        f"Learning rate {learning_rate:g} is probably too high: the loss is {loss} in {place}. "
+        "Lower --optimizer.learning-rate or lengthen --schedule.warmup."
+    )
 
 
 def explain(
@@ -28,24 +40,26 @@ def explain(
     batches: Callable[[int], Iterator[Sequence]],
     step: int,
     *,
+    learning_rate: float,
     before_step: Callable[[int], object] = lambda step: None,
     where: Callable[[int], str] = lambda step: f"step {step + 1:,}",
 ) -> str:
-    """Say why the loss was not finite: which layer's output was the first that was not, or which update broke the weights.
+    """Return why the loss was not finite: the first layer whose output was not, or the update that broke the weights.
 
-    Training is reproducible, so what the model was in that step is found by repeating the steps before. Afterwards the model
-    is as in the checkpoint.
+    Training is reproducible, so repeating the steps from a checkpoint on gives the model of that step. Afterwards the model
+    has the weights of the checkpoint.
 
     Args:
         model: Compiled as it was trained.
-        saved: A checkpoint of it from before.
+        saved: An earlier checkpoint of it.
         batches: Returns the batches from a step on.
-        step: The step, from 0 on, or with several steps an execution the last of them.
-        before_step: Called with the number of each step in front of it.
+        step: The step, from 0 on; with several steps per execution the last of them.
+        learning_rate: The option of the run.
+        before_step: Called with the number of each step before it.
         where: Turns the number of a step into words.
 
     Returns:
-        A sentence on the cause, and one on what can be done.
+        The likely mistake, the remedy, the evidence, and the checkpoint to return to.
     """
     probe = Probe.of(model.optimizer)
     if probe is not None:
@@ -55,6 +69,7 @@ def explain(
     model.train_function = None
     try:
         number, batch = _repeat(model, saved, batches, step, before_step)
+        wrong_images = not _is_finite(batch[0])
         broken = _broken_weight(model)
         if broken is None:
             before_step(number)
@@ -68,13 +83,15 @@ def explain(
         model.reset_metrics()
         model.steps_per_execution = execution
         model.train_function = None
+    kept = f"Last checkpoint: {saved.path}, of {where(saved.step - 1) if saved.step else 'the beginning'}."
     if math.isfinite(loss):
         return (
-            f"The loss was not finite in {where(step)}, but it is {loss:.4g} when the steps from {saved.path} on are "
-            f"repeated: what computes it is not deterministic. {_REMEDY}."
+            f"{message(math.nan, where(step), learning_rate)} Cause: unknown. When the steps from the last checkpoint on are "
+            f"repeated, the loss is {loss:.4g}: a computation is not deterministic. {kept}"
         )
-    kept = where(saved.step - 1) if saved.step else "the beginning"
-    return f"The loss is {loss} in {where(number)}: {cause}. {_REMEDY}; {saved.path} is of {kept}."
+    if wrong_images:
+        return f"The images of {where(number)} are not finite, so the loss is {loss}. Check the data. {kept}"
+    return f"{message(loss, where(number), learning_rate)} Cause: {cause}. {kept}"
 
 
 def _repeat(model: keras.Model, saved: Saved, batches: Callable, step: int, before_step: Callable) -> tuple[int, Sequence]:
@@ -95,7 +112,7 @@ def _train(model: keras.Model, batch: Sequence) -> float:
 
 
 def _broken_weight(model: keras.Model) -> str | None:
-    """Return the last weight that is not finite, in the order of the forward pass: gradients come from behind."""
+    """Return the last weight that is not finite, in the order of the forward pass: gradients come from its end."""
     owner = owners(model)
     first: dict[int, int] = {}
     found = []
@@ -115,8 +132,6 @@ def _broken_weight(model: keras.Model) -> str | None:
 
 def _cause_in_forward_pass(model: keras.Model, batch: Sequence) -> str:
     x, y, *weights = batch
-    if not _is_finite(x):
-        return "what the network reads is not finite"
     first = _FirstNotFinite(model)
     plain = _batch_norm.statistics(_batch_norm.Statistics())  # of the whole batch: no device is asked for its part
     with first.watching(), keras.StatelessScope(), written_out(), plain, _autodiff.without_gradients():
@@ -125,15 +140,15 @@ def _cause_in_forward_pass(model: keras.Model, batch: Sequence) -> str:
     if first.found is not None:
         return first.found
     if not _is_finite(loss):
-        return f"the outputs of all layers are finite, the loss of the last, which go up to {_largest(outputs):.3g}, is not"
-    return "computed layer by layer, the outputs of all layers are finite"
+        return f"all layers have finite outputs, the last up to {_largest(outputs):.3g}, and the loss of these is not finite"
+    return "unknown, since all layers have finite outputs when they are computed one by one"
 
 
 class _FirstNotFinite:
-    """Looks at what every layer returns, those in units and in stacks of units included, in the order in which they end.
+    """Checks the output of every layer, also inside units and stacks of units, in the order of computation.
 
     Args:
-        model: Its layers are called one by one: nothing is compiled, and stacks are written out.
+        model: Model whose layers are called one by one, without compilation.
 
     Attributes:
         found: The first layer whose output is not finite, in words.
@@ -141,7 +156,7 @@ class _FirstNotFinite:
 
     def __init__(self, model: keras.Model):
         self.found: str | None = None
-        #: Each layer, what its name is when it is called, and what else happens in front of a call.
+        #: Each layer, a function that returns its name during a call, and one to call before it.
         self._layers: list[tuple[keras.Layer, Callable[[], str], Callable[[], object]]] = []
         for layer in model._flatten_layers(include_self=False):
             self._layers.append((layer, functools.partial(_name, layer), lambda: None))
@@ -149,7 +164,7 @@ class _FirstNotFinite:
                 self._add_units(layer)
 
     def _add_units(self, stack: UnitStack) -> None:
-        pattern = stack.pattern  # which is called with the weights of each unit in turn
+        pattern = stack.pattern  # called with the weights of each unit in turn
         names = iter(stack.unit_names)
         unit = ""
 
@@ -182,8 +197,8 @@ class _FirstNotFinite:
             if self.found is None and not _is_finite(outputs):
                 end = float(ml_dtypes.finfo(layer.compute_dtype).max)
                 self.found = (
-                    f"the output of {name()} is not finite; it reads numbers up to {_largest(args):.3g}, and "
-                    f"{layer.compute_dtype} ends at {end:.3g}"
+                    f"the output of {name()} is not finite, with inputs up to {_largest(args):.3g} "
+                    f"(the largest {layer.compute_dtype} is {end:.3g})"
                 )
             return outputs
 
@@ -197,7 +212,7 @@ def _name(layer: keras.Layer) -> str:
 def _arrays(tensors) -> Iterator[np.ndarray]:
     for tensor in keras.tree.flatten(tensors):
         if tensor is not None:
-            yield np.asarray(ops.convert_to_numpy(tensor), "float32")  # which holds more than what is smaller
+            yield np.asarray(ops.convert_to_numpy(tensor), "float32")  # the largest range
 
 
 def _is_finite(tensors) -> bool:

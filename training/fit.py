@@ -1,4 +1,4 @@
-"""The fit of a run: `model.fit` from a checkpoint on, and all that watches it."""
+"""The fit of a run: `model.fit` from a checkpoint on, with its callbacks."""
 
 import contextlib
 import os
@@ -22,9 +22,9 @@ from .signals import Stop
 if TYPE_CHECKING:
     from .trainer import Trainer
 
-#: On which the activations are measured.
+#: Images that the activations are measured on.
 HEALTH_IMAGES = 32
-#: From which the batch statistics of averaged weights are computed.
+#: Training batches that the batch statistics of averaged weights are computed from.
 STATISTICS_BATCHES = 50
 
 
@@ -32,10 +32,10 @@ class Fit:
     """`model.fit` of a trainer, from a checkpoint on.
 
     Args:
-        trainer: Whose.
-        run: The directory.
-        checkpoints: There.
-        saved: What the model was restored from, None at the beginning.
+        trainer: Trainer of the run.
+        run: Run directory.
+        checkpoints: Checkpoints in it.
+        saved: Checkpoint that the model was restored from; None for a new run.
     """
 
     def __init__(self, trainer: "Trainer", run: Path, checkpoints: Checkpoints, saved: Saved | None):
@@ -51,6 +51,7 @@ class Fit:
             config.batch_size,
             done=done // plan.parts,
             parts=plan.parts,
+            held_out=trainer.watched,
             tensorboard=run / "tensorboard" if chief else None,
             learning_rate=plans.rate_at(trainer.rate),
             stream=None if chief else open(os.devnull, "w"),  # noqa: SIM115  (as long as the process lives)
@@ -63,6 +64,7 @@ class Fit:
         self.health = self._health()
         self.saver = Saver(checkpoints, config.checkpoint.minutes, config.checkpoint.every * plan.parts, self._state)
         self.stop = Stop(self.saver.save_now, self.progress.report)
+        self.saver.saved_step = done
         if saved is not None:
             self.history.restore(saved.progress["history"])
             self.best.restore(saved.progress["best"])
@@ -77,7 +79,7 @@ class Fit:
         done = max(0, self.count.step - epoch * plan.per_epoch)
         self.saver.set_model(trainer.model)
         if self.saved is None:
-            self.saver.save_now()  # to find out from it where a run diverges
+            self.saver.save_now()  # from which a divergence is explained
         watching = [
             self.count,
             trainer.seeds(self.count),
@@ -96,7 +98,7 @@ class Fit:
             initial_epoch=epoch,
             epochs=plan.epochs,
             steps_per_epoch=plan.per_epoch,
-            validation_data=self._validation(),
+            validation_data=None if trainer.split is None else trainer.evaluation_data(trainer.split),
             shuffle=False,  # the batches come shuffled
             callbacks=callbacks.Continued(
                 [callback for callback in watching if callback is not None],
@@ -117,14 +119,14 @@ class Fit:
         if self.health is not None:
             self.health.remove()
 
-    def summary(self, what: str) -> str:
-        """Return what a person wants to know whose run has ended before its end."""
-        trainer = self.trainer
-        rows = self.history.rows
-        figures = "" if not rows else f", loss {rows[-1]['loss']:.4f} in epoch {len(rows)}"
+    def interruption(self, what: str) -> str:
+        """Return what a person wants to know of a run that was ended early."""
+        parts = self.trainer.plan.parts
+        missing = self.count.step // parts - self.saver.saved_step // parts
+        saved = "the checkpoint is saved" if not missing else f"the last checkpoint is {missing:,} iterations older"
         return (
-            f"{what} behind iteration {self.count.step // trainer.plan.parts:,} of {trainer.plan.iterations:,}{figures}; "
-            f"the checkpoint is saved. To go on: {command('train')} --resume {self.run}"
+            f"{what} after iteration {self.count.step // parts:,} of {self.trainer.plan.iterations:,}; {saved}. "
+            f"Resume: {command('train')} --resume {self.run}"
         )
 
     def _state(self) -> dict:
@@ -147,13 +149,13 @@ class Fit:
             networks.save(self.trainer.model, path, write)
 
     def _plain_images(self) -> Iterator[np.ndarray]:
-        """Return the training images that batch statistics are computed from."""
+        """Return batches of training images to compute batch statistics from."""
         trainer = self.trainer
         batches = datasets.evaluation_batches(trainer.data, trainer.data.train, trainer.config.part_size, trainer.size)
         return (images for images, _ in batches.take(STATISTICS_BATCHES).as_numpy_iterator())
 
     def _batches(self, done: int) -> tf.data.Dataset:
-        """Return the batches from the beginning of the epoch on; nobody looks into those of the steps that were done."""
+        """Return the batches from the beginning of the epoch on; those of the steps already done are empty."""
         trainer = self.trainer
         batches = trainer.stream.dataset(self.count.step, trainer.rows)
         if not done:
@@ -161,18 +163,8 @@ class Fit:
         empty = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), batches.element_spec)
         return tf.data.Dataset.from_tensors(empty).repeat(done).concatenate(batches)
 
-    def _validation(self):
-        trainer, data, config = self.trainer, self.trainer.data, self.trainer.config
-        split = data.holdout or (data.test if config.data.watch_test else None)
-        if split is None:
-            return None
-        batches = datasets.evaluation_batches(data, split, config.part_size, config.data.size, trainer.rows)
-        if config.data.mixes:  # the loss and the accuracy take one form of labels
-            batches = batches.map(lambda images, labels: (images, tf.one_hot(labels, len(data.classes))))
-        return trainer.distribution.evaluation_data(batches, config.part_size, split.size)
-
     def _health(self) -> kp.TrainingHealth | None:
-        """Return the callback that watches the training's health, on the first training images, if it is wanted."""
+        """Return the callback for the health of training, which measures the first training images; None for no health."""
         trainer = self.trainer
         if trainer.config.health < 1:
             return None
@@ -193,5 +185,5 @@ def _sample(trainer: "Trainer") -> np.ndarray:
 
 
 def _monitored(trainer: "Trainer") -> tuple[str, bool]:
-    """Return the figure that the best epoch is chosen by, and whether higher is better."""
+    """Return the figure that chooses the best epoch, and whether higher is better."""
     return ("val_accuracy", True) if trainer.data.holdout else ("loss", False)

@@ -13,17 +13,17 @@ from .config import Config, differences, from_json
 
 
 def new_directory(output: Path | None, recipe: str) -> Path:
-    """Return the directory for a new run, which is not made yet; raise a UserError where it holds something already."""
+    """Return the directory for a new run, which is not made yet. Raise a UserError if it is not empty."""
     run = output or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    # hidden ones are what a process has left that was killed while it wrote
+    # hidden files are left over by a process that was killed while it wrote
     if run.exists() and (not run.is_dir() or any(not path.name.startswith(".") for path in run.iterdir())):
-        go_on = "go on with the run in it with --resume, " if (run / "config.json").is_file() else ""
-        raise UserError(f"{run} exists and is not empty: {go_on}give another --output, or remove it.")
+        resume = f" To resume the run in it: {command('train')} --resume {run}" if (run / "config.json").is_file() else ""
+        raise UserError(f"{run} exists and is not empty. Give another --output, or remove it.{resume}")
     return run
 
 
 def check_same(run: Path, config: Config) -> None:
-    """Check that `config` is that of the run, so that it can go on.
+    """Check that `config` is that of the run, so that it can be resumed.
 
     Raises:
         UserError: for a run of other options or another backend.
@@ -33,21 +33,23 @@ def check_same(run: Path, config: Config) -> None:
     described = read_config(run)
     before = described["versions"]["backend"]
     if before != keras.backend.backend():
-        raise UserError(f"{run} was trained on {before}: go on with KERAS_BACKEND={before}.")
+        raise UserError(
+            f"{run} was trained on {before}: set KERAS_BACKEND={before} to resume it. Received: {keras.backend.backend()}"
+        )
     different = differences(from_json(Config, described["config"]), config)
     if different:
         raise UserError(
-            f"{run} is a run with other options: {', '.join(different)}. "
-            f"To go on with it as it was begun: {command('train')} --resume {run}"
+            f"{run} was started with another value of {', '.join(different)}. "
+            f"To resume it with its own options: {command('train')} --resume {run}"
         )
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path` to write to, and put what is there in its place: `path` is never half-written.
+    """Give a temporary path to write to, and move it to `path` afterwards: `path` is never half-written.
 
     Raises:
-        UserError: if it cannot be written; the message has the reason.
+        UserError: if it cannot be written, with the reason.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
     os.close(handle)
@@ -56,7 +58,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.chmod(0o644)  # mkstemp makes private files
         temporary.replace(path)
-    except OSError as error:  # a full disk's does not name the file
+    except OSError as error:  # that of a full disk does not name the file
         raise UserError(f"Cannot write {path}: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -71,11 +73,11 @@ def read_config(run: Path) -> dict:
     """Return config.json of a run directory."""
     path = run / "config.json"
     if not path.is_file():
-        raise UserError(f"{run} is no run directory: it has no config.json.")
+        raise UserError(f"{run} is not a run directory: it has no config.json.")
     try:
         described = json.loads(path.read_text())
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(described, dict) or "config" not in described:
-        raise UserError(f"{run} is no run directory: its config.json was not written by training.train.")
+        raise UserError(f"{run} is not a run directory: its config.json was not written by {command('train')}.")
     return described

@@ -1,4 +1,4 @@
-"""The trainer: a run from its beginning, or a checkpoint, to its end or an interruption."""
+"""The trainer: takes a run from its beginning or a checkpoint to its end or an interruption."""
 
 import dataclasses
 import math
@@ -18,21 +18,27 @@ from .checkpoints import Checkpoints, Saved
 from .cli import UserError, command
 from .config import Config, Data
 from .fit import Fit
+from .terminal import duration
 
-#: Executions of a rehearsal: one that compiles, and those that are timed.
+#: Executions of a dry run: one that compiles, and those that are timed.
 TIMED = 4
 
 
 class Trainer:
-    """What is made of a configuration: data, network and plan, compiled for the distribution that is active.
+    """Data, network and plan of a configuration, compiled for a distribution.
 
     Args:
-        config: Of the run.
-        recipe: Its name.
-        distribution: Inside of which this is made.
+        config: Configuration of the run.
+        recipe: Name of the recipe.
+        distribution: The active distribution.
+
+    Attributes:
+        watched: Name of the images that are measured after every epoch, in `split`: "held-out" or "test". The held-out ones
+            choose the best epoch.
+        split: Those images, or None: nothing is measured after an epoch.
 
     Raises:
-        ValueError: for a configuration that does not fit; nothing is written then.
+        ValueError: for options that do not fit together; nothing is written then.
     """
 
     def __init__(self, config: Config, recipe: str, distribution: kp.distribution.Distribution):
@@ -45,7 +51,10 @@ class Trainer:
         self.config = config
         self.size = _image_size(config, self.data)
         self.plan = plans.plan(config, self.data.train.size)
+        self._check_warmup()
         self.rate = plans.learning_rate(config, self.plan)
+        self.watched = "held-out" if self.data.holdout else "test"
+        self.split = self.data.holdout or (self.data.test if config.data.watch_test else None)
         self.stream = datasets.training_stream(
             self.data,
             config.part_size,
@@ -69,7 +78,7 @@ class Trainer:
         )
 
     def rehearse(self) -> None:
-        """Print what the run would be and take; train a few steps for it and write nothing."""
+        """Print a description of the run and its costs. This trains a few steps and writes nothing."""
         together = self.config.steps_per_execution
         clock = estimates.Clock()
         self.model.fit(
@@ -102,20 +111,21 @@ class Trainer:
         )
 
     def run(self) -> Path:
-        """Train from where the run stands to its end and return its directory.
+        """Train the rest of the run and return its directory.
 
         Raises:
-            UserError: for a directory with something else in it, a loss that is not finite, a full disk.
-            KeyboardInterrupt: behind the step in which Ctrl-C was pressed; a checkpoint was saved then.
-            SystemExit: with status 75 behind the step in which SIGTERM came; a checkpoint was saved then.
+            UserError: for a directory that is not empty, a loss that is not finite, a full disk.
+            KeyboardInterrupt: after the step in which Ctrl-C was pressed; a checkpoint is saved.
+            SystemExit: with status 75 after the step in which SIGTERM came; a checkpoint is saved.
         """
         chief = self.distribution.is_chief
         run = self._directory()
         if (run / "model.keras").is_file():
-            self._say(f"Finished already: {run / 'model.keras'}. Next: {command('evaluate')} {run}")
+            self.model.set_weights(networks.load(run / "model.keras").get_weights())
+            self._say_end(run, "Already finished")
             return run
         checkpoints = Checkpoints(run / "checkpoints", self.config.checkpoint.keep, write=chief)
-        saved = checkpoints.newest(lambda message: self._say(f"warning: {message}"))
+        saved = checkpoints.newest(lambda message: self._say(f"Warning: {message}"))
         if saved is not None:
             saved.restore(self.model)
         elif chief:
@@ -125,8 +135,9 @@ class Trainer:
         try:
             with fit.stop:
                 fit.train()
-        except KeyboardInterrupt:
-            self._say(fit.summary("Interrupted"))
+        except (KeyboardInterrupt, SystemExit) as ended:
+            fit.close()
+            self._say(fit.interruption("Interrupted" if isinstance(ended, KeyboardInterrupt) else "Stopped by SIGTERM"))
             raise
         except callbacks.Diverged as diverged:
             raise UserError(self._explained(diverged, checkpoints, run)) from diverged
@@ -135,14 +146,34 @@ class Trainer:
         fit.saver.save_now()
         networks.save(self.model, run / "model.keras", write=chief)
         if chief:
-            measured_on = "validation" if self.data.holdout else "test"
             with runs.replacing(run / "curves.png") as temporary:
-                curves.draw(run / "history.csv", temporary, f"{self.model.name}, {run.name}", measured_on)
-        self._say(f"Finished: {run / 'model.keras'}. Next: {command('evaluate')} {run}")
+                curves.draw(run / "history.csv", temporary, f"{self.model.name}, {run.name}", f"{self.watched} images")
+        self._say_end(run, "Finished")
         return run
 
+    def evaluation_data(self, split: datasets.Split):
+        """Return the images of a split as `evaluate` takes them."""
+        config = self.config
+        batches = datasets.evaluation_batches(self.data, split, config.part_size, config.data.size, self.rows)
+        if config.data.mixes:  # the loss and the accuracy take one form of labels
+            batches = batches.map(lambda images, labels: (images, tf.one_hot(labels, len(self.data.classes))))
+        return self.distribution.evaluation_data(batches, config.part_size, split.size)
+
+    def _say_end(self, run: Path, what: str) -> None:
+        """Print the result of a run, whose weights the model has, and what can be done next."""
+        history = curves.read(run / "history.csv") if self.distribution.is_chief else {}
+        time = f" after {duration(history['seconds'][-1])} of training" if len(history.get("seconds", ())) else ""
+        self._say(f"{what}{time}: {run / 'model.keras'}", flush=True)
+        split = self.split or self.data.test
+        if self.split is None:
+            accuracy = self.model.evaluate(self.evaluation_data(split), verbose=0, return_dict=True)["accuracy"]
+        else:
+            accuracy = history["val_accuracy"][-1] if "val_accuracy" in history else math.nan
+        self._say(f"Accuracy: {100 * accuracy:.2f} % of the {split.size:,} {self.watched} images.")
+        self._say(f"Next: {command('evaluate')} {run}")
+
     def batches(self, first: int) -> Iterator[tuple]:
-        """Return this process's batches from step `first` of `fit` on, as arrays."""
+        """Return the batches of this process from step `first` of `fit` on, as arrays."""
         return self.stream.dataset(first, self.rows).as_numpy_iterator()
 
     def _say(self, message: str, **options) -> None:
@@ -150,18 +181,18 @@ class Trainer:
             print(message, **options)
 
     def _directory(self) -> Path:
-        """Return the run's directory: a new one, or that of a run which this one goes on with."""
+        """Return the run's directory: a new one, or that of the run to resume."""
         output, chief = self.config.output, self.distribution.is_chief
         if output is not None and (self.config.resume or not chief):
             if (output / "config.json").is_file():
                 runs.check_same(output, self.config)
                 return output
-            if not chief:  # who is about to begin it
+            if not chief:  # the chief is about to make it
                 return output
         return runs.new_directory(output, self.recipe)
 
     def _begin(self, run: Path) -> None:
-        # the configuration first: a run that is killed in here can be begun again
+        # the configuration first: a run that is killed here can be started again
         run.mkdir(parents=True, exist_ok=True)
         described = describe(self.config, self.recipe, self.data, self.plan.iterations, self._parameters)
         runs.write_json(run / "config.json", described)
@@ -174,27 +205,52 @@ class Trainer:
         return sum(math.prod(weight.shape) for weight in self.model.trainable_weights)
 
     def _opening(self, run: Path, saved: Saved | None) -> str:
-        devices = f" on {self.distribution.replicas} devices" if self.distribution.replicas > 1 else ""
-        done = "" if saved is None else f" Going on behind iteration {saved.step // self.plan.parts:,}."
-        return (
-            f"Training {self.model.name} ({self._parameters:,} trainable parameters) on {self.data.train.size:,} images of "
-            f"{self.data.name} for {self.plan.iterations:,} iterations of {self.config.batch_size} "
-            f"({keras.backend.backend()}{devices}). Run directory: {run}.{done}"
+        config, plan = self.config, self.plan
+        epochs = plan.iterations / plan.steps_per_epoch
+        length = f"{plan.epochs} epochs" if epochs == plan.epochs else f"{plan.iterations:,} iterations ({epochs:.3g} epochs)"
+        parts = f" in {plan.parts} parts" if plan.parts > 1 else ""
+        devices = f", {self.distribution.replicas} devices" if self.distribution.replicas > 1 else ""
+        trained = "trained parameters" if config.model.freeze else "parameters"
+        lines = [
+            f"Training {self.model.name} ({self._parameters:,} {trained}) on {self.data.train.size:,} images of "
+            f"{self.data.name} for {length}, batch {config.batch_size}{parts} ({keras.backend.backend()}{devices}).",
+            f"Run directory: {run}",
+        ]
+        if saved is not None:
+            lines.append(f"Resuming after iteration {saved.step // plan.parts:,}.")
+        return "\n".join(lines)
+
+    def _check_warmup(self) -> None:
+        """Warn of a warm-up that the run does not outlast, or refuse it if the schedule needs the rest."""
+        schedule = self.config.schedule
+        if self.config.iterations(schedule.warmup, self.plan.steps_per_epoch) < self.plan.iterations:
+            return
+        message = (
+            f"The warm-up ({schedule.warmup:g} {schedule.unit}) is not shorter than the run ({schedule.length:g} "
+            f"{schedule.unit}): the learning rate never reaches {self.config.optimizer.learning_rate:g}. "
+            f"Shorten it, as with --schedule.warmup {schedule.length / 10:g}, or train longer."
         )
+        if schedule.kind == "cosine":
+            raise UserError(message)
+        self._say(f"Warning: {message}")
 
     def _explained(self, diverged: callbacks.Diverged, checkpoints: Checkpoints, run: Path) -> str:
         saved = checkpoints.newest(lambda message: None)
         if saved is None or self.distribution.processes > 1:
-            return (
-                f"The loss is {diverged.loss} in {self._place(diverged.step)}: training diverged. Lower "
-                f"--optimizer.learning-rate or lengthen --schedule.warmup. The checkpoints of {run} are of before."
-            )
+            return divergence.message(diverged.loss, self._place(diverged.step), self.config.optimizer.learning_rate)
         seeds = self.seeds(callbacks.Count(self.plan.per_epoch))
-        before_step = seeds.before_step if seeds else lambda step: None
-        return divergence.explain(self.model, saved, self.batches, diverged.step, before_step=before_step, where=self._place)
+        return divergence.explain(
+            self.model,
+            saved,
+            self.batches,
+            diverged.step,
+            learning_rate=self.config.optimizer.learning_rate,
+            before_step=seeds.before_step if seeds else lambda step: None,
+            where=self._place,
+        )
 
     def _place(self, step: int) -> str:
-        """Return the name that a step of `fit` has for a person."""
+        """Return a step of `fit` in words."""
         return f"iteration {step // self.plan.parts + 1:,} (epoch {step // self.plan.per_epoch + 1})"
 
     def seeds(self, count: callbacks.Count) -> callbacks.TorchSeeds | None:
@@ -204,7 +260,7 @@ class Trainer:
 
 
 def _augmentation(options: Data) -> str:
-    """Return in words what happens to the images."""
+    """Return the augmentation in words."""
     padding = f", padded with: {options.padding}" if options.augmentation == "pad_crop_flip" else ""
     parts = [options.augmentation + padding]
     if options.rand_augment is not None:
@@ -219,12 +275,12 @@ def _augmentation(options: Data) -> str:
 def _image_size(config: Config, data: datasets.ImageData) -> int:
     size = config.data.size or data.size
     if size is None:
-        raise UserError(f"The images of {data.name} differ in size: give --data.size.")
+        raise UserError(f"The images of {data.name} differ in size. Choose one for the network, such as --data.size 64.")
     return size
 
 
 def describe(config: Config, recipe: str, data, iterations: int, parameters: int) -> dict:
-    """Return what config.json holds: the configuration, and all that a later command has to know of data and software."""
+    """Return the content of config.json: the configuration, and the data and software that a later command needs."""
     return {
         "recipe": recipe,
         "config": dataclasses.asdict(config),

@@ -256,7 +256,7 @@ class TrainingHealth(keras.callbacks.Callback):
                 self.divergence = text
             self._report(findings.DIVERGENCE, text)
             return
-        stuck = findings.is_stuck(record.loss, self._first_loss, self._accuracies)
+        stuck = findings.is_stuck(record, self._first_loss, self._accuracies)
         figures = findings.measured(record, self._watched, self._read)
         found = findings.causes(figures, self.ranges, rates, stuck)
         before, self._suspected = self._suspected, {(cause.figure, cause.side) for cause in found}

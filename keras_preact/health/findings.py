@@ -10,7 +10,9 @@ from keras_preact.health.ranges import Range
 from keras_preact.health.records import Record
 from keras_preact.health.weights import Place, Watched
 
-#: Training is stuck as long as the loss is above this share of its first value ...
+#: Training is stuck if after this number of updates ...
+STUCK_UPDATES = 100
+#: ... the loss is above this share of its first value ...
 STUCK_LOSS = 0.8
 #: ... and the training accuracy, if there is one, is below this.
 STUCK_ACCURACY = 0.9
@@ -51,7 +53,6 @@ CAUSES = (
     Cause("gradient_norm", "above", if_stuck=True),
     Cause("update_ratio", "below", if_stuck=True),
     Cause("gradient_weight_ratio", "below", if_stuck=True),
-    Cause("gradient_weight_ratio", "above", if_stuck=True),
 )
 #: After these have been reported, all that follows is their effect.
 FINAL = frozenset({("update_ratio", "above"), DIVERGENCE})
@@ -179,9 +180,17 @@ def divergence_message(evidence: str, rates: Rates, first_loss: float) -> str:
     return f"Learning rate {rates.highest:.3g} is probably too high; {evidence}. {remedy}."
 
 
-def is_stuck(loss: float, first_loss: float, accuracies: Collection[float]) -> bool:
-    """Return whether training has not learned anything, or not much."""
-    return not loss <= STUCK_LOSS * first_loss and not any(value >= STUCK_ACCURACY for value in accuracies)
+def is_stuck(record: Record, first_loss: float, accuracies: Collection[float]) -> bool:
+    """Return whether a network has learned nothing, or not much, although it had time to.
+
+    Args:
+        record: Newest record.
+        first_loss: Loss of the first update.
+        accuracies: Accuracies in training, if there are any.
+    """
+    if record.step < STUCK_UPDATES or any(value >= STUCK_ACCURACY for value in accuracies):
+        return False
+    return not record.loss <= STUCK_LOSS * first_loss
 
 
 def highest_rate(rate: Callable[[int], float], steps: int) -> float:

@@ -17,7 +17,8 @@ class Range:
     Args:
         figure: Name of the figure in a message.
         low, high: The bounds, which belong to the range; infinite for none.
-        below, above: Cause of a value outside. `{rate}` stands for the learning rate.
+        below, above: Cause of a value outside. `{rate}` stands for the learning rate. Which figures are judged on which
+            side, and when, is in `keras_preact.health.findings.CAUSES`.
         if_below, if_above: What to do then. `{better_rate}` stands for a learning rate that would be in the range.
         margin: A message appears only for values this many times beyond a bound. Healthy
             runs leave some of the ranges for a while.
@@ -79,9 +80,7 @@ HEALTHY_RANGES: Mapping[str, Range] = MappingProxyType(
             1e-4,
             0.1,
             below="Some weights get hardly any gradient",
-            above="Some weights get a very large gradient",
             if_below="Check initialisation and normalisation there",
-            if_above="Check initialisation and normalisation there",
         ),
         "layer_gradient_ratio": Range(
             "gradient norm of the first unit over that of the last",

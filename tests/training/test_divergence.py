@@ -75,12 +75,16 @@ def explained(folder, model, batches, step, begin=0, **options):
     """Explain, and check that the model is as before."""
     checkpoint = saved(folder, model, begin)
     before = values(model, ("model", "optimizer"))
-    message = divergence.explain(model, checkpoint, batches, step, **options)
+    message = divergence.explain(model, checkpoint, batches, step, learning_rate=0.5, **options)
     assert same(values(model, ("model", "optimizer")), before)
-    if "not deterministic" not in message:
-        kept = "the beginning" if begin == 0 else f"step {begin}"
-        remedy = "Lower --optimizer.learning-rate or lengthen --schedule.warmup; "
-        assert message.endswith(f". {remedy}{checkpoint.path} is of {kept}.")
+    kept = "the beginning" if begin == 0 else f"step {begin}"
+    assert message.endswith(f". Last checkpoint: {checkpoint.path}, of {kept}.")
+    if not message.startswith("The images"):
+        assert re.match(
+            r"Learning rate 0\.5 is probably too high: the loss is (inf|nan) in \w+ \d+( \(.*\))?\. "
+            r"Lower --optimizer\.learning-rate or lengthen --schedule\.warmup\. Cause: ",
+            message,
+        )
     return message
 
 
@@ -88,24 +92,29 @@ class TestForwardPass:
     def test_the_layer_that_overflows(self, tmp_path):
         """Inputs of 1e20 are finite in the network, and their squares are not."""
         message = explained(tmp_path, chain(), stream(bad=4, x=1e20), step=4)
-        assert re.match(r"The loss is (inf|nan) in step 5: the output of chain/root\w* is not finite; it reads", message)
-        assert "e+20, and float32 ends at 3.4e+38" in message
+        assert re.search(
+            r"the loss is (inf|nan) in step 5\. .* Cause: the output of chain/root\w* is not finite, with inputs up to ",
+            message,
+        )
+        assert "e+20 (the largest float32 is 3.4e+38)." in message
 
     def test_the_first_of_those_whose_weights_overflow(self, tmp_path):
         model = chain()
         model.get_layer("second").kernel.assign(np.full((4, 2), 3e38, "float32"))
         model.optimizer.learning_rate = 0.0
         message = explained(tmp_path, model, stream(), step=2)
-        assert "in step 1: the output of chain/second is not finite" in message  # it began before
+        assert "in step 1. " in message  # it began before
+        assert "Cause: the output of chain/second is not finite" in message
 
     def test_what_is_read(self, tmp_path):
         message = explained(tmp_path, chain(), stream(bad=1, x=np.nan), step=1)
-        assert message.startswith("The loss is nan in step 2: what the network reads is not finite. ")
+        assert message.startswith("The images of step 2 are not finite, so the loss is nan. Check the data. ")
 
     def test_the_loss_itself(self, tmp_path):
         message = explained(tmp_path, chain(), stream(bad=1, y=1e30), step=1)
-        assert message.startswith(
-            "The loss is inf in step 2: the outputs of all layers are finite, the loss of the last, which"
+        assert "in step 2. " in message
+        assert re.search(
+            r"Cause: all layers have finite outputs, the last up to [\d.]+, and the loss of these is not", message
         )
 
     @pytest.mark.parametrize(("stacked", "weight"), [(False, "dense_2"), (True, "dense_2"), (True, "dense_1")])
@@ -125,10 +134,11 @@ class TestForwardPass:
 
 class TestUpdate:
     def test_of_the_step_before(self, tmp_path):
-        """Zeros make the root's gradient a NaN, which the layers in front of it get; the loss is finite in that step."""
+        """Zeros make the root's gradient a NaN, which the layers before it get; the loss is finite in that step."""
         message = explained(tmp_path, chain(), stream(bad=3, x=0.0), step=4, begin=1)
         expected = "the update of step 4 left weights that are not finite, the last of them chain/first/kernel. "
-        assert message.startswith(f"The loss is nan in step 5: {expected}")
+        assert "the loss is nan in step 5. " in message
+        assert f"Cause: {expected}" in message
 
     def test_weights_that_are_not_finite_are_not_saved(self, tmp_path):
         """Else the last checkpoint would be one of a run that has diverged."""
@@ -151,7 +161,7 @@ class TestUpdate:
 
 class TestRepeating:
     def test_from_the_checkpoint_on_step_by_step(self, tmp_path):
-        """Each step gets its own batch, behind what has to happen before it."""
+        """Each step gets its own batch, after what has to happen before it."""
         seen = []
 
         def batches(step):
@@ -169,21 +179,25 @@ class TestRepeating:
         options = {} if BACKEND == "torch" else {"steps_per_execution": 4}
         model = chain(**options)
         message = explained(tmp_path, model, stream(bad=5, x=1e20), step=7)
-        assert " in step 6: the output of chain/root" in message
+        assert " in step 6. " in message
+        assert "Cause: the output of chain/root" in message
         assert model.steps_per_execution == options.get("steps_per_execution", 1)
 
     def test_what_does_not_come_again(self, tmp_path):
         message = explained(tmp_path, chain(), stream(), step=2)
-        assert message.startswith("The loss was not finite in step 3, but it is ")
-        assert "is not deterministic" in message
+        assert "in step 3. " in message
+        assert re.search(r"Cause: unknown\. .* the loss is [\d.]+: a computation is not deterministic\.", message)
 
     def test_words_for_steps(self, tmp_path):
         model = chain()
         message = divergence.explain(
-            model, saved(tmp_path, model, 2), stream(bad=4, x=0.0), 5, where=lambda step: f"iteration {step // 2 + 1:,}"
+            *(model, saved(tmp_path, model, 2), stream(bad=4, x=0.0), 5),
+            learning_rate=1e6,
+            where=lambda step: f"iteration {step // 2 + 1:,}",
         )
-        assert message.startswith("The loss is nan in iteration 3: the update of iteration 3 left")
-        assert message.endswith("is of iteration 1.")
+        assert message.startswith("Learning rate 1e+06 is probably too high: the loss is nan in iteration 3. ")
+        assert "Cause: the update of iteration 3 left" in message
+        assert message.endswith(", of iteration 1.")
 
     def test_with_the_probe_of_a_fit_that_failed(self, tmp_path):
         class Fail(keras.callbacks.Callback):
@@ -197,7 +211,8 @@ class TestRepeating:
         with pytest.raises(ArithmeticError):
             model.fit(x, y, verbose=0, callbacks=[health, Fail()])
         assert Probe.of(model.optimizer) is not None
-        message = divergence.explain(model, checkpoint, stream(bad=1, x=1e20), 1)
-        assert " in step 2: the output of chain/root" in message
+        message = divergence.explain(model, checkpoint, stream(bad=1, x=1e20), 1, learning_rate=0.01)
+        assert " in step 2. " in message
+        assert "Cause: the output of chain/root" in message
         health.remove()
         model.fit(x, y, verbose=0, callbacks=[TrainingHealth(1, report=lambda message: None)])

@@ -401,7 +401,7 @@ def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, by_
     assert by_ray.killed
     assert by_ray.calls.count("digits") == 4  # in two processes, twice
     assert out.count(" on 2 devices") == 2, out
-    assert out.count("Going on behind iteration 10.") == 1, out
+    assert out.count("Resuming after iteration 10.") == 1, out
 
     # Each has half of every batch: one model's losses and weights are those of a single process. Those of two models, which
     # see no more than their half, are several times as far off as is allowed.

@@ -269,14 +269,15 @@ def test_killed_taken_away_interrupted_damaged_and_killed_again(reference, tmp_p
 
     status, out, err = ended(tmp_path, 21, signal.SIGTERM)
     assert (status, err) == (75, "")
-    assert "Going on behind iteration 3." in out
+    assert "Resuming after iteration 3." in out
+    assert "Stopped by SIGTERM after iteration 21 of 60; the checkpoint is saved. Resume: keras-preact train --res" in out
     assert checkpoints(run) == ["state-000000018.npz", "state-000000021.npz"]
     assert not (run / "model.keras").exists()
 
     status, out, err = ended(tmp_path, 30, signal.SIGINT)
     assert (status, err) == (130, "")
-    assert "Going on behind iteration 21." in out
-    assert "Interrupted behind iteration 30 of 60" in out
+    assert "Resuming after iteration 21." in out
+    assert "Interrupted after iteration 30 of 60; the checkpoint is saved." in out
     assert checkpoints(run) == ["state-000000027.npz", "state-000000030.npz"]
 
     [damaged] = (run / "checkpoints").glob("state-000000030-*.npz")
@@ -285,21 +286,24 @@ def test_killed_taken_away_interrupted_damaged_and_killed_again(reference, tmp_p
     damaged.write_bytes(content)
     status, out, err = ended(tmp_path, 42, signal.SIGKILL)
     assert (status, err) == (-signal.SIGKILL, "")
-    assert f"warning: run/checkpoints/{damaged.name} is damaged and passed over" in out
-    assert "Going on behind iteration 27." in out
+    assert (
+        f"Warning: run/checkpoints/{damaged.name} is damaged, so an older checkpoint is used: its content does not match"
+        in out
+    )
+    assert "Resuming after iteration 27." in out
     assert checkpoints(run) == [".state-000000042.npz", "state-000000036.npz", "state-000000039.npz"]
 
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     train.main(["--resume", "run"])
     out = capsys.readouterr().out
-    assert "Going on behind iteration 39." in out
-    assert "Finished: run/model.keras" in out
+    assert "Resuming after iteration 39." in out
+    assert re.search("Finished after .* of training: run/model.keras", out)
     assert_same(run, reference)
 
     untouched = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     train.main(["--resume", "run"])
-    assert capsys.readouterr().out.startswith("Finished already: run/model.keras.")
+    assert capsys.readouterr().out.startswith("Already finished after ")
     message = error_of(capsys, go_on, Path("run"), "--batch-size", "32")
-    assert "run is a run with other options: --batch-size. " in message
+    assert "run was started with another value of --batch-size. " in message
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == untouched

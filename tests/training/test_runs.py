@@ -1,4 +1,4 @@
-"""The run directory: nothing in it is ever half-written, and it is gone on with as it was begun."""
+"""The run directory: nothing in it is ever half-written, and a run is resumed with its own options."""
 
 import dataclasses
 import json
@@ -29,12 +29,12 @@ class TestNewDirectory:
     def test_a_directory_with_anything_in_it_or_a_file_is_refused(self, tmp_path):
         (tmp_path / "file").write_text("")
         for taken in (tmp_path, tmp_path / "file"):
-            with pytest.raises(ValueError, match=f"{taken} exists and is not empty: give another --output"):
+            with pytest.raises(ValueError, match=f"{taken} exists and is not empty\\. Give another --output"):
                 runs.new_directory(taken, "digits")
 
-    def test_of_a_run_says_how_to_go_on(self, tmp_path):
+    def test_of_a_run_says_how_to_resume(self, tmp_path):
         (tmp_path / "config.json").touch()
-        with pytest.raises(ValueError, match="go on with the run in it with --resume, give another"):
+        with pytest.raises(ValueError, match=f"To resume the run in it: keras-preact train --resume {tmp_path}"):
             runs.new_directory(tmp_path, "digits")
 
 
@@ -92,10 +92,10 @@ class TestReadConfig:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (None, "is no run directory: it has no config.json"),
+            (None, "is not a run directory: it has no config.json"),
             ('{"config": {', "config.json is damaged"),
-            ('{"architectures": []}', "is no run directory: its config.json was not written by training.train"),
-            ("[]", "is no run directory: its config.json was not written by training.train"),
+            ('{"architectures": []}', "is not a run directory: its config.json was not written by keras-preact train"),
+            ("[]", "is not a run directory: its config.json was not written by keras-preact train"),
         ],
     )
     def test_errors_name_the_path(self, tmp_path, content, message):
@@ -106,8 +106,8 @@ class TestReadConfig:
         assert str(tmp_path) in str(error.value)
 
 
-class TestGoingOn:
-    """A run goes on with the options that it was begun with."""
+class TestResuming:
+    """A run is resumed with its own options."""
 
     BEGUN = Config(seed=3, data=Data("digits", dir=Path("images")), optimizer=Optimizer(exclude_from_decay=("norm",)))
 
@@ -135,17 +135,17 @@ class TestGoingOn:
         ],
     )
     def test_others_are_named(self, run, changes, named):
-        message = rf"is a run with other options: .*{named}.* keras-preact train --resume {run}"
+        message = rf"was started with another value of .*{named}.* keras-preact train --resume {run}"
         with pytest.raises(ValueError, match=message):
             runs.check_same(run, dataclasses.replace(self.BEGUN, **changes))
 
     def test_another_backend(self, run):
         runs.write_json(run / "config.json", {"config": {}, "versions": {"backend": "theano"}})
-        with pytest.raises(ValueError, match=r"was trained on theano: go on with KERAS_BACKEND=theano"):
+        with pytest.raises(ValueError, match=r"was trained on theano: set KERAS_BACKEND=theano to resume it"):
             runs.check_same(run, self.BEGUN)
 
     def test_an_option_of_another_version(self):
-        with pytest.raises(ValueError, match=r"Another version .* the option warp"):
+        with pytest.raises(ValueError, match=r"Another version .* its option warp"):
             from_json(Config, {"optimizer": {"warp": 9}})
 
     def test_what_a_version_before_did_not_know_has_its_default(self):

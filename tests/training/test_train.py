@@ -165,12 +165,19 @@ class TestRunDirectory:
 
 
 def test_same_seed_same_weights_in_another_process(run, tmp_path):
-    status, out, err = finish(start("-m", "training.train", "digits", *TINY, *OPTIONS, "--output", "run", cwd=tmp_path))
+    status, out, err = finish(start("-m", "training", "train", "digits", *TINY, *OPTIONS, "--output", "run", cwd=tmp_path))
     assert (status, err) == (0, "")
-    assert (
-        "Training digits_resnet8_preact (4,934 trainable parameters) on 1,437 images of digits for 30 iterations of 64" in out
-    )
-    assert "Finished: run/model.keras. Next: python -m training.evaluate run\n" in out
+    name, length = "digits_resnet8_preact (4,934 parameters)", "30 iterations (1.36 epochs), batch 64"
+    assert f"Training {name} on 1,437 images of digits for {length} ({keras.backend.backend()}).\n" in out
+    data = load(Data("digits"))
+    images, labels = next(evaluation_batches(data, data.test, 360, None).as_numpy_iterator())
+    correct = (loaded(tmp_path / "run" / "model.keras").predict_on_batch(images).argmax(axis=1) == labels).mean()
+    end = rf"after \d+ s of training: run/model.keras\nAccuracy: {100 * correct:.2f} % of the 360 test images\.\n"
+    end += "Next: keras-preact evaluate run\n"
+    assert re.search(f"\nFinished {end}$", out)
+    status, out, err = finish(start("-m", "training", "train", "--resume", "run", cwd=tmp_path))
+    assert (status, err) == (0, "")
+    assert re.fullmatch(f"Already finished {end}", out)
     for ours, theirs in zip(weights(run / "model.keras"), weights(tmp_path / "run" / "model.keras"), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -290,7 +297,10 @@ def test_watching_the_test_set_and_the_health_changes_nothing(run, tmp_path, cap
     np.testing.assert_allclose(
         [value for _, value in logged["health/gradient_norm"]], [float(row["gradient_norm"]) for row in rows], rtol=1e-5
     )
-    assert "Health: step 7: " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert re.search(r"Epoch 1/2: loss \d\.\d{4}, accuracy \d\.\d{4}; test loss \d\.\d{4}, accuracy \d\.\d{4}; ", out)
+    assert f"Accuracy: {100 * accuracy:.2f} % of the 360 test images." in out
+    assert "Health: " not in out  # of a healthy run
 
 
 def test_images_of_a_folder(tmp_path):
@@ -342,12 +352,14 @@ class TestEndings:
         process.send_signal(signal.SIGINT)
         status, out, err = finish(process)
         assert (status, err) == (130, "")
-        said = re.search(r"behind iteration ([\d,]+) of 1,000,000, loss .* in epoch (\d+); the checkpoint is saved\.", out)
-        step, epochs = (int(number.replace(",", "")) for number in said.groups())
-        assert out.endswith("To go on: python -m training.train --resume run\n")
+        said = re.search(
+            r"\nInterrupted after iteration ([\d,]+) of 1,000,000; the checkpoint is saved\. Resume: (.*)\n$", out
+        )
+        step = int(said[1].replace(",", ""))
+        assert said[2] == "keras-preact train --resume run"
         unfinished = [name for name in FILES if name not in ("model.keras", "curves.png")]
         assert names(run) == sorted([*unfinished, *checkpoints(step - 2, step - 1, step)])
-        assert len(history(run)) == epochs == step // 22
+        assert len(history(run)) == step // 22
 
         message = error_of(capsys, run_evaluate, run)
         assert f"The run {run} was not finished" in message
@@ -360,7 +372,9 @@ class TestEndings:
     def test_divergence(self, tmp_path, capsys):
         options = ("--optimizer.learning-rate", "1e8", "--schedule.length", "100", "--health", "0")
         message = error_of(capsys, run_train, tmp_path / "run", *options)
-        assert re.search(r"The loss is (nan|inf) in iteration \d+ \(epoch 1\): ", message)
+        assert re.search(
+            r"error: Learning rate 1e\+08 is probably too high: the loss is (nan|inf) in iteration \d+ \(epoch 1\)\. ", message
+        )
         assert re.search(r"(stem|stage|head)\w+/\w+", message)
         for part in ("--optimizer.learning-rate", "checkpoints/state-000000000"):
             assert part in message
@@ -381,20 +395,54 @@ class TestEndings:
         json.loads((tmp_path / "run" / "config.json").read_text())
 
 
+class TestHealth:
+    OPTIONS = ("--schedule.length", "40", "--schedule.kind", "cosine", "--health", "4", "--data.holdout", "0.1")
+
+    def test_learning_rate_that_is_too_high(self, tmp_path, capsys):
+        run_train(tmp_path / "run", *self.OPTIONS, "--optimizer.learning-rate", "50")
+        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Health: ")]
+        assert re.match(r"Health: Learning rate 50 is too high: weights change by [\d,.]+ % per update \(", told[0])
+        assert len(told) <= 2
+
+    def test_healthy_run_to_the_end_of_its_cosine(self, tmp_path, capsys):
+        run_train(tmp_path / "run", *self.OPTIONS, "--schedule.warmup", "8", "--schedule.length", "200")
+        assert "Health" not in capsys.readouterr().out
+
+
+class TestWarmup:
+    @pytest.mark.parametrize("warmup", ["5", "9"])
+    def test_longer_than_the_run(self, tmp_path, capsys, warmup):
+        run_train(tmp_path / "run", "--schedule.kind", "steps", "--schedule.warmup", warmup)
+        [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning: ")]
+        assert line == (
+            f"Warning: The warm-up ({warmup} iterations) is not shorter than the run (5 iterations): the learning rate never "
+            "reaches 0.1. Shorten it, as with --schedule.warmup 0.5, or train longer."
+        )
+
+    def test_that_leaves_nothing_of_a_cosine(self, tmp_path, capsys):
+        message = error_of(capsys, run_train, tmp_path / "run", "--schedule.kind", "cosine", "--schedule.warmup", "5")
+        assert "error: The warm-up (5 iterations) is not shorter than the run (5 iterations)" in message
+        assert not (tmp_path / "run").exists()
+
+    def test_shorter(self, tmp_path, capsys):
+        run_train(tmp_path / "run", "--schedule.kind", "steps", "--schedule.warmup", "4")
+        assert "Warning" not in capsys.readouterr().out
+
+
 class TestCommandLine:
     def test_goes_on_with_nothing_but_the_run(self, run, capsys):
         train.main(["--resume", str(run)])
-        assert f"Finished already: {run / 'model.keras'}" in capsys.readouterr().out
+        assert re.search(f"Already finished after .*: {run / 'model.keras'}", capsys.readouterr().out)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--resume"], "--resume in front takes the directory of a run and nothing else"),
+            (["--resume"], "takes a run directory and no other option"),
             (["--resume", "a", "--seed", "3"], "Received: a --seed 3"),
-            (["--resume", "a"], "a is no run directory"),
+            (["--resume", "a"], "a is not a run directory"),
             (["digits", "--resume"], "--resume needs --output"),
             (["digits", "--distribution", "multi_worker"], "--distribution multi_worker needs --output"),
-            (["digits", "--health", "-1"], "--health must be a number of iterations"),
+            (["digits", "--health", "-1"], "--health must not be negative"),
             (["digits", "--accumulate", "7"], "--accumulate must divide --batch-size"),
         ],
     )
@@ -407,5 +455,5 @@ class TestCommandLine:
         options = ["digits", *TINY, *OPTIONS, "--output", str(run), "--resume"]
         train.main(options)
         message = error_of(capsys, train.main, [*options, "--seed", "4", "--optimizer.ema", "0.9"])
-        assert "is a run with other options: --optimizer.ema, --seed." in message
-        assert f"python -m training.train --resume {run}" in message
+        assert "was started with another value of --optimizer.ema, --seed." in message
+        assert f"keras-preact train --resume {run}" in message
