@@ -1,6 +1,5 @@
 """Command lines that pages show: found in the text, and parsed by the command itself without running it."""
 
-import argparse
 import contextlib
 import functools
 import importlib
@@ -44,13 +43,18 @@ class Parsed(BaseException):
 
 def parse(line: str) -> None:
     """Parse `keras-preact COMMAND ...` as the program does; fail if a command or an option does not exist."""
-    words = shlex.split(line, comments=True)
+    words = shlex.split(line.replace("RECIPE", "digits"), comments=True)
     argv = words[words.index("keras-preact") + 1 :]
     if argv[:2] == ["train", "--resume"]:
         assert len(argv) == 3, line
         return
     if len(argv) == 1:  # a command that is named, without its arguments
         assert argv[0] in console.COMMANDS or argv[0].startswith("--"), line
+        return
+    if argv[0] == "serve":
+        from keras_preact.serving.__main__ import parser
+
+        assert not parser().parse_known_args(argv[1:])[1], line
         return
     import tyro
 
@@ -59,15 +63,10 @@ def parse(line: str) -> None:
         original(stub, *arguments, **options)
         raise Parsed
 
-    def parse_args(self, *arguments, **options):
-        plain(self, *arguments, **options)
-        raise Parsed
-
-    original, plain = tyro.cli, argparse.ArgumentParser.parse_args
+    original = tyro.cli
     said = io.StringIO()
     with (
         mock.patch.object(tyro, "cli", typed),
-        mock.patch.object(argparse.ArgumentParser, "parse_args", parse_args),
         mock.patch.object(train, "train", side_effect=AssertionError(line)),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),

@@ -1,109 +1,138 @@
-"""README tells the truth: its Python runs, its commands parse, its numbers are those of the tables."""
+"""README tells the truth: its Python runs, its commands parse, its links exist, its numbers are those of the files."""
 
+import contextlib
+import io
 import json
 import re
-import shlex
 import statistics
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
+import keras
 import pytest
 
 import keras_preact as kp
-from training import train
+from tests import command_lines
 from training.reproduce import results
-from training.reproduce.trials import TABLES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+#: A first page: the rest is in docs/.
+WORDS = 900
+COMMANDS = command_lines.commands(README)
 
 
-def test_python_runs():
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+def measured(path: str) -> dict:
+    return json.loads((ROOT / path).read_text())
 
 
-def test_table_of_arrangements_holds_the_published_numbers():
-    published = {(row.row, row.network): row.error for row in kp.published.results(table="2")}
-    rows = re.findall(r"^\| `(\w+)`[^|]*\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|$", README, flags=re.M)
-    rows = {name: cells for name, *cells in rows if name in kp.ARRANGEMENTS}
-    assert list(rows) == list(kp.ARRANGEMENTS)
-    words = {"norm": "BN", "activation": "ReLU"}
-    for name, (branch, after, *errors) in rows.items():
-        row = kp.ARRANGEMENTS[name]
-        order = [*row.first, "W", *row.between, "W", *row.last]
-        assert branch.split() == [words.get(part, part) for part in order]
-        assert after.split() == [words[part] for part in row.after_addition]
-        numbers = [published.get((name, network)) for network in ("ResNet-110", "ResNet-164")]
-        assert [error.strip() for error in errors] == ["" if number is None else f"{number:.2f}" for number in numbers]
-
-
-def test_named_models_exist():
-    for name in re.findall(r"`((?:cifar|imagenet|dense|digits)_\w+)`", README):
-        assert name in kp.list_models(), name
-    assert f"{kp.model_entry('cifar_resnet110_preact').parameters.trainable:,} trainable parameters" in README
-
-
-@pytest.mark.parametrize("line", re.findall(r"^    (python -m training\.train \w.*)$", README, flags=re.M))
-def test_training_commands_parse(line, monkeypatch):
-    ran = []
-    monkeypatch.setattr(train, "train", lambda config, recipe: ran.append((recipe, config)))
-    arguments = shlex.split(line, comments=True)[3:]
-    train.main(arguments)
-    [(recipe, config)] = ran
-    assert recipe == arguments[0]
-    if "--model.gate-bias" in arguments:
-        assert config.model.gate_bias == -6.0
-
-
-def test_commands_of_reproduce_exist():
-    from training.reproduce.__main__ import COMMANDS
-
-    named = set(re.findall(r"^    python -m training\.reproduce ([\w-]+)", README, flags=re.M))
-    assert named
-    assert named <= set(COMMANDS)
-
-
-def test_results_in_small_are_those_of_the_files():
-    [paragraph] = re.findall(r"^No row on CIFAR is measured yet.*?\n\n", README, flags=re.M | re.S)
-    written = dict(re.findall(r"`(\w+)` ([\d.]+) %", paragraph))
-    assert len(written) == 5
-    found = results.groups(results.read(ROOT / "results"))
-    assert not [name for name in found if name.startswith("cifar")]
-    for arrangement, error in written.items():
-        assert f"{statistics.median([record.error for record in found[f'digits/resnet110-{arrangement}']]):.2f}" == error
-    fails = {True: [], False: []}  # whether the paper's does, to labels of those that do here
-    for row in TABLES["digits1"].rows:
-        ours = [100 if record.error is None else record.error for record in found[row.trial.name]]
-        fails[row.published.error is None] += [row.published.row] if statistics.median(ours) > 20 else []
-    assert len(fails[True]) == sum(row.published.error is None for row in TABLES["digits1"].rows) == 4
-    assert [label.split(" (")[0] for label in fails[False]] == [
-        "constant scaling",
-        "shortcut-only gating",
-        "shortcut-only gating",
-        "1x1 convolution",
+def digits_errors(*arrangements: str) -> list[float]:
+    groups = results.groups(results.read(ROOT / "results"))
+    return [
+        statistics.median([record.error for record in groups[f"digits/resnet110-{arrangement}"]])
+        for arrangement in arrangements
     ]
 
 
-def test_accuracy_of_the_short_run_is_that_of_its_card():
-    card = json.loads((ROOT / "saved_models" / "cifar10_resnet20" / "model_card.json").read_text())
-    assert card["run"]["recipe"] == "cifar10_short"
-    assert f"{100 * card['metrics']['accuracy']:.2f} % of the test images right" in README
+def very_deep() -> list[float]:
+    run = measured("training/benchmark/measured/very_deep_preact_jax.json")
+    layers = int(run["name"].removeprefix("cifar_resnet"))
+    return [layers, run["parameters"] / 1e6, run["step_seconds"], run["peak_resident_bytes"] / 1e9]
+
+
+def first_steps() -> list[float]:
+    summary = measured("training/benchmark/measured/compile_stacked.json")["summary"]
+    label = "cifar_resnet1001_preact:stacked=true"
+    return [summary[f"{backend}/{label}"]["first_step_seconds"]["median"] for backend in ("tensorflow", "jax")]
+
+
+def gradient_ratios() -> list[float]:
+    return [measured(f"results/depth/{name}-1001.json")["gradient_ratio"] for name in ("preact", "preact_scaled")]
+
+
+def served() -> list[float]:
+    summary = measured("training/benchmark/measured/serving.json")["summary"]
+    return [summary["server/imagenet_resnet50_preact/openvino:batching=on,concurrency=16"]["requests_per_second"]["median"]]
+
+
+#: What README says, its numbers in groups, to what the files hold. A sentence that changes changes here too.
+CLAIMS: dict[str, Callable[[], list[float]]] = {
+    r"digits: original ([\d.]+) %, full pre-activation ([\d.]+) %": lambda: digits_errors("original", "full_preactivation"),
+    r"full pre-activation ([\d.]+) % test error, original ([\d.]+) %": lambda: digits_errors("full_preactivation", "original"),
+    r"([\d,]+) layers, (\d+) million parameters: ([\d.]+) s per train step and ([\d.]+) GB": very_deep,
+    r"First train step of ResNet-1001: ([\d.]+) s on TensorFlow, ([\d.]+) s on JAX": first_steps,
+    r"gradient is ([\d,]+) times the last one's; with `DepthScaledHe`, ([\d.]+) times": gradient_ratios,
+    r"ResNet-50: (\d+) requests per second from 16 clients": served,
+}
+
+
+def rounded(value: float, written: str) -> str:
+    """Return a value with as many significant digits as a number is written with."""
+    digits = written.replace(",", "")
+    places = len(digits.partition(".")[2]) if "." in digits else len(digits.rstrip("0")) - len(digits)
+    return f"{round(value, places):,.{max(places, 0)}f}"
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_numbers_are_those_of_the_files(claim):
+    found = re.search(claim, " ".join(README.split()))
+    assert found, f"README does not say this any more: {claim}"
+    values = CLAIMS[claim]()
+    assert list(found.groups()) == [rounded(value, text) for value, text in zip(values, found.groups(), strict=True)]
+
+
+def test_every_measured_claim_names_its_file():
+    """A point of a list with a decimal number links the file that holds it, or the results."""
+    points = re.findall(r"^- (.*?)(?=^- |^$)", README, re.M | re.S)
+    claims = [point for point in points if re.search(r"\d\.\d", re.sub(r"\]\([^)]*\)|`[^`]*`", "", point))]
+    assert claims
+    for point in claims:
+        assert re.search(r"\]\((?:results/|training/benchmark/measured/)", point), point
+
+
+def test_python_runs_and_is_as_good_as_it_says():
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert blocks
+    for block in blocks:
+        keras.utils.set_random_seed(0)
+        names: dict = {}
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(block, "README.md", "exec"), names)
+        for metric, value in re.findall(r"# (\w+): (0\.\d+)", block):
+            assert names["history"].history[metric][-1] > float(value) - 0.03
+
+
+def test_commands_are_found():
+    assert len(COMMANDS) >= 5
+    assert "python -m training" not in README
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_parse(line):
+    command_lines.parse(line)
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = {line.split()[1] for line in command_lines.code(README) if line.startswith("make ")}
+    assert named
+    assert named <= targets
 
 
 def test_linked_files_exist():
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+    links = re.findall(r'(?:\]\(|(?:src|srcset)=")(?!http)([^)#"]+)', README)
+    assert len(links) > 10
+    for link in links:
         assert (ROOT / link).exists(), link
 
 
-def test_measured_figures_are_those_of_the_files():
-    """The rows of the table under Benchmarks: file, candidate, figure, the number as it is written."""
-    rows = re.findall(r"^\| .* \| `(\w+)\.json` `([\w/:=,]+)` (\w+)( ratio)? \| ([\d.]+) \|$", README, flags=re.M)
-    assert len(rows) >= 10
-    for file, candidate, figure, ratio, written in rows:
-        measured = json.loads((ROOT / "training" / "benchmark" / "measured" / f"{file}.json").read_text())
-        summary = measured["summary"][candidate][figure]
-        value = summary["ratio"]["median"] if ratio else summary["median"]
-        digits = len(written.partition(".")[2])
-        assert f"{value:.{digits}f}" == written, (candidate, figure, value)
+def test_named_models_exist():
+    for name in re.findall(r"`((?:cifar|imagenet|dense|digits)_[a-z]+net\w+)`", README):
+        assert name in kp.list_models(), name
+
+
+def test_it_is_a_first_page():
+    assert len(README.split()) <= WORDS
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert set(re.findall(r"keras-preact (\d+\.\d+\.\d+)", README)) <= {version}
