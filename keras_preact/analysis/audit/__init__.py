@@ -1,4 +1,4 @@
-"""The audit: a checklist of what makes residual networks train, measured on any Keras model."""
+"""The audit: a checklist for residual networks, measured on any Keras model."""
 
 import keras
 import numpy as np
@@ -12,25 +12,31 @@ from keras_preact.analysis.graph import Graph
 
 
 def audit(model: keras.Model, sample, *, labels=None) -> Audit:
-    """Check a model for what the paper and its successors found to matter, by numbers measured on a sample.
+    """Check a model for mistakes that keep residual networks from training.
 
     Args:
-        model: Any built Keras model with residual units: functional, sequential or a subclass made of Keras layers and
-            `keras.ops`, of this package (stacked or not) or not, with images, vectors or sequences. Nothing of it changes.
-        sample: Inputs as the model takes them, at least 2 examples, preprocessed as in training; a list for several inputs.
-        labels: Class numbers, `(batch,)` or of the output's shape without its last axis. The gradients are then those of the
-            cross-entropy, from probabilities if the model ends in a softmax, else from logits. Without, they are those of half
-            the squared norm of the output, the mean over the batch.
+        model: Any built Keras model with residual units: functional, sequential or a
+            subclass that uses Keras layers and `keras.ops`. It may take images, vectors
+            or sequences. It stays unchanged.
+        sample: At least 2 input examples, preprocessed as in training; a list if the
+            model has several inputs.
+        labels: Class numbers of shape `(batch,)`, or of the output's shape without its
+            last axis. With labels, the loss is the cross-entropy, from probabilities if
+            the model ends in a softmax, else from logits. Without labels, the loss is
+            half the squared norm of the output, averaged over the batch.
 
     Returns:
-        An `Audit` with a `Finding` for each row of `keras_preact.analysis.audit.checks.CHECKS`.
+        An `Audit` with one `Finding` per row of
+        `keras_preact.analysis.audit.checks.CHECKS`.
 
-    The paths and the order are checked on the model as it is, at inference and in training mode, so that dropout shows. The
-    sizes of signals, gradients and weights are judged as those of a model at its start; in a trained one they say less.
+    The model runs at inference and in training mode, so dropout is found. The limits for
+    signals, gradients and weights are those of a network before training; for a trained
+    network they mean less.
 
     Raises:
-        ValueError: for a model that is not built, has no residual unit or cannot be traced; for a sample that is empty, has
-            one example, is not finite, or does not fit; for labels that are not one an example.
+        ValueError: if the model is not built, has no residual unit or cannot be traced;
+            if the sample has fewer than 2 examples, is not finite or does not fit the
+            model; if there is not one label per example.
 
     Example:
 
@@ -48,15 +54,15 @@ def audit(model: keras.Model, sample, *, labels=None) -> Audit:
     Source: the arrangement and shortcuts of arXiv 1603.05027.
     """
     if not model.built:
-        raise ValueError(f"The model must be built, such as by a call on data. Received: {model.name!r}, not built")
+        raise ValueError(f"The model {model.name!r} is not built. Call it once on a batch, then audit it.")
     sample = _checked(model, sample)
     labels = None if labels is None else _checked_labels(labels, sample)
     graph = Graph(model, sample)
     networks = [structure.Network(each) for each in (graph, Graph(model, sample, training=True, like=graph))]
     if not networks[0].units:
         raise ValueError(
-            "The audit is of residual units, two paths from one tensor that are added, with weights in one of them. "
-            f"Received: {model.name!r}, in which there is none"
+            f"The model {model.name!r} has no residual unit. The audit checks models in which two paths "
+            "start at one tensor and are added, with weights on at least one path."
         )
     inference, training = (measure.measure(network, sample) for network in networks)
     network = networks[1]
@@ -66,10 +72,10 @@ def audit(model: keras.Model, sample, *, labels=None) -> Audit:
 
 
 def _checked(model: keras.Model, sample):
-    """Return the sample as arrays of the dtypes that the model takes."""
+    """Return the sample as arrays, in the dtypes of the model's inputs."""
     arrays = _inputs.check_sample(model, sample, "sample")
     if len(arrays[0]) < 2:
-        raise ValueError(f"`sample` must hold at least 2 examples, for batch statistics. Received: {len(arrays[0])}")
+        raise ValueError(f"`sample` must have at least 2 examples, for batch statistics. Received: {len(arrays[0])}")
     return arrays if isinstance(sample, list | tuple) else arrays[0]
 
 
@@ -78,6 +84,6 @@ def _checked_labels(labels, sample) -> np.ndarray:
     batch = len(sample[0] if isinstance(sample, list) else sample)
     if labels.ndim == 0 or len(labels) != batch or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
-            f"`labels` must be {batch} class numbers, one an example. Received: {labels.dtype} of shape {labels.shape}"
+            f"`labels` must be {batch} class numbers, one per example. Received: {labels.dtype} of shape {labels.shape}"
         )
     return labels

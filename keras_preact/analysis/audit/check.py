@@ -1,4 +1,4 @@
-"""What a check of an audit is: a function of what was measured, the limits of its figure, and words."""
+"""A check of the audit: a function of the measurements, limits for its figure, and texts."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from keras_preact.analysis.audit.structure import Network
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """Everything that was measured on a network."""
+    """All measurements of a network."""
 
     network: Network
     inference: Measures
@@ -21,7 +21,7 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Ranges of a figure: outside of `healthy` a check warns, outside of `bearable` it fails."""
+    """Ranges of a figure: a check warns outside `healthy` and fails outside `bearable`."""
 
     healthy: tuple[float, float]
     bearable: tuple[float, float]
@@ -32,22 +32,31 @@ class Limits:
         return Status.PASS if self.healthy[0] <= value <= self.healthy[1] else Status.WARN
 
     def distance(self, value: float) -> float:
-        """Return how far a value is from the middle of the healthy range, as the logarithm of a factor; for sorting."""
+        """Return the distance of a value from the middle of the healthy range, on a log scale."""
         if not math.isfinite(value) or value <= 0:
             return 0.0 if value == self.healthy[0] else float("inf")
         low, high = (max(limit, 1e-12) for limit in self.healthy)
         return abs(math.log(value / math.sqrt(low * high)))
 
     def worst(self, values: dict[str, float]) -> tuple[Status, float, tuple[str, ...]]:
-        """Return the worst status and value, and the names of what is not healthy, the worst first."""
+        """Return the worst status, the worst value and the unhealthy names, worst first."""
         names = sorted(values, key=lambda name: self.distance(values[name]), reverse=True)
         unhealthy = tuple(name for name in names if self.status(values[name]) != Status.PASS)
         return self.status(values[names[0]]), values[names[0]], unhealthy
 
+    def __str__(self) -> str:
+        low, high = self.healthy
+        return f"healthy: {low:g} to {high:g}" if low else f"healthy: up to {high:g}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 unit`, `2 units`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a check found."""
+    """The result of a check's function."""
 
     status: Status
     figure: float
@@ -60,11 +69,11 @@ class Check:
     """A row of `CHECKS`.
 
     Args:
-        name: Its name.
-        run: The function.
-        unit: What its figure is.
-        limits: Of the figure.
-        meaning, advice, source: As in `Finding`.
+        name: Name of the check.
+        run: Function from the evidence and the limits to an outcome.
+        unit: What the figure is.
+        limits: Limits of the figure.
+        meaning, advice, source: Texts of the `Finding`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What an audit measures on a network: one pass over the sample at inference, one in training, and the gradients."""
+"""Measurements of a network: signals at inference and in training, and gradients."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from keras_preact.analysis.sites import Observed
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Size of a tensor's values by channels or tokens: the mean of their |mean|, the root mean square of their deviations."""
+    """Mean of |mean| over channels or tokens, and root mean square of their deviations."""
 
     mean: float
     std: float
@@ -23,19 +23,19 @@ class Spread:
 
 @dataclasses.dataclass
 class Measures:
-    """What one pass found.
+    """Measurements of one forward pass.
 
     Args:
-        change: For each unit, `||shortcut - before|| / ||before||`, infinite where `before` is 0 and the shortcut is not.
-        factor: For each unit, the factor on `before` that explains the shortcut best.
-        mean_square: For each unit, that of its sum.
-        cut: For each activation on an identity path, the share of the values that it changes.
-        random: Steps on identity paths that return something else when they are applied again, and by how much, relatively.
-        outputs: For each normalisation, the spread of what it returns.
-        inputs: For each weight layer, the spread of what it reads, over channels.
-        gains: For each weight layer, the root mean square of what it returns over that of what it reads.
-        dead: For each activation, the share of its channels that it sets to 0 for the whole sample.
-        output_size: Root mean square of what the network returns in front of a softmax.
+        change: `||shortcut - before|| / ||before||` per unit; infinite if only `before` is 0.
+        factor: Least-squares factor from `before` to the shortcut, per unit.
+        mean_square: Mean square of the sum, per unit.
+        cut: Share of values that an activation on an identity path changes.
+        random: Relative difference between two calls of a step on an identity path.
+        outputs: Spread of a normalisation's output.
+        inputs: Spread of a weight layer's input over channels.
+        gains: Root mean square of a weight layer's output, divided by that of its input.
+        dead: Share of an activation's channels that are 0 for the whole sample.
+        output_size: Root mean square of the logits.
     """
 
     change: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -51,7 +51,7 @@ class Measures:
 
 
 def measure(network: Network, sample) -> Measures:
-    """Run the network on `sample`, in the mode of its graph; no variable changes."""
+    """Run the network on `sample` in the mode of its graph, without changing a variable."""
     found = Measures()
     graph = network.graph
     units = {unit.addition.step: unit for unit in network.units}
@@ -84,7 +84,7 @@ def measure(network: Network, sample) -> Measures:
                 found.outputs[i] = _spread(y, _normalized_axes(step, y))
             if roles(step) == ("activation",):
                 x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
-                # a channel that is 0 already, as those of a zero padding, may live later
+                # a channel whose input is already 0, such as zero padding, is not dead
                 found.dead[i] = float(np.mean(np.all(y == 0, axis=spatial(y)) & np.any(x != 0, axis=spatial(x))))
                 if i in on_path:
                     found.cut[i] = float(np.mean(x != y))
@@ -94,7 +94,7 @@ def measure(network: Network, sample) -> Measures:
 
 
 def logits_step(graph: Graph) -> int | None:
-    """Return the number of the step that returns the logits: the last, or the one in front of a softmax or sigmoid."""
+    """Return the index of the step that returns the logits."""
     i = graph.producers.get(graph.outputs[0])
     if i is not None and is_softmax(graph.steps[i]) and not graph.steps[i].has_kernel:
         return graph.producers.get(graph.steps[i].inputs[0])
@@ -122,7 +122,7 @@ def _relative(difference: np.ndarray, whole: np.ndarray) -> float:
 
 
 def _others(x: np.ndarray, axis: int) -> tuple[int, ...]:
-    """Return the axes beside the channels'."""
+    """Return all axes but the channel axis."""
     return tuple(i for i in range(x.ndim) if i != axis % x.ndim)
 
 
@@ -139,13 +139,14 @@ def _spread(x: np.ndarray, axes: tuple[int, ...]) -> Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """Gradient norms, for each unit in order.
+    """Gradient norms per unit, in order.
 
     Args:
-        outputs: `||dE/dx_{l+1}||`: of what a unit of this package returns, of the sum in any other.
-        weights: `||dE/dW||` over all kernels of its branch.
-        shapes: Of x_{l+1} without the batch.
-        loss: What was differentiated, in words.
+        outputs: `||dE/dx_{l+1}||`: for a unit of this package, x_{l+1} is its output, for
+            any other the sum.
+        weights: `||dE/dW||` over all kernels of the branch.
+        shapes: Shapes of x_{l+1} without the batch axis.
+        loss: Name of the loss E.
     """
 
     outputs: list[float]
@@ -155,7 +156,7 @@ class Gradients:
 
 
 def gradients(model: keras.Model, sample, labels) -> Gradients:
-    """Measure the gradients of a loss in training mode: of every unit's output and weights."""
+    """Measure the gradients of a loss for every unit's output and weights, in training mode."""
     observed = Observed(model, sample, labels)
     variables = model.trainable_variables
     _, _, on_outputs, on_weights = observed.gradients(lambda **_: ops.zeros(()), (), variables=variables)
@@ -164,7 +165,7 @@ def gradients(model: keras.Model, sample, labels) -> Gradients:
     found = Gradients([], [], [], words)
     for site, on_output in zip(observed.sites, on_outputs[1:], strict=True):
         if site.is_plain:
-            continue  # no addition, and so no residual unit to the audit
+            continue  # it has no addition, so it is no residual unit
         rank = 3 if site.is_stack else 2
         of_kernels = [
             by_id[id(weight)]

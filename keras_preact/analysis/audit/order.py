@@ -1,21 +1,19 @@
-"""Checks of what stands where: on the identity path, in front of the weights, behind the last addition."""
-
-import collections
+"""Checks of the order of layers: on the identity path, before weights, after the last addition."""
 
 import numpy as np
 
-from keras_preact.analysis.audit.check import Evidence, Limits, Outcome
+from keras_preact.analysis.audit.check import Evidence, Limits, Outcome, count
 from keras_preact.analysis.audit.measure import Spread
-from keras_preact.analysis.audit.report import Status
+from keras_preact.analysis.audit.report import Status, listed
 from keras_preact.analysis.audit.structure import Network, Unit, roles
 from keras_preact.arrangements import ARRANGEMENTS
 
-#: Orders of a branch that are the recommended ones: of the paper, and of transformers.
+#: Recommended orders of a branch: in residual networks and in transformers.
 RECOMMENDED = ("full_preactivation", "pre_norm")
 
 
-def _what_stands_on(network: Network, unit: Unit, factor: float) -> str:
-    """Say what changes the identity path of a unit."""
+def _found_on_path(network: Network, unit: Unit, factor: float) -> str:
+    """Name the layers on the identity path of a unit."""
     kinds = [network.graph.steps[i].kind for i in unit.path]
     found = network.roles(unit.path)
     if "weight" in found and "Multiply" in kinds:
@@ -35,12 +33,12 @@ _ON_PATH = {
 
 
 def _is_activated(network: Network, unit: Unit) -> bool:
-    """Whether nothing but an activation stands on the identity path."""
+    """Whether the identity path has activations only."""
     return set(network.roles(unit.path)) == {"activation"}
 
 
 def identity_path(evidence: Evidence, limits: Limits) -> Outcome:
-    """Compare what every shortcut that keeps the shape adds with the sum of the unit before."""
+    """Compare what each unit adds on its identity path with the previous sum."""
     network = evidence.network
     change = {
         unit.name: max(evidence.inference.change[unit.name], evidence.training.change[unit.name])
@@ -48,56 +46,62 @@ def identity_path(evidence: Evidence, limits: Limits) -> Outcome:
         if unit.keeps_shape
     }
     exempt = len(network.units) - len(change)
-    left = f"; {exempt} change the shape and are exempt" if exempt else ""
+    left = f" Units that change the shape are exempt: {exempt}." if exempt else ""
     if not change:
-        return Outcome(Status.PASS, 0.0, (), f"No unit keeps the shape{left}.")
+        return Outcome(Status.PASS, 0.0, (), f"No unit keeps the shape.{left}")
     broken = {name: value for name, value in change.items() if limits.status(value) != Status.PASS}
     names = tuple(sorted(broken, key=lambda name: broken[name], reverse=True))
     worst = max(change.values())
-    clean = f"{len(change) - len(broken)} of {len(change)} units add what the unit before returned{left}"
     if not broken:
-        return Outcome(Status.PASS, worst, (), f"{clean}.")
+        kept = f"The identity path leaves its input unchanged in {len(change)} of {count(len(change), 'unit')}."
+        return Outcome(Status.PASS, worst, (), kept + left)
     units = {unit.name: unit for unit in network.units}
-    what = collections.Counter(_what_stands_on(network, units[name], evidence.inference.factor[name]) for name in names)
-    detail = f"{clean}. On the identity path of the others stands {', '.join(what)}."
+    found = dict.fromkeys(_found_on_path(network, units[name], evidence.inference.factor[name]) for name in names)
+    detail = f"In {len(broken)} of {count(len(change), 'unit')}, the identity path has {', or '.join(found)}."
+    if path := [network.graph.steps[i].name for i in units[names[0]].path]:
+        detail += f" In {names[0]}: {listed(path, 3)}."
+    detail += left
     if all(_is_activated(network, units[name]) for name in names):
         status = Status.WARN if network.depth < POST_ACTIVATION_DEPTHS[1] else Status.FAIL
         return Outcome(status, worst, names, detail)
     return Outcome(Status.FAIL, worst, names, detail)
 
 
-#: Weight layers up to which post-activation works fine, and up to which it works at all.
+#: Numbers of weight layers below which post-activation trains well, and below which it trains at all.
 POST_ACTIVATION_DEPTHS = (50, 200)
 
 
 def activation_after_addition(evidence: Evidence, limits: Limits) -> Outcome:
-    """Measure the share of the sums' values that activations between additions cut."""
+    """Measure the share of a sum's values that an activation changes before the next addition."""
     network = evidence.network
-    cut = {}
+    cut: dict[str, float] = {}
+    activations: dict[str, str] = {}
     for unit in network.units:
-        shares = [evidence.inference.cut[i] for i in unit.shared if i in evidence.inference.cut]
+        shares = {i: evidence.inference.cut[i] for i in unit.shared if i in evidence.inference.cut}
         if unit.keeps_shape and shares:
-            cut[unit.name] = max(shares)
+            cut[unit.name] = max(shares.values())
+            activations[unit.name] = network.graph.steps[max(shares, key=lambda i: shares[i])].name
     if not cut:
-        return Outcome(Status.PASS, 0.0, (), "No activation stands between additions.")
+        return Outcome(Status.PASS, 0.0, (), "No activation is between two additions.")
     names = tuple(sorted(cut, key=lambda name: cut[name], reverse=True))
     mean = float(np.mean(list(cut.values())))
     fine, most = POST_ACTIVATION_DEPTHS
     status = Status.WARN if network.depth < most else Status.FAIL
     detail = (
-        f"{len(cut)} units add an activated sum: on average {mean:.1%} of its values are cut or changed. The network has "
-        f"{network.depth} weight layers; this works fine below {fine} and hardly from {most} on."
+        f"In {count(len(cut), 'unit')}, the shortcut starts after an activation (such as {activations[names[0]]}), which "
+        f"changes {mean:.1%} of the values on average. Such networks train well below {fine} weight layers and hardly "
+        f"from {most} on. This one has {network.depth}."
     )
     return Outcome(status, mean, names, detail)
 
 
 def branch_order(evidence: Evidence, limits: Limits) -> Outcome:
-    """Look for normalisation and activation in front of every weight of every branch."""
+    """Find weights without a normalisation and an activation right before them."""
     network = evidence.network
     steps = network.graph.steps
     wrong: dict[str, str] = {}
     for unit in network.units:
-        # The first activation stands in the stem, and where the shape changes it may serve both paths.
+        # The first activation is in the stem; a unit that changes the shape may share it between both paths.
         own = unit.keeps_shape and not unit.is_first
         weights = network.first_weights(unit) if network.per_token else network.weights(unit.branch)
         for i in weights:
@@ -107,17 +111,18 @@ def branch_order(evidence: Evidence, limits: Limits) -> Outcome:
                 break
     named = network.usual_arrangement
     share = len(wrong) / len(network.units)
-    rows = f"Most units are of the arrangement {named!r}" if named else "Most units have an order that has no name"
+    rows = f"Most units have the arrangement {named!r}." if named else "Most units have no known arrangement."
     if not wrong:
-        return Outcome(Status.PASS, 0.0, (), f"{rows}.")
-    first = next(iter(wrong))
-    detail = f"{rows}; {len(wrong)} of {len(network.units)} units are not pre-activated, the first at {first}."
+        return Outcome(Status.PASS, 0.0, (), rows)
+    needed = "no normalisation" if network.per_token else "no normalisation and activation"
+    detail = f"In {len(wrong)} of {count(len(network.units), 'unit')}, a weight layer has {needed} right before it "
+    detail += f"(first: {next(iter(wrong))}). {rows}"
     mixed = named in RECOMMENDED or 2 * len(wrong) < len(network.units)
     return Outcome(Status.FAIL if mixed else Status.WARN, share, tuple(wrong), detail)
 
 
 def normalized_input(evidence: Evidence, limits: Limits) -> Outcome:
-    """Measure what the normalisation in front of each weight returns, or the weight reads where there is none."""
+    """Measure the output of the normalisation before each weight, or the weight's input without one."""
     network, measured = evidence.network, evidence.training
     steps = network.graph.steps
     spreads: dict[str, Spread] = {}
@@ -141,18 +146,16 @@ def normalized_input(evidence: Evidence, limits: Limits) -> Outcome:
     status, _, locations = limits.worst(dict(zip(std, low, strict=True)))
     where = max(std, key=lambda name: limits.distance(std[name]))
     mean = {name: spread.mean for name, spread in spreads.items()}
-    detail = f"Standard deviations from {min(std.values()):.3g} to {max(std.values()):.3g}, the worst at {where}; "
-    detail += f"means up to {max(mean.values()):.3g}."
+    detail = f"Standard deviations are {min(std.values()):.3g} to {max(std.values()):.3g} ({limits}; worst: {where}), "
+    detail += f"means up to {max(mean.values()):.3g} (healthy: up to {MEAN_LIMIT:g})."
     if shifted := sorted((name for name in mean if mean[name] > MEAN_LIMIT), key=lambda name: mean[name], reverse=True):
         status, locations = _worse(status, Status.WARN), (*locations, *shifted)
     if missing:
-        # in one unit of many it is a mistake; in most, in the first, or on a projection, the design
+        # a mistake if few units lack it; the design if most do, or the first, or a projection
         inside = {unit.name for name, unit in missing.items() if not unit.is_first and name not in projections}
         is_mistake = 0 < 2 * len(inside) <= len(network.units)
         status, locations = _worse(status, Status.FAIL if is_mistake else Status.WARN), (*missing, *locations)
-        detail += (
-            f" {len(missing)} of {len(std)} weight layers have no normalisation between them and the last weight or addition."
-        )
+        detail = f"Weight layers without a normalisation before them: {len(missing)} of {len(std)}. {detail}"
     return Outcome(status, std[where], tuple(dict.fromkeys(locations)), detail)
 
 
@@ -160,30 +163,30 @@ def _worse(*statuses: Status) -> Status:
     return max(statuses, key=list(Status).index)
 
 
-#: What the mean of a normalised input may be.
+#: Largest healthy mean of a normalised input.
 MEAN_LIMIT = 0.5
 
 
 def dropout_places(evidence: Evidence, limits: Limits) -> Outcome:
-    """Apply what is random on the identity paths twice."""
+    """Call the random layers on the identity paths twice."""
     network = evidence.network
     steps = network.graph.steps
     random = {i: value for i, value in evidence.training.random.items() if value > limits.healthy[1]}
     in_branch = sum("dropout" in roles(steps[i]) for unit in network.units for i in unit.branch)
-    safe = f"{in_branch} dropouts stand in branches, where they are safe" if in_branch else "There is no dropout in a branch"
+    safe = f" Dropout layers in branches, where they are safe: {in_branch}." if in_branch else ""
     if not random:
-        return Outcome(Status.PASS, 0.0, (), f"{safe}; what the identity paths carry is the same twice.")
+        return Outcome(Status.PASS, 0.0, (), f"No identity path is random.{safe}")
     names = {unit.name: random[i] for unit in network.units for i in unit.path if i in random}
     after = sum(any(i in random for i in unit.shared) for unit in network.units)
-    detail = (
-        f"Two passes in training differ on the identity paths of {len(names)} units: on the shortcut of {len(names) - after}, "
-    )
-    detail += f"behind an addition in front of {after}. {safe}."
+    places = {"on the shortcut": len(names) - after, "after the previous addition": after}
+    where = ", ".join(f"{place}: {number}" for place, number in places.items() if number)
+    layer = steps[max(random, key=lambda i: random[i])].name
+    detail = f"In {count(len(names), 'unit')}, the identity path has dropout (such as {layer}; {where}).{safe}"
     return Outcome(Status.FAIL, max(names.values()), tuple(sorted(names, key=lambda name: names[name], reverse=True)), detail)
 
 
 def final_activation(evidence: Evidence, limits: Limits) -> Outcome:
-    """Look at what stands between the last addition and the pooling, and for normalisations back to back."""
+    """Compare the layers after the last addition with what the units need; find doubled norms."""
     network = evidence.network
     names = [network.graph.steps[i].name for i in network.head if set(roles(network.graph.steps[i])) & {"norm", "activation"}]
     order = [role for role in network.roles(network.head) if role in ("norm", "activation")]
@@ -198,11 +201,10 @@ def final_activation(evidence: Evidence, limits: Limits) -> Outcome:
     else:
         wanted = ["norm", "activation"] if network.is_preactivation else []
     doubled = _doubled(network)
-    stands = " - ".join(order) or "nothing"
-    asked = " - ".join(wanted) or "nothing"
-    detail = f"Between the last addition and the pooling or classifier: {stands}; the units ask for {asked}."
+    found = _in_words(order) or "no normalisation and no activation"
+    detail = f"After the last addition the network has {found}. Its units need {_in_words(wanted) or 'none'}."
     if doubled:
-        detail += f" Two normalisations stand back to back at {', '.join(doubled)}."
+        detail = f"A normalisation directly follows another one: {', '.join(doubled)}. {detail}"
     figure = float(order.count("norm"))
     if any(order.count(role) < wanted.count(role) for role in wanted):
         return Outcome(Status.FAIL, figure, (last,), detail)
@@ -211,8 +213,12 @@ def final_activation(evidence: Evidence, limits: Limits) -> Outcome:
     return Outcome(Status.PASS, figure, (), detail)
 
 
+def _in_words(order: list[str]) -> str:
+    return ", then ".join(_ON_PATH[role] for role in order)
+
+
 def _doubled(network: Network) -> list[str]:
-    """Return the names of the normalisations that read what another one returned."""
+    """Return the names of normalisations directly after another one."""
     doubled = []
     for i, step in enumerate(network.graph.steps):
         if "norm" in roles(network.graph.steps[i]):

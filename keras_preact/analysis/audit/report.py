@@ -1,15 +1,16 @@
-"""What an audit returns: findings with figures, as a table for a terminal, as JSON, as Markdown."""
+"""The result of an audit: findings, printed as a table, as JSON or as Markdown."""
 
 import dataclasses
 import enum
 import math
 import textwrap
+from collections.abc import Sequence
 
 WIDTH = 120
 
 
 class Status(enum.StrEnum):
-    """How a check ended, from the best to the worst."""
+    """Status of a check, from best to worst."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -21,15 +22,15 @@ class Finding:
     """The result of one check.
 
     Args:
-        check: Its name.
-        status: How it ended.
-        figure: The number that was measured; NaN where there was nothing to measure.
-        unit: What that number is.
-        locations: Names of units or layers, the worst first; none where nothing is wrong.
-        detail: What was found, in words.
+        check: Name of the check.
+        status: Whether it passed, warns or failed.
+        figure: The measured number; NaN if there was nothing to measure.
+        unit: What the number is.
+        locations: Names of units or layers, worst first; empty if nothing is wrong.
+        detail: What the check found.
         meaning: Why it matters.
-        advice: What to do about it.
-        source: Where that stands.
+        advice: What to do.
+        source: Paper and section.
     """
 
     check: str
@@ -45,17 +46,18 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """The findings of an audit of one model, in the order of the checks.
+    """The findings for one model, in the order of the checks.
 
     Args:
-        model: Its name.
-        arrangement: The row of `kp.ARRANGEMENTS` that most of its units have; `"post_norm"` and `"pre_norm"` for the orders of
-            transformers; None for any other order.
-        depth: Its weight layers, those on shortcuts not counted.
-        units: Its residual units.
-        findings: One a check.
+        model: Name of the model.
+        arrangement: Arrangement of most units: a name in `kp.ARRANGEMENTS`,
+            `"post_norm"` or `"pre_norm"` in a transformer, None for any other order.
+        depth: Number of weight layers, without those on shortcuts.
+        units: Number of residual units.
+        findings: One finding per check.
 
-    `str()` is a table and, for every check that did not pass, what was found and what to do.
+    `str()` returns a verdict, a table of all checks and, for each check that did not
+    pass, what is wrong, where, and what to do.
 
     Example:
 
@@ -77,16 +79,16 @@ class Audit:
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed, without warnings."""
+        """Whether every check passed without a warning."""
         return self.worst == Status.PASS
 
     def __getitem__(self, check: str) -> Finding:
-        """Return the finding of the check of that name."""
+        """Return the finding of a check by its name."""
         by_name = {finding.check: finding for finding in self.findings}
         return by_name[check]
 
     def to_dict(self) -> dict:
-        """Return what JSON can hold; a figure that is not finite becomes None."""
+        """Return a dict for JSON; a figure that is not finite becomes None."""
         findings = [dataclasses.asdict(finding) for finding in self.findings]
         for finding in findings:
             finding["status"] = str(finding["status"])
@@ -97,31 +99,44 @@ class Audit:
 
     def to_markdown(self) -> str:
         """Return the table of all checks in Markdown."""
-        lines = ["| status | check | figure | | where |", "|---|---|---|---|---|"]
+        lines = ["| status | check | figure | what it is | where |", "|---|---|---|---|---|"]
         lines += [
-            f"| {each.status} | {each.check} | {each.figure:.3g} | {each.unit} | {_where(each.locations, 3)} |"
+            f"| {each.status} | {each.check} | {each.figure:.3g} | {each.unit} | {listed(each.locations, 3)} |"
             for each in self.findings
         ]
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        order = self.arrangement or "an order of its own"
-        lines = [f"{self.model}: {self.units} residual units, {self.depth} weight layers, {order}: {self.worst}", ""]
+        order = f"{self.arrangement} arrangement" if self.arrangement else "no known arrangement"
+        network = f"{self.model}: {self.units} residual units, {self.depth} weight layers, {order}."
+        lines = [*textwrap.wrap(f"{network} {self._verdict()}", WIDTH), ""]
+        lines.append(f"      {'check':<26}{'figure':>9}  {'what it is':<38}  where")
         for each in self.findings:
-            row = f"{each.status}  {each.check:<26}{each.figure:>9.3g}  {each.unit:<37} {_where(each.locations, 1)}"
+            row = f"{each.status}  {each.check:<26}{each.figure:>9.3g}  {each.unit:<38}  {listed(each.locations, 1)}"
             lines.append(row[:WIDTH].rstrip())
         for each in self.findings:
             if each.status != Status.PASS:
-                where = [f"Where: {_where(each.locations, 5)}."] if each.locations else []
-                text = [each.detail, *where, each.meaning, f"What to do: {each.advice}", f"Source: {each.source}."]
+                where = [f"Where: {listed(each.locations, 5)}."] if each.locations else []
+                remedy = [f"What to do: {each.advice}", f"Why: {each.meaning}", f"Source: {each.source}."]
                 lines += ["", f"{each.status}  {each.check}"]
-                lines += [wrapped for part in text for wrapped in textwrap.wrap(part, WIDTH - 6, **_INDENTED)]
+                for part in (each.detail, *where, *remedy):
+                    lines += textwrap.wrap(part, WIDTH - 6, **_INDENTED)
         return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        """Return the worst status in words: `FAIL: 1 of 15 checks fails, 2 warn.`"""
+        every = len(self.findings)
+        fails, warns = (sum(each.status == status for each in self.findings) for status in (Status.FAIL, Status.WARN))
+        words = [f"{fails} of {every} checks {'fails' if fails == 1 else 'fail'}"] if fails else []
+        if warns:
+            words.append(f"{warns}{'' if fails else f' of {every} checks'} {'warns' if warns == 1 else 'warn'}")
+        return f"{self.worst}: {', '.join(words) or f'all {every} checks pass'}."
 
 
 _INDENTED: dict = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
 
 
-def _where(locations: tuple[str, ...], shown: int) -> str:
+def listed(locations: Sequence[str], shown: int) -> str:
+    """Return the first names, and how many more there are."""
     more = len(locations) - shown
-    return ", ".join(locations[:shown]) + (f" (+{more})" if more > 0 else "")
+    return ", ".join(locations[:shown]) + (f" and {more} more" if more > 0 else "")

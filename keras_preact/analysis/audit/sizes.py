@@ -1,4 +1,4 @@
-"""Checks of how large things are: gradients, signals, weights, what goes in and what comes out."""
+"""Checks of sizes: gradients, signals, weights, the sample and the logits."""
 
 import dataclasses
 import math
@@ -16,9 +16,9 @@ def _first_to_last(evidence: Evidence, limits: Limits, norms: Sequence[float], o
     names = [unit.name for unit in evidence.network.units]
     loss = evidence.gradients.loss
     if bad := tuple(name for name, norm in zip(names, norms, strict=True) if not math.isfinite(norm)):
-        return Outcome(Status.FAIL, float("nan"), bad, f"The gradient of {loss} is not finite.")
+        return Outcome(Status.FAIL, float("nan"), bad, f"The gradient is not finite. The loss is {loss}.")
     if not any(norms):
-        detail = f"The gradient of {loss} is 0 in every unit: a zero layer behind them lets none through."
+        detail = f"The gradient is 0 in every unit: a later layer with zero weights blocks it. The loss is {loss}."
         return Outcome(Status.WARN, float("nan"), (), detail)
     groups: dict[tuple, list[int]] = {}
     for i, shape in enumerate(evidence.gradients.shapes):
@@ -28,22 +28,23 @@ def _first_to_last(evidence: Evidence, limits: Limits, norms: Sequence[float], o
     ends = {names[group[0]]: names[group[-1]] for group in several}
     status, figure, locations = limits.worst(ratios)
     where = max(ratios, key=lambda name: limits.distance(ratios[name]))
-    detail = f"{of} of {loss} at {where} over that at {ends[where]}: {ratios[where]:.3g}."
+    detail = f"The gradient norm of {of} at {where} is {ratios[where]:.3g} times that at {ends[where]} ({limits}). "
+    detail += f"The loss is {loss}."
     return Outcome(status, figure, locations, detail)
 
 
 def signal_gradients(evidence: Evidence, limits: Limits) -> Outcome:
-    """Compare the gradients of x_l at the first and last units of one shape."""
-    return _first_to_last(evidence, limits, evidence.gradients.outputs, "Norm of the gradient")
+    """Compare the gradients of x_l at the first and the last unit of each shape."""
+    return _first_to_last(evidence, limits, evidence.gradients.outputs, "the signal")
 
 
 def weight_gradients(evidence: Evidence, limits: Limits) -> Outcome:
-    """Compare the gradients of the kernels of the first and last units of one shape."""
-    return _first_to_last(evidence, limits, evidence.gradients.weights, "Norm of the gradient of the branch's kernels")
+    """Compare the kernel gradients of the first and the last unit of each shape."""
+    return _first_to_last(evidence, limits, evidence.gradients.weights, "the branch weights")
 
 
 def signal_growth(evidence: Evidence, limits: Limits) -> Outcome:
-    """Compare the mean square of x_l of the first and last units of one shape."""
+    """Compare the mean square of x_l at the first and the last unit of each shape."""
     network = evidence.network
     groups: dict[tuple, list[Unit]] = {}
     for unit in network.units:
@@ -55,23 +56,26 @@ def signal_growth(evidence: Evidence, limits: Limits) -> Outcome:
         growth[units[-1].name] = last / first / len(units) if first else float("inf")
     status, figure, locations = limits.worst(growth)
     where = max(growth, key=lambda name: limits.distance(growth[name]))
-    detail = f"Up to {where}, the mean square of x_l grows {figure:.3g} times as much as the number of units of its shape."
+    detail = f"Up to {where}, the mean square of the signal grows {figure:.3g} times as much as the number of units "
+    detail += f"of its shape ({limits})."
     return Outcome(status, figure, locations, detail)
 
 
 def weight_scale(evidence: Evidence, limits: Limits) -> Outcome:
-    """Measure what each weight layer multiplies the size of its input by."""
+    """Compare the root mean square of each weight layer's output with that of its input."""
     network = evidence.network
     main = {i: gain for i, gain in evidence.training.gains.items() if i not in network.on_shortcuts}
     gains = {network.graph.steps[i].name: gain for i, gain in main.items() if gain != 0}
     zeros = len(main) - len(gains)
     status, figure, locations = limits.worst(gains)
-    detail = f"Root mean square of outputs over inputs from {min(gains.values()):.3g} to {max(gains.values()):.3g}"
-    return Outcome(status, figure, locations, f"{detail}; {zeros} weight layers return zeros." if zeros else f"{detail}.")
+    detail = f"Weight layers multiply the root mean square of their input by {min(gains.values()):.3g} to "
+    detail += f"{max(gains.values()):.3g}, at worst by {figure:.3g} ({limits})."
+    detail += f" Layers that return only zeros: {zeros}." if zeros else ""
+    return Outcome(status, figure, locations, detail)
 
 
 def _kernels(network: Network) -> Iterable[tuple[int, str, np.ndarray]]:
-    """Yield step, name and values of every kernel, of a shared layer once."""
+    """Yield step, name and values of every kernel; a shared layer counts once."""
     seen = set()
     for i in network.weights(range(len(network.graph.steps))):
         layer = network.graph.steps[i].operation
@@ -83,7 +87,7 @@ def _kernels(network: Network) -> Iterable[tuple[int, str, np.ndarray]]:
 
 
 def distinct_weights(evidence: Evidence, limits: Limits) -> Outcome:
-    """Look for kernels that hold the same values."""
+    """Find kernels with equal values."""
     first: dict[tuple, str] = {}
     copies: dict[str, str] = {}
     for _, name, values in _kernels(evidence.network):
@@ -92,60 +96,60 @@ def distinct_weights(evidence: Evidence, limits: Limits) -> Outcome:
             if original != name:
                 copies[name] = original
     if not copies:
-        return Outcome(Status.PASS, 0.0, (), "No two weight layers hold the same values.")
+        return Outcome(Status.PASS, 0.0, (), "No two weight layers have equal kernels.")
     name, original = next(iter(copies.items()))
-    detail = f"{len(copies)} kernels equal an earlier one, the first {name} that of {original}."
+    detail = f"{name} has the same kernel as {original}. Layers whose kernel equals an earlier one: {len(copies)}."
     return Outcome(Status.FAIL, len(copies), tuple(copies), detail)
 
 
 def live_weights(evidence: Evidence, limits: Limits) -> Outcome:
-    """Look for kernels that are not finite or constant, and for branches of zeros."""
+    """Find kernels that are not finite or constant, and branches with only zeros."""
     network = evidence.network
     broken: dict[str, str] = {}
     zeros = set()
     for i, name, values in _kernels(network):
         if not np.isfinite(values.astype("float64")).all():
-            broken[name] = "not finite"
+            broken[name] = "values that are not finite"
         elif values.size > 1 and values.min() == values.max() != 0:
-            broken[name] = "constant"
+            broken[name] = "a constant kernel: all its values are equal"
         elif values.size > 1 and not values.any():
             zeros.add(i)
     for unit in network.units:
         weights = network.weights(unit.branch)
         if len(weights) > 1 and zeros.issuperset(weights):
-            broken[unit.name] = "zero in all its kernels, so that none gets a gradient"
+            broken[unit.name] = "only zeros in its kernels, so none gets a gradient"
     if not broken:
-        kept = f"; {len(zeros)} weight layers start at zero" if zeros else ""
-        return Outcome(Status.PASS, 0.0, (), f"All kernels are finite, none is constant{kept}.")
+        kept = f" Layers with only zeros: {len(zeros)}." if zeros else ""
+        return Outcome(Status.PASS, 0.0, (), f"All kernels are finite and none is constant.{kept}")
     name, what = next(iter(broken.items()))
-    return Outcome(Status.FAIL, len(broken), tuple(broken), f"{name} is {what}.")
+    return Outcome(Status.FAIL, len(broken), tuple(broken), f"{name} has {what}.")
 
 
 def dead_channels(evidence: Evidence, limits: Limits) -> Outcome:
-    """Count the channels that activations set to 0 for the whole sample."""
+    """Measure the share of channels that are 0 for the whole sample."""
     steps = evidence.network.graph.steps
     dead = {steps[i].name: share for i, share in evidence.training.dead.items()}
     if not dead:
-        return Outcome(Status.PASS, 0.0, (), "There is no activation.")
+        return Outcome(Status.PASS, 0.0, (), "The network has no activation.")
     names = sorted(dead, key=lambda name: dead[name], reverse=True)
     worst = dead[names[0]]
     unhealthy = tuple(name for name in names if limits.status(dead[name]) != Status.PASS)
-    detail = f"At most {worst:.0%} of an activation's channels are 0 for the whole sample, at {names[0]}."
-    return Outcome(limits.status(worst), worst, unhealthy, detail if worst else "Every channel of every activation is in use.")
+    detail = f"{names[0]} sets {worst:.0%} of its channels to 0 for the whole sample (healthy: up to {limits.healthy[1]:.0%})."
+    return Outcome(limits.status(worst), worst, unhealthy, detail if worst else "All channels of all activations are in use.")
 
 
 def sample_scale(evidence: Evidence, limits: Limits) -> Outcome:
-    """Measure the size of what the first weight layers read."""
+    """Measure the size of the first weight layers' input."""
     network = evidence.network
     graph = network.graph
     reading = [
         i for i in evidence.training.inputs if network.upstream(graph.steps[i].inputs[0])[1] in graph.inputs
-    ]  # weight layers with nothing but preprocessing in front
+    ]  # only preprocessing is before them
     if not reading:
-        return Outcome(Status.PASS, float("nan"), (), "The inputs are numbers of tokens.")
+        return Outcome(Status.PASS, float("nan"), (), "The inputs are token numbers.")
     scale = {graph.steps[i].name: math.hypot(*dataclasses.astuple(evidence.training.inputs[i])) for i in reading}
     status, figure, locations = limits.worst(scale)
-    detail = f"What the first weight layer reads has a size (mean and standard deviation together) of {figure:.3g}."
+    detail = f"The first layer's input has a size of {figure:.3g}, mean and standard deviation together ({limits})."
     return Outcome(status, figure, locations, detail)
 
 
@@ -154,4 +158,5 @@ def output_scale(evidence: Evidence, limits: Limits) -> Outcome:
     size = evidence.training.output_size
     status = limits.status(size)
     name = evidence.network.graph.steps[-1].name
-    return Outcome(status, size, () if status == Status.PASS else (name,), f"Root mean square of the logits: {size:.3g}.")
+    detail = f"The logits have a root mean square of {size:.3g} ({limits})."
+    return Outcome(status, size, () if status == Status.PASS else (name,), detail)

@@ -1,4 +1,4 @@
-"""What an audit reads off a graph: the units of a network, what stands on their paths, and in which order."""
+"""The structure of a network: its residual units, the layers on their paths, and the order of the layers."""
 
 import collections
 import dataclasses
@@ -11,7 +11,7 @@ import keras
 from keras_preact.analysis.graph import Addition, Graph, Step
 from keras_preact.arrangements import ARRANGEMENTS, TRANSFORMER_ARRANGEMENTS
 
-#: Names of activations, as of classes of layers and operations in lower case.
+#: Activations: the class names of their layers and operations, in lower case.
 ACTIVATIONS = frozenset(name.replace("_", "") for name in dir(keras.activations) if name[0] != "_") - {
     "linear",
     "get",
@@ -19,22 +19,22 @@ ACTIVATIONS = frozenset(name.replace("_", "") for name in dir(keras.activations)
     "deserialize",
 }
 
-#: Normalisations that work on each example, or each token of it, by itself: those of transformers.
+#: Normalisations over the features of one token, as in transformers.
 PER_TOKEN = ("LayerNorm", "RMSNorm")
 
-#: What an activation or a normalisation passes through on its way to a weight layer, although it has several inputs.
+#: Steps with several inputs that may be between a normalisation and its weight layer.
 GATES = ("Multiply", "Concatenate")
 
 
 def roles(step: Step) -> tuple[str, ...]:
-    """Return what a step is for a unit: `"weight"`, `"norm"`, `"activation"`, `"dropout"`, several of these, or nothing."""
+    """Return the roles of a step: any of `"weight"`, `"norm"`, `"activation"`, `"dropout"`."""
     operation, kind = step.operation, step.kind
     if kind == "Activation" or step.has_kernel:
         function = getattr(operation, "activation", None)
         active = callable(function) and function is not keras.activations.linear
         return ("weight",) * step.has_kernel + ("activation",) * active
     if "Norm" in kind:
-        return () if isinstance(operation, keras.layers.Normalization) else ("norm",)  # that one is of the data
+        return () if isinstance(operation, keras.layers.Normalization) else ("norm",)  # preprocessing
     if kind.replace("_", "").lower() in ACTIVATIONS:
         return ("activation",)
     return ("dropout",) if getattr(operation, "seed_generator", None) is not None else ()
@@ -45,14 +45,16 @@ class Unit:
     """A residual unit of any model.
 
     Args:
-        name: The layer that it is, or that of its addition.
-        addition: Its place in the graph.
-        before: The tensor that the identity path starts from: the sum of the unit before; of the first unit, its own start.
-        is_first: Whether no unit stands in front of it.
-        keeps_shape: Whether the sum has the shape of `before`: the shortcut should then be the identity.
-        path: Steps from `before` to what is added, the identity path.
-        shared: Steps from `before` to where the paths split.
-        branch: Steps from there to the other tensor that is added, without those that the identity path has as well.
+        name: Name of the layer that contains the unit, or of the unit's addition.
+        addition: Addition in the graph.
+        before: Tensor at the start of the identity path: the sum of the previous unit, or
+            the unit's own input if it is the first.
+        is_first: Whether it is the network's first unit.
+        keeps_shape: Whether the sum has the shape of `before`, so that the shortcut should
+            be the identity.
+        path: Steps of the identity path, from `before` to the addition.
+        shared: Steps from `before` to the point where the paths split.
+        branch: Steps from there to the addition that are not on the identity path.
     """
 
     name: str
@@ -66,7 +68,7 @@ class Unit:
 
 
 class Network:
-    """The units of a graph, and the order of what stands in them."""
+    """The residual units of a graph, and the order of their layers."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -114,17 +116,17 @@ class Network:
 
     @cached_property
     def depth(self) -> int:
-        """Number of weight layers, without those on shortcuts."""
+        """Number of weight layers that are not on shortcuts."""
         return len([i for i in self.weights(range(len(self.graph.steps))) if i not in self.on_shortcuts])
 
     @cached_property
     def on_shortcuts(self) -> frozenset[int]:
-        """Steps on shortcuts: projections, gates."""
+        """Steps on shortcuts, such as projections and gates."""
         return frozenset(i for unit in self.units for i in unit.addition.shortcut_steps)
 
     @cached_property
     def per_token(self) -> bool:
-        """Whether it is a transformer: sequences, with a normalisation that works on each token."""
+        """Whether it is a transformer: it has sequences, and every norm works per token."""
         inside = [self.graph.steps[i] for unit in self.units for i in (*unit.shared, *unit.branch)]
         norms = [step for step in inside if "norm" in roles(step)]
         sequences = all(len(self.graph.specs[unit.addition.total].shape) == 3 for unit in self.units)
@@ -134,7 +136,7 @@ class Network:
         """Follow a tensor back to a weight layer, an addition or one of the tensors `stops`.
 
         Returns:
-            The steps on the way, the nearest to `tensor` last, and the tensor in front of them.
+            The steps on the way, in forward order, and the tensor before them.
         """
         steps: list[int] = []
         stops = set(stops)
@@ -150,21 +152,21 @@ class Network:
         return math.prod(size or 1 for size in self.graph.specs[tensor].shape)
 
     def order_before(self, weight: int, stops: Iterable[int] = ()) -> list[str]:
-        """Return the roles of what stands in front of a weight layer: behind the last one, the last addition, or `stops`."""
+        """Return the roles between a weight layer and the previous weight, addition or `stops`."""
         steps, end = self.upstream(self.graph.steps[weight].inputs[0], stops)
         producer = self.graph.producers.get(end)
         fused = [] if producer is None or end in stops else roles(self.graph.steps[producer])[1:]
         return [role for role in (*fused, *self.roles(steps)) if role != "dropout"]
 
     def first_weights(self, unit: Unit) -> list[int]:
-        """Return the weight layers of a branch that read the unit's input, with no other one in between."""
+        """Return the first weight layers of a branch: those with no other one before them."""
         starts = {unit.addition.start, unit.before}
         return [i for i in self.weights(unit.branch) if self.upstream(self.graph.steps[i].inputs[0], starts)[1] in starts]
 
     def arrangement(self, unit: Unit) -> str | None:
-        """Return the row of `ARRANGEMENTS` that a unit has, in a transformer that of `TRANSFORMER_ARRANGEMENTS`."""
+        """Return a unit's name in `ARRANGEMENTS`, or in `TRANSFORMER_ARRANGEMENTS`."""
         shared, branch = ([role for role in self.roles(steps) if role != "dropout"] for steps in (unit.shared, unit.branch))
-        if self.per_token:  # whose branches differ in what stands between the weights
+        if self.per_token:  # branches of transformers differ between their weights
             return next(
                 (
                     name
@@ -175,7 +177,7 @@ class Network:
             )
         order = [*shared, *branch]
         count = order.count("weight")
-        # where the shape changes, a unit of "bn_after_addition" looks like one of full pre-activation
+        # a unit of "bn_after_addition" that changes the shape looks like full pre-activation
         for name, row in sorted(ARRANGEMENTS.items(), key=lambda item: item[0] != "full_preactivation"):
             first = () if unit.is_first and row.first else row.first
             f = () if unit.is_first else row.after_addition
@@ -186,20 +188,20 @@ class Network:
 
     @cached_property
     def usual_arrangement(self) -> str | None:
-        """The arrangement of most units: of those that keep the shape and are not the first, if there are any."""
+        """Arrangement of most units, without the first and those that change the shape."""
         typical = [unit for unit in self.units if unit.keeps_shape and not unit.is_first] or self.units
         return collections.Counter(map(self.arrangement, typical)).most_common(1)[0][0]
 
     @cached_property
     def is_preactivation(self) -> bool:
-        """Whether most units have a normalisation at the start of the branch and nothing behind the addition."""
+        """Whether most branches start with a norm, and nothing follows most additions."""
         typical = [unit for unit in self.units if unit.keeps_shape and not unit.is_first] or self.units
         share = [self.roles(unit.branch)[:1] == ["norm"] and not self.roles(unit.shared) for unit in typical]
         return 2 * sum(share) > len(share)
 
     @cached_property
     def head(self) -> list[int]:
-        """Steps from the last sum to the first weight behind it, or to the network's output."""
+        """Steps from the last sum to the next weight, or to the network's output."""
         steps: list[int] = []
         tensor = self.units[-1].addition.total
         while readers := self.graph.consumers[tensor]:

@@ -1,4 +1,4 @@
-"""The audit: clean networks pass, every planted mistake is found where it is, and the figures are those of NumPy."""
+"""The audit: clean networks pass, every planted mistake is found where it is, and the figures equal NumPy's."""
 
 import itertools
 import json
@@ -9,7 +9,7 @@ import pytest
 from keras import layers
 
 import keras_preact as kp
-from keras_preact.analysis.audit import Status, audit
+from keras_preact.analysis.audit import Audit, Finding, Status, audit
 from keras_preact.analysis.audit.check import Limits
 from keras_preact.analysis.audit.checks import CHECKS
 from tests.keras_preact.harness import error_of, images
@@ -69,15 +69,15 @@ def test_clean_vectors_pass():
 
 
 class Chain:
-    """A full pre-activation network of Keras' own layers, with places for a mistake.
+    """A full pre-activation network of Keras layers, with places for a mistake.
 
     Args:
         normalized: Whether unit 2 has its second normalisation.
-        head: The kinds of layers between the last addition and the pooling.
-        shortcut: Function of x and the activated x of unit 2: what it adds.
-        after: What is applied to unit 2's sum.
-        dropout: Rate on every branch.
-        options: Of every convolution.
+        head: Layers between the last addition and the pooling: n, a.
+        shortcut: Shortcut of unit 2, a function of x and the activated x.
+        after: Function of unit 2's sum.
+        dropout: Dropout rate in every branch.
+        options: Options of every convolution.
     """
 
     def __init__(self, normalized=True, head="na", shortcut=lambda x, activated: x, after=None, dropout=0.0, **options):
@@ -122,7 +122,7 @@ def conv1x1(x, activated):
     return layers.Conv2D(8, 1, use_bias=False, name="on_shortcut")(x)
 
 
-#: Mistake: options of `Chain`, the checks that must not pass, where the first of them must find it.
+#: Mistake: options of `Chain`, checks that must not pass, and the place that the first of them must name.
 MISTAKES = {
     "nothing": ({}, {}, None),
     "dropout in the branch": ({"dropout": 0.2}, {}, None),
@@ -138,7 +138,7 @@ MISTAKES = {
     ),
     "norm after addition": (
         {"after": lambda x: layers.BatchNormalization(name="after")(x)},
-        {"identity path": "FAIL", "final activation": "WARN"},  # the norm of unit 3 stands back to back with it
+        {"identity path": "FAIL", "final activation": "WARN"},  # the norm of unit 3 directly follows it
         "unit3",
     ),
     "scaling": ({"shortcut": lambda x, activated: 0.5 * x}, {"identity path": "FAIL"}, "unit2"),
@@ -174,7 +174,7 @@ MISTAKES = {
 }
 
 
-#: What a mistake on the identity path is called.
+#: Words for a mistake on the identity path.
 WORDS = {
     "scaling": "a scaling by 0.5",
     "gate": "a gate",
@@ -195,9 +195,23 @@ def test_each_mistake_is_found_at_its_place_and_nothing_else(mistake):
     assert str(result.worst) == max(wanted.values(), key=list(Status).index, default="PASS")
     if mistake in WORDS:
         found = result["identity path"]
-        assert f"stands {WORDS[mistake]}." in found.detail
+        assert found.detail.startswith(f"In 1 of 3 units, the identity path has {WORDS[mistake]}. In {place}: ")
         assert len(found.locations) == 1
-        assert found.detail.startswith("2 of 3 units")
+
+
+@pytest.mark.parametrize(
+    ("layer", "check"),
+    [
+        (layers.ReLU(name="oops"), "activation after addition"),
+        (layers.Dropout(0.5, name="oops"), "dropout"),
+        (layers.BatchNormalization(name="oops"), "identity path"),
+    ],
+    ids=["activation", "dropout", "norm"],
+)
+def test_the_layer_on_the_identity_path_is_named(layer, check):
+    result = audit(Chain(after=layer).model, IMAGES)
+    assert "In unit3: oops." in result["identity path"].detail
+    assert "oops" in result[check].detail
 
 
 def multiply(model, factors):
@@ -282,7 +296,7 @@ def test_post_activation_fails_in_a_deep_network():
 def test_the_share_of_values_cut_is_that_of_the_zeros():
     model = cifar(14, arrangement="original")
     outputs = keras.Model(model.input, model.unit_outputs).predict(IMAGES, verbose=0)
-    # x_{l+1} = ReLU(sum) is 0 where the sum was cut; those that a unit of the same shape reads count
+    # x_{l+1} = ReLU(sum) is 0 if the sum was cut; an x_{l+1} counts if the next unit keeps its shape
     shares = [np.mean(x == 0) for x, following in itertools.pairwise(outputs) if x.shape == following.shape]
     found = audit(model, IMAGES)["activation after addition"]
     np.testing.assert_allclose(found.figure, np.mean(shares), rtol=1e-6)
@@ -296,7 +310,7 @@ def sigmoid(x):
 
 
 def test_the_change_on_the_identity_path_is_that_of_numpy():
-    """`||x - (1 - g) x|| / ||x||` with a gate of NumPy, without normalisation, so that training and inference are one."""
+    """`||x - (1 - g) x|| / ||x||` with a NumPy gate; without normalisation, training equals inference."""
     model = kp.models.dense_resnet(
         8, width=6, input_shape=(20,), shortcut="shortcut_only_gating", normalization="none", gate_bias=-1.0
     )
@@ -312,14 +326,14 @@ def test_the_change_on_the_identity_path_is_that_of_numpy():
 
 
 class Plain:
-    """The forward pass of a dense pre-activation network of tanh without normalisation, in NumPy, float64."""
+    """Forward pass of a dense pre-activation tanh network without normalisation, in NumPy, float64."""
 
     def __init__(self, model):
         self.weights = {weight.path: np.array(weight, "float64") for weight in model.weights}
         self.units = [unit.name for unit in model.units]
 
     def x(self, images, added=None, until=None):
-        """x_1 ... x_L and the output, with something added to one of the x_l."""
+        """Return x_1 ... x_L and the output; `added` is an index and a shift of that x_l."""
         x = np.tanh(images @ self.weights["stem_dense/kernel"])
         outputs = []
         for i, name in enumerate(self.units):
@@ -333,7 +347,7 @@ class Plain:
         return outputs, head @ self.weights["head_classifier/kernel"] + self.weights["head_classifier/bias"]
 
     def gradient_norm(self, images, unit, loss, step=1e-6):
-        """By central differences."""
+        """Return the gradient norm by central differences."""
         shape = self.x(images)[0][unit].shape
         gradient = np.zeros(shape)
         for index in np.ndindex(shape):
@@ -443,7 +457,7 @@ def test_channels_first_is_the_same():
 
 
 class PostNorm(keras.Layer):
-    """A layer of the first transformers: `LN(x + F(x))`, twice; or `x + F(LN(x))`."""
+    """A transformer layer, `LN(x + F(x))` twice; with `pre`, `x + F(LN(x))` twice."""
 
     def __init__(self, pre, **kwargs):
         super().__init__(**kwargs)
@@ -470,7 +484,7 @@ class PostNorm(keras.Layer):
 
 
 class Transformer(keras.Model):
-    """A subclass, of tokens."""
+    """A subclassed model of tokens."""
 
     def __init__(self, pre):
         super().__init__(name="transformer")
@@ -501,7 +515,7 @@ def test_transformers_of_keras_layers(pre):
     assert set(statuses(result)) == {"identity path", "branch order", "normalised input"}
     found = result["identity path"]
     assert found.status == Status.FAIL
-    # the first unit reads the embedding as it is
+    # the first unit reads the embedding directly
     assert set(found.locations) == {"block1 (addition 2)", "block2 (addition 1)", "block2 (addition 2)"}
     assert result["normalised input"].locations == ("block1/attention",)
 
@@ -529,7 +543,7 @@ def test_resnet50v2_of_keras():
     assert {"identity path", "activation after addition", "branch order", "normalised input", "final activation"} <= passed
     assert (result.arrangement, result.depth, result.units) == ("full_preactivation", 50, 16)
     # a projection at the start of each stage, a max pooling in the last unit of three
-    assert "7 change the shape" in result["identity path"].detail
+    assert "change the shape are exempt: 7." in result["identity path"].detail
 
 
 @pytest.mark.slow
@@ -546,9 +560,13 @@ def test_report():
     result = audit(Chain(**MISTAKES["scaling"][0]).model, IMAGES)
     text = str(result)
     assert max(map(len, text.splitlines())) <= 120
-    assert text.splitlines()[0] == "chain: 3 residual units, 8 weight layers, full_preactivation: FAIL"
+    first, _, heading, *_ = text.splitlines()
+    network = "chain: 3 residual units, 8 weight layers, full_preactivation arrangement."
+    assert first == f"{network} FAIL: 1 of 15 checks fails."
+    assert heading.split("  ")[-1] == "where"
+    assert [heading.index(word) for word in ("check", "what it is", "where")] == [6, 43, 83]
     assert "FAIL  identity path" in text
-    assert "What to do: Leave x as it is" in text
+    assert "What to do: Add the previous sum unchanged." in text
     assert "PASS  dropout" in text
     assert text.count("What to do") == 1
     held = json.loads(json.dumps(result.to_dict(), allow_nan=False))
@@ -560,8 +578,26 @@ def test_report():
     assert "| FAIL | identity path | 0.5 |" in rows[2]
 
 
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ("PPP", "PASS: all 3 checks pass."),
+        ("PWP", "WARN: 1 of 3 checks warns."),
+        ("WWP", "WARN: 2 of 3 checks warn."),
+        ("PFP", "FAIL: 1 of 3 checks fails."),
+        ("WFF", "FAIL: 2 of 3 checks fail, 1 warns."),
+    ],
+)
+def test_verdict(found, words):
+    status = {status.name[0]: status for status in Status}
+    findings = [Finding(str(i), status[letter], 0.5, "", (), "", "", "", "") for i, letter in enumerate(found)]
+    text = str(Audit("net", None, 20, 9, tuple(findings)))
+    assert text.splitlines()[0] == f"net: 9 residual units, 20 weight layers, no known arrangement. {words}"
+
+
 def test_limits():
     limits = Limits((0.5, 2), (0.1, 10))
+    assert (str(limits), str(Limits((0, 10), (0, 100)))) == ("healthy: 0.5 to 2", "healthy: up to 10")
     assert [str(limits.status(value)) for value in (0.5, 2, 2.1, 0.1, 10, 10.1, 0.09, np.nan, np.inf)] == [
         "PASS", "PASS", "WARN", "WARN", "WARN", "FAIL", "FAIL", "FAIL", "FAIL",
     ]  # fmt: skip
@@ -570,7 +606,7 @@ def test_limits():
 
 
 class Branching(keras.Layer):
-    """Looks at values, which a trace does not have."""
+    """A layer that needs values, which a trace does not have."""
 
     def call(self, x):
         return x if float(keras.ops.sum(x)) > 0 else -x
@@ -592,11 +628,11 @@ def test_errors():
     assert "must be finite" in error_of(lambda: audit(model, np.full_like(IMAGES, np.nan)))
     assert "(None, 8, 8, 3). Received: (8, 9, 8, 3)" in error_of(lambda: audit(model, images(8, 9, 8, 3)))
     assert "The model has 1 inputs. Received: 2 arrays" in error_of(lambda: audit(model, [IMAGES, IMAGES]))
-    assert "one an example. Received: int64 of shape (3,)" in error_of(lambda: audit(model, IMAGES, labels=np.arange(3)))
-    assert "one an example. Received: float64" in error_of(lambda: audit(model, IMAGES, labels=np.zeros(8)))
+    assert "one per example. Received: int64 of shape (3,)" in error_of(lambda: audit(model, IMAGES, labels=np.arange(3)))
+    assert "one per example. Received: float64" in error_of(lambda: audit(model, IMAGES, labels=np.zeros(8)))
     unbuilt = keras.Sequential([layers.Dense(3)], name="unbuilt")
-    assert "must be built, such as by a call on data. Received: 'unbuilt'" in error_of(lambda: audit(unbuilt, VECTORS))
-    assert "in which there is none" in error_of(
+    assert "The model 'unbuilt' is not built. Call it once on a batch" in error_of(lambda: audit(unbuilt, VECTORS))
+    assert "has no residual unit. The audit checks models in which two paths" in error_of(
         lambda: audit(kp.models.vanilla_cnn(5, filters=4, input_shape=(8, 8, 3)), IMAGES)
     )
     eager = Untraceable()
