@@ -105,21 +105,22 @@ def signals(subject: Subject, quick: bool) -> Iterator[Picture]:
     own = kp.analysis.propagation(subject.model, subject.x, subject.labels, training=subject.training)
     every = {subject.name: own} | ({} if quick else _variants(subject))
     first, last = own.gradient_norm[[0, -1]]
-    found = f"On its way back from the last unit to the first, the norm of the gradient goes from {last:.3g} to {first:.3g}."
+    found = f"From the last unit to the first, the norm of the gradient of {subject.name} goes from {last:.3g} to {first:.3g}."
     if len(every) > 1:
         found += f" The other lines are {subject.name} with another arrangement, and without shortcuts."
     yield Picture("gradient_norms", figures.gradient_norms(every), found, numbers={"propagation": every})
     found = f"The loss of these images is {own.loss:.4g}."
     yield Picture("weight_gradients", figures.weight_gradients({subject.name: own}), found)
-    found = f"The norm is {own.x_norm[0]:.3g} before the first unit and {own.x_norm[-1]:.3g} after the last."
+    found = f"The norm in {subject.name} is {own.x_norm[0]:.3g} before the first unit and {own.x_norm[-1]:.3g} after the last."
     yield Picture("activation_norms", figures.activation_norms(every), found)
     ratio = own.ratio[np.isfinite(own.ratio)]
     found = "There are no shortcuts."
     if ratio.size:
-        found = f"The ratio goes from {ratio.min():.3g} to {ratio.max():.3g}, its median is {np.median(ratio):.3g}."
+        ends = f"{ratio.min():.3g} to {ratio.max():.3g}"
+        found = f"The ratio in {subject.name} goes from {ends}, its median is {np.median(ratio):.3g}."
     yield Picture("residual_ratio", figures.residual_ratio(every), found)
     cut, dead = 100 * own.cut.max(), 100 * own.dead.max()
-    found = f"At most {cut:.3g} % of the sums are set to 0, at most {dead:.3g} % of the channels are dead."
+    found = f"{subject.name} sets at most {cut:.3g} % of the sums to 0; at most {dead:.3g} % of its channels are dead."
     yield Picture("truncation", figures.truncation(every), found)
     profile = figures.channel_profile(subject.model, subject.x, training=subject.training)
     there = profile.size[~np.isnan(profile.size)]

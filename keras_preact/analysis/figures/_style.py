@@ -233,6 +233,7 @@ def legend(figure, handles: Mapping[str, Any]) -> None:
     columns = max(1, min(len(handles), int(72 * figure.get_figwidth() / (TICK * CHARACTER_WIDTH * (longest + 7)))))
     rows = -(-len(handles) // columns)
     columns = -(-len(handles) // rows)  # rows of one length
+    figure.set_figheight(figure.get_figheight() + 2 * TICK / 72 * (rows - 1))  # axes keep their height
     look = {"frameon": False, "fontsize": TICK, "labelcolor": INK}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, **look)
 

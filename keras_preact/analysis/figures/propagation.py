@@ -103,8 +103,8 @@ def truncation(signals: Mapping[str, Propagation]) -> Any:
     figure = _style.new_figure(7.0, 5.4)
     panels = figure.subplots(2, 1, sharex=True)
     texts = (
-        ("cut", "Sums that f sets to 0: at most", "Share of the sums (%)"),
-        ("dead", "Dead channels: at most", "Share of the channels (%)"),
+        ("cut", "Sums that f sets to 0: at most", "Sums (%)"),
+        ("dead", "Dead channels: at most", "Channels (%)"),
     )
     for axes, (field, what, label) in zip(panels, texts, strict=True):
         shares = {name: getattr(each, field) for name, each in signals.items()}

@@ -587,6 +587,16 @@ class TestNames:
         assert not names_at_ends(figure)
         png(figure)
 
+    def test_a_long_legend_takes_no_room_from_the_axes(self):
+        heights = []
+        for count in (2, 14):
+            nets = {f"network number {i} of these": signals(i) for i in range(count)}
+            figure = figures.truncation(nets)
+            assert figure.legends
+            png(figure)
+            heights.append([axes.get_window_extent().height for axes in figure.axes])
+        np.testing.assert_allclose(*heights, rtol=0.1)
+
     def test_a_panel_without_room_is_named_by_the_other(self):
         nets = {name: signals(i, dead=np.zeros(3), cut=np.full(3, i / 4)) for i, name in enumerate("abcd")}
         figure = figures.truncation(nets)
