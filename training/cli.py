@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
+from .commands import examples
+
 #: The one name of the command line.
 PROGRAM = "keras-preact"
 
@@ -66,8 +68,6 @@ def parse(name: str, kind: Callable[..., T], argv: Sequence[str], description: s
     """
     import tyro
 
-    from .console import examples
-
     text = (inspect.getdoc(kind) or "").partition("\n\nArgs:")[0] if description is None else description
     parts = ["Examples:\n" + "\n".join(f"  {line}" for line in examples(name)), text, VERBOSE]
     return tyro.cli(
@@ -81,25 +81,8 @@ def parse(name: str, kind: Callable[..., T], argv: Sequence[str], description: s
     )
 
 
-def parse_command(name: str, commands: Mapping[str, Callable], argv: Sequence[str], description: str) -> Any:
-    """Do `parse` for the command of `commands` that is named first in `argv`; list them without one.
-
-    Args:
-        name: Command that `commands` belong to.
-        commands: Name to function or dataclass.
-        argv: Arguments after `name`.
-        description: What the list of commands begins with.
-    """
-    if not argv or argv[0] in ("-h", "--help"):
-        print(listing(name, description, {key: (inspect.getdoc(kind) or "").split("\n")[0] for key, kind in commands.items()}))
-        return None
-    return parse(f"{name} {argv[0]}", lookup(commands, argv[0], f"command of {command(name)}"), argv[1:])
-
-
 def listing(name: str, description: str, rows: Mapping[str, str], word: str = "COMMAND") -> str:
     """Return the help text of a command that takes the name of something first: examples, and a line for each name."""
-    from .console import examples
-
     width = max(map(len, rows))
     return "\n".join(
         [

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 
-from . import cli, console
+from . import cli, commands
 
 
 def main(argv: Sequence[str]) -> None:
@@ -13,7 +13,7 @@ def main(argv: Sequence[str]) -> None:
     _leave_networks_out()
     from keras_preact.serving.__main__ import main as serve
 
-    serve(argv, examples=console.examples("serve"))
+    serve(argv, examples=commands.examples("serve"))
 
 
 def _leave_networks_out() -> None:

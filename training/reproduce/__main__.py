@@ -157,13 +157,13 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "first-paper": Command("Table 6 of the first paper (arXiv 1512.03385): depth.", run=_table("first_paper")),
         "digits": Command("Tables 1 and 2 in small, on digits: half an hour on a CPU.", options=Digits, run=_digits),
         "depth": Command("Signals and gradients before training, 20 to 10,001 layers.", "depth:depth"),
-        "report": Command("Write results/README.md: published numbers beside measured ones.", "commands:report"),
-        "next": Command("Print the missing run that is worth most, and its command.", "commands:next_"),
-        "plan": Command("Write results/QUEUE.md: all missing runs, in order.", "commands:plan"),
+        "report": Command("Write results/README.md: published numbers beside measured ones.", "options:report"),
+        "next": Command("Print the missing run that is worth most, and its command.", "options:next_"),
+        "plan": Command("Write results/QUEUE.md: all missing runs, in order.", "options:plan"),
         "speed": Command("Measure images per second and compile time of the tables' networks.", "speed:speed"),
-        "bundle": Command("Write code, wheels and images for a machine without network.", "commands:bundle"),
-        "pack-state": Command("Write the state of unfinished runs in pieces.", "commands:pack_state"),
-        "unpack-state": Command("Put these pieces together again.", "commands:unpack_state"),
+        "bundle": Command("Write code, wheels and images for a machine without network.", "options:bundle"),
+        "pack-state": Command("Write the state of unfinished runs in pieces.", "options:pack_state"),
+        "unpack-state": Command("Put these pieces together again.", "options:unpack_state"),
     }
 )
 

@@ -33,7 +33,10 @@ OTHERS = {
         *("training/data/sources.py", "training/reproduce/images.py", "training/reproduce/smoke.py"),
     ),
     "processes, files and messages": (
-        *(f"training/{name}.py" for name in ("_tensorflow", "backends", "callbacks", "checkpoints", "cli", "runs", "signals")),
+        *(
+            f"training/{name}.py"
+            for name in ("_tensorflow", "backends", "callbacks", "checkpoints", "cli", "commands", "runs", "signals")
+        ),
         *("training/terminal.py", "training/variables.py"),
         *(f"training/reproduce/{name}.py" for name in ("fingerprints", "pieces", "results", "worker")),
     ),
