@@ -89,10 +89,13 @@ class Trainer:
             verbose=0,
         )
         data, options = self.data, self.config.data
-        sizes = {"train": data.train, "held out": data.holdout, "test": data.test}
+        sizes = {"to train": data.train, "held out": data.holdout, "to test": data.test}
         counts = ", ".join(f"{split.size:,} {name}" for name, split in sizes.items() if split is not None)
         described = {
-            "Data": f"{data.name}: {counts}; {len(data.classes)} classes, {self.size} x {self.size} x {data.channels} pixels",
+            "Data": (
+                f"{data.name}: {counts}; {len(data.classes)} classes; "
+                f"{self.size} x {self.size} pixels, {data.channels} channel{'s' * (data.channels > 1)}"
+            ),
             "Augmentation": _augmentation(options),
         }
         self._say(

@@ -210,7 +210,7 @@ class TestPlot:
 
 
 class TestTime:
-    def test_median_behind_the_first(self):
+    def test_median_after_the_first(self):
         times = iter((100.0, 109.0, 111.0, 111.5, 112.5))
         clock = Clock(lambda: next(times))
         clock.on_train_begin()
@@ -241,22 +241,22 @@ class TestPage:
         assert max(map(len, text.splitlines())) <= 100
         assert f"Model {model.name}, 3 units, mixed_bfloat16 " in words
         assert f"Parameters {trained:,} trained, " in words
-        assert "Data digits, 1,437 images Updates 690 of 64 images; 30 epochs of 23 " in words
-        assert f"{costs(model).flops / 1e6:.3g} M in a forward pass of one image" in words
+        assert "Data digits, 1,437 images Updates 690 with 64 images each: 30 epochs of 23 updates " in words
+        assert f"{costs(model).flops / 1e6:.3g} M per image in the forward pass (" in words
         # 690 half seconds
-        assert "Time about 5 min 45 s (0.5 s an update, 128 images/s, without validation), and 10 s to compile" in words
+        assert "Time about 5 min 45 s (0.5 s per update, 128 images/s), and 10 s to compile; measured" in words
         parts = re.search(r"weights (.*?), gradients (.*?), optimizer (.*?), activations (.*?) \(", words)
         assert parts
         assert text.endswith(schedule_plot(lambda step: 0.1, 690))
-        assert "not counted:" not in text
+        assert "; without" not in text.replace("s, without", "")
 
     def test_parts_and_executions(self, model):
         """An execution of 8 steps of which 4 make an update is two updates."""
         text = self.page(model, parts=4, devices=2, timing=Timing(first=3.0, step=1.0), updates_timed=2)
         words = " ".join(text.split())
-        assert "0.5 s an update, 128 images/s" in words
-        assert "690 of 64 images, in 4 parts one after another, on 2 devices; 30 epochs" in words
-        assert "(kept for the gradient of 8 images)" in words
+        assert "0.5 s per update, 128 images/s" in words
+        assert "690 with 64 images each in 4 parts on 2 devices: 30 epochs" in words
+        assert "(8 images)" in words
 
     def test_not_timed(self, model):
         assert "not measured" in self.page(model)

@@ -144,7 +144,7 @@ class TestErrors:
         return message
 
     def test_no_weights(self, capsys, tmp_path, work):
-        assert "--model.weights takes the directory of a run" in self.error(capsys, tmp_path, work)
+        assert "add --model.weights with a run directory" in self.error(capsys, tmp_path, work)
 
     def test_no_such_file(self, capsys, tmp_path, work):
         assert "nowhere" in self.error(capsys, tmp_path, work, "--model.weights", "nowhere")
@@ -166,13 +166,16 @@ class TestErrors:
     def test_a_model_of_keras_own(self, capsys, tmp_path, work):
         keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()], name="flat").save(tmp_path / "model.keras")
         message = self.error(capsys, tmp_path, work, "--model.weights", str(tmp_path / "model.keras"))
-        assert "no network of residual units for images, but 'flat'" in message
+        assert "needs a network of residual units for images. " in message
+        assert message.endswith("contains 'flat'.\n")
 
     def test_other_channels(self, capsys, tmp_path, work):
         small = kp.models.resnet_cifar(8, width_factor=0.125, input_shape=(8, 8, 1), mean=100.0, std=60.0, name="grey")
         small.save(tmp_path / "model.keras")
         message = self.error(capsys, tmp_path, work, "--model.weights", str(tmp_path / "model.keras"))
-        assert "grey takes images of 1 channels, and those of folder have 3" in message
+        assert (
+            f"grey takes grayscale (1 channel) images; {work / 'three'} has colour (3 channels) images. Train a new" in message
+        )
 
     def test_too_small(self, capsys, tmp_path, work):
         message = self.error(capsys, tmp_path, work, "--model.weights", str(work / "source"), "--data.size", "3")
@@ -185,7 +188,7 @@ class TestErrors:
 
     def test_another_network(self, capsys, tmp_path, work):
         options = ("--model.weights", str(work / "source"), "--model.arrangement", "original")
-        assert "--model.arrangement makes a new network" in self.error(capsys, tmp_path, work, *options)
+        assert "--model.arrangement cannot change the trained network" in self.error(capsys, tmp_path, work, *options)
         options = ("--model.weights", str(work / "source"), "--model.name", "cifar_resnet20_preact")
         assert "recipe finetune" in self.error(capsys, tmp_path, work, *options)
 
@@ -194,14 +197,14 @@ class TestErrors:
         weights_of = ("--model.weights", str(tmp_path / "model.keras"))
         assert "plain has no preprocessing layer" in self.error(capsys, tmp_path, work, *weights_of)
         short = ("--model.mean", "1", "--model.std", "1")
-        assert "must hold 3 numbers each" in self.error(capsys, tmp_path, work, *weights_of, *short)
+        assert "need 3 numbers each" in self.error(capsys, tmp_path, work, *weights_of, *short)
         doubled = ("--model.mean", "1", "1", "1", "--model.std", "1", "1", "1")
         message = self.error(capsys, tmp_path, work, "--model.weights", str(work / "source"), *doubled)
-        assert "preprocessing layer of its own" in message
+        assert "its own preprocessing layer" in message
 
     def test_options_without_weights(self, capsys, tmp_path, work):
         options = ["folder", "--data.dir", str(work / "three"), "--model.freeze", "stem", "--output", str(tmp_path / "run")]
-        assert "--model.freeze is for a network from --model.weights" in error_of(capsys, train.main, options)
+        assert "--model.freeze needs a trained network" in error_of(capsys, train.main, options)
 
 
 def test_mean_and_std_of_a_network_without_a_layer_for_them(tmp_path, work):

@@ -24,11 +24,11 @@ class Clock(keras.callbacks.Callback):
         self.times = [self.clock()]
 
     def on_train_batch_end(self, batch, logs=None):
-        float((logs or {})["loss"])  # an execution has ended when its results are there
+        float((logs or {})["loss"])  # wait for the results
         self.times.append(self.clock())
 
     @property
     def timing(self) -> Timing:
-        """What was measured: of the first execution, and the median of those behind it, of which one is needed."""
+        """Time of the first execution, and the median of those after it, at least one."""
         seconds = [end - start for start, end in zip(self.times, self.times[1:], strict=False)]
         return Timing(seconds[0], statistics.median(seconds[1:]))

@@ -1,4 +1,4 @@
-"""Multiplications of a forward pass, and what training keeps of it for the gradient, counted from a model's layers."""
+"""Multiplications of a forward pass, and memory for its gradient, counted from a model's layers."""
 
 import dataclasses
 import math
@@ -14,14 +14,13 @@ from keras_preact.analysis.graph import Graph, Step
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Of one image.
+    """Costs of one image.
 
     Args:
-        flops: Floating-point operations of the matrix products and convolutions of a forward pass: two for each product and
-            its sum, zeros that pad an image included. Sums, activations and normalisations by themselves are not counted: a
-            few percent.
-        kept: Bytes that a train step keeps for the gradient: what goes into weight layers, normalisations and products, and
-            what comes out of activations; in the dtypes that they have, and with what stacks compute again left out.
+        flops: Floating-point operations of the matrix products and convolutions of a forward pass: two per product and its
+            sum, also for padding. Other sums, activations and normalisations, a few percent, are not counted.
+        kept: Bytes that a train step keeps for the gradient: inputs of weight layers, normalisations and products, and
+            outputs of activations, in their dtypes and without what stacks recompute.
         unknown: Kinds of layers with weights whose products are not counted.
     """
 
@@ -31,18 +30,18 @@ class Costs:
 
     @property
     def multiply_adds(self) -> int:
-        """Products with their sums, the half of `flops`, which papers often give."""
+        """Products with their sums, half of `flops`: the number that papers often give."""
         return self.flops // 2
 
 
 def costs(model: keras.Model) -> Costs:
-    """Count what a forward pass of one image, and training on it, take.
+    """Return the costs of a forward pass of one image, and of training on it.
 
     Args:
-        model: Of any Keras layers, with one input.
+        model: Model of any Keras layers, with one input.
 
     Raises:
-        ValueError: for a model that takes images of any size, or that cannot be traced.
+        ValueError: for a model of images of any size, or one that cannot be traced.
     """
     [image] = model.inputs
     if None in image.shape[1:]:
@@ -74,7 +73,13 @@ def _of(layer: keras.Layer, image: KerasTensor) -> Costs:
 
 
 def _kept_of_stack(stack: kp.UnitStack, unit: int, carry: int) -> int:
-    """Return the bytes that a stack keeps, from those of a unit's inside, its input included, and of its input alone."""
+    """Return the bytes that a stack keeps.
+
+    Args:
+        stack: The stack.
+        unit: Bytes of a unit, its input included.
+        carry: Bytes of its input.
+    """
     segment = int(stack.remat)
     if not segment:
         return stack.depth * unit
@@ -90,7 +95,7 @@ def _bytes(spec: KerasTensor) -> int:
 
 
 def item_size(dtype: object) -> int:
-    """Return the bytes of one value: its kind's name holds the bits, such as bfloat16; bool has none."""
+    """Return the bytes of one value, from the bits in the name of its dtype; bool has none."""
     bits = re.search(r"\d+", keras.backend.standardize_dtype(dtype))
     return int(bits[0]) // 8 if bits else 1
 
@@ -99,7 +104,7 @@ Specs = Sequence[KerasTensor]
 
 
 def _of_kernel(step: Step, specs: Specs) -> int:
-    """A product for each element of the kernel at each place of the output."""
+    """Return one product per element of the kernel and place of the output."""
     out = specs[step.outputs[0]]
     return _size(out) // out.shape[step.channel_axis] * math.prod(step.operation.kernel.shape)
 
@@ -109,7 +114,7 @@ def _of_matmul(step: Step, specs: Specs) -> int:
 
 
 def _of_einsum(step: Step, specs: Specs) -> int:
-    """A product for each combination of all indices."""
+    """Return one product per combination of all indices."""
     operands = step.operation.subscripts.split("->")[0].split(",")
     sizes = {
         letter: size or 1
@@ -119,7 +124,7 @@ def _of_einsum(step: Step, specs: Specs) -> int:
     return math.prod(sizes.values())
 
 
-#: Layers with one kernel, which is applied at each place of the output.
+#: Layers with one kernel, applied at each place of the output.
 KERNELS = (
     keras.layers.Conv1D,
     keras.layers.Conv2D,
@@ -128,12 +133,12 @@ KERNELS = (
     keras.layers.DepthwiseConv2D,
     keras.layers.Dense,
 )
-#: Other kinds of operations that multiply matrices, and how many products one is for one image.
+#: Other operations that multiply matrices, to their number of products for one image.
 PRODUCTS: Mapping[str, Callable[[Step, Specs], int]] = {"Matmul": _of_matmul, "Einsum": _of_einsum}
 
-#: Kinds of operations whose gradient needs what they return.
+#: Operations whose gradient needs their output.
 ACTIVATIONS = frozenset({"Activation", "ReLU", "Relu", "Sigmoid", "Softmax", "Tanh"})
-#: Kinds of operations whose gradient needs no tensor.
+#: Operations whose gradient needs no tensor.
 KEEPS_NOTHING = frozenset(
     {
         *("Add", "Subtract", "Negative", "Positions", "Cast", "Pad", "ZeroPadding2D", "GetItem"),

@@ -1,4 +1,4 @@
-"""What a train step needs of memory, by parts."""
+"""Memory of a train step, by parts."""
 
 import math
 
@@ -8,14 +8,14 @@ from .costs import Costs, item_size
 
 
 def memory(model: keras.Model, cost: Costs, images: int) -> dict[str, int]:
-    """Return the bytes that a train step needs of each kind, an estimate.
+    """Return an estimate of the bytes of a train step, by kind.
 
     Args:
         model: Compiled.
-        cost: Of one image.
-        images: That a device takes at a time: a batch, or the part of one where gradients are accumulated.
+        cost: Costs of one image.
+        images: Images that a device computes at a time: a batch, or with accumulated gradients a part of one.
 
-    What the backend takes beside them (copies while it computes, its workspaces, the program) is not in it.
+    Temporary copies, workspaces and the program of the backend are not included.
     """
     optimizer = model.optimizer
     if not optimizer.built:

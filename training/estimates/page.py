@@ -14,9 +14,9 @@ from ..terminal import duration
 from .costs import costs
 from .memory import memory
 
-#: Of the plot: columns behind the labels, and rows.
+#: Columns of the plot after the labels, and rows.
 WIDTH, HEIGHT = 72, 8
-#: From an eighth of a row to a whole one.
+#: Bars from an eighth of a row to a whole one.
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -24,16 +24,16 @@ def schedule_plot(rate: Callable[[int], float], iterations: int) -> str:
     """Draw a learning rate over a run, in at most 100 columns.
 
     Args:
-        rate: From the number of updates done, counted from 0, to the rate of the next one.
-        iterations: Updates in all.
+        rate: Number of updates done, from 0, to the rate of the next one.
+        iterations: Updates of the run.
 
-    Each column shows the rate at its first update, the last one that of the run's last.
+    Each column shows the rate of its first update, the last column that of the last update.
     """
     columns = min(WIDTH, iterations)
     steps = [column * (iterations - 1) // max(columns - 1, 1) for column in range(columns)]
     rates = [rate(step) for step in steps]
     top = max(*rates, 0.0) or 1.0
-    # a rate that is not 0 is seen, however low
+    # a rate above 0 is visible, however low
     heights = [max(round(value / top * HEIGHT * len(BLOCKS)), value > 0) for value in rates]
     labels = {HEIGHT: f"{top:.3g}", (HEIGHT + 1) // 2: f"{top / 2:.3g}", 0: "0"}
     margin = max(map(len, labels.values()))
@@ -53,7 +53,7 @@ def _block(eighths: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds of the first execution, which compiles, and the median of those behind it."""
+    """Seconds of the first execution, which compiles, and the median of those after it."""
 
     first: float
     step: float
@@ -76,46 +76,44 @@ def describe_run(
     timing: Timing | None = None,
     updates_timed: float = 1.0,
 ) -> str:
-    """Return a page on what a run would be and take.
+    """Return a page that describes a run and its costs.
 
     Args:
         model: Compiled.
-        data: What there is to say of the images: words in front to text, such as `{"Data": "cifar10, 50,000 images"}`.
+        data: Label to text on the images, such as `{"Data": "cifar10, 50,000 images"}`.
         batch_size: Images in an update.
-        iterations: Updates in all.
+        iterations: Updates of the run.
         steps_per_epoch: Updates in an epoch.
-        rate: From the number of updates done to the learning rate of the next one.
-        parts: In which a batch is computed, one after another.
-        devices: That share a batch.
-        timing: Of the train step; None: not measured.
-        updates_timed: Updates in one of the executions that were timed: one divided by `parts`, times the steps of one
-            execution.
+        rate: Number of updates done to the learning rate of the next one.
+        parts: Parts of a batch that are computed one after another.
+        devices: Devices that share a batch.
+        timing: Timing of the train step; None if it was not measured.
+        updates_timed: Updates in one of the timed executions: the steps of an execution divided by `parts`.
     """
     cost = costs(model)
     at_a_time = -(-batch_size // (parts * devices))
     needed = memory(model, cost, at_a_time)
     amounts = ", ".join(f"{name} {_bytes(value)}" for name, value in needed.items())
-    split = f", in {parts} parts one after another" if parts > 1 else ""
-    split += f", on {devices} devices" if devices > 1 else ""
-    unknown = f"; products not counted: {', '.join(cost.unknown)}" if cost.unknown else ""
+    split = f" in {parts} parts" if parts > 1 else ""
+    split += f" on {devices} devices" if devices > 1 else ""
+    unknown = f"; without {', '.join(cost.unknown)}" if cost.unknown else ""
     trained = _count(model.trainable_variables)
     fixed = _count(model.non_trainable_weights)
     rows = {
         "Model": _name(model),
-        "Parameters": f"{trained:,} trained, {fixed:,} not",
+        "Parameters": f"{trained:,} trained, {fixed:,} fixed or moving statistics",
         "FLOPs": (
-            f"{_short(cost.flops)} in a forward pass of one image ({_short(cost.multiply_adds)} multiply-adds of weight "
-            f"layers and attention, each counted as 2; the rest is not counted), about {_short(3 * cost.flops * batch_size)} "
-            f"in an update (three such passes){unknown}"
+            f"{_short(cost.flops)} per image in the forward pass ({_short(cost.multiply_adds)} multiply-adds, weight layers "
+            f"and attention only); about {_short(3 * cost.flops * batch_size)} per update{unknown}"
         ),
         **data,
         "Updates": (
-            f"{iterations:,} of {batch_size:,} images{split}; {iterations / steps_per_epoch:,.4g} epochs "
-            f"of {steps_per_epoch:,}"
+            f"{iterations:,} with {batch_size:,} images each{split}: {iterations / steps_per_epoch:,.4g} epochs "
+            f"of {steps_per_epoch:,} updates"
         ),
         "Memory": (
-            f"about {_bytes(sum(needed.values()))} a device, an estimate: {amounts} (kept for the gradient of {at_a_time:,} "
-            "images). The backend's workspaces and the images come on top."
+            f"about {_bytes(sum(needed.values()))} per device, without the backend's workspaces: {amounts} "
+            f"({at_a_time:,} images)"
         ),
         "Time": _time(timing, updates_timed, batch_size, iterations),
     }
@@ -140,8 +138,8 @@ def _time(timing: Timing | None, updates: float, batch_size: int, iterations: in
         return "not measured"
     seconds = timing.step / updates
     return (
-        f"about {duration(iterations * seconds)} ({seconds:.3g} s an update, {batch_size / seconds:,.0f} images/s, without "
-        f"validation), and {duration(timing.compiling)} to compile; from a few steps just now"
+        f"about {duration(iterations * seconds)} ({seconds:.3g} s per update, {batch_size / seconds:,.0f} images/s), and "
+        f"{duration(timing.compiling)} to compile; measured in a few steps, without validation"
     )
 
 
