@@ -155,7 +155,7 @@ def test_scores_that_are_no_numbers(tmp_path, images, capsys):
 
 
 def test_as_a_command_without_keras(models, images):
-    blocked = "import sys; sys.modules |= {'keras': None, 'PIL': None}; from training import predict; predict.main(sys.argv[1:])"
+    blocked = "import sys; sys.modules |= {'keras': None, 'PIL': None}; from training.predict import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", blocked, str(models / "gray"), str(images / "right.png")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
