@@ -75,7 +75,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "Serve exported networks over HTTP.",
             {
                 "keras-preact serve saved_models": "http://127.0.0.1:8501",
-                "keras-preact serve saved_models --engine openvino": "faster on most CPUs",
+                "keras-preact serve saved_models --engine openvino": "faster on CPUs with AMX",
                 "keras-preact serve saved_models --host 0.0.0.0 --token-file token": "for other machines",
             },
         ),

@@ -146,6 +146,7 @@ def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = (
     found, unknown = parser(examples).parse_known_args(arguments)
     if unknown:
         options = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Settings)]
+        options[options.index("--token")] = "--token-file"  # a token on the command line could be read by others
         near = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
         _fail(f"unknown option {unknown[0]}.{f' Did you mean {near[0]}?' if near else ''} {PROGRAM} --help lists the options.")
     given = vars(found)

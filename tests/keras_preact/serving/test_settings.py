@@ -100,4 +100,4 @@ def test_a_token_on_the_command_line_is_no_option(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         command.settings([str(tmp_path), "--token", "secret"])
     assert ended.value.code == 2
-    assert "unrecognized arguments" in capsys.readouterr().err
+    assert "unknown option --token. Did you mean --token-file?" in capsys.readouterr().err
