@@ -1,7 +1,7 @@
-"""The moving average of the weights that the optimizer keeps, made fit to be evaluated: it needs batch statistics of its own.
+"""Evaluate the optimizer's moving average of the weights, with batch statistics of its own.
 
-The moving statistics of batch normalisation belong to the weights that are trained. With those, the averaged weights are of
-no use; with statistics computed anew from training images they are (Sec. 3.2 of arXiv 1803.05407).
+The moving statistics of batch normalisation belong to the trained weights and do not fit the averaged ones, which need
+statistics recomputed from training images (Sec. 3.2 of arXiv 1803.05407).
 """
 
 import contextlib
@@ -20,14 +20,14 @@ Batches = Callable[[], Iterable]
 
 
 class BatchStatistics:
-    """Computes the statistics of a model's batch normalisation anew, whatever they have been.
+    """Recomputes the statistics of a model's batch normalisation.
 
-    Each becomes the mean over the batches of what the batch has where the model trains, dropout included. Nothing else of
-    the model changes. With several devices or processes, each of them computes the same.
+    Each becomes the mean of the batches' statistics in training mode, dropout included. Nothing else of the model changes.
+    With several devices or processes, each of them computes the same.
 
     Args:
         model: Built.
-        batches: Returns the batches of images, as arrays: the same ones whenever it is called, in all processes.
+        batches: Returns batches of images, as arrays: the same ones in every call and process.
     """
 
     def __init__(self, model: keras.Model, batches: Batches):
@@ -37,7 +37,7 @@ class BatchStatistics:
         self._pass = _autodiff.compiled(self._one_batch)
 
     def renew(self) -> None:
-        """Compute the statistics from the weights that the model has, and leave them in it.
+        """Assign the statistics that belong to the model's weights.
 
         Raises:
             ValueError: if there are no batches.
@@ -58,7 +58,7 @@ class BatchStatistics:
             variables[i].assign(mean)
 
     def _one_batch(self, weights, state, means, count, images):
-        """Return the state that a batch leaves, and the means over the batches with this one, the `count`-th."""
+        """Return the state after a batch, and the means over the batches up to this one, the `count`-th."""
         weights, state = list(weights), list(state)
         _, state = self.model.stateless_call(weights, state, ops.convert_to_tensor(images), training=True)
         new = [ops.cast(state[i], "float32") for i in self._places]
@@ -68,14 +68,14 @@ class BatchStatistics:
 
 
 class Averages(keras.callbacks.Callback):
-    """Has the averages of the weights evaluated, in place of the weights, with batch statistics of their own.
+    """Evaluates the averages of the weights instead of the weights, with batch statistics of their own.
 
-    In `fit`, this is so in every validation. As long as the optimizer has made no update, there are no averages: the weights
-    are evaluated as they are.
+    This happens in every validation of `fit`. Before the first update there are no averages: the weights themselves are
+    evaluated.
 
     Args:
-        batches: As `BatchStatistics` takes them, of training images. The same images each time make a run that goes on from
-            a checkpoint come to the same figures.
+        batches: Argument of `BatchStatistics`: training images. With the same images in each call, a resumed run has the
+            same figures.
     """
 
     def __init__(self, batches: Batches):
@@ -85,8 +85,8 @@ class Averages(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Give the model its averaged weights and their statistics, and then, to the bit, everything back that it had."""
-        model = self.model  # on JAX, what the model holds is up to date from here on
+        """Give the model its averaged weights and their statistics; afterwards, to the bit, its own again."""
+        model = self.model  # on JAX this brings the model's variables up to date
         pairs = averages(model)
         if not pairs:
             yield
@@ -110,7 +110,7 @@ class Averages(keras.callbacks.Callback):
         self._active.__exit__(None, None, None)
 
     def finish(self) -> None:
-        """Behind `fit`, where Keras has put the averages into the weights: compute their statistics, and leave them."""
+        """Recompute the statistics after `fit`, in which Keras has assigned the averages to the weights."""
         if averages(self.model):
             self._renew()
 
@@ -121,7 +121,7 @@ class Averages(keras.callbacks.Callback):
 
 
 def averages(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
-    """Return the weights of a compiled model and their averages; nothing before the first update, when there are none."""
+    """Return the weights of a compiled model and their averages; nothing before the first update."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if not optimizer.use_ema or not int(ops.convert_to_numpy(optimizer.iterations)):
         return []
@@ -134,12 +134,12 @@ def _is_statistic(variable: keras.Variable) -> bool:
 
 
 def _copies(tensors: Tensors) -> list[np.ndarray]:
-    return [np.array(array) for array in read(tensors)]  # which may be views of what the variable holds
+    return [np.array(array) for array in read(tensors)]  # `read` may return views of the variable
 
 
 @contextlib.contextmanager
 def _of_each_batch(model: keras.Model) -> Iterator[None]:
-    """While active, the moving statistics of a model in training become those of the batch, of one device's alone."""
+    """Make the moving statistics of a model in training those of the batch of one device."""
     layers = [each for layer in model._flatten_layers() for each in _with_pattern(layer)]
     layers = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     momenta = [layer.momentum for layer in layers]
@@ -154,13 +154,13 @@ def _of_each_batch(model: keras.Model) -> Iterator[None]:
 
 
 def _with_pattern(layer: keras.Layer) -> list[keras.Layer]:
-    """Return a layer, for a stack also the layers of the unit that it runs, which Keras does not know of."""
+    """Return a layer, and for a stack the layers of its unit, which Keras does not track."""
     return [layer, *layer.pattern._flatten_layers()] if isinstance(layer, kp.UnitStack) else [layer]
 
 
 @contextlib.contextmanager
 def _no_random_numbers_used() -> Iterator[None]:
-    """While active, random numbers outside of the model's variables, PyTorch's, are always the same; then they go on."""
+    """Fix PyTorch's random numbers, which are no variables of the model, and restore their state afterwards."""
     if keras.backend.backend() != "torch":
         yield
         return

@@ -1,4 +1,4 @@
-"""What happens behind the steps of a run: its history, its end, and steps that were done before."""
+"""Callbacks of a run: its history, its end, and the steps before a resumption."""
 
 import csv
 import io
@@ -19,8 +19,8 @@ class Diverged(Exception):
     """The loss of a step was not finite.
 
     Args:
-        loss: What it was.
-        step: Of `fit`, from 0 on, over all epochs: with several steps an execution the last of them.
+        loss: That loss.
+        step: Step of `fit`, from 0 on, over all epochs; with several steps per execution the last of them.
     """
 
     def __init__(self, loss: float, step: int):
@@ -30,11 +30,11 @@ class Diverged(Exception):
 
 
 class Count(keras.callbacks.Callback):
-    """Counts the steps of `fit`, over all epochs; the first of the callbacks, so that the others can rely on it.
+    """Counts the steps of `fit` over all epochs. It is the first callback: others rely on it.
 
     Args:
-        per_epoch: Steps of a whole epoch.
-        done: Steps done before.
+        per_epoch: Steps of a complete epoch.
+        done: Steps before a resumption.
     """
 
     def __init__(self, per_epoch: int, done: int = 0):
@@ -53,12 +53,12 @@ class Count(keras.callbacks.Callback):
 
 
 class History(keras.callbacks.Callback):
-    """Writes history.csv, a line an epoch, whole and anew each time: a reader never sees half of one.
+    """Writes history.csv with one line per epoch. Each time the whole file is replaced: a reader never sees an incomplete one.
 
     Args:
         path: The file.
-        iterations: Returns how many iterations are done.
-        figures: Returns what else belongs to an epoch, such as its seconds.
+        iterations: Returns the number of iterations so far.
+        figures: Returns further figures of an epoch, such as its seconds.
         write: Whether this process writes.
     """
 
@@ -74,7 +74,7 @@ class History(keras.callbacks.Callback):
         return list(self.rows)
 
     def restore(self, state: list[dict[str, Any]]) -> None:
-        """Take the lines of a run that goes on; those that it had written beyond are gone from the file."""
+        """Take the lines of a resumed run, and remove later ones from the file."""
         self.rows = list(state)
         self._write()
 
@@ -96,7 +96,7 @@ class History(keras.callbacks.Callback):
 
 
 class StopAt(keras.callbacks.Callback):
-    """Stops training behind so many steps, in the middle of an epoch if need be."""
+    """Stops training after a number of steps, also in the middle of an epoch."""
 
     def __init__(self, steps: int, count: Count):
         super().__init__()
@@ -109,23 +109,23 @@ class StopAt(keras.callbacks.Callback):
 
 
 class StopOnNaN(keras.callbacks.Callback):
-    """Ends training with `Diverged` behind the first step whose loss is not a finite number."""
+    """Raises `Diverged` after the first step whose loss is not finite."""
 
     def __init__(self, count: Count):
         super().__init__()
         self.count = count
 
     def on_train_batch_end(self, batch, logs=None):
-        # the mean over the epoch so far: one loss that is not finite stays in it
+        # the mean of the epoch so far, which one such loss makes infinite or NaN
         loss = float((logs or {}).get("loss", 0.0))
         if not math.isfinite(loss):
             raise Diverged(loss, self.count.step - 1)
 
 
 class TorchSeeds(keras.callbacks.Callback):
-    """Makes PyTorch's random numbers of a step, its dropout, follow from seed, step and process alone.
+    """Makes PyTorch's random numbers, such as dropout, a function of seed, step and process.
 
-    The other backends keep the states of their generators in variables of the model, which a checkpoint holds.
+    The other backends keep the state of their generators in variables of the model, which are in a checkpoint.
     """
 
     def __init__(self, seed: int, process: int, count: Count):
@@ -144,16 +144,16 @@ class TorchSeeds(keras.callbacks.Callback):
 
 
 class Continued(keras.callbacks.CallbackList):
-    """The callbacks of a `fit` that goes on in the middle of an epoch: it passes over the steps that were done before.
+    """The callbacks of a `fit` that resumes in the middle of an epoch: it skips the steps before.
 
-    Keras begins an epoch at its first step. In the first epoch of the fit the train function is replaced by one that does
-    nothing but take a batch from the data, `done` times; callbacks hear nothing of it.
+    Keras begins an epoch at its first step. For the first `done` steps of the fit, the train function is replaced by one that
+    takes a batch and does nothing with it, and callbacks are not called.
 
     Args:
-        callbacks: In their order.
-        done: Steps of the fit's first epoch that were done, fewer than it has.
-        restore: Called at the beginning of that epoch, where Keras has just reset its metrics.
-        **params: As in `keras.callbacks.CallbackList`.
+        callbacks: The callbacks, in order.
+        done: Steps of the fit's first epoch to skip, fewer than it has.
+        restore: Called at the beginning of that epoch, after Keras has reset its metrics.
+        **params: Arguments of `keras.callbacks.CallbackList`.
     """
 
     def __init__(self, callbacks, *, done: int, restore: Callable[[], None], model: keras.Model, **params):
@@ -191,7 +191,7 @@ def _pass_over(steps_per_execution: int) -> Callable:
     def on_jax(state, iterator):
         return on_tensorflow(iterator), state
 
-    def on_torch(data):  # which are taken already
+    def on_torch(data):  # Keras has taken the batches already
         return {}
 
     functions: dict[str, Callable] = {"tensorflow": on_tensorflow, "jax": on_jax, "torch": on_torch}

@@ -210,7 +210,8 @@ class Trainer:
     def _opening(self, run: Path, saved: Saved | None) -> str:
         config, plan = self.config, self.plan
         epochs = plan.iterations / plan.steps_per_epoch
-        length = f"{plan.epochs} epochs" if epochs == plan.epochs else f"{plan.iterations:,} iterations ({epochs:.3g} epochs)"
+        whole = f"{plan.epochs:,} epoch{'s' * (plan.epochs > 1)}"
+        length = whole if epochs == plan.epochs else f"{plan.iterations:,} iterations ({epochs:.3g} epochs)"
         parts = f" in {plan.parts} parts" if plan.parts > 1 else ""
         devices = f", {self.distribution.replicas} devices" if self.distribution.replicas > 1 else ""
         trained = "trained parameters" if config.model.freeze else "parameters"
