@@ -23,7 +23,7 @@ VERBOSE = "With --verbose, an error shows where it comes from."
 EXTRAS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("PIL", "importlib_resources", "matplotlib", "scipy", "sklearn", "tensorboard"), "training"),
-        **dict.fromkeys(("tensorflow_datasets", "tyro"), "training"),
+        **dict.fromkeys(("rich", "tensorflow_datasets", "tyro"), "training"),
         "keras_hub": "hub",
         "timm": "benchmark",
         "safetensors": "weights",
