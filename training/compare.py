@@ -103,8 +103,8 @@ _DONE = (
     Column("finished", "finished", lambda run: run.finished, lambda finished: "yes" if finished else "no"),
 )
 _REACHED = (
-    Column("best_validation_error", "best val. error %", lambda run: _of(run.validation_errors, min), _percent),
-    Column("last_validation_error", "last val. error %", lambda run: _of(run.validation_errors, _last), _percent),
+    Column("best_validation_error", "best held-out error %", lambda run: _of(run.validation_errors, min), _percent),
+    Column("last_validation_error", "last held-out error %", lambda run: _of(run.validation_errors, _last), _percent),
     Column("test_error", "test error %", lambda run: run.test_error, _percent),
     Column("seconds", "time", lambda run: run.figure("seconds", _last), duration),
     Column("images_per_second", "images/s", lambda run: run.figure("images_per_second", np.median), lambda n: f"{n:,.0f}"),
@@ -126,7 +126,7 @@ def compare(
 
     Args:
         directories: Run directories.
-        output: Folder for comparison.csv, comparison.md and comparison.png. Default: print only.
+        output: Folder for comparison.csv, comparison.md and comparison.png. If not given: print only.
     """
     if not directories:
         raise cli.UserError(f"Name at least one run: {cli.command('compare')} runs/A runs/B")
@@ -155,7 +155,7 @@ def compare(
     with runs.replacing(output / "comparison.png") as temporary:
         from . import curves
 
-        split = measured_on.pop() if len(measured_on) == 1 else "validation"
+        split = measured_on.pop() if len(measured_on) == 1 else "held-out or test"
         curves.draw_runs({run.name: run.history for run in found}, temporary, "", split)
     print("\nWrote " + ", ".join(str(output / f"comparison.{suffix}") for suffix in ("csv", "md", "png")))
 
@@ -195,7 +195,7 @@ def _test_error(path: Path, config: Config) -> float | None:
 
 
 def _measured_on(config: Config) -> str:
-    return "validation" if config.data.holdout else "test"
+    return "held-out" if config.data.holdout else "test"
 
 
 #: What runs are also told apart by: heading to value.

@@ -68,7 +68,7 @@ class Model:
     zero_init_last: bool | None = None
     """Initialise every branch to zero, so that each unit starts as its shortcut."""
     stacked: bool | None = None
-    """Hold equal units in one stacked layer, so that deep networks compile fast. Default: from 16 equal units per stage."""
+    """Hold equal units in one stacked layer, so that deep networks compile fast. If not given: from 16 equal units per stage."""
     remat: int | None = None
     """Recompute this many units of a stack together in the backward pass, to save memory. Try the root of their number."""
     dtype: str | None = None
@@ -90,7 +90,7 @@ class Data:
     augmentation: Literal["none", "pad_crop_flip", "resized_crop_flip"] = "none"
     """Random augmentation of training images: pad by 4 pixels, crop and flip (CIFAR), or resized crops (ImageNet)."""
     size: int | None = None
-    """Height and width in pixels that images are resized to. For imagenet2012, folder and fake."""
+    """Height and width of the network's images: resized, then cropped at the centre. For imagenet2012, folder and fake."""
     padding: Literal["mean", "black", "reflect"] = "mean"
     """Border of 4 pixels for pad_crop_flip. The paper's code pads with the mean colour."""
     rand_augment: tuple[int, int] | None = None
@@ -202,9 +202,9 @@ class Config:
     health: int = 100
     """Iterations between two health records of gradients, updates and activations (health.csv, TensorBoard). 0: none."""
     output: Path | None = None
-    """New run directory. Default: runs/RECIPE-DATE-TIME."""
+    """New run directory. If not given: runs/RECIPE-DATE-TIME."""
     resume: bool = False
-    """Resume the run in --output, or start it if there is none. Use it in launchers that restart jobs."""
+    """With --output RUN: resume that run, or start it if there is none. For launchers that restart jobs."""
     dry_run: bool = False
     """Train four steps and print what the run needs: parameters, FLOPs, memory, time. Nothing is written."""
 

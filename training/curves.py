@@ -29,7 +29,7 @@ def draw(history: Path | Sequence[Mapping[str, Any]], path: Path, title: str, me
             `val_accuracy`, `learning_rate` and `epoch`, which counts from 0, are drawn if they are there.
         path: The PNG file.
         title: Title of the picture.
-        measured_on: What `val_loss` and `val_accuracy` are measured on.
+        measured_on: Name of the images behind `val_loss` and `val_accuracy`, such as held-out.
 
     Raises:
         UserError: for a history without an epoch, or a file that is not a history.

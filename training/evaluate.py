@@ -47,15 +47,15 @@ def evaluate(
 ) -> None:
     """Measure accuracy on the test images: in all and for each class.
 
-    Writes metrics.json and confusion_matrix.png.
+    Writes metrics.json and confusion_matrix.png; metrics-best.json and so on for another checkpoint of a run.
 
     Args:
         subject: A run directory, a .keras file or an exported model (saved_models/NAME).
         checkpoint: Network of the run: at its end, at its best epoch or at its last checkpoint.
-        data: Data set (see `keras-preact train`). Default: the one that the run was trained on.
+        data: Data set (see `keras-preact train`). If not given: the one that the run was trained on.
         data_dir: Directory of the data set.
         batch_size: Images per step.
-        output: Folder for the results. Default: the run directory, or evaluation-NAME for a file.
+        output: Folder for the results. If not given: the run directory, or evaluation-NAME for a file.
         save_samples: Also write this many test images to samples/, one of each class in turn.
     """
     from . import data as datasets
@@ -88,11 +88,13 @@ def evaluate(
     metrics = {"model": str(opened.path), "data": images.name, "split": "test"} | metrics
     folder = output or opened.output
     folder.mkdir(parents=True, exist_ok=True)
-    runs.write_json(folder / "metrics.json", metrics)
-    with runs.replacing(folder / "confusion_matrix.png") as temporary:
+    suffix = "" if checkpoint == "final" else f"-{checkpoint}"  # `compare` and the curves are about the final network
+    files = [folder / f"metrics{suffix}.json", folder / f"confusion_matrix{suffix}.png"]
+    runs.write_json(files[0], metrics)
+    with runs.replacing(files[1]) as temporary:
         draw_confusion(np.array(metrics["confusion_matrix"]), list(images.classes), temporary)
     print(report(metrics))
-    print(f"Wrote {folder / 'metrics.json'} and {folder / 'confusion_matrix.png'}.")
+    print(f"Wrote {files[0]} and {files[1]}.")
     if save_samples:
         paths = _save_samples(images, folder / "samples", save_samples)
         print(f"Wrote {len(paths)} test images to {folder / 'samples'}, named INDEX_CLASS.png.")

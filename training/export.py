@@ -33,18 +33,18 @@ def export(
 ) -> None:
     """Write a run's network for serving: saved_models/NAME/VERSION, a SavedModel that needs no Keras, and its model card.
 
-    The SavedModel is compared with the network before it gets its name.
+    Its outputs are compared with the network's first; if they differ, nothing is written.
 
     Args:
         run: The run directory.
         name: Name of the exported model.
         output: Folder of exported models.
-        version: Number of the new version. Default: the highest plus one.
+        version: Number of the new version. If not given: the highest plus one.
         checkpoint: Network of the run: at its end, at its best epoch or at its last checkpoint.
         format: A SavedModel for servers, or one file for ONNX Runtime or LiteRT.
         precision: bfloat16 is faster on CPUs with AMX. The accuracy on test images is compared first.
-        fold_batch_norm: Fold batch normalisations into the weights before them.
-        data_dir: Directory of the test images, for bfloat16. Default: that of the run.
+        fold_batch_norm: Whether batch normalisations are folded into the weights before them.
+        data_dir: Directory of the test images, for bfloat16. If not given: that of the run.
     """
     if name != Path(name).name or name.startswith("."):
         raise cli.UserError(f"--name must be a plain name, such as digits; the folder is set by --output. Received: {name!r}")
@@ -70,7 +70,7 @@ def export(
             output / name,
             **described,
             run={"directory": run.resolve().name, "checkpoint": checkpoint} | _without_places(config),
-            metrics=_metrics_of(path, run),
+            metrics=_metrics_of(path, run, checkpoint),
             version=version,
             fold_batch_norm=fold_batch_norm,
             precision=precision,
@@ -116,13 +116,14 @@ def _without_places(config: dict) -> dict:
     return own | {"config": config["config"] | {"data": data, "output": None}}
 
 
-def _metrics_of(path: Path, run: Path) -> dict | None:
-    """Return the run's metrics.json if it was measured on the model in `path`."""
-    file = run / "metrics.json"
+def _metrics_of(path: Path, run: Path, checkpoint: str) -> dict | None:
+    """Return what `evaluate` has measured on the model in `path`, the run's network of that checkpoint."""
+    file = run / ("metrics.json" if checkpoint == "final" else f"metrics-{checkpoint}.json")
     metrics = json.loads(file.read_text()) if file.is_file() else {}
     if Path(metrics.get("model", "")).name == path.name:
         return {key: value for key, value in metrics.items() if key != "model"}
-    print(f"The model card has no metrics. To add them, run {cli.command('evaluate')} {run} before the export.")
+    option = "" if checkpoint == "final" else f" --checkpoint {checkpoint}"
+    print(f"The model card has no metrics. To add them, run {cli.command('evaluate')} {run}{option} before the export.")
     return None
 
 

@@ -30,7 +30,7 @@ def predict(
         model: Directory of an exported model, saved_models/NAME.
         images: Image files: PNG, JPEG or GIF.
         top: Number of classes to print per image.
-        version: Version of the model. Default: the highest.
+        version: Version of the model. If not given: the highest.
     """
     if not images:
         raise cli.UserError(f"Name at least one image file: {cli.command('predict')} {model} IMAGE")
@@ -53,6 +53,8 @@ def predict(
 
 def version_path(model: Path, version: int | None) -> Path:
     """Return the directory of a version of an exported model, the highest for None."""
+    if (model / "config.json").is_file():
+        raise cli.UserError(f"{model} is a run. Export it first: {cli.command('export')} {model} --name NAME")
     if not model.is_dir():
         others = sorted(str(card.parent) for card in model.parent.glob("*/model_card.json"))
         there = f"Exported models: {', '.join(others)}." if others else f"{cli.command('export')} writes one."

@@ -130,7 +130,7 @@ def imagenet() -> Config:
 def folder() -> Config:
     """Your images (--data.dir FOLDER with train/CLASS/IMAGE and test/CLASS/IMAGE): ResNet-18, 224 pixels.
 
-    For a GPU. The accuracy depends on the images; none was measured.
+    For a GPU. No accuracy was measured with this recipe: it depends on the images.
     """
     return Config(
         model=Model("imagenet_resnet18_preact"),
@@ -143,7 +143,7 @@ def folder() -> Config:
 def folder_small() -> Config:
     """Your images as for folder, in a size for a CPU: ResNet-20, 64 pixels.
 
-    The accuracy depends on the images; none was measured.
+    No accuracy was measured with this recipe: it depends on the images.
     """
     return Config(
         model=Model("cifar_resnet20_preact"),

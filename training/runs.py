@@ -18,7 +18,7 @@ def new_directory(output: Path | None, recipe: str) -> Path:
     # hidden files are left over by a process that was killed while it wrote
     if run.exists() and (not run.is_dir() or any(not path.name.startswith(".") for path in run.iterdir())):
         resume = f" To resume the run in it: {command('train')} --resume {run}" if (run / "config.json").is_file() else ""
-        raise UserError(f"{run} exists and is not empty. Give another --output, or remove it.{resume}")
+        raise UserError(f"{run} exists and is not empty. Give another --output, or delete the folder.{resume}")
     return run
 
 

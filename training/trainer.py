@@ -150,7 +150,7 @@ class Trainer:
         networks.save(self.model, run / "model.keras", write=chief)
         if chief:
             with runs.replacing(run / "curves.png") as temporary:
-                curves.draw(run / "history.csv", temporary, f"{self.model.name}, {run.name}", f"{self.watched} images")
+                curves.draw(run / "history.csv", temporary, f"{self.model.name}, {run.name}", self.watched)
         self._say_end(run, "Finished")
         return run
 
@@ -215,9 +215,10 @@ class Trainer:
         parts = f" in {plan.parts} parts" if plan.parts > 1 else ""
         devices = f", {self.distribution.replicas} devices" if self.distribution.replicas > 1 else ""
         trained = "trained parameters" if config.model.freeze else "parameters"
+        images = self.data.name if config.data.name != "folder" else config.data.dir
         lines = [
             f"Training {self.model.name} ({self._parameters:,} {trained}) on {self.data.train.size:,} images of "
-            f"{self.data.name} for {length}, batch {config.batch_size}{parts} ({keras.backend.backend()}{devices}).",
+            f"{images} for {length}, batch {config.batch_size}{parts} ({keras.backend.backend()}{devices}).",
             f"Run directory: {run}",
         ]
         if saved is not None:

@@ -94,8 +94,8 @@ def test_table(capsys):
             "epochs": epochs,
             "iterations": iterations,
             "finished": finished,
-            "best val. error %": best,
-            "last val. error %": last,
+            "best held-out error %": best,
+            "last held-out error %": last,
             "test error %": test,
             "time": time,
             "images/s": images,
@@ -127,7 +127,7 @@ def test_medians_of_runs_that_differ_in_their_seed(capsys):
     table, groups = tables(out)
     assert [row["seed"] for row in table] == ["0", "0", "1", "0", "2", "1", "3", "0"]
     assert "seed" not in groups[0]
-    figures = ("model", "model.arrangement", "backend", "n", "best val. error %", "last val. error %", "test error %", "time")
+    figures = ("model", "model.arrangement", "backend", "n", "best held-out error %", "last held-out error %", "test error %", "time")
     assert [tuple(row[figure] for figure in figures) for row in groups] == [
         (
             *("cifar_resnet20_preact", "-", "tensorflow", "3 (1 not finished)"),
@@ -164,11 +164,11 @@ def test_options_that_an_older_run_does_not_have_are_those_by_default(capsys):
         "parameters": "-",
         "seed": "1",
         "iterations": "-",
-        "best val. error %": "8.00",
-        "last val. error %": "8.00",
+        "best held-out error %": "8.00",
+        "last held-out error %": "8.00",
         "time": "-",
     }
-    assert (group["n"], group["last val. error %"], group["time"]) == ("2", "8.50 (8.00 to 9.00)", "10 s")
+    assert (group["n"], group["last held-out error %"], group["time"]) == ("2", "8.50 (8.00 to 9.00)", "10 s")
 
 
 def test_narrow_terminal_has_a_line_for_each_figure(capsys, monkeypatch):
@@ -227,8 +227,8 @@ def test_real_runs(capsys):
     assert [(line["seed"], line["optimizer.learning-rate"]) for line in table] == [("0", "0.1"), ("1", "0.01")]
     assert [line["epochs"] for line in table] == ["1", "1"]
     assert [line["finished"] for line in table] == ["yes", "yes"]
-    assert table[0]["test error %"] == table[0]["last val. error %"] == f"{error:.2f}"
-    assert table[1]["last val. error %"] == f"{100 - 100 * float(row['val_accuracy']):.2f}"
+    assert table[0]["test error %"] == table[0]["last held-out error %"] == f"{error:.2f}"
+    assert table[1]["last held-out error %"] == f"{100 - 100 * float(row['val_accuracy']):.2f}"
     assert files(Path("out")) == ["comparison.csv", "comparison.md", "comparison.png"]
 
 

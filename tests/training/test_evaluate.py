@@ -163,8 +163,9 @@ class TestRun:
 
     def test_checkpoint_and_output(self, run):
         run_evaluate("run", "--checkpoint", "best", "--output", "elsewhere/here")
-        assert files(run.parent / "elsewhere") == ["here/confusion_matrix.png", "here/metrics.json"]
-        assert metrics_of(run.parent / "elsewhere" / "here")["model"] == "run/checkpoints/best.keras"
+        assert files(run.parent / "elsewhere") == ["here/confusion_matrix-best.png", "here/metrics-best.json"]
+        metrics = json.loads((run.parent / "elsewhere" / "here" / "metrics-best.json").read_text())
+        assert metrics["model"] == "run/checkpoints/best.keras"
         assert not (run / "metrics.json").exists()
 
     def test_keras_file_gives_the_same(self, run, expected):

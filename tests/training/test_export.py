@@ -92,7 +92,8 @@ def test_what_is_printed(run, tmp_path, monkeypatch, capsys):
     assert ", 30,864 parameters)" in out
     assert "the largest difference is 2.5e-07 in logits (allowed 1.0e-05)" in out
     assert f"keras-preact predict {tmp_path / 'd'} IMAGE, or keras-preact serve {tmp_path}" in out
-    assert "no metrics" in out  # those of the run are of another checkpoint
+    # those of the run are of another checkpoint
+    assert f"no metrics. To add them, run keras-preact evaluate {run[0]} --checkpoint best before the export." in out
 
 
 def test_bfloat16_is_compared_on_the_test_images(run, tmp_path, monkeypatch, capsys):

@@ -40,7 +40,7 @@ class TestPlan:
             ({"steps_per_execution": 0}, "must be at least 1. Received: 0"),
             ({"accumulate": 3}, "must divide --batch-size. Received: --accumulate 3 --batch-size 100"),
             ({"accumulate": 0}, "must divide --batch-size. Received: --accumulate 0"),
-            ({"schedule": Schedule(length=float("nan"))}, "are numbers of epochs. Received: nan"),
+            ({"schedule": Schedule(length=float("nan"))}, "must be finite numbers of epochs. Received: nan"),
         ],
     )
     def test_errors(self, options, message):

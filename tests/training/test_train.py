@@ -367,7 +367,8 @@ class TestEndings:
         assert not (run / "metrics.json").exists()
         run_evaluate(run, "--checkpoint", "last")
         [last] = run.glob(f"checkpoints/state-{step:09d}-*")
-        assert json.loads((run / "metrics.json").read_text())["model"] == str(last)
+        assert json.loads((run / "metrics-last.json").read_text())["model"] == str(last)
+        assert not (run / "metrics.json").exists()
 
     def test_divergence(self, tmp_path, capsys):
         options = ("--optimizer.learning-rate", "1e8", "--schedule.length", "100", "--health", "0")

@@ -20,7 +20,7 @@ class Benchmark:
     variants: tuple[Variant, ...] = ("default",)
     """Measure registered models as stacks, single units (unrolled), stacks in a Python loop, or as the library chooses."""
     baseline: str | None = None
-    """Divide by this candidate: BACKEND/NAME, or NAME on each backend. Default: the first one of each backend."""
+    """Divide by this candidate: BACKEND/NAME, or NAME on each backend. If not given: the first one of each backend."""
     rounds: int = 3
     """Number of rounds. Every candidate is measured once per round."""
     steps: int = 10
@@ -30,7 +30,7 @@ class Benchmark:
     batch: int = 16
     """Images per step."""
     image_size: int | None = None
-    """Height and width of the images. Default: the network's own."""
+    """Height and width of the images. If not given: the network's own."""
     dtype: Literal["float32", "mixed_bfloat16"] = "float32"
     """Keras dtype policy. timm's networks use torch's autocast."""
     jit_compile: Literal["auto", "on", "off"] = "auto"

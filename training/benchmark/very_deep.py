@@ -64,11 +64,11 @@ def run(
     Args:
         network: preact (weights scaled for the depth), released (the released code's weights) or vanilla (a plain CNN with
             tanh and delta-orthogonal weights, no shortcuts).
-        layers: Number of layers. Default: 10,001, or 10,000 for vanilla.
+        layers: Number of layers. If not given: 10,001, or 10,000 for vanilla.
         width: Factor on the number of channels.
         batch: Images per step.
         steps: Number of steps.
-        learning_rate: Learning rate. Default: the network's own.
+        learning_rate: Learning rate. If not given: the network's own.
         remat: Recompute this many units together in the backward pass. 0: keep everything.
         seed: Seed of the weights.
         output: Write the figures to this JSON file.

@@ -26,7 +26,7 @@ class Train:
     """Options of every command that trains."""
 
     rows: tuple[str, ...] = ()
-    """Rows to measure: labels, names of trials, or parts of them. Default: all rows of the table."""
+    """Rows to measure: labels, names of trials, or parts of them. If not given: all rows of the table."""
     seeds: int = SEEDS
     """Number of runs per row, with seeds 0, 1, ..."""
     device_minutes: float | None = None
@@ -38,7 +38,7 @@ class Train:
     dtype: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
     """Precision. auto: mixed_bfloat16 on an accelerator, float32 on a CPU. A row holds runs of one precision."""
     together: int | None = None
-    """Steps per compiled loop. Default: up to 100 on an accelerator, 1 on a CPU."""
+    """Steps per compiled loop. If not given: up to 100 on an accelerator, 1 on a CPU."""
     data: Path | None = None
     """Data directory of TensorFlow Datasets, or a folder with an archive of images."""
     output: Path = RESULTS

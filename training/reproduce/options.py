@@ -23,10 +23,10 @@ def next_(minutes: float | None = None, output: Path = RESULTS, work: Path = WOR
     """Print the missing run that is worth most, and its command.
 
     Args:
-        minutes: Minutes of the device that are available. Default: no limit.
+        minutes: Minutes of the device that are available. If not given: no limit.
         output: Folder of finished runs.
         work: Folder of unfinished runs.
-        device: Name of the accelerator, as in the results. Default: that of this machine.
+        device: Name of the accelerator, as in the results. If not given: that of this machine.
     """
     from . import queue
 
@@ -65,7 +65,7 @@ def bundle(
         python: Version of Python on the machine.
         platform: Tag of the wheels that run on the machine.
         piece_mib: Largest size of a piece in MiB.
-        wheels: Folder with the wheels. Default: download them with pip.
+        wheels: Folder with the wheels. If not given: download them with pip.
     """
     from . import bundle
 
