@@ -218,7 +218,7 @@ class TestSubject:
         assert subject.x.shape == (3, 32, 32, 3)
         assert abs(subject.x.mean()) < 0.1
         assert "random" in subject.data
-        assert "errors say nothing" in subject.data
+        assert "losses and accuracies mean nothing here" in subject.data
         assert subject.more is None
 
     def test_images_of_a_folder_come_from_all_classes(self, tmp_path):

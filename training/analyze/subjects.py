@@ -75,7 +75,7 @@ def open_subject(target: str, checkpoint: str, data: Data | None, images: int, s
     if path.suffix == ".keras" and path.is_file():
         model = networks.load(path)
         batch = _batch(model, data, images, seed, pixels=_has_preprocessing(model))
-        return Subject(name=path.stem, model=model, weights=f"those of {path.name}", trained=True, **batch)
+        return Subject(name=path.name, model=model, weights=f"those of {path.name}", trained=True, **batch)
     if target in kp.list_models():
         import keras
 
@@ -131,9 +131,12 @@ def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> di
     rng = np.random.default_rng(seed)
     size = (images, *shape)
     x = rng.uniform(0, 255, size) if pixels else rng.normal(size=size)
-    kind = "random pixels" if pixels else "random numbers, normal with mean 0 and variance 1"
+    kind = "random pixels" if pixels else "random numbers (normal, mean 0, variance 1)"
     labels = rng.integers(0, model.output_shape[-1], images)
-    what = f"{images} images of {' x '.join(map(str, shape))} {kind}, with random labels: errors say nothing"
+    what = (
+        f"{images} images of {' x '.join(map(str, shape))} {kind}. Random images and labels: losses and accuracies mean "
+        "nothing here"
+    )
     return {"x": x.astype("float32"), "labels": labels, "data": what}
 
 

@@ -42,12 +42,11 @@ def audit(model: keras.Model, sample, *, labels=None) -> Audit:
 
     >>> import numpy as np
     >>> import keras_preact as kp
-    >>> from keras_preact.analysis.audit import audit
     >>> x = np.random.default_rng(0).normal(size=(8, 8, 8, 3))
-    >>> audit(kp.models.resnet_cifar(8, input_shape=(8, 8, 3)), x).passed
+    >>> kp.analysis.audit(kp.models.resnet_cifar(8, input_shape=(8, 8, 3)), x).passed
     True
-    >>> scaled = audit(kp.models.resnet_cifar(8, input_shape=(8, 8, 3), shortcut="constant_scaling"), x)
-    >>> finding = scaled["identity path"]
+    >>> scaled = kp.models.resnet_cifar(8, input_shape=(8, 8, 3), shortcut="constant_scaling")
+    >>> finding = kp.analysis.audit(scaled, x)["identity path"]
     >>> finding.status, finding.figure, finding.locations[0]
     (<Status.FAIL: 'FAIL'>, 0.5, 'stage1_unit1')
 

@@ -56,12 +56,18 @@ def count(number: int, noun: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result of a check's function."""
+    """The result of a check's function: parts of the `Finding`.
+
+    Args:
+        advice: What to do, if it is more exact than the check's advice.
+    """
 
     status: Status
     figure: float
     locations: tuple[str, ...]
     detail: str
+    advice: str = ""
+    is_ranked: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +100,7 @@ class Check:
             found.locations,
             found.detail,
             self.meaning,
-            self.advice,
+            found.advice or self.advice,
             self.source,
+            found.is_ranked,
         )

@@ -11,7 +11,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "identity path",
         order.identity_path,
-        "largest relative change of the input",
+        "largest relative change by a shortcut",
         Limits((0, 1e-5), (0, 1e-5)),  # rounding, if a layer casts
         "Factors on the identity path multiply over all units, so signals and gradients shrink or grow with the depth.",
         "Add the previous sum unchanged. Remove scaling, gates, convolutions, dropout, normalisations and activations from "
@@ -40,7 +40,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "normalised input",
         order.normalized_input,
-        "worst standard deviation",
+        "worst std of a weight layer's input",
         Limits((0.5, 2), (0.1, 10)),
         "Sums grow with the depth, and so does the input of a weight layer that reads them without normalisation.",
         "Put a normalisation between each weight layer and the previous weight layer or addition.",
@@ -69,7 +69,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "gradient of the signal",
         sizes.signal_gradients,
-        "ratio, first to last unit of a shape",
+        "first over last unit of the same shape",
         Limits((0.1, 10), (1e-3, 1e3)),
         "Vanishing gradients leave the first units untrained. Exploding gradients make their steps too large.",
         "Remove everything from the identity path, normalise the branches, or scale down their last weights with "
@@ -79,7 +79,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "gradient of the weights",
         sizes.weight_gradients,
-        "ratio, first to last unit of a shape",
+        "first over last unit of the same shape",
         Limits((0.1, 10), (1e-3, 1e3)),
         "One learning rate suits all units only if their gradients have similar sizes.",
         "Remove everything from the identity path, normalise the branches, or scale down their last weights with "
@@ -89,7 +89,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "signal growth",
         sizes.signal_growth,
-        "growth of mean square / units",
+        "mean square's growth / number of units",
         # Equal branches grow as the number of units; a factor of 2 per unit passes these limits after 7 and 14 units.
         Limits((0, 10), (0, 1e3)),
         "With normalised branches, the signal grows in proportion to the depth. Faster growth is exponential and overflows.",
@@ -137,7 +137,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "sample scale",
         sizes.sample_scale,
-        "size of the first layer's input",
+        "size of the input images or vectors",
         Limits((0.1, 10), (0, INFINITY)),
         "Raw pixels (0 to 255) make the first layer's gradients hundreds of times larger than the others.",
         "Subtract the mean and divide by the standard deviation: pass `mean` and `std` to the builder, or use a Normalization "

@@ -1,5 +1,7 @@
 """Checks of the order of layers: on the identity path, before weights, after the last addition."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from keras_preact.analysis.audit.check import Evidence, Limits, Outcome, count
@@ -61,10 +63,14 @@ def identity_path(evidence: Evidence, limits: Limits) -> Outcome:
     if path := [network.graph.steps[i].name for i in units[names[0]].path]:
         detail += f" In {names[0]}: {listed(path, 3)}."
     detail += left
+    advice = f"Take {listed(path, 3)} off the shortcut" if path else ""
+    if advice and len(names) > 1:
+        advice += f", and likewise the layers on the shortcuts of {listed(names[1:], 3)}"
+    advice += "." if advice else ""
     if all(_is_activated(network, units[name]) for name in names):
         status = Status.WARN if network.depth < POST_ACTIVATION_DEPTHS[1] else Status.FAIL
-        return Outcome(status, worst, names, detail)
-    return Outcome(Status.FAIL, worst, names, detail)
+        return Outcome(status, worst, names, detail, advice)
+    return Outcome(Status.FAIL, worst, names, detail, advice)
 
 
 #: Numbers of weight layers below which post-activation trains well, and below which it trains at all.
@@ -84,41 +90,78 @@ def activation_after_addition(evidence: Evidence, limits: Limits) -> Outcome:
     if not cut:
         return Outcome(Status.PASS, 0.0, (), "No activation is between two additions.")
     names = tuple(sorted(cut, key=lambda name: cut[name], reverse=True))
+    units = [unit for name in names for unit in network.units if unit.name == name]
+    is_preactivation = all(_without_dropout(network.roles(unit.shared)) == ["norm", "activation"] for unit in units)
     mean = float(np.mean(list(cut.values())))
     fine, most = POST_ACTIVATION_DEPTHS
     status = Status.WARN if network.depth < most else Status.FAIL
     detail = (
         f"In {count(len(cut), 'unit')}, the shortcut starts after an activation (such as {activations[names[0]]}), which "
-        f"changes {mean:.1%} of the values on average. Such networks train well below {fine} weight layers and hardly "
-        f"from {most} on. This one has {network.depth}."
+        f"changes {mean:.1%} of the values on average. With fewer than {fine} weight layers such networks still train well; "
+        f"from {most} on they hardly train. This one has {network.depth}."
     )
-    return Outcome(status, mean, names, detail)
+    return Outcome(status, mean, names, detail, _start_earlier(network, units) if is_preactivation else "")
+
+
+def _without_dropout(order: list[str]) -> list[str]:
+    return [role for role in order if role != "dropout"]
+
+
+def _start_earlier(network: Network, units: list[Unit]) -> str:
+    """Name the layers that the shortcuts of `units` should start before."""
+    first = [network.graph.steps[unit.shared[0]].name for unit in units]
+    return f"Start {'each' if len(first) > 1 else 'the'} shortcut at the addition, before {listed(first, 3)}."
 
 
 def branch_order(evidence: Evidence, limits: Limits) -> Outcome:
-    """Find weights without a normalisation and an activation right before them."""
+    """Find weights without a normalisation and an activation of their branch right before them."""
     network = evidence.network
     steps = network.graph.steps
-    wrong: dict[str, str] = {}
+    missing: dict[str, Unit] = {}  # first weight of a unit that has none right before it
+    shared: dict[str, Unit] = {}  # first weight of a unit whose normalisation and activation also feed the shortcut
+    wrong: dict[str, Unit] = {}  # first weight of either kind
+
+    def is_fine(weight: int, stops: Iterable[int] = ()) -> bool:
+        order = network.order_before(weight, stops)
+        return "norm" in order if network.per_token else order[-2:] == ["norm", "activation"]
+
     for unit in network.units:
         # The first activation is in the stem; a unit that changes the shape may share it between both paths.
         own = unit.keeps_shape and not unit.is_first
         weights = network.first_weights(unit) if network.per_token else network.weights(unit.branch)
-        for i in weights:
-            order = network.order_before(i, {unit.addition.start} if own else ())
-            if "norm" not in order if network.per_token else order[-2:] != ["norm", "activation"]:
-                wrong[steps[i].name] = unit.name
-                break
+        bad = [i for i in weights if not is_fine(i, {unit.addition.start} if own else ())]
+        if not bad:
+            continue
+        wrong[steps[bad[0]].name] = unit
+        if alone := [i for i in bad if not is_fine(i)]:
+            missing[steps[alone[0]].name] = unit
+        else:
+            shared[steps[bad[0]].name] = unit
     named = network.usual_arrangement
     share = len(wrong) / len(network.units)
-    rows = f"Most units have the arrangement {named!r}." if named else "Most units have no known arrangement."
+    rows = f"Most units are read as {named!r}." if named else "Most units have no known arrangement."
     if not wrong:
         return Outcome(Status.PASS, 0.0, (), rows)
-    needed = "no normalisation" if network.per_token else "no normalisation and activation"
-    detail = f"In {len(wrong)} of {count(len(network.units), 'unit')}, a weight layer has {needed} right before it "
-    detail += f"(first: {next(iter(wrong))}). {rows}"
+    needed, feed = ("normalisation", "feeds") if network.per_token else ("normalisation and activation", "feed")
+    every = f"of {count(len(network.units), 'unit')}"
+    parts, remedies = [], []
+    if shared:
+        parts.append(
+            f"In {len(shared)} {every}, the {needed} before a weight layer also {feed} the shortcut "
+            f"(first: before {next(iter(shared))})."
+        )
+        remedies.append(_start_earlier(network, list(shared.values())))
+    if missing:
+        parts.append(
+            f"In {len(missing)} {every}, a weight layer has no {needed} right before it (first: {next(iter(missing))})."
+        )
+        then = "" if network.per_token else ", then an activation,"
+        remedies.append(f"Put a normalisation{then} right before {listed(list(missing), 3)}.")
+    advice = " ".join(remedies) if shared else ""
+    detail = " ".join([*parts, rows])
     mixed = named in RECOMMENDED or 2 * len(wrong) < len(network.units)
-    return Outcome(Status.FAIL if mixed else Status.WARN, share, tuple(wrong), detail)
+    status = Status.FAIL if mixed else Status.WARN
+    return Outcome(status, share, tuple(wrong), detail, advice, is_ranked=False)
 
 
 def normalized_input(evidence: Evidence, limits: Limits) -> Outcome:
@@ -156,7 +199,7 @@ def normalized_input(evidence: Evidence, limits: Limits) -> Outcome:
         is_mistake = 0 < 2 * len(inside) <= len(network.units)
         status, locations = _worse(status, Status.FAIL if is_mistake else Status.WARN), (*missing, *locations)
         detail = f"Weight layers without a normalisation before them: {len(missing)} of {len(std)}. {detail}"
-    return Outcome(status, std[where], tuple(dict.fromkeys(locations)), detail)
+    return Outcome(status, std[where], tuple(dict.fromkeys(locations)), detail, is_ranked=not missing)
 
 
 def _worse(*statuses: Status) -> Status:
@@ -209,7 +252,7 @@ def final_activation(evidence: Evidence, limits: Limits) -> Outcome:
     if any(order.count(role) < wanted.count(role) for role in wanted):
         return Outcome(Status.FAIL, figure, (last,), detail)
     if doubled or (wanted and order.count("norm") > wanted.count("norm")):
-        return Outcome(Status.WARN, figure, tuple(doubled or names), detail)
+        return Outcome(Status.WARN, figure, tuple(doubled or names), detail, is_ranked=False)
     return Outcome(Status.PASS, figure, (), detail)
 
 

@@ -26,11 +26,13 @@ class Finding:
         status: Whether it passed, warns or failed.
         figure: The measured number; NaN if there was nothing to measure.
         unit: What the number is.
-        locations: Names of units or layers, worst first; empty if nothing is wrong.
+        locations: Names of units or layers; empty if nothing is wrong.
         detail: What the check found.
         meaning: Why it matters.
         advice: What to do.
         source: Paper and section.
+        is_ranked: Whether the locations are worst first; else they are equally bad, in
+            the order of the network.
     """
 
     check: str
@@ -42,6 +44,7 @@ class Finding:
     meaning: str
     advice: str
     source: str
+    is_ranked: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,36 +110,39 @@ class Audit:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        order = f"{self.arrangement} arrangement" if self.arrangement else "no known arrangement"
+        order = f"read as {self.arrangement}" if self.arrangement else "no known arrangement"
         network = f"{self.model}: {self.units} residual units, {self.depth} weight layers, {order}."
-        lines = [*textwrap.wrap(f"{network} {self._verdict()}", WIDTH), ""]
+        lines = [*textwrap.wrap(f"{network} {self.worst}: {self.counts}.", WIDTH), ""]
         lines.append(f"      {'check':<26}{'figure':>9}  {'what it is':<38}  where")
         for each in self.findings:
             row = f"{each.status}  {each.check:<26}{each.figure:>9.3g}  {each.unit:<38}  {listed(each.locations, 1)}"
             lines.append(row[:WIDTH].rstrip())
         for each in self.findings:
             if each.status != Status.PASS:
-                where = [f"Where: {listed(each.locations, 5)}."] if each.locations else []
+                rank = " (worst first)" if each.is_ranked and len(each.locations) > 1 else ""
+                where = [f"Where{rank}: {listed(each.locations, 5)}."] if each.locations else []
                 remedy = [f"What to do: {each.advice}", f"Why: {each.meaning}", f"Source: {each.source}."]
                 lines += ["", f"{each.status}  {each.check}"]
                 for part in (each.detail, *where, *remedy):
                     lines += textwrap.wrap(part, WIDTH - 6, **_INDENTED)
         return "\n".join(lines)
 
-    def _verdict(self) -> str:
-        """Return the worst status in words: `FAIL: 1 of 15 checks fails, 2 warn.`"""
+    @property
+    def counts(self) -> str:
+        """How many checks fail and warn: `"1 of 15 checks fails, 2 warn"`."""
         every = len(self.findings)
         fails, warns = (sum(each.status == status for each in self.findings) for status in (Status.FAIL, Status.WARN))
         words = [f"{fails} of {every} checks {'fails' if fails == 1 else 'fail'}"] if fails else []
         if warns:
             words.append(f"{warns}{'' if fails else f' of {every} checks'} {'warns' if warns == 1 else 'warn'}")
-        return f"{self.worst}: {', '.join(words) or f'all {every} checks pass'}."
+        return ", ".join(words) or f"all {every} checks pass"
 
 
 _INDENTED: dict = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
 
 
 def listed(locations: Sequence[str], shown: int) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names, and how many more there are: `a, b and 3 more`."""
     more = len(locations) - shown
-    return ", ".join(locations[:shown]) + (f" and {more} more" if more > 0 else "")
+    *names, last = [*locations[:shown], f"{more} more"] if more > 0 else [*locations] or [""]
+    return f"{', '.join(names)} and {last}" if names else last

@@ -16,7 +16,7 @@ def _first_to_last(evidence: Evidence, limits: Limits, norms: Sequence[float], o
     names = [unit.name for unit in evidence.network.units]
     loss = evidence.gradients.loss
     if bad := tuple(name for name, norm in zip(names, norms, strict=True) if not math.isfinite(norm)):
-        return Outcome(Status.FAIL, float("nan"), bad, f"The gradient is not finite. The loss is {loss}.")
+        return Outcome(Status.FAIL, float("nan"), bad, f"The gradient is not finite. The loss is {loss}.", is_ranked=False)
     if not any(norms):
         detail = f"The gradient is 0 in every unit: a later layer with zero weights blocks it. The loss is {loss}."
         return Outcome(Status.WARN, float("nan"), (), detail)
@@ -99,7 +99,7 @@ def distinct_weights(evidence: Evidence, limits: Limits) -> Outcome:
         return Outcome(Status.PASS, 0.0, (), "No two weight layers have equal kernels.")
     name, original = next(iter(copies.items()))
     detail = f"{name} has the same kernel as {original}. Layers whose kernel equals an earlier one: {len(copies)}."
-    return Outcome(Status.FAIL, len(copies), tuple(copies), detail)
+    return Outcome(Status.FAIL, len(copies), tuple(copies), detail, is_ranked=False)
 
 
 def live_weights(evidence: Evidence, limits: Limits) -> Outcome:
@@ -122,7 +122,7 @@ def live_weights(evidence: Evidence, limits: Limits) -> Outcome:
         kept = f" Layers with only zeros: {len(zeros)}." if zeros else ""
         return Outcome(Status.PASS, 0.0, (), f"All kernels are finite and none is constant.{kept}")
     name, what = next(iter(broken.items()))
-    return Outcome(Status.FAIL, len(broken), tuple(broken), f"{name} has {what}.")
+    return Outcome(Status.FAIL, len(broken), tuple(broken), f"{name} has {what}.", is_ranked=False)
 
 
 def dead_channels(evidence: Evidence, limits: Limits) -> Outcome:

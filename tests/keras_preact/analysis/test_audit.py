@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import keras
 import numpy as np
@@ -212,6 +213,65 @@ def test_the_layer_on_the_identity_path_is_named(layer, check):
     result = audit(Chain(after=layer).model, IMAGES)
     assert "In unit3: oops." in result["identity path"].detail
     assert "oops" in result[check].detail
+
+
+class ActivatedShortcuts:
+    """A network of six units whose identity shortcuts start after BN-ReLU, without a last BN-ReLU."""
+
+    def __init__(self):
+        inputs = keras.Input((8, 8, 3))
+
+        def conv(x, filters, name, size=3, strides=1):
+            return layers.Conv2D(filters, size, strides, padding="same", use_bias=False, name=name)(x)
+
+        x = conv(inputs, 4, "stem")
+        for i, (filters, strides) in enumerate([(4, 1), (4, 1), (8, 2), (8, 1), (16, 2), (16, 1)], start=1):
+            activated = layers.ReLU(name=f"relu{i}a")(layers.BatchNormalization(name=f"norm{i}a")(x))
+            shortcut = activated if strides == 1 else conv(activated, filters, f"projection{i}", 1, 2)
+            y = conv(activated, filters, f"conv{i}a", strides=strides)
+            y = layers.ReLU(name=f"relu{i}b")(layers.BatchNormalization(name=f"norm{i}b")(y))
+            x = layers.Add(name=f"unit{i}")([shortcut, conv(y, filters, f"conv{i}b")])
+        x = layers.Dense(5, name="classifier")(layers.GlobalAveragePooling2D()(x))
+        self.model = keras.Model(inputs, x)
+
+
+def test_shortcuts_that_start_after_an_activation():
+    result = audit(ActivatedShortcuts().model, IMAGES)
+    assert statuses(result) == {
+        "identity path": "FAIL",
+        "activation after addition": "WARN",
+        "branch order": "WARN",
+        "final activation": "FAIL",
+    }
+    path, activation, order = (result[name] for name in ("identity path", "activation after addition", "branch order"))
+    assert set(path.locations) == set(activation.locations) == {"unit2", "unit4", "unit6"}
+    first, *others = (name[-1] for name in path.locations)
+    assert path.advice == (
+        f"Take norm{first}a and relu{first}a off the shortcut, and likewise the layers on the shortcuts of "
+        f"unit{others[0]} and unit{others[1]}."
+    )
+    names = [f"norm{name[-1]}a" for name in activation.locations]
+    assert activation.advice == f"Start each shortcut at the addition, before {names[0]}, {names[1]} and {names[2]}."
+    assert order.locations == ("conv2a", "conv4a", "conv6a")
+    assert order.detail == (
+        "In 3 of 6 units, the normalisation and activation before a weight layer also feed the shortcut "
+        "(first: before conv2a). Most units are read as 'bn_after_addition'."
+    )
+    assert order.advice == "Start each shortcut at the addition, before norm2a, norm4a and norm6a."
+    text = str(result)
+    assert f"Where (worst first): {', '.join(path.locations[:2])} and {path.locations[2]}." in text
+    assert "Where: conv2a, conv4a and conv6a." in text  # they are equally bad
+    assert "Where: unit6." in text
+    assert "read as bn_after_addition." in text
+
+
+def test_advice_without_a_shared_activation():
+    """A ReLU between additions is no pair of normalisation and activation that a shortcut could start before."""
+    result = audit(Chain(after=layers.ReLU(name="oops")).model, IMAGES)
+    assert result["identity path"].advice == "Take oops off the shortcut."
+    assert result["activation after addition"].advice.startswith("Use full pre-activation")
+    found = audit(Chain(normalized=False).model, IMAGES)["branch order"]
+    assert found.detail.startswith("In 1 of 3 units, a weight layer has no normalisation and activation right before it")
 
 
 def multiply(model, factors):
@@ -518,6 +578,10 @@ def test_transformers_of_keras_layers(pre):
     # the first unit reads the embedding directly
     assert set(found.locations) == {"block1 (addition 2)", "block2 (addition 1)", "block2 (addition 2)"}
     assert result["normalised input"].locations == ("block1/attention",)
+    order = result["branch order"]
+    assert "In 3 of 4 units, the normalisation before a weight layer also feeds the shortcut (first: before " in order.detail
+    assert "In 1 of 4 units, a weight layer has no normalisation right before it (first: block1/attention)" in order.detail
+    assert order.advice.endswith("Put a normalisation right before block1/attention.")
 
 
 def test_sequential_of_units():
@@ -561,12 +625,12 @@ def test_report():
     text = str(result)
     assert max(map(len, text.splitlines())) <= 120
     first, _, heading, *_ = text.splitlines()
-    network = "chain: 3 residual units, 8 weight layers, full_preactivation arrangement."
+    network = "chain: 3 residual units, 8 weight layers, read as full_preactivation."
     assert first == f"{network} FAIL: 1 of 15 checks fails."
     assert heading.split("  ")[-1] == "where"
     assert [heading.index(word) for word in ("check", "what it is", "where")] == [6, 43, 83]
     assert "FAIL  identity path" in text
-    assert "What to do: Add the previous sum unchanged." in text
+    assert re.search(r"What to do: Take multiply\S* off the shortcut\.\n", text)
     assert "PASS  dropout" in text
     assert text.count("What to do") == 1
     held = json.loads(json.dumps(result.to_dict(), allow_nan=False))
