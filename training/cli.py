@@ -16,6 +16,9 @@ from .commands import examples
 #: The one name of the command line.
 PROGRAM = "keras-preact"
 
+#: Value of an option that stands for Python's None, or for no values. Some options have a choice called none.
+UNSET = "unset"
+
 #: For the help texts: an option of every command.
 VERBOSE = "With --verbose, an error shows where it comes from."
 
@@ -134,12 +137,12 @@ def _registry() -> Any:
         if kinds[0] is bool:
             words = ("true", "false")
         return PrimitiveConstructorSpec(
-            nargs=inner.nargs if inner.nargs == 1 else "*",  # `none` is one word, whatever else there are
+            nargs=inner.nargs if inner.nargs == 1 else "*",  # UNSET is one word, whatever else there are
             metavar=inner.metavar if words is None else f"{{{','.join(words)}}}",
-            instance_from_str=lambda given: None if given == ["none"] else inner.instance_from_str(_capital(given, kinds[0])),
+            instance_from_str=lambda given: None if given == [UNSET] else inner.instance_from_str(_capital(given, kinds[0])),
             is_instance=lambda value: value is None or inner.is_instance(value),
-            str_from_instance=lambda value: ["none"] if value is None else inner.str_from_instance(value),
-            choices=None if words is None else (*words, "none"),
+            str_from_instance=lambda value: [UNSET] if value is None else inner.str_from_instance(value),
+            choices=None if words is None else (*words, UNSET),
         )
 
     @registry.primitive_rule
@@ -151,10 +154,10 @@ def _registry() -> Any:
         return PrimitiveConstructorSpec(
             nargs="*",
             metavar=f"{inner.metavar} ...",
-            instance_from_str=lambda given: tuple(inner.instance_from_str([word]) for word in given if given != ["none"]),
+            instance_from_str=lambda given: tuple(inner.instance_from_str([word]) for word in given if given != [UNSET]),
             is_instance=lambda value: isinstance(value, tuple) and all(map(inner.is_instance, value)),
-            str_from_instance=lambda value: [word for each in value for word in inner.str_from_instance(each)] or ["none"],
-            choices=None if inner.choices is None else (*inner.choices, "none"),
+            str_from_instance=lambda value: [word for each in value for word in inner.str_from_instance(each)] or [UNSET],
+            choices=None if inner.choices is None else (*inner.choices, UNSET),
         )
 
     return registry
@@ -168,7 +171,7 @@ def lookup(table: Mapping[str, T], name: str, what: str) -> T:
     """Return the row of a table, or raise a UserError that names the nearest one."""
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(name, table, n=2)
+    near = [each for each in table if name in each][:3] or difflib.get_close_matches(name, table, n=2)
     meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
     raise UserError(f"Unknown {what}: {name!r}. {meant}Choose one of: {', '.join(table)}.")
 

@@ -68,7 +68,7 @@ class Model:
     zero_init_last: bool | None = None
     """Initialise every branch to zero, so that each unit starts as its shortcut."""
     stacked: bool | None = None
-    """Hold equal units in one stacked layer, so that deep networks compile fast. If not given: from 16 equal units per stage."""
+    """Hold equal units in one stacked layer, to compile deep networks fast. If not given: from 16 equal units per stage."""
     remat: int | None = None
     """Recompute this many units of a stack together in the backward pass, to save memory. Try the root of their number."""
     dtype: str | None = None

@@ -51,11 +51,14 @@ def export(
     if format != "saved_model" and (version is not None or precision != "float32"):
         raise cli.UserError(f"--format {format} writes one float32 file: remove --version and --precision.")
 
-    import keras_preact as kp
-
-    from . import networks, runs
+    from . import runs
 
     config = runs.read_config(run)
+
+    import keras_preact as kp
+
+    from . import networks
+
     model, path = networks.open_run(run, checkpoint)
     described: dict[str, Any] = {"classes": config["classes"], "preprocessing": config["preprocessing"]}
     try:

@@ -55,11 +55,15 @@ def version_path(model: Path, version: int | None) -> Path:
     """Return the directory of a version of an exported model, the highest for None."""
     if (model / "config.json").is_file():
         raise cli.UserError(f"{model} is a run. Export it first: {cli.command('export')} {model} --name NAME")
+    if (model / "saved_model.pb").is_file() and version in (None, int(model.name)):
+        return model
     if not model.is_dir():
         others = sorted(str(card.parent) for card in model.parent.glob("*/model_card.json"))
         there = f"Exported models: {', '.join(others)}." if others else f"{cli.command('export')} writes one."
         raise cli.UserError(f"There is no exported model {model}. {there}")
     versions = sorted(int(entry.name) for entry in model.iterdir() if entry.name.isdecimal())
+    if inside := sorted(str(card.parent) for card in model.glob("*/model_card.json")):
+        raise cli.UserError(f"{model} holds exported models. Name one: {', '.join(inside)}.")
     if not versions:
         raise cli.UserError(f"{model} is not an exported model: it has no version, which is a folder named by a number.")
     if version is not None and version not in versions:

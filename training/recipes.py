@@ -16,8 +16,7 @@ _CIFAR10 = Data("cifar10", augmentation="pad_crop_flip")
 def digits() -> Config:
     """ResNet-20 on 8 x 8 handwritten digits: nothing to download, about a minute on a CPU.
 
-    The test of `make demo` asks for 98 % accuracy on the test images. The weight decay was chosen on the same images, so this
-    number shows that everything works, not how well the network generalises.
+    Expect about 98 % accuracy on the test images. It is not a fair estimate: the weight decay was chosen on these images.
     """
     return Config(
         model=Model("digits_resnet20_preact"),

@@ -72,6 +72,8 @@ def write_json(path: Path, value: dict, indent: int | None = 2) -> None:
 def read_config(run: Path) -> dict:
     """Return config.json of a run directory."""
     path = run / "config.json"
+    if not run.exists():
+        raise UserError(f"The run directory {run} does not exist.")
     if not path.is_file():
         raise UserError(f"{run} is not a run directory: it has no config.json.")
     try:

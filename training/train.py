@@ -2,8 +2,11 @@
 
 import contextlib
 import dataclasses
+import difflib
 import inspect
+import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +36,8 @@ MODELS = (
 
 #: Short names of options. `--epochs N` is one too: it stretches the whole schedule.
 SHORT: Mapping[str, str] = MappingProxyType({"--lr": "--optimizer.learning-rate", "--batch": "--batch-size"})
+EPOCHS = "--epochs"
+SHORT_HELP = "Short options: --lr RATE, --batch N, and --epochs N, which stretches the whole schedule to N epochs."
 
 
 def train(config: Config, recipe: str) -> Path | None:
@@ -91,8 +96,11 @@ def _start(argv: Sequence[str]) -> None:
     else:
         recipe = argv[0]
         default, options = _shortened(cli.lookup(RECIPES, recipe, "recipe")(), argv[1:])
-        description = "\n\n".join(_about(recipe))
-        train(cli.parse(f"train {recipe}", Config, options, description, default=default), recipe)
+        description = "\n\n".join([*_about(recipe), SHORT_HELP])
+        config = cli.parse(f"train {recipe}", Config, options, description, default=default)
+        if "resnet" in config.model.name:
+            cli.lookup(dict.fromkeys(models()), config.model.name, "--model.name")  # before the library takes seconds to load
+        train(config, recipe)
 
 
 def _about(recipe: str) -> list[str]:
@@ -105,15 +113,30 @@ def _shortened(default: Config, argv: Sequence[str]) -> tuple[Config, list[str]]
     options: list[str] = []
     words = iter(word for argument in argv for word in (argument.split("=", 1) if _is_short(argument) else [argument]))
     for word in words:
-        if word == "--epochs":
+        if word == EPOCHS:
             default = dataclasses.replace(default, schedule=default.schedule.over(_epochs(next(words, ""))))
         else:
+            _check_known(word)
             options.append(SHORT.get(word, word))
     return default, options
 
 
+def _check_known(word: str) -> None:
+    """Raise a UserError for a misspelt short name: the parser of the other options would not suggest it."""
+    names = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Config)]
+    if word.startswith("--") and "." not in word and word.replace("_", "-") not in (*SHORT, *names, "--help"):
+        for near in difflib.get_close_matches(word, (EPOCHS, *SHORT), n=1):
+            raise cli.UserError(f"Unknown option {word}. Did you mean {near}?")
+
+
+def models() -> list[str]:
+    """Return the names that `MODELS` stands for."""
+    split = [[part.split(",") for part in re.split(r"[{}]", pattern)] for pattern in MODELS]
+    return ["".join(chosen) for parts in split for chosen in itertools.product(*parts)]
+
+
 def _is_short(argument: str) -> bool:
-    return argument.partition("=")[0] in (*SHORT, "--epochs")
+    return argument.partition("=")[0] in (*SHORT, EPOCHS)
 
 
 def _epochs(text: str) -> float:

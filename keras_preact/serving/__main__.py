@@ -12,20 +12,13 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-try:
-    import prometheus_client
+from keras_preact.serving.engines import ENGINES
+from keras_preact.serving.settings import Settings
 
-    from keras_preact.serving import logs
-    from keras_preact.serving.app import create_app
-    from keras_preact.serving.engines import ENGINES
-    from keras_preact.serving.server import Server, bind
-    from keras_preact.serving.settings import Settings
-except ModuleNotFoundError as error:
-    package = (error.name or "").partition(".")[0]
-    print(f"Serving needs {package}: pip install 'keras-preact[serving]'", file=sys.stderr)
-    raise SystemExit(2) from None
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 PROGRAM = "keras-preact serve"
 TOKEN_VARIABLE = "KERAS_PREACT_TOKEN"
@@ -173,6 +166,13 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
     """
     told = settings(arguments, examples)
     try:
+        import prometheus_client
+
+        from keras_preact.serving import app, logs
+        from keras_preact.serving.server import bind
+    except ModuleNotFoundError as error:
+        _fail(f"serving needs {(error.name or '').partition('.')[0]}: pip install 'keras-preact[serving]'")
+    try:
         bound = bind(told.host, told.port)
     except OSError as error:
         _fail(f"cannot listen on {told.host} port {told.port}: {error.strerror or error}")
@@ -185,11 +185,12 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
             file=sys.stderr,
             flush=True,
         )
-    asyncio.run(_serve(told, bound, f"http://{f'[{address}]' if ':' in address else address}:{port}"))
+    asyncio.run(_serve(app.create_app(told), told, bound, f"http://{f'[{address}]' if ':' in address else address}:{port}"))
 
 
-async def _serve(told: Settings, bound: socket.socket, address: str) -> None:
-    app = create_app(told)
+async def _serve(app: "Starlette", told: Settings, bound: socket.socket, address: str) -> None:
+    from keras_preact.serving.server import Server
+
     repository = app.state.repository
 
     def ready() -> None:

