@@ -24,6 +24,7 @@ from training.analyze import page, subjects
 from training.analyze.__main__ import analyze
 from training.analyze.chapters import CHAPTERS, Picture
 from training.analyze.texts import MAIN, SHOWN_BY, TEXTS
+from training.audit import audit as audit_command
 from training.config import Data
 from training.data import load
 
@@ -83,7 +84,7 @@ def check_folder(folder: Path) -> tuple[Page, dict]:
             assert picture.width / picture.height == pytest.approx(shape, rel=0.02)
         assert dark == {"srcset": attributes["src"].replace(".svg", "-dark.svg"), "media": "(prefers-color-scheme: dark)"}
         assert (folder / dark["srcset"]).read_text() == _style.darkened(light.read_text()) != light.read_text()
-    order = [page.text.index(part) for part in ("The network ", "The unit", "Every check", "What was analysed")]
+    order = [page.text.index(part) for part in ("The network ", "Signals and gradients", "Every check", "What was analysed")]
     assert order == sorted(order)  # verdict, picture, chapters; what was analysed is last
     assert page.elements.index(("img", page.all("img")[0])) < [tag for tag, _ in page.elements].index("nav")
     assert not {"script", "link", "iframe"} & {tag for tag, _ in page.elements}
@@ -117,6 +118,8 @@ class TestRun:
         names = [Path(attributes["src"]).stem for attributes in page.all("img")]
         assert names == ["gradient_norms", *(name for name in TEXTS if name != "gradient_norms")]
         assert "Left out" not in page.text
+        assert "Only for" not in page.text
+        assert "normalisations use their moving averages, as at inference" in page.text
         assert a_run.name in page.text
         assert "those of the run's model.keras" in page.text
         assert "8 test images of digits" in page.text
@@ -166,8 +169,18 @@ class TestRegisteredModel:
         printed = capsys.readouterr().out
         assert "signals: 6 pictures" in printed
         assert f"Wrote {Path('analysis-digits_resnet8_preact', 'index.html')} with 8 pictures. " in printed
-        assert numbers["jacobian"] == {"left_out": "--quick leaves it out"}
-        assert page.text.count("Left out: ") == 4  # and there is no history
+        assert numbers["jacobian"] == {"left_out": "left out by --quick"}
+        for line in (
+            "Only for runs with a history of training: Training.",
+            "Left out by --quick: What the shortcuts carry, Jacobian, Mean-field theory.",
+        ):
+            assert line in page.text
+            assert printed.count(line) == 1
+        assert page.text.count("Jacobian") == page.text.count("What the shortcuts carry") == 1  # no heading, no link
+        assert "untrained, so its normalisations use the statistics of the batch" in page.text
+        found = {each["check"]: each["detail"] for each in numbers["audit"]["findings"]}
+        assert page.text.count(f"The audit, within one shape: {found['gradient of the signal']}") == 1
+        assert "audit: PASS: all 15 checks pass" in printed
         assert "new ones, seed 0" in page.text
         assert "8 test images of digits" in page.text
         assert numbers["unit"] == {"basic": {"arrangement": "full_preactivation", "shortcut": "Identity"}}
@@ -238,7 +251,38 @@ class TestSubject:
         assert subject.x.max() < 5
 
 
-def test_another_packages_model(tmp_path):
+def with_statistics(model: keras.Model, mean: float) -> keras.Model:
+    for weight in model.non_trainable_variables:
+        if weight.path.endswith("moving_mean"):
+            weight.assign(np.full(weight.shape, mean))
+    return model
+
+
+class TestStatistics:
+    """A file whose moving statistics are those of new layers is measured as a registered model is."""
+
+    @pytest.mark.parametrize("stacked", [False, True])
+    def test_untrained_file(self, tmp_path, stacked):
+        model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25, stacked=stacked)
+        model.save(tmp_path / "new.keras")
+        with_statistics(model, 0.1).save(tmp_path / "trained.keras")
+        new, trained = (
+            subjects.open_subject(str(tmp_path / f"{name}.keras"), "final", None, 4, 0) for name in ("new", "trained")
+        )
+        assert (new.name, new.training, new.trained) == ("new.keras", True, False)
+        assert new.statistics.startswith("The network is untrained")
+        assert "untrained" in new.weights
+        assert (trained.training, trained.trained) == (False, True)
+        assert trained.statistics.startswith("In the pictures, normalisations use their moving averages")
+        assert trained.weights == "those of trained.keras"
+
+    def test_without_moving_statistics(self, tmp_path):
+        kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25, normalization="layer").save(tmp_path / "a.keras")
+        subject = subjects.open_subject(str(tmp_path / "a.keras"), "final", None, 4, 0)
+        assert (subject.trained, subject.statistics) == (True, "")
+
+
+def test_another_packages_model(tmp_path, capsys):
     inputs = keras.Input((8, 8, 1))
     x = keras.layers.Conv2D(4, 3, padding="same")(inputs)
     x = keras.layers.Add()([x, keras.layers.Conv2D(4, 3, padding="same")(keras.layers.ReLU()(x))])
@@ -246,8 +290,36 @@ def test_another_packages_model(tmp_path):
     keras.Model(inputs, outputs, name="mine").save(tmp_path / "mine.keras")
     run(tmp_path / "mine.keras", "--out", tmp_path / "out", "--images", 4, "--data", "digits", "--quick")
     page, numbers = check_folder(tmp_path / "out")
-    assert "needs a network of this package" in numbers["jacobian"]["left_out"]
+    assert numbers["jacobian"]["left_out"] == "only for networks built with keras_preact"
     assert "gradient_norms" in [Path(attributes["src"]).stem for attributes in page.all("img")]
+    line = "Only for networks built with keras_preact: The unit, An ensemble of paths, Jacobian, Mean-field theory."
+    assert line in page.text
+    assert capsys.readouterr().out.count(line) == 1
+    links = {attributes["href"] for attributes in page.all("a")}
+    assert {"#signals", "#audit"} <= links
+    assert not {"#unit", "#jacobian", "#training"} & links
+    assert page.text.count("The ReLU after the addition sets at most") == 1
+    assert numbers["Network"].startswith("mine.keras, input (8, 8, 1), ")
+    assert (tmp_path / "out" / "audit.txt").read_text().startswith("mine.keras: 1 residual unit, ")
+    for check, noun in (("gradient of the signal", "signal"), ("gradient of the weights", "branch weights")):
+        [found] = [each for each in numbers["audit"]["findings"] if each["check"] == check]
+        assert f"The gradient norm of the {noun}" in found["detail"]
+        assert f"The audit, within one shape: {found['detail']}" in page.text
+    assert "The loss of these images" not in page.text
+
+
+def test_shares_of_zero_start_at_zero():
+    subject = subjects.open_subject("digits_resnet8_preact", "final", None, 4, 0)
+    pictures = {each.name: each.figure for each in CHAPTERS["signals"].pictures(subject, True)}
+    assert [axes.get_ylim()[0] for axes in pictures["truncation"].axes] == [0, 0]
+
+
+def test_audit_command_names_the_file(tmp_path, capsys):
+    kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25).save(tmp_path / "mine.keras")
+    cli.main("audit", audit_command, [str(tmp_path / "mine.keras"), "--images", "8"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("mine.keras: 3 residual units, 8 weight layers, read as full_preactivation. PASS: ")
+    assert "Measured on 8 test images of digits." in printed
 
 
 @pytest.mark.parametrize(
@@ -296,7 +368,7 @@ def first_words(audit) -> str:
 class TestVerdict:
     def test_pass(self):
         audit = Audit("net", None, 1, 1, (finding("one", Status.PASS), finding("two", Status.PASS)))
-        assert first_words(audit) == "net The network passes the audit. All 2 checks hold, from one to two."
+        assert first_words(audit) == "net The network passes the audit. All 2 checks pass."
 
     def test_failures_come_before_warnings_with_what_to_do(self):
         found = (
@@ -305,11 +377,11 @@ class TestVerdict:
             finding("c", Status.FAIL, "Too large.", "Make it small."),
         )
         assert first_words(Audit("net", None, 1, 1, found)) == (
-            "net The network fails the audit. 1 of 3 checks hold. c: Too large. What to do: Make it small. "
+            "net The network fails the audit. 1 of 3 checks fails, 1 warns. c: Too large. What to do: Make it small. "
             "a: Rather large. What to do: Make it smaller."
         )
         assert first_words(Audit("net", None, 1, 1, found[:2])).startswith(
-            "net The network passes the audit with warnings. 1 of 2"
+            "net The network passes the audit with warnings. 1 of 2 checks warns. "
         )
 
     def test_none(self):
@@ -337,12 +409,19 @@ class TestVerdict:
 
     def test_without_pictures(self):
         assert page.main_picture("no audit", []) is None
-        assert "Left out: no units." in Page(page.render("x", {}, "no audit", [("a", "A", "no units")], "1.0")).text
+        text = page.render("x", {}, "no audit", [], "1.0", {"no units": ["A", "B"]}, "A note.")
+        assert "No units: A, B." in Page(text).text
+        assert "A note." in Page(text).text
 
     def test_each_picture_is_shown_once(self):
         text = page.render("net", {}, "no audit", [("a", "A", [picture("unit"), picture("gradient_norms")])], "1.0")
         assert [Path(each["src"]).stem for each in Page(text).all("img")] == ["gradient_norms", "unit"]
-        assert {"href": "#gradient_norms"} in Page(text).all("a")
+        assert {"href": "#gradient_norms"} not in Page(text).all("a")
+
+    def test_a_chapter_whose_only_picture_is_at_the_top_links_to_it(self):
+        text = page.render("net", {}, "no audit", [("a", "A", [picture("unit")])], "1.0")
+        assert [Path(each["src"]).stem for each in Page(text).all("img")] == ["unit"]
+        assert {"href": "#unit"} in Page(text).all("a")
 
 
 def test_page_escapes_what_others_wrote():
@@ -350,12 +429,12 @@ def test_page_escapes_what_others_wrote():
     found = Finding(nasty, Status.FAIL, math.nan, nasty, (nasty,), nasty, nasty, nasty, nasty)
     figure = kp.analysis.figures.path_length_shares(np.array([0.5, 0.5]))
     audit = Audit(nasty, None, 1, 1, (found,))
-    chapters = [("a", nasty, [Picture("unit", figure, nasty, nasty)]), ("b", "B", nasty)]
-    text = page.render(nasty, {nasty: nasty}, audit, chapters, "1.0")
+    chapters = [("a", nasty, [Picture("unit", figure, nasty, nasty)])]
+    text = page.render(nasty, {nasty: nasty}, audit, chapters, "1.0", {nasty: ["B", nasty]}, nasty)
     read = Page(text)
     assert not read.all("script")
     assert read.all("img")[0]["alt"] == nasty
-    assert read.text.count(nasty) == 18
+    assert read.text.count(nasty) == 20
     assert {"class": "status FAIL"} in read.all("td")
     assert nasty in Page(page.render("x", {}, nasty, [], "1.0")).text
 

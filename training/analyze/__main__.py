@@ -1,5 +1,6 @@
 """Analyse a network: `keras-preact analyze`."""
 
+import dataclasses
 import shutil
 import sys
 import tempfile
@@ -28,12 +29,14 @@ def analyze(
 
     Args:
         target: A run directory, a .keras file or a registered model, which gets new weights.
-        output: New folder for the results. Default: analysis-NAME, or analysis/ in the run directory.
+        output: New folder for the results. If not given: analysis-NAME, or analysis/ in the run directory.
         images: Images in the batch.
-        data: Data set (see `keras-preact train`). Default: the run's own, or digits if they fit, or random images.
+        data: Data set (see `keras-preact train`). If not given: the run's own; digits if the input shape fits (8 x 8 x 1),
+            else random images.
         data_dir: Directory of the data set.
         checkpoint: Network of the run: at its end, at its best epoch or at its last checkpoint.
-        quick: Leave out slow parts: comparison with other variants, Eq. 4 and 5, lesions, Jacobian, mean-field theory.
+        quick: Leave out slow parts: comparison with other variants, Eq. 4 and 5, lesions, Jacobian, mean-field theory. A
+            network that was not built with keras_preact gets fewer chapters anyway.
         seed: Seed of new weights and random images.
     """
     import keras
@@ -53,7 +56,7 @@ def analyze(
     backends.keep_accelerator_for_backend(keras.backend.backend())
     source = None if data is None else Data(name=data, dir=data_dir)
     subject = subjects.open_subject(target, checkpoint, source, images, seed)
-    print(f"Analysing {subject.name} on {subject.data} ({keras.backend.backend()}).", flush=True)
+    print(f"Analysing {subject.name} ({keras.backend.backend()}) on {subject.data}.", flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -74,32 +77,34 @@ def _write(subject, folder: Path, quick: bool) -> int:
     (folder / "pictures").mkdir()
     findings: Audit | str
     try:
-        findings = audit(subject.model, subject.x, labels=subject.labels)
+        findings = dataclasses.replace(audit(subject.model, subject.x, labels=subject.labels), model=subject.name)
     except ValueError as error:
         findings = str(error)
-    print(f"  audit: {findings if isinstance(findings, str) else findings.worst}", flush=True)
-    written: list[tuple[str, str, list[chapters.Picture] | str]] = []
+    print(f"  audit: {findings if isinstance(findings, str) else f'{findings.worst}: {findings.counts}'}", flush=True)
+    written: list[tuple[str, str, list[chapters.Picture]]] = []
+    left_out: dict[str, list[str]] = {}
     numbers: dict[str, dict] = {}
     for name, chapter in chapters.CHAPTERS.items():
         start = time.perf_counter()
         try:
             pictures = list(chapter.pictures(subject, quick))
         except ValueError as error:
-            written.append((name, chapter.title, str(error).rstrip(".")))
+            left_out.setdefault(str(error).rstrip("."), []).append(chapter.title)
             numbers[name] = {"left_out": str(error)}
-            print(f"  {name}: skipped. {error}", flush=True)
             continue
         page.save(folder / "pictures", pictures)
         written.append((name, chapter.title, pictures))
         numbers[name] = {key: value for picture in pictures for key, value in picture.numbers.items()}
         print(f"  {name}: {len(pictures)} pictures, {time.perf_counter() - start:.1f} s", flush=True)
+    for each in left_out.items():
+        print(f"  {page.skipped(*each)}", flush=True)
     summary = _summary(subject)
     found = findings if isinstance(findings, str) else findings.to_dict()
     subjects.write_json(folder / "analysis.json", {"network": subject.name, **summary, "audit": found, **numbers})
     (folder / "audit.txt").write_text(f"{findings}\n", encoding="utf-8")
-    text = page.render(subject.name, summary, findings, written, _version())
+    text = page.render(subject.name, summary, findings, written, _version(), left_out, subject.statistics)
     (folder / "index.html").write_text(text, encoding="utf-8")
-    return sum(len(content) for _, _, content in written if not isinstance(content, str))
+    return sum(len(content) for _, _, content in written)
 
 
 def _summary(subject) -> dict[str, str]:
@@ -110,8 +115,9 @@ def _summary(subject) -> dict[str, str]:
 
     model = subject.model
     statistics = "of the batch" if subject.training else "moving averages, as at inference"
+    name = subject.name if subject.is_foreign else f"{type(model).__name__} {model.name}"
     return {
-        "Network": f"{type(model).__name__} {model.name}, input {model.input_shape[1:]}, {model.count_params():,} parameters",
+        "Network": f"{name}, input {model.input_shape[1:]}, {model.count_params():,} parameters",
         "Units": str(len(getattr(model, "units", ())) or "found in the graph"),
         "Weights": subject.weights,
         "Images": subject.data,

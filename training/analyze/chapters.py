@@ -14,7 +14,10 @@ from .texts import TEXTS
 LARGEST_INPUT, LARGEST_VALUES = 50_000, 8
 #: How many sets of units of each size are removed, and how many sizes.
 SETS, SIZES = 3, 6
-QUICK = "--quick leaves it out"
+#: Why chapters are left out.
+QUICK = "left out by --quick"
+FOREIGN = "only for networks built with keras_preact"
+NO_HISTORY = "only for runs with a history of training"
 
 
 class LeftOut(ValueError):
@@ -86,7 +89,7 @@ def training(subject: Subject, quick: bool) -> Iterator[Picture]:
     from keras_preact.analysis import figures
 
     if not subject.history and not subject.health:
-        raise LeftOut("there is no history of training")
+        raise LeftOut(NO_HISTORY)
     if "loss" in subject.history:
         losses = subject.history["loss"]
         curves = figures.training_curves({subject.name: subject.history}, subject.measured_on)
@@ -101,15 +104,17 @@ def training(subject: Subject, quick: bool) -> Iterator[Picture]:
 def signals(subject: Subject, quick: bool) -> Iterator[Picture]:
     import keras_preact as kp
     from keras_preact.analysis import figures
+    from keras_preact.analysis.figures import _style
 
     own = kp.analysis.propagation(subject.model, subject.x, subject.labels, training=subject.training)
     every = {subject.name: own} | ({} if quick else _variants(subject))
     first, last = own.gradient_norm[[0, -1]]
-    found = f"From the last unit to the first, the norm of the gradient of {subject.name} goes from {last:.3g} to {first:.3g}."
+    found = f"The norm of the gradient of {subject.name} is {first:.3g} at the first unit and {last:.3g} after the last one."
     if len(every) > 1:
         found += f" The other lines are {subject.name} with another arrangement, and without shortcuts."
     yield Picture("gradient_norms", figures.gradient_norms(every), found, numbers={"propagation": every})
-    found = f"The loss of these images is {own.loss:.4g}."
+    kernels = np.array([norms for name, norms in own.weight_gradients.items() if name.endswith("kernel")])
+    found = f"The norms in {subject.name} are {np.nanmin(kernels):.3g} to {np.nanmax(kernels):.3g}."
     yield Picture("weight_gradients", figures.weight_gradients({subject.name: own}), found)
     found = f"The norm in {subject.name} is {own.x_norm[0]:.3g} before the first unit and {own.x_norm[-1]:.3g} after the last."
     yield Picture("activation_norms", figures.activation_norms(every), found)
@@ -119,9 +124,16 @@ def signals(subject: Subject, quick: bool) -> Iterator[Picture]:
         ends = f"{ratio.min():.3g} to {ratio.max():.3g}"
         found = f"The ratio in {subject.name} goes from {ends}, its median is {np.median(ratio):.3g}."
     yield Picture("residual_ratio", figures.residual_ratio(every), found)
-    cut, dead = 100 * own.cut.max(), 100 * own.dead.max()
-    found = f"{subject.name} sets at most {cut:.3g} % of the sums to 0; at most {dead:.3g} % of its channels are dead."
-    yield Picture("truncation", figures.truncation(every), found)
+    cut, dead = f"{100 * own.cut.max():.3g} %", f"{100 * own.dead.max():.3g} %"
+    figure = figures.truncation(every)
+    for axes in figure.axes:
+        axes.set_ylim(bottom=0)
+    subject_of_f = subject.name
+    if subject.is_foreign:
+        subject_of_f = "The ReLU after the addition"
+        _style.set_title(figure.axes[0], f"Sums that the ReLU after the addition sets to 0: at most {cut}")
+    found = f"{subject_of_f} sets at most {cut} of the sums to 0; at most {dead} of the channels are dead."
+    yield Picture("truncation", figure, found)
     profile = figures.channel_profile(subject.model, subject.x, training=subject.training)
     there = profile.size[~np.isnan(profile.size)]
     found = f"The largest channel has a mean size of {there.max():.3g}, the median one {np.median(there):.3g}."
@@ -235,10 +247,9 @@ CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
 
 
 def _units(subject: Subject) -> list:
-    units = getattr(subject.model, "units", None)
-    if not units:
-        raise LeftOut("it needs a network of this package, and the model is another one")
-    return units
+    if subject.is_foreign:
+        raise LeftOut(FOREIGN)
+    return subject.model.units
 
 
 def _diagram(unit):

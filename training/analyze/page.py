@@ -3,11 +3,12 @@
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from keras_preact.analysis.figures import _style
 
-from .texts import MAIN, SHOWN_BY
+from .texts import MAIN, SHOWN_BY, WITHIN_SHAPES
 
 STYLE = """
 :root {
@@ -60,36 +61,54 @@ VERDICTS = {
 }
 
 
-def render(title: str, summary: Mapping[str, str], audit: Any, chapters: Iterable[tuple[str, str, Any]], version: str) -> str:
+def render(
+    title: str,
+    summary: Mapping[str, str],
+    audit: Any,
+    chapters: Iterable[tuple[str, str, Sequence[Any]]],
+    version: str,
+    left_out: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    note: str = "",
+) -> str:
     """Return the page: the verdict and the picture that shows it, the chapters, every check, and what was analysed.
 
     Args:
         title: Name of the network.
         summary: What was analysed, and how: name to text.
         audit: A `kp.analysis.Audit`, or the reason why there is none.
-        chapters: Name, heading, and the pictures, or the reason why there are none. The files of a picture are those that
-            `save` writes to `pictures/`.
+        chapters: Name, heading and pictures. The files of a picture are those that `save` writes to `pictures/`.
         version: Version of this package.
+        left_out: Reason to the headings of the chapters that do not apply.
+        note: What to know about all pictures.
     """
     chapters = list(chapters)
-    pictures = [picture for _, _, content in chapters if not isinstance(content, str) for picture in content]
+    pictures = [picture for _, _, content in chapters for picture in content]
     first = main_picture(audit, pictures)
     links = [*((name, heading) for name, heading, _ in chapters), ("audit", "Every check"), ("analysed", "What was analysed")]
     menu = "".join(f'<li><a href="#{name}">{_text(heading)}</a></li>' for name, heading in links)
     rows = "".join(f"<tr><th scope=row>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in summary.items())
-    body = "".join(f'<h2 id="{name}">{_text(heading)}</h2>{_chapter(content, first)}' for name, heading, content in chapters)
+    body = "".join(
+        f'<h2 id="{name}">{_text(heading)}</h2>{_chapter(content, first, audit)}' for name, heading, content in chapters
+    )
+    above = (_picture(first, audit) if first else "") + (f"<p class=note>{_text(note)}</p>\n" if note else "")
+    without = "".join(f"<p class=note>{_text(skipped(*each))}</p>\n" for each in left_out.items())
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{_text(title)}: analysis</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{_text(title)}</h1>\n{_verdict(audit)}\n{_picture(first) if first else ''}"
+        f"<h1>{_text(title)}</h1>\n{_verdict(audit)}\n{above}"
         f"<nav aria-label=Chapters><ul>{menu}</ul></nav>\n{body}\n"
         f'<h2 id="audit">Every check</h2>{_audit(audit)}\n'
-        f'<h2 id="analysed">What was analysed</h2><table>{rows}</table>\n'
+        f'<h2 id="analysed">What was analysed</h2><table>{rows}</table>\n{without}'
         f'<p class=note>keras-preact {_text(version)}. Every number: <a href="analysis.json">analysis.json</a>. '
         'The audit as text: <a href="audit.txt">audit.txt</a>.</p>\n</body>\n</html>\n'
     )
+
+
+def skipped(reason: str, headings: Sequence[str]) -> str:
+    """Return why chapters are left out, and which: `Left out by --quick: Jacobian, Mean-field theory.`"""
+    return f"{reason[:1].upper()}{reason[1:]}: {', '.join(headings)}."
 
 
 def main_picture(audit: Any, pictures: Sequence[Any]) -> Any:
@@ -109,10 +128,7 @@ def _verdict(audit: Any) -> str:
         return f"<section class=verdict><p><strong>There is no verdict.</strong> {_text(audit)}</p></section>"
     worst = _worst_first(audit)
     status = worst[0].status if worst else "PASS"
-    checks = [_text(each.check) for each in audit.findings]
-    counts = f"All {len(checks)} checks hold, from {checks[0]} to {checks[-1]}."
-    if worst:
-        counts = f"{len(checks) - len(worst)} of {len(checks)} checks hold."
+    counts = f"{audit.counts[:1].upper()}{audit.counts[1:]}."
     items = "\n".join(
         f"<li><strong class={each.status}>{_text(each.check)}</strong>: {_text(each.detail)} "
         f"What to do: {_text(each.advice)}</li>"
@@ -129,22 +145,30 @@ def _text(value: object) -> str:
     return html.escape(str(value))
 
 
-def _chapter(content: Sequence[Any] | str, first: Any) -> str:
-    if isinstance(content, str):
-        return f"<p class=note>Left out: {_text(content)}.</p>\n"
-    above = f'<p class=note>See <a href="#{first.name}">the picture at the top</a>.</p>\n'
-    return "".join(above if picture is first else _picture(picture) for picture in content)
+def _chapter(content: Sequence[Any], first: Any, audit: Any) -> str:
+    others = [picture for picture in content if picture is not first]
+    if not others:
+        return f'<p class=note>Its picture is <a href="#{first.name}">at the top</a>.</p>\n'
+    return "".join(_picture(picture, audit) for picture in others)
 
 
-def _picture(picture) -> str:
+def _picture(picture, audit: Any) -> str:
     width, height = (round(100 * inches) for inches in picture.figure.get_size_inches())
     file = f"pictures/{picture.name}"
+    how = f"{picture.how}{_within_shapes(picture, audit)}"
     return (
         f'<figure id="{picture.name}"><a href="{file}.png"><picture>'
         f'<source srcset="{file}-dark.svg" media="(prefers-color-scheme: dark)">'
         f'<img src="{file}.svg" width="{width}" height="{height}" alt="{_text(picture.shown)}"></picture></a>'
-        f"<figcaption><strong>{_text(picture.found)}</strong> {_text(picture.how)}</figcaption></figure>\n"
+        f"<figcaption><strong>{_text(picture.found)}</strong> {_text(how)}</figcaption></figure>\n"
     )
+
+
+def _within_shapes(picture, audit: Any) -> str:
+    """Return what the audit found when it compared the norms of a picture within one shape."""
+    check = WITHIN_SHAPES.get(picture.name)
+    found = () if isinstance(audit, str) else audit.findings
+    return "".join(f" The audit, within one shape: {each.detail}" for each in found if each.check == check)
 
 
 def _audit(audit) -> str:

@@ -51,6 +51,23 @@ class Subject:
         """Whether signals are measured with the batch's statistics: at the start of training the moving ones say nothing."""
         return not self.trained
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the network was not built with this package."""
+        return not getattr(self.model, "units", None)
+
+    @property
+    def statistics(self) -> str:
+        """Which statistics the normalisations in the pictures use, a sentence; empty if none has moving averages."""
+        if not any(_moving_statistics(self.model)):
+            return ""
+        if self.training:
+            return "The network is untrained, so its normalisations use the statistics of the batch, as in training."
+        return (
+            "In the pictures, normalisations use their moving averages, as at inference. The audit measures signals and "
+            "gradients with the statistics of the batch."
+        )
+
 
 def open_subject(target: str, checkpoint: str, data: Data | None, images: int, seed: int) -> Subject:
     """Open what a user named.
@@ -75,7 +92,9 @@ def open_subject(target: str, checkpoint: str, data: Data | None, images: int, s
     if path.suffix == ".keras" and path.is_file():
         model = networks.load(path)
         batch = _batch(model, data, images, seed, pixels=_has_preprocessing(model))
-        return Subject(name=path.name, model=model, weights=f"those of {path.name}", trained=True, **batch)
+        trained = not _has_initial_statistics(model)
+        note = "" if trained else ", untrained: every moving mean is 0 and every moving variance is 1"
+        return Subject(name=path.name, model=model, weights=f"those of {path.name}{note}", trained=trained, **batch)
     if target in kp.list_models():
         import keras
 
@@ -111,6 +130,23 @@ def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Sub
         measured_on="validation" if own.holdout else "test",
         **_from_data(model, data or dataclasses.replace(own, holdout=0), images, pixels=True),
     )
+
+
+def _moving_statistics(model) -> tuple[list[Any], list[Any]]:
+    """Return the moving means and the moving variances of all normalisations."""
+    means, variances = (
+        [each for each in model.non_trainable_variables if each.path.rsplit("/", 1)[-1] == name]
+        for name in ("moving_mean", "moving_variance")
+    )
+    return means, variances
+
+
+def _has_initial_statistics(model) -> bool:
+    """Whether normalisations have moving statistics, and all are as before the first update."""
+    from keras import ops
+
+    means, variances = (list(map(ops.convert_to_numpy, each)) for each in _moving_statistics(model))
+    return bool(means) and all((mean == 0).all() for mean in means) and all((each == 1).all() for each in variances)
 
 
 def _has_preprocessing(model) -> bool:

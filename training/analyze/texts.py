@@ -27,6 +27,15 @@ SHOWN_BY: Mapping[str, str] = MappingProxyType(
     }
 )
 
+#: Picture to the check of the audit that compares the same within one shape.
+WITHIN_SHAPES: Mapping[str, str] = MappingProxyType(
+    {
+        "gradient_norms": "gradient of the signal",
+        "weight_gradients": "gradient of the weights",
+        "activation_norms": "signal growth",
+    }
+)
+
 #: Name of a picture to its texts.
 TEXTS: Mapping[str, Text] = MappingProxyType(
     {
@@ -43,7 +52,7 @@ TEXTS: Mapping[str, Text] = MappingProxyType(
             "Lines of the figures of kp.TrainingHealth over the updates, with their healthy ranges shaded.",
         ),
         "gradient_norms": Text(
-            "A flat line means that the gradient reaches every unit alike (Eq. 5).",
+            "A flat line means that the gradient reaches every unit alike (Eq. 5). Norms of different shapes do not compare.",
             "Line of the norm of the gradient at each depth.",
         ),
         "weight_gradients": Text(

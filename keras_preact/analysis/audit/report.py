@@ -111,7 +111,7 @@ class Audit:
 
     def __str__(self) -> str:
         order = f"read as {self.arrangement}" if self.arrangement else "no known arrangement"
-        network = f"{self.model}: {self.units} residual units, {self.depth} weight layers, {order}."
+        network = f"{self.model}: {self.units} residual unit{'s' * (self.units != 1)}, {self.depth} weight layers, {order}."
         lines = [*textwrap.wrap(f"{network} {self.worst}: {self.counts}.", WIDTH), ""]
         lines.append(f"      {'check':<26}{'figure':>9}  {'what it is':<38}  where")
         for each in self.findings:
