@@ -127,7 +127,7 @@ def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Sub
         trained=True,
         history=read_table(run / "history.csv"),
         health=read_table(run / "health.csv"),
-        measured_on="validation" if own.holdout else "test",
+        measured_on="held-out" if own.holdout else "test",
         **_from_data(model, data or dataclasses.replace(own, holdout=0), images, pixels=True),
     )
 
