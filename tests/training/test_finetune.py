@@ -19,11 +19,22 @@ from training import train
 SOURCE = (
     *("--model.name", "digits_resnet8_preact", "--model.width-factor", "0.5", "--data.size", "8", "--seed", "1"),
     *("--data.augmentation", "none", "--health", "0", "--optimizer.learning-rate", "0.1", "--optimizer.weight-decay", "1e-3"),
-    *("--schedule.length", "30", "--schedule.warmup", "0.5", "--batch-size", "64"),
+    *("--schedule.length", "30", "--schedule.warmup", "0.5", "--batch-size", "64", "--data.holdout", "0"),
 )
 #: Few steps on few images.
 TUNE = (
-    *("--data.augmentation", "none", "--health", "0", "--schedule.unit", "iterations", "--schedule.length", "4"),
+    *(
+        "--data.holdout",
+        "0",
+        "--data.augmentation",
+        "none",
+        "--health",
+        "0",
+        "--schedule.unit",
+        "iterations",
+        "--schedule.length",
+        "4",
+    ),
     *("--schedule.warmup", "0", "--batch-size", "15", "--seed", "2", "--optimizer.learning-rate", "0.2"),
     *("--model.freeze", "stage1"),
     *("--optimizer.layer-decay", "0.7", "--checkpoint.every", "2", "--checkpoint.keep", "20"),

@@ -440,7 +440,7 @@ class TestCommandLine:
         [
             (["--resume"], "takes a run directory and no other option"),
             (["--resume", "a", "--seed", "3"], "Received: a --seed 3"),
-            (["--resume", "a"], "a is not a run directory"),
+            (["--resume", "a"], "The run directory a does not exist"),
             (["digits", "--resume"], "--resume needs --output"),
             (["digits", "--distribution", "multi_worker"], "--distribution multi_worker needs --output"),
             (["digits", "--health", "-1"], "--health must not be negative"),
