@@ -187,9 +187,7 @@ def test_output(capsys):
     write_run("a|b/run", CIFAR, [30.0, 12.5], test=11.0)
     write_run("c/run", changed(seed=1), [20.0, 15.5])
     run_compare("a|b/run", "c/run", "./c/run", "--output", "out/deep")
-    assert capsys.readouterr().out.endswith(
-        "Wrote out/deep/comparison.csv, out/deep/comparison.md, out/deep/comparison.png\n"
-    )
+    assert capsys.readouterr().out.endswith("Wrote out/deep/comparison.csv, out/deep/comparison.md, out/deep/comparison.png\n")
     with open("out/deep/comparison.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["run"] for row in rows] == ["a|b/run", "c/run"]  # the same name in two folders; a run that was named twice
