@@ -165,7 +165,7 @@ class TestInstalled:
 
     @pytest.mark.parametrize(
         ("arguments", "extra"),
-        [(("train", "digits"), "training"), (("compare", "x"), "training"), (("serve", "x"), "serving")],
+        [(("train", "digits"), "training"), (("compare", "x"), "training"), (("serve", "."), "serving")],
     )
     def test_wants_an_extra_in_one_line(self, installed, arguments, extra):
         done = installed.command(*arguments, check=False)

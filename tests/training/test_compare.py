@@ -238,10 +238,13 @@ class TestErrors:
     def test_no_run_is_named(self, capsys):
         assert "Name at least one run: keras-preact compare" in self.error(capsys)
 
-    @pytest.mark.parametrize("path", ["nothing", "."])
-    def test_no_run(self, path, capsys):
+    @pytest.mark.parametrize(
+        ("path", "message"),
+        [("nothing", "The run directory nothing does not exist."), (".", ". is not a run directory: it has no config.json.")],
+    )
+    def test_no_run(self, path, message, capsys):
         write_run("good", CIFAR, [9.0])
-        assert f"{path} is not a run directory: it has no config.json." in self.error(capsys, "good", path, "--output", "out")
+        assert message in self.error(capsys, "good", path, "--output", "out")
         assert not Path("out").exists()
 
     def test_no_history_yet(self, capsys):

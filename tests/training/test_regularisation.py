@@ -62,7 +62,7 @@ class TestRun:
         (run / "model.keras").rename(run / "kept")
         message = error_of(capsys, run_train, run, *OPTIONS, "--resume", "--data.rand-augment", "2", "10")
         (run / "kept").rename(run / "model.keras")
-        assert "a run with other options: --data.rand-augment. " in message
+        assert "was started with another value of --data.rand-augment. " in message
 
     @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
     def test_a_dry_run_says_what_happens_to_the_images(self, tmp_path, capsys):

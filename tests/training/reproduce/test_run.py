@@ -278,7 +278,7 @@ def test_a_damaged_state_is_no_state(begun, tmp_path):
     run = tiny.make(tmp_path, calls=0)
     run.say = told.append
     assert run(1) is None
-    assert any("is damaged and passed over" in message for message in told)
+    assert any("is damaged, so an older checkpoint is used" in message for message in told)
 
 
 def test_legs_of_the_papers_recipes():
