@@ -113,7 +113,7 @@ def test_code(built, tmp_path):
 def test_help(machine):
     done = run(machine, "--help")
     assert done.returncode == 0, done.stderr
-    assert "usage: python -m training.reproduce" in done.stdout
+    assert "usage: keras-preact reproduce" in done.stdout
     (tree,) = machine.glob("unpacked-*")
     assert (tree / "site-packages" / "standin.py").is_file()
     before = {path: path.stat().st_mtime_ns for path in tree.rglob("*") if "__pycache__" not in str(path)}
