@@ -100,7 +100,8 @@ def test_python_runs_and_is_as_good_as_it_says():
         with contextlib.redirect_stdout(io.StringIO()):
             exec(compile(block, "README.md", "exec"), names)
         for metric, value in re.findall(r"# (\w+): (0\.\d+)", block):
-            assert names["history"].history[metric][-1] > float(value) - 0.03
+            # seeds and backends differ by some images of 360; pixels in the wrong range cost far more
+            assert names["history"].history[metric][-1] > float(value) - 0.06
 
 
 def test_commands_are_found():

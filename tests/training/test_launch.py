@@ -400,7 +400,7 @@ def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, by_
     assert by_ray.statuses[1] == 0, everything
     assert by_ray.killed
     assert by_ray.calls.count("digits") == 4  # in two processes, twice
-    assert out.count(" on 2 devices") == 2, out
+    assert out.count(", 2 devices)") == 2, out
     assert out.count("Resuming after iteration 10.") == 1, out
 
     # Each has half of every batch: one model's losses and weights are those of a single process. Those of two models, which
@@ -417,6 +417,6 @@ def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, by_
 def test_ray_does_not_repeat_a_mistake(by_ray):
     _, everything = by_ray.said
     assert by_ray.statuses[0] == 2, everything
-    assert "Received: recipe='digit'" in everything
+    assert "Unknown recipe: 'digit'" in everything
     assert by_ray.calls.count("digit") == 1
     assert not by_ray.runs[0].exists()

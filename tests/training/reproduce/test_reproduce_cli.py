@@ -94,14 +94,14 @@ def test_rows_are_made_once_and_one_that_fails_keeps_no_other_from_being_made(pr
     assert status == 2
     assert "error: no data for this one" in err
     assert last_error(err).startswith("error: 1 of 2 trials failed: digits/tiny.")
-    assert out.startswith("2 runs of 2 trials to make; 0 are there already.\n")
+    assert out.startswith("2 runs of 2 trials are missing; 0 exist already.\n")
     (file,) = (program / "results").glob("*/*/*.json")
     assert file.parent.name == "tiny-dropout"
     assert [record.trial for record in results.read(program / "results")] == ["digits/tiny-dropout"]
     assert not any((program / "runs").rglob("*.npz"))
     before = file.read_bytes()
     status, out, err = digits("--rows", "tiny-dropout")
-    assert (status, out) == (0, "0 runs of 0 trials to make; 1 are there already.\n0 runs were made, in results.\n")
+    assert (status, out) == (0, "0 runs of 0 trials are missing; 1 exist already.\nFinished 0 runs in results.\n")
     assert file.read_bytes() == before
 
 
@@ -109,7 +109,7 @@ def test_rows_are_made_once_and_one_that_fails_keeps_no_other_from_being_made(pr
 def test_time_that_is_over_leaves_what_goes_on(digits):
     status, out, err = digits("--rows", "tiny", "tiny-dropout", "--device-minutes", 1e-9)
     assert status == 0, err
-    assert out.splitlines()[-1] == "0 runs were made, in results. 2 are not finished: the same command goes on with them."
+    assert out.splitlines()[-1] == "Finished 0 runs in results. 2 are not finished; the same command resumes them."
 
 
 # A signal to the command when its worker has said that it goes on; a run that never ends by itself. What a run does with
@@ -170,7 +170,7 @@ def change_length(work, length: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("table1", "--rows", "resnet111"), r"--rows: there is no row 'resnet111' in table1\. It has: cifar10/resnet110-.*"),
+        (("table1", "--rows", "resnet111"), r"Unknown row 'resnet111' of table1\. Choose from: cifar10/resnet110-.*"),
         (("digits", "--seeds", "0"), r"--seeds and --processes must be positive\. Received: 0 and 2"),
         (("digits", "--processes", "0"), r"--seeds and --processes must be positive\. Received: 5 and 0"),
         (("digits", "--device-minutes", "-1"), r"--device-minutes must be positive\. Received: -1\.0"),
@@ -197,7 +197,7 @@ def test_rows_are_chosen_by_label_name_or_part():
     assert len(names(["table1"], "gating")) == 5
     assert names(["table2"], "resnet164-original", "resnet110-original") == names(["table2"], "original")[:2]
     assert names(["digits1", "digits2"], "resnet110-original") == ["digits/resnet110-original"]  # which is in both
-    with pytest.raises(UserError, match="there is no row 'resnet164-original' in table1"):
+    with pytest.raises(UserError, match="Unknown row 'resnet164-original' of table1"):
         main.chosen(["table1"], ["gating", "resnet164-original"])
 
 
@@ -234,7 +234,7 @@ def test_smoke(tmp_path):
     options = ("first-paper", "--smoke", "--rows", *networks, "--seeds", 1, "--processes", 2)
     status, out, err = commands.finish(commands.start(*REPRODUCE, *options, cwd=tmp_path))
     assert status == 0, err
-    assert out.splitlines()[-1].startswith("2 runs were made")
+    assert out.splitlines()[-1].startswith("Finished 2 runs in ")
     assert not (tmp_path / "results").exists()
     records = results.read(tmp_path / "runs" / "reproduce" / "smoke" / "results")
     assert [(record.trial, record.config["iterations"]) for record in records] == [(f"cifar10/{name}", 8) for name in networks]
