@@ -34,18 +34,13 @@ def audit(
         checkpoint: Network of the run: at its end, at its best epoch or at its last checkpoint.
         seed: Seed of new weights and random images.
     """
-    if images < 2:
-        raise cli.UserError(f"--images must be at least 2, for batch statistics. Received: {images}")
-    if data_dir is not None and data is None:
-        raise cli.UserError("--data-dir needs --data.")
+    from .analyze import subjects
+
+    source = subjects.chosen_data(images, data, data_dir)
 
     from keras_preact.analysis.audit import Status
     from keras_preact.analysis.audit import audit as check
 
-    from .analyze import subjects
-    from .config import Data
-
-    source = None if data is None else Data(name=data, dir=data_dir)
     subject = subjects.open_subject(target, checkpoint, source, images, seed)
     found = dataclasses.replace(check(subject.model, subject.x, labels=subject.labels), model=subject.name)
     print(f"{found}\n\nMeasured on {subject.data}.")

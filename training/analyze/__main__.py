@@ -42,19 +42,14 @@ def analyze(
     import keras
 
     from .. import backends, runs
-    from ..config import Data
     from . import subjects
 
-    if images < 2:
-        raise cli.UserError(f"--images must be at least 2, for batch statistics. Received: {images}")
-    if data_dir is not None and data is None:
-        raise cli.UserError("--data-dir needs --data.")
+    source = subjects.chosen_data(images, data, data_dir)
     if output is None:
         is_run = (Path(target) / "config.json").is_file()
         output = Path(target) / "analysis" if is_run else Path(f"analysis-{Path(target).stem}")
     folder = runs.new_directory(output, "")
     backends.keep_accelerator_for_backend(keras.backend.backend())
-    source = None if data is None else Data(name=data, dir=data_dir)
     subject = subjects.open_subject(target, checkpoint, source, images, seed)
     print(f"Analysing {subject.name} ({keras.backend.backend()}) on {subject.data}.", flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)

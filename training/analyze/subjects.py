@@ -69,6 +69,19 @@ class Subject:
         )
 
 
+def chosen_data(images: int, data: str | None, data_dir: Path | None) -> Data | None:
+    """Return the data set that a command's options name, None for none.
+
+    Raises:
+        UserError: for options that do not fit together.
+    """
+    if images < 2:
+        raise UserError(f"--images must be at least 2, for batch statistics. Received: {images}")
+    if data_dir is not None and data is None:
+        raise UserError("--data-dir needs --data.")
+    return None if data is None else Data(name=data, dir=data_dir)
+
+
 def open_subject(target: str, checkpoint: str, data: Data | None, images: int, seed: int) -> Subject:
     """Open what a user named.
 
