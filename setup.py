@@ -1,4 +1,6 @@
-"""Lists the packages: keras_preact, and training/, which installs as keras_preact_training. The rest is in pyproject.toml."""
+"""Lists the packages: keras_preact, and training/, which installs as
+keras_preact_training. The rest is in pyproject.toml.
+"""
 
 from setuptools import find_packages, setup
 

@@ -1,7 +1,9 @@
-"""Pre-activation residual networks on Keras 3: "Identity Mappings in Deep Residual Networks" (arXiv 1603.05027).
+"""Pre-activation residual networks on Keras 3: "Identity Mappings in Deep Residual
+Networks" (arXiv 1603.05027).
 
-`import keras_preact` brings the networks, and with them every class that a .keras file can name: `keras.saving.load_model`
-finds them from then on. What takes longer to import comes when it is first asked for.
+`import keras_preact` brings the networks, and with them every class that a .keras file
+can name: `keras.saving.load_model` finds them from then on. What takes longer to import
+comes when it is first asked for.
 """
 
 import importlib
@@ -24,7 +26,8 @@ from keras_preact import (
 from keras_preact.arrangements import ARRANGEMENTS, Arrangement
 from keras_preact.models.registry import create_model, list_models, model_entry
 
-# Not later: importing a module sets the package's attribute of its name, which is the function's name here.
+# Not later: importing a module sets the package's attribute of its name, which is the function's
+# name here.
 from keras_preact.recommend import Recommendation, recommend
 from keras_preact.shortcuts import SHORTCUTS
 from keras_preact.stacks import UnitStack

@@ -7,24 +7,37 @@ from keras_preact import initializers
 
 
 class SelfAttention(keras.Layer):
-    """In each head `softmax(Q K^T / sqrt(size)) V`; a dense layer over all heads behind them.
+    """In each head `softmax(Q K^T / sqrt(size)) V`; a dense layer over all heads behind
+    them.
 
-    Keras' `MultiHeadAttention` starts query, key and value alike where its initialiser has a seed, does not tell one for depth
-    which weight is the last of the branch, and on PyTorch has no forward derivative.
+    Keras' `MultiHeadAttention` starts query, key and value alike where its initialiser
+    has a seed, does not tell one for depth which weight is the last of the branch, and
+    on PyTorch has no forward derivative.
 
     Args:
         filters: Features out, `num_heads` times the size of a head.
         num_heads: How many heads.
         causal: Whether a token sees those up to itself alone.
-        use_bias, kernel_initializer, bias_initializer: Of the four dense layers; each draws its own values. The one behind the
-            heads is the last weight of its branch, the three in front of them are the first.
+        use_bias, kernel_initializer, bias_initializer: Of the four dense layers; each
+            draws its own values. The one behind the heads is the last weight of its
+            branch, the three in front of them are the first.
 
     Input: `(batch, tokens, features)`, output: `(batch, tokens, filters)`.
 
     Source: Sec. 3.2 of arXiv 1706.03762.
     """
 
-    def __init__(self, filters, num_heads, *, causal, use_bias, kernel_initializer, bias_initializer, **kwargs):
+    def __init__(
+        self,
+        filters,
+        num_heads,
+        *,
+        causal,
+        use_bias,
+        kernel_initializer,
+        bias_initializer,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.filters = filters
         self.num_heads = num_heads
@@ -34,7 +47,9 @@ class SelfAttention(keras.Layer):
             return keras.layers.Dense(
                 filters,
                 use_bias=use_bias,
-                kernel_initializer=initializers.of_branch(initializers.spawn(kernel_initializer, name), index, 2),
+                kernel_initializer=initializers.of_branch(
+                    initializers.spawn(kernel_initializer, name), index, 2
+                ),
                 bias_initializer=initializers.spawn(bias_initializer, name),
                 name=name,
                 dtype=self.dtype_policy,
@@ -51,14 +66,18 @@ class SelfAttention(keras.Layer):
     def call(self, x):
         batch, tokens = ops.shape(x)[:2]
         size = self.filters // self.num_heads
-        query, key, value = (ops.reshape(layer(x), (batch, tokens, self.num_heads, size)) for layer in self.heads_in)
+        query, key, value = (
+            ops.reshape(layer(x), (batch, tokens, self.num_heads, size)) for layer in self.heads_in
+        )
         scores = ops.einsum("bqhs,bkhs->bhqk", query * size**-0.5, key)
         scores = ops.cast(scores, self.variable_dtype)  # a sum over many tokens: in full precision
         if self.causal:
             place = ops.arange(tokens)
             scores = ops.where(place[:, None] >= place, scores, float("-inf"))
         shares = ops.cast(ops.softmax(scores), value.dtype)
-        return self.heads_out(ops.reshape(ops.einsum("bhqk,bkhs->bqhs", shares, value), (batch, tokens, self.filters)))
+        return self.heads_out(
+            ops.reshape(ops.einsum("bhqk,bkhs->bqhs", shares, value), (batch, tokens, self.filters))
+        )
 
     def compute_output_shape(self, input_shape):
         return (*input_shape[:-1], self.filters)

@@ -1,4 +1,6 @@
-"""Derivatives of functions of tensors, alike on the three backends. Nothing here changes a variable."""
+"""Derivatives of functions of tensors, alike on the three backends. Nothing here
+changes a variable.
+"""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -8,7 +10,9 @@ from keras import ops
 
 
 def compiled(function: Callable) -> Callable:
-    """Return `function` of tensors compiled where the backend has a compiler, for what is called more than once."""
+    """Return `function` of tensors compiled where the backend has a compiler, for what
+    is called more than once.
+    """
     pure = _without_side_effects(function)
     if keras.backend.backend() == "jax":
         import jax
@@ -22,7 +26,9 @@ def compiled(function: Callable) -> Callable:
 
 
 def without_gradients() -> contextlib.AbstractContextManager:
-    """Return a context in which PyTorch keeps nothing for gradients; the other backends do so only where they are asked."""
+    """Return a context in which PyTorch keeps nothing for gradients; the other backends
+    do so only where they are asked.
+    """
     if keras.backend.backend() != "torch":
         return contextlib.nullcontext()
     import torch
@@ -30,7 +36,9 @@ def without_gradients() -> contextlib.AbstractContextManager:
     return torch.no_grad()
 
 
-def value_and_gradients(function: Callable, arrays: Sequence, variables: Sequence[keras.Variable] = ()):
+def value_and_gradients(
+    function: Callable, arrays: Sequence, variables: Sequence[keras.Variable] = ()
+):
     """Return what `function(*arrays)` returns, and the gradients of its value.
 
     Args:
@@ -39,7 +47,8 @@ def value_and_gradients(function: Callable, arrays: Sequence, variables: Sequenc
         variables: Their gradients are wanted too.
 
     Returns:
-        `(value, rest, gradients of the arrays, gradients of the variables)`; zeros where nothing depends on one.
+        `(value, rest, gradients of the arrays, gradients of the variables)`; zeros
+        where nothing depends on one.
     """
     arrays = [ops.convert_to_tensor(array) for array in arrays]
     values = [ops.convert_to_tensor(variable.value) for variable in variables]
@@ -53,14 +62,18 @@ def value_and_gradients(function: Callable, arrays: Sequence, variables: Sequenc
 
 
 def vjp(function: Callable, x) -> tuple:
-    """Return `function(x)`, one tensor, and the function that turns a cotangent of its shape into that of x: `u -> J^T u`."""
+    """Return `function(x)`, one tensor, and the function that turns a cotangent of its
+    shape into that of x: `u -> J^T u`.
+    """
     return _VJP[keras.backend.backend()](_without_side_effects(function), ops.convert_to_tensor(x))
 
 
 def jvp(function: Callable, x, tangent):
     """Return `J tangent`, of the shape of `function(x)`."""
     x = ops.convert_to_tensor(x)
-    return _JVP[keras.backend.backend()](_without_side_effects(function), x, ops.convert_to_tensor(tangent, x.dtype))
+    return _JVP[keras.backend.backend()](
+        _without_side_effects(function), x, ops.convert_to_tensor(tangent, x.dtype)
+    )
 
 
 def _without_side_effects(function: Callable) -> Callable:
@@ -77,13 +90,19 @@ def _gradients_tensorflow(function, tensors):
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(tensors)
         value, rest = function(*tensors)
-    return value, rest, tape.gradient(value, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return (
+        value,
+        rest,
+        tape.gradient(value, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO),
+    )
 
 
 def _gradients_jax(function, tensors):
     import jax
 
-    (value, rest), gradients = jax.value_and_grad(lambda tensors: function(*tensors), has_aux=True)(tensors)
+    (value, rest), gradients = jax.value_and_grad(lambda tensors: function(*tensors), has_aux=True)(
+        tensors
+    )
     return value, rest, gradients
 
 
@@ -94,7 +113,11 @@ def _gradients_torch(function, tensors):
     with torch.enable_grad():
         value, rest = function(*tensors)
         gradients = torch.autograd.grad(value, tensors, allow_unused=True, materialize_grads=True)
-    return value.detach(), keras.tree.map_structure(lambda tensor: tensor.detach(), rest), list(gradients)
+    return (
+        value.detach(),
+        keras.tree.map_structure(lambda tensor: tensor.detach(), rest),
+        list(gradients),
+    )
 
 
 def _vjp_tensorflow(function, x):
@@ -105,7 +128,9 @@ def _vjp_tensorflow(function, x):
         y = function(x)
 
     def pull(cotangent):
-        return tape.gradient(y, x, output_gradients=cotangent, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return tape.gradient(
+            y, x, output_gradients=cotangent, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
 
     return y, pull
 
@@ -141,7 +166,8 @@ def _graph_torch(function, x):
 def _jvp_tensorflow(function, x, tangent):
     import tensorflow as tf
 
-    # The gradient of `u -> J^T u`, which is linear. TensorFlow 2.21's forward mode gives wrong values through a tf.while_loop.
+    # The gradient of `u -> J^T u`, which is linear. TensorFlow 2.21's forward mode gives wrong
+    # values through a tf.while_loop.
     zero = tf.UnconnectedGradients.ZERO
     with tf.GradientTape(watch_accessed_variables=False) as outer:
         with tf.GradientTape(watch_accessed_variables=False) as inner:
@@ -151,11 +177,14 @@ def _jvp_tensorflow(function, x, tangent):
         outer.watch(cotangent)
         pulled = inner.gradient(y, x, output_gradients=cotangent, unconnected_gradients=zero)
     try:
-        return outer.gradient(pulled, cotangent, output_gradients=tangent, unconnected_gradients=zero)
+        return outer.gradient(
+            pulled, cotangent, output_gradients=tangent, unconnected_gradients=zero
+        )
     except NotImplementedError as error:  # tf.recompute_grad has no second derivative
         raise ValueError(
-            "TensorFlow has no J v through what is computed again for the gradient. Received: a function with remat. "
-            "Take the same weights without: `kp.models.unstack(model)`, or a `UnitStack` with remat=False"
+            "TensorFlow has no J v through what is computed again for the gradient. Received: a "
+            "function with remat. Take the same weights without: `kp.models.unstack(model)`, or "
+            "a `UnitStack` with remat=False"
         ) from error
 
 
@@ -168,7 +197,8 @@ def _jvp_jax(function, x, tangent):
 def _jvp_torch(function, x, tangent):
     import torch
 
-    # As on TensorFlow. The first call of PyTorch 2.13's forward mode warns of the deprecated TorchScript that it is made with.
+    # As on TensorFlow. The first call of PyTorch 2.13's forward mode warns of the deprecated
+    # TorchScript that it is made with.
     x, y = _graph_torch(function, x)
     cotangent = torch.zeros_like(y, requires_grad=True)
     [pulled] = torch.autograd.grad(y, x, cotangent, create_graph=True)

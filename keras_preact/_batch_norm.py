@@ -1,4 +1,6 @@
-"""Batch normalisation of images with the kernels that TensorFlow and PyTorch have for it, and over several devices."""
+"""Batch normalisation of images with the kernels that TensorFlow and PyTorch have for
+it, and over several devices.
+"""
 
 import contextlib
 import contextvars
@@ -14,9 +16,10 @@ class Statistics:
     """How the statistics of a batch are taken while several devices share it.
 
     Args:
-        moments: Function of inputs and axes to the mean and variance of all devices' batches together. None: the backend's
-            own, of the batch that the layer gets.
-        groups: Parts of the batch that have statistics each; of the moving ones the mean is kept.
+        moments: Function of inputs and axes to the mean and variance of all devices'
+            batches together. None: the backend's own, of the batch that the layer gets.
+        groups: Parts of the batch that have statistics each; of the moving ones the
+            mean is kept.
     """
 
     moments: Callable | None = None
@@ -37,15 +40,20 @@ def statistics(active: Statistics) -> Iterator[None]:
         _STATISTICS.pop()
 
 
-#: Layers whose factors stand in the weights in front of them, while a network is traced for serving; None: it is not.
-_FOLDED: contextvars.ContextVar[frozenset[int] | None] = contextvars.ContextVar("folded", default=None)
+#: Layers whose factors stand in the weights in front of them, while a network is traced for
+#: serving; None: it is not.
+_FOLDED: contextvars.ContextVar[frozenset[int] | None] = contextvars.ContextVar(
+    "folded", default=None
+)
 
 
 @contextlib.contextmanager
 def folded(layers: Iterable[keras.Layer]) -> Iterator[None]:
-    """While active, these layers add `beta` to what they get, which has their mean and variance in it already.
+    """While active, these layers add `beta` to what they get, which has their mean and
+    variance in it already.
 
-    The others do not stand right behind a convolution then, and those of 16-bit images have TensorFlow's kernel.
+    The others do not stand right behind a convolution then, and those of 16-bit images
+    have TensorFlow's kernel.
     """
     token = _FOLDED.set(frozenset(map(id, layers)))
     try:
@@ -55,10 +63,14 @@ def folded(layers: Iterable[keras.Layer]) -> Iterator[None]:
 
 
 def synchronized_moments(all_reduce: Callable, replicas: int) -> Callable:
-    """Return the moments over `replicas` batches of one size; `all_reduce` sums a tensor over them, with its gradient."""
+    """Return the moments over `replicas` batches of one size; `all_reduce` sums a
+    tensor over them, with its gradient.
+    """
 
     def moments(inputs, axes):
-        count = ops.cast(replicas * ops.prod([ops.shape(inputs)[axis] for axis in axes]), inputs.dtype)
+        count = ops.cast(
+            replicas * ops.prod([ops.shape(inputs)[axis] for axis in axes]), inputs.dtype
+        )
         sums = ops.stack([ops.sum(inputs, axes), ops.sum(ops.square(inputs), axes)])
         mean, square = ops.unstack(all_reduce(sums) / count, 2)
         return mean, ops.maximum(square - ops.square(mean), 0.0)
@@ -68,13 +80,16 @@ def synchronized_moments(all_reduce: Callable, replicas: int) -> Callable:
 
 @keras.saving.register_keras_serializable("keras_preact")
 class BatchNormalization(keras.layers.BatchNormalization):
-    """`keras.layers.BatchNormalization`, faster: the same values from one kernel where the backend has one.
+    """`keras.layers.BatchNormalization`, faster: the same values from one kernel where
+    the backend has one.
 
-    Keras computes moments, differences and products one by one, each a pass over the map. There are kernels for float32
-    images, channels last, on TensorFlow (in training) and PyTorch; everything else is Keras' own computation.
+    Keras computes moments, differences and products one by one, each a pass over the
+    map. There are kernels for float32 images, channels last, on TensorFlow (in
+    training) and PyTorch; everything else is Keras' own computation.
 
-    Where several devices share a batch, the active `keras_preact.distribution` says whether its statistics are those of all
-    devices or of each; nothing of it is in the layer, nor in what is saved.
+    Where several devices share a batch, the active `keras_preact.distribution` says
+    whether its statistics are those of all devices or of each; nothing of it is in the
+    layer, nor in what is saved.
     """
 
     def call(self, inputs, training=None, mask=None):
@@ -87,8 +102,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
         active = _STATISTICS[-1] if in_training else Statistics()
         if active != Statistics() and (mask is not None or self.renorm):
             raise ValueError(
-                "Batch normalisation with a mask or renorm=True is not for a batch that several devices share. "
-                f"Received: mask={mask}, renorm={self.renorm}"
+                "Batch normalisation with a mask or renorm=True is not for a batch that several "
+                f"devices share. Received: mask={mask}, renorm={self.renorm}"
             )
         if active.groups > 1:
             return self._in_groups(inputs, active.groups)
@@ -98,8 +113,13 @@ class BatchNormalization(keras.layers.BatchNormalization):
         channels = (inputs.shape[-1],)
         gamma = ops.convert_to_tensor(self.gamma) if self.scale else ops.ones(channels, "float32")
         beta = ops.convert_to_tensor(self.beta) if self.center else ops.zeros(channels, "float32")
-        mean, variance = ops.convert_to_tensor(self.moving_mean), ops.convert_to_tensor(self.moving_variance)
-        outputs, batch_mean, batch_variance = kernel(inputs, gamma, beta, mean, variance, self.epsilon, in_training)
+        mean, variance = (
+            ops.convert_to_tensor(self.moving_mean),
+            ops.convert_to_tensor(self.moving_variance),
+        )
+        outputs, batch_mean, batch_variance = kernel(
+            inputs, gamma, beta, mean, variance, self.epsilon, in_training
+        )
         if in_training:
             # The kernels divide by n - 1 for the moving variance, Keras by n.
             n = ops.cast(ops.prod(ops.shape(inputs)[:-1]), "float32")
@@ -108,12 +128,19 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     def _moments(self, inputs, mask):
         moments = _STATISTICS[-1].moments
-        return super()._moments(inputs, mask) if moments is None else moments(inputs, self._reduction_axes)
+        return (
+            super()._moments(inputs, mask)
+            if moments is None
+            else moments(inputs, self._reduction_axes)
+        )
 
     def _in_groups(self, inputs, groups: int):
         """Normalise each of `groups` equal parts of the batch by its own statistics."""
         if inputs.shape[0] % groups:
-            raise ValueError(f"A batch of {groups} parts must divide by it. Received: a batch of {inputs.shape[0]}")
+            raise ValueError(
+                f"A batch of {groups} parts must divide by it. Received: a batch of "
+                f"{inputs.shape[0]}"
+            )
         x = ops.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
         parts = ops.reshape(x, (groups, x.shape[0] // groups, *x.shape[1:]))
         axes = tuple(axis + 1 for axis in self._reduction_axes)
@@ -132,18 +159,32 @@ class BatchNormalization(keras.layers.BatchNormalization):
     def _move(self, mean, variance) -> None:
         """Update the moving statistics."""
         for moving, new in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            moving.assign(ops.convert_to_tensor(moving) * self.momentum + new * (1.0 - self.momentum))
+            moving.assign(
+                ops.convert_to_tensor(moving) * self.momentum + new * (1.0 - self.momentum)
+            )
 
     def _has_short_images(self, inputs) -> bool:
         is_image = len(inputs.shape) == 4 and self.axis in (-1, 3)
-        return is_image and self.scale and self.center and keras.backend.standardize_dtype(inputs.dtype) == "bfloat16"
+        return (
+            is_image
+            and self.scale
+            and self.center
+            and keras.backend.standardize_dtype(inputs.dtype) == "bfloat16"
+        )
 
     def _is_plain(self, inputs, in_training: bool) -> bool:
         """Whether there is a kernel for this."""
         is_image = len(inputs.shape) == 4 and self.axis in (-1, 3)
-        more_than_one = tuple(inputs.shape[:-1]) != (1, 1, 1) or not in_training  # torch refuses one value a channel
+        more_than_one = (
+            tuple(inputs.shape[:-1]) != (1, 1, 1) or not in_training
+        )  # torch refuses one value a channel
         dtypes = (self.compute_dtype, keras.backend.standardize_dtype(inputs.dtype))
-        return is_image and more_than_one and dtypes == ("float32", "float32") and not (self.renorm or self.synchronized)
+        return (
+            is_image
+            and more_than_one
+            and dtypes == ("float32", "float32")
+            and not (self.renorm or self.synchronized)
+        )
 
 
 def _tensorflow(x, gamma, beta, mean, variance, epsilon: float, training: bool):
@@ -151,19 +192,35 @@ def _tensorflow(x, gamma, beta, mean, variance, epsilon: float, training: bool):
 
     empty = tf.zeros((0,))
     y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
-        x=x, scale=gamma, offset=beta, mean=empty, variance=empty, epsilon=epsilon, is_training=training
+        x=x,
+        scale=gamma,
+        offset=beta,
+        mean=empty,
+        variance=empty,
+        epsilon=epsilon,
+        is_training=training,
     )
     return y, mean, variance
 
 
 def _tensorflow_short(layer: BatchNormalization, x):
-    """Normalise bfloat16 images at inference; Keras brings each map to float32 and back."""
+    """Normalise bfloat16 images at inference; Keras brings each map to float32 and
+    back.
+    """
     import tensorflow as tf
 
     moments = (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance)
-    scale, offset, mean, variance = (tf.cast(ops.convert_to_tensor(variable), tf.float32) for variable in moments)
+    scale, offset, mean, variance = (
+        tf.cast(ops.convert_to_tensor(variable), tf.float32) for variable in moments
+    )
     return tf.raw_ops.FusedBatchNormV3(
-        x=x, scale=scale, offset=offset, mean=mean, variance=variance, epsilon=layer.epsilon, is_training=False
+        x=x,
+        scale=scale,
+        offset=offset,
+        mean=mean,
+        variance=variance,
+        epsilon=layer.epsilon,
+        is_training=False,
     )[0]
 
 
@@ -172,13 +229,15 @@ def _torch(x, gamma, beta, mean, variance, epsilon: float, training: bool):
 
     if training:  # with a momentum of 1 the batch's own statistics take their place
         mean, variance = torch.zeros_like(mean), torch.zeros_like(variance)
-    images = x.permute(0, 3, 1, 2)  # what torch calls the memory format channels_last: nothing is copied
+    images = x.permute(
+        0, 3, 1, 2
+    )  # what torch calls the memory format channels_last: nothing is copied
     y = torch.nn.functional.batch_norm(images, mean, variance, gamma, beta, training, 1.0, epsilon)
     return y.permute(0, 2, 3, 1), mean, variance
 
 
-#: Backend and whether in training to kernel. TensorFlow 2.21 fuses its own, at inference on a CPU, with a convolution in front
-#: and a tanh or sigmoid behind into an operation that it does not have.
+#: Backend and whether in training to kernel. TensorFlow 2.21 fuses its own, at inference on a CPU,
+#: with a convolution in front and a tanh or sigmoid behind into an operation that it does not have.
 _KERNELS: dict[tuple[str, bool], Callable] = {
     ("tensorflow", True): _tensorflow,
     ("torch", True): _torch,

@@ -26,7 +26,10 @@ def lookup(table: Mapping[str, T], name: object, argument: str) -> T:
 def one_of(value: object, allowed: Iterable[object], argument: str) -> None:
     allowed = tuple(allowed)
     if value not in allowed:
-        raise ValueError(f"`{argument}` must be one of {', '.join(map(repr, allowed))}. Received: {argument}={value!r}")
+        raise ValueError(
+            f"`{argument}` must be one of {', '.join(map(repr, allowed))}. Received: "
+            f"{argument}={value!r}"
+        )
 
 
 def positive_int(value: object, argument: str) -> None:

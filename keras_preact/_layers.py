@@ -1,4 +1,6 @@
-"""The layers a unit is made of, each made by name: weights, normalisations, components of an arrangement."""
+"""The layers a unit is made of, each made by name: weights, normalisations, components
+of an arrangement.
+"""
 
 import dataclasses
 import math
@@ -44,9 +46,11 @@ class Scale(keras.Layer):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class StochasticDepth(keras.Layer):
-    """Sets F(x) to 0 for a share of `rate` of the examples and multiplies the rest by `1 / (1 - rate)`, in training only.
+    """Sets F(x) to 0 for a share of `rate` of the examples and multiplies the rest by
+    `1 / (1 - rate)`, in training only.
 
-    The paper scales at inference instead: the same network with the weights behind F scaled. `rate` is in [0, 1).
+    The paper scales at inference instead: the same network with the weights behind F
+    scaled. `rate` is in [0, 1).
 
     Source: arXiv 1603.09382, Sec. 3.
     """
@@ -97,7 +101,9 @@ def weight(
     data_format=None,
     **kwargs,
 ) -> keras.Layer:
-    """Make a weight layer: a convolution, a dense one where `kernel_size` is None, or self-attention."""
+    """Make a weight layer: a convolution, a dense one where `kernel_size` is None, or
+    self-attention.
+    """
     if kernel_size is None:
         return keras.layers.Dense(filters, **kwargs)
     if kernel_size == ATTENTION:
@@ -114,14 +120,18 @@ def weight(
     )
 
 
-#: Name to a function of the channel axis and the channel count. Batch normalisation has Torch's epsilon and momentum, as
-#: in the released code; the paper does not give them.
+#: Name to a function of the channel axis and the channel count. Batch normalisation has Torch's
+#: epsilon and momentum, as in the released code; the paper does not give them.
 NORMALIZATIONS: Mapping[str, Callable[[int, int], keras.Layer] | None] = MappingProxyType(
     {
-        "batch": lambda axis, _: keras.layers.BatchNormalization(axis=axis, momentum=0.9, epsilon=1e-5),
+        "batch": lambda axis, _: keras.layers.BatchNormalization(
+            axis=axis, momentum=0.9, epsilon=1e-5
+        ),
         "layer": lambda axis, _: keras.layers.LayerNormalization(axis=axis, epsilon=1e-5),
         # 32 groups, as arXiv 1803.08494 recommends, or as many as the channels can be divided into
-        "group": lambda axis, n: keras.layers.GroupNormalization(groups=math.gcd(32, n), axis=axis, epsilon=1e-5),
+        "group": lambda axis, n: keras.layers.GroupNormalization(
+            groups=math.gcd(32, n), axis=axis, epsilon=1e-5
+        ),
         "rms": lambda axis, _: keras.layers.RMSNormalization(axis=axis, epsilon=1e-6),
         "none": None,
     }
@@ -131,7 +141,8 @@ NORMALIZATIONS: Mapping[str, Callable[[int, int], keras.Layer] | None] = Mapping
 class _OverAxis1(keras.Layer):
     """Normalises axis 1: moves it behind the others, and back.
 
-    Keras' own layer normalisation does not work there on Torch, and its RMS normalisation on no backend.
+    Keras' own layer normalisation does not work there on Torch, and its RMS
+    normalisation on no backend.
     """
 
     def __init__(self, **kwargs):
@@ -155,7 +166,8 @@ class _RMSNormalizationOverAxis1(_OverAxis1, keras.layers.RMSNormalization):
     pass
 
 
-#: Layers to take in place of Keras' own: where the channels stand second, and where they stand last.
+#: Layers to take in place of Keras' own: where the channels stand second, and where they stand
+#: last.
 OVER_AXIS_1: dict[type, type] = {
     keras.layers.LayerNormalization: _LayerNormalizationOverAxis1,
     keras.layers.RMSNormalization: _RMSNormalizationOverAxis1,
@@ -167,7 +179,8 @@ FASTER: dict[type, type] = {keras.layers.BatchNormalization: BatchNormalization}
 class Pattern:
     """Class and config of a layer, to make others like it.
 
-    A layer that holds the pattern as a layer would count its weights as its own; it holds this instead.
+    A layer that holds the pattern as a layer would count its weights as its own; it
+    holds this instead.
     """
 
     layer_class: type[keras.Layer]
@@ -178,14 +191,24 @@ class Pattern:
         return cls(type(layer), layer.get_config())
 
     def make(self, **settings) -> keras.Layer:
-        """Make a layer with those of `settings` that its config knows and that are not None."""
-        config = self.config | {key: value for key, value in settings.items() if key in self.config and value is not None}
+        """Make a layer with those of `settings` that its config knows and that are not
+        None.
+        """
+        config = self.config | {
+            key: value
+            for key, value in settings.items()
+            if key in self.config and value is not None
+        }
         return self.layer_class.from_config(config)
 
     def at(self, place: str) -> "Pattern":
-        """Return the pattern for layers at `place`: seeds in it become that place's own."""
+        """Return the pattern for layers at `place`: seeds in it become that place's
+        own.
+        """
         own: dict = {}
-        if (initializer := keras.initializers.get(self.config.get("kernel_initializer"))) is not None:
+        if (
+            initializer := keras.initializers.get(self.config.get("kernel_initializer"))
+        ) is not None:
             own["kernel_initializer"] = initializers.spawn(initializer, place)
         if (seed := self.config.get("seed")) is not None:
             own["seed"] = initializers.derive_seed(seed, place)
@@ -199,8 +222,9 @@ class Normalization:
     """Makes the normalisations of a unit, all of one kind.
 
     Args:
-        kind: A name from `NORMALIZATIONS`, or a Keras layer as a pattern (or the config of one): each place gets a copy with
-            its own weights, over the axis that fits there.
+        kind: A name from `NORMALIZATIONS`, or a Keras layer as a pattern (or the config
+            of one): each place gets a copy with its own weights, over the axis that
+            fits there.
     """
 
     def __init__(self, kind: str | dict | keras.Layer):
@@ -212,7 +236,9 @@ class Normalization:
             _checks.lookup(NORMALIZATIONS, kind, "normalization")
             self.kind = kind
 
-    def make(self, axis: int, channels: int, *, name: str, dtype=None, gamma_initializer=None) -> list[keras.Layer]:
+    def make(
+        self, axis: int, channels: int, *, name: str, dtype=None, gamma_initializer=None
+    ) -> list[keras.Layer]:
         """Make the layer for one place: a list of one, or of none for `"none"`."""
         pattern = self.kind
         if not isinstance(pattern, Pattern):
@@ -221,8 +247,12 @@ class Normalization:
                 return []
             pattern = Pattern.of(make(axis, channels))
         replacements = OVER_AXIS_1 if axis == 1 else FASTER
-        pattern = Pattern(replacements.get(pattern.layer_class, pattern.layer_class), pattern.config)
-        return [pattern.make(axis=axis, name=name, dtype=dtype, gamma_initializer=gamma_initializer)]
+        pattern = Pattern(
+            replacements.get(pattern.layer_class, pattern.layer_class), pattern.config
+        )
+        return [
+            pattern.make(axis=axis, name=name, dtype=dtype, gamma_initializer=gamma_initializer)
+        ]
 
     def serialize(self) -> str | dict:
         """Return what a config holds: the name, or the pattern."""
@@ -230,17 +260,29 @@ class Normalization:
 
 
 def components(
-    names, normalization, activation, *, axis, channels, name="{}", dtype=None, gamma_initializer=None
+    names,
+    normalization,
+    activation,
+    *,
+    axis,
+    channels,
+    name="{}",
+    dtype=None,
+    gamma_initializer=None,
 ) -> list[keras.Layer]:
-    """Make the layers of an arrangement's components, `("norm", "activation")`, each called `name.format(component)`.
+    """Make the layers of an arrangement's components, `("norm", "activation")`, each
+    called `name.format(component)`.
 
-    `gamma_initializer` is of the normalisations, those that have one; None for their own.
+    `gamma_initializer` is of the normalisations, those that have one; None for their
+    own.
     """
     layers: list[keras.Layer] = []
     for i, component in enumerate(names):
         called = name.format(component) + "_again" * names[:i].count(component)
         if component == "norm":
-            layers += normalization.make(axis, channels, name=called, dtype=dtype, gamma_initializer=gamma_initializer)
+            layers += normalization.make(
+                axis, channels, name=called, dtype=dtype, gamma_initializer=gamma_initializer
+            )
         elif component == "activation":
             layers.append(keras.layers.Activation(activation, name=called, dtype=dtype))
         else:
@@ -259,7 +301,9 @@ def has_gamma(layers: list[keras.Layer]) -> bool:
 
 
 class Gated(keras.Layer):
-    """A chain of layers whose output a second weight layer, beside it, multiplies: `chain(x) * gate(x)`."""
+    """A chain of layers whose output a second weight layer, beside it, multiplies:
+    `chain(x) * gate(x)`.
+    """
 
     def __init__(self, chain: list[keras.Layer], gate: keras.Layer, **kwargs):
         super().__init__(**kwargs)
@@ -278,7 +322,9 @@ class Gated(keras.Layer):
 
 
 def build_chain(chain: list[keras.Layer], shape: tuple) -> tuple:
-    """Build layers that stand one behind the other for an input of `shape`; return the shape of the last one's output."""
+    """Build layers that stand one behind the other for an input of `shape`; return the
+    shape of the last one's output.
+    """
     for layer in chain:
         layer.build(shape)
         shape = layer.compute_output_shape(shape)

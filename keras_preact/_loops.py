@@ -1,7 +1,8 @@
 """Loops over stacked tensors on each backend.
 
-A step is a function `(carry, slices) -> (carry, outputs)`: a tensor and two lists of tensors. A loop of n steps takes for
-`slices` a list of tensors with a leading axis of n, and returns the last carry and, with such an axis again, the outputs.
+A step is a function `(carry, slices) -> (carry, outputs)`: a tensor and two lists of
+tensors. A loop of n steps takes for `slices` a list of tensors with a leading axis of
+n, and returns the last carry and, with such an axis again, the outputs.
 """
 
 import contextvars
@@ -20,17 +21,30 @@ _SLOW_CONVOLUTIONS = contextvars.ContextVar("slow_convolutions", default=False)
 
 
 def convolutions_are_slow() -> bool:
-    """Whether the code that is traced now becomes the body of a loop for a CPU, compiled by XLA."""
+    """Whether the code that is traced now becomes the body of a loop for a CPU,
+    compiled by XLA.
+    """
     return _SLOW_CONVOLUTIONS.get()
 
 
-def repeat(step: Step, carry, stacked: list, length: int, outputs: Sequence, *, execution: str, remat: int, unroll: int):
+def repeat(
+    step: Step,
+    carry,
+    stacked: list,
+    length: int,
+    outputs: Sequence,
+    *,
+    execution: str,
+    remat: int,
+    unroll: int,
+):
     """Run `step` for each slice in turn.
 
     Args:
         outputs: Shape and dtype of each tensor that a step returns behind its carry.
         execution: `"scan"` or `"loop"`.
-        remat: Steps that make a segment whose inside is not kept for the gradient, but computed again; 0 for none.
+        remat: Steps that make a segment whose inside is not kept for the gradient, but
+            computed again; 0 for none.
         unroll: Steps that make the body of a scan.
     """
     run = _loop if execution == "loop" else _scan
@@ -38,7 +52,9 @@ def repeat(step: Step, carry, stacked: list, length: int, outputs: Sequence, *, 
 
         def segment(carry, rows):
             length = rows[0].shape[0]
-            return repeat(step, carry, rows, length, outputs, execution=execution, remat=0, unroll=unroll)
+            return repeat(
+                step, carry, rows, length, outputs, execution=execution, remat=0, unroll=unroll
+            )
 
         return _in_segments(run, _remat(segment, outputs), remat, carry, stacked, length, outputs)
     if run is _scan and unroll > 1:
@@ -56,22 +72,29 @@ def _remat(segment: Step, outputs: Sequence) -> Step:
         return keras.remat(segment)
     import tensorflow as tf
 
-    # An integer output, such as a seed, has no gradient inside a tf.while_loop, not even 0: `tf.recompute_grad` fails there.
+    # An integer output, such as a seed, has no gradient inside a tf.while_loop, not even 0:
+    # `tf.recompute_grad` fails there.
     def in_floats(carry, rows):
         carry, results = segment(carry, rows)
-        return carry, [tf.cast(result, tf.float64) if result.dtype.is_integer else result for result in results]
+        return carry, [
+            tf.cast(result, tf.float64) if result.dtype.is_integer else result for result in results
+        ]
 
     computed_again = keras.remat(in_floats)
 
     def run(carry, rows):
         carry, results = computed_again(carry, rows)
-        return carry, [tf.cast(result, dtype) for result, (_, dtype) in zip(results, outputs, strict=True)]
+        return carry, [
+            tf.cast(result, dtype) for result, (_, dtype) in zip(results, outputs, strict=True)
+        ]
 
     return run
 
 
 def _in_segments(run: Callable, segment: Step, size: int, carry, stacked, length, outputs):
-    """`run` the `segment`, which takes slices of up to `size` steps, until all `length` steps are done."""
+    """`run` the `segment`, which takes slices of up to `size` steps, until all `length`
+    steps are done.
+    """
     whole = length // size
     ends = whole * size
     rows = [ops.reshape(tensor[:ends], (whole, size, *ops.shape(tensor)[1:])) for tensor in stacked]
@@ -82,12 +105,16 @@ def _in_segments(run: Callable, segment: Step, size: int, carry, stacked, length
         results = [ops.reshape(part, (ends, *ops.shape(part)[2:])) for part in parts]
     if ends < length:
         carry, rest = segment(carry, [tensor[ends:] for tensor in stacked])
-        results = [ops.concatenate(pair) for pair in zip(results, rest, strict=True)] if whole else rest
+        results = (
+            [ops.concatenate(pair) for pair in zip(results, rest, strict=True)] if whole else rest
+        )
     return carry, results
 
 
 def _loop(step: Step, carry, stacked: list, length: int, outputs: Sequence):
-    """As many copies of `step` in the graph as there are slices; `outputs` is for a scan alone."""
+    """As many copies of `step` in the graph as there are slices; `outputs` is for a
+    scan alone.
+    """
     rows = [_unstack(tensor, length) for tensor in stacked]
     results = []
     for i in range(length):
@@ -98,7 +125,8 @@ def _loop(step: Step, carry, stacked: list, length: int, outputs: Sequence):
 
 def _unstack(tensor, length: int) -> list:
     if keras.backend.backend() == "jax":
-        # The gradient of n single slices is a sum of n arrays of the full size, that of a split one concatenation.
+        # The gradient of n single slices is a sum of n arrays of the full size, that of a split one
+        # concatenation.
         return [ops.squeeze(part, 0) for part in ops.split(tensor, length)]
     return ops.unstack(tensor, length)
 
@@ -120,8 +148,12 @@ def _scan_tensorflow(step, carry, stacked, length, outputs):
     """As `keras.ops.scan`, which fails on TensorFlow where outputs differ in shape."""
     import tensorflow as tf
 
-    # Slices come from TensorArrays: the gradient of indexing a tensor in a loop is a sum of n tensors of the full size.
-    rows = [tf.TensorArray(tensor.dtype, length, element_shape=tensor.shape[1:]).unstack(tensor) for tensor in stacked]
+    # Slices come from TensorArrays: the gradient of indexing a tensor in a loop is a sum of n
+    # tensors of the full size.
+    rows = [
+        tf.TensorArray(tensor.dtype, length, element_shape=tensor.shape[1:]).unstack(tensor)
+        for tensor in stacked
+    ]
     results = [tf.TensorArray(dtype, length, element_shape=shape) for shape, dtype in outputs]
     shape = carry.shape
 
@@ -131,5 +163,7 @@ def _scan_tensorflow(step, carry, stacked, length, outputs):
         return i + 1, tf.ensure_shape(carry, shape), *written
 
     start = (tf.constant(0), carry, *results)
-    _, carry, *results = tf.while_loop(lambda i, *_: i < length, body, start, maximum_iterations=length)
+    _, carry, *results = tf.while_loop(
+        lambda i, *_: i < length, body, start, maximum_iterations=length
+    )
     return carry, [result.stack() for result in results]

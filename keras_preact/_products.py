@@ -1,13 +1,16 @@
-"""Convolutions as sums of matrix products, for the one place where XLA's own convolutions are slow: loops on a CPU.
+"""Convolutions as sums of matrix products, for the one place where XLA's own
+convolutions are slow: loops on a CPU.
 
-XLA compiles the gradients of a convolution inside a loop for a CPU to code that is several times slower than outside of one.
+XLA compiles the gradients of a convolution inside a loop for a CPU to code that is
+several times slower than outside of one.
 """
 
 from keras import ops
 
 
 def convolve(images, kernel, groups: int = 1, dilation: int = 1):
-    """Convolve at stride 1 with zeros around: for every element of the kernel, the images moved by it times its matrix.
+    """Convolve at stride 1 with zeros around: for every element of the kernel, the
+    images moved by it times its matrix.
 
     Args:
         images: `(batch, height, width, channels)`.
@@ -26,7 +29,9 @@ def convolve(images, kernel, groups: int = 1, dilation: int = 1):
     for row in range(size):
         for column in range(size):
             top, left = row * dilation, column * dilation
-            product = _multiply(padded[:, top : top + height, left : left + width], kernel[row, column], groups)
+            product = _multiply(
+                padded[:, top : top + height, left : left + width], kernel[row, column], groups
+            )
             total = product if total is None else total + product
     return total
 

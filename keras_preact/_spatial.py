@@ -1,4 +1,6 @@
-"""Layers over height and width that pad all sides alike, as Torch does, whatever the stride."""
+"""Layers over height and width that pad all sides alike, as Torch does, whatever the
+stride.
+"""
 
 import keras
 from keras import ops
@@ -8,23 +10,28 @@ from keras_preact import _loops, _products
 
 @keras.saving.register_keras_serializable("keras_preact")
 class PaddedConv2D(keras.layers.Conv2D):
-    """A convolution that pads `(kernel - 1) / 2 * dilation` on every side, whatever the stride.
+    """A convolution that pads `(kernel - 1) / 2 * dilation` on every side, whatever the
+    stride.
 
-    `padding="same"` pads nothing at the top and left of an even map at stride 2, where Torch, and with it the released code,
-    pads one row on each side: weights would not carry over, and the map would be sampled off its centre.
+    `padding="same"` pads nothing at the top and left of an even map at stride 2, where
+    Torch, and with it the released code, pads one row on each side: weights would not
+    carry over, and the map would be sampled off its centre.
 
     Args:
         filters: Channels out.
         kernel_size: Odd; the kernel is square.
-        standardize: Whether to convolve with the standardised kernel: of every filter, less its mean and over its standard
-            deviation (weight standardisation, arXiv 1903.10520). Computed in float32 whatever the policy.
+        standardize: Whether to convolve with the standardised kernel: of every filter,
+            less its mean and over its standard deviation (weight standardisation, arXiv
+            1903.10520). Computed in float32 whatever the policy.
         **kwargs: As in `keras.layers.Conv2D`, without `padding`.
 
-    Input: `(batch, height, width, channels)`, output: `(batch, ceil(height / strides), ceil(width / strides), filters)`; with
+    Input: `(batch, height, width, channels)`, output: `(batch, ceil(height / strides),
+        ceil(width / strides), filters)`; with
     `data_format="channels_first"` the channels stand second in both.
     """
 
-    #: What is added to the variance of a filter: that of the published BiT networks (arXiv 1912.11370).
+    #: What is added to the variance of a filter: that of the published BiT networks (arXiv
+    #: 1912.11370).
     EPSILON = 1e-8
 
     def __init__(self, filters, kernel_size, *, standardize: bool = False, **kwargs):
@@ -45,10 +52,15 @@ class PaddedConv2D(keras.layers.Conv2D):
             kernel = standardized(ops.convert_to_tensor(kernel), self.EPSILON, inputs.dtype)
         if self.strides != (1, 1) or not _loops.convolutions_are_slow():
             return super().convolution_op(inputs, kernel)
-        # JAX 0.10, two cores, gradient of 17 units of each stage of ResNet-164 in a scan, batch 16: 484, 222, 139 ms with
-        # products, 2266, 2257, 1755 ms with convolutions; outside a loop those take 592, 276, 183 ms.
-        # What is kept for the gradient is the input, not its nine shifts.
-        convolve = keras.remat(lambda images, kernel: _products.convolve(images, kernel, self.groups, self.dilation_rate[0]))
+        # JAX 0.10, two cores, gradient of 17 units of each stage of ResNet-164 in a scan, batch 16:
+        # 484, 222, 139 ms with products, 2266, 2257, 1755 ms with convolutions; outside a loop
+        # those take 592, 276, 183 ms. What is kept for the gradient is the input, not its nine
+        # shifts.
+        convolve = keras.remat(
+            lambda images, kernel: _products.convolve(
+                images, kernel, self.groups, self.dilation_rate[0]
+            )
+        )
         kernel = ops.convert_to_tensor(kernel)
         if self.data_format == "channels_last":
             return convolve(inputs, kernel)
@@ -58,7 +70,8 @@ class PaddedConv2D(keras.layers.Conv2D):
         inputs = pad_sides(inputs, self.pad, self.data_format) if self.pad else inputs
         if self.data_format == "channels_last" or not self.use_bias:
             return super().call(inputs)
-        # Keras 3.15 on TensorFlow adds a bias of shape (1, n, 1, 1) to the last axis, not the channels, if that is n wide.
+        # Keras 3.15 on TensorFlow adds a bias of shape (1, n, 1, 1) to the last axis, not the
+        # channels, if that is n wide.
         outputs = self.convolution_op(inputs, self.kernel) + ops.reshape(self.bias, (1, -1, 1, 1))
         return outputs if self.activation is None else self.activation(outputs)
 
@@ -70,7 +83,9 @@ class PaddedConv2D(keras.layers.Conv2D):
 
 
 def standardized(kernel, epsilon: float, dtype):
-    """Return `kernel`, less the mean of each filter and over its standard deviation, in `dtype`."""
+    """Return `kernel`, less the mean of each filter and over its standard deviation, in
+    `dtype`.
+    """
     centred = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
     # not `ops.moments`, which on torch takes the square of the mean from the mean of the squares
     variance = ops.mean(ops.square(centred), axis=(0, 1, 2), keepdims=True)
@@ -79,11 +94,13 @@ def standardized(kernel, epsilon: float, dtype):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
-    """Max pooling that pads `(pool_size - 1) / 2` on every side, with minus infinity as Torch does.
+    """Max pooling that pads `(pool_size - 1) / 2` on every side, with minus infinity as
+    Torch does.
 
     Args:
         pool_size, strides: As in `keras.layers.MaxPooling2D`.
-        zeros: Whether to pad with zeros, which hide negative values at the edge: the TF-slim networks do.
+        zeros: Whether to pad with zeros, which hide negative values at the edge: the
+            TF-slim networks do.
         **kwargs: As in `keras.layers.MaxPooling2D`, without `padding`.
 
     Input and output: as `PaddedConv2D`, with the channels unchanged.
@@ -107,17 +124,21 @@ class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class WindowPooling2D(keras.Layer):
-    """Averages over a square window with fixed weights, at a stride: the map is smoothed before it is sampled.
+    """Averages over a square window with fixed weights, at a stride: the map is
+    smoothed before it is sampled.
 
     Args:
-        window: Two or three weights along a side: `(1, 1)` is average pooling, `(1, 2, 1)` a binomial blur.
+        window: Two or three weights along a side: `(1, 1)` is average pooling, `(1, 2,
+            1)` a binomial blur.
         strides: Step.
         data_format: `"channels_last"` or `"channels_first"`.
 
-    Pixels beyond the edge are the map's own, so that a constant map stays as it is: three mirror the map around its outermost
-    pixels; two, of which none is beyond the left, repeat the last: an average there is that of what is left of the map.
+    Pixels beyond the edge are the map's own, so that a constant map stays as it is:
+    three mirror the map around its outermost pixels; two, of which none is beyond the
+    left, repeat the last: an average there is that of what is left of the map.
 
-    Input and output: as `PaddedConv2D`, with the channels unchanged; a map has at least 2 pixels a side for a window of 3.
+    Input and output: as `PaddedConv2D`, with the channels unchanged; a map has at least
+    2 pixels a side for a window of 3.
     """
 
     def __init__(self, window, strides: int = 1, data_format: str | None = None, **kwargs):
@@ -141,7 +162,9 @@ class WindowPooling2D(keras.Layer):
         x = ops.concatenate(padded, axis=axis)
         total = 0
         for i, weight in enumerate(self.window):
-            total = total + part(i, (i - length + 1) or None, self.strides) * (weight / sum(self.window))
+            total = total + part(i, (i - length + 1) or None, self.strides) * (
+                weight / sum(self.window)
+            )
         return total
 
     def compute_output_shape(self, input_shape):
@@ -160,16 +183,22 @@ def channel_axis(data_format: str, rank: int) -> int:
 
 
 def pad_sides(images, pad: int, data_format: str, value: float = 0.0):
-    """Pad height and width of `(batch, height, width, channels)`, or channels first, on both sides."""
+    """Pad height and width of `(batch, height, width, channels)`, or channels first, on
+    both sides.
+    """
     sides = [(0, 0), (pad, pad), (pad, pad)]
     sides.insert(1 if data_format == "channels_first" else 3, (0, 0))
     return ops.pad(images, sides, constant_values=value)
 
 
-def strided_shape(shape: tuple, strides: int, data_format: str, channels: int | None = None) -> tuple:
-    """Return the shape behind a step of `strides` (an image's size divided by it, rounded up) into `channels`.
+def strided_shape(
+    shape: tuple, strides: int, data_format: str, channels: int | None = None
+) -> tuple:
+    """Return the shape behind a step of `strides` (an image's size divided by it,
+    rounded up) into `channels`.
 
-    A shape that is not an image's keeps its sizes; without `channels` their number stays.
+    A shape that is not an image's keeps its sizes; without `channels` their number
+    stays.
     """
     axis = channel_axis(data_format, len(shape))
     new = list(shape)

@@ -1,7 +1,9 @@
-"""What to begin with at a given depth, as tables with their sources: rates, warm-up, normalisation, initialiser, dropout.
+"""What to begin with at a given depth, as tables with their sources: rates, warm-up,
+normalisation, initialiser, dropout.
 
-The tables are those of `GUIDE`, rules of thumb, Sec. 8.2 to 8.7. Where the paper says otherwise of networks that it
-trained, or this package measured otherwise, that wins and stands in the reason. `kp.recommend` reads them.
+The tables are those of `GUIDE`, rules of thumb, Sec. 8.2 to 8.7. Where the paper says
+otherwise of networks that it trained, or this package measured otherwise, that wins and
+stands in the reason. `kp.recommend` reads them.
 """
 
 import dataclasses
@@ -41,7 +43,8 @@ class DepthRow:
     initializer_reason: str
 
 
-#: Guide, Sec. 8.4, 8.5 and 8.7; the limit of the norm is the upper end of its healthy range, Sec. 8.8.
+#: Guide, Sec. 8.4, 8.5 and 8.7; the limit of the norm is the upper end of its healthy range, Sec.
+#: 8.8.
 DEPTHS: Sequence[DepthRow] = (
     DepthRow(
         start=1,
@@ -82,9 +85,11 @@ DEPTHS: Sequence[DepthRow] = (
         clip_norm=10.0,
         arrangement_reason="Pre-activation is mandatory from 1000 layers on.",
         initializer_reason=(
-            "The guide requires orthogonal weights from 1000 layers on; this package's 10,001 layers with batch normalisation "
-            "trained with DepthScaledHe, which keeps the gradients of both ends alike "
-            "(training/benchmark/measured/very_deep_preact_jax.json), and the paper's 1001 with plain He."
+            "The guide requires orthogonal weights from 1000 layers on; this package's 10,001 "
+            "layers with batch normalisation trained with DepthScaledHe, which keeps the "
+            "gradients of both ends alike "
+            "(training/benchmark/measured/very_deep_preact_jax.json), and the paper's 1001 with "
+            "plain He."
         ),
     ),
 )
@@ -99,7 +104,8 @@ class Task:
         activation: Of the units; `"swiglu"` is the MLP of a transformer.
         arrangement: Of the units.
         initializer: Key of `INITIALIZERS`, where the depth asks for no other.
-        transformer: Whether it is for `kp.models.pre_ln_transformer`; else for the residual networks.
+        transformer: Whether it is for `kp.models.pre_ln_transformer`; else for the
+            residual networks.
         normalization_reason, activation_reason: Why, in a sentence each.
     """
 
@@ -124,14 +130,18 @@ _VISION = Task(
     normalization_reason=_BATCH_NORM,
     activation_reason="GELU is the smooth one for general purposes; ReLU, the paper's, is the simple and proven one.",
 )
-_OF_THE_PAPER = dataclasses.replace(_VISION, activation="relu", activation_reason="ReLU is the paper's.")
+_OF_THE_PAPER = dataclasses.replace(
+    _VISION, activation="relu", activation_reason="ReLU is the paper's."
+)
 
 #: Name to `Task`: guide, Sec. 8.2 and 8.3. `"cifar"` and `"imagenet"` are the paper's networks.
 TASKS: Mapping[str, Task] = MappingProxyType(
     {
         "vision": _VISION,
         "mobile": dataclasses.replace(
-            _VISION, activation="hard_silu", activation_reason="Hard swish is a fast approximation, for small devices."
+            _VISION,
+            activation="hard_silu",
+            activation_reason="Hard swish is a fast approximation, for small devices.",
         ),
         "language": Task(
             normalization="rms",
@@ -148,7 +158,8 @@ TASKS: Mapping[str, Task] = MappingProxyType(
     }
 )
 
-#: Smallest batch at which batch statistics are good enough: arXiv 1803.08494, Fig. 1, where errors rise below 16 images.
+#: Smallest batch at which batch statistics are good enough: arXiv 1803.08494, Fig. 1, where errors
+#: rise below 16 images.
 SMALLEST_BATCH_FOR_STATISTICS = 16
 
 
@@ -158,7 +169,8 @@ class Recipe:
 
     Args:
         deepest: Weight layers of the deepest one.
-        batch_sizes: At which the rate is `learning_rate`; it is scaled from the last of them.
+        batch_sizes: At which the rate is `learning_rate`; it is scaled from the last of
+            them.
         learning_rate: Of SGD with momentum 0.9, divided by 10 at the drops.
         drops: As shares of the training.
         warmup_iterations: With a tenth of the rate.
@@ -176,13 +188,23 @@ class Recipe:
 #: Name of a task to the paper's `Recipe` for it.
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
-        "cifar": Recipe(1202, (64, 128), 0.1, (1 / 2, 3 / 4), 400, f"appendix of {PAPER}; Sec. 4.2 of arXiv 1512.03385"),
+        "cifar": Recipe(
+            1202,
+            (64, 128),
+            0.1,
+            (1 / 2, 3 / 4),
+            400,
+            f"appendix of {PAPER}; Sec. 4.2 of arXiv 1512.03385",
+        ),
         "imagenet": Recipe(200, (256,), 0.1, (1 / 3, 2 / 3), 0, f"appendix of {PAPER}"),
     }
 )
 
-#: Name to the factor on the rate for a batch so many times as large: guide, Sec. 8.7; arXiv 1706.02677.
-SCALINGS: Mapping[str, Callable[[float], float]] = MappingProxyType({"sqrt": lambda n: n**0.5, "linear": lambda n: n})
+#: Name to the factor on the rate for a batch so many times as large: guide, Sec. 8.7; arXiv
+#: 1706.02677.
+SCALINGS: Mapping[str, Callable[[float], float]] = MappingProxyType(
+    {"sqrt": lambda n: n**0.5, "linear": lambda n: n}
+)
 BASE_BATCH_SIZE = 256
 
 #: Name to a function that makes the initialiser.
@@ -198,7 +220,9 @@ INITIALIZERS: Mapping[str, Callable[[], keras.initializers.Initializer]] = Mappi
 
 @dataclasses.dataclass(frozen=True)
 class DropoutRow:
-    """Advice for networks from `start` parameters on: lowest and highest rate, and what else there is."""
+    """Advice for networks from `start` parameters on: lowest and highest rate, and what
+    else there is.
+    """
 
     start: int
     rate: tuple[float, float]

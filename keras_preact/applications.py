@@ -1,8 +1,9 @@
-"""keras.applications' ResNet50V2, ResNet101V2 and ResNet152V2 with the same arguments and outputs, as networks of ours.
+"""keras.applications' ResNet50V2, ResNet101V2 and ResNet152V2 with the same arguments
+and outputs, as networks of ours.
 
-What a call of theirs gave, a call of these gives, and with it the stages, unit outputs, stacks and exports of a
-`ResidualNetwork`. Images go through `preprocess_input` first, from 0..255 to -1..1; or the network does it itself with
-`mean=127.5, std=127.5`.
+What a call of theirs gave, a call of these gives, and with it the stages, unit outputs,
+stacks and exports of a `ResidualNetwork`. Images go through `preprocess_input` first,
+from 0..255 to -1..1; or the network does it itself with `mean=127.5, std=127.5`.
 """
 
 import os
@@ -34,22 +35,26 @@ def ResNet50V2(
 
     Args:
         include_top: Whether there are a pooling and a classifier.
-        weights: `"imagenet"` (keras.applications' own, which it downloads once), None (random), or a file of weights, as
-            `kp.weights.from_keras_applications` reads it.
+        weights: `"imagenet"` (keras.applications' own, which it downloads once), None
+            (random), or a file of weights, as `kp.weights.from_keras_applications`
+            reads it.
         input_tensor: What the network reads, a Keras tensor.
-        input_shape: Without the batch. None: 224 x 224 with top and any size without, of 3 channels.
+        input_shape: Without the batch. None: 224 x 224 with top and any size without,
+            of 3 channels.
         pooling: Without top: `"avg"`, `"max"` or None for maps.
         classes: Of the classifier.
         classifier_activation: None for logits.
         name: Of the model.
-        **options: Of `ResidualNetwork`: `stacked=True`, `output_stride=8`, `mean=127.5, std=127.5`, ...
+        **options: Of `ResidualNetwork`: `stacked=True`, `output_stride=8`, `mean=127.5,
+            std=127.5`, ...
 
     Returns:
-        A `ResidualNetwork`; with `input_tensor` a functional model from the source of that tensor through a `ResidualNetwork`
-        of this name, its layer.
+        A `ResidualNetwork`; with `input_tensor` a functional model from the source of
+        that tensor through a `ResidualNetwork` of this name, its layer.
 
     Raises:
-        ValueError: for arguments that fit neither keras.applications nor `ResidualNetwork`.
+        ValueError: for arguments that fit neither keras.applications nor
+            `ResidualNetwork`.
         ConnectionError: where the weights cannot be downloaded.
 
     Example:
@@ -59,7 +64,16 @@ def ResNet50V2(
     >>> model.output_shape, model.units[-1].name, model.stage_outputs["stage3"].shape
     ((None, 5), 'stage4_unit3', (None, 2, 2, 1024))
     """
-    given = (include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
+    given = (
+        include_top,
+        weights,
+        input_tensor,
+        input_shape,
+        pooling,
+        classes,
+        classifier_activation,
+        name,
+    )
     return _build(50, *given, options)
 
 
@@ -74,8 +88,19 @@ def ResNet101V2(
     name: str = "resnet101v2",
     **options,
 ) -> keras.Model:
-    """Build keras.applications' ResNet101V2; arguments, result, errors and use are those of `ResNet50V2`."""
-    given = (include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
+    """Build keras.applications' ResNet101V2; arguments, result, errors and use are
+    those of `ResNet50V2`.
+    """
+    given = (
+        include_top,
+        weights,
+        input_tensor,
+        input_shape,
+        pooling,
+        classes,
+        classifier_activation,
+        name,
+    )
     return _build(101, *given, options)
 
 
@@ -90,33 +115,71 @@ def ResNet152V2(
     name: str = "resnet152v2",
     **options,
 ) -> keras.Model:
-    """Build keras.applications' ResNet152V2; arguments, result, errors and use are those of `ResNet50V2`."""
-    given = (include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name)
+    """Build keras.applications' ResNet152V2; arguments, result, errors and use are
+    those of `ResNet50V2`.
+    """
+    given = (
+        include_top,
+        weights,
+        input_tensor,
+        input_shape,
+        pooling,
+        classes,
+        classifier_activation,
+        name,
+    )
     return _build(152, *given, options)
 
 
 def _build(
-    depth, include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name, options
+    depth,
+    include_top,
+    weights,
+    input_tensor,
+    input_shape,
+    pooling,
+    classes,
+    classifier_activation,
+    name,
+    options,
 ) -> keras.Model:
     if weights == "imagenet" and include_top and classes != 1000:
         raise ValueError(
-            "The weights of 'imagenet' have 1000 classes: use weights=None, include_top=False, or give the model with them "
-            f"and `classes` to kp.weights.from_keras_applications. Received: classes={classes}"
+            "The weights of 'imagenet' have 1000 classes: use weights=None, include_top=False, "
+            "or give the model with them and `classes` to kp.weights.from_keras_applications. "
+            f"Received: classes={classes}"
         )
     if input_tensor is not None:
         if not isinstance(input_tensor, keras.KerasTensor):
-            raise ValueError(f"`input_tensor` must be a Keras tensor, such as keras.Input(...). Received: {input_tensor!r}")
+            raise ValueError(
+                "`input_tensor` must be a Keras tensor, such as keras.Input(...). Received: "
+                f"{input_tensor!r}"
+            )
         input_shape = input_tensor.shape[1:]
     elif input_shape is None:
         size = 224 if include_top else None
-        channels_first = (options.get("data_format") or keras.config.image_data_format()) == "channels_first"
+        channels_first = (
+            options.get("data_format") or keras.config.image_data_format()
+        ) == "channels_first"
         input_shape = (3, size, size) if channels_first else (size, size, 3)
     pooling = None if include_top else pooling  # theirs is an average then, whatever `pooling` is
-    given = {"input_shape": input_shape, "pooling": pooling, "include_top": include_top, "name": name, **options}
+    given = {
+        "input_shape": input_shape,
+        "pooling": pooling,
+        "include_top": include_top,
+        "name": name,
+        **options,
+    }
     given["classifier_activation"] = classifier_activation
     if weights is None:
         stages = keras_applications.stages(keras_applications.FILTERS, DEPTHS[depth][1])
-        arguments = {**keras_applications.recipe(), "block": "bottleneck", "stem_filters": 64, "classes": classes, **given}
+        arguments = {
+            **keras_applications.recipe(),
+            "block": "bottleneck",
+            "stem_filters": 64,
+            "classes": classes,
+            **given,
+        }
         model = ResidualNetwork(stages, **arguments)
     else:
         source = _imagenet(depth, include_top) if weights == "imagenet" else weights
@@ -136,8 +199,8 @@ def _imagenet(depth: int, include_top: bool) -> keras.Model:
         raise
     except Exception as error:  # Keras raises nothing narrower
         raise ConnectionError(
-            f"weights='imagenet' downloads keras.applications' weights of {build.__name__}, which failed: give a file of them "
-            f"as `weights`, or weights=None. Keras says: {error}"
+            f"weights='imagenet' downloads keras.applications' weights of {build.__name__}, which "
+            f"failed: give a file of them as `weights`, or weights=None. Keras says: {error}"
         ) from error
 
 
@@ -147,6 +210,7 @@ def _check_fits(model: ResidualNetwork, depth: int, classes: int, weights) -> No
     units, wanted = tuple(stage.units for stage in structure.stages(model)), tuple(DEPTHS[depth][1])
     if units != wanted or (config["include_top"] and config["classes"] != classes):
         raise ValueError(
-            f"ResNet{depth}V2 has stages of {wanted} units, and classes={classes} were asked for. Received: "
-            f"weights={str(weights)!r} of stages of {units} units and {config['classes']} classes"
+            f"ResNet{depth}V2 has stages of {wanted} units, and classes={classes} were asked for. "
+            f"Received: weights={str(weights)!r} of stages of {units} units and "
+            f"{config['classes']} classes"
         )

@@ -1,9 +1,11 @@
-"""Fig. 4 of the paper as data: where the normalisation and the activation stand around the weights.
+"""Fig. 4 of the paper as data: where the normalisation and the activation stand around
+the weights.
 
-A residual unit is `x_{l+1} = f(h(x_l) + F(x_l))`. The six arrangements hold the same components and differ in their order
-alone, so each is a row of `ARRANGEMENTS`: what stands in front of the first weight, between two weights, behind the
-last weight (these three make F) and after the addition (f). Three more columns say what the arrangement asks of
-the network around its units.
+A residual unit is `x_{l+1} = f(h(x_l) + F(x_l))`. The six arrangements hold the same
+components and differ in their order alone, so each is a row of `ARRANGEMENTS`: what
+stands in front of the first weight, between two weights, behind the last weight (these
+three make F) and after the addition (f). Three more columns say what the arrangement
+asks of the network around its units.
 """
 
 import dataclasses
@@ -26,19 +28,21 @@ NORM_ACTIVATION: Components = ("norm", "activation")
 @keras.saving.register_keras_serializable("keras_preact")
 @dataclasses.dataclass(frozen=True)
 class Arrangement:
-    """The order of the components of a residual unit, and of the network's first and last ones.
+    """The order of the components of a residual unit, and of the network's first and
+    last ones.
 
-    Every field is a tuple of `"norm"`, `"activation"`, `"shift"` (plus a trained scalar) and `"scale"` (times one), in the
-    order in which the signal meets them.
+    Every field is a tuple of `"norm"`, `"activation"`, `"shift"` (plus a trained
+    scalar) and `"scale"` (times one), in the order in which the signal meets them.
 
     Args:
         first: In front of the first weight of F.
         between: Between two weights of F.
         last: Behind the last weight of F.
         after_addition: f, applied to the sum.
-        stem: Between the network's first convolution and the first unit. Where `first` is not empty, the paper's appendix
-            applies the first activation right after that convolution, before the two paths split: it stands
-            here, and the first unit is built without it (`of_first_unit`).
+        stem: Between the network's first convolution and the first unit. Where `first`
+            is not empty, the paper's appendix applies the first activation right after
+            that convolution, before the two paths split: it stands here, and the first
+            unit is built without it (`of_first_unit`).
         head: Between the last unit and the pooling.
         projection: Behind the 1x1 projection of a unit that changes the shape.
 
@@ -69,7 +73,9 @@ class Arrangement:
             object.__setattr__(self, field.name, components)
 
     def of_first_unit(self) -> "Arrangement":
-        """Return this arrangement for a network's first unit: without `first` where the stem ends in it."""
+        """Return this arrangement for a network's first unit: without `first` where the
+        stem ends in it.
+        """
         activated = self.stem[-len(self.first) :] == self.first
         return dataclasses.replace(self, first=()) if activated else self
 
@@ -81,7 +87,8 @@ class Arrangement:
         return cls(**config)
 
 
-#: Name to `Arrangement`. The last row is not in the paper: BN moved before the weights, ReLU left where the original has it.
+#: Name to `Arrangement`. The last row is not in the paper: BN moved before the weights, ReLU left
+#: where the original has it.
 ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
     {
         "original": Arrangement(last=NORM, after_addition=ACTIVATION, projection=NORM),
@@ -101,12 +108,14 @@ ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
     }
 )
 
-#: Full pre-activation with nothing between the stem and the first unit, which then has its own first activation: not the
-#: paper's appendix, but the networks of keras.applications, keras-hub and timm.
+#: Full pre-activation with nothing between the stem and the first unit, which then has its own
+#: first activation: not the paper's appendix, but the networks of keras.applications, keras-hub and
+#: timm.
 RAW_STEM = dataclasses.replace(ARRANGEMENTS["full_preactivation"], stem=())
 
-#: Full pre-activation for networks without normalisation: a shift in front of every weight and activation, a scale at the end
-#: of the branch (arXiv 1901.09321, Sec. 3; that paper has the original order). `kp.initializers.Fixup` is its initialiser.
+#: Full pre-activation for networks without normalisation: a shift in front of every weight and
+#: activation, a scale at the end of the branch (arXiv 1901.09321, Sec. 3; that paper has the
+#: original order). `kp.initializers.Fixup` is its initialiser.
 FIXUP = Arrangement(
     first=("shift", "activation", "shift"),
     between=("shift", "activation", "shift"),
@@ -115,8 +124,8 @@ FIXUP = Arrangement(
     head=("shift", "activation", "shift"),
 )
 
-#: Name to `Arrangement` of a transformer's units; the activation alone stands between their two dense layers. Source: Fig. 1
-#: of arXiv 2002.04745; the second is that of arXiv 1706.03762.
+#: Name to `Arrangement` of a transformer's units; the activation alone stands between their two
+#: dense layers. Source: Fig. 1 of arXiv 2002.04745; the second is that of arXiv 1706.03762.
 TRANSFORMER_ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
     {
         "pre_norm": Arrangement(first=NORM, between=ACTIVATION, stem=(), head=NORM),
@@ -128,7 +137,8 @@ _NAMED = {**ARRANGEMENTS, "full_preactivation_raw_stem": RAW_STEM, **TRANSFORMER
 
 
 def get(arrangement: str | dict | Arrangement) -> Arrangement:
-    """Return the arrangement of that name, or `arrangement` itself if it is one already.
+    """Return the arrangement of that name, or `arrangement` itself if it is one
+    already.
 
     Raises:
         ValueError: for an unknown name; the message holds the nearest ones.
@@ -141,7 +151,9 @@ def get(arrangement: str | dict | Arrangement) -> Arrangement:
 
 
 def serialize(arrangement: Arrangement) -> str | dict:
-    """Return what a config holds for `arrangement`: its name, or its fields where it is no row of a table."""
+    """Return what a config holds for `arrangement`: its name, or its fields where it is
+    no row of a table.
+    """
     for name, row in _NAMED.items():
         if row == arrangement:
             return name

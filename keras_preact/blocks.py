@@ -1,4 +1,6 @@
-"""F's weights as data: the blocks that a residual unit is made of, and the options that each has."""
+"""F's weights as data: the blocks that a residual unit is made of, and the options that
+each has.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,11 +15,13 @@ class Block:
     """The weights of a residual branch.
 
     Args:
-        kernels: Kernel size of each weight in turn; None is a dense layer, `"attention"` self-attention over the tokens.
+        kernels: Kernel size of each weight in turn; None is a dense layer,
+            `"attention"` self-attention over the tokens.
         expansion: Channels that the unit returns, as a multiple of `filters`.
         hidden: Channels between the weights, as a multiple of `filters`.
         multiple: Of which the channels between the weights are one, rounded up.
-        gated: Whether a second weight stands beside each one but the last, and multiplies what stands behind that.
+        gated: Whether a second weight stands beside each one but the last, and
+            multiplies what stands behind that.
         activation: The one that belongs to the block; None for the unit's.
     """
 
@@ -49,8 +53,9 @@ _INPUTS = {
     "attention": ("(batch, tokens, features)", range(3, 4)),
 }
 
-#: Name to `Block`. `single` is the 1-layer skip of Table 3. The last three are a transformer's: arXiv 1706.03762, Sec. 3.2 and
-#: 3.3; arXiv 2002.05202 with 2/3 of an MLP's width, as there, so that three matrices have the size of its two.
+#: Name to `Block`. `single` is the 1-layer skip of Table 3. The last three are a transformer's:
+#: arXiv 1706.03762, Sec. 3.2 and 3.3; arXiv 2002.05202 with 2/3 of an MLP's width, as there, so
+#: that three matrices have the size of its two.
 BLOCKS: Mapping[str, Block] = MappingProxyType(
     {
         "basic": Block((3, 3)),
@@ -59,42 +64,57 @@ BLOCKS: Mapping[str, Block] = MappingProxyType(
         "single": Block((3,)),
         "attention": Block((_layers.ATTENTION,)),
         "mlp": Block((None, None), hidden=Fraction(4)),
-        "swiglu": Block((None, None), hidden=Fraction(8, 3), multiple=8, gated=True, activation="silu"),
+        "swiglu": Block(
+            (None, None), hidden=Fraction(8, 3), multiple=8, gated=True, activation="silu"
+        ),
     }
 )
 
 
 def check_options(unit) -> None:
-    """Refuse options of a residual unit that its block does not have, or that contradict each other."""
+    """Refuse options of a residual unit that its block does not have, or that
+    contradict each other.
+    """
     if unit.block != "bottleneck" and (unit.groups, unit.base_width) != (1, 64):
         raise ValueError(
-            "`groups` and `base_width` shape the 3x3 convolution of a bottleneck: use block='bottleneck'. "
-            f"Received: block={unit.block!r}, groups={unit.groups}, base_width={unit.base_width}"
+            "`groups` and `base_width` shape the 3x3 convolution of a bottleneck: use "
+            f"block='bottleneck'. Received: block={unit.block!r}, groups={unit.groups}, "
+            f"base_width={unit.base_width}"
         )
     if unit.width < 1:
         raise ValueError(
-            "`base_width` leaves the 3x3 convolution no channel: int(filters * base_width / 64) must be at least 1. "
-            f"Received: filters={unit.filters}, base_width={unit.base_width}"
+            "`base_width` leaves the 3x3 convolution no channel: int(filters * base_width / 64) "
+            f"must be at least 1. Received: filters={unit.filters}, base_width={unit.base_width}"
         )
-    if unit.dropout and unit.dropout_at == "between_weights" and len(unit.branch_block.kernels) == 1:
+    if (
+        unit.dropout
+        and unit.dropout_at == "between_weights"
+        and len(unit.branch_block.kernels) == 1
+    ):
         raise ValueError(
-            f"block={unit.block!r} has one weight and nothing between weights: use dropout_at='before_addition'. "
-            f"Received: dropout={unit.dropout}, dropout_at={unit.dropout_at!r}"
+            f"block={unit.block!r} has one weight and nothing between weights: use "
+            f"dropout_at='before_addition'. Received: dropout={unit.dropout}, "
+            f"dropout_at={unit.dropout_at!r}"
         )
     if unit.branch_block.is_dense:
         _refuse_spatial(unit)
     if unit.strides > 1 and unit.dilation > 1:
         raise ValueError(
-            "A unit on a dilated grid has its strides as dilation too: give dilated_strides in place of strides. "
-            f"Received: strides={unit.strides}, dilation={unit.dilation}"
+            "A unit on a dilated grid has its strides as dilation too: give dilated_strides in "
+            f"place of strides. Received: strides={unit.strides}, dilation={unit.dilation}"
         )
     if unit.dilated_strides > 1 and unit.downsampling != "strided":
         raise ValueError(
-            "Only downsampling='strided' can become dilation: pooled maps have no values in between. "
-            f"Received: downsampling={unit.downsampling!r}, dilated_strides={unit.dilated_strides}"
+            "Only downsampling='strided' can become dilation: pooled maps have no values in "
+            f"between. Received: downsampling={unit.downsampling!r}, "
+            f"dilated_strides={unit.dilated_strides}"
         )
-    if unit.hidden is not None and (len(unit.branch_block.kernels) < 2 or not unit.branch_block.is_dense):
-        blocks = " or ".join(repr(name) for name, row in BLOCKS.items() if row.is_dense and len(row.kernels) > 1)
+    if unit.hidden is not None and (
+        len(unit.branch_block.kernels) < 2 or not unit.branch_block.is_dense
+    ):
+        blocks = " or ".join(
+            repr(name) for name, row in BLOCKS.items() if row.is_dense and len(row.kernels) > 1
+        )
         raise ValueError(
             f"`hidden` is the width between two dense layers: use it with block={blocks}. "
             f"Received: block={unit.block!r}, hidden={unit.hidden}"
@@ -111,8 +131,8 @@ def check_options(unit) -> None:
         )
     if unit.zero_init_last and unit.arrangement.last[-1:] == ("activation",):
         raise ValueError(
-            "zero_init_last=True would leave F at 0 for ever: the activation at its end has no gradient there. "
-            f"Received: arrangement with last={unit.arrangement.last}"
+            "zero_init_last=True would leave F at 0 for ever: the activation at its end has no "
+            f"gradient there. Received: arrangement with last={unit.arrangement.last}"
         )
 
 
@@ -128,7 +148,12 @@ _SPATIAL = {
 
 
 def _refuse_spatial(unit) -> None:
-    if given := [f"{name}={getattr(unit, name)!r}" for name, left_out in _SPATIAL.items() if getattr(unit, name) != left_out]:
+    if given := [
+        f"{name}={getattr(unit, name)!r}"
+        for name, left_out in _SPATIAL.items()
+        if getattr(unit, name) != left_out
+    ]:
         raise ValueError(
-            f"block={unit.block!r} works on vectors and has no {', '.join(_SPATIAL)}. Received: {', '.join(given)}"
+            f"block={unit.block!r} works on vectors and has no {', '.join(_SPATIAL)}. Received: "
+            f"{', '.join(given)}"
         )

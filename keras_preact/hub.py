@@ -1,4 +1,6 @@
-"""A network of ours as a backbone of keras-hub, with its feature pyramid and presets, and the image classifier around it."""
+"""A network of ours as a backbone of keras-hub, with its feature pyramid and presets,
+and the image classifier around it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +18,16 @@ library()  # where it is not installed, this says what to install
 import keras_hub  # noqa: E402
 
 #: Arguments of a network that a backbone gives itself: it returns maps.
-_OWN = ("name", "trainable", "dtype", "input_shape", "include_top", "pooling", "classes", "classifier_activation")
+_OWN = (
+    "name",
+    "trainable",
+    "dtype",
+    "input_shape",
+    "include_top",
+    "pooling",
+    "classes",
+    "classifier_activation",
+)
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -28,19 +39,23 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
         stem, stem_filters, block: As in `ResidualNetwork`.
         image_shape: In the order of `data_format`; a size may be None.
         dtype: As in Keras.
-        **options: `name` and `trainable`, and those of `ResidualNetwork`: `stacked=True`, `normalization="group"`,
-            `mean=127.5, std=127.5`, ...
+        **options: `name` and `trainable`, and those of `ResidualNetwork`:
+            `stacked=True`, `normalization="group"`, `mean=127.5, std=127.5`, ...
 
     Attributes:
         network: The `ResidualNetwork` of the same layers: its stages, units, stacks.
-        pyramid_outputs: Dictionary of Keras tensors: `P2` is the last map of a fourth of the image's size, as it leaves a
-            unit (raw); `P3`, `P4`, `P5` those of an eighth, a sixteenth, a thirty-second.
+        pyramid_outputs: Dictionary of Keras tensors: `P2` is the last map of a fourth
+            of the image's size, as it leaves a unit (raw); `P3`, `P4`, `P5` those of an
+            eighth, a sixteenth, a thirty-second.
 
-    Output: the last activated maps. `from_preset` and `save_to_preset` are keras-hub's; with `import keras_preact.hub` its own
-    `keras_hub.models.Backbone.from_preset` finds this class. `PreActResNetImageClassifier` puts a classifier on top.
+    Output: the last activated maps. `from_preset` and `save_to_preset` are keras-hub's;
+        with `import keras_preact.hub` its own
+    `keras_hub.models.Backbone.from_preset` finds this class.
+    `PreActResNetImageClassifier` puts a classifier on top.
 
     Raises:
-        ValueError: for options that a network does not have, and strides that are no powers of two.
+        ValueError: for options that a network does not have, and strides that are no
+            powers of two.
 
     Example:
 
@@ -63,13 +78,31 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
         trainable: bool = True,
         **options,
     ):
-        given = {"stages": stages, "stem": stem, "stem_filters": stem_filters, "block": block, **options}
+        given = {
+            "stages": stages,
+            "stem": stem,
+            "stem_filters": stem_filters,
+            "block": block,
+            **options,
+        }
         if others := sorted(given.keys() & set(_OWN)):
-            raise ValueError(f"A backbone returns maps, without pooling and classifier. Received: {', '.join(others)}")
+            raise ValueError(
+                "A backbone returns maps, without pooling and classifier. Received: "
+                f"{', '.join(others)}"
+            )
         network = ResidualNetwork.from_config(
-            {**given, "input_shape": tuple(image_shape), "include_top": False, "classes": 1, "dtype": dtype, "name": name}
+            {
+                **given,
+                "input_shape": tuple(image_shape),
+                "include_top": False,
+                "classes": 1,
+                "dtype": dtype,
+                "name": name,
+            }
         )
-        super().__init__(inputs=network.inputs[0], outputs=network.outputs[0], dtype=dtype, name=network.name)
+        super().__init__(
+            inputs=network.inputs[0], outputs=network.outputs[0], dtype=dtype, name=network.name
+        )
         self._held = _Held(network)
         self.image_shape = tuple(image_shape)
         self.data_format = network.get_config()["data_format"]
@@ -83,10 +116,12 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
 
     @classmethod
     def from_network(cls, network: ResidualNetwork, **changes) -> "PreActResNetBackbone":
-        """Return a backbone with copies of a network's weights, without its pooling and classifier.
+        """Return a backbone with copies of a network's weights, without its pooling and
+        classifier.
 
         Args:
-            network: Such as one of `kp.weights.from_keras_applications` or `kp.create_model`.
+            network: Such as one of `kp.weights.from_keras_applications` or
+                `kp.create_model`.
             **changes: Arguments of the backbone that differ, such as `image_shape`.
 
         Raises:
@@ -105,7 +140,11 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
         policy = keras.dtype_policies.get(network.get_config()["dtype"])
         backbone = cls(**(_arguments(network) | {"name": network.name, "dtype": policy} | changes))
         places = transfer.named(network)
-        state = {path: place.value() for path, place in places.items() if not path.startswith(transfer.CLASSIFIER)}
+        state = {
+            path: place.value()
+            for path, place in places.items()
+            if not path.startswith(transfer.CLASSIFIER)
+        }
         transfer.load(backbone.network, state, [layout.Entry(path, path) for path in state])
         return backbone
 
@@ -117,8 +156,9 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
 class PreActResNetImageClassifier(keras_hub.models.ImageClassifier):
     """keras-hub's image classifier around a `PreActResNetBackbone`.
 
-    Arguments, input and output are those of `keras_hub.models.ImageClassifier`, whose `from_preset` finds this class. That one
-    takes the backbone as well, but nothing can read a preset of it: keras-hub looks for a class that names the backbone's.
+    Arguments, input and output are those of `keras_hub.models.ImageClassifier`, whose
+    `from_preset` finds this class. That one takes the backbone as well, but nothing can
+    read a preset of it: keras-hub looks for a class that names the backbone's.
 
     Example:
 
@@ -140,7 +180,9 @@ class _Held:
 
 def _arguments(network: ResidualNetwork) -> dict:
     config = network.get_config()
-    return {key: value for key, value in config.items() if key not in _OWN} | {"image_shape": config["input_shape"]}
+    return {key: value for key, value in config.items() if key not in _OWN} | {
+        "image_shape": config["input_shape"]
+    }
 
 
 def _pyramid(network: ResidualNetwork) -> dict:
@@ -150,7 +192,8 @@ def _pyramid(network: ResidualNetwork) -> dict:
         stride *= 1 if isinstance(segment, UnitStack) else segment.strides
         if stride & (stride - 1):
             raise ValueError(
-                f"A feature pyramid halves its maps: strides must be powers of two. Received: {segment.name} at {stride}"
+                "A feature pyramid halves its maps: strides must be powers of two. Received: "
+                f"{segment.name} at {stride}"
             )
         levels[f"P{int(math.log2(stride))}"] = output
     return levels

@@ -1,4 +1,6 @@
-"""The loss of a classifier with integer labels, with label smoothing, which Keras' own has for one-hot labels alone."""
+"""The loss of a classifier with integer labels, with label smoothing, which Keras' own
+has for one-hot labels alone.
+"""
 
 import keras
 from keras import ops
@@ -8,18 +10,21 @@ from keras_preact import _checks
 
 @keras.saving.register_keras_serializable("keras_preact")
 class SparseCategoricalCrossentropy(keras.losses.Loss):
-    """Cross-entropy of integer labels, of whose target a share is spread over all classes alike.
+    """Cross-entropy of integer labels, of whose target a share is spread over all
+    classes alike.
 
         loss = -(1 - label_smoothing) * log p[label] - label_smoothing * mean(log p)          p = softmax(logits)
 
     Args:
-        label_smoothing: Share of the target that all K classes get in equal parts, the labelled one too; in [0, 1). 0 gives
-            Keras' own loss.
+        label_smoothing: Share of the target that all K classes get in equal parts, the
+            labelled one too; in [0, 1). 0 gives Keras' own loss.
         from_logits: Whether predictions are logits; else they are probabilities.
-        reduction: As of every Keras loss: `"sum_over_batch_size"`, `"sum"`, `"mean_with_sample_weight"`, `"none"`, ...
+        reduction: As of every Keras loss: `"sum_over_batch_size"`, `"sum"`,
+            `"mean_with_sample_weight"`, `"none"`, ...
         name: Of the loss.
 
-    Labels: `(batch, ...)` or `(batch, ..., 1)`, from 0 to K - 1. Predictions: `(batch, ..., K)`. Computed in Keras' floatx, so
+    Labels: `(batch, ...)` or `(batch, ..., 1)`, from 0 to K - 1. Predictions: `(batch,
+        ..., K)`. Computed in Keras' floatx, so
     in float32 whatever the policy of the network.
 
     Raises:
@@ -52,7 +57,9 @@ class SparseCategoricalCrossentropy(keras.losses.Loss):
     def call(self, y_true, y_pred):
         if len(y_true.shape) == len(y_pred.shape):
             y_true = ops.squeeze(y_true, -1)
-        logits = y_pred if self.from_logits else ops.log(ops.maximum(y_pred, keras.config.epsilon()))
+        logits = (
+            y_pred if self.from_logits else ops.log(ops.maximum(y_pred, keras.config.epsilon()))
+        )
         of_label = ops.sparse_categorical_crossentropy(y_true, logits, from_logits=True)
         if not self.label_smoothing:
             return of_label
@@ -60,4 +67,7 @@ class SparseCategoricalCrossentropy(keras.losses.Loss):
         return (1 - self.label_smoothing) * of_label + self.label_smoothing * of_all
 
     def get_config(self):
-        return super().get_config() | {"label_smoothing": self.label_smoothing, "from_logits": self.from_logits}
+        return super().get_config() | {
+            "label_smoothing": self.label_smoothing,
+            "from_logits": self.from_logits,
+        }

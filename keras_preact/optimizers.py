@@ -8,27 +8,31 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("keras_preact")
 class CoupledSGD(keras.optimizers.SGD):
-    """SGD whose weight decay is a part of the gradient, and so passes through the momentum.
+    """SGD whose weight decay is a part of the gradient, and so passes through the
+    momentum.
 
         g = gradient + weight_decay * w
         v = momentum * v - learning_rate * g
         w = w + v                                      (Nesterov: w + momentum * v - learning_rate * g)
 
-    Torch's SGD, the released code's and the paper's decay like this. `keras.optimizers.SGD(weight_decay=...)` does not: it
-    shrinks the weights outside the momentum, with momentum 0.9 about ten times weaker. `keras.regularizers.L2(c)` adds the
-    gradient `2 c w`, twice as much, and its loss.
+    Torch's SGD, the released code's and the paper's decay like this.
+    `keras.optimizers.SGD(weight_decay=...)` does not: it shrinks the weights outside
+    the momentum, with momentum 0.9 about ten times weaker. `keras.regularizers.L2(c)`
+    adds the gradient `2 c w`, twice as much, and its loss.
 
-    With `gradient_accumulation_steps` a schedule counts updates, and so does the moving average of `use_ema`; Keras' own SGD
-    counts the parts that an update is accumulated of. Before the first update there is no average, and
-    `finalize_variable_values` leaves the weights as they are, where Keras' own SGD makes them zeros.
+    With `gradient_accumulation_steps` a schedule counts updates, and so does the moving
+    average of `use_ema`; Keras' own SGD counts the parts that an update is accumulated
+    of. Before the first update there is no average, and `finalize_variable_values`
+    leaves the weights as they are, where Keras' own SGD makes them zeros.
 
     Args:
         learning_rate: A number or a schedule.
         momentum: Share of the last update that stays.
         nesterov: Whether the momentum looks ahead; the 4.62 % recipe does.
         coupled_weight_decay: The factor on w, 1e-4 in the paper.
-        exclude_from_decay: Words; a weight with one of them in its path is not decayed. The released code decays all
-            weights, those of batch normalisation too; `("norm",)` spares them.
+        exclude_from_decay: Words; a weight with one of them in its path is not decayed.
+            The released code decays all weights, those of batch normalisation too;
+            `("norm",)` spares them.
         **kwargs: As in `keras.optimizers.SGD`, without `weight_decay`.
 
     Example:
@@ -51,15 +55,24 @@ class CoupledSGD(keras.optimizers.SGD):
         **kwargs,
     ):
         if kwargs.pop("weight_decay", None) is not None:
-            raise ValueError("CoupledSGD takes `coupled_weight_decay`; `weight_decay` is Keras' decay outside the momentum.")
-        if coupled_weight_decay < 0:
-            raise ValueError(f"`coupled_weight_decay` must not be negative. Received: {coupled_weight_decay}")
-        super().__init__(learning_rate, momentum=float(momentum), nesterov=nesterov, name=name, **kwargs)
-        if self.ema_overwrite_frequency and self.gradient_accumulation_steps:
-            # Keras would overwrite the weights at every part of an update, the first of them before there is an average
             raise ValueError(
-                "`ema_overwrite_frequency` is not for accumulated gradients: use it without `gradient_accumulation_steps`. "
-                f"Received: {self.ema_overwrite_frequency} and {self.gradient_accumulation_steps}"
+                "CoupledSGD takes `coupled_weight_decay`; `weight_decay` is Keras' decay outside "
+                "the momentum."
+            )
+        if coupled_weight_decay < 0:
+            raise ValueError(
+                f"`coupled_weight_decay` must not be negative. Received: {coupled_weight_decay}"
+            )
+        super().__init__(
+            learning_rate, momentum=float(momentum), nesterov=nesterov, name=name, **kwargs
+        )
+        if self.ema_overwrite_frequency and self.gradient_accumulation_steps:
+            # Keras would overwrite the weights at every part of an update, the first of them before
+            # there is an average
+            raise ValueError(
+                "`ema_overwrite_frequency` is not for accumulated gradients: use it without "
+                f"`gradient_accumulation_steps`. Received: {self.ema_overwrite_frequency} and "
+                f"{self.gradient_accumulation_steps}"
             )
         self.coupled_weight_decay = coupled_weight_decay
         self.exclude_from_decay = list(exclude_from_decay)
@@ -67,7 +80,10 @@ class CoupledSGD(keras.optimizers.SGD):
     def build(self, variables):
         super().build(variables)
         # by index: TensorFlow hands `update_step` variables of its own, which have no path
-        self._decayed = [not any(word in variable.path for word in self.exclude_from_decay) for variable in variables]
+        self._decayed = [
+            not any(word in variable.path for word in self.exclude_from_decay)
+            for variable in variables
+        ]
 
     def update_step(self, gradient, variable, learning_rate):
         if self.coupled_weight_decay and self._decayed[self._get_variable_index(variable)]:
@@ -77,7 +93,9 @@ class CoupledSGD(keras.optimizers.SGD):
 
     def _get_current_learning_rate(self):
         if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            return self._learning_rate(self.iterations)  # Keras asks at the number of parts of accumulated gradients
+            return self._learning_rate(
+                self.iterations
+            )  # Keras asks at the number of parts of accumulated gradients
         return super()._get_current_learning_rate()
 
     def _update_model_variables_moving_average(self, trainable_variables):
@@ -86,20 +104,29 @@ class CoupledSGD(keras.optimizers.SGD):
         # Keras counts every part of an accumulated gradient as an update
         parts = self.gradient_accumulation_steps or 1
         updated = ops.equal(ops.mod(ops.add(self._iterations, 1), parts), 0)
-        share = ops.where(ops.equal(self.iterations, 0), 1.0, 1.0 - self.ema_momentum)  # of what is new
+        share = ops.where(
+            ops.equal(self.iterations, 0), 1.0, 1.0 - self.ema_momentum
+        )  # of what is new
         share = ops.where(updated, share, 0.0)
-        for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
+        for variable, average in zip(
+            trainable_variables, self._model_variables_moving_average, strict=True
+        ):
             if average is not None:  # of what is no weight, but overwritten by its gradient
                 dtype = keras.backend.result_type(average.dtype, "float32")
                 old, new = ops.cast(average, dtype), ops.cast(variable, dtype)
-                self.assign(average, ops.add(old, ops.multiply(ops.cast(share, dtype), ops.subtract(new, old))))
+                self.assign(
+                    average,
+                    ops.add(old, ops.multiply(ops.cast(share, dtype), ops.subtract(new, old))),
+                )
 
     def finalize_variable_values(self, var_list):
         if self.use_ema and not int(ops.convert_to_numpy(self.iterations)):
-            return  # before the first update, Keras would put in the zeros that the averages start with
+            # before the first update, Keras would put in the zeros that the averages start with
+            return
         super().finalize_variable_values(var_list)
         if self.use_ema and keras.backend.backend() == "jax":
-            # a weight and its average are one array then, which the next step, or an evaluation, takes from both
+            # a weight and its average are one array then, which the next step, or an evaluation,
+            # takes from both
             for average in self._model_variables_moving_average:
                 if average is not None:
                     average.assign(ops.copy(average))

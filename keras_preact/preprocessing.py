@@ -12,21 +12,23 @@ from keras_preact import _checks
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """How images become the input of a network: resize, crop, then `(pixel - mean) / std`.
+    """How images become the input of a network: resize, crop, then `(pixel - mean) /
+    std`.
 
     An image that has the network's size already is neither resized nor cropped.
 
     Args:
         mean, std: One number a channel, in pixel values from 0 to 255.
         size: Height and width that the network was made for.
-        resize: Length that the shorter side is brought to, before the crop. None: no such step.
-        crop: `"center"` cuts `size` x `size` pixels from the middle. None: an image of another size is
-            brought to `size` x `size` as a whole.
+        resize: Length that the shorter side is brought to, before the crop. None: no
+            such step.
+        crop: `"center"` cuts `size` x `size` pixels from the middle. None: an image of
+            another size is brought to `size` x `size` as a whole.
         interpolation: Of every change of size.
 
     Raises:
-        ValueError: for a std that is not positive, means and stds that differ in number, a `resize` below `size` or
-            without `crop`.
+        ValueError: for a std that is not positive, means and stds that differ in
+            number, a `resize` below `size` or without `crop`.
 
     Example:
 
@@ -48,9 +50,14 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         for field in ("mean", "std"):
-            object.__setattr__(self, field, tuple(map(float, getattr(self, field))))  # JSON brings lists
+            object.__setattr__(
+                self, field, tuple(map(float, getattr(self, field)))
+            )  # JSON brings lists
         if not self.mean or len(self.mean) != len(self.std):
-            raise ValueError(f"`mean` and `std` must hold one number a channel. Received: mean={self.mean}, std={self.std}")
+            raise ValueError(
+                f"`mean` and `std` must hold one number a channel. Received: mean={self.mean}, "
+                f"std={self.std}"
+            )
         if min(self.std) <= 0:
             raise ValueError(f"`std` must be positive. Received: std={self.std}")
         _checks.positive_int(self.size, "size")
@@ -60,16 +67,22 @@ class Preprocessing:
         _checks.positive_int(self.resize, "resize")
         if self.crop is None or self.resize < self.size:
             raise ValueError(
-                "`resize` brings the shorter side to a length from which crop='center' can cut `size`. "
-                f"Received: resize={self.resize}, crop={self.crop!r}, size={self.size}"
+                "`resize` brings the shorter side to a length from which crop='center' can cut "
+                f"`size`. Received: resize={self.resize}, crop={self.crop!r}, size={self.size}"
             )
 
     def normalize(self, images: np.ndarray) -> np.ndarray:
-        """Return `(images - mean) / std` as float32; `images` have values from 0 to 255 and the channels last."""
-        return (np.asarray(images, "float32") - np.asarray(self.mean, "float32")) / np.asarray(self.std, "float32")
+        """Return `(images - mean) / std` as float32; `images` have values from 0 to 255
+        and the channels last.
+        """
+        return (np.asarray(images, "float32") - np.asarray(self.mean, "float32")) / np.asarray(
+            self.std, "float32"
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON can hold them; `Preprocessing(**fields)` is equal to this one."""
+        """Return the fields as JSON can hold them; `Preprocessing(**fields)` is equal
+        to this one.
+        """
         return dataclasses.asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
 
@@ -78,7 +91,8 @@ _ASPECT = 32
 
 
 def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[int, int]):
-    """Bring an image to the size of a network's input as at evaluation, with TensorFlow operations.
+    """Bring an image to the size of a network's input as at evaluation, with TensorFlow
+    operations.
 
     For another size than that of `preprocessing`, its `resize` grows or shrinks along.
 
@@ -88,8 +102,9 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
         size: Height and width that leave, or one number for both.
 
     Returns:
-        float32 `(height, width, c)`, not normalised: the very pixels of an image that has this size already, unless it is
-        enlarged first and its centre cut out, as the usual test on ImageNet does with every image.
+        float32 `(height, width, c)`, not normalised: the very pixels of an image that
+        has this size already, unless it is enlarged first and its centre cut out, as
+        the usual test on ImageNet does with every image.
 
     Example:
 
@@ -109,7 +124,8 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
         return tf.cast(tf.image.resize(pixels, extent, method=method, antialias=True), tf.float32)
 
     def whole():
-        # A strip goes through its shorter form: enlarged first, as TensorFlow does it, it would need any memory.
+        # A strip goes through its shorter form: enlarged first, as TensorFlow does it, it would
+        # need any memory.
         shape = tf.shape(image)[:2]
         strip = shape // _ASPECT > tf.reverse(shape, [0])
         return tf.cond(
@@ -120,21 +136,29 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
 
     def scaled_and_cut():
         assert preprocessing is not None
-        box = [float(round(side * (preprocessing.resize or preprocessing.size) / preprocessing.size)) for side in wanted]
+        box = [
+            float(round(side * (preprocessing.resize or preprocessing.size) / preprocessing.size))
+            for side in wanted
+        ]
         shape = tf.shape(image)[:2]
         scale = tf.reduce_max(box / tf.cast(shape, tf.float32))
-        # Of a strip only what lies around the middle is scaled, the same number of pixels from either end cut off.
+        # Of a strip only what lies around the middle is scaled, the same number of pixels from
+        # either end cut off.
         needed = tf.cast(tf.math.ceil(_ASPECT * tf.constant(box) / scale), tf.int32)
         kept = tf.minimum(shape, needed + (shape - needed) % 2)
         above, left = tf.unstack((shape - kept) // 2)
         middle = image[above : above + kept[0], left : left + kept[1]]
         scaled = tf.cast(tf.round(tf.cast(kept, tf.float32) * scale), tf.int32)
-        return tf.image.resize_with_crop_or_pad(resize(middle, tf.maximum(scaled, wanted)), height, width)
+        return tf.image.resize_with_crop_or_pad(
+            resize(middle, tf.maximum(scaled, wanted)), height, width
+        )
 
     if preprocessing is not None and preprocessing.crop == "center":
         pixels = scaled_and_cut()
     else:
-        pixels = tf.cond(tf.reduce_all(tf.shape(image)[:2] == wanted), lambda: tf.cast(image, tf.float32), whole)
+        pixels = tf.cond(
+            tf.reduce_all(tf.shape(image)[:2] == wanted), lambda: tf.cast(image, tf.float32), whole
+        )
     return tf.ensure_shape(pixels, (height, width, image.shape[-1]))
 
 
@@ -148,7 +172,9 @@ PREPROCESSING: Mapping[str, Preprocessing] = MappingProxyType(
     {
         "cifar10": Preprocessing((125.3, 123.0, 113.9), (63.0, 62.1, 66.7), 32),
         "cifar100": Preprocessing((129.3, 124.1, 112.4), (68.2, 65.4, 70.4), 32),
-        "imagenet": Preprocessing((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 224, resize=256, crop="center"),
+        "imagenet": Preprocessing(
+            (123.675, 116.28, 103.53), (58.395, 57.12, 57.375), 224, resize=256, crop="center"
+        ),
         "digits": Preprocessing((77.853723,), (95.850908,), 8),
     }
 )

@@ -1,10 +1,14 @@
-"""Published results of the papers' residual networks of 20 to 1001 layers: the error of each, and how to build it here.
+"""Published results of the papers' residual networks of 20 to 1001 layers: the error of
+each, and how to build it here.
 
-Tables 1, 2, 3 and 5 of arXiv 1603.05027; the rows of its Table 4 that are about this paper's networks and not in Table 3; and
-the rows of 20 to 110 layers of Table 6 of arXiv 1512.03385. Rows about other authors' networks are not included. All were
-checked against full-text copies. Numbers that summaries on the web add are not here: `bn_only_preactivation` has none.
+Tables 1, 2, 3 and 5 of arXiv 1603.05027; the rows of its Table 4 that are about this
+paper's networks and not in Table 3; and the rows of 20 to 110 layers of Table 6 of
+arXiv 1512.03385. Rows about other authors' networks are not included. All were checked
+against full-text copies. Numbers that summaries on the web add are not here:
+`bn_only_preactivation` has none.
 
-Errors are test errors in percent. A row that the paper prints as "fail", an error over 20 %, has `error=None`.
+Errors are test errors in percent. A row that the paper prints as "fail", an error over
+20 %, has `error=None`.
 """
 
 import dataclasses
@@ -64,7 +68,9 @@ class Result:
 
 
 def _scaling(shortcut: float, residual: float) -> dict:
-    """Return `kp.shortcuts.ConstantScaling(shortcut, residual)` as a config, which builders take too."""
+    """Return `kp.shortcuts.ConstantScaling(shortcut, residual)` as a config, which
+    builders take too.
+    """
     return {
         "module": "keras_preact.shortcuts",
         "class_name": "ConstantScaling",
@@ -73,7 +79,8 @@ def _scaling(shortcut: float, residual: float) -> dict:
     }
 
 
-# Label, arguments for the shortcut, error, remark. The labels hold the factors on the shortcut and on F.
+# Label, arguments for the shortcut, error, remark. The labels hold the factors on the shortcut and
+# on F.
 _SHORTCUTS: tuple[tuple[str, dict, float | None, str], ...] = (
     ("identity (1, 1)", {}, 6.61, ""),
     ("constant scaling (0, 1)", {"shortcut": "none"}, None, "plain net"),
@@ -85,10 +92,30 @@ _SHORTCUTS: tuple[tuple[str, dict, float | None, str], ...] = (
         None,
         "b_g from 0 to -5 in one row; the arguments hold 0",
     ),
-    ("exclusive gating (1-g(x), g(x)), b_g = -6", {"shortcut": "exclusive_gating", "gate_bias": -6.0}, 8.70, ""),
-    ("exclusive gating (1-g(x), g(x)), b_g = -7", {"shortcut": "exclusive_gating", "gate_bias": -7.0}, 9.81, ""),
-    ("shortcut-only gating (1-g(x), 1), b_g = 0", {"shortcut": "shortcut_only_gating", "gate_bias": 0.0}, 12.86, ""),
-    ("shortcut-only gating (1-g(x), 1), b_g = -6", {"shortcut": "shortcut_only_gating", "gate_bias": -6.0}, 6.91, ""),
+    (
+        "exclusive gating (1-g(x), g(x)), b_g = -6",
+        {"shortcut": "exclusive_gating", "gate_bias": -6.0},
+        8.70,
+        "",
+    ),
+    (
+        "exclusive gating (1-g(x), g(x)), b_g = -7",
+        {"shortcut": "exclusive_gating", "gate_bias": -7.0},
+        9.81,
+        "",
+    ),
+    (
+        "shortcut-only gating (1-g(x), 1), b_g = 0",
+        {"shortcut": "shortcut_only_gating", "gate_bias": 0.0},
+        12.86,
+        "",
+    ),
+    (
+        "shortcut-only gating (1-g(x), 1), b_g = -6",
+        {"shortcut": "shortcut_only_gating", "gate_bias": -6.0},
+        6.91,
+        "",
+    ),
     ("1x1 convolution (1x1 conv, 1)", {"shortcut": "conv1x1"}, 12.22, "option C"),
     ("dropout (dropout 0.5, 1)", {"shortcut": "dropout"}, None, ""),
 )
@@ -103,14 +130,22 @@ _ARRANGEMENTS = (
 )
 
 _SINGLE = "unconfirmed: the paper does not describe this net's layout; 36 units of one convolution a stage (3n+2) are assumed"
-# Data set, network, arguments, error of the original, error of full pre-activation, then fields of the latter's row.
+# Data set, network, arguments, error of the original, error of full pre-activation, then fields of
+# the latter's row.
 _GAINS: tuple[tuple[str, str, dict, float, float, dict], ...] = (
     ("cifar10", "ResNet-110, 1-layer skip", {"depth": 110, "block": "single"}, 9.90, 8.91, {}),
     ("cifar10", "ResNet-110", {"depth": 110}, 6.61, 6.37, {}),
     ("cifar10", "ResNet-164", {"depth": 164}, 5.93, 5.46, {}),
     ("cifar10", "ResNet-1001", {"depth": 1001}, 7.61, 4.92, {"mean": 4.89, "std": 0.14}),
     ("cifar100", "ResNet-164", {"depth": 164, "classes": 100}, 25.16, 24.33, {}),
-    ("cifar100", "ResNet-1001", {"depth": 1001, "classes": 100}, 27.82, 22.71, {"mean": 22.68, "std": 0.22}),
+    (
+        "cifar100",
+        "ResNet-1001",
+        {"depth": 1001, "classes": 100},
+        27.82,
+        22.71,
+        {"mean": 22.68, "std": 0.22},
+    ),
 )
 
 _SCALE_AND_ASPECT = "trained with scale and aspect-ratio augmentation"
@@ -135,10 +170,18 @@ _FIRST_PAPER: tuple[tuple[int, float, dict], ...] = (
 
 
 def _rows() -> Iterator[Result]:
-    def cifar(table: str, row: str, network: str, arguments: dict, error: float | None, **fields) -> Result:
+    def cifar(
+        table: str, row: str, network: str, arguments: dict, error: float | None, **fields
+    ) -> Result:
         fields = {"dataset": "cifar10", "source": f"{PAPER}, Table {table}"} | fields
         return Result(
-            table=table, row=row, network=network, builder="resnet_cifar", arguments=arguments, error=error, **fields
+            table=table,
+            row=row,
+            network=network,
+            builder="resnet_cifar",
+            arguments=arguments,
+            error=error,
+            **fields,
         )
 
     for label, shortcut, error, remark in _SHORTCUTS:
@@ -147,11 +190,19 @@ def _rows() -> Iterator[Result]:
 
     for arrangement, *errors in _ARRANGEMENTS:
         for depth, error in zip((110, 164), errors, strict=True):
-            yield cifar("2", arrangement, f"ResNet-{depth}", {"depth": depth, "arrangement": arrangement}, error)
+            yield cifar(
+                "2",
+                arrangement,
+                f"ResNet-{depth}",
+                {"depth": depth, "arrangement": arrangement},
+                error,
+            )
 
     for dataset, network, arguments, original, preactivation, fields in _GAINS:
         both = {"dataset": dataset, "remark": _SINGLE if "block" in arguments else ""}
-        yield cifar("3", "original", network, arguments | {"arrangement": "original"}, original, **both)
+        yield cifar(
+            "3", "original", network, arguments | {"arrangement": "original"}, original, **both
+        )
         if "mean" in fields:
             both["source"] = f"{PAPER}, Tables 3 and 4"
         arguments = arguments | {"arrangement": "full_preactivation"}
@@ -186,7 +237,9 @@ def _rows() -> Iterator[Result]:
     for depth, error, fields in _FIRST_PAPER:
         fields = {"statistic": "not stated", "source": f"{FIRST_PAPER}, Table 6"} | fields
         arguments = {"depth": depth, "arrangement": "original"}
-        yield cifar("6 of 1512.03385", f"{depth} layers", f"ResNet-{depth}", arguments, error, **fields)
+        yield cifar(
+            "6 of 1512.03385", f"{depth} layers", f"ResNet-{depth}", arguments, error, **fields
+        )
 
 
 #: Every row, table by table.
@@ -194,14 +247,16 @@ RESULTS: tuple[Result, ...] = tuple(_rows())
 
 
 class ParameterCount(NamedTuple):
-    """Numbers of trainable parameters: all, and those of the convolutions and the classifier."""
+    """Numbers of trainable parameters: all, and those of the convolutions and the
+    classifier.
+    """
 
     trainable: int
     conv_and_classifier: int
 
 
-#: Network to its exact counts with 10 classes, for basic blocks with option A in any arrangement and for bottlenecks with
-#: full pre-activation.
+#: Network to its exact counts with 10 classes, for basic blocks with option A in any arrangement
+#: and for bottlenecks with full pre-activation.
 PARAMETER_COUNTS: Mapping[str, ParameterCount] = MappingProxyType(
     {
         "ResNet-20": ParameterCount(269_722, 268_346),
@@ -216,7 +271,9 @@ PARAMETER_COUNTS: Mapping[str, ParameterCount] = MappingProxyType(
 )
 
 
-def results(table: str | None = None, network: str | None = None, dataset: str | None = None) -> tuple[Result, ...]:
+def results(
+    table: str | None = None, network: str | None = None, dataset: str | None = None
+) -> tuple[Result, ...]:
     """Return the published rows with these values, in the order of the tables.
 
     Args:
@@ -237,7 +294,11 @@ def results(table: str | None = None, network: str | None = None, dataset: str |
     wanted = {field: value for field, value in wanted.items() if value is not None}
     for field, value in wanted.items():
         _checks.lookup({getattr(row, field): None for row in RESULTS}, value, field)
-    return tuple(row for row in RESULTS if all(getattr(row, field) == value for field, value in wanted.items()))
+    return tuple(
+        row
+        for row in RESULTS
+        if all(getattr(row, field) == value for field, value in wanted.items())
+    )
 
 
 def to_markdown(results: Iterable[Result]) -> str:
@@ -253,7 +314,14 @@ def to_markdown(results: Iterable[Result]) -> str:
     """
     lines = ["| table | data | network | row | error % | remark |", "|---|---|---|---|---|---|"]
     for result in results:
-        cells = (result.table, result.dataset, result.network, result.row, _format_error(result), result.remark)
+        cells = (
+            result.table,
+            result.dataset,
+            result.network,
+            result.row,
+            _format_error(result),
+            result.remark,
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -263,4 +331,6 @@ def _format_error(result: Result) -> str:
         return "fail (> 20)"
     if result.top5 is not None:
         return f"{result.error:.1f} / {result.top5:.1f}"
-    return f"{result.error:.2f}" + (f" ({result.mean:.2f} +- {result.std:.2f})" if result.mean is not None else "")
+    return f"{result.error:.2f}" + (
+        f" ({result.mean:.2f} +- {result.std:.2f})" if result.mean is not None else ""
+    )

@@ -28,7 +28,8 @@ class Recommendation:
     Args:
         depth, task, batch_size, parameters: What was asked for.
         learning_rate: Behind the warm-up, for SGD with momentum, at this batch size.
-        learning_rate_range: Lowest and highest that the source names, at this batch size.
+        learning_rate_range: Lowest and highest that the source names, at this batch
+            size.
         decay: `"steps"` or `"cosine"`.
         drops: Shares of the training at which steps divide the rate by 10.
         warmup_epochs: The middle of the range.
@@ -65,7 +66,9 @@ class Recommendation:
     reasons: tuple[Reason, ...]
 
     def model_options(self) -> dict[str, Any]:
-        """Return arguments of a builder: of `kp.models.pre_ln_transformer` for language, else of the residual networks'."""
+        """Return arguments of a builder: of `kp.models.pre_ln_transformer` for
+        language, else of the residual networks'.
+        """
         options: dict[str, Any] = {
             "arrangement": self.arrangement,
             "normalization": self.normalization,
@@ -77,10 +80,14 @@ class Recommendation:
         return options | {"activation": self.activation, "dropout_at": self.dropout_at}
 
     def optimizer_options(self) -> dict[str, Any]:
-        """Return arguments of `kp.optimizers.CoupledSGD`, or any Keras optimiser, beside the learning rate."""
+        """Return arguments of `kp.optimizers.CoupledSGD`, or any Keras optimiser,
+        beside the learning rate.
+        """
         return {} if self.clip_norm is None else {"global_clipnorm": self.clip_norm}
 
-    def schedule(self, steps_per_epoch: int, epochs: int) -> keras.optimizers.schedules.LearningRateSchedule:
+    def schedule(
+        self, steps_per_epoch: int, epochs: int
+    ) -> keras.optimizers.schedules.LearningRateSchedule:
         """Return the learning rate over a training of so many epochs.
 
         Raises:
@@ -90,7 +97,8 @@ class Recommendation:
         _checks.positive_int(epochs, "epochs")
         if epochs <= self.warmup_epochs:
             raise ValueError(
-                f"The warm-up takes {self.warmup_epochs:g} epochs: `epochs` must be more. Received: epochs={epochs}"
+                f"The warm-up takes {self.warmup_epochs:g} epochs: `epochs` must be more. "
+                f"Received: epochs={epochs}"
             )
         return DECAYS[self.decay](self, steps_per_epoch, epochs)
 
@@ -100,7 +108,10 @@ class Recommendation:
         for reason in self.reasons:
             lines.append(f"  {reason.field}: {_shown(getattr(self, reason.field))}")
             lines += textwrap.wrap(
-                f"{reason.sentence} ({reason.source})", 100, initial_indent="    ", subsequent_indent="    "
+                f"{reason.sentence} ({reason.source})",
+                100,
+                initial_indent="    ",
+                subsequent_indent="    ",
             )
         if any("guide" in reason.source for reason in self.reasons):
             lines.append(f"The guide is {advice.GUIDE!r}: rules of thumb.")
@@ -117,31 +128,43 @@ def _steps(recommendation: Recommendation, steps_per_epoch: int, epochs: int):
 
 def _cosine(recommendation: Recommendation, steps_per_epoch: int, epochs: int):
     warmup = round(recommendation.warmup_epochs * steps_per_epoch)
-    return schedules.cosine_schedule(recommendation.learning_rate, steps_per_epoch * epochs, warmup_steps=warmup)
+    return schedules.cosine_schedule(
+        recommendation.learning_rate, steps_per_epoch * epochs, warmup_steps=warmup
+    )
 
 
-#: Name to a function of a recommendation, the iterations of an epoch and the epochs, which returns a schedule.
+#: Name to a function of a recommendation, the iterations of an epoch and the epochs, which returns
+#: a schedule.
 DECAYS: Mapping[str, Callable] = MappingProxyType({"steps": _steps, "cosine": _cosine})
 
 
 def recommend(
-    *, depth: int, task: str = "vision", batch_size: int = 256, scaling: str = "sqrt", parameters: int | None = None
+    *,
+    depth: int,
+    task: str = "vision",
+    batch_size: int = 256,
+    scaling: str = "sqrt",
+    parameters: int | None = None,
 ) -> Recommendation:
     """Say what to begin with for a network of this depth.
 
     Args:
         depth: Weight layers. A transformer's layer has four behind one another.
-        task: Key of `kp.advice.TASKS`: `"vision"`, `"mobile"`, `"language"` (a transformer), or `"cifar"` and `"imagenet"` for
-            the paper's own networks and how it trained them.
+        task: Key of `kp.advice.TASKS`: `"vision"`, `"mobile"`, `"language"` (a
+            transformer), or `"cifar"` and `"imagenet"` for the paper's own networks and
+            how it trained them.
         batch_size: Images in a step; the learning rate grows with it.
-        scaling: How: `"sqrt"` (of the batch over 256), as the guide has it, or `"linear"`.
+        scaling: How: `"sqrt"` (of the batch over 256), as the guide has it, or
+            `"linear"`.
         parameters: Of the network; decides on the dropout. None: not known, and none.
 
     Returns:
-        A `Recommendation`; its `model_options()`, `schedule()` and `optimizer_options()` go where they are used.
+        A `Recommendation`; its `model_options()`, `schedule()` and
+        `optimizer_options()` go where they are used.
 
     Raises:
-        ValueError: for numbers below 1, an unknown task or scaling (with the nearest ones).
+        ValueError: for numbers below 1, an unknown task or scaling (with the nearest
+            ones).
 
     Example:
 
@@ -168,13 +191,22 @@ def recommend(
     recipe = advice.RECIPES.get(task)
     recipe = recipe if recipe and depth <= recipe.deepest else None
     chosen = [
-        _training(row, kind, batch_size, scaling, scale) if recipe is None else _trained(recipe, batch_size, scaling, scale),
+        _training(row, kind, batch_size, scaling, scale)
+        if recipe is None
+        else _trained(recipe, batch_size, scaling, scale),
         _network(row, kind, batch_size, recipe),
         _dropout(kind, parameters, recipe),
     ]
     values = {key: value for part, _ in chosen for key, value in part.items()}
     reasons = tuple(reason for _, part in chosen for reason in part)
-    return Recommendation(depth=depth, task=task, batch_size=batch_size, parameters=parameters, reasons=reasons, **values)
+    return Recommendation(
+        depth=depth,
+        task=task,
+        batch_size=batch_size,
+        parameters=parameters,
+        reasons=reasons,
+        **values,
+    )
 
 
 class _Row(Protocol):
@@ -202,7 +234,9 @@ def _shown(value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _training(row: advice.DepthRow, kind: advice.Task, batch_size: int, scaling: str, scale) -> tuple[dict, list[Reason]]:
+def _training(
+    row: advice.DepthRow, kind: advice.Task, batch_size: int, scaling: str, scale
+) -> tuple[dict, list[Reason]]:
     """Return how to train by the guide, and why."""
     factor = scale(batch_size / advice.BASE_BATCH_SIZE)
     source = "guide, Sec. 8.7"
@@ -224,19 +258,27 @@ def _training(row: advice.DepthRow, kind: advice.Task, batch_size: int, scaling:
     if kind.transformer:
         rate += "; for SGD with momentum: adaptive optimisers want much less"
     low, high = row.warmup_epochs
-    warmup = f"{low:g} to {high:g} epochs at this depth" if high else "None is needed below 50 layers"
+    warmup = (
+        f"{low:g} to {high:g} epochs at this depth" if high else "None is needed below 50 layers"
+    )
     clip = "Only extreme depth asks for it."
     if row.clip_norm:
         clip = f"Extreme depth asks for it; {row.clip_norm:g} is the largest norm that counts as healthy."
     return values, [
         Reason("learning_rate", f"{rate}.", source),
-        Reason("decay", {"steps": "Steps below 50 layers.", "cosine": "A cosine from 50 layers on."}[row.decay], source),
+        Reason(
+            "decay",
+            {"steps": "Steps below 50 layers.", "cosine": "A cosine from 50 layers on."}[row.decay],
+            source,
+        ),
         Reason("warmup_epochs", f"{warmup}.", source),
         Reason("clip_norm", clip, "guide, Sec. 8.4 and 8.8"),
     ]
 
 
-def _trained(recipe: advice.Recipe, batch_size: int, scaling: str, scale) -> tuple[dict, list[Reason]]:
+def _trained(
+    recipe: advice.Recipe, batch_size: int, scaling: str, scale
+) -> tuple[dict, list[Reason]]:
     """Return how the paper trained, and why."""
     known = batch_size in recipe.batch_sizes
     base = recipe.batch_sizes[-1]
@@ -254,12 +296,22 @@ def _trained(recipe: advice.Recipe, batch_size: int, scaling: str, scale) -> tup
         "clip_norm": None,
     }
     shares = " and ".join(f"{share:.0%}" for share in recipe.drops)
-    warmup = "The first 400 iterations at a tenth of the rate." if recipe.warmup_iterations else "The paper has none here."
+    warmup = (
+        "The first 400 iterations at a tenth of the rate."
+        if recipe.warmup_iterations
+        else "The paper has none here."
+    )
     return values, [
         Reason(
-            "learning_rate", f"The paper's rate, at batches of {sizes}{_scaled(factor, batch_size, scaling)}.", recipe.source
+            "learning_rate",
+            f"The paper's rate, at batches of {sizes}{_scaled(factor, batch_size, scaling)}.",
+            recipe.source,
         ),
-        Reason("decay", f"Divided by 10 at {shares} of the training, as the paper did at every depth.", recipe.source),
+        Reason(
+            "decay",
+            f"Divided by 10 at {shares} of the training, as the paper did at every depth.",
+            recipe.source,
+        ),
         Reason("warmup_iterations", warmup, recipe.source),
         Reason("clip_norm", "The paper names none.", recipe.source),
     ]
@@ -268,7 +320,10 @@ def _trained(recipe: advice.Recipe, batch_size: int, scaling: str, scale) -> tup
 def _network(
     row: advice.DepthRow, kind: advice.Task, batch_size: int, recipe: advice.Recipe | None
 ) -> tuple[dict, list[Reason]]:
-    small = batch_size < advice.SMALLEST_BATCH_FOR_STATISTICS and kind.small_batch_normalization != kind.normalization
+    small = (
+        batch_size < advice.SMALLEST_BATCH_FOR_STATISTICS
+        and kind.small_batch_normalization != kind.normalization
+    )
     normalization = kind.small_batch_normalization if small else kind.normalization
     initializer = kind.initializer if recipe else row.initializer or kind.initializer
     values = {
@@ -280,16 +335,32 @@ def _network(
     because = kind.normalization_reason
     if small:
         because = f"Batches below {advice.SMALLEST_BATCH_FOR_STATISTICS} give poor statistics; layer normalisation needs none."
-    start = "The paper's networks of every depth begin with He's values." if recipe else row.initializer_reason
+    start = (
+        "The paper's networks of every depth begin with He's values."
+        if recipe
+        else row.initializer_reason
+    )
     return values, [
-        Reason("arrangement", row.arrangement_reason, f"guide, Sec. 8.1 and 8.4; Table 2 of {PAPER}"),
-        Reason("normalization", because, "guide, Sec. 8.2; arXiv 1803.08494" if small else "guide, Sec. 8.2"),
-        Reason("activation", kind.activation_reason, PAPER if recipe or kind.activation == "relu" else "guide, Sec. 8.3"),
+        Reason(
+            "arrangement", row.arrangement_reason, f"guide, Sec. 8.1 and 8.4; Table 2 of {PAPER}"
+        ),
+        Reason(
+            "normalization",
+            because,
+            "guide, Sec. 8.2; arXiv 1803.08494" if small else "guide, Sec. 8.2",
+        ),
+        Reason(
+            "activation",
+            kind.activation_reason,
+            PAPER if recipe or kind.activation == "relu" else "guide, Sec. 8.3",
+        ),
         Reason("initializer", start, recipe.source if recipe else "guide, Sec. 8.4 and 8.5"),
     ]
 
 
-def _dropout(kind: advice.Task, parameters: int | None, recipe: advice.Recipe | None) -> tuple[dict, list[Reason]]:
+def _dropout(
+    kind: advice.Task, parameters: int | None, recipe: advice.Recipe | None
+) -> tuple[dict, list[Reason]]:
     place = "before_addition" if kind.transformer else "between_weights"
     bounds, source = (0.0, 0.0), "guide, Sec. 8.6"
     if recipe is not None:
@@ -299,9 +370,15 @@ def _dropout(kind: advice.Task, parameters: int | None, recipe: advice.Recipe | 
     else:
         row = _last(advice.DROPOUTS, parameters)
         bounds = row.rate
-        because = f"{bounds[0]:g} to {bounds[1]:g} for {parameters:,} parameters; {row.alternative}."
+        because = (
+            f"{bounds[0]:g} to {bounds[1]:g} for {parameters:,} parameters; {row.alternative}."
+        )
     values = {"dropout": bounds[0], "dropout_range": bounds, "dropout_at": place}
     return values, [
         Reason("dropout", because, source),
-        Reason("dropout_at", "On the branch, never on the shortcut or behind the addition.", "guide, Sec. 8.6"),
+        Reason(
+            "dropout_at",
+            "On the branch, never on the shortcut or behind the addition.",
+            "guide, Sec. 8.6",
+        ),
     ]

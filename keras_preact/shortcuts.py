@@ -1,4 +1,6 @@
-"""h, the shortcut of `x_{l+1} = f(h(x_l) + F(x_l))`: the seven of Table 1, and what a change of shape needs."""
+"""h, the shortcut of `x_{l+1} = f(h(x_l) + F(x_l))`: the seven of Table 1, and what a
+change of shape needs.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,11 +12,14 @@ from keras_preact import _checks, _layers, _spatial
 
 
 class Shortcut(keras.Layer):
-    """A shortcut: takes `x` and `F(x)`, tensors of one shape, and returns `h(x) + F(x)`.
+    """A shortcut: takes `x` and `F(x)`, tensors of one shape, and returns `h(x) +
+    F(x)`.
 
-    An instance given to a `ResidualUnit` is a pattern; every unit makes its own copy, with its own weights.
+    An instance given to a `ResidualUnit` is a pattern; every unit makes its own copy,
+    with its own weights.
 
-    A shortcut of your own is a subclass with its own `paths`, registered with `keras.saving.register_keras_serializable`.
+    A shortcut of your own is a subclass with its own `paths`, registered with
+    `keras.saving.register_keras_serializable`.
     """
 
     #: The word that stands in the paths of its weights.
@@ -23,12 +28,17 @@ class Shortcut(keras.Layer):
     gated = False
     #: Whether it reads x at all.
     reads_input = True
-    #: Whether its own convolution can change the shape, so that no projection is needed in front of it.
+    #: Whether its own convolution can change the shape, so that no projection is needed in front of
+    #: it.
     projects = False
 
     def paths(self, x, residual, training=None) -> tuple:
-        """Return the two tensors that are added: through the shortcut, None where there is none, and through the branch."""
-        raise NotImplementedError(f"{type(self).__name__} has no `paths(x, residual, training=None)`.")
+        """Return the two tensors that are added: through the shortcut, None where there
+        is none, and through the branch.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no `paths(x, residual, training=None)`."
+        )
 
     def call(self, x, residual, training=None):
         return add(*self.paths(x, residual, training))
@@ -52,7 +62,9 @@ class Identity(Shortcut):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class NoShortcut(Shortcut):
-    """`F(x)`: the plain network, which the paper counts as constant scaling with a shortcut factor of 0."""
+    """`F(x)`: the plain network, which the paper counts as constant scaling with a
+    shortcut factor of 0.
+    """
 
     reads_input = False
 
@@ -66,7 +78,8 @@ class ConstantScaling(Shortcut):
 
     Args:
         shortcut: The factor on x, lambda in Sec. 3.
-        residual: The factor on F(x). The paper's net failed with (0.5, 1) and reached 12.35 % with (0.5, 0.5).
+        residual: The factor on F(x). The paper's net failed with (0.5, 1) and reached
+            12.35 % with (0.5, 0.5).
 
     Source: Sec. 3.1, Fig. 2 (b) and Table 1.
     """
@@ -86,14 +99,18 @@ class ConstantScaling(Shortcut):
 class _WeightedShortcut(Shortcut):
     """A shortcut with a 1x1 convolution (on vectors, a dense layer) in it."""
 
-    def __init__(self, *, normalization="none", kernel_initializer=None, data_format=None, **kwargs):
+    def __init__(
+        self, *, normalization="none", kernel_initializer=None, data_format=None, **kwargs
+    ):
         super().__init__(**kwargs)
         self.normalization = _layers.Normalization(normalization)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.data_format = keras.config.image_data_format() if data_format is None else data_format
 
     def _build_weight(self, input_shape, filters=None, strides=1, **kwargs):
-        """Make and build the convolution, and the normalisation behind it if there is one."""
+        """Make and build the convolution, and the normalisation behind it if there is
+        one.
+        """
         rank = len(input_shape)
         axis = _spatial.channel_axis(self.data_format, rank)
         filters = filters or input_shape[axis]
@@ -107,7 +124,10 @@ class _WeightedShortcut(Shortcut):
             dtype=self.dtype_policy,
             **kwargs,
         )
-        self.transform = [weight, *self.normalization.make(axis, filters, name="norm", dtype=self.dtype_policy)]
+        self.transform = [
+            weight,
+            *self.normalization.make(axis, filters, name="norm", dtype=self.dtype_policy),
+        ]
         _layers.build_chain(self.transform, input_shape)
 
     def get_config(self):
@@ -127,7 +147,9 @@ class _Gating(_WeightedShortcut):
         self.bias = float(bias)
 
     def build(self, input_shape, residual_shape=None):
-        self._build_weight(input_shape, bias_initializer=keras.initializers.Constant(self.bias), use_bias=True)
+        self._build_weight(
+            input_shape, bias_initializer=keras.initializers.Constant(self.bias), use_bias=True
+        )
 
     def gate(self, x):
         """`g(x) = sigmoid(W_g x + b_g)`, of the shape of x, each value in (0, 1)."""
@@ -142,8 +164,10 @@ class ExclusiveGating(_Gating):
     """`(1 - g(x)) * x + g(x) * F(x)`, as in highway networks.
 
     Args:
-        bias: b_g at the start. The more negative, the more open the shortcut; 0 to -5 failed, -6 gave 8.70 %.
-        normalization: Between the gate's convolution and its sigmoid; the paper does not speak of one.
+        bias: b_g at the start. The more negative, the more open the shortcut; 0 to -5
+            failed, -6 gave 8.70 %.
+        normalization: Between the gate's convolution and its sigmoid; the paper does
+            not speak of one.
 
     Source: Sec. 3.1, Fig. 2 (c) and Table 1.
     """
@@ -159,7 +183,8 @@ class ShortcutOnlyGating(_Gating):
 
     Args:
         bias: b_g at the start: 0 gave 12.86 %, -6 gave 6.91 %.
-        normalization: Between the gate's convolution and its sigmoid; the paper does not speak of one.
+        normalization: Between the gate's convolution and its sigmoid; the paper does
+            not speak of one.
 
     Source: Sec. 3.1, Fig. 2 (d) and Table 1.
     """
@@ -170,7 +195,8 @@ class ShortcutOnlyGating(_Gating):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class Conv1x1(_WeightedShortcut):
-    """`W x + F(x)` with a 1x1 convolution in every unit (option C of arXiv 1512.03385; Table 1: 12.22 %).
+    """`W x + F(x)` with a 1x1 convolution in every unit (option C of arXiv 1512.03385;
+    Table 1: 12.22 %).
 
     Args:
         filters: Channels out; None for as many as come in.
@@ -199,7 +225,8 @@ class Conv1x1(_WeightedShortcut):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class Dropout(Shortcut):
-    """`dropout(x) + F(x)`: x in training with a share of `rate` set to 0 and the rest scaled by `1 / (1 - rate)`.
+    """`dropout(x) + F(x)`: x in training with a share of `rate` set to 0 and the rest
+    scaled by `1 / (1 - rate)`.
 
     At inference it is the identity. The paper's net failed with a rate of 0.5.
 
@@ -239,27 +266,35 @@ def get(shortcut: str | dict | Shortcut, gate_bias: float | None = None) -> Shor
 
     Args:
         shortcut: A name from `SHORTCUTS`, a `Shortcut`, or the config of one.
-        gate_bias: The bias b_g that the gate starts with, for the two shortcuts that have a gate.
+        gate_bias: The bias b_g that the gate starts with, for the two shortcuts that
+            have a gate.
 
     Raises:
-        ValueError: for an unknown name (the message holds the nearest ones), or a gate bias where there is no gate.
+        ValueError: for an unknown name (the message holds the nearest ones), or a gate
+            bias where there is no gate.
     """
     if isinstance(shortcut, dict):  # from a serialised config
         shortcut = keras.saving.deserialize_keras_object(shortcut)
-    made = shortcut if isinstance(shortcut, Shortcut) else _checks.lookup(SHORTCUTS, shortcut, "shortcut")()
+    made = (
+        shortcut
+        if isinstance(shortcut, Shortcut)
+        else _checks.lookup(SHORTCUTS, shortcut, "shortcut")()
+    )
     if gate_bias is None:
         return made
     if not made.gated:
         gated = ", ".join(name for name, row in SHORTCUTS.items() if row.gated)
         raise ValueError(
-            f"`gate_bias` is for a shortcut with a gate: {gated}. Received: gate_bias={gate_bias!r}, shortcut={shortcut!r}"
+            f"`gate_bias` is for a shortcut with a gate: {gated}. Received: "
+            f"gate_bias={gate_bias!r}, shortcut={shortcut!r}"
         )
     return type(made).from_config(made.get_config() | {"bias": gate_bias})
 
 
 @keras.saving.register_keras_serializable("keras_preact")
 class ZeroPad(keras.Layer):
-    """Every `strides`-th pixel of x, with zero channels behind its own: option A of arXiv 1512.03385, without weights.
+    """Every `strides`-th pixel of x, with zero channels behind its own: option A of
+    arXiv 1512.03385, without weights.
 
     Args:
         filters: Channels out, at least as many as come in.
@@ -277,8 +312,8 @@ class ZeroPad(keras.Layer):
         channels = input_shape[_spatial.channel_axis(self.data_format, len(input_shape))]
         if channels > self.filters:
             raise ValueError(
-                "Zero padding cannot take channels away: use shape_shortcut='projection' for a unit that narrows. "
-                f"Received: {channels} channels in, {self.filters} out"
+                "Zero padding cannot take channels away: use shape_shortcut='projection' for a "
+                f"unit that narrows. Received: {channels} channels in, {self.filters} out"
             )
         self.missing = self.filters - channels
 

@@ -8,15 +8,16 @@ from keras_preact import _spatial, initializers
 
 @keras.saving.register_keras_serializable("keras_preact")
 class SqueezeExcitation(keras.Layer):
-    """Multiplies every channel by a gate: `x * sigmoid(W_2 relu(W_1 mean(x) + b_1) + b_2)`.
+    """Multiplies every channel by a gate: `x * sigmoid(W_2 relu(W_1 mean(x) + b_1) +
+    b_2)`.
 
     Args:
         reduction: `W_1` has `channels // reduction` outputs, at least one.
         kernel_initializer: Of both weights; each draws its own values.
         data_format: `"channels_last"` or `"channels_first"`.
 
-    Input and output: `(batch, height, width, channels)`, or channels first. The weights are `reduce` and `expand`, dense
-    layers.
+    Input and output: `(batch, height, width, channels)`, or channels first. The weights
+    are `reduce` and `expand`, dense layers.
 
     Example:
 
@@ -29,10 +30,19 @@ class SqueezeExcitation(keras.Layer):
     Source: arXiv 1709.01507, Sec. 3; at the end of the branch, as in its Fig. 3.
     """
 
-    def __init__(self, reduction: int = 16, *, kernel_initializer=None, data_format: str | None = None, **kwargs):
+    def __init__(
+        self,
+        reduction: int = 16,
+        *,
+        kernel_initializer=None,
+        data_format: str | None = None,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.reduction = reduction
-        self.kernel_initializer = keras.initializers.get(kernel_initializer) or initializers.released_he()
+        self.kernel_initializer = (
+            keras.initializers.get(kernel_initializer) or initializers.released_he()
+        )
         self.data_format = keras.config.image_data_format() if data_format is None else data_format
 
     def build(self, input_shape):
@@ -44,7 +54,13 @@ class SqueezeExcitation(keras.Layer):
 
     def _dense(self, units: int, name: str, activation: str) -> keras.Layer:
         kernel = initializers.spawn(self.kernel_initializer, name)
-        return keras.layers.Dense(units, activation=activation, kernel_initializer=kernel, name=name, dtype=self.dtype_policy)
+        return keras.layers.Dense(
+            units,
+            activation=activation,
+            kernel_initializer=kernel,
+            name=name,
+            dtype=self.dtype_policy,
+        )
 
     def call(self, x):
         last = self.data_format == "channels_last"

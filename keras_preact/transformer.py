@@ -1,4 +1,6 @@
-"""TransformerUnit: a transformer's layer, which is two residual units behind one another."""
+"""TransformerUnit: a transformer's layer, which is two residual units behind one
+another.
+"""
 
 import keras
 
@@ -9,21 +11,27 @@ from keras_preact.units import ResidualUnit
 
 @keras.saving.register_keras_serializable("keras_preact")
 class TransformerUnit(keras.Layer):
-    """A layer of a transformer: `x + Attention(LN(x))`, then `x + MLP(LN(x))`; two `ResidualUnit`s.
+    """A layer of a transformer: `x + Attention(LN(x))`, then `x + MLP(LN(x))`; two
+    `ResidualUnit`s.
 
     Args:
         width: Features of a token.
         num_heads: Of the attention; divides `width`.
-        arrangement: `"pre_norm"` (as above: nothing stands on the path from x to the output), `"post_norm"`
-            (`LN(x + F(x))`, as in the first transformers), or an `Arrangement`.
-        mlp: `"swiglu"` (arXiv 2002.05202), or the activation of an MLP of two dense layers.
-        hidden: Width inside the MLP. None: `4 * width`, with `"swiglu"` 8/3 of it, rounded up to a multiple of 8.
+        arrangement: `"pre_norm"` (as above: nothing stands on the path from x to the
+            output), `"post_norm"` (`LN(x + F(x))`, as in the first transformers), or an
+            `Arrangement`.
+        mlp: `"swiglu"` (arXiv 2002.05202), or the activation of an MLP of two dense
+            layers.
+        hidden: Width inside the MLP. None: `4 * width`, with `"swiglu"` 8/3 of it,
+            rounded up to a multiple of 8.
         normalization: `"layer"`, `"rms"`, or any other of `ResidualUnit`.
         dropout: Rate of the dropout on both branches, at their ends.
-        stochastic_depth: As in `ResidualUnit`; attention and MLP are left out by themselves.
+        stochastic_depth: As in `ResidualUnit`; attention and MLP are left out by
+            themselves.
         causal: Whether a token sees those up to itself alone.
         use_bias: Whether the dense layers have a bias.
-        bias_initializer, kernel_initializer: As in `ResidualUnit`. None: Glorot's normal, as in arXiv 2002.04745.
+        bias_initializer, kernel_initializer: As in `ResidualUnit`. None: Glorot's
+            normal, as in arXiv 2002.04745.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Attributes:
@@ -64,7 +72,9 @@ class TransformerUnit(keras.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.kernel_initializer = keras.initializers.get("glorot_normal" if kernel_initializer is None else kernel_initializer)
+        self.kernel_initializer = keras.initializers.get(
+            "glorot_normal" if kernel_initializer is None else kernel_initializer
+        )
         self.bias_initializer = keras.initializers.get(bias_initializer)
 
         def unit(name: str, **options) -> ResidualUnit:
@@ -109,7 +119,15 @@ class TransformerUnit(keras.Layer):
 
     def get_config(self):
         attention, mlp = (unit.get_config() for unit in self.units)
-        shared = ("arrangement", "normalization", "num_heads", "dropout", "stochastic_depth", "causal", "use_bias")
+        shared = (
+            "arrangement",
+            "normalization",
+            "num_heads",
+            "dropout",
+            "stochastic_depth",
+            "causal",
+            "use_bias",
+        )
         return super().get_config() | {
             "width": attention["filters"],
             "mlp": mlp["block"] if mlp["block"] == "swiglu" else mlp["activation"],

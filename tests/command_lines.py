@@ -1,4 +1,6 @@
-"""Command lines that pages show: found in the text, and parsed by the command itself without running it."""
+"""Command lines that pages show: found in the text, and parsed by the command itself
+without running it.
+"""
 
 import contextlib
 import functools
@@ -20,21 +22,31 @@ OTHERS = ("pip", "http", "tensorflow_datasets")
 
 
 def code(text: str) -> list[str]:
-    """Return what a page shows as code: lines of indented blocks, of fenced `sh` blocks, and spans in single backticks."""
+    """Return what a page shows as code: lines of indented blocks, of fenced `sh`
+    blocks, and spans in single backticks.
+    """
     fenced = "\n".join(re.findall(r"```(?:sh|bash|console)\n(.*?)```", text, re.S))
     rest = re.sub(r"```.*?```", "", text, flags=re.S)
-    return [*re.findall(r"^    +(\S.*)$", rest, re.M), *re.findall(r"`([^`\n]+)`", rest), *filter(None, fenced.split("\n"))]
+    return [
+        *re.findall(r"^    +(\S.*)$", rest, re.M),
+        *re.findall(r"`([^`\n]+)`", rest),
+        *filter(None, fenced.split("\n")),
+    ]
 
 
 def commands(text: str) -> list[str]:
-    """Return the lines of `code` that start `keras-preact COMMAND`; placeholders such as `keras-preact COMMAND` are none."""
+    """Return the lines of `code` that start `keras-preact COMMAND`; placeholders such
+    as `keras-preact COMMAND` are none.
+    """
     lines = [re.sub(r"\s+#.*", "", line).strip("$ ") for line in code(text)]
     return [line for line in lines if re.match(r"(\w+=\S+ )*keras-preact (?!COMMAND)\S", line)]
 
 
 def modules(text: str) -> list[str]:
     """Return the lines of `code` that start `python -m MODULE` of this project."""
-    return [line for line in code(text) if re.match(rf"python -m (?!(?:{'|'.join(OTHERS)})\b)", line)]
+    return [
+        line for line in code(text) if re.match(rf"python -m (?!(?:{'|'.join(OTHERS)})\b)", line)
+    ]
 
 
 class Parsed(BaseException):
@@ -42,7 +54,9 @@ class Parsed(BaseException):
 
 
 def parse(line: str) -> None:
-    """Parse `keras-preact COMMAND ...` as the program does; fail if a command or an option does not exist."""
+    """Parse `keras-preact COMMAND ...` as the program does; fail if a command or an
+    option does not exist.
+    """
     words = shlex.split(line.replace("RECIPE", "digits"), comments=True)
     argv = words[words.index("keras-preact") + 1 :]
     if argv[:2] == ["train", "--resume"]:
@@ -87,8 +101,14 @@ def parse(line: str) -> None:
 def help_of(module: str) -> str:
     """Return what `python -m MODULE --help` prints."""
     written, argv = io.StringIO(), sys.argv
-    script = f"{module}.__main__" if importlib.util.find_spec(module).submodule_search_locations else module
-    imported = {script: sys.modules.pop(script)} if script in sys.modules else {}  # else `run_module` would warn
+    script = (
+        f"{module}.__main__"
+        if importlib.util.find_spec(module).submodule_search_locations
+        else module
+    )
+    imported = (
+        {script: sys.modules.pop(script)} if script in sys.modules else {}
+    )  # else `run_module` would warn
     sys.argv = [module, "--help"]
     try:
         with contextlib.redirect_stdout(written), pytest.raises(SystemExit) as ended:
@@ -101,7 +121,9 @@ def help_of(module: str) -> str:
 
 
 def check_module(line: str) -> None:
-    """Fail if a `python -m MODULE ...` does not exist or has an option that its help does not name."""
+    """Fail if a `python -m MODULE ...` does not exist or has an option that its help
+    does not name.
+    """
     module, *arguments = shlex.split(line, comments=True)[2:]
     arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
     assert importlib.util.find_spec(module) is not None, line

@@ -19,17 +19,31 @@ def shown_texts(figure) -> list[tuple[str, object]]:
         for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
             low, high = sorted(axis.get_view_interval())
             ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
-            texts += [axis.label, *(label for tick in ticks for label in (tick.label1, tick.label2))]
-    unique = {id(text): text for text in texts if text is not None and text.get_visible() and text.get_text().strip()}
+            texts += [
+                axis.label,
+                *(label for tick in ticks for label in (tick.label1, tick.label2)),
+            ]
+    unique = {
+        id(text): text
+        for text in texts
+        if text is not None and text.get_visible() and text.get_text().strip()
+    }
     return [(text.get_text(), text.get_window_extent()) for text in unique.values()]
 
 
 def check(figure) -> None:
-    """Check that no text is cut off at the figure's edge and that no two texts overlap by more than a pixel."""
+    """Check that no text is cut off at the figure's edge and that no two texts overlap
+    by more than a pixel.
+    """
     found, page = shown_texts(figure), figure.bbox
     for text, box in found:
         assert page.x0 - 1 <= box.x0 <= box.x1 <= page.x1 + 1, f"{text!r} is cut off at a side"
         assert page.y0 - 1 <= box.y0 <= box.y1 <= page.y1 + 1, f"{text!r} is cut off above or below"
     for (text, box), (other, another) in itertools.combinations(found, 2):
-        apart = box.x1 - 1 <= another.x0 or another.x1 - 1 <= box.x0 or box.y1 - 1 <= another.y0 or another.y1 - 1 <= box.y0
+        apart = (
+            box.x1 - 1 <= another.x0
+            or another.x1 - 1 <= box.x0
+            or box.y1 - 1 <= another.y0
+            or another.y1 - 1 <= box.y0
+        )
         assert apart, f"{text!r} overlaps {other!r}"

@@ -1,7 +1,8 @@
 """Residual units and networks in NumPy, float64: what the library is compared with.
 
-Written from the paper's figures and tables and independent of the library: nothing here imports it. Images are
-`(batch, height, width, channels)`. Weights are a dict from path to array, such as `branch/conv_1/kernel`.
+Written from the paper's figures and tables and independent of the library: nothing here
+imports it. Images are `(batch, height, width, channels)`. Weights are a dict from path
+to array, such as `branch/conv_1/kernel`.
 """
 
 import dataclasses
@@ -10,8 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-#: Fig. 4 for one, two and three weights: W weight, N normalisation, A activation, `+` the addition. Both paths of a unit that
-#: changes the shape start at `|`, where there is one. The sixth row is not the paper's.
+#: Fig. 4 for one, two and three weights: W weight, N normalisation, A activation, `+` the addition.
+#: Both paths of a unit that changes the shape start at `|`, where there is one. The sixth row is
+#: not the paper's.
 FIG_4 = {
     "original": {
         1: "W1 N1 + A",
@@ -45,8 +47,9 @@ FIG_4 = {
     },
 }
 
-#: Between conv1 and the first unit; between the last unit and the pooling. Where units start with an activation, the first of
-#: them stands in the stem and the one that the last unit's output would meet next stands in the head (appendix).
+#: Between conv1 and the first unit; between the last unit and the pooling. Where units start with
+#: an activation, the first of them stands in the stem and the one that the last unit's output would
+#: meet next stands in the head (appendix).
 STEM = dict.fromkeys(FIG_4, "N A") | {"bn_only_preactivation": "A N"}
 HEAD = dict.fromkeys(FIG_4, "") | {
     "relu_only_preactivation": "A",
@@ -77,9 +80,13 @@ def pad(x, size, value=0.0):
 
 
 def window(x, row, column, kernel, stride):
-    """What a kernel's element at `row`, `column` sees of the padded `x` as the kernel moves by `stride`."""
+    """What a kernel's element at `row`, `column` sees of the padded `x` as the kernel
+    moves by `stride`.
+    """
     height, width = ((size - kernel) // stride + 1 for size in x.shape[1:3])
-    return x[:, row : row + stride * height : stride, column : column + stride * width : stride][:, :height, :width]
+    return x[:, row : row + stride * height : stride, column : column + stride * width : stride][
+        :, :height, :width
+    ]
 
 
 def dilated(kernel, dilation):
@@ -97,16 +104,25 @@ def standardized(kernel, epsilon=1e-8):
 
 
 def blur(x, stride):
-    """The binomial window of 3, at a stride; the map is mirrored around its outermost pixels."""
+    """The binomial window of 3, at a stride; the map is mirrored around its outermost
+    pixels.
+    """
     x = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
     weights = np.outer([1, 2, 1], [1, 2, 1]) / 16
-    return sum(weights[row, column] * window(x, row, column, 3, stride) for row in range(3) for column in range(3))
+    return sum(
+        weights[row, column] * window(x, row, column, 3, stride)
+        for row in range(3)
+        for column in range(3)
+    )
 
 
 def average(x, stride):
     """The mean of 2 x 2 pixels, or of those of them that are there."""
     height, width = x.shape[1:3]
-    rows = [[x[:, i : i + 2, j : j + 2].mean((1, 2)) for j in range(0, width, stride)] for i in range(0, height, stride)]
+    rows = [
+        [x[:, i : i + 2, j : j + 2].mean((1, 2)) for j in range(0, width, stride)]
+        for i in range(0, height, stride)
+    ]
     return np.stack([np.stack(row, axis=1) for row in rows], axis=1)
 
 
@@ -118,15 +134,21 @@ def squeeze_excitation(x, weights):
 
 
 def conv(x, kernel, bias=None, stride=1, groups=1):
-    """Convolve with `(size - 1) / 2` zeros on every side; the channels of one group see only that group's inputs."""
+    """Convolve with `(size - 1) / 2` zeros on every side; the channels of one group see
+    only that group's inputs.
+    """
     size = kernel.shape[0]
     x = pad(x, size // 2)
     outputs = []
-    for inputs, weights in zip(np.split(x, groups, axis=-1), np.split(kernel, groups, axis=-1), strict=True):
+    for inputs, weights in zip(
+        np.split(x, groups, axis=-1), np.split(kernel, groups, axis=-1), strict=True
+    ):
         total = 0.0
         for row in range(size):
             for column in range(size):
-                total = total + np.einsum("bhwi,io->bhwo", window(inputs, row, column, size, stride), weights[row, column])
+                total = total + np.einsum(
+                    "bhwi,io->bhwo", window(inputs, row, column, size, stride), weights[row, column]
+                )
         outputs.append(total)
     y = np.concatenate(outputs, axis=-1)
     return y if bias is None else y + bias
@@ -135,7 +157,10 @@ def conv(x, kernel, bias=None, stride=1, groups=1):
 def max_pool(x, size, stride):
     """Max pooling padded with minus infinity."""
     x = pad(x, size // 2, -np.inf)
-    return np.max([window(x, row, column, size, stride) for row in range(size) for column in range(size)], axis=0)
+    return np.max(
+        [window(x, row, column, size, stride) for row in range(size) for column in range(size)],
+        axis=0,
+    )
 
 
 def dense(x, kernel, bias=None):
@@ -143,7 +168,9 @@ def dense(x, kernel, bias=None):
 
 
 def batch_norm(x, p, *, training, updates=None, place="", momentum=0.9, epsilon=1e-5):
-    """`p` holds gamma, beta, moving_mean, moving_variance; in training `updates` gets the new moving statistics."""
+    """`p` holds gamma, beta, moving_mean, moving_variance; in training `updates` gets
+    the new moving statistics.
+    """
     mean, variance = p["moving_mean"], p["moving_variance"]
     if training:
         axes = tuple(range(x.ndim - 1))
@@ -162,7 +189,9 @@ def layer_norm(x, p, epsilon=1e-5):
 
 
 def group_norm(x, p, epsilon=1e-5):
-    """Normalise each group of neighbouring channels over all positions of one example: 32 groups, or what divides them."""
+    """Normalise each group of neighbouring channels over all positions of one example:
+    32 groups, or what divides them.
+    """
     channels = x.shape[-1]
     groups = max(n for n in (1, 2, 4, 8, 16, 32) if channels % n == 0)
     grouped = x.reshape(len(x), -1, groups, channels // groups)
@@ -180,14 +209,19 @@ NORMS = {"layer": layer_norm, "group": group_norm, "rms": rms_norm, "none": lamb
 
 def below(weights: Mapping, place: str) -> dict:
     """The weights whose paths start with `place/`, under the rest of their paths."""
-    return {path[len(place) + 1 :]: value for path, value in weights.items() if path.startswith(place + "/")}
+    return {
+        path[len(place) + 1 :]: value
+        for path, value in weights.items()
+        if path.startswith(place + "/")
+    }
 
 
 @dataclasses.dataclass
 class Unit:
     """A unit's options and weights (float64); `unit(x)` returns x_{l+1}.
 
-    In training `updates` collects the new moving statistics. `factors`: of constant scaling, on x and on F(x).
+    In training `updates` collects the new moving statistics. `factors`: of constant
+    scaling, on x and on F(x).
     """
 
     weights: Mapping
@@ -209,7 +243,9 @@ class Unit:
     standardize_weights: bool = False
     factors: tuple = (0.5, 0.5)
     training: bool = False
-    activated_input: bool = False  # the first unit of a network: its first activation stands in the stem
+    activated_input: bool = (
+        False  # the first unit of a network: its first activation stands in the stem
+    )
     updates: dict = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
@@ -222,23 +258,34 @@ class Unit:
         return NORMS[self.normalization](x, p)
 
     def weight(self, x, place, stride=1, groups=1, dilation=1):
-        """Apply the weight at `place`: there is a `conv` for images, a `dense` for vectors."""
+        """Apply the weight at `place`: there is a `conv` for images, a `dense` for
+        vectors.
+        """
         p = below(self.weights, place)
         if self.block == "dense":
             return dense(x, p["kernel"], p.get("bias"))
         of_shortcut = place.startswith(("gate/", "shortcut/"))
-        kernel = standardized(p["kernel"]) if self.standardize_weights and not of_shortcut else p["kernel"]
+        kernel = (
+            standardized(p["kernel"])
+            if self.standardize_weights and not of_shortcut
+            else p["kernel"]
+        )
         return conv(x, dilated(kernel, dilation), p.get("bias"), stride, groups)
 
     def run(self, symbols, x, norm_place):
-        """Apply symbols of `FIG_4` in turn; `norm_place` is a pattern for the paths of the norms."""
+        """Apply symbols of `FIG_4` in turn; `norm_place` is a pattern for the paths of
+        the norms.
+        """
         kernels = KERNELS[self.block]
         strided = kernels.index(3) if self.stride_on == "3x3" and 3 in kernels else 0
         blurs = self.downsampling == "blur" and self.strides > 1
         unblurred = False
         for symbol in [*symbols.split(), "end"]:
             kind, number = symbol[0], symbol[1:]
-            if unblurred and kind in ("W", "e"):  # behind the strided weight, its normalisation and its activation
+            if unblurred and kind in (
+                "W",
+                "e",
+            ):  # behind the strided weight, its normalisation and its activation
                 x, unblurred = blur(x, self.strides), False
             if kind == "e":
                 break
@@ -264,18 +311,24 @@ class Unit:
         return self.run(after, self.add(x, residual), "after_addition/norm")
 
     def paths(self, x):
-        """What arrives at the two ends of the addition: x, made to fit, in front of h; and F(x)."""
+        """What arrives at the two ends of the addition: x, made to fit, in front of h;
+        and F(x).
+        """
         x = np.asarray(x, "float64")
         before = FIG_4[self.arrangement][len(KERNELS[self.block])].split("+")[0]
         first, branch = before.split("|") if "|" in before else ("", before)
         activated = x if self.activated_input else self.run(first, x, "branch/norm_{}")
         residual = self.run(branch, activated, "branch/norm_{}")
         if self.squeeze_excitation:
-            residual = squeeze_excitation(residual, below(self.weights, "branch/squeeze_excitation"))
+            residual = squeeze_excitation(
+                residual, below(self.weights, "branch/squeeze_excitation")
+            )
         return self.shortcut_input(x, activated), residual
 
     def shortcut_input(self, x, activated):
-        """x where the unit keeps the shape; else what the option makes of the activated, or the raw, input."""
+        """x where the unit keeps the shape; else what the option makes of the
+        activated, or the raw, input.
+        """
         channels = self.filters * EXPANSION[self.block]
         if self.strides * self.dilated_strides == 1 and x.shape[-1] == channels:
             return x
@@ -283,7 +336,9 @@ class Unit:
         stride = self.strides
         if self.downsampling != "strided" and stride > 1:
             start, stride = {"average": average, "blur": blur}[self.downsampling](start, stride), 1
-        if self.shortcut == "none" or (self.shortcut == "conv1x1" and self.shape_shortcut != "zero_pad"):
+        if self.shortcut == "none" or (
+            self.shortcut == "conv1x1" and self.shape_shortcut != "zero_pad"
+        ):
             return start  # reads no input; is its own projection
         if self.shape_shortcut == "zero_pad":
             sampled = start if self.block == "dense" else start[:, ::stride, ::stride]
@@ -314,9 +369,11 @@ class Unit:
 
 @dataclasses.dataclass
 class Network:
-    """A whole net at inference: `net(x)` returns logits; `outputs` then holds x_1 ... x_L, `first_input` what unit 1 read.
+    """A whole net at inference: `net(x)` returns logits; `outputs` then holds x_1 ...
+    x_L, `first_input` what unit 1 read.
 
-    `stages` lists `(filters, units, strides)`; `options` are those of `Unit`. `stem` is "3x3", "7x7" or "dense".
+    `stages` lists `(filters, units, strides)`; `options` are those of `Unit`. `stem` is
+    "3x3", "7x7" or "dense".
     """
 
     weights: Mapping
@@ -327,7 +384,9 @@ class Network:
 
     def __call__(self, x):
         arrangement = self.options.get("arrangement", "full_preactivation")
-        around = Unit(self.weights, 1, block=self.block, **self.options)  # knows the norm and the activation
+        around = Unit(
+            self.weights, 1, block=self.block, **self.options
+        )  # knows the norm and the activation
         x = np.asarray(x, "float64")
         if self.stem == "dense":
             x = around.weight(x, "stem_dense")
@@ -354,7 +413,10 @@ class Network:
         x = around.run(HEAD[arrangement], x, "head_norm")
         if x.ndim == 4:
             x = x.mean((1, 2))
-        head = {path: np.asarray(value, "float64") for path, value in below(self.weights, "head_classifier").items()}
+        head = {
+            path: np.asarray(value, "float64")
+            for path, value in below(self.weights, "head_classifier").items()
+        }
         return dense(x, head["kernel"], head["bias"])
 
 
@@ -370,8 +432,12 @@ def projected(x, weights, place):
 
 
 def attention(x, weights, *, heads, causal=False):
-    """`softmax(Q K^T / sqrt(size)) V` for each head, its columns side by side; x is `(batch, tokens, features)`."""
-    query, key, value = (projected(x, weights, f"attention_1/{name}") for name in ("query", "key", "value"))
+    """`softmax(Q K^T / sqrt(size)) V` for each head, its columns side by side; x is
+    `(batch, tokens, features)`.
+    """
+    query, key, value = (
+        projected(x, weights, f"attention_1/{name}") for name in ("query", "key", "value")
+    )
     size = query.shape[-1] // heads
     outputs = []
     for head in range(heads):
@@ -386,14 +452,18 @@ def attention(x, weights, *, heads, causal=False):
 def mlp(x, weights, *, kind):
     """`(silu(x W_1) * x W_2) W_3` for `"swiglu"`, else `activation(x W_1) W_2`."""
     if kind == "swiglu":
-        gated = ACTIVATIONS["silu"](projected(x, weights, "gated_1/dense_1")) * projected(x, weights, "gated_1/gate_1")
+        gated = ACTIVATIONS["silu"](projected(x, weights, "gated_1/dense_1")) * projected(
+            x, weights, "gated_1/gate_1"
+        )
         return projected(gated, weights, "dense_2")
     return projected(ACTIVATIONS[kind](projected(x, weights, "dense_1")), weights, "dense_2")
 
 
 @dataclasses.dataclass
 class TransformerUnit:
-    """Attention and MLP with their weights (float64); `unit(x)` returns the outputs of both."""
+    """Attention and MLP with their weights (float64); `unit(x)` returns the outputs of
+    both.
+    """
 
     attention_weights: Mapping
     mlp_weights: Mapping
@@ -404,7 +474,11 @@ class TransformerUnit:
     causal: bool = False
 
     def __call__(self, x):
-        y = self.residual(x, self.attention_weights, lambda x, w: attention(x, w, heads=self.heads, causal=self.causal))
+        y = self.residual(
+            x,
+            self.attention_weights,
+            lambda x, w: attention(x, w, heads=self.heads, causal=self.causal),
+        )
         return y, self.residual(y, self.mlp_weights, lambda x, w: mlp(x, w, kind=self.mlp))
 
     def residual(self, x, weights, branch):
@@ -428,7 +502,9 @@ def patches(x, size):
 
 @dataclasses.dataclass
 class Transformer:
-    """A whole transformer: `net(x)` returns logits; `outputs` then holds x_1 ... x_L. `options` are those of the units."""
+    """A whole transformer: `net(x)` returns logits; `outputs` then holds x_1 ... x_L.
+    `options` are those of the units.
+    """
 
     weights: Mapping
     depth: int

@@ -1,4 +1,6 @@
-"""`make demo-run`: the whole way from the data to images classified by an exported model, as a user goes it."""
+"""`make demo-run`: the whole way from the data to images classified by an exported
+model, as a user goes it.
+"""
 
 import json
 import os
@@ -16,10 +18,17 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="what `make demo` installs; its steps are tested on each")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow",
+    reason="what `make demo` installs; its steps are tested on each",
+)
 def test_demo(tmp_path):
     environment = os.environ | {"KERAS_BACKEND": keras.backend.backend()}
-    arguments = (f"VENV={sys.prefix}", f"RUNS={tmp_path / 'runs'}", f"SAVED_MODELS={tmp_path / 'saved_models'}")
+    arguments = (
+        f"VENV={sys.prefix}",
+        f"RUNS={tmp_path / 'runs'}",
+        f"SAVED_MODELS={tmp_path / 'saved_models'}",
+    )
     done = subprocess.run(
         ["make", "--no-print-directory", "demo-run", *arguments],
         cwd=ROOT,
@@ -32,7 +41,10 @@ def test_demo(tmp_path):
 
     (run,) = (tmp_path / "runs").iterdir()
     described = json.loads((run / "config.json").read_text())
-    assert (described["recipe"], described["versions"]["backend"]) == ("digits", keras.backend.backend())
+    assert (described["recipe"], described["versions"]["backend"]) == (
+        "digits",
+        keras.backend.backend(),
+    )
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["images"] == 360
     assert metrics["accuracy"] >= 0.98
@@ -45,7 +57,9 @@ def test_demo(tmp_path):
     assert card["version"] == 1
 
     # a line with the path of each image, and below it the most probable class
-    classified = re.findall(rf"^{re.escape(str(run))}/samples/\d+_(\d)\.png\n +(\d) ", done.stdout, re.MULTILINE)
+    classified = re.findall(
+        rf"^{re.escape(str(run))}/samples/\d+_(\d)\.png\n +(\d) ", done.stdout, re.MULTILINE
+    )
     assert sorted(label for label, _ in classified) == list("0123456789")
     assert sum(label == guess for label, guess in classified) >= 9
 

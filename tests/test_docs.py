@@ -1,4 +1,6 @@
-"""The pages of the site tell the truth: their Python runs, commands and links exist, and the site builds without a warning."""
+"""The pages of the site tell the truth: their Python runs, commands and links exist,
+and the site builds without a warning.
+"""
 
 import contextlib
 import importlib
@@ -20,21 +22,35 @@ import pytest
 import keras_preact as kp
 from tests import command_lines
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 ROOT = Path(__file__).parents[1]
-PAGES = {path.relative_to(ROOT / "docs").as_posix(): path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))}
+PAGES = {
+    path.relative_to(ROOT / "docs").as_posix(): path.read_text()
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+}
 BLOCKS = [
-    (name, i, block) for name, page in PAGES.items() for i, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.S))
+    (name, i, block)
+    for name, page in PAGES.items()
+    for i, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.S))
 ]
 LINES = {name: command_lines.code(page) for name, page in PAGES.items()}
 COMMANDS = sorted({line for page in PAGES.values() for line in command_lines.commands(page)})
 MODULES = sorted({line for page in PAGES.values() for line in command_lines.modules(page)})
 #: Those that a page names and does not have in docs/.
 INCLUDED = [
-    ROOT / path for path in ("saved_models/README.md", "training/launch/README.md", "keras_preact/serving/deploy/README.md")
+    ROOT / path
+    for path in (
+        "saved_models/README.md",
+        "training/launch/README.md",
+        "keras_preact/serving/deploy/README.md",
+    )
 ]
-INCLUDED_COMMANDS = sorted({line for path in INCLUDED for line in command_lines.commands(path.read_text())})
+INCLUDED_COMMANDS = sorted(
+    {line for path in INCLUDED for line in command_lines.commands(path.read_text())}
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +72,18 @@ def shown(block: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("page", "block"), [(page, block) for page, _, block in BLOCKS], ids=[f"{p}-{i}" for p, i, _ in BLOCKS]
+    ("page", "block"),
+    [(page, block) for page, _, block in BLOCKS],
+    ids=[f"{p}-{i}" for p, i, _ in BLOCKS],
 )
 def test_python_runs(page, block, workplace):
     shown(block, workplace)
 
 
 def test_front_page_prints_what_it_shows(workplace):
-    """Each of its blocks with an output: the words are the same, the numbers as good or of the same size."""
+    """Each of its blocks with an output: the words are the same, the numbers as good or
+    of the same size.
+    """
     pairs = re.findall(r"```python\n(.*?)```\s+```text\n(.*?)```", PAGES["index.md"], re.S)
     assert len(pairs) == 2
     number = r"\d[\d.]*(?:e[+-]?\d+)?"
@@ -82,7 +102,9 @@ def test_names_of_the_library_exist():
             names.add(name)
             value = kp
             for part in name.split("."):
-                value = getattr(value, part, None) or importlib.import_module(f"{value.__name__}.{part}")
+                value = getattr(value, part, None) or importlib.import_module(
+                    f"{value.__name__}.{part}"
+                )
             assert value is not None, (page, name)
         for name in re.findall(r"`((?:cifar|imagenet|dense|digits)_[a-z]+net\w+)`", text):
             models.add(name)
@@ -99,7 +121,9 @@ def test_every_variant_is_on_its_page():
 def test_make_targets_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     named = {
-        (page, target) for page, lines in LINES.items() for target in re.findall(r"^make ([a-z-]+)", "\n".join(lines), re.M)
+        (page, target)
+        for page, lines in LINES.items()
+        for target in re.findall(r"^make ([a-z-]+)", "\n".join(lines), re.M)
     }
     assert named
     assert {target for _, target in named} <= targets, named
@@ -139,14 +163,18 @@ def hooks():
 
 
 def test_benchmarks_are_those_of_the_files(hooks):
-    """Each cell is found again from the single rounds, not from the summary that the table is made of."""
+    """Each cell is found again from the single rounds, not from the summary that the
+    table is made of.
+    """
     lines = re.findall(r"^\| (?!measured|---)(.+) \|$", hooks.benchmarks(), re.M)
     rows = [row for rows in hooks.TABLES.values() for row in rows]
     assert len(lines) == len(rows) >= 30
     checked = 0
     for row, line in zip(rows, lines, strict=True):
         what, median, spread, rounds, cpu, threads, file = line.split(" | ")
-        content = json.loads((ROOT / "training/benchmark/measured" / f"{file.strip('`')}.json").read_text())
+        content = json.loads(
+            (ROOT / "training/benchmark/measured" / f"{file.strip('`')}.json").read_text()
+        )
         assert cpu.split()[0] in content["machine"]["cpu"]
         assert threads.startswith(f"{content['machine']['usable_cores']} core")
         for name, value in content["machine"].get("environment", {}).items():
@@ -155,7 +183,10 @@ def test_benchmarks_are_those_of_the_files(hooks):
         if "outcomes" not in content:
             continue  # its rounds have another form
         figures = [each for each in content["outcomes"] if each["result"] is not None]
-        of = {(each["round"], each["label"]): each["result"]["figures"].get(row.figure) for each in figures}
+        of = {
+            (each["round"], each["label"]): each["result"]["figures"].get(row.figure)
+            for each in figures
+        }
         baseline = content["candidates"][row.candidate]["baseline"]
         values = [
             value / of[number, baseline] if row.over else value
@@ -163,19 +194,38 @@ def test_benchmarks_are_those_of_the_files(hooks):
             if label == row.candidate
         ]
         assert int(rounds) == len(values)
-        assert float(median) == pytest.approx(statistics.median(values), abs=0.5000001 * 10**-row.digits)
-        least, most = (float(each) for each in spread.split(" to ")) if len(values) > 1 else (float(median),) * 2
-        assert (least, most) == pytest.approx((min(values), max(values)), abs=0.5000001 * 10**-row.digits)
+        assert float(median) == pytest.approx(
+            statistics.median(values), abs=0.5000001 * 10**-row.digits
+        )
+        least, most = (
+            (float(each) for each in spread.split(" to "))
+            if len(values) > 1
+            else (float(median),) * 2
+        )
+        assert (least, most) == pytest.approx(
+            (min(values), max(values)), abs=0.5000001 * 10**-row.digits
+        )
         checked += 1
     assert checked >= 15
 
 
 def test_figures_of_the_other_files_are_in_their_rounds(hooks):
-    rows = [row for rows in hooks.TABLES.values() for row in rows if row.file in ("input_cifar", "serving")]
+    rows = [
+        row
+        for rows in hooks.TABLES.values()
+        for row in rows
+        if row.file in ("input_cifar", "serving")
+    ]
     assert len(rows) >= 10
     for row in rows:
-        if row.over is None and row.figure in ("images_per_second", "requests_per_second", "p99_ms"):
-            found = re.findall(r"-?\d+\.\d+", json.dumps(_rounds(hooks.read(row.file), row.candidate, row.figure)))
+        if row.over is None and row.figure in (
+            "images_per_second",
+            "requests_per_second",
+            "p99_ms",
+        ):
+            found = re.findall(
+                r"-?\d+\.\d+", json.dumps(_rounds(hooks.read(row.file), row.candidate, row.figure))
+            )
             values = [float(each) for each in found]
             assert values, row
             assert hooks.cells(row)[1] == f"{statistics.median(values):,.{row.digits}f}"
@@ -183,8 +233,12 @@ def test_figures_of_the_other_files_are_in_their_rounds(hooks):
 
 def _rounds(content: dict, candidate: str, figure: str) -> list[float]:
     rounds = content["rounds"]
-    rounds = rounds if isinstance(rounds, list) else [each for part in rounds.values() for each in part]
-    return [each[candidate][figure] for each in rounds if isinstance(each, dict) and candidate in each]
+    rounds = (
+        rounds if isinstance(rounds, list) else [each for part in rounds.values() for each in part]
+    )
+    return [
+        each[candidate][figure] for each in rounds if isinstance(each, dict) and candidate in each
+    ]
 
 
 def test_table_of_arrangements_holds_the_published_numbers(hooks):
@@ -193,7 +247,12 @@ def test_table_of_arrangements_holds_the_published_numbers(hooks):
         text = importlib.import_module("tables").arrangements()
     finally:
         sys.path.remove(str(ROOT / "docs" / "hooks"))
-    rows = {name: cells for name, *cells in re.findall(r"^\| `(\w+)`[^|]*\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|$", text, re.M)}
+    rows = {
+        name: cells
+        for name, *cells in re.findall(
+            r"^\| `(\w+)`[^|]*\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|$", text, re.M
+        )
+    }
     assert {name: [" ".join(cell.split()) for cell in cells] for name, cells in rows.items()} == {
         "original": ["W BN ReLU W BN", "ReLU", "6.61", "5.93"],
         "bn_after_addition": ["W BN ReLU W", "BN ReLU", "8.17", "6.50"],
@@ -221,7 +280,9 @@ class Links(HTMLParser):
             self.linked.append(given["href"])
         else:
             # what a browser fetches by itself
-            self.requested += [given[key] for key in ("src", "href", "srcset", "poster") if given.get(key)]
+            self.requested += [
+                given[key] for key in ("src", "href", "srcset", "poster") if given.get(key)
+            ]
 
 
 @pytest.fixture(scope="module")
@@ -231,15 +292,21 @@ def site(tmp_path_factory):
     target = tmp_path_factory.mktemp("site")
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    built = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
     assert built.returncode == 0, built.stdout + built.stderr
     return target
 
 
 @pytest.mark.slow
 def test_site_is_whole_and_asks_nobody(site):
-    """Every address that a page fetches or links is in the site, or is a link to elsewhere."""
-    pages = {path: Links(path.read_text()) for path in site.rglob("*.html") if path.name != "404.html"}
+    """Every address that a page fetches or links is in the site, or is a link to
+    elsewhere.
+    """
+    pages = {
+        path: Links(path.read_text()) for path in site.rglob("*.html") if path.name != "404.html"
+    }
     assert len(pages) >= len(PAGES)
     for path, found in pages.items():
         for address in found.requested + found.linked:
@@ -251,13 +318,19 @@ def test_site_is_whole_and_asks_nobody(site):
             assert target.exists(), (path.name, address)
             if parts.fragment and target in pages:
                 assert unquote(parts.fragment) in pages[target].anchors, (path.name, address)
-    assert not [path for path in site.rglob("*.css") if re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", path.read_text())]
+    assert not [
+        path
+        for path in site.rglob("*.css")
+        if re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", path.read_text())
+    ]
 
 
 @pytest.mark.slow
 def test_reference_has_every_public_name(site):
     """What a package under `kp` exports has an entry, under the module that defines it."""
-    anchors = set().union(*(Links(path.read_text()).anchors for path in (site / "reference").glob("*.html")))
+    anchors = set().union(
+        *(Links(path.read_text()).anchors for path in (site / "reference").glob("*.html"))
+    )
     for package in (
         "",
         ".models",
@@ -271,8 +344,16 @@ def test_reference_has_every_public_name(site):
     ):
         module = importlib.import_module(f"keras_preact{package}")
         exported = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}
-        own = [each for each in exported.values() if getattr(each, "__module__", "").startswith("keras_preact")]
-        named = {f"{each.__module__}.{each.__qualname__}" for each in own if inspect.isclass(each) or inspect.isfunction(each)}
+        own = [
+            each
+            for each in exported.values()
+            if getattr(each, "__module__", "").startswith("keras_preact")
+        ]
+        named = {
+            f"{each.__module__}.{each.__qualname__}"
+            for each in own
+            if inspect.isclass(each) or inspect.isfunction(each)
+        }
         assert named <= anchors, (package, named - anchors)
 
 
@@ -282,4 +363,6 @@ def test_site_leaves_nothing_unfilled(site):
         text = path.read_text()
         assert not re.search(r"\{\{ \w", text), path.name
         assert 'class="arithmatex"' not in text, path.name
-        assert not re.search(r"<blockquote>\s*<blockquote>", text), path.name  # an example that is no code block
+        assert not re.search(r"<blockquote>\s*<blockquote>", text), (
+            path.name
+        )  # an example that is no code block

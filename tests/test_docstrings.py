@@ -1,4 +1,6 @@
-"""Every example in a docstring runs on the backend at hand, and everything public has a docstring."""
+"""Every example in a docstring runs on the backend at hand, and everything public has a
+docstring.
+"""
 
 import doctest
 import importlib
@@ -11,10 +13,15 @@ import pytest
 import keras_preact
 
 #: Modules that import a backend, which need not be installed where another one is used.
-OF_BACKENDS = {f"keras_preact.distribution.on_{name}": name for name in ("jax", "tensorflow", "torch")}
+OF_BACKENDS = {
+    f"keras_preact.distribution.on_{name}": name for name in ("jax", "tensorflow", "torch")
+}
 MODULES = sorted(
     name
-    for name in ["keras_preact", *(module.name for module in pkgutil.walk_packages(keras_preact.__path__, "keras_preact."))]
+    for name in [
+        "keras_preact",
+        *(module.name for module in pkgutil.walk_packages(keras_preact.__path__, "keras_preact.")),
+    ]
     if OF_BACKENDS.get(name) in (None, keras.backend.backend())
 )
 PUBLIC = [name for name in MODULES if not any(part.startswith("_") for part in name.split("."))]
@@ -38,7 +45,11 @@ def test_public_names_have_docstrings(name):
     own = [value for value in public.values() if getattr(value, "__module__", None) == name]
     objects = [value for value in own if inspect.isclass(value) or inspect.isfunction(value)]
     # TypedDict and dataclass write a docstring of their own where there is none
-    bare = [value.__name__ for value in objects if not value.__doc__ or value.__doc__.startswith(f"{value.__name__}(")]
+    bare = [
+        value.__name__
+        for value in objects
+        if not value.__doc__ or value.__doc__.startswith(f"{value.__name__}(")
+    ]
     assert not bare
 
 

@@ -1,4 +1,5 @@
-"""The guide runs in a fresh kernel on this backend, its claims hold, and what is committed is what it says when it runs.
+"""The guide runs in a fresh kernel on this backend, its claims hold, and what is
+committed is what it says when it runs.
 
 `python tests/test_notebook.py` runs it and writes what it shows into it.
 """
@@ -24,7 +25,11 @@ def sections() -> dict[str, list[str]]:
     """Return the headings of second order, each with the sources of its code cells."""
     found: dict[str, list[str]] = {}
     for cell in NOTEBOOK.cells:
-        headings = re.findall(r"^## (.+)$", cell.source, flags=re.M) if cell.cell_type == "markdown" else []
+        headings = (
+            re.findall(r"^## (.+)$", cell.source, flags=re.M)
+            if cell.cell_type == "markdown"
+            else []
+        )
         found |= {heading: [] for heading in headings}
         if cell.cell_type == "code" and found:
             found[list(found)[-1]].append(cell.source)
@@ -32,7 +37,9 @@ def sections() -> dict[str, list[str]]:
 
 
 def said(cell) -> list[str]:
-    """Return what a cell shows: its text without numbers, run together, and a word for each figure."""
+    """Return what a cell shows: its text without numbers, run together, and a word for
+    each figure.
+    """
     shown = [""]
     for output in cell.outputs:
         if output.output_type == "stream":
@@ -47,7 +54,9 @@ def said(cell) -> list[str]:
 def numbers(cell) -> list[float]:
     """Return every number that a cell shows as text, in order."""
     texts = [
-        output.text if output.output_type == "stream" else output.data.get("text/markdown", output.data["text/plain"])
+        output.text
+        if output.output_type == "stream"
+        else output.data.get("text/markdown", output.data["text/plain"])
         for output in cell.outputs
         if output.output_type == "stream" or "image/png" not in output.data
     ]
@@ -57,13 +66,20 @@ def numbers(cell) -> list[float]:
 
 def troubles(notebook) -> list[str]:
     """Return the errors and what was written to stderr, where warnings go."""
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
     errors = [output.evalue for output in outputs if output.output_type == "error"]
-    return errors + [output.text for output in outputs if output.output_type == "stream" and output.name == "stderr"]
+    return errors + [
+        output.text
+        for output in outputs
+        if output.output_type == "stream" and output.name == "stderr"
+    ]
 
 
 def alike(was: float, now: float) -> bool:
-    """Whether a number is what is committed, up to another machine's or backend's rounding, which training amplifies.
+    """Whether a number is what is committed, up to another machine's or backend's
+    rounding, which training amplifies.
 
     Rounding errors, below 1e-4, stay small; others keep their sign and their size.
     """
@@ -74,21 +90,28 @@ def alike(was: float, now: float) -> bool:
 
 def run() -> nbformat.NotebookNode:
     """Return the notebook with the outputs of a fresh kernel."""
-    # Python's warnings are caught; what TensorFlow's C++ logs when it is loaded is not the notebook's.
+    # Python's warnings are caught; what TensorFlow's C++ logs when it is loaded is not the
+    # notebook's.
     quiet = ["--IPKernelApp.capture_fd_output=False"]
     notebook = nbformat.read(PATH, as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3", record_timing=False, extra_arguments=quiet)
+    client = nbclient.NotebookClient(
+        notebook, timeout=900, kernel_name="python3", record_timing=False, extra_arguments=quiet
+    )
     return client.execute(cwd=str(PATH.parent))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="compiles many small networks, for minutes")
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="compiles many small networks, for minutes"
+)
 def test_it_runs_and_says_what_is_committed(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", keras.backend.backend())
     fresh = run()
     assert not troubles(fresh)
     compared = 0
-    for cell, committed in zip((cell for cell in fresh.cells if cell.cell_type == "code"), CODE, strict=True):
+    for cell, committed in zip(
+        (cell for cell in fresh.cells if cell.cell_type == "code"), CODE, strict=True
+    ):
         assert said(cell) == said(committed), cell.id
         was, now = numbers(committed), numbers(cell)
         assert len(now) == len(was), cell.id

@@ -1,4 +1,6 @@
-"""What `pip install keras-preact` brings: the files of wheel and source distribution, and clean environments that run them."""
+"""What `pip install keras-preact` brings: the files of wheel and source distribution,
+and clean environments that run them.
+"""
 
 import importlib.metadata
 import json
@@ -23,24 +25,39 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 PACKAGES = {"keras_preact": "keras_preact", "keras_preact_training": "training"}
 
 pytestmark = [
-    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"),
+    pytest.mark.skipif(
+        keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+    ),
     pytest.mark.slow,
 ]
 
 
 def run(*command: object, cwd: Path, check: bool = True) -> subprocess.CompletedProcess:
     """Run a command far from the checkout: nothing in its environment leads there."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")}
-    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")
+    }
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0 or not check, done.stdout[-2000:] + done.stderr[-2000:]
     return done
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The wheel and the source distribution, built from a copy: a build leaves folders behind, and would take old ones.
+    """The wheel and the source distribution, built from a copy: a build leaves folders
+    behind, and would take old ones.
 
-    The copy holds a run and an exported model of its own, whatever a person has left in the checkout.
+    The copy holds a run and an exported model of its own, whatever a person has left in
+    the checkout.
     """
     source = tmp_path_factory.mktemp("source") / "project"
     no_source = shutil.ignore_patterns(
@@ -49,7 +66,9 @@ def built(tmp_path_factory):
     shutil.copytree(ROOT, source, ignore=no_source)
     (source / "saved_models").mkdir()
     shutil.copy(ROOT / "saved_models" / "README.md", source / "saved_models")
-    shutil.copytree(ROOT / "saved_models" / "cifar10_resnet20", source / "saved_models" / "cifar10_resnet20")
+    shutil.copytree(
+        ROOT / "saved_models" / "cifar10_resnet20", source / "saved_models" / "cifar10_resnet20"
+    )
     (source / "runs" / "digits").mkdir(parents=True)
     (source / "runs" / "digits" / "model.keras").write_text("a run")
     shutil.copytree(source / "runs" / "digits", source / "saved_models" / "digits")
@@ -85,21 +104,37 @@ def test_wheel_holds_every_module_and_nothing_else(wheel):
 def test_source_distribution_is_what_building_and_testing_take(built):
     with tarfile.open(built[1]) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    for path in ("pyproject.toml", "setup.py", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"):
+    for path in (
+        "pyproject.toml",
+        "setup.py",
+        "Makefile",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+    ):
         assert path in names
     assert {"constraints.txt", "constraints-lowest.txt", "docs/identity_mappings.ipynb"} <= names
     assert "saved_models/cifar10_resnet20/1/variables/variables.index" in names
     for folder in ("keras_preact", "training", "tests"):
         files = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py")}
         assert files <= names
-    measured = {str(path.relative_to(ROOT)) for path in (ROOT / "training" / "benchmark" / "measured").iterdir()}
+    measured = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "training" / "benchmark" / "measured").iterdir()
+    }
     assert measured <= names
-    assert not {name for name in names if "runs" in name.split("/") or name.startswith("saved_models/digits")}
+    assert not {
+        name
+        for name in names
+        if "runs" in name.split("/") or name.startswith("saved_models/digits")
+    }
     assert not {name for name in names if "__pycache__" in name or ".hypothesis" in name}
 
 
 class Environment:
-    """A virtual environment; one with a base sees the packages of the base, and installs what those lack.
+    """A virtual environment; one with a base sees the packages of the base, and
+    installs what those lack.
 
     Args:
         folder: Where to make it.
@@ -112,15 +147,34 @@ class Environment:
         self.folder = folder
         self.python = folder / "venv" / "bin" / "python"
         self.script = folder / "venv" / "bin" / "keras-preact" if base is None else base.script
-        self.packages = run(self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).stdout
+        self.packages = run(
+            self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder
+        ).stdout
         if base is not None:
             (Path(self.packages.strip()) / "base.pth").write_text(base.packages)
         self.pip(requirement)
 
     def pip(self, *arguments: str) -> None:
-        """Install with the pip of this process; Python compiles what it imports, a small part."""
-        options = ("--disable-pip-version-check", "--no-compile", "--constraint", ROOT / "constraints.txt")
-        run(sys.executable, "-m", "pip", "--python", self.python, "install", *options, *arguments, cwd=self.folder)
+        """Install with the pip of this process; Python compiles what it imports, a
+        small part.
+        """
+        options = (
+            "--disable-pip-version-check",
+            "--no-compile",
+            "--constraint",
+            ROOT / "constraints.txt",
+        )
+        run(
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            self.python,
+            "install",
+            *options,
+            *arguments,
+            cwd=self.folder,
+        )
 
     def __call__(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess:
         """Run this Python in an empty folder."""
@@ -142,8 +196,8 @@ def installed(wheel, tmp_path_factory):
 class TestInstalled:
     def test_import_and_saved_networks_load_behind_it_alone(self, installed):
         code = (
-            "import json, sys, keras_preact as kp; "
-            "model = kp.create_model('digits_resnet8_preact', stacked=True); model.save('m.keras'); "
+            "import json, sys, keras_preact as kp; model = "
+            "kp.create_model('digits_resnet8_preact', stacked=True); model.save('m.keras'); "
             "print(json.dumps([kp.__file__, model.count_params(), sorted(dir(kp))]))"
         )
         file, parameters, names = json.loads(installed("-c", code).stdout)
@@ -165,7 +219,11 @@ class TestInstalled:
 
     @pytest.mark.parametrize(
         ("arguments", "extra"),
-        [(("train", "digits"), "training"), (("compare", "x"), "training"), (("serve", "."), "serving")],
+        [
+            (("train", "digits"), "training"),
+            (("compare", "x"), "training"),
+            (("serve", "."), "serving"),
+        ],
     )
     def test_wants_an_extra_in_one_line(self, installed, arguments, extra):
         done = installed.command(*arguments, check=False)
@@ -194,20 +252,26 @@ def test_serving(installed, wheel, tmp_path):
     done = environment.command("serve", "nowhere", check=False)
     assert done.returncode == 2
     assert (
-        done.stderr.splitlines()[-1] == "keras-preact serve: error: `directory` must be a folder of models. Received: nowhere"
+        done.stderr.splitlines()[-1]
+        == "keras-preact serve: error: `directory` must be a folder of models. Received: nowhere"
     )
 
 
 def contained(extra: str) -> set[str]:
     """Return the extras that an extra names."""
-    found = [re.fullmatch(r"keras-preact\[([\w,]+)\]", requirement) for requirement in EXTRAS[extra]]
+    found = [
+        re.fullmatch(r"keras-preact\[([\w,]+)\]", requirement) for requirement in EXTRAS[extra]
+    ]
     return {name for match in found if match for name in match[1].split(",")}
 
 
-#: `make test` installs the one. CUDA's libraries have gigabytes, and pip would get them to look at what they need.
+#: `make test` installs the one. CUDA's libraries have gigabytes, and pip would get them to look at
+#: what they need.
 ELSEWHERE = {"test", "gpu"}
 #: Extras that are in no other one.
-OUTERMOST = sorted(EXTRAS.keys() - {name for extra in EXTRAS for name in contained(extra)} - ELSEWHERE)
+OUTERMOST = sorted(
+    EXTRAS.keys() - {name for extra in EXTRAS for name in contained(extra)} - ELSEWHERE
+)
 
 
 def test_every_extra_is_resolved():
@@ -230,8 +294,14 @@ def test_tensorflow_has_the_extra_for_gpus():
 
 def test_lowest_versions_are_those_that_the_project_names():
     requirements = [*PROJECT["project"]["dependencies"], *EXTRAS["jax"], *EXTRAS["torch"]]
-    named = dict(re.match(r"([\w-]+)>=([\d.]+)", requirement).groups() for requirement in requirements)
-    lines = [line for line in (ROOT / "constraints-lowest.txt").read_text().splitlines() if not line.startswith("#")]
+    named = dict(
+        re.match(r"([\w-]+)>=([\d.]+)", requirement).groups() for requirement in requirements
+    )
+    lines = [
+        line
+        for line in (ROOT / "constraints-lowest.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     pinned = dict(line.split("==") for line in lines)
     assert pinned.pop("jaxlib") == pinned["jax"]
     assert pinned.keys() == named.keys()

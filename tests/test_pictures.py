@@ -1,4 +1,6 @@
-"""The pictures of the documentation: the front picture shows the results files, dark pages get their own colours."""
+"""The pictures of the documentation: the front picture shows the results files, dark
+pages get their own colours.
+"""
 
 import importlib.util
 import json
@@ -16,7 +18,9 @@ from keras_preact.analysis import figures
 from keras_preact.analysis.figures import _style
 from tests import layout
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 ROOT = Path(__file__).parents[1]
 LIGHT, DARK = (ROOT / f"docs/pictures/front-{kind}.svg" for kind in ("light", "dark"))
@@ -43,7 +47,10 @@ class TestFront:
 
         pinned = re.search(r"^matplotlib==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)[1]
         if matplotlib.__version__ != pinned:
-            pytest.skip(f"another matplotlib draws another file: this is {matplotlib.__version__}, the files are of {pinned}")
+            pytest.skip(
+                f"another matplotlib draws another file: this is {matplotlib.__version__}, the "
+                f"files are of {pinned}"
+            )
         _, svg = front
         assert LIGHT.read_text() == svg, "run python docs/hooks/pictures.py"
         assert DARK.read_text() == _style.darkened(svg)
@@ -69,7 +76,9 @@ class TestFront:
             [label] = [text for text in axes.texts if text.get_text().endswith(f"\n{final:.1f} %")]
             assert label.get_color() == _style.text_colour(line.get_color())
             band = axes.collections[axes.lines.index(line)].get_paths()[0].vertices
-            assert {round(y, 6) for y in band[:, 1]} == {round(y, 6) for y in [*errors.min(0), *errors.max(0)]}
+            assert {round(y, 6) for y in band[:, 1]} == {
+                round(y, 6) for y in [*errors.min(0), *errors.max(0)]
+            }
         assert f"median and range of {len(runs)} seeds" in axes.get_title(loc="left")
 
     def test_units_are_the_rows_of_the_table(self, front):
@@ -78,7 +87,11 @@ class TestFront:
         assert len(panels) == len(kp.ARRANGEMENTS)
         for axes, name in zip(panels, kp.ARRANGEMENTS, strict=True):
             boxes = figures.diagram(name).boxes
-            drawn = [text.get_text() for text in axes.texts if re.fullmatch(r"BN|ReLU|3x3 conv", text.get_text())]
+            drawn = [
+                text.get_text()
+                for text in axes.texts
+                if re.fullmatch(r"BN|ReLU|3x3 conv", text.get_text())
+            ]
             assert drawn == [box.text for box in boxes]
 
     def test_nothing_is_cut_and_no_text_overlaps(self, front):
@@ -91,14 +104,18 @@ class TestDark:
     def luminance(self, colour: str) -> float:
         """WCAG 2.2: relative luminance."""
         channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-        linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        linear = np.where(
+            channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
+        )
         return float(linear @ [0.2126, 0.7152, 0.0722])
 
     def contrast(self, one: str, other: str) -> float:
         low, high = sorted(map(self.luminance, (one, other)))
         return (high + 0.05) / (low + 0.05)
 
-    @pytest.mark.parametrize("page", ["#1E2129", "#0D1117", "#17191B"], ids=["material", "GitHub", "analysis"])
+    @pytest.mark.parametrize(
+        "page", ["#1E2129", "#0D1117", "#17191B"], ids=["material", "GitHub", "analysis"]
+    )
     def test_colours_are_legible(self, page):
         for hue in _style.HUES:
             assert self.contrast(hue.text, "#FFFFFF") >= 4.5, hue
@@ -110,14 +127,21 @@ class TestDark:
             assert self.contrast(_style.DARK[_style.INK], _style.DARK[inside]) >= 7
 
     def test_every_colour_of_a_figure_has_a_counterpart(self, front):
-        """No black is left to be drawn by default, which no table could turn: text and lines name their colours."""
+        """No black is left to be drawn by default, which no table could turn: text and
+        lines name their colours.
+        """
         _, svg = front
         light = {colour.upper() for colour in re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg)}
         assert light <= {colour.upper() for colour in _style.DARK}
-        dark = {colour.upper() for colour in re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", _style.darkened(svg))}
+        dark = {
+            colour.upper()
+            for colour in re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", _style.darkened(svg))
+        }
         assert dark == {_style.DARK[colour].upper() for colour in light}
         styles = {
-            element.get("id"): element for element in ET.fromstring(svg).iter() if element.get("id", "").startswith("text_")
+            element.get("id"): element
+            for element in ET.fromstring(svg).iter()
+            if element.get("id", "").startswith("text_")
         }
         assert len(styles) > 50
         for element in styles.values():
@@ -132,19 +156,33 @@ class TestDark:
 @pytest.mark.parametrize(
     ("page", "markdown", "want"),
     [
-        ("idea.md", "![A b](figures/x.svg)", "![A b](figures/x.svg#only-light)![A b](figures/x-dark.svg#only-dark)"),
+        (
+            "idea.md",
+            "![A b](figures/x.svg)",
+            "![A b](figures/x.svg#only-light)![A b](figures/x-dark.svg#only-dark)",
+        ),
         (
             "howto/a.md",
             "| ![A](../pictures/f-light.svg) |",
             "| ![A](../pictures/f-light.svg#only-light)![A](../pictures/f-dark.svg#only-dark) |",
         ),
         ("idea.md", "![A](figures/y.svg)", "![A](figures/y.svg)"),
-        ("idea.md", "![A](figures/x.png) [A](figures/x.svg)", "![A](figures/x.png) [A](figures/x.svg)"),
+        (
+            "idea.md",
+            "![A](figures/x.png) [A](figures/x.svg)",
+            "![A](figures/x.png) [A](figures/x.svg)",
+        ),
     ],
     ids=["drawn", "front", "no counterpart", "no picture"],
 )
 def test_pages_show_both(hook, page, markdown, want):
-    there = {"figures/x.svg", "figures/x-dark.svg", "pictures/f-light.svg", "pictures/f-dark.svg", "figures/y.svg"}
+    there = {
+        "figures/x.svg",
+        "figures/x-dark.svg",
+        "pictures/f-light.svg",
+        "pictures/f-dark.svg",
+        "figures/y.svg",
+    }
     files = types.SimpleNamespace(get_file_from_path=lambda path: path if path in there else None)
     of = types.SimpleNamespace(file=types.SimpleNamespace(src_uri=page))
     assert hook.on_page_markdown(markdown, of, None, files) == want

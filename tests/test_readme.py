@@ -1,4 +1,6 @@
-"""README tells the truth: its Python runs, its commands parse, its links exist, its numbers are those of the files."""
+"""README tells the truth: its Python runs, its commands parse, its links exist, its
+numbers are those of the files.
+"""
 
 import contextlib
 import io
@@ -44,22 +46,37 @@ def very_deep() -> list[float]:
 def first_steps() -> list[float]:
     summary = measured("training/benchmark/measured/compile_stacked.json")["summary"]
     label = "cifar_resnet1001_preact:stacked=true"
-    return [summary[f"{backend}/{label}"]["first_step_seconds"]["median"] for backend in ("tensorflow", "jax")]
+    return [
+        summary[f"{backend}/{label}"]["first_step_seconds"]["median"]
+        for backend in ("tensorflow", "jax")
+    ]
 
 
 def gradient_ratios() -> list[float]:
-    return [measured(f"results/depth/{name}-1001.json")["gradient_ratio"] for name in ("preact", "preact_scaled")]
+    return [
+        measured(f"results/depth/{name}-1001.json")["gradient_ratio"]
+        for name in ("preact", "preact_scaled")
+    ]
 
 
 def served() -> list[float]:
     summary = measured("training/benchmark/measured/serving.json")["summary"]
-    return [summary["server/imagenet_resnet50_preact/openvino:batching=on,concurrency=16"]["requests_per_second"]["median"]]
+    return [
+        summary["server/imagenet_resnet50_preact/openvino:batching=on,concurrency=16"][
+            "requests_per_second"
+        ]["median"]
+    ]
 
 
-#: What README says, its numbers in groups, to what the files hold. A sentence that changes changes here too.
+#: What README says, its numbers in groups, to what the files hold. A sentence that changes changes
+#: here too.
 CLAIMS: dict[str, Callable[[], list[float]]] = {
-    r"digits: original ([\d.]+) %, full pre-activation ([\d.]+) %": lambda: digits_errors("original", "full_preactivation"),
-    r"full pre-activation ([\d.]+) % test error, original ([\d.]+) %": lambda: digits_errors("full_preactivation", "original"),
+    r"digits: original ([\d.]+) %, full pre-activation ([\d.]+) %": lambda: digits_errors(
+        "original", "full_preactivation"
+    ),
+    r"full pre-activation ([\d.]+) % test error, original ([\d.]+) %": lambda: digits_errors(
+        "full_preactivation", "original"
+    ),
     r"([\d,]+) layers, (\d+) million parameters: ([\d.]+) s per train step and ([\d.]+) GB": very_deep,
     r"First train step of ResNet-1001: ([\d.]+) s on TensorFlow, ([\d.]+) s on JAX": first_steps,
     r"gradient is ([\d,]+) times the last one's; with `DepthScaledHe`, ([\d.]+) times": gradient_ratios,
@@ -70,7 +87,9 @@ CLAIMS: dict[str, Callable[[], list[float]]] = {
 def rounded(value: float, written: str) -> str:
     """Return a value with as many significant digits as a number is written with."""
     digits = written.replace(",", "")
-    places = len(digits.partition(".")[2]) if "." in digits else len(digits.rstrip("0")) - len(digits)
+    places = (
+        len(digits.partition(".")[2]) if "." in digits else len(digits.rstrip("0")) - len(digits)
+    )
     return f"{round(value, places):,.{max(places, 0)}f}"
 
 
@@ -79,13 +98,19 @@ def test_numbers_are_those_of_the_files(claim):
     found = re.search(claim, " ".join(README.split()))
     assert found, f"README does not say this any more: {claim}"
     values = CLAIMS[claim]()
-    assert list(found.groups()) == [rounded(value, text) for value, text in zip(values, found.groups(), strict=True)]
+    assert list(found.groups()) == [
+        rounded(value, text) for value, text in zip(values, found.groups(), strict=True)
+    ]
 
 
 def test_every_measured_claim_names_its_file():
-    """A point of a list with a decimal number links the file that holds it, or the results."""
+    """A point of a list with a decimal number links the file that holds it, or the
+    results.
+    """
     points = re.findall(r"^- (.*?)(?=^- |^$)", README, re.M | re.S)
-    claims = [point for point in points if re.search(r"\d\.\d", re.sub(r"\]\([^)]*\)|`[^`]*`", "", point))]
+    claims = [
+        point for point in points if re.search(r"\d\.\d", re.sub(r"\]\([^)]*\)|`[^`]*`", "", point))
+    ]
     assert claims
     for point in claims:
         assert re.search(r"\]\((?:results/|training/benchmark/measured/)", point), point
@@ -100,7 +125,8 @@ def test_python_runs_and_is_as_good_as_it_says():
         with contextlib.redirect_stdout(io.StringIO()):
             exec(compile(block, "README.md", "exec"), names)
         for metric, value in re.findall(r"# (\w+): (0\.\d+)", block):
-            # seeds and backends differ by some images of 360; pixels in the wrong range cost far more
+            # seeds and backends differ by some images of 360; pixels in the wrong range cost far
+            # more
             assert names["history"].history[metric][-1] > float(value) - 0.06
 
 

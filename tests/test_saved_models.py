@@ -1,4 +1,6 @@
-"""The exported model in the repository: what an earlier version wrote still serves, and is still the network of its card."""
+"""The exported model in the repository: what an earlier version wrote still serves, and
+is still the network of its card.
+"""
 
 import json
 from pathlib import Path
@@ -24,7 +26,9 @@ def card():
 
 
 def test_is_the_network_of_its_card(served, card):
-    """Guards the numerics: today's network, with the weights of the file, gives what the graph of then gives."""
+    """Guards the numerics: today's network, with the weights of the file, gives what
+    the graph of then gives.
+    """
     network = kp.models.ResidualNetwork.from_config(card["model"]["config"])
     network.set_weights([weight.numpy() for weight in served.weights])
     images = np.random.default_rng(0).uniform(0, 255, (3, 32, 32, 3)).astype("float32")
@@ -35,7 +39,10 @@ def test_is_the_network_of_its_card(served, card):
 
 
 def test_card_says_where_its_figures_come_from(card):
-    assert (card["run"]["recipe"], card["run"]["config"]["model"]["name"]) == ("cifar10_short", "cifar_resnet20_preact")
+    assert (card["run"]["recipe"], card["run"]["config"]["model"]["name"]) == (
+        "cifar10_short",
+        "cifar_resnet20_preact",
+    )
     matrix = np.array(card["metrics"]["confusion_matrix"])
     assert matrix.sum() == card["metrics"]["images"] == 10_000
     assert card["metrics"]["accuracy"] == pytest.approx(np.trace(matrix) / 10_000)
@@ -52,6 +59,10 @@ def test_accuracy_on_the_real_test_images(served, card):
     data = load(Data("cifar10"))
     right = 0
     for images, labels in evaluation_batches(data, data.test, 500, None).as_numpy_iterator():
-        logits = served.signatures["serving_default"](images=images.astype("float32"))["logits"].numpy()
+        logits = served.signatures["serving_default"](images=images.astype("float32"))[
+            "logits"
+        ].numpy()
         right += int((logits.argmax(axis=1) == labels).sum())
-    assert abs(right / 10_000 - card["metrics"]["accuracy"]) <= 0.0005  # another CPU may turn a close call
+    assert (
+        abs(right / 10_000 - card["metrics"]["accuracy"]) <= 0.0005
+    )  # another CPU may turn a close call

@@ -1,4 +1,5 @@
-"""The command `keras-preact`, and what it does: train, evaluate, export and study the networks of keras_preact.
+"""The command `keras-preact`, and what it does: train, evaluate, export and study the
+networks of keras_preact.
 
 A wheel installs this package as keras_preact_training.
 """

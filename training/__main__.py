@@ -1,4 +1,6 @@
-"""`keras-preact` as a module, for a checkout that is not installed: `python -m training`."""
+"""`keras-preact` as a module, for a checkout that is not installed: `python -m
+training`.
+"""
 
 from .console import main
 

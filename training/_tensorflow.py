@@ -1,4 +1,6 @@
-"""Keeps TensorFlow's start-up notes out of the way of other messages, whoever imports it."""
+"""Keeps TensorFlow's start-up notes out of the way of other messages, whoever imports
+it.
+"""
 
 import functools
 import os
@@ -16,7 +18,9 @@ _NOTE = re.compile(
 
 
 def leave_notes_out() -> None:
-    """Have TensorFlow imported without its notes from here on. Everything else that it writes is passed on."""
+    """Have TensorFlow imported without its notes from here on. Everything else that it
+    writes is passed on.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
@@ -44,7 +48,8 @@ def _run(execute: Callable[[ModuleType], None], tensorflow: ModuleType) -> None:
         os.dup2(written.fileno(), 2)
         try:
             execute(tensorflow)
-            tensorflow.config.list_physical_devices()  # looks for GPUs now, and says that there is none now
+            # looks for GPUs now, and says that there is none now
+            tensorflow.config.list_physical_devices()
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)

@@ -20,18 +20,22 @@ def audit(
     checkpoint: Literal["final", "best", "last"] = "final",
     seed: int = 0,
 ) -> None:
-    """Check a Keras model for misplaced activations and other mistakes that keep residual networks from training.
+    """Check a Keras model for misplaced activations and other mistakes that keep
+    residual networks from training.
 
-    Prints PASS, WARN or FAIL for each check, with the place and what to do. The exit status is 1 if a check fails. The model
-    may be functional, sequential or subclassed. In Python: kp.analysis.audit(model, images, labels=labels).
+    Prints PASS, WARN or FAIL for each check, with the place and what to do. The exit
+    status is 1 if a check fails. The model may be functional, sequential or subclassed.
+    In Python: kp.analysis.audit(model, images, labels=labels).
 
     Args:
-        target: A .keras file of any Keras model with shortcuts, a run directory or a registered model, which gets new weights.
+        target: A .keras file of any Keras model with shortcuts, a run directory or a
+            registered model, which gets new weights.
         images: Images in the batch.
-        data: Data set (see `keras-preact train`). If not given: the run's own; digits if the input shape fits (8 x 8 x 1),
-            else random images.
+        data: Data set (see `keras-preact train`). If not given: the run's own; digits
+            if the input shape fits (8 x 8 x 1), else random images.
         data_dir: Directory of the data set.
-        checkpoint: Network of the run: at its end, at its best epoch or at its last checkpoint.
+        checkpoint: Network of the run: at its end, at its best epoch or at its last
+            checkpoint.
         seed: Seed of new weights and random images.
     """
     from .analyze import subjects
@@ -42,7 +46,9 @@ def audit(
     from keras_preact.analysis.audit import audit as check
 
     subject = subjects.open_subject(target, checkpoint, source, images, seed)
-    found = dataclasses.replace(check(subject.model, subject.x, labels=subject.labels), model=subject.name)
+    found = dataclasses.replace(
+        check(subject.model, subject.x, labels=subject.labels), model=subject.name
+    )
     print(f"{found}\n\nMeasured on {subject.data}.")
     if found.worst == Status.FAIL:
         sys.exit(1)

@@ -1,4 +1,6 @@
-"""What the scripts decide by backend (does XLA compile, who gets the accelerator), what they run on, what memory they take."""
+"""What the scripts decide by backend (does XLA compile, who gets the accelerator), what
+they run on, what memory they take.
+"""
 
 import contextlib
 import os
@@ -18,14 +20,17 @@ def jit_compile(choice: str) -> bool | str:
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        # On a CPU, XLA's convolutions are slower than TensorFlow's own: ResNet-20, batch 128, two cores, 161 and 323 images/s.
+        # On a CPU, XLA's convolutions are slower than TensorFlow's own: ResNet-20, batch 128, two
+        # cores, 161 and 323 images/s.
         if not tf.config.list_physical_devices("GPU"):
             return False
     return choice
 
 
 def keep_accelerator_for_backend(backend: str) -> None:
-    """Keep TensorFlow, which most scripts import whatever the backend, from taking the GPU's memory, where it is installed."""
+    """Keep TensorFlow, which most scripts import whatever the backend, from taking the
+    GPU's memory, where it is installed.
+    """
     if backend != "tensorflow":
         with contextlib.suppress(ModuleNotFoundError):
             import tensorflow as tf
@@ -34,7 +39,9 @@ def keep_accelerator_for_backend(backend: str) -> None:
 
 
 def device() -> str:
-    """Return the name of the device that Keras' backend computes on, such as `NVIDIA H200`, or `CPU`."""
+    """Return the name of the device that Keras' backend computes on, such as `NVIDIA
+    H200`, or `CPU`.
+    """
     import keras
 
     backend = keras.backend.backend()
@@ -50,7 +57,11 @@ def device() -> str:
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
-    return tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU") if gpus else "CPU"
+    return (
+        tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")
+        if gpus
+        else "CPU"
+    )
 
 
 def cpu() -> str:
@@ -62,24 +73,32 @@ def cpu() -> str:
 
 
 def machine(variables: Iterable[str]) -> dict[str, Any]:
-    """Return what a benchmark's file says of the machine, with those of these environment variables that are set."""
+    """Return what a benchmark's file says of the machine, with those of these
+    environment variables that are set.
+    """
     return {
         "cpu": cpu(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "system": platform.platform(),
         "environment": {name: os.environ[name] for name in variables if name in os.environ},
     }
 
 
 def peak_resident() -> int:
-    """Return the most bytes of memory that this process has had, as far back as the system tells."""
+    """Return the most bytes of memory that this process has had, as far back as the
+    system tells.
+    """
     # ru_maxrss of a child starts at the peak of the process that started it, VmHWM does not
     peak = _status("VmHWM")
     if peak is not None:
         return peak
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if platform.system() == "Darwin" else 1024
+    )
 
 
 def resident() -> int:

@@ -20,7 +20,8 @@ class Diverged(Exception):
 
     Args:
         loss: That loss.
-        step: Step of `fit`, from 0 on, over all epochs; with several steps per execution the last of them.
+        step: Step of `fit`, from 0 on, over all epochs; with several steps per
+            execution the last of them.
     """
 
     def __init__(self, loss: float, step: int):
@@ -30,7 +31,8 @@ class Diverged(Exception):
 
 
 class Count(keras.callbacks.Callback):
-    """Counts the steps of `fit` over all epochs. It is the first callback: others rely on it.
+    """Counts the steps of `fit` over all epochs. It is the first callback: others rely
+    on it.
 
     Args:
         per_epoch: Steps of a complete epoch.
@@ -53,7 +55,8 @@ class Count(keras.callbacks.Callback):
 
 
 class History(keras.callbacks.Callback):
-    """Writes history.csv with one line per epoch. Each time the whole file is replaced: a reader never sees an incomplete one.
+    """Writes history.csv with one line per epoch. Each time the whole file is replaced:
+    a reader never sees an incomplete one.
 
     Args:
         path: The file.
@@ -62,7 +65,13 @@ class History(keras.callbacks.Callback):
         write: Whether this process writes.
     """
 
-    def __init__(self, path: Path, iterations: Callable[[], int], figures: Callable[[], Figures], write: bool = True):
+    def __init__(
+        self,
+        path: Path,
+        iterations: Callable[[], int],
+        figures: Callable[[], Figures],
+        write: bool = True,
+    ):
         super().__init__()
         self.path = path
         self.iterations = iterations
@@ -80,7 +89,9 @@ class History(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         metrics = {name: float(value) for name, value in sorted((logs or {}).items())}
-        self.rows.append({"epoch": epoch, "iteration": self.iterations()} | metrics | dict(self.figures()))
+        self.rows.append(
+            {"epoch": epoch, "iteration": self.iterations()} | metrics | dict(self.figures())
+        )
         self._write()
 
     def _write(self) -> None:
@@ -123,9 +134,11 @@ class StopOnNaN(keras.callbacks.Callback):
 
 
 class TorchSeeds(keras.callbacks.Callback):
-    """Makes PyTorch's random numbers, such as dropout, a function of seed, step and process.
+    """Makes PyTorch's random numbers, such as dropout, a function of seed, step and
+    process.
 
-    The other backends keep the state of their generators in variables of the model, which are in a checkpoint.
+    The other backends keep the state of their generators in variables of the model,
+    which are in a checkpoint.
     """
 
     def __init__(self, seed: int, process: int, count: Count):
@@ -140,23 +153,30 @@ class TorchSeeds(keras.callbacks.Callback):
     def before_step(self, step: int) -> None:
         import torch
 
-        torch.manual_seed(int(np.random.SeedSequence((self.seed, step, self.process)).generate_state(1)[0]))
+        torch.manual_seed(
+            int(np.random.SeedSequence((self.seed, step, self.process)).generate_state(1)[0])
+        )
 
 
 class Continued(keras.callbacks.CallbackList):
-    """The callbacks of a `fit` that resumes in the middle of an epoch: it skips the steps before.
+    """The callbacks of a `fit` that resumes in the middle of an epoch: it skips the
+    steps before.
 
-    Keras begins an epoch at its first step. For the first `done` steps of the fit, the train function is replaced by one that
-    takes a batch and does nothing with it, and callbacks are not called.
+    Keras begins an epoch at its first step. For the first `done` steps of the fit, the
+    train function is replaced by one that takes a batch and does nothing with it, and
+    callbacks are not called.
 
     Args:
         callbacks: The callbacks, in order.
         done: Steps of the fit's first epoch to skip, fewer than it has.
-        restore: Called at the beginning of that epoch, after Keras has reset its metrics.
+        restore: Called at the beginning of that epoch, after Keras has reset its
+            metrics.
         **params: Arguments of `keras.callbacks.CallbackList`.
     """
 
-    def __init__(self, callbacks, *, done: int, restore: Callable[[], None], model: keras.Model, **params):
+    def __init__(
+        self, callbacks, *, done: int, restore: Callable[[], None], model: keras.Model, **params
+    ):
         super().__init__(callbacks, add_history=True, model=model, **params)
         self.done = done
         self.restore = restore

@@ -1,4 +1,6 @@
-"""Exact checkpoints: a resumed run ends as if it had never been interrupted. Damaged files are skipped."""
+"""Exact checkpoints: a resumed run ends as if it had never been interrupted. Damaged
+files are skipped.
+"""
 
 import hashlib
 import json
@@ -51,17 +53,23 @@ class Saved:
         return self.progress["step"]
 
     def restore(self, model: keras.Model) -> None:
-        """Assign the saved values to the variables of the model and of its optimizer, if it has one.
+        """Assign the saved values to the variables of the model and of its optimizer,
+        if it has one.
 
         Raises:
-            UserError: for a model with other variables, by number, name, shape or dtype; nothing is assigned then.
+            UserError: for a model with other variables, by number, name, shape or
+                dtype; nothing is assigned then.
         """
-        self._restore(model, ("model", "optimizer") if getattr(model, "optimizer", None) else ("model",))
+        self._restore(
+            model, ("model", "optimizer") if getattr(model, "optimizer", None) else ("model",)
+        )
 
     def restore_metrics(self, model: keras.Model) -> None:
-        """Assign the saved values to the metrics in the middle of an epoch, at whose beginning Keras resets them.
+        """Assign the saved values to the metrics in the middle of an epoch, at whose
+        beginning Keras resets them.
 
-        On TensorFlow, Keras makes metrics in the first step: they get their values there, before they count it.
+        On TensorFlow, Keras makes metrics in the first step: they get their values
+        there, before they count it.
 
         Raises:
             UserError: as `restore`.
@@ -75,7 +83,10 @@ class Saved:
         with self._opened() as file:
             for group in groups:
                 for i, tensors in enumerate(found[group]):
-                    write(tensors, [file[key] for key in _keys(group, i, self._groups[group][i]["parts"])])
+                    write(
+                        tensors,
+                        [file[key] for key in _keys(group, i, self._groups[group][i]["parts"])],
+                    )
 
     def _check(self, group: str, found: list[dict]) -> None:
         saved = self._groups[group]
@@ -83,12 +94,18 @@ class Saved:
             for key, value in ours.items():
                 if value != theirs[key] and key != "path":
                     raise UserError(
-                        f"{self.path} does not fit the {group}: {ours['path']} has {key} {value} here, "
-                        f"and {theirs['path']} has {theirs[key]} in the file."
+                        f"{self.path} does not fit the {group}: {ours['path']} has {key} {value} "
+                        f"here, and {theirs['path']} has {theirs[key]} in the file."
                     )
         if len(found) != len(saved):
-            first = (found if len(found) > len(saved) else saved)[min(len(found), len(saved))]["path"]
-            what = f"it lacks {first}" if len(found) > len(saved) else f"it has {first}, which is unknown here"
+            first = (found if len(found) > len(saved) else saved)[min(len(found), len(saved))][
+                "path"
+            ]
+            what = (
+                f"it lacks {first}"
+                if len(found) > len(saved)
+                else f"it has {first}, which is unknown here"
+            )
             raise UserError(
                 f"{self.path} does not fit the {group}: {what}. "
                 f"Received: {len(saved)} variables in the file, {len(found)} here"
@@ -98,19 +115,23 @@ class Saved:
 class Checkpoints:
     """The files state-STEP-HASH.npz in a folder.
 
-    A file is written under a temporary name, hashed, flushed to the disk and renamed; then older ones are removed. After a
-    crash there is either no file of that name, or one with another hash, which is skipped.
+    A file is written under a temporary name, hashed, flushed to the disk and renamed;
+    then older ones are removed. After a crash there is either no file of that name, or
+    one with another hash, which is skipped.
 
     Args:
         folder: Folder of the files.
         keep: Number of checkpoints to keep.
-        write: Whether this process writes. Of several that train one model, one writes, and all call `save`.
+        write: Whether this process writes. Of several that train one model, one writes,
+            and all call `save`.
         variables: Variables of a model to save.
     """
 
     def __init__(self, folder: Path, keep: int = 3, write: bool = True, variables: Groups = GROUPS):
         if keep < 1:
-            raise UserError(f"--checkpoint.keep must be at least 1, to resume from. Received: {keep}")
+            raise UserError(
+                f"--checkpoint.keep must be at least 1, to resume from. Received: {keep}"
+            )
         self.folder = folder
         self.keep = keep
         self.write = write
@@ -123,7 +144,9 @@ class Checkpoints:
         return sorted(found, key=lambda path: (_step(path), path.stat().st_mtime_ns), reverse=True)
 
     def newest(self, warn: Callable[[str], object]) -> Saved | None:
-        """Return the newest complete checkpoint, or None; `warn` of each newer one that is damaged."""
+        """Return the newest complete checkpoint, or None; `warn` of each newer one that
+        is damaged.
+        """
         for path in self._files():
             try:
                 with path.open("rb") as file:
@@ -136,18 +159,20 @@ class Checkpoints:
         return None
 
     def save(self, model: keras.Model, progress: dict) -> Path | None:
-        """Write a checkpoint of all variables of the model, its optimizer and its metrics.
+        """Write a checkpoint of all variables of the model, its optimizer and its
+        metrics.
 
         Args:
             model: Compiled and built.
             progress: JSON value to save with them; its `step` counts the steps.
 
         Returns:
-            The file; None in a process that does not write, and for weights that are not finite: after a divergence the
-            files stay as they are.
+            The file; None in a process that does not write, and for weights that are
+            not finite: after a divergence the files stay as they are.
 
         Raises:
-            UserError: if the file cannot be written, such as on a full disk. Older files stay.
+            UserError: if the file cannot be written, such as on a full disk. Older
+                files stay.
         """
         if not all(np.isfinite(array_of(variable)).all() for variable in model.trainable_variables):
             return None
@@ -162,7 +187,9 @@ class Checkpoints:
         if not self.write:
             return None
         described = json.dumps({"progress": progress, "groups": groups}).encode()
-        path = self._write(progress["step"], tensors | {_DESCRIPTION: np.frombuffer(described, np.uint8)})
+        path = self._write(
+            progress["step"], tensors | {_DESCRIPTION: np.frombuffer(described, np.uint8)}
+        )
         self._remove_old(path)
         return path
 
@@ -178,7 +205,10 @@ class Checkpoints:
             temporary.replace(path)
             sync_entry(self.folder)
         except OSError as error:  # that of a full disk does not name the file
-            raise UserError(f"Cannot write a checkpoint to {self.folder}: {error}. Older checkpoints are intact.") from error
+            raise UserError(
+                f"Cannot write a checkpoint to {self.folder}: {error}. Older checkpoints are "
+                "intact."
+            ) from error
         finally:
             temporary.unlink(missing_ok=True)
         return path
@@ -211,14 +241,17 @@ def _keys(group: str, i: int, parts: int) -> list[str]:
 
 
 class Saver(keras.callbacks.Callback):
-    """Saves a checkpoint regularly: between two steps, or after an epoch. Other steps cost nothing.
+    """Saves a checkpoint regularly: between two steps, or after an epoch. Other steps
+    cost nothing.
 
-    It belongs after all callbacks whose state is in `progress`, and those that write files at the end of an epoch.
+    It belongs after all callbacks whose state is in `progress`, and those that write
+    files at the end of an epoch.
 
     Args:
         checkpoints: Where to save.
-        minutes: Least minutes between two checkpoints. Processes do not share a clock: use `every` for a model that is split
-            over them, since all of them have to save.
+        minutes: Least minutes between two checkpoints. Processes do not share a clock:
+            use `every` for a model that is split over them, since all of them have to
+            save.
         every: Steps between two checkpoints, whatever the time; 0 to go by time alone.
         progress: Returns what is saved with the model; called for each checkpoint.
         clock: Returns seconds.
@@ -263,7 +296,11 @@ class Saver(keras.callbacks.Callback):
         self._save_if_due()
 
     def _save_if_due(self) -> None:
-        if self._steps and (self._steps >= self.every if self.every else self.clock() - self._time >= 60 * self.minutes):
+        if self._steps and (
+            self._steps >= self.every
+            if self.every
+            else self.clock() - self._time >= 60 * self.minutes
+        ):
             self.save_now()
 
     def save_now(self) -> Path | None:
@@ -284,8 +321,10 @@ class Best(keras.callbacks.Callback):
         folder: Folder of the file.
         monitor: Figure in the logs of an epoch.
         higher_is_better: Whether the highest value of it is the best.
-        write: Whether this process writes. Of several that train one model, one writes, and all have this callback.
-        save: Writes the model to a path, completely or not at all. Default: `training.networks.save`.
+        write: Whether this process writes. Of several that train one model, one writes,
+            and all have this callback.
+        save: Writes the model to a path, completely or not at all. Default:
+            `training.networks.save`.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Processes of their own: a module of this package that is told what to do in JSON, and answers in JSON on its stdout."""
+"""Processes of their own: a module of this package that is told what to do in JSON, and
+answers in JSON on its stdout.
+"""
 
 import contextlib
 import json
@@ -29,7 +31,9 @@ def environment(keras_backend: str) -> dict[str, str]:
 
 
 def run(module: str, argument: str, keras_backend: str, limit: float) -> tuple[int, str, str]:
-    """Return exit status, stdout and stderr of a child; it and what it started are killed after `limit` seconds."""
+    """Return exit status, stdout and stderr of a child; it and what it started are
+    killed after `limit` seconds.
+    """
     process = subprocess.Popen(
         command(module, argument),
         env=environment(keras_backend),
@@ -58,7 +62,9 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 def problem(status: int, err: str, limit: float) -> str:
-    """Return in words why a child has no answer: what `run` returned of it, and the limit that it had."""
+    """Return in words why a child has no answer: what `run` returned of it, and the
+    limit that it had.
+    """
     if status == STOPPED:
         return f"over {limit:g} s"
     if status < 0:
@@ -68,13 +74,17 @@ def problem(status: int, err: str, limit: float) -> str:
 
 
 def last_line(text: str) -> str:
-    """Return why a child failed, by its last line that is not empty: at most 300 characters, without `error: `."""
+    """Return why a child failed, by its last line that is not empty: at most 300
+    characters, without `error: `.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1].removeprefix("error: ")[:300] if lines else "no message"
 
 
 def answer(of: Callable[[], dict]) -> None:
-    """Write what `of` returns to stdout; what libraries print meanwhile goes to stderr. Errors end as in `cli.guard`."""
+    """Write what `of` returns to stdout; what libraries print meanwhile goes to stderr.
+    Errors end as in `cli.guard`.
+    """
 
     def run() -> None:
         stdout = os.dup(1)

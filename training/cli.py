@@ -1,4 +1,6 @@
-"""What the commands share: options from type annotations, help texts, and errors a person can act on."""
+"""What the commands share: options from type annotations, help texts, and errors a
+person can act on.
+"""
 
 import contextlib
 import difflib
@@ -16,7 +18,8 @@ from .commands import examples
 #: The one name of the command line.
 PROGRAM = "keras-preact"
 
-#: Value of an option that stands for Python's None, or for no values. Some options have a choice called none.
+#: Value of an option that stands for Python's None, or for no values. Some options have a choice
+#: called none.
 UNSET = "unset"
 
 #: For the help texts: an option of every command.
@@ -25,12 +28,17 @@ VERBOSE = "With --verbose, an error shows where it comes from."
 #: Top-level module that a command may miss to the extra of keras-preact that installs it.
 EXTRAS: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("PIL", "importlib_resources", "matplotlib", "scipy", "sklearn", "tensorboard"), "training"),
+        **dict.fromkeys(
+            ("PIL", "importlib_resources", "matplotlib", "scipy", "sklearn", "tensorboard"),
+            "training",
+        ),
         **dict.fromkeys(("rich", "tensorflow_datasets", "tyro"), "training"),
         "keras_hub": "hub",
         "timm": "benchmark",
         "safetensors": "weights",
-        **dict.fromkeys(("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"), "serving"),
+        **dict.fromkeys(
+            ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"), "serving"
+        ),
         **dict.fromkeys(("onnx", "onnxruntime", "tf2onnx"), "onnx"),
         **{name: name for name in ("jax", "openvino", "ray", "torch")},
         "ai_edge_litert": "litert",
@@ -41,7 +49,9 @@ T = TypeVar("T")
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave; the message says what was received and what would work."""
+    """A mistake in what the user gave; the message says what was received and what
+    would work.
+    """
 
 
 def command(name: str) -> str:
@@ -50,28 +60,42 @@ def command(name: str) -> str:
 
 
 def main(name: str, function: Callable, argv: Sequence[str]) -> None:
-    """Call `function` with its parameters taken from the arguments of the command `name`.
+    """Call `function` with its parameters taken from the arguments of the command
+    `name`.
 
-    A ValueError or an OSError ends the program with one line on stderr and status 2, below its trace with --verbose; an
-    interruption ends it with status 130.
+    A ValueError or an OSError ends the program with one line on stderr and status 2,
+    below its trace with --verbose; an interruption ends it with status 130.
     """
     argv, verbose = split_verbose(argv)
     guard(lambda: parse(name, function, argv), verbose)
 
 
-def parse(name: str, kind: Callable[..., T], argv: Sequence[str], description: str | None = None, **options: Any) -> T:
-    """Return `kind(...)` with its parameters, or its fields, taken from the arguments of the command `name`.
+def parse(
+    name: str,
+    kind: Callable[..., T],
+    argv: Sequence[str],
+    description: str | None = None,
+    **options: Any,
+) -> T:
+    """Return `kind(...)` with its parameters, or its fields, taken from the arguments
+    of the command `name`.
 
     Args:
         name: Command, as the help text shows it.
-        kind: Function or dataclass, with types and a docstring that describes each option.
+        kind: Function or dataclass, with types and a docstring that describes each
+            option.
         argv: Arguments after the name.
-        description: First part of the help text, after the examples. Default: the docstring of `kind`.
+        description: First part of the help text, after the examples. Default: the
+            docstring of `kind`.
         options: Further arguments of `tyro.cli`.
     """
     import tyro
 
-    text = (inspect.getdoc(kind) or "").partition("\n\nArgs:")[0] if description is None else description
+    text = (
+        (inspect.getdoc(kind) or "").partition("\n\nArgs:")[0]
+        if description is None
+        else description
+    )
     parts = ["Examples:\n" + "\n".join(f"  {line}" for line in examples(name)), text, VERBOSE]
     return tyro.cli(
         kind,
@@ -85,7 +109,9 @@ def parse(name: str, kind: Callable[..., T], argv: Sequence[str], description: s
 
 
 def listing(name: str, description: str, rows: Mapping[str, str], word: str = "COMMAND") -> str:
-    """Return the help text of a command that takes the name of something first: examples, and a line for each name."""
+    """Return the help text of a command that takes the name of something first:
+    examples, and a line for each name.
+    """
     width = max(map(len, rows))
     return "\n".join(
         [
@@ -104,7 +130,9 @@ def listing(name: str, description: str, rows: Mapping[str, str], word: str = "C
 
 
 def _registry() -> Any:
-    """Return rules for options that tyro would show as `{None}|STR` or `[FLOAT [FLOAT ...]]`: `NAME`, `FLOAT ...`."""
+    """Return rules for options that tyro would show as `{None}|STR` or `[FLOAT [FLOAT
+    ...]]`: `NAME`, `FLOAT ...`.
+    """
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
     registry = ConstructorRegistry()
@@ -130,33 +158,53 @@ def _registry() -> Any:
         if typing.get_origin(info.type) not in (typing.Union, types.UnionType):
             return None
         kinds = [kind for kind in typing.get_args(info.type) if kind is not type(None)]
-        inner = spec_of(kinds[0]) if len(kinds) == 1 and len(kinds) < len(typing.get_args(info.type)) else None
+        inner = (
+            spec_of(kinds[0])
+            if len(kinds) == 1 and len(kinds) < len(typing.get_args(info.type))
+            else None
+        )
         if inner is None:
             return None
         words = None if inner.choices is None else tuple(inner.choices)
         if kinds[0] is bool:
             words = ("true", "false")
         return PrimitiveConstructorSpec(
-            nargs=inner.nargs if inner.nargs == 1 else "*",  # UNSET is one word, whatever else there are
+            nargs=inner.nargs
+            if inner.nargs == 1
+            else "*",  # UNSET is one word, whatever else there are
             metavar=inner.metavar if words is None else f"{{{','.join(words)}}}",
-            instance_from_str=lambda given: None if given == [UNSET] else inner.instance_from_str(_capital(given, kinds[0])),
+            instance_from_str=lambda given: (
+                None if given == [UNSET] else inner.instance_from_str(_capital(given, kinds[0]))
+            ),
             is_instance=lambda value: value is None or inner.is_instance(value),
-            str_from_instance=lambda value: [UNSET] if value is None else inner.str_from_instance(value),
+            str_from_instance=lambda value: (
+                [UNSET] if value is None else inner.str_from_instance(value)
+            ),
             choices=None if words is None else (*words, UNSET),
         )
 
     @registry.primitive_rule
     def several(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         kinds = typing.get_args(info.type)
-        inner = spec_of(kinds[0]) if typing.get_origin(info.type) is tuple and kinds[1:] == (...,) else None
+        inner = (
+            spec_of(kinds[0])
+            if typing.get_origin(info.type) is tuple and kinds[1:] == (...,)
+            else None
+        )
         if inner is None:
             return None
         return PrimitiveConstructorSpec(
             nargs="*",
             metavar=f"{inner.metavar} ...",
-            instance_from_str=lambda given: tuple(inner.instance_from_str([word]) for word in given if given != [UNSET]),
-            is_instance=lambda value: isinstance(value, tuple) and all(map(inner.is_instance, value)),
-            str_from_instance=lambda value: [word for each in value for word in inner.str_from_instance(each)] or [UNSET],
+            instance_from_str=lambda given: tuple(
+                inner.instance_from_str([word]) for word in given if given != [UNSET]
+            ),
+            is_instance=lambda value: (
+                isinstance(value, tuple) and all(map(inner.is_instance, value))
+            ),
+            str_from_instance=lambda value: (
+                [word for each in value for word in inner.str_from_instance(each)] or [UNSET]
+            ),
             choices=None if inner.choices is None else (*inner.choices, UNSET),
         )
 
@@ -171,7 +219,9 @@ def lookup(table: Mapping[str, T], name: str, what: str) -> T:
     """Return the row of a table, or raise a UserError that names the nearest one."""
     if name in table:
         return table[name]
-    near = [each for each in table if name in each][:3] or difflib.get_close_matches(name, table, n=2)
+    near = [each for each in table if name in each][:3] or difflib.get_close_matches(
+        name, table, n=2
+    )
     meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
     raise UserError(f"Unknown {what}: {name!r}. {meant}Choose one of: {', '.join(table)}.")
 
@@ -182,7 +232,9 @@ def split_verbose(argv: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def guard(action: Callable[[], object], verbose: bool = False) -> None:
-    """Call `action`, and turn its errors into a message and an exit status as `main` describes."""
+    """Call `action`, and turn its errors into a message and an exit status as `main`
+    describes.
+    """
     if verbose:
         import keras
 
@@ -197,7 +249,9 @@ def guard(action: Callable[[], object], verbose: bool = False) -> None:
 
 
 def fail(error: Exception, verbose: bool = False) -> NoReturn:
-    """End the program with the error's message in one line on stderr, below its trace if `verbose`, and status 2."""
+    """End the program with the error's message in one line on stderr, below its trace
+    if `verbose`, and status 2.
+    """
     if verbose:
         traceback.print_exception(error)
     print("error:", " ".join(str(error).split()), file=sys.stderr)
@@ -206,7 +260,9 @@ def fail(error: Exception, verbose: bool = False) -> NoReturn:
 
 @contextlib.contextmanager
 def missing_packages() -> Iterator[None]:
-    """Turn the error of a missing package of `EXTRAS` into a `UserError` that names the extra."""
+    """Turn the error of a missing package of `EXTRAS` into a `UserError` that names the
+    extra.
+    """
     try:
         yield
     except ImportError as error:

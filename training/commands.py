@@ -13,7 +13,8 @@ class Command:
         group: Heading in the help text.
         about: What the command does, in one line.
         examples: Complete command lines, with a comment each.
-        module: Module of this package whose `main` takes the arguments. Default: the command's name.
+        module: Module of this package whose `main` takes the arguments. Default: the
+            command's name.
     """
 
     group: str

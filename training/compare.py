@@ -52,11 +52,21 @@ class Run:
     @property
     def iterations(self) -> int | None:
         """Those that are done; None in a history that does not say."""
-        return int(self.history["iteration"][-1]) if histories.measured(self.history, "iteration") else None
+        return (
+            int(self.history["iteration"][-1])
+            if histories.measured(self.history, "iteration")
+            else None
+        )
 
     def figure(self, name: str, of: Callable[[np.ndarray], Any]) -> float | None:
-        """Return what `of` makes of the numbers in a column of the history, None where there are none."""
-        return float(of(_finite(self.history[name]))) if histories.measured(self.history, name) else None
+        """Return what `of` makes of the numbers in a column of the history, None where
+        there are none.
+        """
+        return (
+            float(of(_finite(self.history[name])))
+            if histories.measured(self.history, name)
+            else None
+        )
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
@@ -94,20 +104,45 @@ SUMMARY = "Runs that differ only in their seed: median (least to largest) of the
 _NAME = Column("run", "run", lambda run: run.name)
 _WHAT = (
     Column("model", "model", lambda run: run.config.model.name),
-    Column("parameters", "parameters", lambda run: run.described.get("trainable_parameters"), lambda count: f"{count:,}"),
+    Column(
+        "parameters",
+        "parameters",
+        lambda run: run.described.get("trainable_parameters"),
+        lambda count: f"{count:,}",
+    ),
     Column("recipe", "recipe", lambda run: run.described.get("recipe")),
 )
 _DONE = (
     Column("epochs", "epochs", lambda run: run.epochs),
     Column("iterations", "iterations", lambda run: run.iterations, lambda count: f"{count:,}"),
-    Column("finished", "finished", lambda run: run.finished, lambda finished: "yes" if finished else "no"),
+    Column(
+        "finished",
+        "finished",
+        lambda run: run.finished,
+        lambda finished: "yes" if finished else "no",
+    ),
 )
 _REACHED = (
-    Column("best_validation_error", "best held-out error %", lambda run: _of(run.validation_errors, min), _percent),
-    Column("last_validation_error", "last held-out error %", lambda run: _of(run.validation_errors, _last), _percent),
+    Column(
+        "best_validation_error",
+        "best held-out error %",
+        lambda run: _of(run.validation_errors, min),
+        _percent,
+    ),
+    Column(
+        "last_validation_error",
+        "last held-out error %",
+        lambda run: _of(run.validation_errors, _last),
+        _percent,
+    ),
     Column("test_error", "test error %", lambda run: run.test_error, _percent),
     Column("seconds", "time", lambda run: run.figure("seconds", _last), duration),
-    Column("images_per_second", "images/s", lambda run: run.figure("images_per_second", np.median), lambda n: f"{n:,.0f}"),
+    Column(
+        "images_per_second",
+        "images/s",
+        lambda run: run.figure("images_per_second", np.median),
+        lambda n: f"{n:,.0f}",
+    ),
 )
 
 
@@ -117,16 +152,20 @@ def _of(values: np.ndarray, choice: Callable[[np.ndarray], Any]) -> float | None
 
 def compare(
     directories: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(one or more)")
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(one or more)"),
     ],
     /,
     output: Path | None = None,
 ) -> None:
-    """Print a table of runs: options, accuracy, time. Runs that differ only in their seed are also summarised.
+    """Print a table of runs: options, accuracy, time. Runs that differ only in their
+    seed are also summarised.
 
     Args:
         directories: Run directories.
-        output: Folder for comparison.csv, comparison.md and comparison.png. If not given: print only.
+        output: Folder for comparison.csv, comparison.md and comparison.png. If not
+            given: print only.
     """
     if not directories:
         raise cli.UserError(f"Name at least one run: {cli.command('compare')} runs/A runs/B")
@@ -145,30 +184,42 @@ def compare(
     output.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(
-        [[column.name for column in columns], *([column.value(run) for column in columns] for run in found)]
+        [
+            [column.name for column in columns],
+            *([column.value(run) for column in columns] for run in found),
+        ]
     )
     with runs.replacing(output / "comparison.csv") as temporary:
         temporary.write_text(text.getvalue(), encoding="utf-8")
     with runs.replacing(output / "comparison.md") as temporary:
-        temporary.write_text(f"\n\n{SUMMARY}\n\n".join(map(markdown, tables)) + "\n", encoding="utf-8")
+        temporary.write_text(
+            f"\n\n{SUMMARY}\n\n".join(map(markdown, tables)) + "\n", encoding="utf-8"
+        )
     measured_on = {_measured_on(run.config) for run in found if run.validation_errors.size}
     with runs.replacing(output / "comparison.png") as temporary:
         from . import curves
 
         split = measured_on.pop() if len(measured_on) == 1 else "held-out or test"
         curves.draw_runs({run.name: run.history for run in found}, temporary, "", split)
-    print("\nWrote " + ", ".join(str(output / f"comparison.{suffix}") for suffix in ("csv", "md", "png")))
+    print(
+        "\nWrote "
+        + ", ".join(str(output / f"comparison.{suffix}") for suffix in ("csv", "md", "png"))
+    )
 
 
 def read_runs(directories: Sequence[Path]) -> list[Run]:
     """Return the runs in these directories, each once.
 
     Raises:
-        UserError: for a directory that holds no run, one that has not come to the end of an epoch, a damaged file.
+        UserError: for a directory that holds no run, one that has not come to the end
+            of an epoch, a damaged file.
     """
     paths = list({path.resolve(): path for path in directories}.values())
     names = [path.resolve().name for path in paths]
-    return [_read(path, name if names.count(name) == 1 else str(path)) for path, name in zip(paths, names, strict=True)]
+    return [
+        _read(path, name if names.count(name) == 1 else str(path))
+        for path, name in zip(paths, names, strict=True)
+    ]
 
 
 def _read(path: Path, name: str) -> Run:
@@ -176,11 +227,20 @@ def _read(path: Path, name: str) -> Run:
     try:
         config = from_json(Config, described["config"])
     except (AttributeError, TypeError, ValueError) as error:
-        raise cli.UserError(f"{path / 'config.json'} is damaged or of another version: {error}") from error
+        raise cli.UserError(
+            f"{path / 'config.json'} is damaged or of another version: {error}"
+        ) from error
     history = histories.read(path / "history.csv")
     if not history:
         raise cli.UserError(f"{path} has no history yet: its first epoch has not ended.")
-    return Run(name, config, described, history, _test_error(path / "metrics.json", config), (path / "model.keras").is_file())
+    return Run(
+        name,
+        config,
+        described,
+        history,
+        _test_error(path / "metrics.json", config),
+        (path / "model.keras").is_file(),
+    )
 
 
 def _test_error(path: Path, config: Config) -> float | None:
@@ -206,8 +266,12 @@ _MORE: Mapping[str, Callable[[Run], Any]] = {
 
 
 def differing(found: Sequence[Run]) -> list[str]:
-    """Return the options in which the runs differ, as the command line names them, without their dashes, and backends."""
-    names = dict.fromkeys(name for run in found for name in differences(found[0].config, run.config))
+    """Return the options in which the runs differ, as the command line names them,
+    without their dashes, and backends.
+    """
+    names = dict.fromkeys(
+        name for run in found for name in differences(found[0].config, run.config)
+    )
     more = [name for name, value in _MORE.items() if len({value(run) for run in found}) > 1]
     return [name.removeprefix("--") for name in names if name != "--model.name"] + more
 
@@ -236,13 +300,17 @@ def _same(one: Run, other: Run) -> bool:
 
 
 def summary(groups: Sequence[Sequence[Run]], options: Sequence[Column]) -> list[list[str]]:
-    """Return the table of groups: for each figure the median of the finished runs, with the least and the largest."""
+    """Return the table of groups: for each figure the median of the finished runs, with
+    the least and the largest.
+    """
     what = [_WHAT[0], *(option for option in options if option.name != "seed")]
     headings = [*(column.heading for column in what), "n", *(column.heading for column in _REACHED)]
     rows = []
     for group in groups:
         finished = [run for run in group if run.finished]
-        count = f"{len(finished)}" + (f" ({len(group) - len(finished)} not finished)" if len(finished) < len(group) else "")
+        count = f"{len(finished)}" + (
+            f" ({len(group) - len(finished)} not finished)" if len(finished) < len(group) else ""
+        )
         figures = [_middle(column, [column.value(run) for run in finished]) for column in _REACHED]
         rows.append([*(_cell(column, column.value(group[0])) for column in what), count, *figures])
     return [headings, *rows]

@@ -1,4 +1,6 @@
-"""The typed configuration of a training run. Every field is an option of `keras-preact train`."""
+"""The typed configuration of a training run. Every field is an option of `keras-preact
+train`.
+"""
 
 import dataclasses
 import math
@@ -12,7 +14,8 @@ from .cli import UserError
 #: Fields of `Model` that say where a network starts. They are no arguments of its builder.
 START = ("name", "weights", "freeze", "mean", "std")
 
-# Names of the library's tables, written here because importing the library takes seconds and `--help` should not.
+# Names of the library's tables, written here because importing the library takes seconds and
+# `--help` should not.
 Arrangement = Literal[
     "original",
     "bn_after_addition",
@@ -21,7 +24,15 @@ Arrangement = Literal[
     "full_preactivation",
     "bn_only_preactivation",
 ]
-Shortcut = Literal["identity", "constant_scaling", "exclusive_gating", "shortcut_only_gating", "conv1x1", "dropout", "none"]
+Shortcut = Literal[
+    "identity",
+    "constant_scaling",
+    "exclusive_gating",
+    "shortcut_only_gating",
+    "conv1x1",
+    "dropout",
+    "none",
+]
 Block = Literal["basic", "bottleneck", "single", "dense"]
 Normalization = Literal["batch", "layer", "group", "rms", "none"]
 Downsampling = Literal["strided", "average", "blur"]
@@ -29,7 +40,9 @@ Downsampling = Literal["strided", "average", "blur"]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """The network: a registered model and what to change in it. An option that is not given keeps the model's own value."""
+    """The network: a registered model and what to change in it. An option that is not
+    given keeps the model's own value.
+    """
 
     name: str = "digits_resnet20_preact"
     """A registered model, such as cifar_resnet110_preact. `keras-preact train --help` lists them."""
@@ -76,7 +89,11 @@ class Model:
 
     def overrides(self) -> dict:
         """Return the fields that are set, as arguments of `kp.create_model`."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if key not in START and value is not None}
+        return {
+            key: value
+            for key, value in dataclasses.asdict(self).items()
+            if key not in START and value is not None
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,10 +175,14 @@ class Schedule:
     """Unit of length, warm-up and drops."""
 
     def over(self, epochs: float) -> "Schedule":
-        """Return the schedule for a run of so many epochs: warm-up and drops keep their share of the run."""
+        """Return the schedule for a run of so many epochs: warm-up and drops keep their
+        share of the run.
+        """
         scale = epochs / self.length
         drops = tuple(drop * scale for drop in self.drops)
-        return dataclasses.replace(self, length=epochs, unit="epochs", warmup=self.warmup * scale, drops=drops)
+        return dataclasses.replace(
+            self, length=epochs, unit="epochs", warmup=self.warmup * scale, drops=drops
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +212,9 @@ class Config:
     """Compute each batch in this many parts to save memory. Each part has its own batch statistics."""
     seed: int = 0
     """Seed of weights, order of images, augmentation and dropout."""
-    distribution: Literal["none", "data_parallel", "model_parallel", "mirrored", "multi_worker"] = "none"
+    distribution: Literal["none", "data_parallel", "model_parallel", "mirrored", "multi_worker"] = (
+        "none"
+    )
     """Train on several devices. data_parallel, model_parallel: JAX. mirrored: TensorFlow. multi_worker: every backend."""
     batch_norm: Literal["synchronized", "per_replica"] = "synchronized"
     """Compute batch statistics over the images of all devices, or of each device."""
@@ -223,18 +246,23 @@ class Config:
     def iterations(self, length: float, steps_per_epoch: int) -> int:
         """Turn a length in the schedule's unit into iterations."""
         if not math.isfinite(length):
-            raise UserError(f"The lengths of --schedule must be finite numbers of {self.schedule.unit}. Received: {length}")
+            raise UserError(
+                f"The lengths of --schedule must be finite numbers of {self.schedule.unit}. "
+                f"Received: {length}"
+            )
         return round(length * (steps_per_epoch if self.schedule.unit == "epochs" else 1))
 
 
 T = typing.TypeVar("T")
 
-#: Options that may change when a run is resumed: they do not change what it computes, except for rounding.
+#: Options that may change when a run is resumed: they do not change what it computes, except for
+#: rounding.
 FREE = ("output", "resume", "dry_run", "checkpoint", "distribution", "health")
 
 
 def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return the configuration, or a part of it, from what `dataclasses.asdict` wrote to config.json.
+    """Return the configuration, or a part of it, from what `dataclasses.asdict` wrote
+    to config.json.
 
     Raises:
         UserError: for an unknown option.
@@ -242,7 +270,10 @@ def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(values) - set(hints))
     if unknown:
-        raise UserError(f"Another version of keras-preact wrote this configuration: its option {unknown[0]} is unknown here.")
+        raise UserError(
+            f"Another version of keras-preact wrote this configuration: its option {unknown[0]} "
+            "is unknown here."
+        )
     return kind(**{name: _read(hints[name], value) for name, value in values.items()})
 
 
@@ -255,7 +286,9 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def differences(one: Config, other: Config) -> list[str]:
-    """Return the options, as the command line names them, in which two configurations compute something else."""
+    """Return the options, as the command line names them, in which two configurations
+    compute something else.
+    """
     first, second = (_flat(dataclasses.asdict(config)) for config in (one, other))
     return [f"--{name.replace('_', '-')}" for name in first if first[name] != second[name]]
 
@@ -264,5 +297,9 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in options.items():
         if prefix or name not in FREE:
-            found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+            found |= (
+                _flat(value, f"{prefix}{name}.")
+                if isinstance(value, dict)
+                else {f"{prefix}{name}": value}
+            )
     return found

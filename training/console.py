@@ -12,7 +12,8 @@ from .commands import COMMANDS
 def main(argv: Sequence[str] | None = None) -> None:
     """Start the command that is named first; the other arguments are its own.
 
-    An unknown command, or a missing package that the command needs, ends with one line on stderr and status 2.
+    An unknown command, or a missing package that the command needs, ends with one line
+    on stderr and status 2.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     rest, verbose = cli.split_verbose(argv)
@@ -44,12 +45,17 @@ def described() -> str:
     groups = dict.fromkeys(command.group for command in COMMANDS.values())
     for group in groups:
         lines += ["", f"{group}:"]
-        lines += [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items() if command.group == group]
+        lines += [
+            f"  {name:<{width}}  {command.about}"
+            for name, command in COMMANDS.items()
+            if command.group == group
+        ]
     return "\n".join(
         [
             *lines,
             "",
-            f"Options and examples: {cli.PROGRAM} COMMAND --help. Version: {cli.PROGRAM} --version.",
+            f"Options and examples: {cli.PROGRAM} COMMAND --help. Version: {cli.PROGRAM} "
+            "--version.",
             f"Set KERAS_BACKEND to tensorflow (default), jax or torch. {cli.VERBOSE}",
         ]
     )

@@ -8,7 +8,9 @@ import tyro
 
 from . import cli
 
-FormatName = Literal["auto", "keras_preact", "keras_applications", "keras_hub", "timm", "torch_cifar"]
+FormatName = Literal[
+    "auto", "keras_preact", "keras_applications", "keras_hub", "timm", "torch_cifar"
+]
 
 
 def convert(
@@ -21,15 +23,20 @@ def convert(
     input_shape: tuple[int, int, int] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Convert the weights of a pre-activation network between libraries. Nothing is loaded or written by half.
+    """Convert the weights of a pre-activation network between libraries. Nothing is
+    loaded or written by half.
 
     Args:
-        source: File to read: .keras, .h5 (keras.applications), .safetensors, .pth, .pt, .bin or .npz (timm, Torch).
+        source: File to read: .keras, .h5 (keras.applications), .safetensors, .pth, .pt,
+            .bin or .npz (timm, Torch).
         out: File to write: .keras, .weights.h5 or .safetensors.
         source_format: Format of the source. auto: found from its content.
-        target_format: Format to write. auto: this package's own; for .safetensors the names of timm or of the Torch code.
-        classes: Number of classes. Another number than the source's gets a new classifier.
-        input_shape: Height, width and channels of the images. The first kernel is adapted to other channels.
+        target_format: Format to write. auto: this package's own; for .safetensors the
+            names of timm or of the Torch code.
+        classes: Number of classes. Another number than the source's gets a new
+            classifier.
+        input_shape: Height, width and channels of the images. The first kernel is
+            adapted to other channels.
         overwrite: Replace an existing file.
     """
     from . import formats

@@ -11,8 +11,8 @@ from keras_preact.analysis.figures import _style
 from .cli import UserError
 from .histories import Columns, errors, measured, read
 
-#: From this number of epochs on, the axis of errors leaves out the steep beginning, this share of the epochs, and rare peaks,
-#: what is above this percentile of the rest.
+#: From this number of epochs on, the axis of errors leaves out the steep beginning, this share of
+#: the epochs, and rare peaks, what is above this percentile of the rest.
 LONG, BEGINNING, PEAKS = 20, 0.1, 98
 #: Curves of a run: beginning of the columns' names to look.
 KINDS: Mapping[str, dict[str, Any]] = {
@@ -21,15 +21,22 @@ KINDS: Mapping[str, dict[str, Any]] = {
 }
 
 
-def draw(history: Path | Sequence[Mapping[str, Any]], path: Path, title: str, measured_on: str = "validation") -> None:
+def draw(
+    history: Path | Sequence[Mapping[str, Any]],
+    path: Path,
+    title: str,
+    measured_on: str = "validation",
+) -> None:
     """Draw the learning curves of a run.
 
     Args:
-        history: The history.csv of the run, or its rows: column to number. A `loss` is required; `accuracy`, `val_loss`,
-            `val_accuracy`, `learning_rate` and `epoch`, which counts from 0, are drawn if they are there.
+        history: The history.csv of the run, or its rows: column to number. A `loss` is
+            required; `accuracy`, `val_loss`, `val_accuracy`, `learning_rate` and
+            `epoch`, which counts from 0, are drawn if they are there.
         path: The PNG file.
         title: Title of the picture.
-        measured_on: Name of the images behind `val_loss` and `val_accuracy`, such as held-out.
+        measured_on: Name of the images behind `val_loss` and `val_accuracy`, such as
+            held-out.
 
     Raises:
         UserError: for a history without an epoch, or a file that is not a history.
@@ -38,15 +45,21 @@ def draw(history: Path | Sequence[Mapping[str, Any]], path: Path, title: str, me
         columns = read(history)
     else:
         names = dict.fromkeys(name for row in history for name in row)
-        columns = {name: np.array([row.get(name, np.nan) for row in history], "float64") for name in names}
+        columns = {
+            name: np.array([row.get(name, np.nan) for row in history], "float64") for name in names
+        }
     draw_runs({title: columns}, path, title, measured_on)
 
 
-def draw_runs(histories: Mapping[str, Columns], path: Path, title: str, measured_on: str = "validation") -> None:
-    """Draw the learning curves of runs: one colour per run, training dashed, validation solid.
+def draw_runs(
+    histories: Mapping[str, Columns], path: Path, title: str, measured_on: str = "validation"
+) -> None:
+    """Draw the learning curves of runs: one colour per run, training dashed, validation
+    solid.
 
     Args:
-        histories: Label of a run to the columns of its history. A single run has a colour for each of the two.
+        histories: Label of a run to the columns of its history. A single run has a
+            colour for each of the two.
         path, title, measured_on: As those of `draw`.
 
     Raises:
@@ -60,7 +73,11 @@ def draw_runs(histories: Mapping[str, Columns], path: Path, title: str, measured
     layout = [["loss", "error"], ["rate", "rate"]] if rates else [["loss", "error"]]
     panels = figure.subplot_mosaic(layout, height_ratios=[5, 1.5][: len(layout)])
     _style.heading(figure, title)
-    names = {kind: name for kind, name in {"": "training", "val_": measured_on}.items() if _has(histories, f"{kind}loss")}
+    names = {
+        kind: name
+        for kind, name in {"": "training", "val_": measured_on}.items()
+        if _has(histories, f"{kind}loss")
+    }
     looks = f" (dashed: {', solid: '.join(names.values())})" if len(histories) > 1 else ""
     lasts = _style.spread(float(columns["loss"][-1]) for columns in histories.values())
     _style.styled(panels["loss"], f"Last training loss: {lasts}", "Epoch", f"Loss{looks}")
@@ -77,8 +94,19 @@ def draw_runs(histories: Mapping[str, Columns], path: Path, title: str, measured
             _curve(panels["error"], name, columns, errors(columns, kind), look)
         if rates:
             colour = _style.GREY if len(histories) == 1 else _style.colour(i)
-            _curve(panels["rate"], "_", columns, columns.get("learning_rate"), {"color": colour, "linewidth": 1.2})
-    losses = [columns[f"{kind}loss"] for columns in histories.values() for kind in KINDS if f"{kind}loss" in columns]
+            _curve(
+                panels["rate"],
+                "_",
+                columns,
+                columns.get("learning_rate"),
+                {"color": colour, "linewidth": 1.2},
+            )
+    losses = [
+        columns[f"{kind}loss"]
+        for columns in histories.values()
+        for kind in KINDS
+        if f"{kind}loss" in columns
+    ]
     _style.decades(panels["loss"], losses)
     panels["error"].set_ylim(0, _highest(histories) or 1)
     if rates:
@@ -99,7 +127,9 @@ def _has(histories: Mapping[str, Columns], name: str) -> bool:
     return any(measured(columns, name) for columns in histories.values())
 
 
-def _curve(axes, name: str, columns: Columns, values: np.ndarray | None, look: Mapping[str, Any]) -> None:
+def _curve(
+    axes, name: str, columns: Columns, values: np.ndarray | None, look: Mapping[str, Any]
+) -> None:
     if values is not None:
         _style.lines(axes, {name: (_epochs(columns), values)}, **look)
 
@@ -107,7 +137,9 @@ def _curve(axes, name: str, columns: Columns, values: np.ndarray | None, look: M
 def _heading(histories: Mapping[str, Columns], measured_on: str) -> str:
     """Return the title of the errors: the lowest ones."""
     for kind, name in (("val_", measured_on), ("", "training")):
-        found = [error for columns in histories.values() if (error := errors(columns, kind)) is not None]
+        found = [
+            error for columns in histories.values() if (error := errors(columns, kind)) is not None
+        ]
         if found:
             return f"Lowest {name} error: {_style.spread([float(np.nanmin(error)) for error in found], '.2f')} %"
     return "Error"
@@ -122,5 +154,9 @@ def _highest(histories: Mapping[str, Columns]) -> float:
                 tops.append(float(np.nanmax(error)))
             elif error is not None:
                 later = error[int(BEGINNING * len(error)) :]
-                tops.append(float(np.percentile(later[np.isfinite(later)], PEAKS)) if np.isfinite(later).any() else 0.0)
+                tops.append(
+                    float(np.percentile(later[np.isfinite(later)], PEAKS))
+                    if np.isfinite(later).any()
+                    else 0.0
+                )
     return 1.1 * max(tops)

@@ -1,4 +1,6 @@
-"""Find the cause of a loss that is not finite by training up to it again, from the last checkpoint on."""
+"""Find the cause of a loss that is not finite by training up to it again, from the last
+checkpoint on.
+"""
 
 import contextlib
 import functools
@@ -44,10 +46,11 @@ def explain(
     before_step: Callable[[int], object] = lambda step: None,
     where: Callable[[int], str] = lambda step: f"step {step + 1:,}",
 ) -> str:
-    """Return why the loss was not finite: the first layer whose output was not, or the update that broke the weights.
+    """Return why the loss was not finite: the first layer whose output was not, or the
+    update that broke the weights.
 
-    Training is reproducible, so repeating the steps from a checkpoint on gives the model of that step. Afterwards the model
-    has the weights of the checkpoint.
+    Training is reproducible, so repeating the steps from a checkpoint on gives the
+    model of that step. Afterwards the model has the weights of the checkpoint.
 
     Args:
         model: Compiled as it was trained.
@@ -86,16 +89,21 @@ def explain(
     kept = f"Last checkpoint: {saved.path}, of {where(saved.step - 1) if saved.step else 'the beginning'}."
     if math.isfinite(loss):
         return (
-            f"{message(math.nan, where(step), learning_rate)} Cause: unknown. When the steps from the last checkpoint on are "
-            f"repeated, the loss is {loss:.4g}: a computation is not deterministic. {kept}"
+            f"{message(math.nan, where(step), learning_rate)} Cause: unknown. When the steps from "
+            f"the last checkpoint on are repeated, the loss is {loss:.4g}: a computation is not "
+            f"deterministic. {kept}"
         )
     if wrong_images:
         return f"The images of {where(number)} are not finite, so the loss is {loss}. Check the data. {kept}"
     return f"{message(loss, where(number), learning_rate)} Cause: {cause}. {kept}"
 
 
-def _repeat(model: keras.Model, saved: Saved, batches: Callable, step: int, before_step: Callable) -> tuple[int, Sequence]:
-    """Train up to `step`, or the first one whose loss is not finite, and return its number and its batch."""
+def _repeat(
+    model: keras.Model, saved: Saved, batches: Callable, step: int, before_step: Callable
+) -> tuple[int, Sequence]:
+    """Train up to `step`, or the first one whose loss is not finite, and return its
+    number and its batch.
+    """
     saved.restore(model)
     stream = batches(saved.step)
     for number in range(saved.step, step):
@@ -112,7 +120,9 @@ def _train(model: keras.Model, batch: Sequence) -> float:
 
 
 def _broken_weight(model: keras.Model) -> str | None:
-    """Return the last weight that is not finite, in the order of the forward pass: gradients come from its end."""
+    """Return the last weight that is not finite, in the order of the forward pass:
+    gradients come from its end.
+    """
     owner = owners(model)
     first: dict[int, int] = {}
     found = []
@@ -124,7 +134,9 @@ def _broken_weight(model: keras.Model) -> str | None:
         rows = values if stacked else [values]
         found += [
             ((begin, number, i), place.name)
-            for number, (place, row) in enumerate(zip(places(variable.path, unit), rows, strict=True))
+            for number, (place, row) in enumerate(
+                zip(places(variable.path, unit), rows, strict=True)
+            )
             if not np.isfinite(row).all()
         ]
     return max(found)[1] if found else None
@@ -133,8 +145,16 @@ def _broken_weight(model: keras.Model) -> str | None:
 def _cause_in_forward_pass(model: keras.Model, batch: Sequence) -> str:
     x, y, *weights = batch
     first = _FirstNotFinite(model)
-    plain = _batch_norm.statistics(_batch_norm.Statistics())  # of the whole batch: no device is asked for its part
-    with first.watching(), keras.StatelessScope(), written_out(), plain, _autodiff.without_gradients():
+    plain = _batch_norm.statistics(
+        _batch_norm.Statistics()
+    )  # of the whole batch: no device is asked for its part
+    with (
+        first.watching(),
+        keras.StatelessScope(),
+        written_out(),
+        plain,
+        _autodiff.without_gradients(),
+    ):
         outputs = model(ops.convert_to_tensor(x), training=True)
         loss = model.compute_loss(x, ops.convert_to_tensor(y), outputs, *weights, training=True)
     if first.found is not None:
@@ -145,7 +165,8 @@ def _cause_in_forward_pass(model: keras.Model, batch: Sequence) -> str:
 
 
 class _FirstNotFinite:
-    """Checks the output of every layer, also inside units and stacks of units, in the order of computation.
+    """Checks the output of every layer, also inside units and stacks of units, in the
+    order of computation.
 
     Args:
         model: Model whose layers are called one by one, without compilation.
@@ -176,7 +197,9 @@ class _FirstNotFinite:
             return "/".join([unit, *_name(layer).split(f"{pattern.name}/", 1)[1:]])
 
         for layer in pattern._flatten_layers():
-            self._layers.append((layer, functools.partial(name, layer), begin if layer is pattern else lambda: None))
+            self._layers.append(
+                (layer, functools.partial(name, layer), begin if layer is pattern else lambda: None)
+            )
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -188,7 +211,9 @@ class _FirstNotFinite:
             for layer, _, _ in self._layers:
                 vars(layer).pop("call", None)
 
-    def _watched(self, layer: keras.Layer, name: Callable[[], str], begin: Callable[[], object]) -> Callable:
+    def _watched(
+        self, layer: keras.Layer, name: Callable[[], str], begin: Callable[[], object]
+    ) -> Callable:
         plain = layer.call
 
         def call(*args: Any, **kwargs: Any):

@@ -47,16 +47,22 @@ def evaluate(
 ) -> None:
     """Measure accuracy on the test images: in all and for each class.
 
-    Writes metrics.json and confusion_matrix.png; metrics-best.json and so on for another checkpoint of a run.
+    Writes metrics.json and confusion_matrix.png; metrics-best.json and so on for
+    another checkpoint of a run.
 
     Args:
-        subject: A run directory, a .keras file or an exported model (saved_models/NAME).
-        checkpoint: Network of the run: at its end, at its best epoch or at its last checkpoint.
-        data: Data set (see `keras-preact train`). If not given: the one that the run was trained on.
+        subject: A run directory, a .keras file or an exported model
+            (saved_models/NAME).
+        checkpoint: Network of the run: at its end, at its best epoch or at its last
+            checkpoint.
+        data: Data set (see `keras-preact train`). If not given: the one that the run
+            was trained on.
         data_dir: Directory of the data set.
         batch_size: Images per step.
-        output: Folder for the results. If not given: the run directory, or evaluation-NAME for a file.
-        save_samples: Also write this many test images to samples/, one of each class in turn.
+        output: Folder for the results. If not given: the run directory, or
+            evaluation-NAME for a file.
+        save_samples: Also write this many test images to samples/, one of each class in
+            turn.
     """
     from . import data as datasets
     from . import runs
@@ -71,24 +77,30 @@ def evaluate(
     if data is not None:
         source = Data(name=data, dir=data_dir, size=opened.size)
     elif opened.data is None:
-        raise cli.UserError(f"{subject} does not say which data it was trained on. Name it: --data digits")
+        raise cli.UserError(
+            f"{subject} does not say which data it was trained on. Name it: --data digits"
+        )
     elif data_dir is not None:
         source = dataclasses.replace(source, dir=data_dir)
     images = datasets.load(source)
     if opened.outputs != len(images.classes):
         raise cli.UserError(
-            f"{subject} has {opened.outputs} classes, the data set {images.name} has {len(images.classes)}. "
-            "Choose the data set that it was trained for with --data."
+            f"{subject} has {opened.outputs} classes, the data set {images.name} has "
+            f"{len(images.classes)}. Choose the data set that it was trained for with --data."
         )
     logits, labels = [], []
-    for batch, batch_labels in datasets.evaluation_batches(images, images.test, batch_size, source.size).as_numpy_iterator():
+    for batch, batch_labels in datasets.evaluation_batches(
+        images, images.test, batch_size, source.size
+    ).as_numpy_iterator():
         logits.append(opened.logits(batch))
         labels.append(batch_labels)
     metrics = measure(np.concatenate(logits), np.concatenate(labels), list(images.classes))
     metrics = {"model": str(opened.path), "data": images.name, "split": "test"} | metrics
     folder = output or opened.output
     folder.mkdir(parents=True, exist_ok=True)
-    suffix = "" if checkpoint == "final" else f"-{checkpoint}"  # `compare` and the curves are about the final network
+    suffix = (
+        "" if checkpoint == "final" else f"-{checkpoint}"
+    )  # `compare` and the curves are about the final network
     files = [folder / f"metrics{suffix}.json", folder / f"confusion_matrix{suffix}.png"]
     runs.write_json(files[0], metrics)
     with runs.replacing(files[1]) as temporary:
@@ -101,10 +113,12 @@ def evaluate(
 
 
 def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
-    """Return the figures of a classifier from its logits (images, classes) and the true labels (images).
+    """Return the figures of a classifier from its logits (images, classes) and the true
+    labels (images).
 
-    Accuracy and error are shares of 1. `loss` is the mean cross-entropy in nats. Row i, column j of `confusion_matrix`
-    counts the images of class i that were classified as j.
+    Accuracy and error are shares of 1. `loss` is the mean cross-entropy in nats. Row i,
+    column j of `confusion_matrix` counts the images of class i that were classified as
+    j.
 
     Raises:
         UserError: if a logit is not a finite number.
@@ -113,7 +127,9 @@ def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
 
     logits = logits.astype("float64")
     if not np.isfinite(logits).all():
-        raise cli.UserError("The network's outputs are not finite: training diverged, or the file is damaged.")
+        raise cli.UserError(
+            "The network's outputs are not finite: training diverged, or the file is damaged."
+        )
     predicted = logits.argmax(axis=1)
     indices = np.arange(len(classes))
     columns = precision_recall_fscore_support(labels, predicted, labels=indices, zero_division=0)
@@ -142,17 +158,26 @@ def report(metrics: dict) -> str:
     width = max(5, *(len(name) for name in metrics["per_class"]))
     lines = [
         f"{metrics['model']} on {metrics['images']:,} test images of {metrics['data']}:",
-        f"  accuracy {100 * metrics['accuracy']:.2f} %, error {100 * metrics['error']:.2f} %, loss {metrics['loss']:.4f}"
-        + (f", top-5 accuracy {100 * metrics['top5_accuracy']:.2f} %" if "top5_accuracy" in metrics else ""),
+        f"  accuracy {100 * metrics['accuracy']:.2f} %, error {100 * metrics['error']:.2f} %, "
+        f"loss {metrics['loss']:.4f}"
+        + (
+            f", top-5 accuracy {100 * metrics['top5_accuracy']:.2f} %"
+            if "top5_accuracy" in metrics
+            else ""
+        ),
         f"  {'class':<{width}}  precision  recall      f1  images",
     ]
     for name, row in metrics["per_class"].items():
-        lines.append(f"  {name:<{width}}  {row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}  {row['images']:6d}")
+        lines.append(
+            f"  {name:<{width}}  {row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}  {row['images']:6d}"
+        )
     return "\n".join(lines)
 
 
 def draw_confusion(matrix: np.ndarray, classes: list[str], path: Path) -> None:
-    """Draw a confusion matrix: a row for each true class, shaded by the share of its images."""
+    """Draw a confusion matrix: a row for each true class, shaded by the share of its
+    images.
+    """
     from keras_preact.analysis.figures import _style
 
     n = len(classes)
@@ -173,7 +198,9 @@ def draw_confusion(matrix: np.ndarray, classes: list[str], path: Path) -> None:
         for (i, j), count in np.ndenumerate(matrix):
             if count:
                 colour = "white" if shares[i, j] > 0.5 else _style.INK
-                axes.text(j, i, f"{count}", ha="center", va="center", color=colour, fontsize=_style.SMALL)
+                axes.text(
+                    j, i, f"{count}", ha="center", va="center", color=colour, fontsize=_style.SMALL
+                )
     figure.savefig(path, format="png", dpi=120)
 
 
@@ -187,14 +214,19 @@ def _open(path: Path, checkpoint: str) -> Subject:
         return _of_keras(networks.load(path), path, Path(f"evaluation-{path.stem}"), None)
     if (path / "model_card.json").is_file():
         return _open_saved_model(path)
-    raise cli.UserError(f"{path} is neither a run directory nor a .keras file nor an exported model (saved_models/NAME).")
+    raise cli.UserError(
+        f"{path} is neither a run directory nor a .keras file nor an exported model "
+        "(saved_models/NAME)."
+    )
 
 
 def _of_keras(model, path: Path, output: Path, data: Data | None) -> Subject:
     import keras
 
     if len(model.input_shape) != 4:
-        raise cli.UserError(f"{path} does not take images: its input has shape {model.input_shape[1:]}.")
+        raise cli.UserError(
+            f"{path} does not take images: its input has shape {model.input_shape[1:]}."
+        )
     logits = getattr(model, "logits", None)
     if logits is not None:
         model = keras.Model(model.input, logits)
@@ -213,11 +245,15 @@ def _open_saved_model(path: Path) -> Subject:
 
     card = json.loads((path / "model_card.json").read_text())
     version = path / str(card["version"])
-    loaded = tf.saved_model.load(str(version))  # kept alive by the closure: a signature alone does not hold its weights
+    loaded = tf.saved_model.load(
+        str(version)
+    )  # kept alive by the closure: a signature alone does not hold its weights
     signature = loaded.signatures["serving_default"]
 
     def logits(images: np.ndarray) -> np.ndarray:
-        return loaded.signatures["serving_default"](images=tf.constant(images, tf.float32))["logits"].numpy()
+        return loaded.signatures["serving_default"](images=tf.constant(images, tf.float32))[
+            "logits"
+        ].numpy()
 
     return Subject(
         path=version,
@@ -225,12 +261,16 @@ def _open_saved_model(path: Path) -> Subject:
         outputs=len(card["classes"]),
         size=signature.structured_input_signature[1]["images"].shape[1],
         logits=logits,
-        data=from_json(Data, config["data"]) if (config := (card.get("run") or {}).get("config")) else None,
+        data=from_json(Data, config["data"])
+        if (config := (card.get("run") or {}).get("config"))
+        else None,
     )
 
 
 def _save_samples(images, folder: Path, count: int) -> list[Path]:
-    """Write `count` test images as PNG files, the first of every class, then the second of every class, and so on."""
+    """Write `count` test images as PNG files, the first of every class, then the second
+    of every class, and so on.
+    """
     from PIL import Image
 
     from . import runs

@@ -1,4 +1,6 @@
-"""Start a fine-tuning: read a trained network, and give it a classifier for the run's classes."""
+"""Start a fine-tuning: read a trained network, and give it a classifier for the run's
+classes.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -29,70 +31,100 @@ def check(config: Config) -> None:
     if model.weights is None:
         if not model.name:
             raise UserError(
-                "Fine-tuning starts from a trained network: add --model.weights with a run directory or a .keras file."
+                "Fine-tuning starts from a trained network: add --model.weights with a run "
+                "directory or a .keras file."
             )
         for option in ("freeze", "mean", "std"):
             if getattr(model, option):
-                raise UserError(f"--model.{option} needs a trained network: add --model.weights, or remove the option.")
+                raise UserError(
+                    f"--model.{option} needs a trained network: add --model.weights, or remove "
+                    "the option."
+                )
         return
     default = type(model)()
     given = [
         field.name
         for field in dataclasses.fields(model)
-        if field.name not in (*START, *CHANGEABLE) and getattr(model, field.name) != getattr(default, field.name)
+        if field.name not in (*START, *CHANGEABLE)
+        and getattr(model, field.name) != getattr(default, field.name)
     ]
     if given:
         option = given[0].replace("_", "-")
-        raise UserError(f"--model.{option} cannot change the trained network of --model.weights. Remove the option.")
+        raise UserError(
+            f"--model.{option} cannot change the trained network of --model.weights. Remove the "
+            "option."
+        )
     if bool(model.mean) != bool(model.std):
         raise UserError("--model.mean and --model.std belong together: give both, or neither.")
 
 
 def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwork]:
-    """Read the network that the run starts from, and adapt configuration and data to it.
+    """Read the network that the run starts from, and adapt configuration and data to
+    it.
 
-    A resumed run starts from its own last checkpoint: the file may have changed since, or be gone.
+    A resumed run starts from its own last checkpoint: the file may have changed since,
+    or be gone.
 
     Args:
         config: Configuration with `model.weights`.
         data: The run's data set.
 
     Returns:
-        The configuration with the network's name and the size of its images; the data with the preprocessing that the network
-        was trained with; the network with a classifier for the data's classes, frozen as configured.
+        The configuration with the network's name and the size of its images; the data
+        with the preprocessing that the network was trained with; the network with a
+        classifier for the data's classes, frozen as configured.
 
     Raises:
-        UserError: for a file that is missing, damaged or of another kind, and for images or options that do not fit the
-            network.
+        UserError: for a file that is missing, damaged or of another kind, and for
+            images or options that do not fit the network.
     """
     own = _own(config, data)
     source = _read(config) if own is None else own
     if config.model.name not in ("", source.name):
-        raise UserError(f"--model.weights belongs to the recipe finetune, without --model.name. Received: {config.model.name}")
+        raise UserError(
+            "--model.weights belongs to the recipe finetune, without --model.name. Received: "
+            f"{config.model.name}"
+        )
     height, width, channels = _shape(source)
     if channels != data.channels:
         raise UserError(
-            f"{source.name} takes {_kind(channels)} images; {config.data.dir or data.name} has {_kind(data.channels)} images. "
-            f"Train a new network on them with {command('train')} folder, or start from a network for such images."
+            f"{source.name} takes {_kind(channels)} images; {config.data.dir or data.name} has "
+            f"{_kind(data.channels)} images. Train a new network on them with {command('train')} "
+            "folder, or start from a network for such images."
         )
     size = config.data.size or data.size or (height if height == width else None)
     if size is None:
-        raise UserError(f"The images of {data.name} differ in size. Choose one for the network, such as --data.size 64.")
+        raise UserError(
+            f"The images of {data.name} differ in size. Choose one for the network, such as "
+            "--data.size 64."
+        )
     if data.size is None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, size=size))
     if own is None and config.model.mean and source.get_config()["mean"] is not None:
-        raise UserError(f"{source.name} has its own preprocessing layer. Remove --model.mean and --model.std.")
+        raise UserError(
+            f"{source.name} has its own preprocessing layer. Remove --model.mean and --model.std."
+        )
     mean, std = _preprocessing(config, source, channels)
-    data = dataclasses.replace(data, standard=dataclasses.replace(data.standard, mean=mean, std=std), measured=False)
+    data = dataclasses.replace(
+        data, standard=dataclasses.replace(data.standard, mean=mean, std=std), measured=False
+    )
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, name=source.name))
     if own is not None:
         return config, data, own
-    changes = {option: getattr(config.model, option) for option in CHANGEABLE if getattr(config.model, option) is not None}
+    changes = {
+        option: getattr(config.model, option)
+        for option in CHANGEABLE
+        if getattr(config.model, option) is not None
+    }
     shape = (size, size, channels)
     try:
-        network = transfer.changed_copy(source, data_format="channels_last", input_shape=shape, mean=mean, std=std, **changes)
+        network = transfer.changed_copy(
+            source, data_format="channels_last", input_shape=shape, mean=mean, std=std, **changes
+        )
     except ValueError as error:
-        raise UserError(f"{source.name} cannot be adapted to images of {size} x {size} pixels: {error}") from error
+        raise UserError(
+            f"{source.name} cannot be adapted to images of {size} x {size} pixels: {error}"
+        ) from error
     network = transfer.reset_classifier(network, len(data.classes))
     if config.model.freeze is not None:
         transfer.freeze(network, config.model.freeze)
@@ -100,14 +132,23 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
 
 
 def _own(config: Config, data: ImageData) -> UnitNetwork | None:
-    """Return the network of a resumed run that has a checkpoint, without its weights; None for a new run."""
+    """Return the network of a resumed run that has a checkpoint, without its weights;
+    None for a new run.
+    """
     run = config.output
-    if not config.resume or run is None or Checkpoints(run / "checkpoints").newest(lambda message: None) is None:
+    if (
+        not config.resume
+        or run is None
+        or Checkpoints(run / "checkpoints").newest(lambda message: None) is None
+    ):
         return None
     network = _checked(networks.architecture(run), run)
     if network.output_shape[-1] != len(data.classes):
         before, now = network.output_shape[-1], len(data.classes)
-        raise UserError(f"{run} was started with {before} classes; {config.data.dir or data.name} now has {now}.")
+        raise UserError(
+            f"{run} was started with {before} classes; {config.data.dir or data.name} now has "
+            f"{now}."
+        )
     return network
 
 
@@ -117,11 +158,13 @@ def _read(config: Config) -> UnitNetwork:
     if path.is_dir():
         model, _ = networks.open_run(path)
     elif not path.is_file():
-        raise UserError(f"--model.weights must be an existing run directory or .keras file. Received: {path}")
+        raise UserError(
+            f"--model.weights must be an existing run directory or .keras file. Received: {path}"
+        )
     elif path.suffix != ".keras":
         raise UserError(
-            f"--model.weights must be a run directory or a .keras file. {command('convert')} makes one from other formats. "
-            f"Received: {path}"
+            f"--model.weights must be a run directory or a .keras file. {command('convert')} "
+            f"makes one from other formats. Received: {path}"
         )
     else:
         model = networks.load(path)
@@ -130,7 +173,10 @@ def _read(config: Config) -> UnitNetwork:
 
 def _checked(model: keras.Model, path: Path) -> UnitNetwork:
     if not isinstance(model, UnitNetwork) or len(model.input_shape) != 4:
-        raise UserError(f"--model.weights needs a network of residual units for images. {path} contains {model.name!r}.")
+        raise UserError(
+            f"--model.weights needs a network of residual units for images. {path} contains "
+            f"{model.name!r}."
+        )
     return model
 
 
@@ -141,10 +187,14 @@ def _shape(model: UnitNetwork) -> tuple[int | None, int | None, int]:
 
 
 def _kind(channels: int) -> str:
-    return {1: "grayscale (1 channel)", 3: "colour (3 channels)"}.get(channels, f"{channels}-channel")
+    return {1: "grayscale (1 channel)", 3: "colour (3 channels)"}.get(
+        channels, f"{channels}-channel"
+    )
 
 
-def _preprocessing(config: Config, source: UnitNetwork, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _preprocessing(
+    config: Config, source: UnitNetwork, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and std per channel that the network was trained with."""
     own = source.get_config()
     mean, std = own["mean"], own["std"]
@@ -152,11 +202,15 @@ def _preprocessing(config: Config, source: UnitNetwork, channels: int) -> tuple[
         mean, std = config.model.mean, config.model.std
         if not mean:
             raise UserError(
-                f"{source.name} has no preprocessing layer. Add the mean and standard deviation of its training pixels (0 to "
-                "255) with --model.mean and --model.std, one number per channel."
+                f"{source.name} has no preprocessing layer. Add the mean and standard deviation "
+                "of its training pixels (0 to 255) with --model.mean and --model.std, one number "
+                "per channel."
             )
         if (len(mean), len(std)) != (channels, channels):
-            raise UserError(f"--model.mean and --model.std need {channels} numbers each. Received: {mean} and {std}")
+            raise UserError(
+                f"--model.mean and --model.std need {channels} numbers each. Received: {mean} and "
+                f"{std}"
+            )
     values = (0.0 if mean is None else mean), (1.0 if std is None else std)
     means, stds = (tuple(np.broadcast_to(value, channels).tolist()) for value in values)
     return means, stds

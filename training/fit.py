@@ -38,7 +38,9 @@ class Fit:
         saved: Checkpoint that the model was restored from; None for a new run.
     """
 
-    def __init__(self, trainer: "Trainer", run: Path, checkpoints: Checkpoints, saved: Saved | None):
+    def __init__(
+        self, trainer: "Trainer", run: Path, checkpoints: Checkpoints, saved: Saved | None
+    ):
         self.trainer = trainer
         self.saved = saved
         self.run = run
@@ -57,12 +59,20 @@ class Fit:
             stream=None if chief else open(os.devnull, "w"),  # noqa: SIM115  (as long as the process lives)
         )
         self.history = callbacks.History(
-            run / "history.csv", lambda: self.count.step // plan.parts, lambda: self.progress.figures, write=chief
+            run / "history.csv",
+            lambda: self.count.step // plan.parts,
+            lambda: self.progress.figures,
+            write=chief,
         )
         self.averages = None if config.optimizer.ema is None else Averages(self._plain_images)
         self.best = Best(run / "checkpoints", *_monitored(trainer), save=self._save)
         self.health = self._health()
-        self.saver = Saver(checkpoints, config.checkpoint.minutes, config.checkpoint.every * plan.parts, self._state)
+        self.saver = Saver(
+            checkpoints,
+            config.checkpoint.minutes,
+            config.checkpoint.every * plan.parts,
+            self._state,
+        )
         self.stop = Stop(self.saver.save_now, self.progress.report)
         self.saver.saved_step = done
         if saved is not None:
@@ -98,7 +108,9 @@ class Fit:
             initial_epoch=epoch,
             epochs=plan.epochs,
             steps_per_epoch=plan.per_epoch,
-            validation_data=None if trainer.split is None else trainer.evaluation_data(trainer.split),
+            validation_data=None
+            if trainer.split is None
+            else trainer.evaluation_data(trainer.split),
             shuffle=False,  # the batches come shuffled
             callbacks=callbacks.Continued(
                 [callback for callback in watching if callback is not None],
@@ -123,10 +135,15 @@ class Fit:
         """Return what a person wants to know of a run that was ended early."""
         parts = self.trainer.plan.parts
         missing = self.count.step // parts - self.saver.saved_step // parts
-        saved = "the checkpoint is saved" if not missing else f"the last checkpoint is {missing:,} iterations older"
+        saved = (
+            "the checkpoint is saved"
+            if not missing
+            else f"the last checkpoint is {missing:,} iterations older"
+        )
         return (
-            f"{what} after iteration {self.count.step // parts:,} of {self.trainer.plan.iterations:,}; {saved}. "
-            f"Resume: {command('train')} --resume {self.run}"
+            f"{what} after iteration {self.count.step // parts:,} of "
+            f"{self.trainer.plan.iterations:,}; {saved}. Resume: {command('train')} --resume "
+            f"{self.run}"
         )
 
     def _state(self) -> dict:
@@ -151,20 +168,28 @@ class Fit:
     def _plain_images(self) -> Iterator[np.ndarray]:
         """Return batches of training images to compute batch statistics from."""
         trainer = self.trainer
-        batches = datasets.evaluation_batches(trainer.data, trainer.data.train, trainer.config.part_size, trainer.size)
+        batches = datasets.evaluation_batches(
+            trainer.data, trainer.data.train, trainer.config.part_size, trainer.size
+        )
         return (images for images, _ in batches.take(STATISTICS_BATCHES).as_numpy_iterator())
 
     def _batches(self, done: int) -> tf.data.Dataset:
-        """Return the batches from the beginning of the epoch on; those of the steps already done are empty."""
+        """Return the batches from the beginning of the epoch on; those of the steps
+        already done are empty.
+        """
         trainer = self.trainer
         batches = trainer.stream.dataset(self.count.step, trainer.rows)
         if not done:
             return batches
-        empty = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), batches.element_spec)
+        empty = tf.nest.map_structure(
+            lambda spec: tf.zeros(spec.shape, spec.dtype), batches.element_spec
+        )
         return tf.data.Dataset.from_tensors(empty).repeat(done).concatenate(batches)
 
     def _health(self) -> kp.TrainingHealth | None:
-        """Return the callback for the health of training, which measures the first training images; None for no health."""
+        """Return the callback for the health of training, which measures the first
+        training images; None for no health.
+        """
         trainer = self.trainer
         if trainer.config.health < 1:
             return None
@@ -179,7 +204,9 @@ class Fit:
 
 
 def _sample(trainer: "Trainer") -> np.ndarray:
-    batches = datasets.evaluation_batches(trainer.data, trainer.data.train, HEALTH_IMAGES, trainer.size)
+    batches = datasets.evaluation_batches(
+        trainer.data, trainer.data.train, HEALTH_IMAGES, trainer.size
+    )
     [(images, _)] = batches.take(1).as_numpy_iterator()
     return images
 

@@ -26,7 +26,9 @@ SHOWN = 20
 def _own(model: ResidualNetwork, **sizes: Any) -> ResidualNetwork:
     """Return a network of this package, or one of other sizes with its weights."""
     if not isinstance(model, UnitNetwork):
-        raise cli.UserError("--source-format keras_preact is for a .keras file with a network of this package.")
+        raise cli.UserError(
+            "--source-format keras_preact is for a .keras file with a network of this package."
+        )
     if not sizes:
         return model
     twin = type(model).from_config(model.get_config() | sizes)
@@ -36,7 +38,9 @@ def _own(model: ResidualNetwork, **sizes: Any) -> ResidualNetwork:
 
 
 def _is_of(package: str) -> Callable[[Any], bool]:
-    return lambda content: isinstance(content, keras.Model) and type(content).__module__.partition(".")[0] == package
+    return lambda content: (
+        isinstance(content, keras.Model) and type(content).__module__.partition(".")[0] == package
+    )
 
 
 def _save_weights_or_model(model: keras.Model, path: Path) -> None:
@@ -48,8 +52,10 @@ class Format:
     """A library's format of weights.
 
     Args:
-        is_source: Whether the content of a file (a model, a mapping of names to arrays, the path of an .h5 file) has it.
-        read: Function from the content to a network of this package; `input_shape` and `classes` adapt it.
+        is_source: Whether the content of a file (a model, a mapping of names to arrays,
+            the path of an .h5 file) has it.
+        read: Function from the content to a network of this package; `input_shape` and
+            `classes` adapt it.
         write: Function that writes a network of this package to a path.
         endings: Endings of the files that it writes.
     """
@@ -64,7 +70,10 @@ class Format:
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         "keras_preact": Format(
-            lambda content: isinstance(content, UnitNetwork), _own, _save_weights_or_model, (".keras", ".weights.h5")
+            lambda content: isinstance(content, UnitNetwork),
+            _own,
+            _save_weights_or_model,
+            (".keras", ".weights.h5"),
         ),
         "keras_hub": Format(
             _is_of("keras_hub"),
@@ -111,7 +120,9 @@ def convert(
         raise cli.UserError(f"The folder {out.parent} does not exist.")
     endings = _ENDINGS if target_format == "auto" else FORMATS[target_format].endings
     if not out.name.endswith(endings):
-        raise cli.UserError(f"--target-format {target_format} writes {' or '.join(endings)} files. Received: {out}")
+        raise cli.UserError(
+            f"--target-format {target_format} writes {' or '.join(endings)} files. Received: {out}"
+        )
 
     content = _open(source)
     name = _source_format(source, content) if source_format == "auto" else source_format
@@ -127,7 +138,8 @@ def convert(
     except weights.WeightsMismatch as error:
         print(_described(error, source), file=sys.stderr)
         raise cli.UserError(
-            f"The weights in {source} do not fit the network that they describe. Nothing was written."
+            f"The weights in {source} do not fit the network that they describe. Nothing was "
+            "written."
         ) from error
 
     written_format = _target_format(out, model) if target_format == "auto" else target_format
@@ -147,7 +159,9 @@ def _target_format(out: Path, model: ResidualNetwork) -> str:
 
 
 def _open(source: Path) -> Any:
-    """Return what a file holds: a mapping of names to arrays, a model; an .h5 file's path, since it may hold either."""
+    """Return what a file holds: a mapping of names to arrays, a model; an .h5 file's
+    path, since it may hold either.
+    """
     if source.suffix in files.READERS:
         return weights.read_state(source)
     if not source.is_file():
@@ -155,7 +169,9 @@ def _open(source: Path) -> Any:
     if source.suffix == ".h5":
         return source
     if source.suffix != ".keras":
-        raise cli.UserError(f"SOURCE must end in .keras, .h5 or {' or '.join(files.READERS)}. Received: {source}")
+        raise cli.UserError(
+            f"SOURCE must end in .keras, .h5 or {' or '.join(files.READERS)}. Received: {source}"
+        )
 
     from . import networks
 
@@ -166,7 +182,10 @@ def _source_format(source: Path, content: Any) -> str:
     name = next((name for name, row in FORMATS.items() if row.is_source(content)), None)
     if name is None:
         held = f"It has {', '.join([*content][:5])}." if isinstance(content, Mapping) else ""
-        raise cli.UserError(f"The format of {source} is unknown. {held} Name it with --source-format: {', '.join(FORMATS)}.")
+        raise cli.UserError(
+            f"The format of {source} is unknown. {held} Name it with --source-format: "
+            f"{', '.join(FORMATS)}."
+        )
     return name
 
 
@@ -192,7 +211,10 @@ def _classes(model: ResidualNetwork) -> int:
 
 
 def _described(error: weights.WeightsMismatch, source: Path) -> str:
-    shapes = [f"{path}: {ours} in the network, {theirs} in the file" for path, (ours, theirs) in error.shapes.items()]
+    shapes = [
+        f"{path}: {ours} in the network, {theirs} in the file"
+        for path, (ours, theirs) in error.shapes.items()
+    ]
     lines = [f"{source}:"]
     for what, names in (
         ("missing in the file", error.missing),

@@ -24,17 +24,24 @@ def read(path: Path) -> Columns:
     except (csv.Error, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if columns and "loss" not in columns:
-        raise UserError(f"{path} is damaged or not a history: it has no column loss. Its columns: {', '.join(columns)}")
+        raise UserError(
+            f"{path} is damaged or not a history: it has no column loss. Its columns: "
+            f"{', '.join(columns)}"
+        )
     return columns
 
 
 def read_table(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a CSV file of numbers, nan for other cells; nothing if there is no file."""
+    """Return the columns of a CSV file of numbers, nan for other cells; nothing if
+    there is no file.
+    """
     if not path.is_file():
         return {}
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    return {name: np.array([_number(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
+    return {
+        name: np.array([_number(row[name]) for row in rows]) for name in (rows[0] if rows else {})
+    }
 
 
 def _number(cell: str | None) -> float:
@@ -50,5 +57,7 @@ def measured(columns: Columns, name: str) -> bool:
 
 
 def errors(columns: Columns, kind: str) -> np.ndarray | None:
-    """Return the errors in percent: `kind` is "" for those of training, "val_" for those of validation."""
+    """Return the errors in percent: `kind` is "" for those of training, "val_" for
+    those of validation.
+    """
     return 100 * (1 - columns[f"{kind}accuracy"]) if measured(columns, f"{kind}accuracy") else None

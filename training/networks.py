@@ -1,4 +1,6 @@
-"""The networks of runs: built as configured, compiled, read from a run's files and written to them."""
+"""The networks of runs: built as configured, compiled, read from a run's files and
+written to them.
+"""
 
 import sys
 import tempfile
@@ -22,7 +24,9 @@ ARCHITECTURE = "network.json"
 
 
 def build(config: Config, data: ImageData, size: int) -> keras.Model:
-    """Make the configured network for the data set's classes and images of `size` x `size` pixels, uint8 or float."""
+    """Make the configured network for the data set's classes and images of `size` x
+    `size` pixels, uint8 or float.
+    """
     return kp.create_model(
         config.model.name,
         classes=len(data.classes),
@@ -40,10 +44,13 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
     Args:
         config: Of the run.
         rate: The learning rate, a number or a schedule.
-        model: The network that it is for; needed where the configuration has rates by layer.
+        model: The network that it is for; needed where the configuration has rates by
+            layer.
     """
     options = config.optimizer
-    average: dict[str, Any] = {} if options.ema is None else {"use_ema": True, "ema_momentum": options.ema}
+    average: dict[str, Any] = (
+        {} if options.ema is None else {"use_ema": True, "ema_momentum": options.ema}
+    )
     made = kp.optimizers.CoupledSGD(
         rate,
         momentum=options.momentum,
@@ -57,13 +64,19 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
     if options.layer_decay is not None:
         made = transfer.layerwise_rates(made, model, decay=options.layer_decay)
     # Keras does this by itself only where the policy is the global one
-    return keras.optimizers.LossScaleOptimizer(made) if config.model.dtype == "mixed_float16" else made
+    return (
+        keras.optimizers.LossScaleOptimizer(made) if config.model.dtype == "mixed_float16" else made
+    )
 
 
 def loss(config: Config) -> keras.losses.Loss:
-    """Make the configured loss, of logits and labels: integers, or shares of the classes where images are mixed."""
+    """Make the configured loss, of logits and labels: integers, or shares of the
+    classes where images are mixed.
+    """
     if config.data.mixes:
-        return keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=config.optimizer.label_smoothing)
+        return keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=config.optimizer.label_smoothing
+        )
     return kp.losses.SparseCategoricalCrossentropy(label_smoothing=config.optimizer.label_smoothing)
 
 
@@ -74,7 +87,11 @@ def _model_path(run: Path, checkpoint: str) -> Path:
     there = [name for name, path in files.items() if path.is_file()]
     if any((run / "checkpoints").glob("state-*.npz")) and checkpoint != "last":
         there.append("last")
-    hint = f"It has: {', '.join(f'--checkpoint {name}' for name in there)}." if there else "It has no model at all."
+    hint = (
+        f"It has: {', '.join(f'--checkpoint {name}' for name in there)}."
+        if there
+        else "It has no model at all."
+    )
     missing = files.get(checkpoint, run / "checkpoints" / "state-*.npz")
     raise UserError(f"The run {run} was not finished: there is no {missing}. {hint}")
 
@@ -89,7 +106,8 @@ def load(path: Path) -> keras.Model:
         return keras.saving.load_model(path, compile=False)
     except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(
-            f"{path} is damaged, or no model of this package or of Keras' own layers. Keras says: {error}"
+            f"{path} is damaged, or no model of this package or of Keras' own layers. Keras says: "
+            f"{error}"
         ) from error
 
 
@@ -98,8 +116,9 @@ def open_run(run: Path, checkpoint: str = "final") -> tuple[keras.Model, Path]:
 
     Args:
         run: A run directory.
-        checkpoint: `"final"` (model.keras, written at the end), `"best"` (checkpoints/best.keras) or `"last"`, of the newest
-            whole checkpoint: the weights that are trained, where a run has an average of them.
+        checkpoint: `"final"` (model.keras, written at the end), `"best"`
+            (checkpoints/best.keras) or `"last"`, of the newest whole checkpoint: the
+            weights that are trained, where a run has an average of them.
 
     Raises:
         UserError: if it is not there; the message names those that are.
@@ -127,7 +146,9 @@ def _warn(message: str) -> None:
 
 
 def save(model: keras.Model, path: Path, write: bool = True) -> None:
-    """Write the model to `path`, whole or not at all; every process of a distribution calls this, one writes."""
+    """Write the model to `path`, whole or not at all; every process of a distribution
+    calls this, one writes.
+    """
     if write:
         with runs.replacing(path) as temporary:
             model.save(temporary)

@@ -1,4 +1,6 @@
-"""How long a run is, in updates, epochs and steps of `fit`, and its learning rate over that."""
+"""How long a run is, in updates, epochs and steps of `fit`, and its learning rate over
+that.
+"""
 
 import dataclasses
 import math
@@ -10,8 +12,13 @@ import keras_preact as kp
 from .cli import UserError
 from .config import Config
 
-#: `Optimizer.scaling` to what the learning rate is multiplied by at so many times the batch size that it is for.
-SCALINGS: dict[str, Callable[[float], float]] = {"none": lambda times: 1.0, "linear": float, "sqrt": math.sqrt}
+#: `Optimizer.scaling` to what the learning rate is multiplied by at so many times the batch size
+#: that it is for.
+SCALINGS: dict[str, Callable[[float], float]] = {
+    "none": lambda times: 1.0,
+    "linear": float,
+    "sqrt": math.sqrt,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +27,8 @@ class Plan:
 
     Args:
         iterations: Updates in all.
-        steps_per_epoch: Updates in an epoch: as many as take the training images once, rounded.
+        steps_per_epoch: Updates in an epoch: as many as take the training images once,
+            rounded.
         parts: Steps of `fit` in an update, with gradient accumulation.
     """
 
@@ -48,7 +56,8 @@ def plan(config: Config, images: int) -> Plan:
     """Return how long the configured run over so many training images is.
 
     Raises:
-        UserError: for a configuration that leaves nothing to do, or whose executions do not fit.
+        UserError: for a configuration that leaves nothing to do, or whose executions do
+            not fit.
     """
     together = config.steps_per_execution
     if together < 1:
@@ -59,11 +68,13 @@ def plan(config: Config, images: int) -> Plan:
     steps_per_epoch = max(1, round(images / config.batch_size / unit)) * unit
     iterations = config.iterations(config.schedule.length, steps_per_epoch)
     if iterations < 1:
-        raise UserError(f"--schedule.length leaves no iteration. Received: {config.schedule.length}")
+        raise UserError(
+            f"--schedule.length leaves no iteration. Received: {config.schedule.length}"
+        )
     if iterations % unit:
         raise UserError(
-            f"--schedule.length must be a multiple of {unit} iterations, which the backend runs at a time "
-            f"(--steps-per-execution {together}). Received: {iterations}"
+            f"--schedule.length must be a multiple of {unit} iterations, which the backend runs "
+            f"at a time (--steps-per-execution {together}). Received: {iterations}"
         )
     return Plan(iterations, steps_per_epoch, config.accumulate)
 
@@ -77,9 +88,14 @@ def learning_rate(config: Config, plan: Plan) -> Any:
     """
     schedule, options = config.schedule, config.optimizer
     if not 0 < options.learning_rate < math.inf:
-        raise UserError(f"--optimizer.learning-rate must be positive. Received: {options.learning_rate}")
+        raise UserError(
+            f"--optimizer.learning-rate must be positive. Received: {options.learning_rate}"
+        )
     if options.reference_batch_size < 1:
-        raise UserError(f"--optimizer.reference-batch-size must be positive. Received: {options.reference_batch_size}")
+        raise UserError(
+            "--optimizer.reference-batch-size must be positive. Received: "
+            f"{options.reference_batch_size}"
+        )
     factor = SCALINGS[options.scaling](config.batch_size / options.reference_batch_size)
     rate = factor * options.learning_rate
     warmup = config.iterations(schedule.warmup, plan.steps_per_epoch)

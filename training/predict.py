@@ -1,6 +1,7 @@
 """Classify image files with an exported model: `keras-preact predict`.
 
-Needs TensorFlow and NumPy, no Keras. The model decodes the files itself, as in a server.
+Needs TensorFlow and NumPy, no Keras. The model decodes the files itself, as in a
+server.
 """
 
 import json
@@ -18,7 +19,9 @@ from . import cli
 def predict(
     model: Annotated[Path, tyro.conf.Positional],
     images: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="(one or more)")
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="(one or more)"),
     ],
     /,
     top: int = 3,
@@ -40,12 +43,16 @@ def predict(
     classes = read_classes(path)
     files = [read_file(image) for image in images]
     loaded = load(path)
-    pixels = [decode(loaded, *named) for named in zip(images, files, strict=True)]  # all, before the first is classified
+    pixels = [
+        decode(loaded, *named) for named in zip(images, files, strict=True)
+    ]  # all, before the first is classified
     width = max(map(len, classes))
     for image, values in zip(images, pixels, strict=True):
         probabilities = loaded.core(values)["probabilities"][0].numpy()
         if not np.isfinite(probabilities).all():
-            raise cli.UserError(f"The probabilities for {image} are not finite: the weights in {path} are damaged.")
+            raise cli.UserError(
+                f"The probabilities for {image} are not finite: the weights in {path} are damaged."
+            )
         print(image)
         for i in np.argsort(-probabilities, kind="stable")[:top]:
             print(f"  {classes[i]:<{width}}  {100 * probabilities[i]:6.2f} %")
@@ -54,20 +61,31 @@ def predict(
 def version_path(model: Path, version: int | None) -> Path:
     """Return the directory of a version of an exported model, the highest for None."""
     if (model / "config.json").is_file():
-        raise cli.UserError(f"{model} is a run. Export it first: {cli.command('export')} {model} --name NAME")
+        raise cli.UserError(
+            f"{model} is a run. Export it first: {cli.command('export')} {model} --name NAME"
+        )
     if (model / "saved_model.pb").is_file() and version in (None, int(model.name)):
         return model
     if not model.is_dir():
         others = sorted(str(card.parent) for card in model.parent.glob("*/model_card.json"))
-        there = f"Exported models: {', '.join(others)}." if others else f"{cli.command('export')} writes one."
+        there = (
+            f"Exported models: {', '.join(others)}."
+            if others
+            else f"{cli.command('export')} writes one."
+        )
         raise cli.UserError(f"There is no exported model {model}. {there}")
     versions = sorted(int(entry.name) for entry in model.iterdir() if entry.name.isdecimal())
     if inside := sorted(str(card.parent) for card in model.glob("*/model_card.json")):
         raise cli.UserError(f"{model} holds exported models. Name one: {', '.join(inside)}.")
     if not versions:
-        raise cli.UserError(f"{model} is not an exported model: it has no version, which is a folder named by a number.")
+        raise cli.UserError(
+            f"{model} is not an exported model: it has no version, which is a folder named by a "
+            "number."
+        )
     if version is not None and version not in versions:
-        raise cli.UserError(f"{model} has no version {version}. It has: {', '.join(map(str, versions))}.")
+        raise cli.UserError(
+            f"{model} has no version {version}. It has: {', '.join(map(str, versions))}."
+        )
     return model / str(version or versions[-1])
 
 
@@ -101,7 +119,8 @@ def load(path: Path):
         raise cli.UserError(f"{path} is damaged: {error}") from error
     if not (hasattr(loaded, "core") and hasattr(loaded, "decode")):
         raise cli.UserError(
-            f"{path} does not take image files. Export the network again with its preprocessing: {cli.command('export')}"
+            f"{path} does not take image files. Export the network again with its preprocessing: "
+            f"{cli.command('export')}"
         )
     return loaded
 
@@ -110,7 +129,8 @@ def decode(loaded, path: Path, file: bytes):
     """Return a file's image as the model's core takes it, a batch of one.
 
     Raises:
-        UserError: if the file is no image, too large a one, or damaged; the message holds the reason.
+        UserError: if the file is no image, too large a one, or damaged; the message
+            holds the reason.
     """
     import tensorflow as tf
 

@@ -1,4 +1,6 @@
-"""What a person sees of a run while it trains: a bar, one line per epoch, and TensorBoard."""
+"""What a person sees of a run while it trains: a bar, one line per epoch, and
+TensorBoard.
+"""
 
 import collections
 import math
@@ -30,16 +32,18 @@ HELD_OUT = "val_"
 class Progress(keras.callbacks.Callback):
     """Shows the progress of training, in `model.fit(..., verbose=0)`.
 
-    Every epoch writes one line. On a terminal a bar below them shows the epoch, the share of the run that is done, the time
-    left, loss and accuracy (means of the epoch so far), the latest held-out figures, and the images/s of the last seconds.
-    What other code prints meanwhile appears above the bar.
+    Every epoch writes one line. On a terminal a bar below them shows the epoch, the
+    share of the run that is done, the time left, loss and accuracy (means of the epoch
+    so far), the latest held-out figures, and the images/s of the last seconds. What
+    other code prints meanwhile appears above the bar.
 
-    TensorBoard gets the same figures every `interval` updates (`batch_loss`, ...) and every epoch (`epoch_loss`, ...), under
-    the names that Keras' own callback uses.
+    TensorBoard gets the same figures every `interval` updates (`batch_loss`, ...) and
+    every epoch (`epoch_loss`, ...), under the names that Keras' own callback uses.
 
-    Images/s are those of training: the time from the end of one execution of the train step to the end of the next, input
-    included. The first execution of a fit, which compiles, does not count. Neither does the time between the last execution
-    of an epoch and the next epoch, for validation and checkpoints.
+    Images/s are those of training: the time from the end of one execution of the train
+    step to the end of the next, input included. The first execution of a fit, which
+    compiles, does not count. Neither does the time between the last execution of an
+    epoch and the next epoch, for validation and checkpoints.
 
     The model is not touched, and `fit` has already brought the logs to the host.
 
@@ -57,8 +61,8 @@ class Progress(keras.callbacks.Callback):
         clock: Returns seconds.
 
     Attributes:
-        figures: Figures of the last epoch: `learning_rate` of its last update, `images_per_second` (NaN if not measured),
-            `seconds` of training so far.
+        figures: Figures of the last epoch: `learning_rate` of its last update,
+            `images_per_second` (NaN if not measured), `seconds` of training so far.
     """
 
     def __init__(
@@ -87,7 +91,11 @@ class Progress(keras.callbacks.Callback):
         self.figures: dict[str, float] = {}
         self._stream = stream or sys.stdout
         self._clock = clock
-        self._boards = {} if tensorboard is None else {name: TensorBoard(tensorboard / name) for name in _FOLDERS}
+        self._boards = (
+            {}
+            if tensorboard is None
+            else {name: TensorBoard(tensorboard / name) for name in _FOLDERS}
+        )
         self._steps = done * parts
         self._spent = 0.0  # seconds before those that run now
         self._began: float | None = None
@@ -130,7 +138,9 @@ class Progress(keras.callbacks.Callback):
             self._live.console.print(Text(message))
 
     def close(self) -> None:
-        """Remove the bar and close TensorBoard's files. `fit` does not call `on_train_end` after an exception."""
+        """Remove the bar and close TensorBoard's files. `fit` does not call
+        `on_train_end` after an exception.
+        """
         self._spent, self._began = self.seconds, None
         if self._live is not None:
             self._live.stop()
@@ -164,7 +174,10 @@ class Progress(keras.callbacks.Callback):
         self._steps += steps
         if self._last is not None:
             images, seconds = self._trained
-            self._trained = (images + steps * self.batch_size / self.parts, seconds + now - self._last)
+            self._trained = (
+                images + steps * self.batch_size / self.parts,
+                seconds + now - self._last,
+            )
         self._last = now
         self._logs = logs or {}
         if self._boards and self.updates // self.interval > before // self.interval:
@@ -183,9 +196,15 @@ class Progress(keras.callbacks.Callback):
         if self._last is not None:
             self._pauses.append(self._clock() - self._last)
         rate, learning_rate, seconds = self._since(self._epoch_start), self._rate(), self.seconds
-        self.figures = {"learning_rate": learning_rate, "images_per_second": rate, "seconds": seconds}
+        self.figures = {
+            "learning_rate": learning_rate,
+            "images_per_second": rate,
+            "seconds": seconds,
+        }
         self._record("epoch", epoch, logs, rate)
-        self._held_out_logs = {name: value for name, value in logs.items() if name.startswith(HELD_OUT)}
+        self._held_out_logs = {
+            name: value for name, value in logs.items() if name.startswith(HELD_OUT)
+        }
         on_the_bar = self._live is not None
         pieces = [self._metrics(logs), *([] if on_the_bar else [_images(rate), self._left()])]
         self.report(f"Epoch {self._of(epoch)}: {_joined(pieces)}")
@@ -195,7 +214,9 @@ class Progress(keras.callbacks.Callback):
         console = Console(file=self._stream, highlight=False)
         if not self._stream.isatty() or console.is_dumb_terminal:
             return None
-        return Live(get_renderable=self._picture, console=console, auto_refresh=False, transient=True)
+        return Live(
+            get_renderable=self._picture, console=console, auto_refresh=False, transient=True
+        )
 
     def _redraw(self) -> None:
         self._drawn = self._clock()
@@ -217,7 +238,9 @@ class Progress(keras.callbacks.Callback):
         return Group(row, Text(self._doing or _joined(pieces)))
 
     def _metrics(self, logs: Mapping[str, float]) -> str:
-        """Return the metrics in words: the loss first, then the others by name, then the held-out ones."""
+        """Return the metrics in words: the loss first, then the others by name, then
+        the held-out ones.
+        """
         groups: dict[bool, list[str]] = {False: [], True: []}
         for name in sorted(logs, key=lambda name: (name.removeprefix(HELD_OUT) != "loss", name)):
             words = name.removeprefix(HELD_OUT).replace("_", " ")
@@ -233,12 +256,16 @@ class Progress(keras.callbacks.Callback):
         return float(self.learning_rate(max(0, self.updates - 1)))
 
     def _since(self, before: tuple[float, float]) -> float:
-        """Return the images/s since `before`, in images and seconds; NaN if nothing was measured."""
+        """Return the images/s since `before`, in images and seconds; NaN if nothing was
+        measured.
+        """
         images, seconds = (now - then for now, then in zip(self._trained, before, strict=True))
         return images / seconds if seconds > 0 else math.nan
 
     def _left(self) -> str:
-        """Return in words how long the run still takes, its validations included, if that is known."""
+        """Return in words how long the run still takes, its validations included, if
+        that is known.
+        """
         left = self.iterations - self.updates
         rate = self._since((0.0, 0.0))
         if left <= 0 or not rate > 0:
@@ -253,10 +280,16 @@ class Progress(keras.callbacks.Callback):
         train["learning_rate"] = self._rate()
         if rate == rate:
             train["images_per_second"] = rate
-        validation = {name.removeprefix(HELD_OUT): value for name, value in logs.items() if name.startswith(HELD_OUT)}
+        validation = {
+            name.removeprefix(HELD_OUT): value
+            for name, value in logs.items()
+            if name.startswith(HELD_OUT)
+        }
         for folder, scalars in zip(_FOLDERS, (train, validation), strict=True):
             if scalars:
-                self._boards[folder].write(step, {f"{when}_{name}": value for name, value in scalars.items()})
+                self._boards[folder].write(
+                    step, {f"{when}_{name}": value for name, value in scalars.items()}
+                )
 
 
 #: Names that Keras' callback uses.

@@ -1,7 +1,8 @@
-"""Recipes: functions that return a `Config`. `keras-preact train RECIPE` runs one; options change its fields.
+"""Recipes: functions that return a `Config`. `keras-preact train RECIPE` runs one;
+options change its fields.
 
-Each says what it reaches: the published number with its source (`kp.published`), the number that was measured here, or that
-nothing was measured.
+Each says what it reaches: the published number with its source (`kp.published`), the
+number that was measured here, or that nothing was measured.
 """
 
 import dataclasses
@@ -14,9 +15,11 @@ _CIFAR10 = Data("cifar10", augmentation="pad_crop_flip")
 
 
 def digits() -> Config:
-    """ResNet-20 on 8 x 8 handwritten digits: nothing to download, about a minute on a CPU.
+    """ResNet-20 on 8 x 8 handwritten digits: nothing to download, about a minute on a
+    CPU.
 
-    Expect about 98 % accuracy on the test images. It is not a fair estimate: the weight decay was chosen on these images.
+    Expect about 98 % accuracy on the test images. It is not a fair estimate: the weight
+    decay was chosen on these images.
     """
     return Config(
         model=Model("digits_resnet20_preact"),
@@ -28,37 +31,45 @@ def digits() -> Config:
 
 
 def cifar10() -> Config:
-    """The paper's CIFAR-10 recipe, ResNet-20 by default: 64,000 iterations of 128 images.
+    """The paper's CIFAR-10 recipe, ResNet-20 by default: 64,000 iterations of 128
+    images.
 
-    The rate is 0.1, divided by 10 at 32k and 48k iterations, after 400 iterations at 0.01. For a deeper network add
-    --model.name cifar_resnet110_preact. Published test errors: 8.75 % for the original ResNet-20
-    (Table 6 of arXiv 1512.03385), 6.37 % for the pre-activation ResNet-110 and 5.46 % for ResNet-164 (Table 2 of
-    arXiv 1603.05027, medians of 5), 4.92 % for ResNet-1001 (Table 3). Not measured here.
+    The rate is 0.1, divided by 10 at 32k and 48k iterations, after 400 iterations at
+    0.01. For a deeper network add --model.name cifar_resnet110_preact. Published test
+    errors: 8.75 % for the original ResNet-20 (Table 6 of arXiv 1512.03385), 6.37 % for
+    the pre-activation ResNet-110 and 5.46 % for ResNet-164 (Table 2 of arXiv
+    1603.05027, medians of 5), 4.92 % for ResNet-1001 (Table 3). Not measured here.
     """
     return Config(
         model=Model("cifar_resnet20_preact"),
         data=_CIFAR10,
-        schedule=Schedule("steps", drops=(32_000, 48_000), warmup=400, length=64_000, unit="iterations"),
+        schedule=Schedule(
+            "steps", drops=(32_000, 48_000), warmup=400, length=64_000, unit="iterations"
+        ),
     )
 
 
 def cifar10_batch64() -> Config:
     """The paper's recipe for ResNet-1001 with batches of 64: 200 epochs.
 
-    The rate is 0.1, divided by 10 at epochs 81 and 122, with Nesterov momentum. Published test error: 4.62 %, the median of 5
-    runs, 4.69 +- 0.20 (Table 4 of arXiv 1603.05027). Not measured here.
+    The rate is 0.1, divided by 10 at epochs 81 and 122, with Nesterov momentum.
+    Published test error: 4.62 %, the median of 5 runs, 4.69 +- 0.20 (Table 4 of arXiv
+    1603.05027). Not measured here.
     """
     return Config(
         model=Model("cifar_resnet1001_preact"),
         data=_CIFAR10,
         optimizer=Optimizer(nesterov=True),
-        schedule=Schedule("steps", drops=(81, 122), warmup=400 / 781, length=200),  # 781 iterations an epoch, 400 of warm-up
+        schedule=Schedule(
+            "steps", drops=(81, 122), warmup=400 / 781, length=200
+        ),  # 781 iterations an epoch, 400 of warm-up
         batch_size=64,
     )
 
 
 def cifar10_short() -> Config:
-    """A short run for a CPU: ResNet-20, 15 epochs, cosine schedule. Not the paper's recipe.
+    """A short run for a CPU: ResNet-20, 15 epochs, cosine schedule. Not the paper's
+    recipe.
 
     Measured: 12.05 % test error, one run (the card in saved_models/cifar10_resnet20).
     """
@@ -71,7 +82,8 @@ def cifar10_short() -> Config:
 
 
 def cifar10_quick() -> Config:
-    """A run of a few minutes on a CPU: ResNet-20, 5 epochs, cosine schedule. Not the paper's recipe.
+    """A run of a few minutes on a CPU: ResNet-20, 5 epochs, cosine schedule. Not the
+    paper's recipe.
 
     Its accuracy was not measured.
     """
@@ -84,15 +96,23 @@ def cifar10_quick() -> Config:
 
 
 def cifar10_modern() -> Config:
-    """ResNet-110 with later methods: 200 epochs, cosine, label smoothing, average of the weights.
+    """ResNet-110 with later methods: 200 epochs, cosine, label smoothing, average of
+    the weights.
 
-    Nesterov momentum; normalisations are not decayed. Cosine: arXiv 1608.03983; warm-up: arXiv 1706.02677; label smoothing of
-    0.1: arXiv 1512.00567; the average has a momentum of 0.999. No number is published for it, and none was measured.
+    Nesterov momentum; normalisations are not decayed. Cosine: arXiv 1608.03983;
+    warm-up: arXiv 1706.02677; label smoothing of 0.1: arXiv 1512.00567; the average has
+    a momentum of 0.999. No number is published for it, and none was measured.
     """
     return Config(
         model=Model("cifar_resnet110_preact"),
         data=_CIFAR10,
-        optimizer=Optimizer(weight_decay=5e-4, nesterov=True, exclude_from_decay=("norm",), ema=0.999, label_smoothing=0.1),
+        optimizer=Optimizer(
+            weight_decay=5e-4,
+            nesterov=True,
+            exclude_from_decay=("norm",),
+            ema=0.999,
+            label_smoothing=0.1,
+        ),
         schedule=Schedule("cosine", length=200, warmup=5),
     )
 
@@ -100,8 +120,8 @@ def cifar10_modern() -> Config:
 def cifar100() -> Config:
     """The paper's CIFAR-100 recipe, ResNet-164 by default.
 
-    Published test errors: 24.33 % for ResNet-164, 22.71 % for ResNet-1001 (Table 3 of arXiv 1603.05027, medians of 5). Not
-    measured here.
+    Published test errors: 24.33 % for ResNet-164, 22.71 % for ResNet-1001 (Table 3 of
+    arXiv 1603.05027, medians of 5). Not measured here.
     """
     return Config(
         model=Model("cifar_resnet164_preact"),
@@ -113,10 +133,11 @@ def cifar100() -> Config:
 def imagenet() -> Config:
     """The paper's ImageNet schedule, ResNet-50 by default: 90 epochs of batches of 256.
 
-    The rate is 0.1, divided by 10 at epochs 30 and 60. The paper has no ResNet-50; --model.name imagenet_resnet200_preact is
-    its ResNet-200. Published for that, with this augmentation (scale and aspect ratio) and one test crop of 320 pixels: 20.1 %
-    top-1 and 4.8 % top-5 error (Table 5 of arXiv 1603.05027). The paper's other rows use scale augmentation only. Not measured
-    here.
+    The rate is 0.1, divided by 10 at epochs 30 and 60. The paper has no ResNet-50;
+    --model.name imagenet_resnet200_preact is its ResNet-200. Published for that, with
+    this augmentation (scale and aspect ratio) and one test crop of 320 pixels: 20.1 %
+    top-1 and 4.8 % top-5 error (Table 5 of arXiv 1603.05027). The paper's other rows
+    use scale augmentation only. Not measured here.
     """
     return Config(
         model=Model("imagenet_resnet50_preact"),
@@ -127,7 +148,8 @@ def imagenet() -> Config:
 
 
 def folder() -> Config:
-    """Your images (--data.dir FOLDER with train/CLASS/IMAGE and test/CLASS/IMAGE): ResNet-18, 224 pixels.
+    """Your images (--data.dir FOLDER with train/CLASS/IMAGE and test/CLASS/IMAGE):
+    ResNet-18, 224 pixels.
 
     For a GPU. No accuracy was measured with this recipe: it depends on the images.
     """
@@ -153,10 +175,12 @@ def folder_small() -> Config:
 
 
 def finetune() -> Config:
-    """Your images as for folder, starting from a trained network: --model.weights RUN or FILE.keras.
+    """Your images as for folder, starting from a trained network: --model.weights RUN
+    or FILE.keras.
 
-    A new classifier, 10 epochs at a tenth of the usual rate. --model.freeze stage2 keeps the first stages as they are,
-    --optimizer.layer-decay 0.7 changes them less. The accuracy depends on the images; measured were digits alone, in a test.
+    A new classifier, 10 epochs at a tenth of the usual rate. --model.freeze stage2
+    keeps the first stages as they are, --optimizer.layer-decay 0.7 changes them less.
+    The accuracy depends on the images; measured were digits alone, in a test.
     """
     return Config(
         model=Model(""),

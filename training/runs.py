@@ -1,4 +1,6 @@
-"""The run directory: config.json, history.csv, health.csv, tensorboard/, checkpoints/, model.keras, metrics.json."""
+"""The run directory: config.json, history.csv, health.csv, tensorboard/, checkpoints/,
+model.keras, metrics.json.
+"""
 
 import contextlib
 import json
@@ -13,12 +15,22 @@ from .config import Config, differences, from_json
 
 
 def new_directory(output: Path | None, recipe: str) -> Path:
-    """Return the directory for a new run, which is not made yet. Raise a UserError if it is not empty."""
+    """Return the directory for a new run, which is not made yet. Raise a UserError if
+    it is not empty.
+    """
     run = output or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     # hidden files are left over by a process that was killed while it wrote
-    if run.exists() and (not run.is_dir() or any(not path.name.startswith(".") for path in run.iterdir())):
-        resume = f" To resume the run in it: {command('train')} --resume {run}" if (run / "config.json").is_file() else ""
-        raise UserError(f"{run} exists and is not empty. Give another --output, or delete the folder.{resume}")
+    if run.exists() and (
+        not run.is_dir() or any(not path.name.startswith(".") for path in run.iterdir())
+    ):
+        resume = (
+            f" To resume the run in it: {command('train')} --resume {run}"
+            if (run / "config.json").is_file()
+            else ""
+        )
+        raise UserError(
+            f"{run} exists and is not empty. Give another --output, or delete the folder.{resume}"
+        )
     return run
 
 
@@ -34,7 +46,8 @@ def check_same(run: Path, config: Config) -> None:
     before = described["versions"]["backend"]
     if before != keras.backend.backend():
         raise UserError(
-            f"{run} was trained on {before}: set KERAS_BACKEND={before} to resume it. Received: {keras.backend.backend()}"
+            f"{run} was trained on {before}: set KERAS_BACKEND={before} to resume it. Received: "
+            f"{keras.backend.backend()}"
         )
     different = differences(from_json(Config, described["config"]), config)
     if different:
@@ -46,7 +59,8 @@ def check_same(run: Path, config: Config) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to, and move it to `path` afterwards: `path` is never half-written.
+    """Give a temporary path to write to, and move it to `path` afterwards: `path` is
+    never half-written.
 
     Raises:
         UserError: if it cannot be written, with the reason.
@@ -81,5 +95,7 @@ def read_config(run: Path) -> dict:
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(described, dict) or "config" not in described:
-        raise UserError(f"{run} is not a run directory: its config.json was not written by {command('train')}.")
+        raise UserError(
+            f"{run} is not a run directory: its config.json was not written by {command('train')}."
+        )
     return described

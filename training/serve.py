@@ -17,7 +17,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _leave_networks_out() -> None:
-    """Let parts of keras_preact be imported without the package itself, which imports Keras: the server needs none of it."""
+    """Let parts of keras_preact be imported without the package itself, which imports
+    Keras: the server needs none of it.
+    """
     if "keras_preact" not in sys.modules:
         spec = importlib.util.find_spec("keras_preact")
         if spec is not None:

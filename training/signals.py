@@ -8,26 +8,34 @@ from typing import Any
 
 import keras
 
-#: Exit status of a run that was stopped by SIGTERM and can be resumed; EX_TEMPFAIL of sysexits.h, "try again later".
+#: Exit status of a run that was stopped by SIGTERM and can be resumed; EX_TEMPFAIL of sysexits.h,
+#: "try again later".
 PREEMPTED = 75
 
 
 class Stop(keras.callbacks.Callback):
-    """A context in which SIGINT and SIGTERM end training after the current step, so that it can be resumed.
+    """A context in which SIGINT and SIGTERM end training after the current step, so
+    that it can be resumed.
 
-    During a validation they end it after the epoch. First `save` is called. Then SIGINT raises KeyboardInterrupt, and SIGTERM,
-    which a machine sends before it stops, ends the process with status `PREEMPTED`, so that launchers start it again. A second
-    SIGINT ends it at once. An error that is raised anywhere else could be lost: destructors and native code cannot pass it on,
-    and a checkpoint is written by both.
+    During a validation they end it after the epoch. First `save` is called. Then SIGINT
+    raises KeyboardInterrupt, and SIGTERM, which a machine sends before it stops, ends
+    the process with status `PREEMPTED`, so that launchers start it again. A second
+    SIGINT ends it at once. An error that is raised anywhere else could be lost:
+    destructors and native code cannot pass it on, and a checkpoint is written by both.
 
-    A handler that was set before stays, and so does an ignored signal. This callback belongs after all others with a state.
+    A handler that was set before stays, and so does an ignored signal. This callback
+    belongs after all others with a state.
 
     Args:
         save: Called before training ends.
         report: Called with a message if the end has to wait for a validation.
     """
 
-    def __init__(self, save: Callable[[], object] = lambda: None, report: Callable[[str], object] = lambda message: None):
+    def __init__(
+        self,
+        save: Callable[[], object] = lambda: None,
+        report: Callable[[str], object] = lambda message: None,
+    ):
         super().__init__()
         self.save = save
         self.requested: signal.Signals | None = None
@@ -77,4 +85,7 @@ class Stop(keras.callbacks.Callback):
             self.report(f"Stopping after this validation.{again}")
 
 
-_DEFAULT_HANDLERS: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+_DEFAULT_HANDLERS: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}

@@ -35,7 +35,9 @@ MODELS = (
 )
 
 #: Short names of options. `--epochs N` is one too: it stretches the whole schedule.
-SHORT: Mapping[str, str] = MappingProxyType({"--lr": "--optimizer.learning-rate", "--batch": "--batch-size"})
+SHORT: Mapping[str, str] = MappingProxyType(
+    {"--lr": "--optimizer.learning-rate", "--batch": "--batch-size"}
+)
 EPOCHS = "--epochs"
 SHORT_HELP = "Short options: --lr RATE, --batch N, and --epochs N, which stretches the whole schedule to N epochs."
 
@@ -74,7 +76,8 @@ def _check(config: Config) -> None:
         raise cli.UserError(f"--health must not be negative. Received: {config.health}")
     if config.steps_per_execution > 1 and keras.backend.backend() == "torch":
         raise cli.UserError(
-            f"--steps-per-execution must be 1 on torch: Keras supports no other. Received: {config.steps_per_execution}"
+            "--steps-per-execution must be 1 on torch: Keras supports no other. Received: "
+            f"{config.steps_per_execution}"
         )
     if config.output is None and (config.resume or config.distribution == "multi_worker"):
         option = "--resume" if config.resume else "--distribution multi_worker"
@@ -90,7 +93,11 @@ def main(argv: Sequence[str]) -> None:
 def _start(argv: Sequence[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         description = DESCRIPTION.format(models="\n".join(f"  {names}" for names in MODELS))
-        print(cli.listing("train", description, {name: _about(name)[0] for name in RECIPES}, word="RECIPE"))
+        print(
+            cli.listing(
+                "train", description, {name: _about(name)[0] for name in RECIPES}, word="RECIPE"
+            )
+        )
     elif argv[0] == "--resume":
         _resume(argv[1:])
     else:
@@ -99,7 +106,9 @@ def _start(argv: Sequence[str]) -> None:
         description = "\n\n".join([*_about(recipe), SHORT_HELP])
         config = cli.parse(f"train {recipe}", Config, options, description, default=default)
         if "resnet" in config.model.name:
-            cli.lookup(dict.fromkeys(models()), config.model.name, "--model.name")  # before the library takes seconds to load
+            cli.lookup(
+                dict.fromkeys(models()), config.model.name, "--model.name"
+            )  # before the library takes seconds to load
         train(config, recipe)
 
 
@@ -109,12 +118,20 @@ def _about(recipe: str) -> list[str]:
 
 
 def _shortened(default: Config, argv: Sequence[str]) -> tuple[Config, list[str]]:
-    """Write short names of options out; return the recipe's configuration, with the schedule that `--epochs` asks for."""
+    """Write short names of options out; return the recipe's configuration, with the
+    schedule that `--epochs` asks for.
+    """
     options: list[str] = []
-    words = iter(word for argument in argv for word in (argument.split("=", 1) if _is_short(argument) else [argument]))
+    words = iter(
+        word
+        for argument in argv
+        for word in (argument.split("=", 1) if _is_short(argument) else [argument])
+    )
     for word in words:
         if word == EPOCHS:
-            default = dataclasses.replace(default, schedule=default.schedule.over(_epochs(next(words, ""))))
+            default = dataclasses.replace(
+                default, schedule=default.schedule.over(_epochs(next(words, "")))
+            )
         else:
             _check_known(word)
             options.append(SHORT.get(word, word))
@@ -122,9 +139,15 @@ def _shortened(default: Config, argv: Sequence[str]) -> tuple[Config, list[str]]
 
 
 def _check_known(word: str) -> None:
-    """Raise a UserError for a misspelt short name: the parser of the other options would not suggest it."""
+    """Raise a UserError for a misspelt short name: the parser of the other options
+    would not suggest it.
+    """
     names = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Config)]
-    if word.startswith("--") and "." not in word and word.replace("_", "-") not in (*SHORT, *names, "--help"):
+    if (
+        word.startswith("--")
+        and "." not in word
+        and word.replace("_", "-") not in (*SHORT, *names, "--help")
+    ):
         for near in difflib.get_close_matches(word, (EPOCHS, *SHORT), n=1):
             raise cli.UserError(f"Unknown option {word}. Did you mean {near}?")
 
@@ -152,7 +175,8 @@ def _resume(arguments: Sequence[str]) -> None:
 
     if len(arguments) != 1:
         raise cli.UserError(
-            f"`{cli.command('train')} --resume RUN` takes a run directory and no other option. Received: {' '.join(arguments)}"
+            f"`{cli.command('train')} --resume RUN` takes a run directory and no other option. "
+            f"Received: {' '.join(arguments)}"
         )
     run = Path(arguments[0])
     described = runs.read_config(run)

@@ -1,4 +1,6 @@
-"""The trainer: takes a run from its beginning or a checkpoint to its end or an interruption."""
+"""The trainer: takes a run from its beginning or a checkpoint to its end or an
+interruption.
+"""
 
 import dataclasses
 import math
@@ -33,8 +35,8 @@ class Trainer:
         distribution: The active distribution.
 
     Attributes:
-        watched: Name of the images that are measured after every epoch, in `split`: "held-out" or "test". The held-out ones
-            choose the best epoch.
+        watched: Name of the images that are measured after every epoch, in `split`:
+            "held-out" or "test". The held-out ones choose the best epoch.
         split: Those images, or None: nothing is measured after an epoch.
 
     Raises:
@@ -72,13 +74,17 @@ class Trainer:
             self.model,
             optimizer=networks.optimizer(config, self.rate, self.model),
             loss=networks.loss(config),
-            weighted_metrics=["accuracy"],  # without the rows that fill the last batch of an evaluation
+            weighted_metrics=[
+                "accuracy"
+            ],  # without the rows that fill the last batch of an evaluation
             jit_compile=backends.jit_compile(config.jit_compile),
             steps_per_execution=config.steps_per_execution,
         )
 
     def rehearse(self) -> None:
-        """Print a description of the run and its costs. This trains a few steps and writes nothing."""
+        """Print a description of the run and its costs. This trains a few steps and
+        writes nothing.
+        """
         together = self.config.steps_per_execution
         clock = estimates.Clock()
         self.model.fit(
@@ -90,11 +96,13 @@ class Trainer:
         )
         data, options = self.data, self.config.data
         sizes = {"to train": data.train, "held out": data.holdout, "to test": data.test}
-        counts = ", ".join(f"{split.size:,} {name}" for name, split in sizes.items() if split is not None)
+        counts = ", ".join(
+            f"{split.size:,} {name}" for name, split in sizes.items() if split is not None
+        )
         described = {
             "Data": (
-                f"{data.name}: {counts}; {len(data.classes)} classes; "
-                f"{self.size} x {self.size} pixels, {data.channels} channel{'s' * (data.channels > 1)}"
+                f"{data.name}: {counts}; {len(data.classes)} classes; {self.size} x {self.size} "
+                f"pixels, {data.channels} channel{'s' * (data.channels > 1)}"
             ),
             "Augmentation": _augmentation(options),
         }
@@ -117,9 +125,12 @@ class Trainer:
         """Train the rest of the run and return its directory.
 
         Raises:
-            UserError: for a directory that is not empty, a loss that is not finite, a full disk.
-            KeyboardInterrupt: after the step in which Ctrl-C was pressed; a checkpoint is saved.
-            SystemExit: with status 75 after the step in which SIGTERM came; a checkpoint is saved.
+            UserError: for a directory that is not empty, a loss that is not finite, a
+                full disk.
+            KeyboardInterrupt: after the step in which Ctrl-C was pressed; a checkpoint
+                is saved.
+            SystemExit: with status 75 after the step in which SIGTERM came; a
+                checkpoint is saved.
         """
         chief = self.distribution.is_chief
         run = self._directory()
@@ -140,7 +151,11 @@ class Trainer:
                 fit.train()
         except (KeyboardInterrupt, SystemExit) as ended:
             fit.close()
-            self._say(fit.interruption("Interrupted" if isinstance(ended, KeyboardInterrupt) else "Stopped by SIGTERM"))
+            self._say(
+                fit.interruption(
+                    "Interrupted" if isinstance(ended, KeyboardInterrupt) else "Stopped by SIGTERM"
+                )
+            )
             raise
         except callbacks.Diverged as diverged:
             raise UserError(self._explained(diverged, checkpoints, run)) from diverged
@@ -150,26 +165,40 @@ class Trainer:
         networks.save(self.model, run / "model.keras", write=chief)
         if chief:
             with runs.replacing(run / "curves.png") as temporary:
-                curves.draw(run / "history.csv", temporary, f"{self.model.name}, {run.name}", self.watched)
+                curves.draw(
+                    run / "history.csv", temporary, f"{self.model.name}, {run.name}", self.watched
+                )
         self._say_end(run, "Finished")
         return run
 
     def evaluation_data(self, split: datasets.Split):
         """Return the images of a split as `evaluate` takes them."""
         config = self.config
-        batches = datasets.evaluation_batches(self.data, split, config.part_size, config.data.size, self.rows)
+        batches = datasets.evaluation_batches(
+            self.data, split, config.part_size, config.data.size, self.rows
+        )
         if config.data.mixes:  # the loss and the accuracy take one form of labels
-            batches = batches.map(lambda images, labels: (images, tf.one_hot(labels, len(self.data.classes))))
+            batches = batches.map(
+                lambda images, labels: (images, tf.one_hot(labels, len(self.data.classes)))
+            )
         return self.distribution.evaluation_data(batches, config.part_size, split.size)
 
     def _say_end(self, run: Path, what: str) -> None:
-        """Print the result of a run, whose weights the model has, and what can be done next."""
+        """Print the result of a run, whose weights the model has, and what can be done
+        next.
+        """
         history = curves.read(run / "history.csv") if self.distribution.is_chief else {}
-        time = f" after {duration(history['seconds'][-1])} of training" if len(history.get("seconds", ())) else ""
+        time = (
+            f" after {duration(history['seconds'][-1])} of training"
+            if len(history.get("seconds", ()))
+            else ""
+        )
         self._say(f"{what}{time}: {run / 'model.keras'}", flush=True)
         split = self.split or self.data.test
         if self.split is None:
-            accuracy = self.model.evaluate(self.evaluation_data(split), verbose=0, return_dict=True)["accuracy"]
+            accuracy = self.model.evaluate(
+                self.evaluation_data(split), verbose=0, return_dict=True
+            )["accuracy"]
         else:
             accuracy = history["val_accuracy"][-1] if "val_accuracy" in history else math.nan
         self._say(f"Accuracy: {100 * accuracy:.2f} % of the {split.size:,} {self.watched} images.")
@@ -197,7 +226,9 @@ class Trainer:
     def _begin(self, run: Path) -> None:
         # the configuration first: a run that is killed here can be started again
         run.mkdir(parents=True, exist_ok=True)
-        described = describe(self.config, self.recipe, self.data, self.plan.iterations, self._parameters)
+        described = describe(
+            self.config, self.recipe, self.data, self.plan.iterations, self._parameters
+        )
         runs.write_json(run / "config.json", described)
         (run / "checkpoints").mkdir(exist_ok=True)
         with runs.replacing(run / "checkpoints" / networks.ARCHITECTURE) as temporary:
@@ -211,14 +242,21 @@ class Trainer:
         config, plan = self.config, self.plan
         epochs = plan.iterations / plan.steps_per_epoch
         whole = f"{plan.epochs:,} epoch{'s' * (plan.epochs > 1)}"
-        length = whole if epochs == plan.epochs else f"{plan.iterations:,} iterations ({epochs:.3g} epochs)"
+        length = (
+            whole
+            if epochs == plan.epochs
+            else f"{plan.iterations:,} iterations ({epochs:.3g} epochs)"
+        )
         parts = f" in {plan.parts} parts" if plan.parts > 1 else ""
-        devices = f", {self.distribution.replicas} devices" if self.distribution.replicas > 1 else ""
+        devices = (
+            f", {self.distribution.replicas} devices" if self.distribution.replicas > 1 else ""
+        )
         trained = "trained parameters" if config.model.freeze else "parameters"
         images = self.data.name if config.data.name != "folder" else config.data.dir
         lines = [
-            f"Training {self.model.name} ({self._parameters:,} {trained}) on {self.data.train.size:,} images of "
-            f"{images} for {length}, batch {config.batch_size}{parts} ({keras.backend.backend()}{devices}).",
+            f"Training {self.model.name} ({self._parameters:,} {trained}) on "
+            f"{self.data.train.size:,} images of {images} for {length}, batch "
+            f"{config.batch_size}{parts} ({keras.backend.backend()}{devices}).",
             f"Run directory: {run}",
         ]
         if saved is not None:
@@ -226,14 +264,20 @@ class Trainer:
         return "\n".join(lines)
 
     def _check_warmup(self) -> None:
-        """Warn of a warm-up that the run does not outlast, or refuse it if the schedule needs the rest."""
+        """Warn of a warm-up that the run does not outlast, or refuse it if the schedule
+        needs the rest.
+        """
         schedule = self.config.schedule
-        if self.config.iterations(schedule.warmup, self.plan.steps_per_epoch) < self.plan.iterations:
+        if (
+            self.config.iterations(schedule.warmup, self.plan.steps_per_epoch)
+            < self.plan.iterations
+        ):
             return
         message = (
-            f"The warm-up ({schedule.warmup:g} {schedule.unit}) is not shorter than the run ({schedule.length:g} "
-            f"{schedule.unit}): the learning rate never reaches {self.config.optimizer.learning_rate:g}. "
-            f"Shorten it, as with --schedule.warmup {schedule.length / 10:g}, or train longer."
+            f"The warm-up ({schedule.warmup:g} {schedule.unit}) is not shorter than the run "
+            f"({schedule.length:g} {schedule.unit}): the learning rate never reaches "
+            f"{self.config.optimizer.learning_rate:g}. Shorten it, as with --schedule.warmup "
+            f"{schedule.length / 10:g}, or train longer."
         )
         if schedule.kind == "cosine":
             raise UserError(message)
@@ -242,7 +286,9 @@ class Trainer:
     def _explained(self, diverged: callbacks.Diverged, checkpoints: Checkpoints, run: Path) -> str:
         saved = checkpoints.newest(lambda message: None)
         if saved is None or self.distribution.processes > 1:
-            return divergence.message(diverged.loss, self._place(diverged.step), self.config.optimizer.learning_rate)
+            return divergence.message(
+                diverged.loss, self._place(diverged.step), self.config.optimizer.learning_rate
+            )
         seeds = self.seeds(callbacks.Count(self.plan.per_epoch))
         return divergence.explain(
             self.model,
@@ -256,7 +302,9 @@ class Trainer:
 
     def _place(self, step: int) -> str:
         """Return a step of `fit` in words."""
-        return f"iteration {step // self.plan.parts + 1:,} (epoch {step // self.plan.per_epoch + 1})"
+        return (
+            f"iteration {step // self.plan.parts + 1:,} (epoch {step // self.plan.per_epoch + 1})"
+        )
 
     def seeds(self, count: callbacks.Count) -> callbacks.TorchSeeds | None:
         if keras.backend.backend() != "torch":
@@ -272,7 +320,9 @@ def _augmentation(options: Data) -> str:
         count, magnitude = options.rand_augment
         parts.append(f"RandAugment, {count} operations of magnitude {magnitude}")
     parts += [
-        f"{name} with alpha {alpha:g}" for name, alpha in (("mixup", options.mixup), ("CutMix", options.cutmix)) if alpha
+        f"{name} with alpha {alpha:g}"
+        for name, alpha in (("mixup", options.mixup), ("CutMix", options.cutmix))
+        if alpha
     ]
     return "; ".join(parts)
 
@@ -280,17 +330,26 @@ def _augmentation(options: Data) -> str:
 def _image_size(config: Config, data: datasets.ImageData) -> int:
     size = config.data.size or data.size
     if size is None:
-        raise UserError(f"The images of {data.name} differ in size. Choose one for the network, such as --data.size 64.")
+        raise UserError(
+            f"The images of {data.name} differ in size. Choose one for the network, such as "
+            "--data.size 64."
+        )
     return size
 
 
 def describe(config: Config, recipe: str, data, iterations: int, parameters: int) -> dict:
-    """Return the content of config.json: the configuration, and the data and software that a later command needs."""
+    """Return the content of config.json: the configuration, and the data and software
+    that a later command needs.
+    """
     return {
         "recipe": recipe,
         "config": dataclasses.asdict(config),
         "classes": list(data.classes),
-        "images": {"train": data.train.size, "holdout": data.holdout.size if data.holdout else 0, "test": data.test.size},
+        "images": {
+            "train": data.train.size,
+            "holdout": data.holdout.size if data.holdout else 0,
+            "test": data.test.size,
+        },
         "preprocessing": data.preprocessing.to_dict(),
         "iterations": iterations,
         "trainable_parameters": parameters,

@@ -18,7 +18,8 @@ class Tensors:
 
     Args:
         variable: The variable.
-        name: Its path without the numbers that Keras gives to what has no name of its own: they count on in a process.
+        name: Its path without the numbers that Keras gives to what has no name of its
+            own: they count on in a process.
     """
 
     variable: keras.Variable
@@ -70,15 +71,21 @@ GROUPS: Groups = {
 
 
 def read(tensors: Tensors) -> list[np.ndarray]:
-    """Return the values of a variable: one array, or one for each replica of `tf.distribute` where these differ."""
+    """Return the values of a variable: one array, or one for each replica of
+    `tf.distribute` where these differ.
+    """
     arrays = [_array(part) for part in _parts(tensors.variable)]
     # NumPy writes no bfloat16: it becomes integers of the same bits
-    arrays = [array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array for array in arrays]
+    arrays = [
+        array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array for array in arrays
+    ]
     return arrays[:1] if all(_same(array, arrays[0]) for array in arrays) else arrays
 
 
 def array_of(variable: keras.Variable) -> np.ndarray:
-    """Return the value of a variable, that of the first replica where there are several."""
+    """Return the value of a variable, that of the first replica where there are
+    several.
+    """
     return _array(_parts(variable)[0])
 
 
@@ -95,7 +102,9 @@ def write(tensors: Tensors, arrays: list[np.ndarray]) -> None:
 
 
 def once_metrics_are_built(model: keras.Model, action: Callable[[], object]) -> None:
-    """Call `action` when the metrics of a compiled model have variables: now, or while TensorFlow traces the first step."""
+    """Call `action` when the metrics of a compiled model have variables: now, or while
+    TensorFlow traces the first step.
+    """
     metrics = model._compile_metrics
     if metrics is None or metrics.built:
         action()
@@ -112,7 +121,9 @@ def once_metrics_are_built(model: keras.Model, action: Callable[[], object]) -> 
 
 
 def _parts(variable: keras.Variable) -> list:
-    """Return what a variable consists of: on TensorFlow the variables of the replicas of this process."""
+    """Return what a variable consists of: on TensorFlow the variables of the replicas
+    of this process.
+    """
     value = variable.value
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -128,7 +139,11 @@ def _array(value) -> np.ndarray:
 
         # a replica is here; what is split over processes is gathered by all of them
         whole = value.is_fully_replicated
-        value = value.addressable_data(0) if whole else multihost_utils.process_allgather(value, tiled=True)
+        value = (
+            value.addressable_data(0)
+            if whole
+            else multihost_utils.process_allgather(value, tiled=True)
+        )
     return np.asarray(ops.convert_to_numpy(value))
 
 

@@ -1,4 +1,6 @@
-"""The measured figures of docs/benchmarks.md: which ones, in what words. Numbers come from training/benchmark/measured/."""
+"""The measured figures of docs/benchmarks.md: which ones, in what words. Numbers come
+from training/benchmark/measured/.
+"""
 
 import json
 import re
@@ -14,7 +16,8 @@ MEASURED = Path(__file__).parents[2] / "training/benchmark/measured"
 class Row(NamedTuple):
     """A figure of a file.
 
-    `over` is None for the figure itself; else the table shows its ratio to the baseline, which `over` names.
+    `over` is None for the figure itself; else the table shows its ratio to the
+    baseline, which `over` names.
     """
 
     what: str
@@ -25,9 +28,22 @@ class Row(NamedTuple):
     digits: int = 2
 
 
-def _backends(what: str, file: str, candidate: str, figure: str, over: str | None = None, digits: int = 2, **names: str):
-    """One row for each backend, in the order given: its key in the file to the words for it."""
-    return [Row(f"{what}, {words}", file, f"{key}/{candidate}", figure, over, digits) for key, words in names.items()]
+def _backends(
+    what: str,
+    file: str,
+    candidate: str,
+    figure: str,
+    over: str | None = None,
+    digits: int = 2,
+    **names: str,
+):
+    """One row for each backend, in the order given: its key in the file to the words
+    for it.
+    """
+    return [
+        Row(f"{what}, {words}", file, f"{key}/{candidate}", figure, over, digits)
+        for key, words in names.items()
+    ]
 
 
 NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
@@ -123,8 +139,20 @@ TABLES: dict[str, list[Row]] = {
         ),
     ],
     "Input and import": [
-        Row("CIFAR input, images/s", "input_cifar", "stream", "images_per_second", "a tf.data map over single images"),
-        Row("its batches alone, images/s", "input_cifar", "batches", "images_per_second", "a tf.data map over single images"),
+        Row(
+            "CIFAR input, images/s",
+            "input_cifar",
+            "stream",
+            "images_per_second",
+            "a tf.data map over single images",
+        ),
+        Row(
+            "its batches alone, images/s",
+            "input_cifar",
+            "batches",
+            "images_per_second",
+            "a tf.data map over single images",
+        ),
         Row(
             "CIFAR input through `model.fit` with one small layer, images/s",
             "input_cifar",
@@ -132,7 +160,15 @@ TABLES: dict[str, list[Row]] = {
             "images_per_second",
             digits=0,
         ),
-        *_backends("`import keras_preact`", "import", "keras_preact", "wall_seconds", "`import keras`", 3, **NAMES),
+        *_backends(
+            "`import keras_preact`",
+            "import",
+            "keras_preact",
+            "wall_seconds",
+            "`import keras`",
+            3,
+            **NAMES,
+        ),
     ],
     "Serving": [
         *(
@@ -143,7 +179,11 @@ TABLES: dict[str, list[Row]] = {
                 "images_per_second",
                 _LOOP,
             )
-            for engine, precision in (("TensorFlow", "bfloat16"), ("OpenVINO", "bfloat16"), ("TensorFlow", "float32"))
+            for engine, precision in (
+                ("TensorFlow", "bfloat16"),
+                ("OpenVINO", "bfloat16"),
+                ("TensorFlow", "float32"),
+            )
             for batch in (1, 32)
         ),
         *(
@@ -191,7 +231,9 @@ def read(file: str) -> dict:
 
 
 def summary(row: Row, content: dict) -> dict:
-    """Return median, least and most of a row's figure or of its ratio, and the number of rounds."""
+    """Return median, least and most of a row's figure or of its ratio, and the number
+    of rounds.
+    """
     found = content["summary"][row.candidate][row.figure]
     return (found["ratio"] if row.over else found) | {"rounds": found["rounds"]}
 
@@ -201,13 +243,19 @@ def threads(machine: dict) -> str:
     if "environment" not in machine:
         limit = "limit not recorded"
     else:
-        limits = {name: value for name, value in machine["environment"].items() if "THREADS" in name}
+        limits = {
+            name: value for name, value in machine["environment"].items() if "THREADS" in name
+        }
         limit = ", ".join(f"`{name}={value}`" for name, value in limits.items()) or "no limit"
-    return f"{machine['usable_cores']} {'core' if machine['usable_cores'] == 1 else 'cores'}, {limit}"
+    return (
+        f"{machine['usable_cores']} {'core' if machine['usable_cores'] == 1 else 'cores'}, {limit}"
+    )
 
 
 def cpu(machine: dict) -> str:
-    """Return the processor that a file records, with the instructions that 16-bit networks profit from."""
+    """Return the processor that a file records, with the instructions that 16-bit
+    networks profit from.
+    """
     name = re.sub(r"\((R|TM)\)| Processor", "", machine["cpu"].partition(",")[0]).strip()
     return f"{name} with AMX" if "amx_bf16" in machine.get("flags", ()) else name
 
@@ -218,7 +266,15 @@ def cells(row: Row) -> list[str]:
     numbers = [f"{found[key]:,.{row.digits}f}" for key in ("median", "min", "max")]
     spread = f"{numbers[1]} to {numbers[2]}" if found["rounds"] > 1 else "one round"
     what = row.what + (f", relative to {row.over}" if row.over else "")
-    return [what, numbers[0], spread, str(found["rounds"]), cpu(machine), threads(machine), f"`{row.file}`"]
+    return [
+        what,
+        numbers[0],
+        spread,
+        str(found["rounds"]),
+        cpu(machine),
+        threads(machine),
+        f"`{row.file}`",
+    ]
 
 
 def benchmarks() -> str:
@@ -229,7 +285,10 @@ def benchmarks() -> str:
         parts += [f"### {heading}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
     files = sorted({row.file for rows in TABLES.values() for row in rows})
     silent = ", ".join(f"`{file}`" for file in files if "flags" not in read(file)["machine"])
-    notes = ["The files are in `training/benchmark/measured/`. A median of one or two rounds shows no spread to rely on."]
+    notes = [
+        "The files are in `training/benchmark/measured/`. A median of one or two rounds shows no "
+        "spread to rely on."
+    ]
     notes += [f"These files do not record the CPU's instruction sets: {silent}."] if silent else []
     return "\n\n".join([*parts, " ".join(notes)])
 
@@ -242,20 +301,25 @@ def very_deep() -> str:
         settings = run["settings"]
         remat = f"`--remat {settings['remat']}`, " if settings["remat"] else ""
         lines.append(
-            f"- `{run['name']}`, {run['parameters']:,} trainable parameters ({NAMES[run['backend']]}, {remat}batch "
-            f"{settings['batch']}, {run['cpu']}; threads not recorded): {run['step_seconds']:.1f} s per step, "
-            f"{run['peak_resident_bytes'] / 1e9:.1f} GB of memory, loss {run['losses'][0]:.2f} to {run['losses'][-1]:.2f} in "
-            f"{len(run['losses'])} steps on one batch. File: `{file}`."
+            f"- `{run['name']}`, {run['parameters']:,} trainable parameters "
+            f"({NAMES[run['backend']]}, {remat}batch {settings['batch']}, {run['cpu']}; threads "
+            f"not recorded): {run['step_seconds']:.1f} s per step, "
+            f"{run['peak_resident_bytes'] / 1e9:.1f} GB of memory, loss {run['losses'][0]:.2f} to "
+            f"{run['losses'][-1]:.2f} in {len(run['losses'])} steps on one batch. File: `{file}`."
         )
     return "\n".join(lines)
 
 
 def engines(precision: str) -> str:
-    """How many times the images/s of the TensorFlow engine the OpenVINO engine reaches, least to most."""
+    """How many times the images/s of the TensorFlow engine the OpenVINO engine reaches,
+    least to most.
+    """
     found = read("serving")["summary"]
 
     def speed(engine: str, batch: int) -> float:
-        return found[f"{_DIRECT}/{engine}:precision={precision},batch={batch}"]["images_per_second"]["median"]
+        return found[f"{_DIRECT}/{engine}:precision={precision},batch={batch}"][
+            "images_per_second"
+        ]["median"]
 
     ratios = sorted(speed("openvino", batch) / speed("tensorflow", batch) for batch in (1, 32))
     words = [f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.2f}" for ratio in ratios]

@@ -1,4 +1,6 @@
-"""Puts the examples of docstrings into code blocks, which Markdown would take for quotations."""
+"""Puts the examples of docstrings into code blocks, which Markdown would take for
+quotations.
+"""
 
 import re
 import textwrap
@@ -15,7 +17,9 @@ SHARED = re.compile(r"^(    )(\*{0,2}\w+(?:, \*{0,2}\w+)+): ", flags=re.M)
 def fenced(docstring: str) -> str:
     """Return a docstring with its examples fenced."""
     docstring = INDENTED.sub(lambda match: f"Example:\n\n{textwrap.dedent(match[1])}", docstring)
-    docstring = EXAMPLE.sub(lambda match: f"```python\n{FLAGS.sub('', match[0]).rstrip()}\n```\n\n", docstring)
+    docstring = EXAMPLE.sub(
+        lambda match: f"```python\n{FLAGS.sub('', match[0]).rstrip()}\n```\n\n", docstring
+    )
     return docstring.replace("Example:\n\n```", "**Example**\n\n```")
 
 
@@ -24,7 +28,10 @@ def one_each(docstring: str) -> str:
 
     def entries(match: re.Match) -> str:
         first, *others = match[2].split(", ")
-        return "".join(f"{match[1]}{name}: See `{first}`.\n" for name in others) + f"{match[1]}{first}: "
+        return (
+            "".join(f"{match[1]}{name}: See `{first}`.\n" for name in others)
+            + f"{match[1]}{first}: "
+        )
 
     return SHARED.sub(entries, docstring)
 

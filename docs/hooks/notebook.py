@@ -1,4 +1,6 @@
-"""Makes a page of each notebook in docs/, with the outputs that are committed: nothing is run."""
+"""Makes a page of each notebook in docs/, with the outputs that are committed: nothing
+is run.
+"""
 
 import base64
 import json
@@ -25,7 +27,11 @@ def page(notebook: dict, name: str) -> tuple[str, dict[str, bytes]]:
             elif "text/markdown" in data:
                 parts.append("".join(data["text/markdown"]))
             else:
-                parts.append("```text\n" + "".join(output.get("text", data.get("text/plain", ""))).rstrip() + "\n```")
+                parts.append(
+                    "```text\n"
+                    + "".join(output.get("text", data.get("text/plain", ""))).rstrip()
+                    + "\n```"
+                )
     return "\n\n".join(parts).replace("](../README.md)", "](index.md)"), figures
 
 

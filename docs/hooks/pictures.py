@@ -1,8 +1,9 @@
 """Draw the pictures of the documentation, each for light and for dark pages.
 
-`python docs/hooks/pictures.py` writes the front picture, docs/pictures/front-light.svg and front-dark.svg, from
-`kp.ARRANGEMENTS` and the measured runs in results/. The others are drawn when the site is built: unit diagrams from the
-tables, signals from networks at their start.
+`python docs/hooks/pictures.py` writes the front picture, docs/pictures/front-light.svg
+and front-dark.svg, from `kp.ARRANGEMENTS` and the measured runs in results/. The others
+are drawn when the site is built: unit diagrams from the tables, signals from networks
+at their start.
 """
 
 import fractions
@@ -29,19 +30,31 @@ from training.reproduce import pictures, results
 
 ROOT = Path(__file__).parents[2]
 #: Blocks that are drawn, in the arrangement that shows them.
-BLOCKS = {"basic": "full_preactivation", "bottleneck": "full_preactivation", "dense": "full_preactivation"}
-BLOCKS |= {"single": "full_preactivation", "attention": "pre_norm", "mlp": "pre_norm", "swiglu": "pre_norm"}
+BLOCKS = {
+    "basic": "full_preactivation",
+    "bottleneck": "full_preactivation",
+    "dense": "full_preactivation",
+}
+BLOCKS |= {
+    "single": "full_preactivation",
+    "attention": "pre_norm",
+    "mlp": "pre_norm",
+    "swiglu": "pre_norm",
+}
 COMPARED = ("original", "full_preactivation")
-#: The arrangements of which the front picture shows the training, and their colours: those of the other figures.
+#: The arrangements of which the front picture shows the training, and their colours: those of the
+#: other figures.
 HUES = dict(zip(COMPARED, _style.HUES, strict=False))
 FRONT = ROOT / "docs/pictures"
 
 
 def front(folder: Path = ROOT / "results"):
-    """Draw the front picture: the units of `kp.ARRANGEMENTS`, and the test errors of two of them in training.
+    """Draw the front picture: the units of `kp.ARRANGEMENTS`, and the test errors of
+    two of them in training.
 
     Args:
-        folder: Results of `keras-preact reproduce`; the runs are those of ResNet-110 on the digits.
+        folder: Results of `keras-preact reproduce`; the runs are those of ResNet-110 on
+            the digits.
 
     Returns:
         A `matplotlib.figure.Figure`, 8 x 5.2 inches.
@@ -50,13 +63,19 @@ def front(folder: Path = ROOT / "results"):
     figure = _style.new_figure(8.0, 5.2)
     left, right = figure.subfigures(1, 2, width_ratios=[1.15, 1])
     best = min(HUES, key=lambda name: _final(every[_trial(name)]))
-    titles = (f"{len(kp.ARRANGEMENTS)} arrangements of the residual unit", f"Lower test error: {in_words(best)}")
+    titles = (
+        f"{len(kp.ARRANGEMENTS)} arrangements of the residual unit",
+        f"Lower test error: {in_words(best)}",
+    )
     for part, title in zip((left, right), titles, strict=True):
         part.suptitle(title, x=0.03, ha="left", fontsize=_style.TITLE, color=_style.INK)
     panels = left.subplots(2, 3).flat
     for axes, name in zip(panels, kp.ARRANGEMENTS, strict=True):
         draw_diagram(axes, in_words(name).replace(" ", "\n", 1), figures.diagram(name), 7.2)
-        axes.title.set(color=HUES[name].text if name in HUES else _style.INK, fontweight="bold" if name in HUES else None)
+        axes.title.set(
+            color=HUES[name].text if name in HUES else _style.INK,
+            fontweight="bold" if name in HUES else None,
+        )
     _errors(right.subplots(), {name: every[_trial(name)] for name in HUES})
     return figure
 
@@ -70,7 +89,9 @@ def _final(records: Sequence[results.Record]) -> float:
 
 
 def _errors(axes, trials: dict[str, Sequence[results.Record]]) -> None:
-    """Draw the median and the range of the test errors of trials by iteration, and write at their ends what they reach."""
+    """Draw the median and the range of the test errors of trials by iteration, and
+    write at their ends what they reach.
+    """
     _style.styled(axes, x="Iteration", y="Test error (%)")
     worst = max(trials, key=lambda name: _final(trials[name]))
     for name, records in trials.items():
@@ -79,13 +100,18 @@ def _errors(axes, trials: dict[str, Sequence[results.Record]]) -> None:
         axes.fill_between(iterations, low, high, color=hue.line, alpha=0.2, linewidth=0)
         axes.plot(iterations, middle, color=hue.line, linewidth=2, label=name)
         look = {"ha": "right", "fontsize": _style.LABEL, "fontweight": "bold", "color": hue.text}
-        look |= {"xytext": (-2, 24), "va": "bottom"} if name == worst else {"xytext": (-2, -20), "va": "top"}
+        look |= (
+            {"xytext": (-2, 24), "va": "bottom"}
+            if name == worst
+            else {"xytext": (-2, -20), "va": "top"}
+        )
         text = f"{in_words(name)}\n{_final(records):.1f} %"
         axes.annotate(text, (iterations[-1], middle[-1]), textcoords="offset points", **look)
     records = trials[worst]
     network = records[0].config["arguments"]
     text = (
-        f"ResNet-{network['depth']}, {fractions.Fraction(network['width_factor'])} of its channels,\n"
+        f"ResNet-{network['depth']}, {fractions.Fraction(network['width_factor'])} of its "
+        "channels,\n"
         f"8\u00d78 digits, median and range of {len(records)} seeds"
     )
     axes.set_title(text, loc="left", fontsize=_style.SMALL, color=_style.GREY)
@@ -105,7 +131,9 @@ def diagrams() -> Iterator[tuple[str, object]]:
     for name in kp.SHORTCUTS:
         yield f"shortcut_{name}", figures.diagrams_figure({name: figures.diagram("original", name)})
     drawn = {
-        block: figures.diagram(row, block=block, normalization="batch" if row in kp.ARRANGEMENTS else "layer")
+        block: figures.diagram(
+            row, block=block, normalization="batch" if row in kp.ARRANGEMENTS else "layer"
+        )
         for block, row in BLOCKS.items()
     }
     yield "blocks", figures.diagrams_figure(drawn)
@@ -128,23 +156,35 @@ def measurements() -> Iterator[tuple[str, object]]:
     for name in COMPARED:
         keras.utils.set_random_seed(0)
         networks[name] = kp.models.resnet_cifar(
-            110, arrangement=name, width_factor=0.5, input_shape=(8, 8, 1), kernel_initializer=kp.initializers.released_he(0)
+            110,
+            arrangement=name,
+            width_factor=0.5,
+            input_shape=(8, 8, 1),
+            kernel_initializer=kp.initializers.released_he(0),
         )
-    signals = {name: kp.analysis.propagation(model, images, labels) for name, model in networks.items()}
+    signals = {
+        name: kp.analysis.propagation(model, images, labels) for name, model in networks.items()
+    }
     yield "activation_norms", figures.activation_norms(signals)
     yield "truncation", figures.truncation(signals)
     yield (
         "direct_paths",
-        figures.direct_paths({name: kp.analysis.direct_path(each, images) for name, each in networks.items()}),
+        figures.direct_paths(
+            {name: kp.analysis.direct_path(each, images) for name, each in networks.items()}
+        ),
     )
     yield (
         "gradient_split",
-        figures.gradient_split(kp.analysis.check_identities(networks["full_preactivation"], images, labels)),
+        figures.gradient_split(
+            kp.analysis.check_identities(networks["full_preactivation"], images, labels)
+        ),
     )
 
 
 def dark_name(name: str) -> str:
-    """Return the file name of a picture for dark pages: `x-dark.svg` for `x.svg` and for `x-light.svg`."""
+    """Return the file name of a picture for dark pages: `x-dark.svg` for `x.svg` and
+    for `x-light.svg`.
+    """
     return re.sub(r"(-light)?\.svg$", "-dark.svg", name)
 
 
@@ -153,7 +193,11 @@ def on_files(files, config):
         for name, figure in draw():
             svg = _style.svg(figure)
             files.append(File.generated(config, f"figures/{name}.svg", content=svg))
-            files.append(File.generated(config, f"figures/{dark_name(name + '.svg')}", content=_style.darkened(svg)))
+            files.append(
+                File.generated(
+                    config, f"figures/{dark_name(name + '.svg')}", content=_style.darkened(svg)
+                )
+            )
     for path in sorted((ROOT / "results").glob("*.png")):
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     return files
@@ -161,7 +205,9 @@ def on_files(files, config):
 
 @event_priority(-100)  # after the macros, which name pictures too
 def on_page_markdown(markdown, page, config, files):
-    """Show each picture that has a dark counterpart as two images, of which the theme hides one."""
+    """Show each picture that has a dark counterpart as two images, of which the theme
+    hides one.
+    """
 
     def both(match: re.Match) -> str:
         alt, target = match.groups()

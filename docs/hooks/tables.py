@@ -1,6 +1,8 @@
-"""Fills in what the pages name in double braces: rows of the library's tables, sections of files, measured figures.
+"""Fills in what the pages name in double braces: rows of the library's tables, sections
+of files, measured figures.
 
-`{{ published table=1 }}` calls `published(table="1")`; each function of `MACROS` returns Markdown.
+`{{ published table=1 }}` calls `published(table="1")`; each function of `MACROS`
+returns Markdown.
 """
 
 import inspect
@@ -34,7 +36,10 @@ PAGES = {
 
 def table(head: list[str], rows) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |"
+        for line in lines
+    )
 
 
 def published(**wanted: str) -> str:
@@ -49,9 +54,18 @@ def arrangements() -> str:
         row = kp.ARRANGEMENTS[name]
         order = [WORDS.get(part, part) for part in (*row.first, "W", *row.between, "W", *row.last)]
         after = [WORDS[part] for part in row.after_addition]
-        errors = {each.network: f"{each.error:.2f}" for each in kp.published.results(table="2") if each.row == name}
+        errors = {
+            each.network: f"{each.error:.2f}"
+            for each in kp.published.results(table="2")
+            if each.row == name
+        }
         remark = "" if errors else " (not in the paper)"
-        return [f"`{name}`{remark}", " ".join(order), " ".join(after), *(errors.get(network, "") for network in networks)]
+        return [
+            f"`{name}`{remark}",
+            " ".join(order),
+            " ".join(after),
+            *(errors.get(network, "") for network in networks),
+        ]
 
     networks = ("ResNet-110", "ResNet-164")
     return table(["arrangement", "F", "f", *networks], [cells(name) for name in kp.ARRANGEMENTS])
@@ -59,7 +73,10 @@ def arrangements() -> str:
 
 def commands() -> str:
     """The commands of the command line."""
-    return table(["command", "does"], [[f"`keras-preact {name}`", command.about] for name, command in COMMANDS.items()])
+    return table(
+        ["command", "does"],
+        [[f"`keras-preact {name}`", command.about] for name, command in COMMANDS.items()],
+    )
 
 
 def arrangement(name: str) -> str:
@@ -67,11 +84,17 @@ def arrangement(name: str) -> str:
     row = kp.ARRANGEMENTS[name]
     order = [WORDS.get(part, part) for part in (*row.first, "W", *row.between, "W", *row.last)]
     after = [WORDS[part] for part in row.after_addition]
-    errors = [f"{each.error:.2f} % ({each.network})" for each in kp.published.results(table="2") if each.row == name]
+    errors = [
+        f"{each.error:.2f} % ({each.network})"
+        for each in kp.published.results(table="2")
+        if each.row == name
+    ]
     lines = [
         f"![Unit in the arrangement {name}](figures/arrangement_{name}.svg)",
         f"F: {' '.join(order)}. f: {' '.join(after) or 'nothing'}.",
-        f"Published test error on CIFAR-10 (Table 2, medians of 5): {', '.join(errors)}." if errors else "Not in the paper.",
+        f"Published test error on CIFAR-10 (Table 2, medians of 5): {', '.join(errors)}."
+        if errors
+        else "Not in the paper.",
     ]
     return "\n\n".join(lines)
 
@@ -84,7 +107,10 @@ def shortcut(name: str) -> str:
         return h if isinstance(h, str) else re.sub(r"(?<!^)(?=[A-Z])", "_", h["class_name"]).lower()
 
     rows = [row for row in kp.published.results(table="1") if name_of(row) == name]
-    return f"![Unit with the shortcut {name}](figures/shortcut_{name}.svg)\n\n" + kp.published.to_markdown(rows)
+    return (
+        f"![Unit with the shortcut {name}](figures/shortcut_{name}.svg)\n\n"
+        + kp.published.to_markdown(rows)
+    )
 
 
 def models(pattern: str) -> str:
@@ -95,7 +121,8 @@ def models(pattern: str) -> str:
         arguments = ", ".join(f"{key}={value!r}" for key, value in entry.arguments.items())
         count = f"{entry.parameters.trainable:,}" if entry.parameters else ""
         errors = "; ".join(
-            f"{row.dataset} {'fail' if row.error is None else f'{row.error:g}'} (Table {row.table})" for row in entry.published
+            f"{row.dataset} {'fail' if row.error is None else f'{row.error:g}'} (Table {row.table})"
+            for row in entry.published
         )
         return [f"`{name}`", f"{entry.builder.__name__}({arguments})", count, errors]
 
@@ -106,7 +133,9 @@ def models(pattern: str) -> str:
 def recipes() -> str:
     """The training recipes with what they say of themselves."""
     docs = {name: inspect.getdoc(recipe).split("\n\n") for name, recipe in RECIPES.items()}
-    rows = [[f"`{name}`", text[0], " ".join(" ".join(text[1:]).split())] for name, text in docs.items()]
+    rows = [
+        [f"`{name}`", text[0], " ".join(" ".join(text[1:]).split())] for name, text in docs.items()
+    ]
     return table(["recipe", "is", "reaches"], rows)
 
 
@@ -114,13 +143,20 @@ def checks() -> str:
     """The rows of the audit."""
     from keras_preact.analysis.audit.checks import CHECKS
 
-    return table(["check", "figure", "why", "what to do"], [[c.name, c.unit, c.meaning, c.advice] for c in CHECKS])
+    return table(
+        ["check", "figure", "why", "what to do"],
+        [[c.name, c.unit, c.meaning, c.advice] for c in CHECKS],
+    )
 
 
 def measured(file: str, candidate: str, figure: str, digits: str = "2") -> str:
-    """A median of training/benchmark/measured/; `ratio` after the figure for that to the baseline."""
+    """A median of training/benchmark/measured/; `ratio` after the figure for that to
+    the baseline.
+    """
     figure, _, ratio = figure.partition(" ")
-    summary = json.loads((ROOT / f"training/benchmark/measured/{file}.json").read_text())["summary"][candidate][figure]
+    summary = json.loads((ROOT / f"training/benchmark/measured/{file}.json").read_text())[
+        "summary"
+    ][candidate][figure]
     return f"{summary['ratio']['median'] if ratio else summary['median']:.{digits}f}"
 
 
@@ -149,14 +185,22 @@ def file(path: str, *, heading: str = "") -> str:
 
 
 def relinked(text: str, path: str, page: str) -> str:
-    """Return the text of a file with its links leading to pages; what has no page is named and not linked."""
+    """Return the text of a file with its links leading to pages; what has no page is
+    named and not linked.
+    """
 
     def link(match: re.Match) -> str:
         if re.match(r"https?:|#", match[2]):
             return match[0]
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2]))
-        target = target if target.endswith(".png") else PAGES.get(target)  # pictures are at the same place
-        return f"[{match[1]}]({os.path.relpath(target, posixpath.dirname(page) or '.')})" if target else match[1]
+        target = (
+            target if target.endswith(".png") else PAGES.get(target)
+        )  # pictures are at the same place
+        return (
+            f"[{match[1]}]({os.path.relpath(target, posixpath.dirname(page) or '.')})"
+            if target
+            else match[1]
+        )
 
     return re.sub(r"\[([^\]]+)\]\(([^)]+)\)", link, text)
 
@@ -164,13 +208,26 @@ def relinked(text: str, path: str, page: str) -> str:
 MACROS = {
     each.__name__: each
     for each in (
-        *(published, arrangements, arrangement, shortcut, models, commands, recipes, checks, measured, card, file),
+        *(
+            published,
+            arrangements,
+            arrangement,
+            shortcut,
+            models,
+            commands,
+            recipes,
+            checks,
+            measured,
+            card,
+            file,
+        ),
         *(benchmarks.benchmarks, benchmarks.very_deep, benchmarks.engines),
     )
 }
 
 
-#: Folder or page to the weight of its words in the search, 1 elsewhere; and pages whose tables need the whole width.
+#: Folder or page to the weight of its words in the search, 1 elsewhere; and pages whose tables need
+#: the whole width.
 BOOSTS = {"howto/": 2, "install.md": 2, "reference/": 0.5, "changelog.md": 0.5}
 WIDE = ("models.md", "benchmarks.md", "results.md")
 

@@ -1,9 +1,22 @@
-"""How signals travel through residual networks: measured on the network itself, at the start and after training."""
+"""How signals travel through residual networks: measured on the network itself, at the
+start and after training.
+"""
 
 from keras_preact.analysis import figures
 from keras_preact.analysis.audit import Audit, Finding, Status, audit
 from keras_preact.analysis.ensemble import Lesions, lesions, path_lengths, random_lesions
-from keras_preact.analysis.identities import DirectPath, IdentityCheck, check_identities, direct_path, expected_gain
+from keras_preact.analysis.identities import (
+    DirectPath,
+    IdentityCheck,
+    check_identities,
+    direct_path,
+    expected_gain,
+)
 from keras_preact.analysis.jacobians import Spectrum, between, jacobian, spectrum
-from keras_preact.analysis.mean_field import MeanField, PhaseDiagram, critical_weight_variance, phase_diagram
+from keras_preact.analysis.mean_field import (
+    MeanField,
+    PhaseDiagram,
+    critical_weight_variance,
+    phase_diagram,
+)
 from keras_preact.analysis.propagation import Propagation, propagation

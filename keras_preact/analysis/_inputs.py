@@ -1,4 +1,6 @@
-"""What the analyses take: a batch of inputs, perhaps with labels, and the loss whose gradients are looked at."""
+"""What the analyses take: a batch of inputs, perhaps with labels, and the loss whose
+gradients are looked at.
+"""
 
 from collections.abc import Callable
 
@@ -10,16 +12,22 @@ from keras_preact.analysis.graph import Graph, Step
 
 
 def check_sample(model: keras.Layer, sample, argument: str = "x") -> list[np.ndarray]:
-    """Return the sample as arrays, one for each input of the model, of the dtypes that it takes.
+    """Return the sample as arrays, one for each input of the model, of the dtypes that
+    it takes.
 
     Raises:
-        ValueError: where it is empty, holds no numbers or some that are not finite, or does not fit the model.
+        ValueError: where it is empty, holds no numbers or some that are not finite, or
+            does not fit the model.
     """
     parts = sample if isinstance(sample, list | tuple) else [sample]
-    arrays = [np.asarray(ops.convert_to_numpy(part) if ops.is_tensor(part) else part) for part in parts]
+    arrays = [
+        np.asarray(ops.convert_to_numpy(part) if ops.is_tensor(part) else part) for part in parts
+    ]
     inputs = getattr(model, "inputs", None) or [None] * len(arrays)
     if len(inputs) != len(arrays):
-        raise ValueError(f"The model has {len(inputs)} inputs. Received: {len(arrays)} arrays as `{argument}`")
+        raise ValueError(
+            f"The model has {len(inputs)} inputs. Received: {len(arrays)} arrays as `{argument}`"
+        )
     return [_check(array, wanted, argument) for array, wanted in zip(arrays, inputs, strict=True)]
 
 
@@ -27,14 +35,22 @@ def _check(array: np.ndarray, wanted, argument: str) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         raise ValueError(f"`{argument}` must hold numbers. Received: dtype={array.dtype}")
     if array.ndim < 2 or not array.size:
-        raise ValueError(f"`{argument}` must be a batch of at least one example. Received: an array of shape {array.shape}")
+        raise ValueError(
+            f"`{argument}` must be a batch of at least one example. Received: an array of shape "
+            f"{array.shape}"
+        )
     if not np.isfinite(array).all():
         bad = int((~np.isfinite(array)).sum())
-        raise ValueError(f"`{argument}` must be finite. Received: {bad} of {array.size} values are infinite or not a number")
+        raise ValueError(
+            f"`{argument}` must be finite. Received: {bad} of {array.size} values are infinite or "
+            "not a number"
+        )
     if wanted is None:
         return array.astype("float32") if array.dtype.kind == "f" else array
     shape = tuple(wanted.shape)
-    if len(shape) != array.ndim or any(b not in (a, None) for a, b in zip(array.shape[1:], shape[1:], strict=True)):
+    if len(shape) != array.ndim or any(
+        b not in (a, None) for a, b in zip(array.shape[1:], shape[1:], strict=True)
+    ):
         raise ValueError(f"The model takes `{argument}` of shape {shape}. Received: {array.shape}")
     return array.astype(wanted.dtype) if wanted.dtype != "bfloat16" else array.astype("float32")
 
@@ -46,23 +62,32 @@ def check_labels(labels, examples: int):
     labels = np.asarray(labels)
     labels = labels.astype("float32") if labels.dtype.kind == "f" else labels
     if len(labels) != examples:
-        raise ValueError(f"There must be a label for each example. Received: {len(labels)} labels for {examples} examples")
+        raise ValueError(
+            f"There must be a label for each example. Received: {len(labels)} labels for "
+            f"{examples} examples"
+        )
     return labels
 
 
 def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
     """Return the function from a model's outputs, a list, to the scalar E.
 
-    With `loss`, a function of labels and output, that; else with labels the sparse categorical cross-entropy, of logits or
-    of probabilities as the model returns them; else the mean over the batch of half the squared norm of all outputs.
+    With `loss`, a function of labels and output, that; else with labels the sparse
+    categorical cross-entropy, of logits or of probabilities as the model returns them;
+    else the mean over the batch of half the squared norm of all outputs.
     """
     if loss is not None:
         wanted = None if labels is None else ops.convert_to_tensor(labels)
         return lambda outputs: ops.mean(loss(wanted, outputs[0] if len(outputs) == 1 else outputs))
     if labels is None:
-        return lambda outputs: sum(ops.sum(ops.square(ops.cast(y, "float32"))) / (2 * y.shape[0]) for y in outputs)
+        return lambda outputs: sum(
+            ops.sum(ops.square(ops.cast(y, "float32"))) / (2 * y.shape[0]) for y in outputs
+        )
     if len(graph.outputs) > 1:
-        raise ValueError(f"Labels of a model with several outputs need a `loss`. Received: {len(graph.outputs)} outputs")
+        raise ValueError(
+            "Labels of a model with several outputs need a `loss`. Received: "
+            f"{len(graph.outputs)} outputs"
+        )
     producer = graph.producers.get(graph.outputs[0])
     logits = producer is None or not is_softmax(graph.steps[producer])
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=logits)

@@ -1,4 +1,6 @@
-"""A residual network as an ensemble of paths: what its units do when some are taken out (arXiv 1605.06431)."""
+"""A residual network as an ensemble of paths: what its units do when some are taken out
+(arXiv 1605.06431).
+"""
 
 import dataclasses
 import math
@@ -31,9 +33,15 @@ class Lesions:
 
 
 def lesions(
-    model: keras.Model, x, labels, dropped: Sequence[Sequence[int]] | None = None, *, batch_size: int = 256
+    model: keras.Model,
+    x,
+    labels,
+    dropped: Sequence[Sequence[int]] | None = None,
+    *,
+    batch_size: int = 256,
 ) -> Lesions:
-    """Measure the error of a network without the branches of some units: of those, the shortcut is left.
+    """Measure the error of a network without the branches of some units: of those, the
+    shortcut is left.
 
     Args:
         model: A trained classifier with residual units, stacked or not.
@@ -57,7 +65,10 @@ def lesions(
     Source: Sec. 4 of arXiv 1605.06431 (Veit et al.).
     """
     if isinstance(x, list | tuple):
-        raise ValueError(f"`x` must be one array: lesions are of models with one input. Received: {len(x)} arrays")
+        raise ValueError(
+            f"`x` must be one array: lesions are of models with one input. Received: {len(x)} "
+            "arrays"
+        )
     [x] = _inputs.check_sample(model, x)
     labels = _inputs.check_labels(labels, len(x))
     if labels is None:
@@ -66,10 +77,16 @@ def lesions(
     size = min(batch_size, len(x))
     observed = Observed(model, x[:size], training=False)
     units = len(observed.units)
-    sets = [(i,) for i in range(units)] if dropped is None else [tuple(int(i) for i in each) for each in dropped]
+    sets = (
+        [(i,) for i in range(units)]
+        if dropped is None
+        else [tuple(int(i) for i in each) for each in dropped]
+    )
     for each in sets:
         if any(not 0 <= i < units for i in each):
-            raise ValueError(f"`dropped` must hold indices of the {units} units, from 0. Received: {each}")
+            raise ValueError(
+                f"`dropped` must hold indices of the {units} units, from 0. Received: {each}"
+            )
 
     def predicted(images, factors):
         values, _ = observed.run(lambda **_: ops.zeros(()), (), inputs=[images], factors=factors)
@@ -84,7 +101,9 @@ def lesions(
         for start in range(0, len(x), size):
             examples = np.arange(start, min(start + size, len(x)))
             batch = x[np.resize(examples, size)]  # of one size, for which the network is compiled
-            classes = ops.convert_to_numpy(compiled(ops.convert_to_tensor(batch), ops.convert_to_tensor(factors)))
+            classes = ops.convert_to_numpy(
+                compiled(ops.convert_to_tensor(batch), ops.convert_to_tensor(factors))
+            )
             wrong += int((classes[: len(examples)] != labels[examples]).sum())
         return wrong / len(x)
 
@@ -92,7 +111,9 @@ def lesions(
     return Lesions(observed.units, tuple(sets), errors, error(()))
 
 
-def random_lesions(units: int, counts: Sequence[int], repeats: int, seed: int = 0) -> Iterator[tuple[int, ...]]:
+def random_lesions(
+    units: int, counts: Sequence[int], repeats: int, seed: int = 0
+) -> Iterator[tuple[int, ...]]:
     """Yield random sets of units to take out: `repeats` of each number in `counts`.
 
     Example:
@@ -103,15 +124,19 @@ def random_lesions(units: int, counts: Sequence[int], repeats: int, seed: int = 
     rng = np.random.default_rng(seed)
     for count in counts:
         if not 0 <= count <= units:
-            raise ValueError(f"`counts` must be numbers of units, from 0 to {units}. Received: {count}")
+            raise ValueError(
+                f"`counts` must be numbers of units, from 0 to {units}. Received: {count}"
+            )
         for _ in range(repeats):
             yield tuple(sorted(rng.choice(units, count, replace=False).tolist()))
 
 
 def path_lengths(units: int) -> np.ndarray:
-    """Return the share of the `2^units` paths through a residual network that run through k branches, `(units + 1,)`.
+    """Return the share of the `2^units` paths through a residual network that run
+    through k branches, `(units + 1,)`.
 
-    A path takes either the branch or the shortcut of each unit: the lengths are distributed binomially, around half the units.
+    A path takes either the branch or the shortcut of each unit: the lengths are
+    distributed binomially, around half the units.
 
     Example:
 

@@ -1,4 +1,6 @@
-"""The operations of any Keras model in order, through the layers that hold other layers, and the residual units among them."""
+"""The operations of any Keras model in order, through the layers that hold other
+layers, and the residual units among them.
+"""
 
 import dataclasses
 import inspect
@@ -16,7 +18,8 @@ from keras_preact.stacks import UnitStack
 #: Words in the names of layers whose weights are no kernels, even where they have several axes.
 _NO_KERNEL = ("Embedding", "Norm", "PReLU", "SqueezeExcitation")
 
-#: Layers of ours that are one step as a pooling of Keras is: the signal goes through them, not through what they are made of.
+#: Layers of ours that are one step as a pooling of Keras is: the signal goes through them, not
+#: through what they are made of.
 _WHOLE = (SqueezeExcitation, WindowPooling2D)
 
 
@@ -47,8 +50,12 @@ class Step:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether it is a weight layer: one that multiplies by a matrix or kernel, as against a scale, a shift or a table."""
-        if not isinstance(self.operation, keras.Layer) or any(word in self.kind for word in _NO_KERNEL):
+        """Whether it is a weight layer: one that multiplies by a matrix or kernel, as
+        against a scale, a shift or a table.
+        """
+        if not isinstance(self.operation, keras.Layer) or any(
+            word in self.kind for word in _NO_KERNEL
+        ):
             return False
         return any(len(w.shape) > 1 for w in self.operation.weights)
 
@@ -63,12 +70,14 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Addition:
-    """A residual unit as a graph shows it: two paths that start at one tensor and are added.
+    """A residual unit as a graph shows it: two paths that start at one tensor and are
+    added.
 
     Args:
         step: Number of the addition's step.
         start: The tensor that both paths start from.
-        shortcut, residual: The tensors that are added; the shortcut is the path with fewer weights, then the shorter one.
+        shortcut, residual: The tensors that are added; the shortcut is the path with
+            fewer weights, then the shorter one.
         shortcut_steps, residual_steps: Numbers of the steps of the two paths, in order.
         total: The sum.
     """
@@ -87,10 +96,12 @@ class Graph:
 
     Args:
         model: Any Keras model or layer that can be called with Keras tensors.
-        inputs: Arrays or tensors as the model takes them, one or a list; their shapes and dtypes are used.
+        inputs: Arrays or tensors as the model takes them, one or a list; their shapes
+            and dtypes are used.
         training: What the model is called with.
         opaque: Classes of layers that stay one step.
-        like: A graph of the same model. Its copies of the units of stacks are taken, and not made again.
+        like: A graph of the same model. Its copies of the units of stacks are taken,
+            and not made again.
 
     Attributes:
         steps: In an order in which they can run.
@@ -99,11 +110,17 @@ class Graph:
         specs: Shape and dtype of each tensor.
 
     Raises:
-        ValueError: for a model that cannot be traced, such as one that calls a backend's own functions.
+        ValueError: for a model that cannot be traced, such as one that calls a
+            backend's own functions.
     """
 
     def __init__(
-        self, model: keras.Layer, inputs, training: bool = False, opaque: tuple[type, ...] = (), like: "Graph | None" = None
+        self,
+        model: keras.Layer,
+        inputs,
+        training: bool = False,
+        opaque: tuple[type, ...] = (),
+        like: "Graph | None" = None,
     ):
         self.training = training
         self.opaque = opaque
@@ -111,7 +128,10 @@ class Graph:
         self.steps: list[Step] = []
         self.specs: list[KerasTensor] = []
         self.batch = _as_list(inputs)[0].shape[0]
-        symbols = [KerasTensor((None, *x.shape[1:]), keras.backend.standardize_dtype(x.dtype)) for x in _as_list(inputs)]
+        symbols = [
+            KerasTensor((None, *x.shape[1:]), keras.backend.standardize_dtype(x.dtype))
+            for x in _as_list(inputs)
+        ]
         self.inputs = tuple(self._new(symbol) for symbol in symbols)
         arguments: Any = list(self.inputs) if isinstance(inputs, list | tuple) else self.inputs[0]
         outputs = self._inline(model, "", (keras.tree.map_structure(Ref, arguments),), {})
@@ -135,23 +155,35 @@ class Graph:
         numbers = {id(symbol): ref.tensor for symbol, ref in zip(own, actual, strict=True)}
         for node in nodes:
             own_args, own_kwargs = keras.tree.map_structure(
-                lambda value, numbers=numbers: Ref(numbers[id(value)]) if isinstance(value, KerasTensor) else value,
+                lambda value, numbers=numbers: (
+                    Ref(numbers[id(value)]) if isinstance(value, KerasTensor) else value
+                ),
                 (node.arguments.args, node.arguments.kwargs),
             )
             outputs = self._add(node.operation, prefix, own_args, own_kwargs, node.outputs)
-            numbers |= {id(symbol): number for symbol, number in zip(node.outputs, outputs, strict=True)}
+            numbers |= {
+                id(symbol): number for symbol, number in zip(node.outputs, outputs, strict=True)
+            }
         return [numbers[id(symbol)] for symbol in results]
 
-    def _add(self, operation, prefix: str, args: tuple, kwargs: dict, outputs: list[KerasTensor]) -> list[int]:
+    def _add(
+        self, operation, prefix: str, args: tuple, kwargs: dict, outputs: list[KerasTensor]
+    ) -> list[int]:
         if isinstance(operation, keras.Layer):
-            kwargs = {key: value for key, value in kwargs.items() if key != "training"}  # to be the graph's
+            kwargs = {
+                key: value for key, value in kwargs.items() if key != "training"
+            }  # to be the graph's
         if self._is_composite(operation):
             return self._inline(operation, f"{prefix}{operation.name}/", args, kwargs)
         if _takes_training(operation):
             kwargs = kwargs | {"training": self.training}
-        inputs = tuple(leaf.tensor for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref))
+        inputs = tuple(
+            leaf.tensor for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref)
+        )
         numbers = [self._new(symbol) for symbol in outputs]
-        self.steps.append(Step(operation, f"{prefix}{operation.name}", args, kwargs, inputs, tuple(numbers)))
+        self.steps.append(
+            Step(operation, f"{prefix}{operation.name}", args, kwargs, inputs, tuple(numbers))
+        )
         return numbers
 
     def _is_composite(self, operation) -> bool:
@@ -161,44 +193,66 @@ class Graph:
             return True
         if type(operation).__module__.startswith("keras.src."):
             return False
-        # without variables of its own it is arithmetic, such as a shortcut; with them it is a primitive, such as a norm
-        return not operation.variables or any(layer is not operation for layer in operation._flatten_layers())
+        # without variables of its own it is arithmetic, such as a shortcut; with them it is a
+        # primitive, such as a norm
+        return not operation.variables or any(
+            layer is not operation for layer in operation._flatten_layers()
+        )
 
     def _calls(self, layer, args: tuple, kwargs: dict):
-        """Return the calls of which `layer` consists, its inputs, the references that stand in their places, its outputs."""
+        """Return the calls of which `layer` consists, its inputs, the references that
+        stand in their places, its outputs.
+        """
         actual = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref)]
         functional = getattr(layer, "_functional", None) or layer  # a Sequential holds one
         if isinstance(functional, keras.Model) and getattr(functional, "inputs", None):
-            return _nodes(functional.inputs, functional.outputs), functional.inputs, actual, functional.outputs
+            return (
+                _nodes(functional.inputs, functional.outputs),
+                functional.inputs,
+                actual,
+                functional.outputs,
+            )
         specs = [self.specs[ref.tensor] for ref in actual]
         # with the batch's size: a call that reads shapes to reshape by them gets numbers
         symbols = [
-            KerasTensor((spec.shape[0] or self.batch, *spec.shape[1:]), spec.dtype) if spec.shape else spec for spec in specs
+            KerasTensor((spec.shape[0] or self.batch, *spec.shape[1:]), spec.dtype)
+            if spec.shape
+            else spec
+            for spec in specs
         ]
         fresh = iter(symbols)
-        args, kwargs = keras.tree.map_structure(lambda leaf: next(fresh) if isinstance(leaf, Ref) else leaf, (args, kwargs))
+        args, kwargs = keras.tree.map_structure(
+            lambda leaf: next(fresh) if isinstance(leaf, Ref) else leaf, (args, kwargs)
+        )
         training = {"training": self.training} if _takes_training(layer) else {}
         try:
             outputs = keras.tree.flatten(layer.call(*args, **kwargs, **training))
             nodes = _nodes(symbols, outputs)
         except Exception as error:
             raise ValueError(
-                f"The graph of {layer.name!r} ({type(layer).__name__}) cannot be traced: build it of Keras layers and "
-                f"keras.ops, without branches on values. Received: {type(error).__name__}: {error}"
+                f"The graph of {layer.name!r} ({type(layer).__name__}) cannot be traced: build it "
+                "of Keras layers and keras.ops, without branches on values. Received: "
+                f"{type(error).__name__}: {error}"
             ) from error
         for node in nodes:  # the layers forget that they were called
-            node.operation._inbound_nodes = [own for own in node.operation._inbound_nodes if own is not node]
+            node.operation._inbound_nodes = [
+                own for own in node.operation._inbound_nodes if own is not node
+            ]
         return nodes, symbols, actual, outputs
 
     def run(
-        self, inputs, added: Mapping[int, Any] | None = None, changed: Mapping[int, Callable] | None = None
+        self,
+        inputs,
+        added: Mapping[int, Any] | None = None,
+        changed: Mapping[int, Callable] | None = None,
     ) -> dict[int, Any]:
         """Return every tensor for these inputs, by its number.
 
         Args:
             inputs: As for the model.
-            added: What is added to tensors, by their numbers. For the output of a `UnitStack`, `(depth, *shape)`: what is
-                added to the outputs of its units.
+            added: What is added to tensors, by their numbers. For the output of a
+                `UnitStack`, `(depth, *shape)`: what is added to the outputs of its
+                units.
             changed: Functions that are applied to tensors, by their numbers.
         """
         values = dict(zip(self.inputs, map(ops.convert_to_tensor, _as_list(inputs)), strict=True))
@@ -208,16 +262,22 @@ class Graph:
         return values
 
     def walk(self, inputs, until: Mapping[int, int]) -> Iterator[tuple[int, dict[int, Any]]]:
-        """Run the steps one after the other and keep no tensor for longer than it is needed.
+        """Run the steps one after the other and keep no tensor for longer than it is
+        needed.
 
         Args:
             inputs: As for the model.
-            until: Number of a tensor to that of the step up to which it stays, although no step reads it any more.
+            until: Number of a tensor to that of the step up to which it stays, although
+                no step reads it any more.
 
         Yields:
-            The number of each step when it has run, and the tensors that are there, by their numbers.
+            The number of each step when it has run, and the tensors that are there, by
+            their numbers.
         """
-        last = {tensor: max([*readers, until.get(tensor, -1)]) for tensor, readers in self.consumers.items()}
+        last = {
+            tensor: max([*readers, until.get(tensor, -1)])
+            for tensor, readers in self.consumers.items()
+        }
         values = dict(zip(self.inputs, map(ops.convert_to_tensor, _as_list(inputs)), strict=True))
         for i, step in enumerate(self.steps):
             self.run_steps([step], values)
@@ -225,16 +285,25 @@ class Graph:
             for tensor in [tensor for tensor in values if last[tensor] <= i]:
                 del values[tensor]
 
-    def run_steps(self, steps: Iterable[Step], values: dict[int, Any], added=None, changed=None) -> None:
-        """Add to `values`, which hold what the first of some steps read, what the steps return."""
+    def run_steps(
+        self, steps: Iterable[Step], values: dict[int, Any], added=None, changed=None
+    ) -> None:
+        """Add to `values`, which hold what the first of some steps read, what the steps
+        return.
+        """
         for step in steps:
             args, kwargs = keras.tree.map_structure(
-                lambda leaf: values[leaf.tensor] if isinstance(leaf, Ref) else leaf, (step.args, step.kwargs)
+                lambda leaf: values[leaf.tensor] if isinstance(leaf, Ref) else leaf,
+                (step.args, step.kwargs),
             )
             if isinstance(step.operation, UnitStack) and step.outputs[0] in (added or ()):
-                values[step.outputs[0]] = step.operation(*args, **kwargs, perturbations=added[step.outputs[0]])
+                values[step.outputs[0]] = step.operation(
+                    *args, **kwargs, perturbations=added[step.outputs[0]]
+                )
                 continue
-            for number, value in zip(step.outputs, keras.tree.flatten(step.operation(*args, **kwargs)), strict=True):
+            for number, value in zip(
+                step.outputs, keras.tree.flatten(step.operation(*args, **kwargs)), strict=True
+            ):
                 values[number] = _changed(number, value, added, changed)
 
     @cached_property
@@ -253,7 +322,9 @@ class Graph:
 
     @cached_property
     def dominators(self) -> dict[int, int | None]:
-        """Number of a tensor to that of the nearest one that every path to it passes; None where there is none."""
+        """Number of a tensor to that of the nearest one that every path to it passes;
+        None where there is none.
+        """
         nearest: dict[int, int | None] = dict.fromkeys(self.inputs)
         height: dict[int | None, int] = {None: 0} | dict.fromkeys(self.inputs, 1)
         for step in self.steps:
@@ -271,7 +342,9 @@ class Graph:
         return nearest
 
     def between(self, start: int, end: int) -> tuple[int, ...]:
-        """Return the numbers of the steps on the paths from one tensor to another, in order."""
+        """Return the numbers of the steps on the paths from one tensor to another, in
+        order.
+        """
         reached = {start}
         forward = []
         for i, step in enumerate(self.steps):
@@ -282,12 +355,16 @@ class Graph:
         for i in reversed(forward):
             step = self.steps[i]
             if start not in step.outputs and not wanted.isdisjoint(step.outputs):
-                wanted.update(tensor for tensor in step.inputs if tensor in reached and tensor != start)
+                wanted.update(
+                    tensor for tensor in step.inputs if tensor in reached and tensor != start
+                )
                 steps.append(i)
         return tuple(reversed(steps))
 
     def follow(self, tensor: int, kinds: list[str]) -> int:
-        """Return the tensor behind steps of these kinds, one after another; `tensor` where other ones stand there."""
+        """Return the tensor behind steps of these kinds, one after another; `tensor`
+        where other ones stand there.
+        """
         reached = tensor
         for kind in kinds:
             steps = [self.steps[i] for i in self.consumers[reached]]
@@ -318,7 +395,9 @@ class Graph:
             paths.sort(key=lambda path: (self.weights_of(path[1]), len(path[1])))
             (shortcut, shortcut_steps), (residual, residual_steps) = paths
             if self.weights_of(residual_steps):
-                yield Addition(i, start, shortcut, residual, shortcut_steps, residual_steps, step.outputs[0])
+                yield Addition(
+                    i, start, shortcut, residual, shortcut_steps, residual_steps, step.outputs[0]
+                )
 
 
 def _as_list(inputs) -> list:
@@ -332,12 +411,22 @@ def _changed(number: int, value, added, changed):
 
 
 def _takes_training(operation) -> bool:
-    return isinstance(operation, keras.Layer) and "training" in inspect.signature(operation.call).parameters
+    return (
+        isinstance(operation, keras.Layer)
+        and "training" in inspect.signature(operation.call).parameters
+    )
 
 
 def _nodes(inputs: list[KerasTensor], outputs: list[KerasTensor]) -> list:
-    """Return the calls that lead from inputs to outputs, in an order in which they can run."""
+    """Return the calls that lead from inputs to outputs, in an order in which they can
+    run.
+    """
     given = {id(symbol) for symbol in inputs}
     outputs = [symbol for symbol in outputs if id(symbol) not in given]
     by_depth = keras.Function(inputs, outputs)._nodes_by_depth if outputs else {}
-    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
+    return [
+        node
+        for depth in sorted(by_depth, reverse=True)
+        for node in by_depth[depth]
+        if not node.is_input
+    ]

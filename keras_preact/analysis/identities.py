@@ -13,18 +13,23 @@ from keras_preact.analysis.sites import Observed
 
 @dataclasses.dataclass(frozen=True)
 class IdentityCheck:
-    """How far Eq. 4 and 5 hold, for every unit l of L; x_E is what the last unit of the same shape behind it returns.
+    """How far Eq. 4 and 5 hold, for every unit l of L; x_E is what the last unit of the
+    same shape behind it returns.
 
     Attributes:
         units: Names of the units, in order.
-        ends: Index of the last unit of the same shape, `(L,)`; -1 for a unit that changes the shape, whose other entries are
-            nan.
+        ends: Index of the last unit of the same shape, `(L,)`; -1 for a unit that
+            changes the shape, whose other entries are nan.
         forward_error: `||x_E - x_l - sum F(x_i)|| / ||x_E||`, `(L,)` (Eq. 4).
-        direct_norm: `||dE/dx_E||`, the part of dE/dx_l that arrives through the shortcuts, `(L,)`.
-        residual_norm: `||dE/dx_E d/dx_l sum F(x_i)||`, the part that arrives through the branches, `(L,)`.
-        gradient_error: Norm of what is left of dE/dx_l without both parts, over `||dE/dx_l||`, `(L,)` (Eq. 5).
+        direct_norm: `||dE/dx_E||`, the part of dE/dx_l that arrives through the
+            shortcuts, `(L,)`.
+        residual_norm: `||dE/dx_E d/dx_l sum F(x_i)||`, the part that arrives through
+            the branches, `(L,)`.
+        gradient_error: Norm of what is left of dE/dx_l without both parts, over
+            `||dE/dx_l||`, `(L,)` (Eq. 5).
 
-    Both errors are rounding where shortcuts and what follows the addition are identities, and of the size of 1 where not.
+    Both errors are rounding where shortcuts and what follows the addition are
+    identities, and of the size of 1 where not.
     """
 
     units: tuple[str, ...]
@@ -40,8 +45,8 @@ def check_identities(
 ) -> IdentityCheck:
     """Check on a batch that signals add up as Eq. 4 says, and gradients as Eq. 5.
 
-    The parts of the gradients are computed branch by branch, `J_F(x_i)^T dE/dx_{i+1}`, apart from the network's own backward
-    pass.
+    The parts of the gradients are computed branch by branch, `J_F(x_i)^T dE/dx_{i+1}`,
+    apart from the network's own backward pass.
 
     Args:
         model, x, labels, loss, training: As in `propagation`.
@@ -69,7 +74,11 @@ def check_identities(
     residual = [ops.convert_to_numpy(row) for rows in residuals for row in rows]
     signal = [row for rows in outputs for row in rows]
     gradient = [row.astype("float64") for rows in gradients for row in rows]
-    branches = [branch for site in observed.sites for branch in site.branches(observed.graph, values, training)]
+    branches = [
+        branch
+        for site in observed.sites
+        for branch in site.branches(observed.graph, values, training)
+    ]
 
     ends = _ends(signal)
     units = len(residual)
@@ -95,11 +104,13 @@ def check_identities(
 
 @dataclasses.dataclass(frozen=True)
 class DirectPath:
-    """What of a gradient goes back through the shortcuts alone, `(L+1,)` for x_0 ... x_L; x_E as in `IdentityCheck`.
+    """What of a gradient goes back through the shortcuts alone, `(L+1,)` for x_0 ...
+    x_L; x_E as in `IdentityCheck`.
 
     Attributes:
         units: Names of the units, in order.
-        gain: Norm of the gradient at x_l over that at x_E: the product of the scalings on the way, `lambda^(E-l)`.
+        gain: Norm of the gradient at x_l over that at x_E: the product of the scalings
+            on the way, `lambda^(E-l)`.
         survival: Share of the entries at x_E that still arrive at x_l.
     """
 
@@ -108,14 +119,19 @@ class DirectPath:
     survival: np.ndarray
 
 
-def direct_path(model: keras.Model, x, labels=None, *, loss: Callable | None = None, training: bool = True) -> DirectPath:
-    """Measure the gradient that reaches each x_l through shortcuts and what follows the additions, without the branches.
+def direct_path(
+    model: keras.Model, x, labels=None, *, loss: Callable | None = None, training: bool = True
+) -> DirectPath:
+    """Measure the gradient that reaches each x_l through shortcuts and what follows the
+    additions, without the branches.
 
-    Identities let everything through. `h(x) = lambda x` leaves `lambda^n` of the norm behind n units, a dropout shortcut
-    `(1-p)^n` of the entries (see `expected_gain`), the ReLU after the addition those that were positive in all n sums.
+    Identities let everything through. `h(x) = lambda x` leaves `lambda^n` of the norm
+    behind n units, a dropout shortcut `(1-p)^n` of the entries (see `expected_gain`),
+    the ReLU after the addition those that were positive in all n sums.
 
     Args:
-        model, x, labels, loss, training: As in `propagation`. In inference a dropout shortcut is an identity.
+        model, x, labels, loss, training: As in `propagation`. In inference a dropout
+            shortcut is an identity.
 
     Raises:
         ValueError: as `propagation`.
@@ -134,7 +150,10 @@ def direct_path(model: keras.Model, x, labels=None, *, loss: Callable | None = N
     observed = Observed(model, x, labels, loss, training)
     _, outputs, gradients, _ = observed.gradients(_output, None, detached=True)
     gradient = [row.astype("float64") for rows in gradients for row in rows]
-    ends = [end if end >= 0 else i - 1 for i, end in enumerate(_ends([row for rows in outputs for row in rows]))]
+    ends = [
+        end if end >= 0 else i - 1
+        for i, end in enumerate(_ends([row for rows in outputs for row in rows]))
+    ]
     gain, survival = np.ones((2, len(gradient)))
     for i, end in enumerate(ends):
         here, there = gradient[i], gradient[end + 1]
@@ -146,12 +165,14 @@ def direct_path(model: keras.Model, x, labels=None, *, loss: Callable | None = N
 
 
 def expected_gain(shortcut: str | shortcuts.Shortcut, units: int) -> float:
-    """Return what is left of a gradient behind the shortcuts of `units` units, as the theory has it.
+    """Return what is left of a gradient behind the shortcuts of `units` units, as the
+    theory has it.
 
     Args:
-        shortcut: A name from `kp.SHORTCUTS`, or a shortcut. Constant scaling: `lambda^n`. Dropout: `(1-p)^n`, the share of the
-            entries that arrive; those are scaled by `1/(1-p)` each time, so that the mean stays. Gating: `(1 - sigmoid(b))^n`,
-            with a gate whose kernel is 0.
+        shortcut: A name from `kp.SHORTCUTS`, or a shortcut. Constant scaling:
+            `lambda^n`. Dropout: `(1-p)^n`, the share of the entries that arrive; those
+            are scaled by `1/(1-p)` each time, so that the mean stays. Gating: `(1 -
+            sigmoid(b))^n`, with a gate whose kernel is 0.
         units: How many, n.
 
     Raises:
@@ -170,7 +191,10 @@ def expected_gain(shortcut: str | shortcuts.Shortcut, units: int) -> float:
         if isinstance(made, kind):
             return float(gain(made) ** units)
     known = ", ".join(kind.__name__ for kind in _GAINS)
-    raise ValueError(f"What {type(made).__name__} lets through depends on its weights. Known: {known}. Received: {shortcut!r}")
+    raise ValueError(
+        f"What {type(made).__name__} lets through depends on its weights. Known: {known}. "
+        f"Received: {shortcut!r}"
+    )
 
 
 #: Class of shortcut to what one unit leaves of the gradient.
@@ -189,7 +213,9 @@ def _output(*, output, **_):
 
 
 def _ends(signal: list[np.ndarray]) -> np.ndarray:
-    """Return, for each unit, the last one that returns what this one reads in shape; -1 where it changes the shape."""
+    """Return, for each unit, the last one that returns what this one reads in shape; -1
+    where it changes the shape.
+    """
     return np.array(list(_ends_backwards(signal)), "int64")[::-1]
 
 

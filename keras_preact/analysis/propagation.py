@@ -1,4 +1,6 @@
-"""Signal propagation: what every unit of a network makes of its input, and of the gradient on the way back."""
+"""Signal propagation: what every unit of a network makes of its input, and of the
+gradient on the way back.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -19,19 +21,22 @@ _FIGURES = (
 
 @dataclasses.dataclass(frozen=True)
 class Propagation:
-    """The signals of a network of L units on a batch. Norms of x and F: per example, the root of the mean of their squares.
+    """The signals of a network of L units on a batch. Norms of x and F: per example,
+    the root of the mean of their squares.
 
     Attributes:
         units: Names of the units, in order.
-        x_norm, x_mean, x_std: Of x_0 ... x_L, `(L+1,)`: x_0 is what the first unit reads, x_L what the last one returns.
+        x_norm, x_mean, x_std: Of x_0 ... x_L, `(L+1,)`: x_0 is what the first unit
+            reads, x_L what the last one returns.
         residual_norm, residual_mean, residual_std: Of what the branch adds, `(L,)`.
         shortcut_norm: Of what the shortcut adds, `(L,)`; 0 in a plain network.
-        cut: Share of the sums that the mapping after the addition sets to zero, `(L,)`: the truncation of Sec. 4.1. 0
-            where it is the identity.
-        dead: Share of the channels that are 0 for all examples and at all positions where the branch's first weight reads,
-            `(L,)`.
+        cut: Share of the sums that the mapping after the addition sets to zero, `(L,)`:
+            the truncation of Sec. 4.1. 0 where it is the identity.
+        dead: Share of the channels that are 0 for all examples and at all positions
+            where the branch's first weight reads, `(L,)`.
         gradient_norm: `||dE/dx_l||` of x_0 ... x_L for the whole batch, `(L+1,)`.
-        weight_gradients: Name of a weight below its unit to the norms of its gradients, `(L,)`; nan where a unit has none.
+        weight_gradients: Name of a weight below its unit to the norms of its gradients,
+            `(L,)`; nan where a unit has none.
         loss: E.
     """
 
@@ -51,38 +56,51 @@ class Propagation:
 
     @property
     def ratio(self) -> np.ndarray:
-        """Norm of what the branch adds over that of what the shortcut adds, `(L,)`; infinite in a plain network."""
+        """Norm of what the branch adds over that of what the shortcut adds, `(L,)`;
+        infinite in a plain network.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             return self.residual_norm / self.shortcut_norm
 
     @property
     def gradient_ratio(self) -> float:
-        """`||dE/dx_0|| / ||dE/dx_L||`; where the shape changes on the way, sizes of maps of other sizes are compared."""
+        """`||dE/dx_0|| / ||dE/dx_L||`; where the shape changes on the way, sizes of
+        maps of other sizes are compared.
+        """
         return float(self.gradient_norm[0] / self.gradient_norm[-1])
 
     def to_dict(self) -> dict:
         """Return the figures as JSON can hold them."""
-        plain = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in vars(self).items()}
+        plain = {
+            key: value.tolist() if isinstance(value, np.ndarray) else value
+            for key, value in vars(self).items()
+        }
         plain["units"] = list(self.units)
-        plain["weight_gradients"] = {name: norms.tolist() for name, norms in self.weight_gradients.items()}
+        plain["weight_gradients"] = {
+            name: norms.tolist() for name, norms in self.weight_gradients.items()
+        }
         return plain
 
 
-def propagation(model: keras.Model, x, labels=None, *, loss: Callable | None = None, training: bool = True) -> Propagation:
+def propagation(
+    model: keras.Model, x, labels=None, *, loss: Callable | None = None, training: bool = True
+) -> Propagation:
     """Measure the signals of a network on a batch; the network stays as it is.
 
     Args:
-        model: Any Keras model with residual units: one of this package, stacked or not, or one in whose graph two paths that
-            start at one tensor are added.
+        model: Any Keras model with residual units: one of this package, stacked or not,
+            or one in whose graph two paths that start at one tensor are added.
         x: A batch of inputs, or a list for a model with several.
         labels: Classes, one for each example; or what `loss` takes.
-        loss: A function `(labels, output)`. None: with labels the cross-entropy, of logits or of probabilities as the model
-            returns them, else the mean over the batch of half the squared norm of the output.
-        training: Whether normalisations use the batch and dropout drops. At the start of training their moving statistics
-            say nothing yet.
+        loss: A function `(labels, output)`. None: with labels the cross-entropy, of
+            logits or of probabilities as the model returns them, else the mean over the
+            batch of half the squared norm of the output.
+        training: Whether normalisations use the batch and dropout drops. At the start
+            of training their moving statistics say nothing yet.
 
     Raises:
-        ValueError: for an empty or non-finite batch, a model without residual units, or one that cannot be traced.
+        ValueError: for an empty or non-finite batch, a model without residual units, or
+            one that cannot be traced.
 
     Example:
 
@@ -97,14 +115,18 @@ def propagation(model: keras.Model, x, labels=None, *, loss: Callable | None = N
     """
     observed = Observed(model, x, labels, loss, training)
     variables = model.trainable_variables
-    value, seen, gradients, on_weights = observed.gradients(_look, (len(_FIGURES),), variables=variables)
+    value, seen, gradients, on_weights = observed.gradients(
+        _look, (len(_FIGURES),), variables=variables
+    )
     figures = dict(zip(_FIGURES, np.concatenate(seen).T, strict=True))
     for name in _FIGURES[3:]:
         figures[name] = figures[name][1:]  # x_0 is no unit's
     return Propagation(
         units=observed.units,
         gradient_norm=np.concatenate([_norms(gradient, len(gradient)) for gradient in gradients]),
-        weight_gradients=_by_weight(observed, dict(zip(map(id, variables), on_weights, strict=True))),
+        weight_gradients=_by_weight(
+            observed, dict(zip(map(id, variables), on_weights, strict=True))
+        ),
         loss=value,
         **figures,
     )
@@ -113,7 +135,11 @@ def propagation(model: keras.Model, x, labels=None, *, loss: Callable | None = N
 def _moments(tensor) -> list:
     """Return norm, mean and standard deviation, scalars."""
     tensor = ops.cast(tensor, "float32")
-    return [ops.sqrt(ops.sum(ops.square(tensor)) / tensor.shape[0]), ops.mean(tensor), ops.std(tensor)]
+    return [
+        ops.sqrt(ops.sum(ops.square(tensor)) / tensor.shape[0]),
+        ops.mean(tensor),
+        ops.std(tensor),
+    ]
 
 
 def _look(*, output, activated=None, shortcut=None, residual=None, total=None, axis=-1):

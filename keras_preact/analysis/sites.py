@@ -19,7 +19,8 @@ from keras_preact.units import ResidualUnit
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """Where a graph has residual units: a unit of this package, a stack of them, or an addition.
+    """Where a graph has residual units: a unit of this package, a stack of them, or an
+    addition.
 
     Args:
         step: Number of the step.
@@ -53,9 +54,20 @@ class Site:
     def weights(self, graph: Graph) -> list[tuple[str, keras.Variable]]:
         """Return the trainable weights with their names below the unit."""
         if self.addition is None:
-            return [(weight.path.split(f"{self.layer.name}/", 1)[-1], weight) for weight in self.layer.trainable_weights]
-        layers = [step.operation for i in self.addition.residual_steps if (step := graph.steps[i]).has_kernel]
-        return [(f"weight_{i}/{w.name}", w) for i, layer in enumerate(layers, 1) for w in layer.trainable_weights]
+            return [
+                (weight.path.split(f"{self.layer.name}/", 1)[-1], weight)
+                for weight in self.layer.trainable_weights
+            ]
+        layers = [
+            step.operation
+            for i in self.addition.residual_steps
+            if (step := graph.steps[i]).has_kernel
+        ]
+        return [
+            (f"weight_{i}/{w.name}", w)
+            for i, layer in enumerate(layers, 1)
+            for w in layer.trainable_weights
+        ]
 
     def branches(self, graph: Graph, values: dict[int, Any], training: bool) -> list[Callable]:
         """Return F of each unit, a function of x_l; `values` are those of all tensors."""
@@ -76,7 +88,9 @@ class Site:
     def show(self, graph: Graph, values: dict[int, Any], observer: Observer):
         """Return what the observer sees of an addition, `(1, *shape)`."""
         assert self.addition is not None
-        reader = next(graph.steps[i] for i in self.addition.residual_steps if graph.steps[i].has_kernel)
+        reader = next(
+            graph.steps[i] for i in self.addition.residual_steps if graph.steps[i].has_kernel
+        )
         seen = observer.look(
             activated=values[reader.inputs[0]],
             shortcut=values[self.addition.shortcut],
@@ -98,7 +112,8 @@ def _branch(unit: ResidualUnit, training: bool) -> Callable:
 
 
 def find_sites(graph: Graph) -> list[Site]:
-    """Return the residual units of a graph that keeps this package's units as single steps.
+    """Return the residual units of a graph that keeps this package's units as single
+    steps.
 
     Raises:
         ValueError: where there is none.
@@ -108,7 +123,9 @@ def find_sites(graph: Graph) -> list[Site]:
         if isinstance(step.operation, ResidualUnit | UnitStack):
             stack = isinstance(step.operation, UnitStack)
             names = step.operation.unit_names if stack else [step.name.rsplit("/", 1)[-1]]
-            sites.append(Site(i, tuple(names), step.inputs[0], step.outputs[0], layer=step.operation))
+            sites.append(
+                Site(i, tuple(names), step.inputs[0], step.outputs[0], layer=step.operation)
+            )
     opaque = {site.step for site in sites}
     additions = [each for each in graph.additions if opaque.isdisjoint(each.residual_steps)]
     after_addition: list[str] = []
@@ -116,20 +133,32 @@ def find_sites(graph: Graph) -> list[Site]:
         output = addition.total
         if after is None:  # the last unit's f is that of the one before
             output = graph.follow(output, after_addition)
-        elif after.shortcut == after.start:  # what stands between an addition and an untouched shortcut is f
+        elif (
+            after.shortcut == after.start
+        ):  # what stands between an addition and an untouched shortcut is f
             steps = graph.between(output, after.start)
             output, after_addition = after.start, [graph.steps[i].kind for i in steps]
-        sites.append(Site(addition.step, (graph.steps[addition.step].name,), addition.start, output, addition=addition))
+        sites.append(
+            Site(
+                addition.step,
+                (graph.steps[addition.step].name,),
+                addition.start,
+                output,
+                addition=addition,
+            )
+        )
     if not sites:
         raise ValueError(
-            "The model has no residual unit: no two paths from one tensor are added, of which at least one has weights. "
-            f"Received: {len(graph.steps)} operations, {', '.join(step.name for step in graph.steps[:5])}, ..."
+            "The model has no residual unit: no two paths from one tensor are added, of which at "
+            f"least one has weights. Received: {len(graph.steps)} operations, "
+            f"{', '.join(step.name for step in graph.steps[:5])}, ..."
         )
     return sorted(sites, key=lambda site: site.step)
 
 
 class Observed:
-    """A network on a batch, ready to be run while its residual units are looked at. The network stays as it is.
+    """A network on a batch, ready to be run while its residual units are looked at. The
+    network stays as it is.
 
     Args:
         model: Any Keras model with residual units.
@@ -148,19 +177,43 @@ class Observed:
         ValueError: for a batch or a model that does not fit.
     """
 
-    def __init__(self, model: keras.Model, x, labels=None, loss: Callable | None = None, training: bool = True):
+    def __init__(
+        self,
+        model: keras.Model,
+        x,
+        labels=None,
+        loss: Callable | None = None,
+        training: bool = True,
+    ):
         self.inputs = _inputs.check_sample(model, x)
         several = isinstance(x, list | tuple)
-        self.graph = Graph(model, self.inputs if several else self.inputs[0], training, opaque=(ResidualUnit, UnitStack))
+        self.graph = Graph(
+            model,
+            self.inputs if several else self.inputs[0],
+            training,
+            opaque=(ResidualUnit, UnitStack),
+        )
         self.sites = find_sites(self.graph)
-        self.loss = _inputs.loss_of(self.graph, _inputs.check_labels(labels, len(self.inputs[0])), loss)
+        self.loss = _inputs.loss_of(
+            self.graph, _inputs.check_labels(labels, len(self.inputs[0])), loss
+        )
 
     @property
     def units(self) -> tuple[str, ...]:
         return tuple(name for site in self.sites for name in site.names)
 
-    def run(self, look: Callable, shape: tuple | None, *, inputs=None, added=None, factors=None, detached: bool = False):
-        """Return all tensors by their numbers, and what `look` returned for each site, `(units, *shape)`.
+    def run(
+        self,
+        look: Callable,
+        shape: tuple | None,
+        *,
+        inputs=None,
+        added=None,
+        factors=None,
+        detached: bool = False,
+    ):
+        """Return all tensors by their numbers, and what `look` returned for each site,
+        `(units, *shape)`.
 
         Args:
             look, shape, factors, detached: Of an `Observer`.
@@ -168,38 +221,66 @@ class Observed:
             added: As for `Graph.run`.
         """
         observer = Observer(look, shape, factors=factors, detached=detached)
-        changed = {site.addition.residual: observer.change for site in self.sites if site.addition is not None}
+        changed = {
+            site.addition.residual: observer.change
+            for site in self.sites
+            if site.addition is not None
+        }
         with observer.active(), written_out():
             values = self.graph.run(self.inputs if inputs is None else inputs, added, changed)
         seen = iter(observer.seen)
-        return values, [next(seen) if s.addition is None else s.show(self.graph, values, observer) for s in self.sites]
+        return values, [
+            next(seen) if s.addition is None else s.show(self.graph, values, observer)
+            for s in self.sites
+        ]
 
-    def gradients(self, look: Callable, shape: tuple | None, *, detached: bool = False, variables: Sequence = ()):
-        """Return E, what `look` returned, the gradients of x_0 and of each site's x_{l+1}, and those of `variables`.
+    def gradients(
+        self,
+        look: Callable,
+        shape: tuple | None,
+        *,
+        detached: bool = False,
+        variables: Sequence = (),
+    ):
+        """Return E, what `look` returned, the gradients of x_0 and of each site's
+        x_{l+1}, and those of `variables`.
 
-        What `look` returned and the gradients are lists of arrays with a first axis of units: one array for x_0, one for each
-        site. Of x_0, `look` is given the tensor as `output` alone.
+        What `look` returned and the gradients are lists of arrays with a first axis of
+        units: one array for x_0, one for each site. Of x_0, `look` is given the tensor
+        as `output` alone.
         """
         start = self.sites[0].start
         specs = self.graph.specs
         batch = len(self.inputs[0])
 
         def zeros(number: int, units: tuple[int, ...]) -> np.ndarray:
-            return np.zeros([*units, *(batch if size is None else size for size in specs[number].shape)], "float32")
+            return np.zeros(
+                [*units, *(batch if size is None else size for size in specs[number].shape)],
+                "float32",
+            )
 
         numbers = [start, *(site.output for site in self.sites)]
         arrays = [zeros(start, ())]
         arrays += [zeros(s.output, (s.depth,) if s.is_stack else ()) for s in self.sites]
 
         def loss(*added):
-            values, seen = self.run(look, shape, added=dict(zip(numbers, added, strict=True)), detached=detached)
+            values, seen = self.run(
+                look, shape, added=dict(zip(numbers, added, strict=True)), detached=detached
+            )
             value = self.loss([values[number] for number in self.graph.outputs])
             return value, [ops.expand_dims(look(output=values[start]), 0), *seen]
 
         value, seen, gradients, on_weights = _autodiff.value_and_gradients(loss, arrays, variables)
         units = [1, *(site.depth for site in self.sites)]
         arrays = [
-            np.reshape(ops.convert_to_numpy(gradient), (n, *gradient.shape[-len(specs[number].shape) :]))
+            np.reshape(
+                ops.convert_to_numpy(gradient), (n, *gradient.shape[-len(specs[number].shape) :])
+            )
             for gradient, n, number in zip(gradients, units, numbers, strict=True)
         ]
-        return float(value), list(map(ops.convert_to_numpy, seen)), arrays, list(map(ops.convert_to_numpy, on_weights))
+        return (
+            float(value),
+            list(map(ops.convert_to_numpy, seen)),
+            arrays,
+            list(map(ops.convert_to_numpy, on_weights)),
+        )

@@ -1,4 +1,6 @@
-"""Training on several devices and by several processes, with `model.fit` on each backend."""
+"""Training on several devices and by several processes, with `model.fit` on each
+backend.
+"""
 
 from keras_preact.distribution.base import Distribution
 from keras_preact.distribution.table import KINDS, start

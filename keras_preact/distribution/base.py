@@ -15,10 +15,12 @@ BATCH_NORMS = ("synchronized", "per_replica")
 class Distribution:
     """One device, and what the kinds for several override.
 
-    A model is made, compiled and fitted inside of `with distribution:`; behind it, all settings are what they were.
+    A model is made, compiled and fitted inside of `with distribution:`; behind it, all
+    settings are what they were.
 
-    Uneven batches have one rule for all kinds. A batch of training is always whole: data sets drop what is left over.
-    `evaluation_data` fills the last batches up with rows of weight 0, and `predict` with rows that it cuts off again.
+    Uneven batches have one rule for all kinds. A batch of training is always whole:
+    data sets drop what is left over. `evaluation_data` fills the last batches up with
+    rows of weight 0, and `predict` with rows that it cuts off again.
 
     Attributes:
         kind: The key in `KINDS`.
@@ -35,7 +37,10 @@ class Distribution:
     def __init__(self, kind: str = "none", devices=None, batch_norm: str = "synchronized"):
         _checks.one_of(batch_norm, BATCH_NORMS, "batch_norm")
         if devices is not None and not self._takes_devices:
-            raise ValueError(f"kind={kind!r} takes no `devices`: it has those of each process. Received: devices={devices}")
+            raise ValueError(
+                f"kind={kind!r} takes no `devices`: it has those of each process. Received: "
+                f"devices={devices}"
+            )
         self.kind = kind
         self.batch_norm = batch_norm
         self._entered: contextlib.ExitStack | None = None
@@ -77,17 +82,19 @@ class Distribution:
             below = batch_size - batch_size % self.replicas
             near = " or ".join(str(size) for size in (below, below + self.replicas) if size)
             raise ValueError(
-                f"`batch_size` must divide by the {self.replicas} devices of kind={self.kind!r}: use {near}. "
-                f"Received: batch_size={batch_size}"
+                f"`batch_size` must divide by the {self.replicas} devices of kind={self.kind!r}: "
+                f"use {near}. Received: batch_size={batch_size}"
             )
         local = batch_size // self.processes
         return slice(self.process * local, (self.process + 1) * local)
 
     def compile(self, model: keras.Model, **options) -> None:
-        """Compile a model that was made inside of this distribution, as `model.compile(**options)`.
+        """Compile a model that was made inside of this distribution, as
+        `model.compile(**options)`.
 
         Raises:
-            ValueError: for a model from outside, and for what cannot run on several devices.
+            ValueError: for a model from outside, and for what cannot run on several
+                devices.
         """
         self._check_entered()
         if self.replicas > 1:
@@ -96,19 +103,23 @@ class Distribution:
         self._prepare(model)
 
     def training_data(self, dataset) -> Any:
-        """Return what `fit` takes for a tf.data.Dataset of this process's rows of every batch, `(x, y)` of fixed shapes."""
+        """Return what `fit` takes for a tf.data.Dataset of this process's rows of every
+        batch, `(x, y)` of fixed shapes.
+        """
         self._check_entered()
         return self._data(dataset)
 
     def evaluation_data(self, dataset, batch_size: int, count: int) -> Any:
-        """Return what `evaluate` and `validation_data` take for `count` images in batches.
+        """Return what `evaluate` and `validation_data` take for `count` images in
+        batches.
 
-        The weights make a loss that Keras averages over all rows, and the `weighted_metrics`, means over the images. (Keras
-        leaves the weights out of `metrics`, which would count the rows that fill up.)
+        The weights make a loss that Keras averages over all rows, and the
+        `weighted_metrics`, means over the images. (Keras leaves the weights out of
+        `metrics`, which would count the rows that fill up.)
 
         Args:
-            dataset: A tf.data.Dataset of `(x, y)`, this process's rows of every batch in order; the last one may be smaller
-                or missing.
+            dataset: A tf.data.Dataset of `(x, y)`, this process's rows of every batch
+                in order; the last one may be smaller or missing.
             batch_size: Of all processes together.
             count: Of all processes' images together.
 
@@ -119,21 +130,28 @@ class Distribution:
         return self._data(padded(dataset, self.rows(batch_size), batch_size, count))
 
     def predict(self, model: keras.Model, images: np.ndarray, batch_size: int):
-        """Return the model's outputs for `images`, which every process has, as arrays on every process."""
+        """Return the model's outputs for `images`, which every process has, as arrays
+        on every process.
+        """
         self._check_entered()
         rows = self.rows(batch_size)
         count = len(images)
         if not count:
             raise ValueError("There is nothing to predict. Received: no images")
         images = np.asarray(images)
-        whole = np.concatenate([images, np.zeros((-count % batch_size, *images.shape[1:]), images.dtype)])
+        whole = np.concatenate(
+            [images, np.zeros((-count % batch_size, *images.shape[1:]), images.dtype)]
+        )
         local = whole.reshape(-1, batch_size, *images.shape[1:])[:, rows]
         self._prepare(model)
         return keras.tree.map_structure(lambda output: output[:count], self._predict(model, local))
 
     def _check_entered(self) -> None:
         if self._entered is None:
-            raise ValueError(f"Everything of a model is made inside of `with distribution:`. Received: {self!r}, not entered")
+            raise ValueError(
+                "Everything of a model is made inside of `with distribution:`. Received: "
+                f"{self!r}, not entered"
+            )
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         """Activate what the backend needs, and leave in `stack` how to undo it."""
@@ -156,7 +174,9 @@ class Distribution:
         return model.predict(flat(local), batch_size=local.shape[1], verbose=0)
 
     def _override(self, owner, name: str, function: Callable) -> None:
-        """Put `function` in the place of a method of one object, until the distribution is left."""
+        """Put `function` in the place of a method of one object, until the distribution
+        is left.
+        """
         assert self._entered is not None
         attributes = vars(owner)
         attributes[name] = function  # past Keras' tracking of attributes
@@ -164,7 +184,9 @@ class Distribution:
 
 
 def padded(dataset, rows: slice, batch_size: int, count: int):
-    """Return `dataset` with weights, its batches all of `rows`; see `Distribution.evaluation_data`."""
+    """Return `dataset` with weights, its batches all of `rows`; see
+    `Distribution.evaluation_data`.
+    """
     import tensorflow as tf
 
     _checks.positive_int(count, "count")
@@ -182,7 +204,9 @@ def padded(dataset, rows: slice, batch_size: int, count: int):
         weights = tf.cast(tf.range(local) < present, tf.float32) * weight
         return *tf.nest.map_structure(to_size, (x, y)), weights
 
-    nothing = tf.nest.map_structure(lambda spec: tf.zeros((0, *spec.shape[1:]), spec.dtype), dataset.element_spec)
+    nothing = tf.nest.map_structure(
+        lambda spec: tf.zeros((0, *spec.shape[1:]), spec.dtype), dataset.element_spec
+    )
     missing = tf.data.Dataset.from_tensors(nothing).repeat()
     filled = dataset.map(fill).concatenate(missing.map(fill)).take(batches)
     return filled.apply(tf.data.experimental.assert_cardinality(batches)).prefetch(tf.data.AUTOTUNE)

@@ -1,9 +1,11 @@
-"""How processes find each other: the variables that launchers set, and nothing of our own.
+"""How processes find each other: the variables that launchers set, and nothing of our
+own.
 
-Keras' variables are for all backends: KERAS_DISTRIBUTION_JOB_ADDRESSES (`host:port,host:port`),
-KERAS_DISTRIBUTION_NUM_PROCESSES and KERAS_DISTRIBUTION_PROCESS_ID. Where they are not set, each framework looks for its own:
-JAX for SLURM, Kubernetes, MPI or a cloud's, TensorFlow for TF_CONFIG, torch for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-(torchrun).
+Keras' variables are for all backends: KERAS_DISTRIBUTION_JOB_ADDRESSES
+(`host:port,host:port`), KERAS_DISTRIBUTION_NUM_PROCESSES and
+KERAS_DISTRIBUTION_PROCESS_ID. Where they are not set, each framework looks for its own:
+JAX for SLURM, Kubernetes, MPI or a cloud's, TensorFlow for TF_CONFIG, torch for RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun).
 """
 
 import dataclasses
@@ -14,7 +16,9 @@ from types import MappingProxyType
 
 import keras
 
-ADDRESSES, PROCESSES, PROCESS = (f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"))
+ADDRESSES, PROCESSES, PROCESS = (
+    f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +42,9 @@ def job() -> Job | None:
     Raises:
         ValueError: if some are missing, or do not fit together.
     """
-    values = {name: os.environ[name] for name in (ADDRESSES, PROCESSES, PROCESS) if os.environ.get(name)}
+    values = {
+        name: os.environ[name] for name in (ADDRESSES, PROCESSES, PROCESS) if os.environ.get(name)
+    }
     if not values:
         return None
     try:
@@ -46,10 +52,15 @@ def job() -> Job | None:
         found = Job(addresses, int(values.get(PROCESSES, len(addresses))), int(values[PROCESS]))
     except (KeyError, ValueError):
         found = None
-    if found is None or len(found.addresses) not in (1, found.processes) or not 0 <= found.process < found.processes:
+    if (
+        found is None
+        or len(found.addresses) not in (1, found.processes)
+        or not 0 <= found.process < found.processes
+    ):
         raise ValueError(
-            f"{ADDRESSES} must be host:port of every process, separated by commas, {PROCESSES} their number and {PROCESS} "
-            f"that of this one, from 0. Received: {', '.join(f'{name}={value}' for name, value in values.items())}"
+            f"{ADDRESSES} must be host:port of every process, separated by commas, {PROCESSES} "
+            f"their number and {PROCESS} that of this one, from 0. Received: "
+            f"{', '.join(f'{name}={value}' for name, value in values.items())}"
         )
     return found
 
@@ -64,19 +75,23 @@ def _torch() -> int | None:
 
 
 #: Backend to the number of processes that the framework's own variables announce.
-_OWN: Mapping[str, Callable[[], int | None]] = MappingProxyType({"tensorflow": _tensorflow, "torch": _torch})
+_OWN: Mapping[str, Callable[[], int | None]] = MappingProxyType(
+    {"tensorflow": _tensorflow, "torch": _torch}
+)
 
 
 def check_processes(processes: int) -> None:
     """Check that as many processes train together as the environment says.
 
     Raises:
-        ValueError: otherwise. Without it, each of them would train a model of its own and none would tell.
+        ValueError: otherwise. Without it, each of them would train a model of its own
+            and none would tell.
     """
     given = job()
     announced = given.processes if given else _OWN.get(keras.backend.backend(), lambda: None)()
     if announced not in (None, processes):
         raise ValueError(
-            f"The environment announces {announced} processes that train together, and {processes} do: use "
-            "kind='multi_worker', started before the backend is used, or clear the environment of the launcher's variables."
+            f"The environment announces {announced} processes that train together, and "
+            f"{processes} do: use kind='multi_worker', started before the backend is used, or "
+            "clear the environment of the launcher's variables."
         )

@@ -1,8 +1,9 @@
 """What Keras does not do right under `tf.distribute`, replaced while it is needed.
 
-Two functions fail under `MultiWorkerMirroredStrategy`: `reduce_per_replica` averages what a step returns over an axis that
-numbers do not have, and `_maybe_symbolic_build` takes the values of several replicas for tensors. Both are Keras' own affair,
-so that the versions they were seen in are listed.
+Two functions fail under `MultiWorkerMirroredStrategy`: `reduce_per_replica` averages
+what a step returns over an axis that numbers do not have, and `_maybe_symbolic_build`
+takes the values of several replicas for tensors. Both are Keras' own affair, so that
+the versions they were seen in are listed.
 """
 
 import contextlib
@@ -19,8 +20,9 @@ def check_version() -> None:
     """Raise a ValueError for a version of Keras of which it is not known what to mend."""
     if keras.__version__ not in VERSIONS:
         raise ValueError(
-            f"kind='multi_worker' on TensorFlow is known to work with Keras {' and '.join(VERSIONS)}; on JAX and torch, "
-            f"with all. Received: Keras {keras.__version__}"
+            "kind='multi_worker' on TensorFlow is known to work with Keras "
+            f"{' and '.join(VERSIONS)}; on JAX and torch, with all. Received: Keras "
+            f"{keras.__version__}"
         )
 
 
@@ -31,7 +33,9 @@ def mended() -> Iterator[None]:
 
     def reduce_per_replica(values, strategy, reduction):
         if reduction == "auto" and trainer._collective_all_reduce_multi_worker(strategy):
-            return keras.tree.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), values)
+            return keras.tree.map_structure(
+                lambda value: strategy.reduce("MEAN", value, axis=None), values
+            )
         return reduce(values, strategy, reduction)
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
@@ -39,7 +43,9 @@ def mended() -> Iterator[None]:
         if iterator is None or not trainer._collective_all_reduce_multi_worker(strategy):
             return build(self, iterator, data_batch)
         for _, _, batches in iterator:
-            batch = keras.tree.map_structure(lambda value: strategy.experimental_local_results(value)[0], next(batches))
+            batch = keras.tree.map_structure(
+                lambda value: strategy.experimental_local_results(value)[0], next(batches)
+            )
             with strategy.scope():
                 return self._symbolic_build(data_batch=batch)
 
@@ -53,10 +59,14 @@ def mended() -> Iterator[None]:
 
 @contextlib.contextmanager
 def merged() -> Iterator[None]:
-    """While active, an optimizer's steps can be traced for all replicas at once, where there is nothing left to merge."""
+    """While active, an optimizer's steps can be traced for all replicas at once, where
+    there is nothing left to merge.
+    """
     interim = tf.__internal__.distribute.interim
     before = interim.maybe_merge_call
-    interim.maybe_merge_call = lambda function, strategy, *args, **options: function(strategy, *args, **options)
+    interim.maybe_merge_call = lambda function, strategy, *args, **options: function(
+        strategy, *args, **options
+    )
     try:
         yield
     finally:

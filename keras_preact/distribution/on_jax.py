@@ -12,7 +12,9 @@ from keras_preact.distribution.base import Distribution
 
 
 class DataParallel(Distribution):
-    """All weights on each device, a part of the batch on each. A batch's statistics are those of the whole by nature."""
+    """All weights on each device, a part of the batch on each. A batch's statistics are
+    those of the whole by nature.
+    """
 
     _takes_devices = True
 
@@ -29,18 +31,29 @@ class DataParallel(Distribution):
         stack.enter_context(self._distribution.scope())
 
     def _statistics(self) -> _batch_norm.Statistics:
-        return _batch_norm.Statistics(groups=self.replicas if self.batch_norm == "per_replica" else 1)
+        return _batch_norm.Statistics(
+            groups=self.replicas if self.batch_norm == "per_replica" else 1
+        )
 
     def _check(self, model: keras.Model, options: dict) -> None:
         mesh = set(self._distribution.device_mesh.backend_mesh.devices.flat)
-        outside = [variable.path for variable in model.variables if variable.value.sharding.device_set != mesh]
+        outside = [
+            variable.path
+            for variable in model.variables
+            if variable.value.sharding.device_set != mesh
+        ]
         if outside:
-            raise ValueError(f"Make the model inside of `with distribution:`. Received: a model with {outside[0]} elsewhere")
+            raise ValueError(
+                "Make the model inside of `with distribution:`. Received: a model with "
+                f"{outside[0]} elsewhere"
+            )
 
     def _prepare(self, model: keras.Model) -> None:
         if self.processes == 1:
             return
-        everywhere = jax.sharding.NamedSharding(self._distribution.device_mesh.backend_mesh, jax.sharding.PartitionSpec())
+        everywhere = jax.sharding.NamedSharding(
+            self._distribution.device_mesh.backend_mesh, jax.sharding.PartitionSpec()
+        )
         plain = type(model).predict_step
 
         def predict_step(state, data):
@@ -54,16 +67,22 @@ class DataParallel(Distribution):
 
 
 class ModelParallel(DataParallel):
-    """The output channels of the kernels split over the devices of a row, the batch over the rows."""
+    """The output channels of the kernels split over the devices of a row, the batch
+    over the rows.
+    """
 
     def _make(self, devices) -> Any:
         rows = np.atleast_2d(np.array(_devices(devices)))
         mesh = keras.distribution.DeviceMesh(rows.shape, ["batch", "model"], rows)
-        return _OutputChannels(layout_map=keras.distribution.LayoutMap(mesh), auto_shard_dataset=False)
+        return _OutputChannels(
+            layout_map=keras.distribution.LayoutMap(mesh), auto_shard_dataset=False
+        )
 
 
 class _OutputChannels(keras.distribution.ModelParallel):
-    """Splits each kernel, of a stack too, over its last axis, where that divides; everything else is on all devices."""
+    """Splits each kernel, of a stack too, over its last axis, where that divides;
+    everything else is on all devices.
+    """
 
     def get_variable_layout(self, variable) -> keras.distribution.TensorLayout:
         layout = super().get_variable_layout(variable)
@@ -86,9 +105,11 @@ class MultiWorker(DataParallel):
                 keras.distribution.initialize()
             except (RuntimeError, ValueError) as error:
                 raise ValueError(
-                    "The processes did not find each other. Start the distribution before anything uses JAX, under a launcher "
-                    "that JAX knows (SLURM, Kubernetes, MPI), or set KERAS_DISTRIBUTION_JOB_ADDRESSES, "
-                    f"KERAS_DISTRIBUTION_NUM_PROCESSES and KERAS_DISTRIBUTION_PROCESS_ID. Received from JAX: {error}"
+                    "The processes did not find each other. Start the distribution before "
+                    "anything uses JAX, under a launcher that JAX knows (SLURM, Kubernetes, "
+                    "MPI), or set KERAS_DISTRIBUTION_JOB_ADDRESSES, "
+                    "KERAS_DISTRIBUTION_NUM_PROCESSES and KERAS_DISTRIBUTION_PROCESS_ID. "
+                    f"Received from JAX: {error}"
                 ) from error
         super().__init__(kind, devices, batch_norm)
 

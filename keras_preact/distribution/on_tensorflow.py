@@ -40,7 +40,9 @@ class Mirrored(Distribution):
 
     @contextlib.contextmanager
     def _outside(self) -> Iterator[None]:
-        """Leave the strategy's scope, in which variables are made, but the callbacks of `fit` cannot read all of them."""
+        """Leave the strategy's scope, in which variables are made, but the callbacks of
+        `fit` cannot read all of them.
+        """
         if self._strategy is not tf.distribute.get_strategy():
             yield
             return
@@ -76,15 +78,25 @@ class Mirrored(Distribution):
 
     def _check(self, model: keras.Model, options: dict) -> None:
         if model._distribute_strategy is not self._strategy:
-            raise ValueError("Make the model inside of `with distribution:`. Received: a model that was made elsewhere")
+            raise ValueError(
+                "Make the model inside of `with distribution:`. Received: a model that was made "
+                "elsewhere"
+            )
         if options.get("jit_compile") is True and not tf.config.list_physical_devices("GPU"):
-            raise ValueError("XLA does not compile replicas on a CPU: use jit_compile='auto' or False.")
-        stacks = [layer for layer in model._flatten_layers() if isinstance(layer, UnitStack) and layer._execution() == "scan"]
+            raise ValueError(
+                "XLA does not compile replicas on a CPU: use jit_compile='auto' or False."
+            )
+        stacks = [
+            layer
+            for layer in model._flatten_layers()
+            if isinstance(layer, UnitStack) and layer._execution() == "scan"
+        ]
         if stacks and self.batch_norm == "synchronized" and _has_batch_norm(stacks):
             raise ValueError(
-                "TensorFlow's replicas cannot exchange statistics inside a loop: make the model with stacked=False (or its "
-                "stacks with execution='loop'), or use batch_norm='per_replica'. "
-                f"Received: the stack {stacks[0].name!r} and batch_norm='synchronized'"
+                "TensorFlow's replicas cannot exchange statistics inside a loop: make the model "
+                "with stacked=False (or its stacks with execution='loop'), or use "
+                f"batch_norm='per_replica'. Received: the stack {stacks[0].name!r} and "
+                "batch_norm='synchronized'"
             )
 
 
@@ -108,12 +120,18 @@ class MultiWorker(Mirrored):
         super()._enter(stack)
 
     def _data(self, dataset) -> Any:
-        """Batches of a replica each: TensorFlow's own sharding would be of what is a share already."""
+        """Batches of a replica each: TensorFlow's own sharding would be of what is a
+        share already.
+        """
         local = tf.nest.flatten(dataset.element_spec)[0].shape[0]
         if local is None:
-            raise ValueError("The batches must have a fixed size, such as from batch(..., drop_remainder=True).")
+            raise ValueError(
+                "The batches must have a fixed size, such as from batch(..., drop_remainder=True)."
+            )
         batches = dataset.rebatch(local * self.processes // self.replicas, drop_remainder=True)
-        return self._strategy.distribute_datasets_from_function(lambda context: batches.prefetch(tf.data.AUTOTUNE))
+        return self._strategy.distribute_datasets_from_function(
+            lambda context: batches.prefetch(tf.data.AUTOTUNE)
+        )
 
     def _predict(self, model: keras.Model, local: np.ndarray):
         def call(images):
@@ -129,9 +147,13 @@ class MultiWorker(Mirrored):
 
 @functools.cache
 def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
-    """Return the one strategy of these devices: two would give what they exchange the same numbers."""
+    """Return the one strategy of these devices: two would give what they exchange the
+    same numbers.
+    """
     on_cpu = all("CPU" in device.upper() for device in devices)
-    return tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice() if on_cpu else None)
+    return tf.distribute.MirroredStrategy(
+        devices, tf.distribute.ReductionToOneDevice() if on_cpu else None
+    )
 
 
 @functools.cache
@@ -146,17 +168,19 @@ def _multi_worker() -> tf.distribute.Strategy:
         )
     elif "TF_CONFIG" not in os.environ:
         raise ValueError(
-            "The processes cannot find each other: set TF_CONFIG, or KERAS_DISTRIBUTION_JOB_ADDRESSES, "
-            "KERAS_DISTRIBUTION_NUM_PROCESSES and KERAS_DISTRIBUTION_PROCESS_ID. Received: none of them"
+            "The processes cannot find each other: set TF_CONFIG, or "
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES, KERAS_DISTRIBUTION_NUM_PROCESSES and "
+            "KERAS_DISTRIBUTION_PROCESS_ID. Received: none of them"
         )
     return tf.distribute.MultiWorkerMirroredStrategy(resolver)
 
 
 def _looks_at_gradients(optimizer) -> bool:
-    """Whether an optimizer does more with gradients than to sum them over the replicas, which is the last that Keras does.
+    """Whether an optimizer does more with gradients than to sum them over the replicas,
+    which is the last that Keras does.
 
-    It would clip each replica's part by itself, look for infinities in that of the first, and fail to accumulate, or to put
-    averages in the place of weights.
+    It would clip each replica's part by itself, look for infinities in that of the
+    first, and fail to accumulate, or to put averages in the place of weights.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     clips = (inner.clipnorm, inner.global_clipnorm, inner.clipvalue)
@@ -165,30 +189,46 @@ def _looks_at_gradients(optimizer) -> bool:
 
 
 def _on_sums(optimizer) -> Callable:
-    """Return an `apply` that sums the gradients first, and does all the rest once for all replicas."""
+    """Return an `apply` that sums the gradients first, and does all the rest once for
+    all replicas.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    plain = optimizer._common_apply if inner is not optimizer else functools.partial(type(optimizer).apply, optimizer)
+    plain = (
+        optimizer._common_apply
+        if inner is not optimizer
+        else functools.partial(type(optimizer).apply, optimizer)
+    )
 
     def once(strategy, gradients, variables):
         present = [gradient for gradient in gradients if gradient is not None]
-        sums = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, [(each, each) for each in present])
+        sums = strategy.extended.batch_reduce_to(
+            tf.distribute.ReduceOp.SUM, [(each, each) for each in present]
+        )
         whole = iter(strategy.experimental_local_results(each)[0] for each in sums)
-        watcher = vars(inner).pop("_all_reduce_sum_gradients", None)  # which asks for sums that are made here
+        watcher = vars(inner).pop(
+            "_all_reduce_sum_gradients", None
+        )  # which asks for sums that are made here
         try:
             with mended_keras.merged():
-                plain([None if gradient is None else next(whole) for gradient in gradients], variables)
+                plain(
+                    [None if gradient is None else next(whole) for gradient in gradients], variables
+                )
         finally:
             if watcher is not None:
                 vars(inner)["_all_reduce_sum_gradients"] = watcher
 
     def apply(gradients, variables=None):
-        tf.distribute.get_replica_context().merge_call(once, args=(list(gradients), list(variables)))
+        tf.distribute.get_replica_context().merge_call(
+            once, args=(list(gradients), list(variables))
+        )
 
     return apply
 
 
 def _averaging(statistics: list[keras.Variable], optimizer) -> Callable:
-    """Return an `apply` that averages moving statistics, of which each replica has its own, over all of them."""
+    """Return an `apply` that averages moving statistics, of which each replica has its
+    own, over all of them.
+    """
     apply = optimizer.apply
 
     def average_and_apply(gradients, variables=None):

@@ -1,4 +1,6 @@
-"""PyTorch: one process a device, whose gradients, batch statistics and metrics are summed over all processes."""
+"""PyTorch: one process a device, whose gradients, batch statistics and metrics are
+summed over all processes.
+"""
 
 import atexit
 import contextlib
@@ -35,9 +37,15 @@ class MultiWorker(Distribution):
 
     def _check(self, model: keras.Model, options: dict) -> None:
         if options.get("jit_compile") is True:
-            raise ValueError("torch.compile does not take what processes exchange: use jit_compile=False or 'auto'.")
+            raise ValueError(
+                "torch.compile does not take what processes exchange: use jit_compile=False or "
+                "'auto'."
+            )
         if not model.built:
-            raise ValueError("All processes begin with the same weights: build the model first. Received: one without weights")
+            raise ValueError(
+                "All processes begin with the same weights: build the model first. Received: one "
+                "without weights"
+            )
 
     def _prepare(self, model: keras.Model) -> None:
         optimizer = model.optimizer if model.compiled else None
@@ -46,10 +54,16 @@ class MultiWorker(Distribution):
         averaged = [variable for variable in model.variables if is_statistic(variable)]
 
         def apply(gradients, variables=None):
-            """Average the gradients, and statistics that each process has of its own, before the optimizer sees them."""
+            """Average the gradients, and statistics that each process has of its own,
+            before the optimizer sees them.
+            """
             gradients = list(gradients)
             present = [gradient for gradient in gradients if gradient is not None]
-            statistics = [variable.value for variable in averaged] if self.batch_norm == "per_replica" else []
+            statistics = (
+                [variable.value for variable in averaged]
+                if self.batch_norm == "per_replica"
+                else []
+            )
             means = iter(_means([*present, *statistics], self.replicas))
             gradients = [None if gradient is None else next(means) for gradient in gradients]
             for value, mean in zip(statistics, means, strict=True):
@@ -84,7 +98,9 @@ class MultiWorker(Distribution):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of a tensor over all processes. Each of them has a loss of its own, all of which it is a part of."""
+    """The sum of a tensor over all processes. Each of them has a loss of its own, all
+    of which it is a part of.
+    """
 
     @staticmethod
     def forward(context, tensor):
@@ -100,7 +116,9 @@ class _Sum(torch.autograd.Function):
 
 
 def _sums(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the sum over all processes of each tensor, sent together with others of its type."""
+    """Return the sum over all processes of each tensor, sent together with others of
+    its type.
+    """
     sums: list = [None] * len(tensors)
     for bucket in _buckets(tensors):
         flat = torch.cat([tensors[i].detach().reshape(-1) for i in bucket])
@@ -115,7 +133,9 @@ def _means(tensors: list[torch.Tensor], processes: int) -> list[torch.Tensor]:
 
 
 def _buckets(tensors: list[torch.Tensor]) -> list[list[int]]:
-    """Return indices of tensors of one type, together up to `BUCKET_BYTES` or a single one above it."""
+    """Return indices of tensors of one type, together up to `BUCKET_BYTES` or a single
+    one above it.
+    """
     full: list[list[int]] = []
     open_: dict[torch.dtype, tuple[list[int], int]] = {}
     for i, tensor in enumerate(tensors):
@@ -137,8 +157,9 @@ def _join() -> None:
         distributed.init_process_group("nccl" if on_gpu else "gloo", init_method=where, **ranks)
     except (RuntimeError, ValueError) as error:
         raise ValueError(
-            "The processes did not find each other. Start them with torchrun, or set KERAS_DISTRIBUTION_JOB_ADDRESSES, "
-            f"KERAS_DISTRIBUTION_NUM_PROCESSES and KERAS_DISTRIBUTION_PROCESS_ID. Received from torch: {error}"
+            "The processes did not find each other. Start them with torchrun, or set "
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES, KERAS_DISTRIBUTION_NUM_PROCESSES and "
+            f"KERAS_DISTRIBUTION_PROCESS_ID. Received from torch: {error}"
         ) from error
     if on_gpu:
         local = os.environ.get("LOCAL_RANK") or distributed.get_rank() % torch.cuda.device_count()

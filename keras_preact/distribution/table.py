@@ -46,22 +46,25 @@ def start(kind: str = "none", *, devices=None, batch_norm: str = "synchronized")
     | `mirrored` | TensorFlow | those of this machine, or `devices` |
     | `multi_worker` | all | those of several processes, which `environment` finds; on torch each process has one |
 
-    The same batch, synchronised batch normalisation and no dropout give the loss and weights of one device.
+    The same batch, synchronised batch normalisation and no dropout give the loss and
+    weights of one device.
 
     Args:
         kind: As in the table.
-        devices: Names such as `"cpu:0"` or `"gpu:1"`; of `model_parallel` perhaps in rows, `[["gpu:0", "gpu:1"], ["gpu:2",
-            "gpu:3"]]`: those of a row share the kernels, and the rows share the batch. None: all, in one row.
-        batch_norm: Whether `kp` batch normalisation in training takes the statistics of the batch of all devices,
-            `"synchronized"`, or those of each device's part, `"per_replica"`; the moving ones are then the means over devices.
-            It is a property of the distribution alone: models are saved without it.
+        devices: Names such as `"cpu:0"` or `"gpu:1"`; of `model_parallel` perhaps in
+            rows, `[["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]]`: those of a row share the
+            kernels, and the rows share the batch. None: all, in one row.
+        batch_norm: Whether `kp` batch normalisation in training takes the statistics of
+            the batch of all devices, `"synchronized"`, or those of each device's part,
+            `"per_replica"`; the moving ones are then the means over devices. It is a
+            property of the distribution alone: models are saved without it.
 
     Returns:
         A `Distribution`, to be entered: `with distribution:`.
 
     Raises:
-        ValueError: for a kind that the backend does not have, and where the processes that the environment announces did
-            not come together.
+        ValueError: for a kind that the backend does not have, and where the processes
+            that the environment announces did not come together.
 
     Example:
 
@@ -84,7 +87,9 @@ def start(kind: str = "none", *, devices=None, batch_norm: str = "synchronized")
         available = [name for name, on in KINDS if on == backend]
         elsewhere = [on for name, on in KINDS if name == kind]
         reason = f"kind={kind!r} is for {' and '.join(elsewhere)}" if elsewhere else "Unknown kind"
-        raise ValueError(f"{reason}. Available on {backend}: {', '.join(available)}. Received: kind={kind!r}")
+        raise ValueError(
+            f"{reason}. Available on {backend}: {', '.join(available)}. Received: kind={kind!r}"
+        )
     distribution = KINDS[kind, backend](kind, devices, batch_norm)
     environment.check_processes(distribution.processes)
     return distribution

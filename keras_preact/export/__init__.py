@@ -1,4 +1,5 @@
-"""Trained classifiers for serving: SavedModel directories in TensorFlow Serving's layout, ONNX and LiteRT files.
+"""Trained classifiers for serving: SavedModel directories in TensorFlow Serving's
+layout, ONNX and LiteRT files.
 
 Each is compared with its model before anyone can see it.
 """
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from keras_preact.export.formats import save_litert, save_onnx
     from keras_preact.export.saved_model import ExportError, save
 else:
-    #: Name to its module, imported when the name is first used: the server reads exports without Keras.
+    #: Name to its module, imported when the name is first used: the server reads exports without
+    #: Keras.
     _LATER = MappingProxyType(
         {
             "write_serving_config": ("_serving_config", "write_config"),
@@ -27,7 +29,9 @@ else:
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module, attribute = _LATER[name]
-        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        value = globals()[name] = getattr(
+            importlib.import_module(f"{__name__}.{module}"), attribute
+        )
         return value
 
     def __dir__() -> list[str]:

@@ -38,8 +38,8 @@ class Reference:
         """
         if data is None:
             raise ValueError(
-                "precision='bfloat16' needs validation_data=(images, labels), on which its accuracy is compared with the "
-                "model's. Received: validation_data=None"
+                "precision='bfloat16' needs validation_data=(images, labels), on which its "
+                "accuracy is compared with the model's. Received: validation_data=None"
             )
         images, labels = (np.asarray(part) for part in data)
         if len(images) != len(labels) or not len(images) or labels.ndim != 1:
@@ -63,12 +63,21 @@ class Reference:
             ExportError: if it loses more than it may.
         """
         parts = range(0, len(self.images), BATCH)
-        outputs = _check.replay(saved_model, {str(i): self.images[i : i + BATCH] for i in parts}, folder)
+        outputs = _check.replay(
+            saved_model, {str(i): self.images[i : i + BATCH] for i in parts}, folder
+        )
         predicted = np.concatenate([outputs[f"{i}/logits"].argmax(axis=-1) for i in parts])
         accuracy = float((predicted == self.labels).mean())
         if accuracy < self.accuracy - self.max_loss:
             raise ExportError(
-                f"Of {len(self.labels)} images {100 * accuracy:.2f} % are right in bfloat16, {100 * self.accuracy:.2f} % by "
-                f"the model itself: max_accuracy_loss={self.max_loss} allows less. Export it with precision='float32'."
+                f"Of {len(self.labels)} images {100 * accuracy:.2f} % are right in bfloat16, "
+                f"{100 * self.accuracy:.2f} % by the model itself: "
+                f"max_accuracy_loss={self.max_loss} allows less. Export it with "
+                "precision='float32'."
             )
-        return {"images": len(self.labels), "model": self.accuracy, "bfloat16": accuracy, "max_loss": self.max_loss}
+        return {
+            "images": len(self.labels),
+            "model": self.accuracy,
+            "bfloat16": accuracy,
+            "max_loss": self.max_loss,
+        }

@@ -1,4 +1,6 @@
-"""Compares an exported model, as a process without Keras runs it, with the model it was made from."""
+"""Compares an exported model, as a process without Keras runs it, with the model it was
+made from.
+"""
 
 import contextlib
 from collections.abc import Mapping
@@ -12,10 +14,11 @@ from keras_preact.export._children import ExportError
 
 BATCH_SIZES = (1, 3)
 
-#: Dtype that layers compute in, to the largest difference allowed in logits, times max(1, max |logit|).
-#: float32: sums in another order. The 16-bit ones round every layer's output to 11 (float16) or 8 bits (bfloat16), and each
-#: backend leaves out other roundings. Differences up to 1.3 roundings were seen on JAX and PyTorch in networks of 8 and 56
-#: layers; they grow with the depth, and 8 are allowed.
+#: Dtype that layers compute in, to the largest difference allowed in logits, times max(1, max
+#: |logit|). float32: sums in another order. The 16-bit ones round every layer's output to 11
+#: (float16) or 8 bits (bfloat16), and each backend leaves out other roundings. Differences up to
+#: 1.3 roundings were seen on JAX and PyTorch in networks of 8 and 56 layers; they grow with the
+#: depth, and 8 are allowed.
 TOLERANCES = {"float64": 1e-5, "float32": 1e-5, "float16": 8 * 2.0**-11, "bfloat16": 8 * 2.0**-8}
 
 
@@ -28,15 +31,20 @@ RUNTIMES = {
 
 
 def samples(scores: _scores.Scores) -> np.ndarray:
-    """Return random images, channels last: pixels from 0 to 255 where the model normalises them, else standard normal."""
+    """Return random images, channels last: pixels from 0 to 255 where the model
+    normalises them, else standard normal.
+    """
     *size, channels = scores.model.input_shape[1:]
     shape = (max(BATCH_SIZES), *(scores.smallest_size if n is None else n for n in size), channels)
     rng = np.random.default_rng(0)
-    return (rng.uniform(0, 255, shape) if scores.takes_pixels else rng.normal(size=shape)).astype("float32")
+    return (rng.uniform(0, 255, shape) if scores.takes_pixels else rng.normal(size=shape)).astype(
+        "float32"
+    )
 
 
 def expected(scores: _scores.Scores, images: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the logits and probabilities that the model gives for `images`, in float64.
+    """Return the logits and probabilities that the model gives for `images`, in
+    float64.
 
     Raises:
         ValueError: if they are not finite numbers.
@@ -47,15 +55,20 @@ def expected(scores: _scores.Scores, images: np.ndarray) -> dict[str, np.ndarray
         logits, output = (_numpy(tensor) for tensor in scores.probe(images, training=False))
     if not np.isfinite(logits).all():
         raise ValueError(
-            "The model's outputs are not finite numbers: it diverged in training, or its weights are damaged. Export a "
-            "checkpoint from before."
+            "The model's outputs are not finite numbers: it diverged in training, or its weights "
+            "are damaged. Export a checkpoint from before."
         )
-    own = output if scores.output_is == "probabilities" else _scores.PROBABILITIES[scores.activation](logits)
+    own = (
+        output
+        if scores.output_is == "probabilities"
+        else _scores.PROBABILITIES[scores.activation](logits)
+    )
     return {"logits": logits, "probabilities": own}
 
 
 def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "saved_model") -> dict:
-    """Run an exported model in a process without Keras and compare; files are written to `folder`.
+    """Run an exported model in a process without Keras and compare; files are written
+    to `folder`.
 
     Args:
         scores: The model.
@@ -64,7 +77,8 @@ def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "sa
         runtime: Key of `_replay.RUNTIMES`.
 
     Returns:
-        What was done and seen, for the model card: samples, batch sizes, the largest differences, what was allowed.
+        What was done and seen, for the model card: samples, batch sizes, the largest
+        differences, what was allowed.
 
     Raises:
         ExportError: if it cannot be loaded, or a difference is larger than allowed.
@@ -74,22 +88,31 @@ def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "sa
     wanted = expected(scores, images)
     got = replay(path, {str(n): images[:n] for n in BATCH_SIZES}, folder, runtime)
 
-    tolerance = max(TOLERANCES.get(dtype, 1e-5) for dtype in scores.dtypes) * max(1, np.abs(wanted["logits"]).max())
-    # Softmax and sigmoid change by at most half of what their input does; where logits are small, 1e-5 it is.
+    tolerance = max(TOLERANCES.get(dtype, 1e-5) for dtype in scores.dtypes) * max(
+        1, np.abs(wanted["logits"]).max()
+    )
+    # Softmax and sigmoid change by at most half of what their input does; where logits are small,
+    # 1e-5 it is.
     allowed = {"logits": tolerance, "probabilities": max(1e-5, tolerance / 2)}
     largest = {}
     for key, values in wanted.items():
         _check_form(what, key, {n: got[f"{n}/{key}"] for n in BATCH_SIZES}, values.shape[1:])
         # a NaN in the output stays one here, and fails
-        largest[key] = max((np.abs(got[f"{n}/{key}"] - values[:n]).max() for n in BATCH_SIZES), key=lambda x: (x != x, x))
+        largest[key] = max(
+            (np.abs(got[f"{n}/{key}"] - values[:n]).max() for n in BATCH_SIZES),
+            key=lambda x: (x != x, x),
+        )
         if not largest[key] <= allowed[key]:
             raise ExportError(
-                f"The {what}'s {key} differ from the model's by up to {largest[key]:.2g}; {allowed[key]:.2g} is allowed."
+                f"The {what}'s {key} differ from the model's by up to {largest[key]:.2g}; "
+                f"{allowed[key]:.2g} is allowed."
             )
     for n in BATCH_SIZES:
         from_logits = _scores.PROBABILITIES[scores.activation](got[f"{n}/logits"].astype("float64"))
         if not np.abs(got[f"{n}/probabilities"] - from_logits).max() <= 1e-5:
-            raise ExportError(f"The {what}'s probabilities are not the {scores.activation} of its logits.")
+            raise ExportError(
+                f"The {what}'s probabilities are not the {scores.activation} of its logits."
+            )
     return {
         "samples": "pixels, uniform in [0, 255)" if scores.takes_pixels else "standard normal",
         "shape": list(images.shape[1:]),
@@ -99,13 +122,20 @@ def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "sa
     }
 
 
-def replay(path: Path, batches: Mapping[str, np.ndarray], folder: Path, runtime: str = "saved_model") -> dict[str, np.ndarray]:
-    """Return the outputs of an exported model for batches of images, as `BATCH/OUTPUT`, from a process without Keras."""
+def replay(
+    path: Path, batches: Mapping[str, np.ndarray], folder: Path, runtime: str = "saved_model"
+) -> dict[str, np.ndarray]:
+    """Return the outputs of an exported model for batches of images, as `BATCH/OUTPUT`,
+    from a process without Keras.
+    """
     what, software = RUNTIMES[runtime]
     inputs, outputs = folder / "inputs.npz", folder / "outputs.npz"
     np.savez(inputs, **batches)  # type: ignore[arg-type]
     script = str(Path(__file__).with_name("_replay.py"))
-    _children.run(["-P", script, runtime, str(path), str(inputs), str(outputs)], f"Running the {what} with {software}")
+    _children.run(
+        ["-P", script, runtime, str(path), str(inputs), str(outputs)],
+        f"Running the {what} with {software}",
+    )
     with np.load(outputs) as file:
         return dict(file)
 
@@ -114,8 +144,8 @@ def _check_form(what: str, key: str, outputs: dict[int, np.ndarray], shape: tupl
     for n, output in outputs.items():
         if output.dtype != np.float32 or output.shape != (n, *shape):
             raise ExportError(
-                f"The {what}'s {key} for {n} images are {output.dtype} of shape {output.shape}; float32 of shape "
-                f"{(n, *shape)} was expected."
+                f"The {what}'s {key} for {n} images are {output.dtype} of shape {output.shape}; "
+                f"float32 of shape {(n, *shape)} was expected."
             )
 
 
@@ -125,7 +155,9 @@ def _numpy(tensor) -> np.ndarray:
 
 @contextlib.contextmanager
 def _full_precision():
-    """Compute in full float32 on GPUs too, which by themselves round the inputs of products to 10 bits (TF32)."""
+    """Compute in full float32 on GPUs too, which by themselves round the inputs of
+    products to 10 bits (TF32).
+    """
     backend = keras.backend.backend()
     if backend == "jax":
         import jax

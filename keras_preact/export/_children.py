@@ -12,7 +12,9 @@ import keras
 
 
 class ExportError(RuntimeError):
-    """An export failed, or gave another result than the model; nothing of it was left behind."""
+    """An export failed, or gave another result than the model; nothing of it was left
+    behind.
+    """
 
 
 #: What the system says, through whatever library, when there is no room for a file.
@@ -20,7 +22,9 @@ _NO_ROOM = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errn
 
 
 def no_room(message: object) -> str | None:
-    """Return the system's words in a message about a full disk, None for another message."""
+    """Return the system's words in a message about a full disk, None for another
+    message.
+    """
     return next((words for words in _NO_ROOM if words in str(message)), None)
 
 
@@ -33,15 +37,21 @@ def naming(place: Path) -> Iterator[None]:
         words = no_room(error)
         if words is None:
             raise
-        message = f"There is no room for the export in {place} ({words}); nothing of it was left behind"
+        message = (
+            f"There is no room for the export in {place} ({words}); nothing of it was left behind"
+        )
         raise OSError(error.errno or errno.ENOSPC, message) from error
 
 
-def hand_over(model: keras.Model, module: str, arguments: Sequence[str], folder: Path, doing: str) -> None:
-    """Run a module with Keras on TensorFlow, which is given a model in a file: `python -m MODULE FILE *ARGUMENTS *MODULES`.
+def hand_over(
+    model: keras.Model, module: str, arguments: Sequence[str], folder: Path, doing: str
+) -> None:
+    """Run a module with Keras on TensorFlow, which is given a model in a file: `python
+    -m MODULE FILE *ARGUMENTS *MODULES`.
 
     Args:
-        model: Its layers may be those of other modules than Keras' own: MODULES names these, to be imported first.
+        model: Its layers may be those of other modules than Keras' own: MODULES names
+            these, to be imported first.
         module: Its name.
         arguments: Its own.
         folder: The file is there for a while.
@@ -54,8 +64,8 @@ def hand_over(model: keras.Model, module: str, arguments: Sequence[str], folder:
     run(
         ["-m", module, str(file), *arguments, *known],
         doing,
-        " Layers of your own must be registered (keras.saving.register_keras_serializable) by a module that can be "
-        "imported, and run on TensorFlow.",
+        " Layers of your own must be registered (keras.saving.register_keras_serializable) by a "
+        "module that can be imported, and run on TensorFlow.",
     )
     file.unlink()
 
@@ -65,7 +75,8 @@ def run(arguments: Sequence[str], doing: str, hint: str = "") -> None:
 
     Raises:
         OSError: if the disk is full.
-        ExportError: if it fails; the message holds `doing` and the last lines that it wrote.
+        ExportError: if it fails; the message holds `doing` and the last lines that it
+            wrote.
     """
     environment = os.environ | {
         "KERAS_BACKEND": "tensorflow",
@@ -88,5 +99,13 @@ def run(arguments: Sequence[str], doing: str, hint: str = "") -> None:
     if words:
         raise OSError(errno.ENOSPC, words)
     last = [line for line in done.stdout.splitlines() if line.strip()][-8:]
-    status = f"exit status {done.returncode}" if done.returncode > 0 else f"ended by signal {-done.returncode}"
-    raise ExportError("\n".join([f"{doing} failed ({status}).{hint} Its last lines:", *(f"  {line}" for line in last)]))
+    status = (
+        f"exit status {done.returncode}"
+        if done.returncode > 0
+        else f"ended by signal {-done.returncode}"
+    )
+    raise ExportError(
+        "\n".join(
+            [f"{doing} failed ({status}).{hint} Its last lines:", *(f"  {line}" for line in last)]
+        )
+    )

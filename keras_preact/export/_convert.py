@@ -1,7 +1,10 @@
-"""Turns a SavedModel of plain operations into a file for another runtime, in a process of its own.
+"""Turns a SavedModel of plain operations into a file for another runtime, in a process
+of its own.
 
-`python -P _convert.py FORMAT SAVED_MODEL FILE METADATA.json`: converters change loggers and other things of the process that
-they run in, write on the terminal what they like, and end it when they fail badly. This one has no need of Keras.
+`python -P _convert.py FORMAT SAVED_MODEL FILE METADATA.json`: converters change loggers
+    and other things of the process that
+they run in, write on the terminal what they like, and end it when they fail badly. This
+one has no need of Keras.
 """
 
 import json
@@ -21,10 +24,14 @@ def to_onnx(saved_model: str, path: str, metadata: dict) -> None:
 
     loaded = tf.saved_model.load(saved_model)  # must live as long as its signature
     serve = loaded.signatures["serving_default"]
-    # tf2onnx freezes variables itself, but would make inputs of other constants from outside of the function.
+    # tf2onnx freezes variables itself, but would make inputs of other constants from outside of the
+    # function.
     graph = convert_variables_to_constants_v2(serve, aggressive_inlining=True)
     inputs = {tensor.name: "images" for tensor in graph.inputs}
-    outputs = {tensor.name: name for tensor, name in zip(graph.outputs, sorted(serve.structured_outputs), strict=True)}
+    outputs = {
+        tensor.name: name
+        for tensor, name in zip(graph.outputs, sorted(serve.structured_outputs), strict=True)
+    }
     model, _ = tf2onnx.convert.from_graph_def(
         graph.graph.as_graph_def(add_shapes=True),
         name="keras-preact",
@@ -46,7 +53,9 @@ def to_onnx(saved_model: str, path: str, metadata: dict) -> None:
 
 
 def _erfc(context, node, _name, _arguments) -> None:
-    """Replace the complementary error function, in TensorFlow's GELU, which ONNX does not have."""
+    """Replace the complementary error function, in TensorFlow's GELU, which ONNX does
+    not have.
+    """
     import numpy as np
     import tf2onnx
 
@@ -57,13 +66,18 @@ def _erfc(context, node, _name, _arguments) -> None:
 
 
 def to_litert(saved_model: str, path: str, metadata: dict) -> None:
-    """Write a .tflite file, behind which a ZIP archive with `metadata` in metadata.json stands."""
+    """Write a .tflite file, behind which a ZIP archive with `metadata` in metadata.json
+    stands.
+    """
     import tensorflow as tf
 
-    converter = tf.lite.TFLiteConverter.from_saved_model(saved_model, signature_keys=["serving_default"])
+    converter = tf.lite.TFLiteConverter.from_saved_model(
+        saved_model, signature_keys=["serving_default"]
+    )
     with open(path, "wb") as file:
         file.write(converter.convert())
-    # As LiteRT's own tools do with the files that belong to a model. The interpreter reads no further than the model.
+    # As LiteRT's own tools do with the files that belong to a model. The interpreter reads no
+    # further than the model.
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("metadata.json", json.dumps(metadata, indent=2))
 

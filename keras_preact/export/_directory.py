@@ -1,4 +1,6 @@
-"""The directory of a served model: numbered versions and a card, each of which appears complete or not at all."""
+"""The directory of a served model: numbered versions and a card, each of which appears
+complete or not at all.
+"""
 
 import contextlib
 import hashlib
@@ -19,7 +21,9 @@ OWN_CARD = Path("assets.extra") / CARD
 def versions(directory: Path) -> list[int]:
     """Return the numbers of the versions in `directory`, in order."""
     entries = directory.iterdir() if directory.is_dir() else ()
-    return sorted({int(entry.name) for entry in entries if entry.name.isascii() and entry.name.isdecimal()})
+    return sorted(
+        {int(entry.name) for entry in entries if entry.name.isascii() and entry.name.isdecimal()}
+    )
 
 
 def next_version(directory: Path) -> int:
@@ -29,22 +33,28 @@ def next_version(directory: Path) -> int:
 def check_version(directory: Path, version: int | None) -> None:
     """Raise a ValueError for a version that cannot be written."""
     if directory.exists() and not directory.is_dir():
-        raise ValueError(f"`directory` must be a folder or a path where there is nothing yet. Received: {directory}, a file")
+        raise ValueError(
+            "`directory` must be a folder or a path where there is nothing yet. Received: "
+            f"{directory}, a file"
+        )
     if version is None:
         return
     _checks.positive_int(version, "version")
     if version in versions(directory):
         raise ValueError(
-            f"{directory} has a version {version}, and a version is never overwritten: the next free one is "
-            f"{next_version(directory)}, which version=None takes. Received: version={version}"
+            f"{directory} has a version {version}, and a version is never overwritten: the next "
+            f"free one is {next_version(directory)}, which version=None takes. Received: "
+            f"version={version}"
         )
 
 
 @contextlib.contextmanager
 def workshop(directory: Path) -> Iterator[Path]:
-    """Give a hidden folder inside `directory` to build a version in; it is gone afterwards.
+    """Give a hidden folder inside `directory` to build a version in; it is gone
+    afterwards.
 
-    So are `directory` and the folders above it, if this made them and nothing came of it.
+    So are `directory` and the folders above it, if this made them and nothing came of
+    it.
     """
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
@@ -61,15 +71,22 @@ def workshop(directory: Path) -> Iterator[Path]:
 
 
 def publish(temporary: Path, directory: Path, version: int | None, card: dict) -> Path:
-    """Give the SavedModel in `temporary / "version"` its card and its number in `directory`, and return its path.
+    """Give the SavedModel in `temporary / "version"` its card and its number in
+    `directory`, and return its path.
 
     Each version holds its card; that in `directory` is the highest version's.
     """
     built = temporary / "version"
-    files = {path.relative_to(built).as_posix(): sha256(path) for path in sorted(built.rglob("*")) if path.is_file()}
+    files = {
+        path.relative_to(built).as_posix(): sha256(path)
+        for path in sorted(built.rglob("*"))
+        if path.is_file()
+    }
     while True:
         number = next_version(directory) if version is None else version
-        text = json.dumps(card | {"version": number, "files": files}, indent=2, allow_nan=False) + "\n"
+        text = (
+            json.dumps(card | {"version": number, "files": files}, indent=2, allow_nan=False) + "\n"
+        )
         for path in (built / OWN_CARD, temporary / CARD):
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")

@@ -1,13 +1,15 @@
 """The first frame of a GIF, found with TensorFlow operations.
 
-TensorFlow's decoder unpacks every frame of the file, whatever it is asked for: some KB of empty frames fill any memory. So
-what lies behind the first frame is cut off. TensorFlow also takes the largest frame for the whole image; the frame is put to
-its place on the GIF's screen here.
+TensorFlow's decoder unpacks every frame of the file, whatever it is asked for: some KB
+of empty frames fill any memory. So what lies behind the first frame is cut off.
+TensorFlow also takes the largest frame for the whole image; the frame is put to its
+place on the GIF's screen here.
 """
 
 from keras_preact.export._guards import ensure
 
-#: Runs of equal blocks in a file that are followed before it is refused. Files have a handful, or a few hundred with metadata.
+#: Runs of equal blocks in a file that are followed before it is refused. Files have a handful, or a
+#: few hundred with metadata.
 MAX_RUNS = 10_000
 #: Blocks of a run that are looked at together.
 WINDOW = 4096
@@ -18,15 +20,18 @@ DESCRIPTOR = 10
 
 
 def first_frame(file, name):
-    """Return a GIF without what follows its first frame, and where on its screen that frame belongs.
+    """Return a GIF without what follows its first frame, and where on its screen that
+    frame belongs.
 
     Args:
         file: Scalar string that begins as a GIF.
         name: Scalar string, what messages call the image.
 
     Returns:
-        `(file, canvas)`: a scalar string, a GIF that is filled by its one frame; and int64 `(4,)`, height and width of the
-        screen, grown where the frame exceeds it, and the frame's distances from above and from the left.
+        `(file, canvas)`: a scalar string, a GIF that is filled by its one frame; and
+            int64 `(4,)`, height and width of the
+        screen, grown where the frame exceeds it, and the frame's distances from above
+        and from the left.
 
     Raises:
         InvalidArgumentError: (when it runs) if there is no whole frame.
@@ -35,18 +40,30 @@ def first_frame(file, name):
 
     start, end = _find(file)
     length = tf.strings.length(file)
-    file = ensure((start > 0) & (end <= length), file, name, " is a GIF without a whole first frame")
+    file = ensure(
+        (start > 0) & (end <= length), file, name, " is a GIF without a whole first frame"
+    )
     screen = tf.reverse(_numbers(tf.strings.substr(file, 6, 4), 2), [0])
     box = _numbers(tf.strings.substr(file, start + 1, 8), 4)
-    place, extent = tf.gather(box, [1, 0]), tf.gather(box, [3, 2])  # from above and from the left, height and width
+    place, extent = (
+        tf.gather(box, [1, 0]),
+        tf.gather(box, [3, 2]),
+    )  # from above and from the left, height and width
     extent = ensure(tf.reduce_all(extent > 0), extent, name, " is a GIF with an empty first frame")
     canvas = tf.concat([tf.maximum(screen, place + extent), place], axis=0)
-    parts = [tf.strings.substr(file, 0, start + 1), bytes(4), tf.strings.substr(file, start + 5, end - start - 5), b";"]
+    parts = [
+        tf.strings.substr(file, 0, start + 1),
+        bytes(4),
+        tf.strings.substr(file, start + 5, end - start - 5),
+        b";",
+    ]
     return tf.strings.join(parts), canvas
 
 
 def decode(file, canvas):
-    """Return uint8 `(height, width, 3)` of what `first_frame` returned; black where nothing is drawn."""
+    """Return uint8 `(height, width, 3)` of what `first_frame` returned; black where
+    nothing is drawn.
+    """
     import tensorflow as tf
 
     frame = tf.io.decode_gif(file)[0]
@@ -59,18 +76,22 @@ def _numbers(text, count):
     """Return the 16-bit numbers in a string, as int64."""
     import tensorflow as tf
 
-    return tf.cast(tf.ensure_shape(tf.io.decode_raw(text, tf.uint16, little_endian=True), [count]), tf.int64)
+    return tf.cast(
+        tf.ensure_shape(tf.io.decode_raw(text, tf.uint16, little_endian=True), [count]), tf.int64
+    )
 
 
 def _find(file):
-    """Return the places of the first frame's descriptor and behind its data, int32; the second exceeds a file cut off there.
+    """Return the places of the first frame's descriptor and behind its data, int32; the
+    second exceeds a file cut off there.
 
     The first is 0 where there is no frame.
     """
     import tensorflow as tf
 
     length = tf.strings.length(file)
-    # What is read behind the end is 0: it ends a chain of blocks, and is neither an extension nor a frame.
+    # What is read behind the end is 0: it ends a chain of blocks, and is neither an extension nor a
+    # frame.
     data = tf.io.decode_raw(tf.strings.join([file, bytes(HEADER + DESCRIPTOR)]), tf.uint8)
 
     def byte(place):
@@ -88,7 +109,9 @@ def _find(file):
         return tf.cond(in_blocks, lambda: blocks(at, start), lambda: record(at))
 
     def record(at):
-        """An extension or a frame: what follows both is a chain of blocks, each with its length before it."""
+        """An extension or a frame: what follows both is a chain of blocks, each with
+        its length before it.
+        """
         kind = byte(at)
         is_image = kind == IMAGE
         behind = at + tf.where(is_image, DESCRIPTOR + table(at + DESCRIPTOR - 1) + 1, 2)
@@ -96,7 +119,9 @@ def _find(file):
         return tf.minimum(behind, length), tf.where(is_image, at, 0), known, ~known
 
     def blocks(at, start):
-        """As many blocks of the same length as follow one another; or the empty one, which ends the chain."""
+        """As many blocks of the same length as follow one another; or the empty one,
+        which ends the chain.
+        """
         size = byte(at)
         run = data[at : at + WINDOW * (size + 1) : size + 1]
         same = tf.math.cumprod(tf.cast(run == data[at], tf.int32))
@@ -106,5 +131,7 @@ def _find(file):
 
     first = tf.minimum(HEADER + table(10), length)
     state = (first, tf.constant(0), tf.constant(False), tf.constant(False))
-    at, start, _, done = tf.while_loop(go_on, step, state, maximum_iterations=MAX_RUNS, parallel_iterations=1)
+    at, start, _, done = tf.while_loop(
+        go_on, step, state, maximum_iterations=MAX_RUNS, parallel_iterations=1
+    )
     return tf.where(done, start, 0), at

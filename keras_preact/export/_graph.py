@@ -1,8 +1,10 @@
 """Writes the serving graph: TensorFlow operations and the weights, nothing of Keras.
 
-The process that runs this has Keras on TensorFlow. A process on JAX or PyTorch starts one (`python -m
-keras_preact.export._graph`) and hands the model over in a file: whatever the training ran on, one and the same graph of plain
-TensorFlow operations comes out, with a free batch size and free image sizes, that any TensorFlow runtime can run.
+The process that runs this has Keras on TensorFlow. A process on JAX or PyTorch starts
+one (`python -m keras_preact.export._graph`) and hands the model over in a file:
+whatever the training ran on, one and the same graph of plain TensorFlow operations
+comes out, with a free batch size and free image sizes, that any TensorFlow runtime can
+run.
 """
 
 import dataclasses
@@ -31,9 +33,12 @@ class Plan:
     Args:
         activation: `"softmax"` or `"sigmoid"`: logits to probabilities.
         classes: Their names.
-        size: Height and width that files of images are brought to; None: they are not taken.
-        preprocessing: How they are brought there, and normalised where the network does not.
-        takes_pixels: Whether the network takes pixels from 0 to 255 and normalises them itself.
+        size: Height and width that files of images are brought to; None: they are not
+            taken.
+        preprocessing: How they are brought there, and normalised where the network does
+            not.
+        takes_pixels: Whether the network takes pixels from 0 to 255 and normalises them
+            itself.
         max_pixels: Of an image file that is decoded.
         top_k: Classes that a file is answered with.
         fold: Whether batch normalisations are folded into the weights in front of them.
@@ -56,7 +61,13 @@ class Plan:
         fields = json.loads(text)
         own = fields["preprocessing"]
         size = fields["size"]
-        return cls(**fields | {"size": size and tuple(size), "preprocessing": None if own is None else Preprocessing(**own)})
+        return cls(
+            **fields
+            | {
+                "size": size and tuple(size),
+                "preprocessing": None if own is None else Preprocessing(**own),
+            }
+        )
 
 
 def write(model: keras.Model, plan: Plan, path: Path) -> None:
@@ -77,14 +88,19 @@ def write(model: keras.Model, plan: Plan, path: Path) -> None:
         with values.active():
             outputs = model(tf.cast(images, model.input_dtype), training=False)
         logits, features = (tf.cast(output, tf.float32) for output in outputs)
-        return {"logits": logits, "probabilities": to_probabilities(logits, plan.activation), "features": features}
+        return {
+            "logits": logits,
+            "probabilities": to_probabilities(logits, plan.activation),
+            "features": features,
+        }
 
-    # The model itself must stay out of the module: TensorFlow would find its weights a second time through it, and
-    # everything else that Keras keeps.
+    # The model itself must stay out of the module: TensorFlow would find its weights a second time
+    # through it, and everything else that Keras keeps.
     module = tf.Module()
     module.weights = values.stored
     module.core = tf.function(compute, input_signature=[images], autograph=False)
-    # R-164 as plain operations and as loops: equally fast in TensorFlow, but other engines run loops ten times slower.
+    # R-164 as plain operations and as loops: equally fast in TensorFlow, but other engines run
+    # loops ten times slower.
     with stacks.written_out():
         core = trace(module.core)
 
@@ -100,13 +116,19 @@ def write(model: keras.Model, plan: Plan, path: Path) -> None:
 
     signatures = {SERVING_DEFAULT: (scores, images), FEATURES: (embed, images)}
     if plan.size is not None:
-        module.decode = tf.function(_decoder(plan, model.input_shape[-1]), input_signature=[files], autograph=False)
+        module.decode = tf.function(
+            _decoder(plan, model.input_shape[-1]), input_signature=[files], autograph=False
+        )
         decode = module.decode.get_concrete_function()
 
         def classify(image_bytes):
             probabilities = core(images=decode(image_bytes=image_bytes))["probabilities"]
             highest, indices = tf.math.top_k(probabilities, plan.top_k)
-            return {"classes": tf.gather(tf.constant(plan.classes), indices), "scores": highest, "indices": indices}
+            return {
+                "classes": tf.gather(tf.constant(plan.classes), indices),
+                "scores": highest,
+                "indices": indices,
+            }
 
         signatures[PREDICT_BYTES] = (classify, files)
     functions = {
@@ -124,12 +146,16 @@ def to_probabilities(logits, activation: str):
 
 
 def _check(images, shape: tuple):
-    """Return the images; a loaded signature takes any size, number and value without a word: what is wrong ends here."""
+    """Return the images; a loaded signature takes any size, number and value without a
+    word: what is wrong ends here.
+    """
     import tensorflow as tf
 
     images = _guards.ensure(tf.shape(images)[0] > 0, images, "images holds no image")
     images = tf.ensure_shape(images, shape)
-    return tf.debugging.check_numerics(images, "<<images holds a value that is not a finite number>>")
+    return tf.debugging.check_numerics(
+        images, "<<images holds a value that is not a finite number>>"
+    )
 
 
 def _decoder(plan: Plan, channels: int):
@@ -152,13 +178,16 @@ def _decoder(plan: Plan, channels: int):
 def trace(function) -> Any:
     """Return the graph of a tf.function, with those it calls written out.
 
-    Keras has XLA compile grouped convolutions on its TensorFlow backend, and that demand would stand in the graph: a server
-    would need XLA, and the first request would wait for it. TensorFlow's own convolution has groups too.
+    Keras has XLA compile grouped convolutions on its TensorFlow backend, and that
+    demand would stand in the graph: a server would need XLA, and the first request
+    would wait for it. TensorFlow's own convolution has groups too.
     """
     import tensorflow as tf
 
     before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)  # means: the functions inside; tracing one makes its graph all the same
+    tf.config.run_functions_eagerly(
+        True
+    )  # means: the functions inside; tracing one makes its graph all the same
     try:
         return function.get_concrete_function()
     finally:

@@ -1,7 +1,9 @@
-"""Encoded images to pixels, with TensorFlow operations alone, for the graph that is served.
+"""Encoded images to pixels, with TensorFlow operations alone, for the graph that is
+served.
 
-Nothing is decoded before its header has been read: some KB can hold an image of any size. What is wrong ends in an
-InvalidArgumentError; of those that the graph raises itself, the sentence for the client stands between `<<` and `>>`.
+Nothing is decoded before its header has been read: some KB can hold an image of any
+size. What is wrong ends in an InvalidArgumentError; of those that the graph raises
+itself, the sentence for the client stands between `<<` and `>>`.
 """
 
 import dataclasses
@@ -25,11 +27,14 @@ class Format:
     Args:
         name: What it is called.
         magic: What a file may begin with.
-        read_header: From a file and what messages call it to the file to decode and its canvas, int64 `(4,)`: height,
-            width, and the pixels' distances from above and from the left.
-        decode: From these two and a number of channels, 1 or 3, to uint8 `(height, width, channels)`.
+        read_header: From a file and what messages call it to the file to decode and its
+            canvas, int64 `(4,)`: height, width, and the pixels' distances from above
+            and from the left.
+        decode: From these two and a number of channels, 1 or 3, to uint8 `(height,
+            width, channels)`.
         channels: What `decode` takes.
-        limits: Bytes to how often a file may hold them, of what costs time whatever the size of the image.
+        limits: Bytes to how often a file may hold them, of what costs time whatever the
+            size of the image.
     """
 
     name: str
@@ -51,7 +56,9 @@ def _png_header(file, name):
 def _jpeg_header(file, name):
     import tensorflow as tf
 
-    return file, tf.concat([tf.image.extract_jpeg_shape(file, output_type=tf.int64)[:2], [0, 0]], axis=0)
+    return file, tf.concat(
+        [tf.image.extract_jpeg_shape(file, output_type=tf.int64)[:2], [0, 0]], axis=0
+    )
 
 
 def _decode_jpeg(file, canvas, channels):
@@ -111,7 +118,9 @@ FORMATS = (
         read_header=_jpeg_header,
         decode=_decode_jpeg,
         channels=(1, 3),
-        limits={b"\xff\xda": 50},  # scans, each of which may go over the whole image; a progressive file has about ten
+        limits={
+            b"\xff\xda": 50
+        },  # scans, each of which may go over the whole image; a progressive file has about ten
     ),
     Format(
         name="GIF",
@@ -127,14 +136,17 @@ FORMATS = (
 class Decoder:
     """Encoded images to the pixels that a network was evaluated on.
 
-    The files are PNG, JPEG or GIF. They are read as the training reads them: of 16 bits a channel the upper 8 count, and with
-    1 or 3 channels transparency is dropped. With 4 channels, an image without transparency is opaque. A GIF gives its
-    first frame, black where that is transparent. The orientation in a photograph's EXIF data is not applied.
+    The files are PNG, JPEG or GIF. They are read as the training reads them: of 16 bits
+    a channel the upper 8 count, and with 1 or 3 channels transparency is dropped. With
+    4 channels, an image without transparency is opaque. A GIF gives its first frame,
+    black where that is transparent. The orientation in a photograph's EXIF data is not
+    applied.
 
     Args:
         size: Height and width of the pixels that leave.
         channels: 1, 3 or 4.
-        preprocessing: How images of another size are brought to it (`resize_image`). None: as a whole.
+        preprocessing: How images of another size are brought to it (`resize_image`).
+            None: as a whole.
         max_pixels: Height times width of the largest image that is decoded.
 
     Raises:
@@ -160,8 +172,9 @@ class Decoder:
             image_bytes: String tensor `(n,)`, a file each.
 
         Raises:
-            InvalidArgumentError: (when it runs) for no image; an image of another format, of more than `max_pixels`, of no
-                pixels; a damaged one; never a part of one.
+            InvalidArgumentError: (when it runs) for no image; an image of another
+                format, of more than `max_pixels`, of no pixels; a damaged one; never a
+                part of one.
         """
         import tensorflow as tf
 
@@ -181,19 +194,33 @@ class Decoder:
         import tensorflow as tf
 
         name = tf.strings.join(["image ", tf.strings.as_string(number)])
-        fits = [tf.reduce_any([tf.strings.substr(file, 0, len(magic)) == magic for magic in row.magic]) for row in FORMATS]
+        fits = [
+            tf.reduce_any([tf.strings.substr(file, 0, len(magic)) == magic for magic in row.magic])
+            for row in FORMATS
+        ]
         *others, last = [row.name for row in FORMATS]
         file = ensure(tf.reduce_any(fits), file, name, f" is no {', '.join(others)} or {last}")
         which = tf.argmax(tf.cast(fits, tf.int32), output_type=tf.int32)
-        file, canvas = tf.switch_case(which, [functools.partial(_read_header, row, file, name) for row in FORMATS])
+        file, canvas = tf.switch_case(
+            which, [functools.partial(_read_header, row, file, name) for row in FORMATS]
+        )
         canvas = tf.ensure_shape(canvas, [4])
         height, width = canvas[0], canvas[1]
-        words = [name, " is ", tf.strings.as_string(width), " x ", tf.strings.as_string(height), " pixels"]
+        words = [
+            name,
+            " is ",
+            tf.strings.as_string(width),
+            " x ",
+            tf.strings.as_string(height),
+            " pixels",
+        ]
         file = ensure((height > 0) & (width > 0), file, *words)
         # A quotient, as a product could be too large for 64 bits.
         small = height <= self.max_pixels // tf.maximum(width, 1)
         file = ensure(small, file, *words, f"; at most {self.max_pixels} pixels are decoded")
-        pixels = tf.switch_case(which, [functools.partial(self._read, row, file, canvas) for row in FORMATS])
+        pixels = tf.switch_case(
+            which, [functools.partial(self._read, row, file, canvas) for row in FORMATS]
+        )
         return resize_image(pixels, self.preprocessing, self.size)
 
     def _read(self, row: Format, file, canvas):

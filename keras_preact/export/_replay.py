@@ -1,6 +1,8 @@
-"""Runs an exported model as a server or a device would, in a process of its own, with no Keras to be had.
+"""Runs an exported model as a server or a device would, in a process of its own, with
+no Keras to be had.
 
-`python -P _replay.py RUNTIME MODEL INPUTS.npz OUTPUTS.npz` reads batches by name and writes `NAME/OUTPUT` for each output.
+`python -P _replay.py RUNTIME MODEL INPUTS.npz OUTPUTS.npz` reads batches by name and
+writes `NAME/OUTPUT` for each output.
 """
 
 import sys
@@ -14,7 +16,8 @@ def _saved_model(path: str) -> Callable:
 
     loaded = tf.saved_model.load(path)  # must live as long as its signature
     return lambda images: {
-        name: value.numpy() for name, value in loaded.signatures["serving_default"](images=tf.constant(images)).items()
+        name: value.numpy()
+        for name, value in loaded.signatures["serving_default"](images=tf.constant(images)).items()
     }
 
 
@@ -33,7 +36,8 @@ def _litert(path: str) -> Callable:
     return lambda images: serve(images=images)
 
 
-#: Name to the function from the path of a model to the function from its images to its outputs by name.
+#: Name to the function from the path of a model to the function from its images to its outputs by
+#: name.
 RUNTIMES = {"saved_model": _saved_model, "onnx": _onnx, "litert": _litert}
 
 

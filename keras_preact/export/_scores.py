@@ -1,4 +1,6 @@
-"""What a classifier computes, taken apart: the logits, and the function that turns them into probabilities."""
+"""What a classifier computes, taken apart: the logits, and the function that turns them
+into probabilities.
+"""
 
 import dataclasses
 
@@ -9,7 +11,9 @@ from keras_preact.models.base import UnitNetwork
 
 #: Name of an activation to its function on a NumPy array of logits in float64.
 PROBABILITIES = {
-    "softmax": lambda x: (e := np.exp(x - x.max(axis=-1, keepdims=True))) / e.sum(axis=-1, keepdims=True),
+    "softmax": lambda x: (
+        (e := np.exp(x - x.max(axis=-1, keepdims=True))) / e.sum(axis=-1, keepdims=True)
+    ),
     "sigmoid": lambda x: np.where(x >= 0, 1, np.exp(-np.abs(x))) / (1 + np.exp(-np.abs(x))),
 }
 
@@ -19,15 +23,17 @@ class Scores:
     """A classifier taken apart.
 
     Args:
-        model: Images to logits; its images have the channels last. It shares its layers with the classifier, except
-            where those want the channels first.
+        model: Images to logits; its images have the channels last. It shares its layers
+            with the classifier, except where those want the channels first.
         core: The same to logits and to features, the input of the last dense layer.
         probe: The classifier as it is: its own images to logits and its own output.
         activation: Key of `PROBABILITIES`.
-        output_is: What the classifier's own output is: `"logits"`, `"probabilities"`, or `"other"`.
+        output_is: What the classifier's own output is: `"logits"`, `"probabilities"`,
+            or `"other"`.
         channels_first: Whether `probe` takes images with the channels first.
         takes_pixels: Whether it starts with a layer that normalises pixels.
-        smallest_size: Of an image, where the size is not fixed, one that every network takes.
+        smallest_size: Of an image, where the size is not fixed, one that every network
+            takes.
     """
 
     model: keras.Model
@@ -53,20 +59,22 @@ def take_apart(model: keras.Model) -> Scores:
     """Find the logits of a classifier.
 
     Raises:
-        ValueError: where there are none, or more than one input or output; the message says how to make it work.
+        ValueError: where there are none, or more than one input or output; the message
+            says how to make it work.
     """
     if not isinstance(model, keras.Model) or not getattr(model, "inputs", None):
         raise ValueError(
-            "Only a built functional or sequential Keras model can be exported: for another one use "
-            f"keras.Model(inputs, outputs), or give the Sequential model a keras.Input. Received: model={model!r}"
+            "Only a built functional or sequential Keras model can be exported: for another one "
+            "use keras.Model(inputs, outputs), or give the Sequential model a keras.Input. "
+            f"Received: model={model!r}"
         )
     if isinstance(model, UnitNetwork):
         return _of_unit_network(model)
     if len(model.inputs) != 1 or len(model.outputs) != 1 or len(model.outputs[0].shape) != 2:
         shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
         raise ValueError(
-            "The model must have one input, and one output of shape (batch, classes). "
-            f"Received: {len(model.inputs)} inputs and {len(model.outputs)} outputs of the shapes {shapes}"
+            "The model must have one input, and one output of shape (batch, classes). Received: "
+            f"{len(model.inputs)} inputs and {len(model.outputs)} outputs of the shapes {shapes}"
         )
     logits, activation, output_is = _find_logits(model)
     return Scores(
@@ -84,8 +92,8 @@ def take_apart(model: keras.Model) -> Scores:
 def _of_unit_network(model: UnitNetwork) -> Scores:
     if model.logits is None:
         raise ValueError(
-            "The model has no classifier, so there are no logits to export: build it with include_top=True. "
-            f"Received: {model.name!r} with include_top=False"
+            "The model has no classifier, so there are no logits to export: build it with "
+            f"include_top=True. Received: {model.name!r} with include_top=False"
         )
     config = model.get_config()
     channels_first = config["data_format"] == "channels_first" and len(model.input_shape) == 4
@@ -97,7 +105,11 @@ def _of_unit_network(model: UnitNetwork) -> Scores:
         core=_with_features(exported.inputs[0], exported.logits),
         probe=keras.Model(model.inputs[0], [model.logits, model.outputs[0]]),
         activation=activation,
-        output_is="logits" if name in (None, "linear") else "probabilities" if name == activation else "other",
+        output_is="logits"
+        if name in (None, "linear")
+        else "probabilities"
+        if name == activation
+        else "other",
         channels_first=channels_first,
         takes_pixels=_takes_pixels(model),
         smallest_size=64 if config.get("stem") == "7x7" else 32,
@@ -105,21 +117,24 @@ def _of_unit_network(model: UnitNetwork) -> Scores:
 
 
 def _channels_last(model: UnitNetwork) -> UnitNetwork:
-    """Return the same network for images with the channels last, as clients have them and every TensorFlow on a CPU needs."""
+    """Return the same network for images with the channels last, as clients have them
+    and every TensorFlow on a CPU needs.
+    """
     channels, *size = model.get_config()["input_shape"]
     return _twin(model, input_shape=[*size, channels], data_format="channels_last")
 
 
 def in_bfloat16(model: keras.Model) -> UnitNetwork:
-    """Return the same network computing in bfloat16, as training with `mixed_bfloat16` does: logits in float32.
+    """Return the same network computing in bfloat16, as training with `mixed_bfloat16`
+    does: logits in float32.
 
     Raises:
         ValueError: for a model that is no network of this package.
     """
     if not isinstance(model, UnitNetwork):
         raise ValueError(
-            "precision='bfloat16' is for the networks of this package: build another one with dtype='mixed_bfloat16', and "
-            f"export it as it is. Received: model={model!r}"
+            "precision='bfloat16' is for the networks of this package: build another one with "
+            f"dtype='mixed_bfloat16', and export it as it is. Received: model={model!r}"
         )
     return _twin(model, dtype="mixed_bfloat16")
 
@@ -136,7 +151,9 @@ def _with_features(images, logits) -> keras.Model:
 
 
 def _find_logits(model: keras.Model):
-    """Return the logits of a model that ends in a dense layer as a Keras tensor, the activation and what the output is."""
+    """Return the logits of a model that ends in a dense layer as a Keras tensor, the
+    activation and what the output is.
+    """
     last, source = _origin(model.outputs[0])
     if isinstance(last, keras.layers.Dense):
         name = _activation_name(last)
@@ -147,12 +164,16 @@ def _find_logits(model: keras.Model):
     elif isinstance(last, keras.layers.Softmax | keras.layers.Activation):
         name = _activation_name(last)
         before = _origin(source)[0]
-        if name in PROBABILITIES and isinstance(before, keras.layers.Dense) and _activation_name(before) == "linear":
+        if (
+            name in PROBABILITIES
+            and isinstance(before, keras.layers.Dense)
+            and _activation_name(before) == "linear"
+        ):
             return source, name, "probabilities"
     raise ValueError(
-        "The model must end in a Dense layer whose output is the logits: one without activation, with "
-        "activation='softmax' or 'sigmoid', or with such an activation as the layer behind it. Received: a model that ends in "
-        f"{last!r}"
+        "The model must end in a Dense layer whose output is the logits: one without activation, "
+        "with activation='softmax' or 'sigmoid', or with such an activation as the layer behind "
+        f"it. Received: a model that ends in {last!r}"
     )
 
 
@@ -170,11 +191,16 @@ def _activation_name(layer: keras.Layer) -> str:
 
 
 def _linear_copy(layer: keras.layers.Dense) -> keras.layers.Dense:
-    copy = type(layer).from_config(layer.get_config() | {"activation": "linear", "name": f"{layer.name}_logits"})
+    copy = type(layer).from_config(
+        layer.get_config() | {"activation": "linear", "name": f"{layer.name}_logits"}
+    )
     copy.build(layer.kernel.shape[:-1])
     copy.set_weights(layer.get_weights())
     return copy
 
 
 def _takes_pixels(model: keras.Model) -> bool:
-    return any(isinstance(layer, keras.layers.Normalization | keras.layers.Rescaling) for layer in model.layers)
+    return any(
+        isinstance(layer, keras.layers.Normalization | keras.layers.Rescaling)
+        for layer in model.layers
+    )

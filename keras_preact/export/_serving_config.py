@@ -1,4 +1,6 @@
-"""`kp.export.write_serving_config`: the files that TensorFlow Serving reads besides the models."""
+"""`kp.export.write_serving_config`: the files that TensorFlow Serving reads besides the
+models.
+"""
 
 import json
 from pathlib import Path
@@ -19,24 +21,32 @@ def write_config(
     max_enqueued_batches: int = 10,
     num_batch_threads: int = 4,
 ) -> list[Path]:
-    """Write TensorFlow Serving's configuration for all models of a directory, into the directory.
+    """Write TensorFlow Serving's configuration for all models of a directory, into the
+    directory.
 
-    - `models.config`: every model, with the versions that are served. A server that it is told to read again
-      (`--model_config_file_poll_wait_seconds`) takes up new models; new versions it finds by itself.
-    - `batching.config`: how images of different requests are computed together. There is one file for all models: the allowed
-      batch sizes are all that a model's card names, and the largest of them is `max_batch_size`. A smaller one would keep
-      versions from loading, whose warm-up requests it would refuse. Requests with more images end in an error.
+    - `models.config`: every model, with the versions that are served. A server that it
+      is told to read again (`--model_config_file_poll_wait_seconds`) takes up new
+      models; new versions it finds by itself.
+    - `batching.config`: how images of different requests are computed together. There
+      is one file for all models: the allowed batch sizes are all that a model's card
+      names, and the largest of them is `max_batch_size`. A smaller one would keep
+      versions from loading, whose warm-up requests it would refuse. Requests with more
+      images end in an error.
     - `monitoring.config`: numbers for Prometheus, at `/monitoring/prometheus/metrics`.
 
     The same models and arguments give the same files. Each file is replaced as a whole.
 
     Args:
-        directory: The folder of models, such as `saved_models`: `DIRECTORY/NAME/VERSION/saved_model.pb`.
-        base_path: Where the server sees this folder: a path, or the address of a bucket such as `gs://bucket/models`.
-        versions: How many versions of each model are served, the highest ones. None: all.
-        batch_timeout_micros: Microseconds that an image waits for others when a thread is free. While none is, images gather
-            anyway.
-        max_enqueued_batches: Batches that wait, for each model; what comes then ends in an error.
+        directory: The folder of models, such as `saved_models`:
+            `DIRECTORY/NAME/VERSION/saved_model.pb`.
+        base_path: Where the server sees this folder: a path, or the address of a bucket
+            such as `gs://bucket/models`.
+        versions: How many versions of each model are served, the highest ones. None:
+            all.
+        batch_timeout_micros: Microseconds that an image waits for others when a thread
+            is free. While none is, images gather anyway.
+        max_enqueued_batches: Batches that wait, for each model; what comes then ends in
+            an error.
         num_batch_threads: Batches that are computed at once, all models together.
 
     Returns:
@@ -55,16 +65,24 @@ def write_config(
         _checks.positive_int(versions, "versions")
     _checks.positive_int(max_enqueued_batches, "max_enqueued_batches")
     _checks.positive_int(num_batch_threads, "num_batch_threads")
-    if isinstance(batch_timeout_micros, bool) or not isinstance(batch_timeout_micros, int) or batch_timeout_micros < 0:
+    if (
+        isinstance(batch_timeout_micros, bool)
+        or not isinstance(batch_timeout_micros, int)
+        or batch_timeout_micros < 0
+    ):
         raise ValueError(
-            f"`batch_timeout_micros` must be an integer, 0 or more. Received: batch_timeout_micros={batch_timeout_micros!r}"
+            "`batch_timeout_micros` must be an integer, 0 or more. Received: "
+            f"batch_timeout_micros={batch_timeout_micros!r}"
         )
     if not base_path.startswith("/") and "://" not in base_path:
         raise ValueError(
-            f"`base_path` must be an absolute path such as /models, or an address. Received: base_path={base_path!r}"
+            "`base_path` must be an absolute path such as /models, or an address. Received: "
+            f"base_path={base_path!r}"
         )
     models = _models(directory, versions)
-    sizes = sorted({size for served in models.values() for version in served for size in _batch_sizes(version)})
+    sizes = sorted(
+        {size for served in models.values() for version in served for size in _batch_sizes(version)}
+    )
     batching = {
         "max_batch_size": sizes[-1],
         "batch_timeout_micros": batch_timeout_micros,
@@ -88,9 +106,13 @@ def write_config(
 
 
 def _models(directory: Path, versions: int | None) -> dict[str, list[Path]]:
-    """Return the versions that are served of each model in `directory`, by name, in order."""
+    """Return the versions that are served of each model in `directory`, by name, in
+    order.
+    """
     models = {}
-    for folder in sorted(directory.iterdir() if directory.is_dir() else (), key=lambda path: path.name):
+    for folder in sorted(
+        directory.iterdir() if directory.is_dir() else (), key=lambda path: path.name
+    ):
         if folder.name.startswith(".") or not folder.is_dir():
             continue  # such as a version that is being built
         paths = [folder / str(number) for number in _directory.versions(folder)]
@@ -102,8 +124,8 @@ def _models(directory: Path, versions: int | None) -> dict[str, list[Path]]:
         if _directory.versions(directory):
             hint = f" It looks like one model; its folder of models would be {directory.resolve().parent}."
         raise ValueError(
-            f"There must be a model, NAME/VERSION/saved_model.pb, in `directory`; kp.export.save writes them.{hint} "
-            f"Received: {directory}"
+            "There must be a model, NAME/VERSION/saved_model.pb, in `directory`; kp.export.save "
+            f"writes them.{hint} Received: {directory}"
         )
     return models
 
@@ -113,7 +135,9 @@ def _batch_sizes(version: Path) -> list[int]:
     if not card.exists():
         return list(_warmup.BATCH_SIZES)
     try:
-        sizes = json.loads(card.read_text(encoding="utf-8")).get("batch_sizes") or list(_warmup.BATCH_SIZES)
+        sizes = json.loads(card.read_text(encoding="utf-8")).get("batch_sizes") or list(
+            _warmup.BATCH_SIZES
+        )
         for size in sizes:
             _checks.positive_int(size, "batch_sizes")
     except (ValueError, TypeError, AttributeError) as error:
@@ -135,12 +159,17 @@ def _model(name: str, path: str, versions: int | None) -> str:
 
 def _quoted(text: str) -> str:
     """Return a string of protobuf's text format, printable ASCII."""
-    plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in text.encode())
+    plain = (
+        chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
+        for byte in text.encode()
+    )
     return f'"{"".join(plain)}"'
 
 
 def _replace(directory: Path, texts: dict[str, str]) -> list[Path]:
-    """Write files of these names and texts into `directory`, each of which appears whole."""
+    """Write files of these names and texts into `directory`, each of which appears
+    whole.
+    """
     with _directory.workshop(directory) as temporary:
         for name, text in texts.items():
             (temporary / name).write_text(text, encoding="ascii")

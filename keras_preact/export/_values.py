@@ -1,4 +1,6 @@
-"""The values that an exported network computes with: its weights, with batch normalisations folded into them, in few bits."""
+"""The values that an exported network computes with: its weights, with batch
+normalisations folded into them, in few bits.
+"""
 
 import collections
 import contextlib
@@ -26,7 +28,8 @@ class Values:
         stored: The TensorFlow variables that the network reads, each once.
         mapping: Each of the network's variables that is read, with what stands for it.
         unread: Those that are not. A stack takes its slices of them all the same.
-        folded: Batch normalisations whose factors stand in the weights in front of them; None: as the network is.
+        folded: Batch normalisations whose factors stand in the weights in front of
+            them; None: as the network is.
     """
 
     stored: list[Any]
@@ -36,14 +39,21 @@ class Values:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """While active, the network computes with them; its own variables stay as they are."""
+        """While active, the network computes with them; its own variables stay as they
+        are.
+        """
         import tensorflow as tf
 
-        folding = contextlib.nullcontext() if self.folded is None else _batch_norm.folded(self.folded)
+        folding = (
+            contextlib.nullcontext() if self.folded is None else _batch_norm.folded(self.folded)
+        )
         with keras.StatelessScope() as scope, folding:
-            # Given to the scope as they are: it would bring each to the variable's own dtype, and the layer back.
+            # Given to the scope as they are: it would bring each to the variable's own dtype, and
+            # the layer back.
             scope.state_mapping.update({id(variable): value for variable, value in self.mapping})
-            scope.state_mapping.update({id(variable): tf.zeros(variable.shape) for variable in self.unread})
+            scope.state_mapping.update(
+                {id(variable): tf.zeros(variable.shape) for variable in self.unread}
+            )
             yield
 
 
@@ -54,7 +64,8 @@ def of(model: keras.Model, *, fold: bool) -> Values:
 
     Args:
         model: A functional model; images have the channels last.
-        fold: Whether to fold batch normalisations into the convolutions and dense layers in front of them.
+        fold: Whether to fold batch normalisations into the convolutions and dense
+            layers in front of them.
     """
     import tensorflow as tf
 
@@ -79,11 +90,18 @@ def of(model: keras.Model, *, fold: bool) -> Values:
             value = tf.Variable(value, trainable=False, name=variable.path)
         if key not in skipped:
             mapping.append((variable, value))
-    return Values([value for _, value in mapping], mapping, unread, [norm for _, norm in pairs] if fold else None)
+    return Values(
+        [value for _, value in mapping],
+        mapping,
+        unread,
+        [norm for _, norm in pairs] if fold else None,
+    )
 
 
 def _layers_and_places(model: keras.Model) -> tuple[list[keras.Layer], Callable]:
-    """Return all layers, those of a stack's unit among them, and what gives the variable that holds a layer's values."""
+    """Return all layers, those of a stack's unit among them, and what gives the
+    variable that holds a layer's values.
+    """
     layers: list[keras.Layer] = []
     stacked: dict[int, tuple] = {}
     for layer in model._flatten_layers(include_self=False):
@@ -91,16 +109,23 @@ def _layers_and_places(model: keras.Model) -> tuple[list[keras.Layer], Callable]
         if isinstance(layer, UnitStack):
             layers += layer.pattern._flatten_layers()
             stacked |= {id(own): (own, values) for own, values in layer.stacked_variables}
-    return layers, lambda variable: stacked[id(variable)][1] if id(variable) in stacked else variable
+    return (
+        layers,
+        lambda variable: stacked[id(variable)][1] if id(variable) in stacked else variable,
+    )
 
 
 def _fold(weight: keras.Layer, norm: keras.Layer, place: Callable) -> dict[int, np.ndarray]:
-    """Return what `weight`, and `beta` of `norm`, become where `norm` adds its `beta` alone, by the variables' identities."""
+    """Return what `weight`, and `beta` of `norm`, become where `norm` adds its `beta`
+    alone, by the variables' identities.
+    """
 
     def values(variable):
         return keras.ops.convert_to_numpy(place(variable)).astype("float64")
 
-    factor = values(norm.gamma) / np.sqrt(values(norm.moving_variance) + norm.epsilon)  # (..., channels); ... of a stack
+    factor = values(norm.gamma) / np.sqrt(
+        values(norm.moving_variance) + norm.epsilon
+    )  # (..., channels); ... of a stack
     kernel = values(weight.kernel)
     shape = (*factor.shape[:-1], *[1] * (kernel.ndim - factor.ndim), factor.shape[-1])
     changed = {
@@ -133,7 +158,9 @@ def _pairs_of_units(layers: list[keras.Layer]) -> Iterator[tuple]:
 
 
 def _pairs_of_graph(model: keras.Model) -> Iterator[tuple]:
-    """Find weights of which nothing but a batch normalisation reads the output, among a functional model's own layers."""
+    """Find weights of which nothing but a batch normalisation reads the output, among a
+    functional model's own layers.
+    """
     nodes = [node for level in model._nodes_by_depth.values() for node in level]
     made_by = {id(output): node.operation for node in nodes for output in node.outputs}
     reads = collections.Counter(id(tensor) for node in nodes for tensor in node.input_tensors)
@@ -142,5 +169,9 @@ def _pairs_of_graph(model: keras.Model) -> Iterator[tuple]:
     for node in nodes:
         for tensor in node.input_tensors[:1]:
             pair = made_by.get(id(tensor)), node.operation
-            if reads[id(tensor)] == 1 and all(calls[id(layer)] == 1 for layer in pair) and _fits(*pair):
+            if (
+                reads[id(tensor)] == 1
+                and all(calls[id(layer)] == 1 for layer in pair)
+                and _fits(*pair)
+            ):
                 yield pair

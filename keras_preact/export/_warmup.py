@@ -1,9 +1,11 @@
-"""Warm-up requests: what a server runs on a version before the first client's request, in TensorFlow Serving's file.
+"""Warm-up requests: what a server runs on a version before the first client's request,
+in TensorFlow Serving's file.
 
-A TFRecord of PredictionLog messages. TensorFlow has no code for them, and the few fields that it takes are encoded here:
-PredictionLog.predict_log (6), PredictLog.request (1), PredictRequest.model_spec (1) and .inputs (2), a map, whose entries are
-messages of key (1) and value (2), and ModelSpec.signature_name (3). The model's name is left out: a server runs the requests
-on the version that it loads, whatever its name.
+A TFRecord of PredictionLog messages. TensorFlow has no code for them, and the few
+fields that it takes are encoded here: PredictionLog.predict_log (6), PredictLog.request
+(1), PredictRequest.model_spec (1) and .inputs (2), a map, whose entries are messages of
+key (1) and value (2), and ModelSpec.signature_name (3). The model's name is left out: a
+server runs the requests on the version that it loads, whatever its name.
 """
 
 import itertools
@@ -26,8 +28,8 @@ def write(version: Path, requests: Iterable[tuple[str, Mapping[str, np.ndarray]]
 
     Args:
         version: The folder of the SavedModel.
-        requests: Pairs of a signature's name and its inputs, arrays by name; strings as arrays of objects. An array of equal
-            values takes the room of one.
+        requests: Pairs of a signature's name and its inputs, arrays by name; strings as
+            arrays of objects. An array of equal values takes the room of one.
 
     Raises:
         ValueError: for more than 1000 requests; nothing is written.
@@ -35,9 +37,15 @@ def write(version: Path, requests: Iterable[tuple[str, Mapping[str, np.ndarray]]
     """
     import tensorflow as tf
 
-    records = [_encode(signature, inputs) for signature, inputs in itertools.islice(requests, MAX_REQUESTS + 1)]
+    records = [
+        _encode(signature, inputs)
+        for signature, inputs in itertools.islice(requests, MAX_REQUESTS + 1)
+    ]
     if len(records) > MAX_REQUESTS:
-        raise ValueError(f"`requests` must hold at most {MAX_REQUESTS}: TensorFlow Serving loads no more. Received: more")
+        raise ValueError(
+            f"`requests` must hold at most {MAX_REQUESTS}: TensorFlow Serving loads no more. "
+            "Received: more"
+        )
     path = version / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -49,7 +57,8 @@ def write(version: Path, requests: Iterable[tuple[str, Mapping[str, np.ndarray]]
 
 
 def read(version: Path) -> list[tuple[str, dict[str, np.ndarray]]]:
-    """Return the warm-up requests of a version, [] if it has none; strings are arrays of objects, which are bytes.
+    """Return the warm-up requests of a version, [] if it has none; strings are arrays
+    of objects, which are bytes.
 
     Raises:
         ValueError: if the file is damaged, or holds other than requests of this kind.
@@ -61,13 +70,20 @@ def read(version: Path) -> list[tuple[str, dict[str, np.ndarray]]]:
     if not path.exists():
         return []
     try:
-        return [_decode(record) for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator()]
+        return [
+            _decode(record) for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
+        ]
     except (tf.errors.DataLossError, LookupError, TypeError, ValueError, DecodeError) as error:
-        raise ValueError("The warm-up requests cannot be read: one is damaged, or is no Predict request") from error
+        raise ValueError(
+            "The warm-up requests cannot be read: one is damaged, or is no Predict request"
+        ) from error
 
 
 def _encode(signature: str, inputs: Mapping[str, np.ndarray]) -> bytes:
-    entries = [_field(2, _field(1, name.encode()) + _field(2, _tensor(array))) for name, array in inputs.items()]
+    entries = [
+        _field(2, _field(1, name.encode()) + _field(2, _tensor(array)))
+        for name, array in inputs.items()
+    ]
     request = _field(1, _field(3, signature.encode())) + b"".join(entries)
     return _field(6, _field(1, request))
 
@@ -90,13 +106,19 @@ def _decode(record: bytes) -> tuple[str, dict[str, np.ndarray]]:
 
 
 def _tensor(array: np.ndarray) -> bytes:
-    """Return a TensorProto. A reader fills up from the last value that is there: of equal values, one is enough."""
+    """Return a TensorProto. A reader fills up from the last value that is there: of
+    equal values, one is enough.
+    """
     import tensorflow as tf
 
     array = np.asarray(array)
     if array.size > 1 and _constant(array):
-        return tf.make_tensor_proto(array.flat[0], dtype=array.dtype, shape=array.shape).SerializeToString()
-    return tf.make_tensor_proto(array, dtype=tf.string if array.dtype == object else None).SerializeToString()
+        return tf.make_tensor_proto(
+            array.flat[0], dtype=array.dtype, shape=array.shape
+        ).SerializeToString()
+    return tf.make_tensor_proto(
+        array, dtype=tf.string if array.dtype == object else None
+    ).SerializeToString()
 
 
 def _constant(array: np.ndarray) -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def drop_rows(path: str | os.PathLike, column: str, beyond: float) -> None:
-    """Drop the rows of a CSV file whose number in `column` is above `beyond`, and an incomplete last line.
+    """Drop the rows of a CSV file whose number in `column` is above `beyond`, and an
+    incomplete last line.
 
     The file is replaced as a whole or stays as it is. A missing file stays missing.
 
@@ -24,7 +25,9 @@ def drop_rows(path: str | os.PathLike, column: str, beyond: float) -> None:
     if column not in columns:
         raise ValueError(f"{path} has no column {column!r}. Received: {', '.join(columns[:8])}")
     place = columns.index(column)
-    kept = [line for line in lines[1:] if line.endswith(b"\n") and float(_cells(line)[place]) <= beyond]
+    kept = [
+        line for line in lines[1:] if line.endswith(b"\n") and float(_cells(line)[place]) <= beyond
+    ]
     if len(kept) + 1 == len(lines):
         return
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)

@@ -1,4 +1,6 @@
-"""Mean and standard deviation of the input of every weight layer of a network, at inference."""
+"""Mean and standard deviation of the input of every weight layer of a network, at
+inference.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,10 +16,11 @@ from keras_preact.stacks import UnitStack
 
 
 class Activations:
-    """Runs a model on a sample and measures the inputs of its weight layers: layers with a kernel, except recurrent cells.
+    """Runs a model on a sample and measures the inputs of its weight layers: layers
+    with a kernel, except recurrent cells.
 
-    The model does not change, and batch normalisation uses its moving statistics. The units of a stack are measured one by
-    one, in the loop that runs them.
+    The model does not change, and batch normalisation uses its moving statistics. The
+    units of a stack are measured one by one, in the loop that runs them.
 
     Args:
         model: A built model.
@@ -35,18 +38,26 @@ class Activations:
         #: Stacks and the weight layers outside of them, with the places of each.
         self.layers: list[tuple[keras.Layer, list[Place]]] = []
         order = {id(weight): i for i, weight in enumerate(model.weights)}
-        layers = [layer for layer in model._flatten_layers() if isinstance(layer, UnitStack) or _is_weight_layer(layer)]
+        layers = [
+            layer
+            for layer in model._flatten_layers()
+            if isinstance(layer, UnitStack) or _is_weight_layer(layer)
+        ]
         for layer in sorted(layers, key=lambda layer: order[id(_first_weight(layer))]):
             if isinstance(layer, UnitStack):
                 columns = [places(f"{layer.name}/{path}", layer) for path in _paths_in_unit(layer)]
-                self.layers.append((layer, [place for unit in zip(*columns, strict=True) for place in unit]))
+                self.layers.append(
+                    (layer, [place for unit in zip(*columns, strict=True) for place in unit])
+                )
             else:
                 self.layers.append((layer, places(layer.kernel.path, owner.get(id(layer.kernel)))))
         self.places = [place for _, own in self.layers for place in own]
         self._compiled = _autodiff.compiled(self._run)
 
     def __call__(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return means and standard deviations, `(m,)` each; NaN for a layer that the model does not call."""
+        """Return means and standard deviations, `(m,)` each; NaN for a layer that the
+        model does not call.
+        """
         values = [ops.convert_to_tensor(weight.value) for weight in self.model.weights]
         with _autodiff.without_gradients():
             figures = ops.convert_to_numpy(self._compiled(*self.arrays, *values))
@@ -54,19 +65,30 @@ class Activations:
 
     def _run(self, *tensors):
         arrays, values = tensors[: len(self.arrays)], tensors[len(self.arrays) :]
-        inputs = keras.tree.pack_sequence_as(self.structure, [ops.convert_to_tensor(array) for array in arrays])
+        inputs = keras.tree.pack_sequence_as(
+            self.structure, [ops.convert_to_tensor(array) for array in arrays]
+        )
         found: dict[int, list] = {}
         with contextlib.ExitStack() as taps:
-            taps.enter_context(keras.StatelessScope(list(zip(self.model.weights, values, strict=True))))
+            taps.enter_context(
+                keras.StatelessScope(list(zip(self.model.weights, values, strict=True)))
+            )
             for layer, _ in self.layers:
                 measured = _measured_stack if isinstance(layer, UnitStack) else _measured
                 taps.enter_context(_instead_of_call(layer, measured(layer, found)))
             self.model(inputs, training=False)
-        return ops.concatenate([found.get(id(layer), ops.full((len(own), 2), float("nan"))) for layer, own in self.layers])
+        return ops.concatenate(
+            [
+                found.get(id(layer), ops.full((len(own), 2), float("nan")))
+                for layer, own in self.layers
+            ]
+        )
 
 
 def _is_weight_layer(layer: keras.Layer) -> bool:
-    is_cell = hasattr(layer, "state_size")  # of a recurrent layer: the cell's input does not leave its loop
+    is_cell = hasattr(
+        layer, "state_size"
+    )  # of a recurrent layer: the cell's input does not leave its loop
     return isinstance(getattr(layer, "kernel", None), keras.Variable) and not is_cell
 
 
@@ -114,7 +136,10 @@ def _measured_stack(stack: UnitStack, found: dict):
 
     def call(x, **options):
         inside: dict = {}
-        observer = Observer(lambda **_: ops.concatenate([inside.pop(id(layer)) for layer in layers]), (len(layers), 2))
+        observer = Observer(
+            lambda **_: ops.concatenate([inside.pop(id(layer)) for layer in layers]),
+            (len(layers), 2),
+        )
         with contextlib.ExitStack() as taps:
             for layer in layers:
                 taps.enter_context(_instead_of_call(layer, _measured(layer, inside)))

@@ -1,4 +1,6 @@
-"""TrainingHealth: the callback that measures gradients, updates and activations in `model.fit` and reports problems."""
+"""TrainingHealth: the callback that measures gradients, updates and activations in
+`model.fit` and reports problems.
+"""
 
 import math
 import os
@@ -21,49 +23,55 @@ from keras_preact.health.weights import Place, Watched
 class TrainingHealth(keras.callbacks.Callback):
     """Watches the health of training in `model.fit`.
 
-    Every `interval` updates it records the norms of each weight's gradient, of the weight and of its
-    update. With a `sample` it also records mean and standard deviation of each weight layer's input. After
-    an epoch with validation it records the gap. A cause of unhealthy training is reported once, with the
-    remedy and the evidence; its effects are not reported.
+    Every `interval` updates it records the norms of each weight's gradient, of the
+    weight and of its update. With a `sample` it also records mean and standard
+    deviation of each weight layer's input. After an epoch with validation it records
+    the gap. A cause of unhealthy training is reported once, with the remedy and the
+    evidence; its effects are not reported.
 
-    The norms are computed inside the compiled train step, only when they are due, and without a copy to the
-    host. Meanwhile the optimizer holds two more variables, which are never saved. They are removed at the end
-    of `fit`. After a `fit` that raised an exception, the next `fit` with such a callback or `remove()` removes
-    them.
+    The norms are computed inside the compiled train step, only when they are due, and
+    without a copy to the host. Meanwhile the optimizer holds two more variables, which
+    are never saved. They are removed at the end of `fit`. After a `fit` that raised an
+    exception, the next `fit` with such a callback or `remove()` removes them.
 
     Args:
-        interval: Updates between two records. With a larger `steps_per_execution`, the last such
-            update of an execution is recorded.
-        sample: A batch of some inputs of the model, to measure the activations on, at inference.
-            None: no activations.
+        interval: Updates between two records. With a larger `steps_per_execution`, the
+            last such update of an execution is recorded.
+        sample: A batch of some inputs of the model, to measure the activations on, at
+            inference. None: no activations.
         ranges: Figure to the `kp.health.Range` to judge it by, instead of the row of
             `kp.health.HEALTHY_RANGES`. None for a figure that is not judged.
         csv: File for the records, one line each: step, epoch, loss, gradient_norm,
-            layer_gradient_ratio, train_validation_gap, then gradient_norm/PATH, weight_norm/PATH,
-            update_norm/PATH of every weight and activation_mean/PATH, activation_std/PATH of every
-            weight layer's input. Records are appended to a file that has these columns.
+            layer_gradient_ratio, train_validation_gap, then gradient_norm/PATH,
+            weight_norm/PATH, update_norm/PATH of every weight and activation_mean/PATH,
+            activation_std/PATH of every weight layer's input. Records are appended to a
+            file that has these columns.
         tensorboard: Folder for an event file.
-        stop_on_divergence: Whether training stops when the gradient or the loss is not finite. A
-            number is the gradient norm above which it stops as well. This looks at the gradient of
-            every update, which costs one pass over it per step. Training stops at the end of the
-            interval; the record is of the update that diverged.
+        stop_on_divergence: Whether training stops when the gradient or the loss is not
+            finite. A number is the gradient norm above which it stops as well. This
+            looks at the gradient of every update, which costs one pass over it per
+            step. Training stops at the end of the interval; the record is of the update
+            that diverged.
         report: Function that gets each message.
 
     Attributes:
         history: The `kp.health.Record`s.
-        weights: Names of the weights in a record's arrays, in order: the path, and in a stack that
-            of the unit's own, `stage1_unit3/branch/conv_1/kernel`.
+        weights: Names of the weights in a record's arrays, in order: the path, and in a
+            stack that of the unit's own, `stage1_unit3/branch/conv_1/kernel`.
         inputs: The same for its activations: the kernels of the layers.
-        gaps: Epoch to gap: the accuracy in training minus that in validation. Without an accuracy,
-            the difference of the first metric, divided by its training value.
+        gaps: Epoch to gap: the accuracy in training minus that in validation. Without
+            an accuracy, the difference of the first metric, divided by its training
+            value.
         divergence: The message that training was stopped with, or None.
 
-    Gradients are those before clipping, of the loss without its scale. An update is the change of a train step, decay
-    included. With gradient accumulation an update is one of the accumulated gradients. Steps that a `LossScaleOptimizer`
-    skips are not counted.
+    Gradients are those before clipping, of the loss without its scale. An update is the
+    change of a train step, decay included. With gradient accumulation an update is one
+    of the accumulated gradients. Steps that a `LossScaleOptimizer` skips are not
+    counted.
 
     Raises:
-        ValueError: for arguments that do not fit, a model that is not built, a second such callback in a `fit`.
+        ValueError: for arguments that do not fit, a model that is not built, a second
+            such callback in a `fit`.
 
     Example:
 
@@ -121,11 +129,16 @@ class TrainingHealth(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         model = self.model
         if not model.built:
-            raise ValueError("TrainingHealth needs a built model: give the model an input shape, or call it once on data.")
+            raise ValueError(
+                "TrainingHealth needs a built model: give the model an input shape, or call it "
+                "once on data."
+            )
         before = Probe.of(model.optimizer)
         if before is not None:
             if before.fit is model.history:
-                raise ValueError("A fit takes one TrainingHealth. Received: two of them in `callbacks`")
+                raise ValueError(
+                    "A fit takes one TrainingHealth. Received: two of them in `callbacks`"
+                )
             before.remove()
         self._watched = Watched(model)
         self._activations = None if self.sample is None else Activations(model, self.sample)
@@ -134,7 +147,11 @@ class TrainingHealth(keras.callbacks.Callback):
         state, self._restored = self._restored, None
         if state is not None and self.csv is not None:
             _tables.drop_rows(self.csv, "step", beyond=state["seen"])
-        self._csv = None if self.csv is None else outputs.CsvFile(self.csv, outputs.columns(self._watched, self._read))
+        self._csv = (
+            None
+            if self.csv is None
+            else outputs.CsvFile(self.csv, outputs.columns(self._watched, self._read))
+        )
         self._board = None if self.tensorboard is None else outputs.TensorBoard(self.tensorboard)
         self.divergence = None
         self._suspected = set()
@@ -151,7 +168,9 @@ class TrainingHealth(keras.callbacks.Callback):
         model.make_train_function(force=True)
 
     def state(self) -> dict[str, Any]:
-        """Return what another callback needs to continue as this one would, in JSON's types: see `restore`."""
+        """Return what another callback needs to continue as this one would, in JSON's
+        types: see `restore`.
+        """
         # on JAX, what the model holds is up to date once it was asked for
         probe = None if self._probe is None else Probe.of(self.model.optimizer)
         measured = self._seen if probe is None else int(ops.convert_to_numpy(probe.step.value))
@@ -166,13 +185,18 @@ class TrainingHealth(keras.callbacks.Callback):
         if probe is None or measured == self._seen:
             return state
         # measured and not recorded yet: training diverged in an interval that has not ended
-        return state | {"measured": measured, "figures": ops.convert_to_numpy(probe.figures.value).tolist()}
+        return state | {
+            "measured": measured,
+            "figures": ops.convert_to_numpy(probe.figures.value).tolist(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Have the next `fit` continue from the `state()` of another one, with its model and optimizer.
+        """Have the next `fit` continue from the `state()` of another one, with its
+        model and optimizer.
 
-        It records, reports and writes what that one would have. Rows of the CSV file that are later than the
-        state are dropped, since they come again. `history` has the records of the new `fit` alone.
+        It records, reports and writes what that one would have. Rows of the CSV file
+        that are later than the state are dropped, since they come again. `history` has
+        the records of the new `fit` alone.
         """
         self._restored = state
 
@@ -189,10 +213,16 @@ class TrainingHealth(keras.callbacks.Callback):
 
     @property
     def _limit(self) -> float | None:
-        """The gradient norm that stops training: the largest float32 for `stop_on_divergence=True`."""
+        """The gradient norm that stops training: the largest float32 for
+        `stop_on_divergence=True`.
+        """
         if self.stop_on_divergence is False:
             return None
-        return float(np.finfo("float32").max) if self.stop_on_divergence is True else self.stop_on_divergence
+        return (
+            float(np.finfo("float32").max)
+            if self.stop_on_divergence is True
+            else self.stop_on_divergence
+        )
 
     @property
     def _read(self) -> list[Place]:
@@ -226,7 +256,9 @@ class TrainingHealth(keras.callbacks.Callback):
 
     def _record(self, step: int, loss: float) -> None:
         figures = np.array(ops.convert_to_numpy(self._probe.figures.value))
-        means, stds = (np.zeros(0), np.zeros(0)) if self._activations is None else self._activations()
+        means, stds = (
+            (np.zeros(0), np.zeros(0)) if self._activations is None else self._activations()
+        )
         record = Record.of(
             figures,
             self._watched,
@@ -262,20 +294,28 @@ class TrainingHealth(keras.callbacks.Callback):
         before, self._suspected = self._suspected, {(cause.figure, cause.side) for cause in found}
         if found and (found[0].at_once or (found[0].figure, found[0].side) in before):
             row = self.ranges[found[0].figure]
-            self._report((found[0].figure, found[0].side), findings.message(found[0], figures, row, rates))
+            self._report(
+                (found[0].figure, found[0].side), findings.message(found[0], figures, row, rates)
+            )
 
     def _rates(self) -> findings.Rates:
         optimizer = self._probe.optimizer
         now = float(ops.convert_to_numpy(optimizer.learning_rate))
         rate = optimizer._learning_rate
-        if self._highest_rate is None and isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        if self._highest_rate is None and isinstance(
+            rate, keras.optimizers.schedules.LearningRateSchedule
+        ):
             steps = (self.params.get("epochs") or 1) * (self.params.get("steps") or 1)
-            self._highest_rate = findings.highest_rate(lambda step: float(ops.convert_to_numpy(rate(step))), steps)
+            self._highest_rate = findings.highest_rate(
+                lambda step: float(ops.convert_to_numpy(rate(step))), steps
+            )
         return findings.Rates(now, max(now, self._highest_rate or 0.0))
 
     def _report(self, cause: tuple[str, str], text: str) -> None:
         """Report a cause once."""
-        if cause not in self._reported and (cause == findings.DIVERGENCE or not findings.FINAL & self._reported):
+        if cause not in self._reported and (
+            cause == findings.DIVERGENCE or not findings.FINAL & self._reported
+        ):
             self._reported.add(cause)
             self.report(text)
 
@@ -289,14 +329,20 @@ class TrainingHealth(keras.callbacks.Callback):
             self._board.write(step, {"health/train_validation_gap": gap})
         row = self.ranges.get("train_validation_gap")
         recent = np.array(list(self.gaps.values())[-findings.GAP_EPOCHS :])
-        if row is not None and len(recent) == findings.GAP_EPOCHS and row.outside(recent, "above").all():
+        if (
+            row is not None
+            and len(recent) == findings.GAP_EPOCHS
+            and row.outside(recent, "above").all()
+        ):
             self._report(("train_validation_gap", "above"), findings.gap_message(gap, row))
 
     def on_train_end(self, logs=None):
         self.remove()
 
     def remove(self) -> None:
-        """Remove from the model's optimizer what this callback has added, after a `fit` that raised an exception."""
+        """Remove from the model's optimizer what this callback has added, after a `fit`
+        that raised an exception.
+        """
         if self._probe is None:
             return
         model = self.model
@@ -314,7 +360,9 @@ def _number(logs: Mapping[str, Any] | None, name: str) -> float:
 
 
 def _gap(logs: Mapping[str, float]) -> float | None:
-    """Return the gap between training and validation in the logs of an epoch, or None without a metric."""
+    """Return the gap between training and validation in the logs of an epoch, or None
+    without a metric.
+    """
     names = [name for name in logs if name != "loss" and f"val_{name}" in logs]
     accuracies = [name for name in names if "acc" in name]
     if accuracies:

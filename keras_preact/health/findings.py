@@ -1,4 +1,6 @@
-"""What a record says of the health of training: one finding per cause, not one per effect."""
+"""What a record says of the health of training: one finding per cause, not one per
+effect.
+"""
 
 import dataclasses
 import math
@@ -29,9 +31,11 @@ class Cause:
     Args:
         figure: A key of the ranges.
         side: `"below"` or `"above"`.
-        at_once: Report it after the first record. Others have to be there in two records in a row.
-        if_stuck: Report it only while the loss does not fall: a network that learns is healthy
-            whatever this figure is. At the end of training, for example, gradients are small.
+        at_once: Report it after the first record. Others have to be there in two
+            records in a row.
+        if_stuck: Report it only while the loss does not fall: a network that learns is
+            healthy whatever this figure is. At the end of training, for example,
+            gradients are small.
     """
 
     figure: str
@@ -76,7 +80,9 @@ class Rates:
         return self.now / self.highest if self.highest > 0 else 1.0
 
     def better(self, ratio: float, row: Range, side: str) -> float:
-        """Return a round rate whose updates would be in the range, from the rate that had this `ratio`."""
+        """Return a round rate whose updates would be in the range, from the rate that
+        had this `ratio`.
+        """
         bound = row.high if side == "above" else row.low
         return _round(self.now * bound / ratio) if ratio > 0 else 10 * self.highest
 
@@ -96,7 +102,9 @@ def measured(record: Record, watched: Watched, read: Sequence[Place]) -> dict[st
         record: Of the weights `watched`.
         read: Places of the record's activations.
     """
-    kernels = [place for place, kernel in zip(watched.places, watched.kernels, strict=True) if kernel]
+    kernels = [
+        place for place, kernel in zip(watched.places, watched.kernels, strict=True) if kernel
+    ]
     # the classifier's input is averaged, the stem's is an image: units are judged, if there are any
     inside = np.array([place.in_unit for place in read], bool)
     inside = inside if inside.any() else np.ones(len(read), bool)
@@ -113,7 +121,9 @@ def measured(record: Record, watched: Watched, read: Sequence[Place]) -> dict[st
     }
 
 
-def causes(figures: Mapping[str, Measured], ranges: Mapping[str, Range], rates: Rates, stuck: bool) -> list[Cause]:
+def causes(
+    figures: Mapping[str, Measured], ranges: Mapping[str, Range], rates: Rates, stuck: bool
+) -> list[Cause]:
     """Return the causes that the figures of a record show, the first cause first."""
     found = []
     for cause in CAUSES:
@@ -149,7 +159,9 @@ def message(cause: Cause, figures: Mapping[str, Measured], row: Range, rates: Ra
 
 def gap_message(gap: float, row: Range) -> str:
     """Return what a person reads of a gap between training and validation."""
-    evidence = f"{row.figure} {gap:.3g}, large for {GAP_EPOCHS} epochs (healthy: {row.healthy('above')})"
+    evidence = (
+        f"{row.figure} {gap:.3g}, large for {GAP_EPOCHS} epochs (healthy: {row.healthy('above')})"
+    )
     return f"{row.above}: {evidence}. {row.if_above}."
 
 
@@ -163,17 +175,25 @@ def divergence(record: Record, weights: Sequence[str], limit: float | None) -> s
     what = []
     bad = np.flatnonzero(~np.isfinite(record.gradient_norms))
     if bad.size:
-        what.append(f"the gradient is not finite in {bad.size} of {len(weights)} weights, the first of them {weights[bad[0]]}")
+        what.append(
+            f"the gradient is not finite in {bad.size} of {len(weights)} weights, the first of "
+            f"them {weights[bad[0]]}"
+        )
     elif limit is not None and record.gradient_norm > limit:
         most = weights[int(np.argmax(record.gradient_norms))]
-        what.append(f"the gradient norm is {record.gradient_norm:.3g} (limit: {limit:g}), most of it in {most}")
+        what.append(
+            f"the gradient norm is {record.gradient_norm:.3g} (limit: {limit:g}), most of it in "
+            f"{most}"
+        )
     if not math.isfinite(record.loss):
         what.append(f"the loss is {record.loss}")
     return f"training diverged in update {record.step}: {', and '.join(what)}" if what else None
 
 
 def divergence_message(evidence: str, rates: Rates, first_loss: float) -> str:
-    """Return what a person reads of a divergence from the loss of the first update and `divergence`."""
+    """Return what a person reads of a divergence from the loss of the first update and
+    `divergence`.
+    """
     if not math.isfinite(first_loss):
         return f"The data or the initial weights are wrong, with a loss of {first_loss} in the first update; {evidence}."
     remedy = "Divide it by at least ten, warm up longer, or clip the gradients"
@@ -181,7 +201,8 @@ def divergence_message(evidence: str, rates: Rates, first_loss: float) -> str:
 
 
 def is_stuck(record: Record, first_loss: float, accuracies: Collection[float]) -> bool:
-    """Return whether a network has learned nothing, or not much, although it had time to.
+    """Return whether a network has learned nothing, or not much, although it had time
+    to.
 
     Args:
         record: Newest record.
@@ -194,7 +215,9 @@ def is_stuck(record: Record, first_loss: float, accuracies: Collection[float]) -
 
 
 def highest_rate(rate: Callable[[int], float], steps: int) -> float:
-    """Return the highest value of a schedule over a run of so many updates, from samples that become denser around it."""
+    """Return the highest value of a schedule over a run of so many updates, from
+    samples that become denser around it.
+    """
     first, last = 0, max(0, steps - 1)
     while True:
         samples = sorted({int(step) for step in np.linspace(first, last, 50)})
@@ -225,4 +248,6 @@ def _round(value: float) -> float:
     if not 0 < value < math.inf:
         return value
     power = 10.0 ** math.floor(math.log10(value))
-    return float(f"{max(step for step in (1, 2, 5) if step * power <= value * (1 + 1e-9)) * power:.1g}")
+    return float(
+        f"{max(step for step in (1, 2, 5) if step * power <= value * (1 + 1e-9)) * power:.1g}"
+    )

@@ -27,17 +27,22 @@ class CsvFile:
     def __init__(self, path: str | os.PathLike, columns: Sequence[str]):
         self.path = Path(path)
         if not self.path.parent.is_dir():
-            raise ValueError(f"`csv` must be a file in an existing folder. Received: csv={str(path)!r}")
+            raise ValueError(
+                f"`csv` must be a file in an existing folder. Received: csv={str(path)!r}"
+            )
         self._header = _line(columns)
         if self.path.exists():
             with self.path.open("rb") as file:
                 if file.readline() not in (b"", self._header):
                     raise ValueError(
-                        f"`csv` has other columns than this model: give another file. Received: csv={str(path)!r}"
+                        "`csv` has other columns than this model: give another file. Received: "
+                        f"csv={str(path)!r}"
                     )
 
     def append(self, values: Iterable[object]) -> None:
-        """Append a line, in a new file after that of the columns. NaN becomes an empty cell."""
+        """Append a line, in a new file after that of the columns. NaN becomes an empty
+        cell.
+        """
         line = _line("" if value != value else value for value in values)
         with self.path.open("ab", buffering=0) as file:
             size = file.seek(0, io.SEEK_END)
@@ -58,13 +63,23 @@ def _line(values: Iterable[object]) -> bytes:
 
 
 def columns(watched: Watched, read: Sequence[Place]) -> list[str]:
-    """Return the columns of a record: figures of the network, then of every weight and weight layer."""
+    """Return the columns of a record: figures of the network, then of every weight and
+    weight layer.
+    """
     weights = [place.name for place in watched.places]
     inputs = [place.name for place in read]
     return [
         *("step", "epoch", "loss", "gradient_norm", "layer_gradient_ratio", "train_validation_gap"),
-        *(f"{figure}/{name}" for figure in ("gradient_norm", "weight_norm", "update_norm") for name in weights),
-        *(f"{figure}/{name}" for figure in ("activation_mean", "activation_std") for name in inputs),
+        *(
+            f"{figure}/{name}"
+            for figure in ("gradient_norm", "weight_norm", "update_norm")
+            for name in weights
+        ),
+        *(
+            f"{figure}/{name}"
+            for figure in ("activation_mean", "activation_std")
+            for name in inputs
+        ),
     ]
 
 
@@ -79,8 +94,12 @@ def row(record: Record) -> list[object]:
 
 
 def summary(record: Record, watched: Watched) -> dict[str, float]:
-    """Return the scalars of a record: the whole network, each unit's gradient, the spread of the ratios."""
-    scalars = {f"health/{name}": value for name, value in record.scalars().items() if name != "loss"}
+    """Return the scalars of a record: the whole network, each unit's gradient, the
+    spread of the ratios.
+    """
+    scalars = {
+        f"health/{name}": value for name, value in record.scalars().items() if name != "loss"
+    }
     groups = watched.group_norms(record.gradient_norms)
     scalars |= {f"health_gradient_norm/{group}": norm for group, norm in groups.items()}
     spreads = {
@@ -93,7 +112,11 @@ def summary(record: Record, watched: Watched) -> dict[str, float]:
         values = values[~np.isnan(values)]
         if values.size:
             least, middle, most = np.min(values), np.median(values), np.max(values)
-            scalars |= {f"health_{name}/min": least, f"health_{name}/median": middle, f"health_{name}/max": most}
+            scalars |= {
+                f"health_{name}/min": least,
+                f"health_{name}/median": middle,
+                f"health_{name}/max": most,
+            }
     return {name: float(value) for name, value in scalars.items() if value == value}
 
 
@@ -112,7 +135,8 @@ class TensorBoard:
             import tensorboard  # noqa: F401
         except ImportError as error:
             raise ImportError(
-                "`tensorboard` needs the package tensorboard: pip install 'keras-preact[training]', or leave it out."
+                "`tensorboard` needs the package tensorboard: pip install "
+                "'keras-preact[training]', or leave it out."
             ) from error
         self._folder = str(folder)
         self._writer: Any = None

@@ -17,11 +17,13 @@ class Range:
     Args:
         figure: Name of the figure in a message.
         low, high: The bounds, which belong to the range; infinite for none.
-        below, above: Cause of a value outside. `{rate}` stands for the learning rate. Which figures are judged on which
-            side, and when, is in `keras_preact.health.findings.CAUSES`.
-        if_below, if_above: What to do then. `{better_rate}` stands for a learning rate that would be in the range.
-        margin: A message appears only for values this many times beyond a bound. Healthy
-            runs leave some of the ranges for a while.
+        below, above: Cause of a value outside. `{rate}` stands for the learning rate.
+            Which figures are judged on which side, and when, is in
+            `keras_preact.health.findings.CAUSES`.
+        if_below, if_above: What to do then. `{better_rate}` stands for a learning rate
+            that would be in the range.
+        margin: A message appears only for values this many times beyond a bound.
+            Healthy runs leave some of the ranges for a while.
 
     Raises:
         ValueError: for bounds that are not in order, or a margin below 1.
@@ -38,12 +40,16 @@ class Range:
 
     def __post_init__(self):
         if not self.low < self.high:
-            raise ValueError(f"A range goes from `low` up to `high`. Received: low={self.low}, high={self.high}")
+            raise ValueError(
+                f"A range goes from `low` up to `high`. Received: low={self.low}, high={self.high}"
+            )
         if not self.margin >= 1:
             raise ValueError(f"`margin` must be at least 1. Received: margin={self.margin}")
 
     def outside(self, values: np.ndarray, side: str) -> np.ndarray:
-        """Return a mask of the `values` that are `"below"` or `"above"` the range by its margin. NaN is neither."""
+        """Return a mask of the `values` that are `"below"` or `"above"` the range by
+        its margin. NaN is neither.
+        """
         if side == "below":
             return values < (self.low / self.margin if self.low > 0 else self.low * self.margin)
         return values > (self.high * self.margin if self.high > 0 else self.high / self.margin)
@@ -53,7 +59,8 @@ class Range:
         return f"above {self.low / unit:g}" if side == "below" else f"below {self.high / unit:g}"
 
 
-#: Figure to the range in which it is healthy. Of the weights, only kernels (two axes or more) are judged.
+#: Figure to the range in which it is healthy. Of the weights, only kernels (two axes or more) are
+#: judged.
 HEALTHY_RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "gradient_norm": Range(
@@ -73,7 +80,8 @@ HEALTHY_RANGES: Mapping[str, Range] = MappingProxyType(
             above="Learning rate {rate} is too high",
             if_below="Try {better_rate}",
             if_above="Try {better_rate}",
-            margin=5.0,  # a healthy run of the digits recipe reaches 2 %, one that learns nothing 7 %
+            # a healthy run of the digits recipe reaches 2 %, one that learns nothing 7 %
+            margin=5.0,
         ),
         "gradient_weight_ratio": Range(
             "gradient/weight ratio",
@@ -124,11 +132,16 @@ HEALTHY_RANGES: Mapping[str, Range] = MappingProxyType(
 
 
 def replaced(ranges: Mapping[str, Range | None] | None) -> dict[str, Range]:
-    """Return `HEALTHY_RANGES` with the rows of `ranges` in place of its own, and without those that are None there."""
+    """Return `HEALTHY_RANGES` with the rows of `ranges` in place of its own, and
+    without those that are None there.
+    """
     table: dict[str, Range | None] = dict(HEALTHY_RANGES)
     for name, row in (ranges or {}).items():
         _checks.lookup(HEALTHY_RANGES, name, "ranges")
         if row is not None and not isinstance(row, Range):
-            raise ValueError(f"`ranges` maps figures to `kp.health.Range` or None. Received: ranges[{name!r}]={row!r}")
+            raise ValueError(
+                "`ranges` maps figures to `kp.health.Range` or None. Received: "
+                f"ranges[{name!r}]={row!r}"
+            )
         table[name] = row
     return {name: row for name, row in table.items() if row is not None}

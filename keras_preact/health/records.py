@@ -10,7 +10,8 @@ from keras_preact.health.weights import Watched
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The figures of one update of n weights; those of a stack are counted unit by unit.
+    """The figures of one update of n weights; those of a stack are counted unit by
+    unit.
 
     Args:
         step: Number of the update, from 1.
@@ -18,12 +19,15 @@ class Record:
         loss: Mean of the epoch so far, as `fit` logs it.
         gradient_norms: Norm of each weight's gradient, `(n,)`, before clipping.
         weight_norms: Norm of each weight before the update, `(n,)`.
-        update_norms: Norm of each weight's change in the update, `(n,)`, decay included.
-        layer_gradient_ratio: Gradient norm of the first unit over that of the last; in a model without units, of the first
-            and the last layer. NaN if there are not two.
-        activation_means, activation_stds: Mean and standard deviation of the input of each of m weight layers, `(m,)`. Empty
-            without a sample.
-        gap: Gap between training and validation after the last epoch; NaN without validation.
+        update_norms: Norm of each weight's change in the update, `(n,)`, decay
+            included.
+        layer_gradient_ratio: Gradient norm of the first unit over that of the last; in
+            a model without units, of the first and the last layer. NaN if there are not
+            two.
+        activation_means, activation_stds: Mean and standard deviation of the input of
+            each of m weight layers, `(m,)`. Empty without a sample.
+        gap: Gap between training and validation after the last epoch; NaN without
+            validation.
     """
 
     step: int
@@ -43,7 +47,13 @@ class Record:
         first, last = groups[0], groups[-1]
         ratio = first / last if len(groups) > 1 and last else float("nan")
         gradients, weights, updates = (figures[row] for row in (GRADIENT, WEIGHT, UPDATE))
-        return cls(gradient_norms=gradients, weight_norms=weights, update_norms=updates, layer_gradient_ratio=ratio, **rest)
+        return cls(
+            gradient_norms=gradients,
+            weight_norms=weights,
+            update_norms=updates,
+            layer_gradient_ratio=ratio,
+            **rest,
+        )
 
     @property
     def gradient_norm(self) -> float:
@@ -70,4 +80,6 @@ class Record:
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    return np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator > 0)
+    return np.divide(
+        numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator > 0
+    )

@@ -14,7 +14,8 @@ class Place:
     """The place of a weight.
 
     Args:
-        name: Path of the weight, in a stack that of the unit's own: `stage1_unit3/branch/conv_1/kernel`.
+        name: Path of the weight, in a stack that of the unit's own:
+            `stage1_unit3/branch/conv_1/kernel`.
         group: Its unit, or its layer if it is in no unit.
         in_unit: Whether `group` is a residual unit.
     """
@@ -44,7 +45,8 @@ def places(path: str, owner: keras.Layer | None) -> list[Place]:
 
 
 class Watched:
-    """The trainable weights of a model in order; a stacked one counts as many times as the stack has units.
+    """The trainable weights of a model in order; a stacked one counts as many times as
+    the stack has units.
 
     Attributes:
         variables: The variables.
@@ -56,7 +58,9 @@ class Watched:
     def __init__(self, model: keras.Model):
         owner = owners(model)
         self.variables: list[keras.Variable] = list(model.trainable_variables)
-        self.stacked = [isinstance(owner.get(id(variable)), UnitStack) for variable in self.variables]
+        self.stacked = [
+            isinstance(owner.get(id(variable)), UnitStack) for variable in self.variables
+        ]
         self.places: list[Place] = []
         kernels: list[bool] = []
         for variable, stacked in zip(self.variables, self.stacked, strict=True):
@@ -66,7 +70,9 @@ class Watched:
         self.kernels = np.array(kernels, bool)
 
     def group_norms(self, norms: np.ndarray) -> dict[str, float]:
-        """Return the norm of each group from those of its weights: of the units alone, if there are any."""
+        """Return the norm of each group from those of its weights: of the units alone,
+        if there are any.
+        """
         units = any(place.in_unit for place in self.places)
         squares: dict[str, float] = {}
         for place, norm in zip(self.places, norms, strict=True):

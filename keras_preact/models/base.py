@@ -1,4 +1,6 @@
-"""UnitNetwork: what every network of residual units offers, whatever its units are made of."""
+"""UnitNetwork: what every network of residual units offers, whatever its units are made
+of.
+"""
 
 import copy
 import dataclasses
@@ -36,15 +38,19 @@ class Parts:
 
 
 class UnitNetwork(keras.Model):
-    """A functional model of residual units behind one another, between a stem and a head.
+    """A functional model of residual units behind one another, between a stem and a
+    head.
 
     A subclass builds the graph and sets `_parts`.
 
     Attributes:
-        segments: What stands between stem and head in order: residual units and stacks of them.
+        segments: What stands between stem and head in order: residual units and stacks
+            of them.
         units: The residual units in order; those of a stack are copies.
-        unit_outputs: x_1 ... x_L as Keras tensors: `keras.Model(model.input, model.unit_outputs)` computes them.
-        logits: The classifier's output in front of its activation, a Keras tensor; None without a classifier.
+        unit_outputs: x_1 ... x_L as Keras tensors: `keras.Model(model.input,
+            model.unit_outputs)` computes them.
+        logits: The classifier's output in front of its activation, a Keras tensor; None
+            without a classifier.
     """
 
     _parts: Parts
@@ -76,14 +82,18 @@ class UnitNetwork(keras.Model):
         return self._parts.logits
 
     def probe(self) -> keras.Model:
-        """Return a model with the same layers that has something added to every x_l, and returns every x_l.
+        """Return a model with the same layers that has something added to every x_l,
+        and returns every x_l.
 
-        With zeros added, the gradients of the added tensors are those of the x_l, whatever the loss.
+        With zeros added, the gradients of the added tensors are those of the x_l,
+        whatever the loss.
 
-        Input: `[images, p_1, p_2, ...]`, for every segment a tensor of shape `(units, batch, *shape of x_l)`: what is added to
+        Input: `[images, p_1, p_2, ...]`, for every segment a tensor of shape `(units,
+            batch, *shape of x_l)`: what is added to
         the outputs of its units. A segment is a stack of units or a unit by itself.
 
-        Output: `[output, x_1, x_2, ...]` with the outputs of every segment's units, of the same shapes.
+        Output: `[output, x_1, x_2, ...]` with the outputs of every segment's units, of
+            the same shapes.
 
         Example:
 
@@ -99,17 +109,28 @@ class UnitNetwork(keras.Model):
         x, added, outputs = self._parts.first_input, [], []
         for segment, output in zip(self.segments, self._parts.segment_outputs, strict=True):
             depth = segment.depth if isinstance(segment, UnitStack) else 1
-            added.append(keras.Input(batch_shape=(depth, *output.shape), dtype=output.dtype, name=f"added_{segment.name}"))
+            added.append(
+                keras.Input(
+                    batch_shape=(depth, *output.shape),
+                    dtype=output.dtype,
+                    name=f"added_{segment.name}",
+                )
+            )
             if isinstance(segment, UnitStack):
                 outputs.append(segment(x, perturbations=added[-1], return_outputs=True))
             else:
                 outputs.append(keras.ops.expand_dims(segment(x), 0) + added[-1])
             x = outputs[-1][-1]
-        return keras.Model([self.inputs[0], *added], [_layers.run_chain(list(self._parts.head), x), *outputs])
+        return keras.Model(
+            [self.inputs[0], *added], [_layers.run_chain(list(self._parts.head), x), *outputs]
+        )
 
     def get_config(self):
         frozen_layers = [layer.name for layer in self.layers if not layer.trainable]
-        return copy.deepcopy(self._parts.arguments) | {"name": self.name, "frozen_layers": frozen_layers}
+        return copy.deepcopy(self._parts.arguments) | {
+            "name": self.name,
+            "frozen_layers": frozen_layers,
+        }
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
@@ -122,9 +143,13 @@ class UnitNetwork(keras.Model):
 
 
 def without_marks(config):
-    """Return a config without the marks of shared objects that Keras adds while it loads a file: they are that file's."""
+    """Return a config without the marks of shared objects that Keras adds while it
+    loads a file: they are that file's.
+    """
     if isinstance(config, dict):
-        return {key: without_marks(value) for key, value in config.items() if key != "shared_object_id"}
+        return {
+            key: without_marks(value) for key, value in config.items() if key != "shared_object_id"
+        }
     return [without_marks(value) for value in config] if isinstance(config, list) else config
 
 
@@ -139,17 +164,31 @@ def preprocessing(mean, std, *, axis: int, channels: int, dtype: str) -> keras.L
     std = np.ones(()) if std is None else np.asarray(std, "float64")
     for value, argument in ((mean, "mean"), (std, "std")):
         if value.shape not in ((), (1,), (channels,)):
-            raise ValueError(f"`{argument}` must be a number or {channels}, one a channel. Received: {argument}={value}")
+            raise ValueError(
+                f"`{argument}` must be a number or {channels}, one a channel. Received: "
+                f"{argument}={value}"
+            )
     if not (std > 0).all():
         raise ValueError(f"`std` must be positive. Received: std={std}")
     mean, variance = (np.broadcast_to(value, (channels,)).tolist() for value in (mean, std**2))
-    return keras.layers.Normalization(axis=axis, mean=mean, variance=variance, name="preprocessing", dtype=dtype)
+    return keras.layers.Normalization(
+        axis=axis, mean=mean, variance=variance, name="preprocessing", dtype=dtype
+    )
 
 
-def classifier(classes: int, activation, *, kernel: keras.initializers.Initializer, dtype: str) -> list[keras.Layer]:
-    """Make the layer of the logits, and behind it the one of `activation` if that is not None."""
+def classifier(
+    classes: int, activation, *, kernel: keras.initializers.Initializer, dtype: str
+) -> list[keras.Layer]:
+    """Make the layer of the logits, and behind it the one of `activation` if that is
+    not None.
+    """
     layers: list[keras.Layer] = [
-        keras.layers.Dense(classes, kernel_initializer=initializers.of_classifier(kernel), name="head_classifier", dtype=dtype)
+        keras.layers.Dense(
+            classes,
+            kernel_initializer=initializers.of_classifier(kernel),
+            name="head_classifier",
+            dtype=dtype,
+        )
     ]
     if activation is not None:
         layers.append(keras.layers.Activation(activation, name="head_predictions", dtype=dtype))

@@ -20,20 +20,26 @@ def resnet_cifar(
     input_shape: Sequence[int | None] | None = None,
     **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
-    """Build the residual network for CIFAR: a 3x3 convolution, three stages at 32, 16 and 8 pixels, pooling, classifier.
+    """Build the residual network for CIFAR: a 3x3 convolution, three stages at 32, 16
+    and 8 pixels, pooling, classifier.
 
     Args:
-        depth: Weight layers: `6n+2` with basic blocks (20, 32, 44, 56, 110, 1202), `9n+2` with bottlenecks (164, 1001).
-        block: `"basic"`, `"bottleneck"` or `"single"` (1-layer skips, `3n+2`). None: the paper's choice, bottlenecks from
-            depth 164 on, basic blocks below, as far as the depth fits.
+        depth: Weight layers: `6n+2` with basic blocks (20, 32, 44, 56, 110, 1202),
+            `9n+2` with bottlenecks (164, 1001).
+        block: `"basic"`, `"bottleneck"` or `"single"` (1-layer skips, `3n+2`). None:
+            the paper's choice, bottlenecks from depth 164 on, basic blocks below, as
+            far as the depth fits.
         width_factor: Multiplies all widths: 16 (stem), 16, 32, 64.
         classes: Outputs of the classifier.
-        input_shape: 32 x 32 x 3 by default, in the order of `data_format`; a size may be None.
-        **options: Of `ResidualNetwork` and `ResidualUnit`. `shape_shortcut="auto"` is a projection for bottlenecks and under
-            the shortcut `"conv1x1"`, zero padding (option A) else.
+        input_shape: 32 x 32 x 3 by default, in the order of `data_format`; a size may
+            be None.
+        **options: Of `ResidualNetwork` and `ResidualUnit`. `shape_shortcut="auto"` is a
+            projection for bottlenecks and under the shortcut `"conv1x1"`, zero padding
+            (option A) else.
 
     Raises:
-        ValueError: for a depth that fits no n (the message names the two nearest), and as `ResidualUnit`.
+        ValueError: for a depth that fits no n (the message names the two nearest), and
+            as `ResidualUnit`.
 
     Example:
 
@@ -49,7 +55,10 @@ def resnet_cifar(
     else:
         units = _units_a_stage(depth, (block,))[block]
     if options.get("shape_shortcut", "auto") == "auto":
-        projects = BLOCKS[block].expansion > 1 or shortcuts.get(options.get("shortcut", "identity")).projects
+        projects = (
+            BLOCKS[block].expansion > 1
+            or shortcuts.get(options.get("shortcut", "identity")).projects
+        )
         options["shape_shortcut"] = "projection" if projects else "zero_pad"
     options.setdefault("name", f"cifar_resnet{depth}")
     widths = [widen(width, width_factor) for width in WIDTHS]
@@ -72,15 +81,19 @@ def wide_resnet(
     input_shape: Sequence[int | None] | None = None,
     **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
-    """Build a wide residual network, WRN-depth-width_factor: the CIFAR network with wider stages and projections.
+    """Build a wide residual network, WRN-depth-width_factor: the CIFAR network with
+    wider stages and projections.
 
     Args:
         depth: `6n+4`: the three projections count (16, 22, 28, 40).
-        width_factor: Multiplies the widths 16, 32, 64 of the stages; the stem stays at 16.
-        classes, input_shape, **options: As in `resnet_cifar`; `dropout` stands between the two convolutions.
+        width_factor: Multiplies the widths 16, 32, 64 of the stages; the stem stays at
+            16.
+        classes, input_shape, **options: As in `resnet_cifar`; `dropout` stands between
+            the two convolutions.
 
     Raises:
-        ValueError: for a depth that fits no n (the message names the two nearest), and as `ResidualUnit`.
+        ValueError: for a depth that fits no n (the message names the two nearest), and
+            as `ResidualUnit`.
 
     Example:
 
@@ -93,7 +106,10 @@ def wide_resnet(
     units = _units_a_stage(depth, ("basic",), extra=4)["basic"]
     options.setdefault("name", f"wide_resnet{depth}_{width_factor:g}")
     return ResidualNetwork(
-        [Stage(widen(width, width_factor), units, strides) for width, strides in zip(WIDTHS, STRIDES, strict=True)],
+        [
+            Stage(widen(width, width_factor), units, strides)
+            for width, strides in zip(WIDTHS, STRIDES, strict=True)
+        ],
         stem="3x3",
         stem_filters=WIDTHS[0],
         block="basic",
@@ -104,13 +120,21 @@ def wide_resnet(
 
 
 def _units_a_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[str, int]:
-    """Return n for each of `blocks` that `depth` fits; if it fits none, raise a ValueError with rules and nearest depths."""
+    """Return n for each of `blocks` that `depth` fits; if it fits none, raise a
+    ValueError with rules and nearest depths.
+    """
     # three stages of n units with so many weights each
     steps = {block: 3 * len(_checks.lookup(BLOCKS, block, "block").kernels) for block in blocks}
     if dense := [block for block in blocks if BLOCKS[block].is_dense]:
-        raise ValueError(f"A network for images has convolutional blocks. Received: block={dense[0]!r}")
+        raise ValueError(
+            f"A network for images has convolutional blocks. Received: block={dense[0]!r}"
+        )
     _checks.positive_int(depth, "depth")
-    fits = {block: (depth - extra) // step for block, step in steps.items() if depth > extra and (depth - extra) % step == 0}
+    fits = {
+        block: (depth - extra) // step
+        for block, step in steps.items()
+        if depth > extra and (depth - extra) % step == 0
+    }
     if fits:
         return fits
     below = [depth - (depth - extra) % step for step in steps.values() if depth - extra >= step]
@@ -118,11 +142,18 @@ def _units_a_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[st
     further = [depth + step for depth, step in zip(above, steps.values(), strict=True)]
     nearest = [max(below), min(above)] if below else sorted({*above, *further})
     rules = " or ".join(f"{step}n+{extra} for block={block!r}" for block, step in steps.items())
-    raise ValueError(f"`depth` must be {rules}; the nearest are {nearest[0]} and {nearest[1]}. Received: depth={depth}")
+    raise ValueError(
+        f"`depth` must be {rules}; the nearest are {nearest[0]} and {nearest[1]}. Received: "
+        f"depth={depth}"
+    )
 
 
 def _paper_block(depth: int) -> tuple[str, int]:
-    """Return the block that the paper would use at `depth`, and n: some depths, 110 and 164 among them, fit both."""
+    """Return the block that the paper would use at `depth`, and n: some depths, 110 and
+    164 among them, fit both.
+    """
     fits = _units_a_stage(depth, ("basic", "bottleneck"))
-    block = "bottleneck" if "bottleneck" in fits and (depth >= 164 or "basic" not in fits) else "basic"
+    block = (
+        "bottleneck" if "bottleneck" in fits and (depth >= 164 or "basic" not in fits) else "basic"
+    )
     return block, fits[block]

@@ -15,7 +15,8 @@ def dense_resnet(
     input_shape: Sequence[int] = (64,),
     **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
-    """Build an MLP of dense residual units, for vectors: the paper's unit with dense layers for its weights.
+    """Build an MLP of dense residual units, for vectors: the paper's unit with dense
+    layers for its weights.
 
     Args:
         depth: Weight layers, `2n+2`: one in the stem, n units of two, the classifier.
@@ -36,7 +37,10 @@ def dense_resnet(
     _checks.positive_int(depth, "depth")
     if depth < 4 or depth % 2:
         below = max(4, depth - 1)
-        raise ValueError(f"`depth` must be 2n+2; the nearest are {below} and {below + 2}. Received: depth={depth}")
+        raise ValueError(
+            f"`depth` must be 2n+2; the nearest are {below} and {below + 2}. Received: "
+            f"depth={depth}"
+        )
     _checks.positive_int(width, "width")
     options.setdefault("name", f"dense_resnet{depth}")
     return ResidualNetwork(

@@ -3,8 +3,8 @@
 from keras_preact import arrangements, initializers
 from keras_preact.models.network import NetworkOptions
 
-#: Options of every builder: `kp.models.resnet_cifar(110, **kp.models.FIXUP)`. Fixup, in the order of full pre-activation.
-#: Source: arXiv 1901.09321.
+#: Options of every builder: `kp.models.resnet_cifar(110, **kp.models.FIXUP)`. Fixup, in the order
+#: of full pre-activation. Source: arXiv 1901.09321.
 FIXUP: NetworkOptions = {
     "arrangement": arrangements.FIXUP,
     "normalization": "none",

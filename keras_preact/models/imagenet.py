@@ -7,7 +7,8 @@ from typing import Unpack
 from keras_preact import _checks
 from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape, widen
 
-#: Depth to the block and the units of the four stages. 18 to 152: arXiv 1512.03385, Table 1; 200: arXiv 1603.05027, Sec. 4.
+#: Depth to the block and the units of the four stages. 18 to 152: arXiv 1512.03385, Table 1; 200:
+#: arXiv 1603.05027, Sec. 4.
 DEPTHS: Mapping[int, tuple[str, tuple[int, ...]]] = MappingProxyType(
     {
         18: ("basic", (2, 2, 2, 2)),
@@ -31,22 +32,28 @@ def resnet_imagenet(
     input_shape: Sequence[int | None] | None = None,
     **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
-    """Build the residual network for ImageNet: a 7x7 convolution, max pooling, stages from 56 pixels on, pooling, classifier.
+    """Build the residual network for ImageNet: a 7x7 convolution, max pooling, stages
+    from 56 pixels on, pooling, classifier.
 
     Args:
-        depth: 18, 34, 50, 101, 152 or 200; or the units of every stage, such as `(3, 4, 6, 3)`.
-        block: `"basic"` or `"bottleneck"`. None: that of the depth; bottleneck for explicit stages.
+        depth: 18, 34, 50, 101, 152 or 200; or the units of every stage, such as `(3, 4,
+            6, 3)`.
+        block: `"basic"` or `"bottleneck"`. None: that of the depth; bottleneck for
+            explicit stages.
         width_factor: Multiplies the widths 64, 128, 256, 512 of the stages.
         stem: `"7x7"`, or `"7x7_zero_padded"` as in TF-slim.
-        strided_unit: Which unit of a stage shrinks the map: `"first"`, so that stages 2, 3 and 4 begin with it, or `"last"` as
-            in TF-slim and keras.applications, where stages 1, 2 and 3 end with it.
+        strided_unit: Which unit of a stage shrinks the map: `"first"`, so that stages
+            2, 3 and 4 begin with it, or `"last"` as in TF-slim and keras.applications,
+            where stages 1, 2 and 3 end with it.
         classes: Outputs of the classifier.
-        input_shape: 224 x 224 x 3 by default, in the order of `data_format`; a size may be None.
-        **options: Of `ResidualNetwork` and `ResidualUnit`. `stride_on` is `"3x3"` by default, as in fb.resnet.torch;
-            `groups=32, base_width=4` makes a ResNeXt.
+        input_shape: 224 x 224 x 3 by default, in the order of `data_format`; a size may
+            be None.
+        **options: Of `ResidualNetwork` and `ResidualUnit`. `stride_on` is `"3x3"` by
+            default, as in fb.resnet.torch; `groups=32, base_width=4` makes a ResNeXt.
 
     Raises:
-        ValueError: for a depth that is not listed (the message names the two nearest), and as `ResidualUnit`.
+        ValueError: for a depth that is not listed (the message names the two nearest),
+            and as `ResidualUnit`.
 
     Example:
 
@@ -61,8 +68,9 @@ def resnet_imagenet(
         if depth not in DEPTHS:
             near = sorted(sorted(DEPTHS, key=lambda known: abs(known - depth))[:2])
             raise ValueError(
-                f"`depth` must be one of {', '.join(map(str, DEPTHS))} or the units of every stage, such as (3, 4, 6, 3); "
-                f"the nearest are {near[0]} and {near[1]}. Received: depth={depth}"
+                f"`depth` must be one of {', '.join(map(str, DEPTHS))} or the units of every "
+                f"stage, such as (3, 4, 6, 3); the nearest are {near[0]} and {near[1]}. Received: "
+                f"depth={depth}"
             )
         usual_block, stage_depths = DEPTHS[depth]
         name = f"imagenet_resnet{depth}"

@@ -1,4 +1,6 @@
-"""The named models: each a builder with its arguments, its preprocessing and its rows of the published tables."""
+"""The named models: each a builder with its arguments, its preprocessing and its rows
+of the published tables.
+"""
 
 import dataclasses
 import fnmatch
@@ -36,7 +38,8 @@ class ModelEntry:
         classes: Outputs of the classifier.
         preprocessing: Of the data set that it was made for.
         published: Its rows of the papers' tables, those on CIFAR-100 too.
-        parameters: Its exact numbers of parameters where `kp.published.PARAMETER_COUNTS` lists them, else None.
+        parameters: Its exact numbers of parameters where
+            `kp.published.PARAMETER_COUNTS` lists them, else None.
     """
 
     name: str
@@ -87,13 +90,28 @@ def _entries() -> Iterator[ModelEntry]:
                 parameters=PARAMETER_COUNTS[f"ResNet-{depth}"] if counted else None,
             )
     for depth, width_factor in WIDE_RESNETS:
-        yield _entry(f"cifar_wide_resnet{depth}_{width_factor}", wide_resnet, {"depth": depth, "width_factor": width_factor})
+        yield _entry(
+            f"cifar_wide_resnet{depth}_{width_factor}",
+            wide_resnet,
+            {"depth": depth, "width_factor": width_factor},
+        )
     for depth in IMAGENET_DEPTHS:
         for suffix, arrangement in PREACT_OR_ORIGINAL.items():
-            yield _entry(f"imagenet_resnet{depth}_{suffix}", resnet_imagenet, {"depth": depth, "arrangement": arrangement})
+            yield _entry(
+                f"imagenet_resnet{depth}_{suffix}",
+                resnet_imagenet,
+                {"depth": depth, "arrangement": arrangement},
+            )
     for depth, groups, width in RESNEXTS:
-        arguments = {"depth": depth, "arrangement": "full_preactivation", "groups": groups, "base_width": width}
-        yield _entry(f"imagenet_resnext{depth}_{groups}x{width}d_preact", resnet_imagenet, arguments)
+        arguments = {
+            "depth": depth,
+            "arrangement": "full_preactivation",
+            "groups": groups,
+            "base_width": width,
+        }
+        yield _entry(
+            f"imagenet_resnext{depth}_{groups}x{width}d_preact", resnet_imagenet, arguments
+        )
     for depth in DIGITS_DEPTHS:
         arguments = {"depth": depth, "arrangement": "full_preactivation"}
         yield _entry(f"digits_resnet{depth}_preact", resnet_cifar, arguments)
@@ -105,7 +123,8 @@ def _entries() -> Iterator[ModelEntry]:
             yield _entry(f"digits_transformer{depth}_{suffix}", pre_ln_transformer, arguments)
 
 
-#: First word of a name to input shape, classes and preprocessing. The dense nets take digits too, as vectors.
+#: First word of a name to input shape, classes and preprocessing. The dense nets take digits too,
+#: as vectors.
 _INPUTS: Mapping[str, tuple[tuple[int, ...], int, str]] = MappingProxyType(
     {
         "cifar": ((32, 32, 3), 10, "cifar10"),
@@ -117,14 +136,21 @@ _INPUTS: Mapping[str, tuple[tuple[int, ...], int, str]] = MappingProxyType(
 
 
 def _entry(
-    name: str, builder: Callable[..., UnitNetwork], arguments: dict, parameters: ParameterCount | None = None
+    name: str,
+    builder: Callable[..., UnitNetwork],
+    arguments: dict,
+    parameters: ParameterCount | None = None,
 ) -> ModelEntry:
     family = name.split("_")[0]
     input_shape, classes, preprocessing = _INPUTS[family]
 
     def is_published(result: Result) -> bool:
-        without_classes = {key: value for key, value in result.arguments.items() if key != "classes"}
-        same_data = result.dataset.startswith(family)  # the nets for digits have arguments of those for CIFAR
+        without_classes = {
+            key: value for key, value in result.arguments.items() if key != "classes"
+        }
+        same_data = result.dataset.startswith(
+            family
+        )  # the nets for digits have arguments of those for CIFAR
         return same_data and result.builder == builder.__name__ and without_classes == arguments
 
     return ModelEntry(
@@ -151,7 +177,8 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType(
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of the models that match `pattern`, a shell pattern, with resnet20 before resnet110.
+    """Return the names of the models that match `pattern`, a shell pattern, with
+    resnet20 before resnet110.
 
     Example:
 
@@ -193,19 +220,24 @@ def create_model(
 
     Args:
         name: From `kp.list_models()`.
-        classes: Outputs of the classifier, such as 100 for CIFAR-100; None for those of the entry.
-        weights: A `.weights.h5` or `.keras` file of the same network to load weights from; None for new ones.
-        include_preprocessing: Whether the model starts with the entry's mean and std, `(x - mean) / std`, and so takes pixel
-            values from 0 to 255. Those of another data set are given as `mean=`, `std=` instead.
-        **overrides: Arguments of the builder that replace the entry's: `shortcut`, `input_shape`, `data_format`, `dtype`, ...
+        classes: Outputs of the classifier, such as 100 for CIFAR-100; None for those of
+            the entry.
+        weights: A `.weights.h5` or `.keras` file of the same network to load weights
+            from; None for new ones.
+        include_preprocessing: Whether the model starts with the entry's mean and std,
+            `(x - mean) / std`, and so takes pixel values from 0 to 255. Those of
+            another data set are given as `mean=`, `std=` instead.
+        **overrides: Arguments of the builder that replace the entry's: `shortcut`,
+            `input_shape`, `data_format`, `dtype`, ...
 
     Returns:
-        A `UnitNetwork`, for most entries a `ResidualNetwork`, with the entry's name and logits for its output, of shape
-        `(batch, classes)`.
+        A `UnitNetwork`, for most entries a `ResidualNetwork`, with the entry's name and
+        logits for its output, of shape `(batch, classes)`.
 
     Raises:
-        ValueError: for an unknown name (the message holds the nearest ones), weights that are not there or do not fit, a mean
-            and std that do not fit the input's channels, and as the builder.
+        ValueError: for an unknown name (the message holds the nearest ones), weights
+            that are not there or do not fit, a mean and std that do not fit the input's
+            channels, and as the builder.
 
     Example:
 
@@ -238,8 +270,9 @@ def _check_weights(weights: str | Path) -> Path:
     path = Path(str(weights))
     if not path.name.endswith(WEIGHT_SUFFIXES):
         raise ValueError(
-            "No pretrained weights are published with this package yet: `weights` must be None or the path of a "
-            f"{' or '.join(WEIGHT_SUFFIXES)} file. Received: weights={str(weights)!r}"
+            "No pretrained weights are published with this package yet: `weights` must be None "
+            f"or the path of a {' or '.join(WEIGHT_SUFFIXES)} file. Received: "
+            f"weights={str(weights)!r}"
         )
     if not path.is_file():
         raise ValueError(f"`weights` names no file. Received: weights={str(weights)!r}")
@@ -254,12 +287,14 @@ def _load_weights(model: UnitNetwork, path: Path) -> None:
             model.load_weights(path)
         except (OSError, KeyError, UserWarning, ValueError, zipfile.BadZipFile) as error:
             raise ValueError(
-                f"The file is damaged or holds the weights of another network than {model.name!r} with these arguments. "
-                f"Received: weights={str(path)!r}. Keras says: {error}"
+                f"The file is damaged or holds the weights of another network than {model.name!r} "
+                f"with these arguments. Received: weights={str(path)!r}. Keras says: {error}"
             ) from error
 
 
-def _check_preprocessing(entry: ModelEntry, overrides: Mapping[str, Any], channels_first: bool) -> None:
+def _check_preprocessing(
+    entry: ModelEntry, overrides: Mapping[str, Any], channels_first: bool
+) -> None:
     """Check that the entry's mean and std fit the input and have no rival."""
     advice = "give mean= and std= in place of include_preprocessing=True"
     if rivals := {key: overrides[key] for key in ("mean", "std") if key in overrides}:
@@ -270,5 +305,6 @@ def _check_preprocessing(entry: ModelEntry, overrides: Mapping[str, Any], channe
     # the features of a vector share one mean and std: any number of them fits
     if shape and len(shape) == 3 and shape[0 if channels_first else -1] != known:
         raise ValueError(
-            f"The mean and std of {entry.name!r} are for {known} channels: {advice}. Received: input_shape={tuple(shape)}"
+            f"The mean and std of {entry.name!r} are for {known} channels: {advice}. Received: "
+            f"input_shape={tuple(shape)}"
         )

@@ -1,4 +1,6 @@
-"""The segments of a network: its residual units, by themselves or as stacks, and the way from one to the other."""
+"""The segments of a network: its residual units, by themselves or as stacks, and the
+way from one to the other.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,8 +29,8 @@ class Stage:
         filters: Of each unit, see `ResidualUnit`.
         units: How many.
         strides: Step of the one that has it.
-        strided_unit: Which: `"first"`, or `"last"` as in TF-slim, where it takes every `strides`-th pixel of the raw x as its
-            shortcut, without weights.
+        strided_unit: Which: `"first"`, or `"last"` as in TF-slim, where it takes every
+            `strides`-th pixel of the raw x as its shortcut, without weights.
     """
 
     filters: int
@@ -51,7 +53,11 @@ def stacks_pay(stages: Sequence[Stage]) -> bool:
 
 
 def make(
-    pattern: ResidualUnit, stages: Sequence[Stage], kernel, stack_options: dict | None, output_stride: int | None = None
+    pattern: ResidualUnit,
+    stages: Sequence[Stage],
+    kernel,
+    stack_options: dict | None,
+    output_stride: int | None = None,
 ) -> list[Segment]:
     """Make the units of all stages.
 
@@ -59,8 +65,10 @@ def make(
         pattern: A unit with what all have alike.
         stages: In order.
         kernel: The network's kernel initialiser.
-        stack_options: Of stacks, which then hold a stage's equal units; None for single ones.
-        output_stride: Product of the stages' strides from which on they become dilation; None: never.
+        stack_options: Of stacks, which then hold a stage's equal units; None for single
+            ones.
+        output_stride: Product of the stages' strides from which on they become
+            dilation; None: never.
     """
     last_rate, total = pattern.stochastic_depth, sum(stage.units for stage in stages)
     grids = _grids(stages, output_stride)
@@ -68,7 +76,10 @@ def make(
     before = 0
     for s, stage in enumerate(stages, 1):
         names = [f"stage{s}_unit{u}" for u in range(1, stage.units + 1)]
-        rates: list = [None if last_rate is None else last_rate * (before + u) / total for u in range(1, stage.units + 1)]
+        rates: list = [
+            None if last_rate is None else last_rate * (before + u) / total
+            for u in range(1, stage.units + 1)
+        ]
         own: list[dict] = [
             {
                 "filters": stage.filters,
@@ -76,7 +87,9 @@ def make(
                 "stochastic_depth": rate,
                 **grid,
             }
-            for name, rate, grid in zip(names, rates, grids[before : before + stage.units], strict=True)
+            for name, rate, grid in zip(
+                names, rates, grids[before : before + stage.units], strict=True
+            )
         ]
         if not segments:
             own[0]["arrangement"] = pattern.arrangement.of_first_unit()
@@ -87,11 +100,14 @@ def make(
         if stack_options is None or stop < 2:
             segments += single
         else:
-            # a stack draws its units' values itself, from the network's initialisers and their names
+            # a stack draws its units' values itself, from the network's initialisers and their
+            # names
             changes = own[1] | {"name": names[1], "kernel_initializer": kernel}
             unit = type(pattern).from_config(pattern.get_config() | changes)
             drops = None if last_rate is None else rates[1:stop]
-            stack = UnitStack(unit, stop - 1, stochastic_depth=drops, name=f"stage{s}_units", **stack_options)
+            stack = UnitStack(
+                unit, stop - 1, stochastic_depth=drops, name=f"stage{s}_units", **stack_options
+            )
             segments += [single[0], stack, *single[stop:]]
         before += stage.units
     return segments
@@ -115,11 +131,16 @@ def _grids(stages: Sequence[Stage], output_stride: int | None) -> list[dict]:
 
 def units_of(segment: Segment) -> list[ResidualUnit]:
     """Return the unit, or copies of those of a stack."""
-    return [segment.unit(i) for i in range(segment.depth)] if isinstance(segment, UnitStack) else [segment]
+    return (
+        [segment.unit(i) for i in range(segment.depth)]
+        if isinstance(segment, UnitStack)
+        else [segment]
+    )
 
 
 def stack(model: "ResidualNetwork") -> "ResidualNetwork":
-    """Return the network with the equal units of each stage as one `UnitStack`, with copies of its weights and seeds.
+    """Return the network with the equal units of each stage as one `UnitStack`, with
+    copies of its weights and seeds.
 
     Raises:
         ValueError: where some units of a stage are frozen and others are not.
@@ -135,7 +156,8 @@ def stack(model: "ResidualNetwork") -> "ResidualNetwork":
 
 
 def unstack(model: "ResidualNetwork") -> "ResidualNetwork":
-    """Return the network with every unit a layer of its own, with copies of its weights and seeds.
+    """Return the network with every unit a layer of its own, with copies of its weights
+    and seeds.
 
     Example:
 
@@ -149,7 +171,10 @@ def unstack(model: "ResidualNetwork") -> "ResidualNetwork":
 
 def _with_stacks(model: "ResidualNetwork", stacked: bool) -> "ResidualNetwork":
     if "stacked" not in model.get_config():
-        raise ValueError(f"Units of one configuration make stacks; a ResidualNetwork has them. Received: {model!r}")
+        raise ValueError(
+            "Units of one configuration make stacks; a ResidualNetwork has them. Received: "
+            f"{model!r}"
+        )
     twin = type(model).from_config(model.get_config() | {"stacked": stacked, "frozen_layers": []})
     segments = {id(segment) for segment in model.segments}
     for layer in model.layers:
@@ -164,6 +189,8 @@ def _with_stacks(model: "ResidualNetwork", stacked: bool) -> "ResidualNetwork":
         else:
             unit = next(units)
             for variable, original in zip(segment.variables, unit.variables, strict=True):
-                variable.assign(ops.copy(original.value))  # on JAX `fit` gives the arrays of what it trains away
+                variable.assign(
+                    ops.copy(original.value)
+                )  # on JAX `fit` gives the arrays of what it trains away
             segment.trainable = unit.trainable
     return twin

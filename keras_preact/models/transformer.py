@@ -1,4 +1,6 @@
-"""A transformer that classifies images or sequences: a residual network whose units are attention and MLP in turn."""
+"""A transformer that classifies images or sequences: a residual network whose units are
+attention and MLP in turn.
+"""
 
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
@@ -14,7 +16,9 @@ from keras_preact.units import ResidualUnit
 
 
 class TransformerOptions(TypedDict, total=False):
-    """The options that `pre_ln_transformer` passes on to `TransformerNetwork`; see there and `TransformerUnit`."""
+    """The options that `pre_ln_transformer` passes on to `TransformerNetwork`; see
+    there and `TransformerUnit`.
+    """
 
     arrangement: str | arrangements.Arrangement
     mlp: Any
@@ -36,13 +40,15 @@ class TransformerOptions(TypedDict, total=False):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class Patches(keras.Layer):
-    """Cuts images into squares and makes each one a token: rows of squares from the top, in each the rows of its pixels.
+    """Cuts images into squares and makes each one a token: rows of squares from the
+    top, in each the rows of its pixels.
 
     Args:
         size: Of a side, in pixels; divides height and width.
         data_format: As in Keras.
 
-    Input: `(batch, height, width, channels)`, or with the channels second; output: `(batch, tokens, size * size * channels)`.
+    Input: `(batch, height, width, channels)`, or with the channels second; output:
+        `(batch, tokens, size * size * channels)`.
 
     Source: Sec. 3.1 of arXiv 2010.11929.
     """
@@ -58,7 +64,9 @@ class Patches(keras.Layer):
         _, height, width, channels = x.shape
         rows, columns = height // self.size, width // self.size
         x = ops.reshape(x, (-1, rows, self.size, columns, self.size, channels))
-        return ops.reshape(ops.transpose(x, (0, 1, 3, 2, 4, 5)), (-1, rows * columns, self.size**2 * channels))
+        return ops.reshape(
+            ops.transpose(x, (0, 1, 3, 2, 4, 5)), (-1, rows * columns, self.size**2 * channels)
+        )
 
     def compute_output_shape(self, input_shape):
         batch, *sides = input_shape
@@ -87,7 +95,9 @@ class Positions(keras.Layer):
 
     def build(self, input_shape):
         initializer = keras.initializers.RandomNormal(stddev=0.02, seed=self.seed)
-        self.positions = self.add_weight(shape=tuple(input_shape[1:]), initializer=initializer, name="positions")
+        self.positions = self.add_weight(
+            shape=tuple(input_shape[1:]), initializer=initializer, name="positions"
+        )
 
     def call(self, x):
         return x + self.positions
@@ -107,20 +117,23 @@ class TransformerNetwork(base.UnitNetwork):
         depth: Layers, of two units each: attention and MLP.
         width: Features of a token.
         num_heads: Of each attention.
-        input_shape: Of images in the order of `data_format`, or `(tokens, features)`; without the batch.
+        input_shape: Of images in the order of `data_format`, or `(tokens, features)`;
+            without the batch.
         patch_size: Side of the squares that become tokens; None for an input of tokens.
         classes: Outputs of the classifier.
         classifier_activation: None for logits, or `"softmax"`, ...
         mean, std, data_format, dtype, name: As in `ResidualNetwork`.
-        stochastic_depth: The rate of the last unit; that of unit l of L is `l / L` of it. None for none.
-        **unit_options: Of `TransformerUnit`: arrangement, mlp, hidden, normalization, dropout, causal, use_bias,
-            bias_initializer, kernel_initializer.
+        stochastic_depth: The rate of the last unit; that of unit l of L is `l / L` of
+            it. None for none.
+        **unit_options: Of `TransformerUnit`: arrangement, mlp, hidden, normalization,
+            dropout, causal, use_bias, bias_initializer, kernel_initializer.
 
     Attributes: `segments`, `units`, `unit_outputs` and `logits`, see `UnitNetwork`.
 
-    Layers: `preprocessing`, `stem_patches`, `stem_dense`, `stem_positions`, `stem_norm`, `layer1_attention`, `layer1_mlp`,
-    `layer2_attention`, ..., `head_norm`, `head_pool` (the mean over the tokens), `head_classifier`, `head_predictions`, as far
-    as they exist.
+    Layers: `preprocessing`, `stem_patches`, `stem_dense`, `stem_positions`,
+        `stem_norm`, `layer1_attention`, `layer1_mlp`,
+    `layer2_attention`, ..., `head_norm`, `head_pool` (the mean over the tokens),
+    `head_classifier`, `head_predictions`, as far as they exist.
 
     Source: arXiv 2002.04745; the embedding of images is that of arXiv 2010.11929.
     """
@@ -152,10 +165,18 @@ class TransformerNetwork(base.UnitNetwork):
         if classifier_activation is not None:
             classifier_activation = keras.activations.get(classifier_activation)
         # One unit checks the options, and turns them into what a config holds.
-        pattern = TransformerUnit(width, num_heads=num_heads, stochastic_depth=stochastic_depth, dtype=policy, **unit_options)
+        pattern = TransformerUnit(
+            width,
+            num_heads=num_heads,
+            stochastic_depth=stochastic_depth,
+            dtype=policy,
+            **unit_options,
+        )
         unit = pattern.get_config()
         attention = pattern.attention
-        kernel = initializers.of_network(keras.initializers.get(unit["kernel_initializer"]), 2 * depth)
+        kernel = initializers.of_network(
+            keras.initializers.get(unit["kernel_initializer"]), 2 * depth
+        )
         axis = 1 if patch_size and data_format == "channels_first" else len(input_shape)
 
         def components(names, prefix):
@@ -172,7 +193,9 @@ class TransformerNetwork(base.UnitNetwork):
         inputs = x = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
         if mean is not None or std is not None:
             channels = input_shape[axis - 1]
-            x = base.preprocessing(mean, std, axis=axis, channels=channels, dtype=policy.variable_dtype)(x)
+            x = base.preprocessing(
+                mean, std, axis=axis, channels=channels, dtype=policy.variable_dtype
+            )(x)
         stem: list[keras.Layer] = []
         if patch_size:
             stem.append(Patches(patch_size, data_format, name="stem_patches", dtype=policy))
@@ -188,7 +211,9 @@ class TransformerNetwork(base.UnitNetwork):
             )
         )
         stem.append(Positions(_seed_at(kernel, "positions"), name="stem_positions", dtype=policy))
-        x = first_input = _layers.run_chain([*stem, *components(attention.arrangement.stem, "stem")], x)
+        x = first_input = _layers.run_chain(
+            [*stem, *components(attention.arrangement.stem, "stem")], x
+        )
 
         units, unit_outputs = _make_units(pattern, depth, kernel), []
         for residual_unit in units:
@@ -196,8 +221,14 @@ class TransformerNetwork(base.UnitNetwork):
             unit_outputs.append(x)
 
         head = components(attention.arrangement.head, "head")
-        head.append(keras.layers.GlobalAveragePooling1D(data_format="channels_last", name="head_pool", dtype=policy))
-        top = base.classifier(classes, classifier_activation, kernel=kernel, dtype=policy.variable_dtype)
+        head.append(
+            keras.layers.GlobalAveragePooling1D(
+                data_format="channels_last", name="head_pool", dtype=policy
+            )
+        )
+        top = base.classifier(
+            classes, classifier_activation, kernel=kernel, dtype=policy.variable_dtype
+        )
         logits = top[0](_layers.run_chain(head, x))
 
         super().__init__(inputs=inputs, outputs=_layers.run_chain(top[1:], logits), name=name)
@@ -206,15 +237,23 @@ class TransformerNetwork(base.UnitNetwork):
             "input_shape": list(input_shape),
             "patch_size": patch_size,
             "classes": classes,
-            "classifier_activation": classifier_activation and keras.activations.serialize(classifier_activation),
+            "classifier_activation": classifier_activation
+            and keras.activations.serialize(classifier_activation),
             "mean": base.plain(mean),
             "std": base.plain(std),
             "data_format": data_format,
             "dtype": keras.dtype_policies.serialize(policy),
         }
-        arguments |= {key: value for key, value in unit.items() if key not in ("name", "trainable", "dtype")}
+        arguments |= {
+            key: value for key, value in unit.items() if key not in ("name", "trainable", "dtype")
+        }
         self._parts = base.Parts(
-            base.without_marks(arguments), tuple(units), (*head, *top), first_input, tuple(unit_outputs), logits
+            base.without_marks(arguments),
+            tuple(units),
+            (*head, *top),
+            first_input,
+            tuple(unit_outputs),
+            logits,
         )
 
 
@@ -225,7 +264,11 @@ def _make_units(pattern: TransformerUnit, depth: int, kernel) -> list[ResidualUn
         for unit in pattern.units:
             name = f"layer{layer}_{unit.name}"
             rate = None if last_rate is None else last_rate * (len(units) + 1) / (2 * depth)
-            units.append(unit.at(name, kernel_initializer=initializers.spawn(kernel, name), stochastic_depth=rate))
+            units.append(
+                unit.at(
+                    name, kernel_initializer=initializers.spawn(kernel, name), stochastic_depth=rate
+                )
+            )
     return units
 
 
@@ -240,9 +283,15 @@ def _check_input_shape(shape, patch_size: int | None, data_format: str) -> tuple
         wanted = "(tokens, features) where patch_size is None"
     else:
         _checks.positive_int(patch_size, "patch_size")
-        order = "(channels, height, width)" if data_format == "channels_first" else "(height, width, channels)"
+        order = (
+            "(channels, height, width)"
+            if data_format == "channels_first"
+            else "(height, width, channels)"
+        )
         wanted = f"{order} where there is a patch_size"
-    if len(shape) != (2 if patch_size is None else 3) or not all(isinstance(size, int) and size > 0 for size in shape):
+    if len(shape) != (2 if patch_size is None else 3) or not all(
+        isinstance(size, int) and size > 0 for size in shape
+    ):
         raise ValueError(
             f"`input_shape` must be {wanted}, all of them known: every place has its own vector. "
             f"Received: input_shape={shape}, patch_size={patch_size}"
@@ -251,8 +300,8 @@ def _check_input_shape(shape, patch_size: int | None, data_format: str) -> tuple
         sides = shape[1:] if data_format == "channels_first" else shape[:2]
         if any(side % patch_size for side in sides):
             raise ValueError(
-                "Height and width must be multiples of `patch_size`. "
-                f"Received: input_shape={shape}, patch_size={patch_size}, data_format={data_format!r}"
+                "Height and width must be multiples of `patch_size`. Received: "
+                f"input_shape={shape}, patch_size={patch_size}, data_format={data_format!r}"
             )
     return shape
 
@@ -267,14 +316,16 @@ def pre_ln_transformer(
     patch_size: int | None = 4,
     **options: Unpack[TransformerOptions],
 ) -> TransformerNetwork:
-    """Build a transformer whose layers are pre-activation residual units; `arrangement="post_norm"` makes it the first one's.
+    """Build a transformer whose layers are pre-activation residual units;
+    `arrangement="post_norm"` makes it the first one's.
 
     Args:
         depth: Layers, each an attention and an MLP unit.
         width: Features of a token.
         num_heads: Of each attention; divides `width`.
         classes: Outputs of the classifier.
-        input_shape: 32 x 32 x 3 by default, in the order of `data_format`; `(tokens, features)` with `patch_size=None`.
+        input_shape: 32 x 32 x 3 by default, in the order of `data_format`; `(tokens,
+            features)` with `patch_size=None`.
         patch_size: Side of the squares of an image that become tokens.
         **options: Of `TransformerNetwork` and `TransformerUnit`.
 
@@ -295,5 +346,11 @@ def pre_ln_transformer(
     options.setdefault("name", f"transformer{depth}")
     shape = image_shape(input_shape, 32, options.get("data_format"))
     return TransformerNetwork(
-        depth, width=width, num_heads=num_heads, classes=classes, input_shape=shape, patch_size=patch_size, **options
+        depth,
+        width=width,
+        num_heads=num_heads,
+        classes=classes,
+        input_shape=shape,
+        patch_size=patch_size,
+        **options,
     )

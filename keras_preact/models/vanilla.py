@@ -9,8 +9,8 @@ from keras_preact import _checks, initializers
 from keras_preact.arrangements import Arrangement
 from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape
 
-#: Variances of weights and biases at which a tanh network is critical (arXiv 1806.05393, Sec. 4): on average, gradients keep
-#: their size from layer to layer.
+#: Variances of weights and biases at which a tanh network is critical (arXiv 1806.05393, Sec. 4):
+#: on average, gradients keep their size from layer to layer.
 WEIGHT_VARIANCE = 1.05
 BIAS_VARIANCE = 2.01e-5
 
@@ -24,16 +24,19 @@ def vanilla_cnn(
     input_shape: Sequence[int | None] | None = None,
     **options: Unpack[NetworkOptions],
 ) -> ResidualNetwork:
-    """Build a plain CNN: 3x3 convolutions of one width with tanh, no shortcut, no normalisation, delta-orthogonal weights.
+    """Build a plain CNN: 3x3 convolutions of one width with tanh, no shortcut, no
+    normalisation, delta-orthogonal weights.
 
-    It is a residual network whose units have one weight and no shortcut, and has the same parts: stacks, unit outputs, export.
+    It is a residual network whose units have one weight and no shortcut, and has the
+    same parts: stacks, unit outputs, export.
 
     Args:
         depth: Weight layers, `n+2`: one in the stem, n units of one, the classifier.
         filters: Of every convolution.
         strides: Of the first unit.
         classes: Outputs of the classifier.
-        input_shape: 32 x 32 x 3 by default, in the order of `data_format`; a size may be None.
+        input_shape: 32 x 32 x 3 by default, in the order of `data_format`; a size may
+            be None.
         **options: Of `ResidualNetwork` and `ResidualUnit`.
 
     Raises:
@@ -50,7 +53,10 @@ def vanilla_cnn(
     """
     _checks.positive_int(depth, "depth")
     if depth < 3:
-        raise ValueError(f"`depth` must be n+2: a stem, n units, a classifier; 3 is the least. Received: depth={depth}")
+        raise ValueError(
+            "`depth` must be n+2: a stem, n units, a classifier; 3 is the least. Received: "
+            f"depth={depth}"
+        )
     defaults: NetworkOptions = {
         "arrangement": Arrangement(after_addition=("activation",), stem=("activation",)),
         "shortcut": "none",

@@ -32,25 +32,38 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
 
 def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the command's options: one for each of the settings."""
-    description = (
-        "Serve exported models over HTTP: TensorFlow Serving's REST API, the Open Inference Protocol, and a page at /."
-    )
+    description = "Serve exported models over HTTP: TensorFlow Serving's REST API, the Open Inference Protocol, and a page at /."
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         usage=f"{PROGRAM} DIRECTORY [OPTIONS]",
-        description="\n".join([*(["Examples:", *(f"  {line}" for line in examples), ""] if examples else []), description]),
+        description="\n".join(
+            [
+                *(["Examples:", *(f"  {line}" for line in examples), ""] if examples else []),
+                description,
+            ]
+        ),
         formatter_class=_Formatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "directory", metavar="DIRECTORY", type=Path, help="folder of models: DIRECTORY/NAME/VERSION/saved_model.pb"
+        "directory",
+        metavar="DIRECTORY",
+        type=Path,
+        help="folder of models: DIRECTORY/NAME/VERSION/saved_model.pb",
     )
     listen = parser.add_argument_group("address")
     listen.add_argument(
-        "--host", default=Settings.host, metavar="ADDRESS", help="address to listen on; 0.0.0.0 accepts other machines"
+        "--host",
+        default=Settings.host,
+        metavar="ADDRESS",
+        help="address to listen on; 0.0.0.0 accepts other machines",
     )
     listen.add_argument(
-        "--port", type=int, default=Settings.port, metavar="N", help="port to listen on; 0 takes a free one and prints it"
+        "--port",
+        type=int,
+        default=Settings.port,
+        metavar="N",
+        help="port to listen on; 0 takes a free one and prints it",
     )
     listen.add_argument(
         "--token-file",
@@ -61,7 +74,10 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     models = parser.add_argument_group("models")
     models.add_argument(
-        "--engine", choices=sorted(ENGINES), default=Settings.engine, help="runtime that computes the networks"
+        "--engine",
+        choices=sorted(ENGINES),
+        default=Settings.engine,
+        help="runtime that computes the networks",
     )
     models.add_argument(
         "--versions",
@@ -107,10 +123,18 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "--max-queue", type=int, default=Settings.max_queue, metavar="N", help="images that may wait, per model"
+        "--max-queue",
+        type=int,
+        default=Settings.max_queue,
+        metavar="N",
+        help="images that may wait, per model",
     )
     limits.add_argument(
-        "--max-body-bytes", type=int, default=Settings.max_body_bytes, metavar="N", help="largest request body"
+        "--max-body-bytes",
+        type=int,
+        default=Settings.max_body_bytes,
+        metavar="N",
+        help="largest request body",
     )
     limits.add_argument(
         "--max-pending-bytes",
@@ -120,7 +144,11 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
         help="request bodies held in memory, in bytes",
     )
     limits.add_argument(
-        "--max-requests", type=int, default=Settings.max_requests, metavar="N", help="requests at the same time"
+        "--max-requests",
+        type=int,
+        default=Settings.max_requests,
+        metavar="N",
+        help="requests at the same time",
     )
     seconds = {
         "deadline": "seconds until a request is answered with 503",
@@ -130,18 +158,27 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
     }
     for name, what in seconds.items():
         default = getattr(Settings, f"{name}_seconds")
-        limits.add_argument(f"--{name}-seconds", type=float, default=default, metavar="S", help=what)
+        limits.add_argument(
+            f"--{name}-seconds", type=float, default=default, metavar="S", help=what
+        )
     return parser
 
 
 def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -> Settings:
-    """Return the settings from command-line arguments; a mistake ends the process with status 2 and one line."""
+    """Return the settings from command-line arguments; a mistake ends the process with
+    status 2 and one line.
+    """
     found, unknown = parser(examples).parse_known_args(arguments)
     if unknown:
         options = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Settings)]
-        options[options.index("--token")] = "--token-file"  # a token on the command line could be read by others
+        options[options.index("--token")] = (
+            "--token-file"  # a token on the command line could be read by others
+        )
         near = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
-        _fail(f"unknown option {unknown[0]}.{f' Did you mean {near[0]}?' if near else ''} {PROGRAM} --help lists the options.")
+        _fail(
+            f"unknown option {unknown[0]}.{f' Did you mean {near[0]}?' if near else ''} {PROGRAM} "
+            "--help lists the options."
+        )
     given = vars(found)
     token_file = given.pop("token_file", None)
     try:
@@ -171,7 +208,10 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
         from keras_preact.serving import app, logs
         from keras_preact.serving.server import bind
     except ModuleNotFoundError as error:
-        _fail(f"serving needs {(error.name or '').partition('.')[0]}: pip install 'keras-preact[serving]'")
+        _fail(
+            f"serving needs {(error.name or '').partition('.')[0]}: pip install "
+            "'keras-preact[serving]'"
+        )
     try:
         bound = bind(told.host, told.port)
     except OSError as error:
@@ -181,11 +221,19 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
     address, port = bound.getsockname()[:2]
     if told.token is None and not ipaddress.ip_address(address).is_loopback:
         print(
-            f"Warning: no token is set: everybody who can reach {address} can use this server. Set one with --token-file.",
+            f"Warning: no token is set: everybody who can reach {address} can use this server. "
+            "Set one with --token-file.",
             file=sys.stderr,
             flush=True,
         )
-    asyncio.run(_serve(app.create_app(told), told, bound, f"http://{f'[{address}]' if ':' in address else address}:{port}"))
+    asyncio.run(
+        _serve(
+            app.create_app(told),
+            told,
+            bound,
+            f"http://{f'[{address}]' if ':' in address else address}:{port}",
+        )
+    )
 
 
 async def _serve(app: "Starlette", told: Settings, bound: socket.socket, address: str) -> None:
@@ -194,10 +242,13 @@ async def _serve(app: "Starlette", told: Settings, bound: socket.socket, address
     repository = app.state.repository
 
     def ready() -> None:
-        gc.freeze()  # models and libraries stay: the collector need not look at them again and again
+        # models and libraries stay: the collector need not look at them again and again
+        gc.freeze()
         models = []
         for name in repository.names():
-            versions = [str(one.version) for one in repository.status(name) if one.state == "AVAILABLE"]
+            versions = [
+                str(one.version) for one in repository.status(name) if one.state == "AVAILABLE"
+            ]
             models.append(f"{name} {'+'.join(versions) or '(not available)'}")
         print(f"Serving at {address}: {', '.join(models) or 'no models yet'}", flush=True)
 

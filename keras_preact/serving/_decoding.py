@@ -1,4 +1,6 @@
-"""Decodes the images of requests in threads, each image by itself: a damaged one spoils no other."""
+"""Decodes the images of requests in threads, each image by itself: a damaged one spoils
+no other.
+"""
 
 import asyncio
 import os
@@ -16,8 +18,10 @@ class ImageDecoder:
     """Files of images to what the network takes.
 
     Args:
-        decode: The TensorFlow function that an exported model has for it: strings `(n,)` to images `(n, ...)`.
-        max_queue: Most images that are being decoded or wait for it. (One request of any size may in any case.)
+        decode: The TensorFlow function that an exported model has for it: strings
+            `(n,)` to images `(n, ...)`.
+        max_queue: Most images that are being decoded or wait for it. (One request of
+            any size may in any case.)
     """
 
     def __init__(self, decode: Callable, max_queue: int):
@@ -37,25 +41,35 @@ class ImageDecoder:
 
         Args:
             files: Their contents.
-            deadline: The running event loop's time until which they are wanted. None: for ever.
+            deadline: The running event loop's time until which they are wanted. None:
+                for ever.
 
         Raises:
-            RequestError: for a file that is no whole image, or one that is not taken; it says which.
+            RequestError: for a file that is no whole image, or one that is not taken;
+                it says which.
             TooBusy: if there is no more room to wait.
-            DeadlineExceeded: if they could not be decoded in time; those that still wait are dropped.
+            DeadlineExceeded: if they could not be decoded in time; those that still
+                wait are dropped.
         """
         with self._lock:
             if self._pending and self._pending + len(files) > self._max_queue:
-                raise TooBusy(f"{self._pending} images wait to be decoded already; at most {self._max_queue} may.")
+                raise TooBusy(
+                    f"{self._pending} images wait to be decoded already; at most "
+                    f"{self._max_queue} may."
+                )
             self._pending += len(files)
         jobs = [self._threads.submit(self._decode_one, file) for file in files]
         for job in jobs:
             job.add_done_callback(self._count_down)
         try:
             async with asyncio.timeout_at(deadline):
-                results = await asyncio.gather(*map(asyncio.wrap_future, jobs), return_exceptions=True)
+                results = await asyncio.gather(
+                    *map(asyncio.wrap_future, jobs), return_exceptions=True
+                )
         except TimeoutError:
-            raise DeadlineExceeded("The request's time was over before its images were decoded.") from None
+            raise DeadlineExceeded(
+                "The request's time was over before its images were decoded."
+            ) from None
         images = []
         for number, result in enumerate(results):
             if isinstance(result, BaseException):
@@ -78,11 +92,15 @@ class ImageDecoder:
 
 
 def _translate(error: BaseException, image: str) -> BaseException:
-    """Return the error that the client is told of; one that is not the image's fault stays as it is."""
+    """Return the error that the client is told of; one that is not the image's fault
+    stays as it is.
+    """
     import tensorflow as tf
 
     if not isinstance(error, tf.errors.InvalidArgumentError):
         return error
     own_words = re.search("<<(.*?)>>", error.message, re.DOTALL)
     # To the function it is the first of one.
-    return RequestError(own_words[1].replace("image 0", image, 1) if own_words else f"{image} is damaged or cut off")
+    return RequestError(
+        own_words[1].replace("image 0", image, 1) if own_words else f"{image} is damaged or cut off"
+    )

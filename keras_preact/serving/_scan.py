@@ -1,4 +1,6 @@
-"""What lies in a directory of models: each model's versions, and the files of a version."""
+"""What lies in a directory of models: each model's versions, and the files of a
+version.
+"""
 
 import os
 from pathlib import Path
@@ -8,10 +10,12 @@ Files = frozenset[tuple[str, int, int]]
 
 
 def models(directory: Path) -> dict[str, dict[int, Path] | OSError]:
-    """Return the paths of each model's versions, or the error of a folder that could not be read.
+    """Return the paths of each model's versions, or the error of a folder that could
+    not be read.
 
-    `directory` holds folders of models, or is itself one model. A version is a folder with a number for its name and a
-    `saved_model.pb` in it. What is not there, hidden or something else is left out.
+    `directory` holds folders of models, or is itself one model. A version is a folder
+    with a number for its name and a `saved_model.pb` in it. What is not there, hidden
+    or something else is left out.
 
     Raises:
         OSError: if `directory` is there and could not be read.
@@ -38,8 +42,13 @@ def versions(folder: Path) -> dict[int, Path]:
     """
     numbers = _numbers(folder)
     for _ in range(10):
-        found = {int(name): folder / name for name in reversed(numbers) if _is_there(folder / name / "saved_model.pb")}
-        # If a version went and another came between the list and the look at its entries, neither would be found.
+        found = {
+            int(name): folder / name
+            for name in reversed(numbers)
+            if _is_there(folder / name / "saved_model.pb")
+        }
+        # If a version went and another came between the list and the look at its entries, neither
+        # would be found.
         before, numbers = numbers, _numbers(folder)
         if numbers == before:
             return found
@@ -77,7 +86,9 @@ def _numbers(folder: Path) -> list[str]:
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether `path` is there; unlike `Path.exists`, raise the error if that cannot be told."""
+    """Return whether `path` is there; unlike `Path.exists`, raise the error if that
+    cannot be told.
+    """
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,6 @@
-"""One version of a served model: its state, and the servable that it lends out while it is available."""
+"""One version of a served model: its state, and the servable that it lends out while it
+is available.
+"""
 
 import asyncio
 import contextlib
@@ -21,7 +23,8 @@ class VersionStatus:
 
     Args:
         version: Its number.
-        state: START (found), LOADING, AVAILABLE, UNLOADING (no new requests) or END (closed, or failed to load).
+        state: START (found), LOADING, AVAILABLE, UNLOADING (no new requests) or END
+            (closed, or failed to load).
         error_code: OK, or why it failed to load.
         error_message: A sentence for clients, empty where there is no error.
     """
@@ -55,7 +58,9 @@ class Version:
         self.status = VersionStatus(self.number, state, error_code, error_message)
 
     def load(self, load: Callable[[], Servable]) -> BaseException | None:
-        """Call `load`, and return what it raised: a thread must survive whatever a broken file sets off."""
+        """Call `load`, and return what it raised: a thread must survive whatever a
+        broken file sets off.
+        """
         try:
             self._servable = load()
         except BaseException as error:
@@ -68,16 +73,24 @@ class Version:
         log.info("loaded %s in %.1f s", self, seconds, extra=self.fields | {"seconds": seconds})
 
     def fail(self, error: BaseException, files: _scan.Files) -> None:
-        """Take note that these files could not be loaded; the status shows nothing that other libraries say."""
+        """Take note that these files could not be loaded; the status shows nothing that
+        other libraries say.
+        """
         unforeseen = None if isinstance(error, LoadError) else error
-        log.warning("%s could not be loaded: %s", self, error, extra=self.fields, exc_info=unforeseen)
+        log.warning(
+            "%s could not be loaded: %s", self, error, extra=self.fields, exc_info=unforeseen
+        )
         self.failed_files = files
         if isinstance(error, LoadError):
             self.enter("END", "INVALID_ARGUMENT", str(error))
         elif isinstance(error, MemoryError):
             self.enter("END", "RESOURCE_EXHAUSTED", "There was not enough memory to load it.")
         else:
-            self.enter("END", "INTERNAL", f"Loading it failed ({type(error).__name__}); the server's log says more.")
+            self.enter(
+                "END",
+                "INTERNAL",
+                f"Loading it failed ({type(error).__name__}); the server's log says more.",
+            )
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[Servable]:
@@ -91,13 +104,20 @@ class Version:
                 self._idle.set()
 
     async def close(self, seconds: float) -> None:
-        """Close the servable behind its last lease. No new one may begin; one still open after `seconds` is logged."""
+        """Close the servable behind its last lease. No new one may begin; one still
+        open after `seconds` is logged.
+        """
         assert self._servable is not None
         try:
             async with asyncio.timeout(seconds):
                 await self._unused()
         except TimeoutError:
-            log.warning("%s is still in use %g s after it was replaced or removed", self, seconds, extra=self.fields)
+            log.warning(
+                "%s is still in use %g s after it was replaced or removed",
+                self,
+                seconds,
+                extra=self.fields,
+            )
             await self._unused()
         try:
             await self._servable.close()

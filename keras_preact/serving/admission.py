@@ -6,7 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 
 from starlette.requests import Request
 
-from keras_preact.serving.errors import RequestError, Timeout, TooBusy, TooLarge, UnsupportedEncoding
+from keras_preact.serving.errors import (
+    RequestError,
+    Timeout,
+    TooBusy,
+    TooLarge,
+    UnsupportedEncoding,
+)
 from keras_preact.serving.settings import Settings
 
 
@@ -15,7 +21,9 @@ class Disconnected(Exception):
 
 
 class Admission:
-    """Counts requests in progress and bytes held, and refuses what goes beyond the settings."""
+    """Counts requests in progress and bytes held, and refuses what goes beyond the
+    settings.
+    """
 
     def __init__(self, settings: Settings):
         self._settings = settings
@@ -30,7 +38,10 @@ class Admission:
             TooBusy: if none is free.
         """
         if self.requests >= self._settings.max_requests:
-            raise TooBusy(f"{self.requests} requests are in progress, as many as are taken at once. Send it again later.")
+            raise TooBusy(
+                f"{self.requests} requests are in progress, as many as are taken at once. Send it "
+                "again later."
+            )
         self.requests += 1
         try:
             yield
@@ -39,10 +50,12 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """Receive the body of a request and account for its bytes until the context ends.
+        """Receive the body of a request and account for its bytes until the context
+        ends.
 
         Raises:
-            TooLarge, Timeout, TooBusy, UnsupportedEncoding: if it cannot be taken; what is left of it is not read.
+            TooLarge, Timeout, TooBusy, UnsupportedEncoding: if it cannot be taken; what
+                is left of it is not read.
             Disconnected: if the client goes before it is complete.
         """
         self._check_headers(request)
@@ -62,7 +75,9 @@ class Admission:
                         self._check_size(held)
                         chunks.append(chunk)
             except TimeoutError:
-                raise Timeout(f"The body was not complete after {self._settings.body_seconds:g} seconds.") from None
+                raise Timeout(
+                    f"The body was not complete after {self._settings.body_seconds:g} seconds."
+                ) from None
             yield b"".join(chunks)
         finally:
             self.bytes -= held
@@ -70,7 +85,9 @@ class Admission:
     def _check_headers(self, request: Request) -> None:
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", ""):
-            raise UnsupportedEncoding("The body must be sent as it is, without a Content-Encoding such as gzip.")
+            raise UnsupportedEncoding(
+                "The body must be sent as it is, without a Content-Encoding such as gzip."
+            )
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdecimal():
             raise RequestError("Content-Length must be a whole number.")
@@ -80,8 +97,11 @@ class Admission:
         limit, total = self._settings.max_body_bytes, self._settings.max_pending_bytes
         if size > limit:
             said = f"one of {size} bytes" if announced else "a longer one"
-            raise TooLarge(f"A body may have {limit} bytes. Received: {said}. Send fewer rows at once.")
+            raise TooLarge(
+                f"A body may have {limit} bytes. Received: {said}. Send fewer rows at once."
+            )
         if self.bytes + (size if announced else 0) > total:
             raise TooBusy(
-                f"The bodies of the requests in progress hold {total} bytes, as many as are taken. Send it again later."
+                f"The bodies of the requests in progress hold {total} bytes, as many as are "
+                "taken. Send it again later."
             )

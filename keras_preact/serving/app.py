@@ -23,8 +23,9 @@ from keras_preact.serving.settings import Settings
 def create_app(settings: Settings, repository: Repository | None = None) -> Starlette:
     """Return an ASGI application that serves the models in a directory.
 
-    It starts and stops the repository in its lifespan. Before a server stops, it should set `app.state.stopping`: the app then
-    says that it is not ready, and answers what comes all the same.
+    It starts and stops the repository in its lifespan. Before a server stops, it should
+    set `app.state.stopping`: the app then says that it is not ready, and answers what
+    comes all the same.
 
     Args:
         settings: What the server is told.
@@ -37,7 +38,9 @@ def create_app(settings: Settings, repository: Repository | None = None) -> Star
     admission = Admission(settings)
     measured = Metrics(lambda: admission.requests, lambda: _waiting(app.state.repository))
     if repository is None:
-        repository = Repository(settings, functools.partial(servable.load, on_batch=measured.batch), measured.load)
+        repository = Repository(
+            settings, functools.partial(servable.load, on_batch=measured.batch), measured.load
+        )
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -69,9 +72,14 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-        return answer_error(MethodNotAllowed(f"Here {allowed} would work. Received: {request.method}"), [("Allow", allowed)])
+        return answer_error(
+            MethodNotAllowed(f"Here {allowed} would work. Received: {request.method}"),
+            [("Allow", allowed)],
+        )
     if error.status_code == 404:
-        return answer_error(NotFound("Nothing is served at this path. GET /v1/models lists the models."))
+        return answer_error(
+            NotFound("Nothing is served at this path. GET /v1/models lists the models.")
+        )
     return answer_error(RequestError(error.detail))
 
 

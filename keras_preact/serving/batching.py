@@ -29,7 +29,9 @@ class _Entry:
         self.answer: asyncio.Future[Outputs] = self.loop.create_future()
 
     def resolve(self, settle: Callable, value) -> None:
-        """Hand `value` to the future from another thread, through `set_result` or `set_exception`."""
+        """Hand `value` to the future from another thread, through `set_result` or
+        `set_exception`.
+        """
 
         def in_loop():
             if not self.answer.done():  # nobody waits any more
@@ -42,15 +44,19 @@ class _Entry:
 class Batcher:
     """Computes the rows of waiting requests together, in threads of its own.
 
-    A thread that has nothing to do takes what waits: whole requests, first come first served, at most `max_batch_size` rows of
-    one and the same shape. The longer a batch takes, the more waits for the next one, so batches grow with the load, and a
-    request that finds nobody else is computed at once.
+    A thread that has nothing to do takes what waits: whole requests, first come first
+    served, at most `max_batch_size` rows of one and the same shape. The longer a batch
+    takes, the more waits for the next one, so batches grow with the load, and a request
+    that finds nobody else is computed at once.
 
     Args:
-        run: Rows `(n, ...)` to named arrays `(n, ...)`; called by `workers` threads at once.
+        run: Rows `(n, ...)` to named arrays `(n, ...)`; called by `workers` threads at
+            once.
         max_batch_size: Most rows that `run` is given.
-        wait_seconds: How long a request waits for others to fill its batch. 0: not at all.
-        max_queue: Most rows that wait. (One request of up to `max_batch_size` rows may wait in any case.)
+        wait_seconds: How long a request waits for others to fill its batch. 0: not at
+            all.
+        max_queue: Most rows that wait. (One request of up to `max_batch_size` rows may
+            wait in any case.)
         workers: Threads.
         together: Whether rows of different requests are computed together.
         on_batch: Told of every batch: its rows, and the seconds that `run` took.
@@ -77,7 +83,10 @@ class Batcher:
         self._rows = 0
         self._closed = False
         self._changed = threading.Condition()
-        self._threads = [threading.Thread(target=self._work, name=f"batcher-{i}", daemon=True) for i in range(workers)]
+        self._threads = [
+            threading.Thread(target=self._work, name=f"batcher-{i}", daemon=True)
+            for i in range(workers)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -90,7 +99,8 @@ class Batcher:
         """Raise TooLarge for a request that fits into no batch."""
         if rows > self._max_batch_size:
             raise TooLarge(
-                f"One request may hold at most {self._max_batch_size} examples. Received: {rows}. Send several requests."
+                f"One request may hold at most {self._max_batch_size} examples. Received: {rows}. "
+                "Send several requests."
             )
 
     async def submit(self, images: np.ndarray, deadline: float | None) -> Outputs:
@@ -100,7 +110,8 @@ class Batcher:
 
         Args:
             images: Rows `(n, ...)`.
-            deadline: The running event loop's time until which the answer is wanted. None: for ever.
+            deadline: The running event loop's time until which the answer is wanted.
+                None: for ever.
 
         Raises:
             TooLarge: for more rows than a batch may have.
@@ -118,12 +129,16 @@ class Batcher:
             async with asyncio.timeout_at(deadline):
                 return await entry.answer
         except TimeoutError:
-            raise DeadlineExceeded("The request's time was over before its answer was computed.") from None
+            raise DeadlineExceeded(
+                "The request's time was over before its answer was computed."
+            ) from None
         finally:
             self._forget(entry)
 
     def close(self) -> None:
-        """Compute what waits, take nothing more, and return when the threads have ended."""
+        """Compute what waits, take nothing more, and return when the threads have
+        ended.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -135,7 +150,10 @@ class Batcher:
             if self._closed:
                 raise Unavailable("This version of the model is being unloaded.")
             if self._waiting and self._rows + len(entry.images) > self._max_queue:
-                raise TooBusy(f"{self._rows} examples wait for this model already; at most {self._max_queue} may.")
+                raise TooBusy(
+                    f"{self._rows} examples wait for this model already; at most "
+                    f"{self._max_queue} may."
+                )
             self._waiting.append(entry)
             self._rows += len(entry.images)
             self._changed.notify_all()
@@ -151,7 +169,9 @@ class Batcher:
             del batch  # else an idle thread would hold the last request's images
 
     def _take(self) -> list[_Entry]:
-        """Wait for work and return a batch of it; empty when there will be none any more."""
+        """Wait for work and return a batch of it; empty when there will be none any
+        more.
+        """
         with self._changed:
             while True:
                 while not self._waiting and not self._closed:

@@ -35,7 +35,9 @@ def name_of(array: np.ndarray) -> str:
 
 
 def to_bytes(array: np.ndarray) -> bytes:
-    """Return the values in order, little-endian; a text as the four bytes of its length and itself."""
+    """Return the values in order, little-endian; a text as the four bytes of its length
+    and itself.
+    """
     if array.dtype.kind != "O":
         return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     texts = (text.encode() if isinstance(text, str) else text for text in array.ravel().tolist())
@@ -53,7 +55,8 @@ def from_bytes(data: memoryview, datatype: str, count: int, name: str) -> np.nda
     dtype = np.dtype(DTYPES[datatype]).newbyteorder("<")
     if len(data) != count * dtype.itemsize:
         raise RequestError(
-            f"`{name}` must have {count * dtype.itemsize} bytes, for {count} values of {datatype}. Received: {len(data)} bytes"
+            f"`{name}` must have {count * dtype.itemsize} bytes, for {count} values of "
+            f"{datatype}. Received: {len(data)} bytes"
         )
     if datatype == "BOOL" and any(bytes(data).translate(None, b"\0\1")):
         raise RequestError(f"`{name}` must hold bytes 0 and 1, to be BOOL.")
@@ -74,8 +77,9 @@ def _texts(data: memoryview, count: int, name: str) -> np.ndarray:
         texts.append(bytes(data[start:at]))
     if at != len(data) or len(texts) != count:
         raise RequestError(
-            f"`{name}` must have {count} elements, each after the four bytes of its length, and nothing more. Received: "
-            f"{len(data)} bytes, of which the first {at} hold {len(texts)} elements"
+            f"`{name}` must have {count} elements, each after the four bytes of its length, and "
+            f"nothing more. Received: {len(data)} bytes, of which the first {at} hold "
+            f"{len(texts)} elements"
         )
     array = np.empty(count, dtype=object)
     array[:] = texts

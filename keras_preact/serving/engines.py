@@ -1,4 +1,6 @@
-"""What computes the networks of a server: a table of engines, each of which runs the same frozen graph."""
+"""What computes the networks of a server: a table of engines, each of which runs the
+same frozen graph.
+"""
 
 import dataclasses
 import logging
@@ -31,22 +33,28 @@ class Frozen:
 
 
 def freeze(core) -> Frozen:
-    """Return a function that a SavedModel holds with its variables turned into constants, after which it needs no variable.
+    """Return a function that a SavedModel holds with its variables turned into
+    constants, after which it needs no variable.
 
-    Engines fold constants into the operations that use them. In TensorFlow, ResNet-50 is computed 1.3 to 1.6 times as fast for
-    one image, but no faster for 32, and in bfloat16 slower (`training/benchmark/measured/serving.json`).
+    Engines fold constants into the operations that use them. In TensorFlow, ResNet-50
+    is computed 1.3 to 1.6 times as fast for one image, but no faster for 32, and in
+    bfloat16 slower (`training/benchmark/measured/serving.json`).
     """
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     [concrete] = core.concrete_functions
     # The tensors of a dictionary come in the order of its sorted keys.
-    return Frozen(convert_variables_to_constants_v2(concrete), tuple(sorted(concrete.structured_outputs)))
+    return Frozen(
+        convert_variables_to_constants_v2(concrete), tuple(sorted(concrete.structured_outputs))
+    )
 
 
 def use_threads(threads: int | None) -> None:
-    """Have TensorFlow compute with this number of threads, which all models of a process share. None: with one per core.
+    """Have TensorFlow compute with this number of threads, which all models of a
+    process share. None: with one per core.
 
-    It can be told so before it computes the first time; later another number is not taken, and the log says so.
+    It can be told so before it computes the first time; later another number is not
+    taken, and the log says so.
     """
     import tensorflow as tf
 
@@ -57,11 +65,17 @@ def use_threads(threads: int | None) -> None:
         options.set_intra_op_parallelism_threads(threads)
     except RuntimeError:
         now = options.get_intra_op_parallelism_threads() or "one per core"
-        log.warning("TensorFlow began to compute before, and keeps its number of threads: %s, not %d.", now, threads)
+        log.warning(
+            "TensorFlow began to compute before, and keeps its number of threads: %s, not %d.",
+            now,
+            threads,
+        )
 
 
 def tensorflow(frozen: Frozen, settings: Settings, precision: str) -> Engine:
-    """Compute with TensorFlow: in the precision that the graph has, with the threads of `use_threads`."""
+    """Compute with TensorFlow: in the precision that the graph has, with the threads of
+    `use_threads`.
+    """
     import tensorflow as tf
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
@@ -72,7 +86,9 @@ def tensorflow(frozen: Frozen, settings: Settings, precision: str) -> Engine:
 
 
 def _with_short_constants_as_bytes(graph):
-    """Return a GraphDef in which no constant holds its 16-bit numbers one by one, which OpenVINO does not read."""
+    """Return a GraphDef in which no constant holds its 16-bit numbers one by one, which
+    OpenVINO does not read.
+    """
     import tensorflow as tf
 
     for node in graph.node:
@@ -93,13 +109,17 @@ def openvino(frozen: Frozen, settings: Settings, precision: str) -> Engine:
     try:
         import openvino as ov
     except ImportError:
-        raise ImportError("The engine 'openvino' needs OpenVINO: pip install 'keras-preact[openvino]'") from None
+        raise ImportError(
+            "The engine 'openvino' needs OpenVINO: pip install 'keras-preact[openvino]'"
+        ) from None
 
     runtime = ov.Core()
     # openvino.convert_model would do without a file, but it reports its use over the network.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "frozen.pb"
-        file.write_bytes(_with_short_constants_as_bytes(frozen.function.graph.as_graph_def()).SerializeToString())
+        file.write_bytes(
+            _with_short_constants_as_bytes(frozen.function.graph.as_graph_def()).SerializeToString()
+        )
         model = runtime.read_model(file)
         options: dict[str, Any] = {
             # By itself OpenVINO rounds float32 networks to bfloat16 on a CPU that is faster at it.
@@ -111,16 +131,25 @@ def openvino(frozen: Frozen, settings: Settings, precision: str) -> Engine:
             options["INFERENCE_NUM_THREADS"] = settings.threads
         compiled = runtime.compile_model(model, "CPU", options)
     # The graph itself is not held: OpenVINO has its own copy of the weights.
-    outputs = {name: tensor.name for name, tensor in zip(frozen.outputs, frozen.function.outputs, strict=True)}
+    outputs = {
+        name: tensor.name
+        for name, tensor in zip(frozen.outputs, frozen.function.outputs, strict=True)
+    }
     of_thread = threading.local()  # a request of OpenVINO is for one thread
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
         if not hasattr(of_thread, "request"):
             of_thread.request = compiled.create_infer_request()
         of_thread.request.infer([images], share_inputs=True)
-        return {name: of_thread.request.get_tensor(tensor).data.copy() for name, tensor in outputs.items()}
+        return {
+            name: of_thread.request.get_tensor(tensor).data.copy()
+            for name, tensor in outputs.items()
+        }
 
     return run
 
 
-ENGINES: Mapping[str, Callable[[Frozen, Settings, str], Engine]] = {"tensorflow": tensorflow, "openvino": openvino}
+ENGINES: Mapping[str, Callable[[Frozen, Settings, str], Engine]] = {
+    "tensorflow": tensorflow,
+    "openvino": openvino,
+}

@@ -1,4 +1,6 @@
-"""The errors that a client is told of: their text goes out as it is, no path and no other library's message stands in it."""
+"""The errors that a client is told of: their text goes out as it is, no path and no
+other library's message stands in it.
+"""
 
 
 class RequestError(Exception):
@@ -6,7 +8,8 @@ class RequestError(Exception):
 
     Args:
         message: What was received and what would work.
-        retry_after: Seconds after which the same request may do better. `None` where it would not, or nobody knows.
+        retry_after: Seconds after which the same request may do better. `None` where it
+            would not, or nobody knows.
     """
 
     status = 400

@@ -1,4 +1,6 @@
-"""What both inference APIs share: how a request is taken in, given its time and a model, and answered."""
+"""What both inference APIs share: how a request is taken in, given its time and a
+model, and answered.
+"""
 
 import asyncio
 import contextlib
@@ -20,17 +22,29 @@ Arguments = ParamSpec("Arguments")
 
 
 class Workers:
-    """Threads that read and write large bodies; their small number bounds the memory that parsing takes."""
+    """Threads that read and write large bodies; their small number bounds the memory
+    that parsing takes.
+    """
 
     def __init__(self, threads: int = 2):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bodies")
 
     async def run(
-        self, size: int, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+        self,
+        size: int,
+        function: Callable[Arguments, Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
     ) -> Result:
-        """Return what `function` does with `size` bytes, in a thread where that takes long."""
+        """Return what `function` does with `size` bytes, in a thread where that takes
+        long.
+        """
         call = functools.partial(function, *args, **kwargs)
-        return call() if size <= INLINE_BYTES else await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        return (
+            call()
+            if size <= INLINE_BYTES
+            else await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        )
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -39,10 +53,14 @@ class Workers:
 def inference(
     handler: Callable[Concatenate[Request, bytes, float, Arguments], Awaitable[Response]],
 ) -> Callable[Concatenate[Request, Arguments], Awaitable[Response]]:
-    """Return the endpoint of a `handler(request, body, deadline)`, cut off at the deadline or when the client goes."""
+    """Return the endpoint of a `handler(request, body, deadline)`, cut off at the
+    deadline or when the client goes.
+    """
 
     @functools.wraps(handler)
-    async def endpoint(request: Request, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Response:
+    async def endpoint(
+        request: Request, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Response:
         state = request.app.state
         seconds = state.settings.deadline_seconds
         with state.admission.slot():
@@ -50,7 +68,9 @@ def inference(
                 deadline = asyncio.get_running_loop().time() + seconds
                 try:
                     async with asyncio.timeout_at(deadline):
-                        return await _while_connected(request, handler(request, body, deadline, *args, **kwargs))
+                        return await _while_connected(
+                            request, handler(request, body, deadline, *args, **kwargs)
+                        )
                 except TimeoutError:
                     raise DeadlineExceeded(
                         f"The answer did not come within {seconds:g} seconds. Send it again later."
@@ -61,7 +81,8 @@ def inference(
 
 @contextlib.contextmanager
 def leased(request: Request) -> Iterator[Any]:
-    """Give the servable that the path of a request names; it stays loaded until the context ends.
+    """Give the servable that the path of a request names; it stays loaded until the
+    context ends.
 
     Raises:
         NotFound, Unavailable: if there is none.
@@ -85,7 +106,11 @@ def version_of(request: Request) -> int | None:
 
 def json_response(content: Any, status: int = 200) -> Response:
     """Return an answer of JSON; arrays of NumPy may be in it."""
-    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json")
+    return Response(
+        orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY),
+        status,
+        media_type="application/json",
+    )
 
 
 async def _while_connected(request: Request, work: Awaitable[Result]) -> Result:

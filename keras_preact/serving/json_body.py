@@ -7,8 +7,9 @@ import orjson
 
 from keras_preact.serving.errors import RequestError
 
-# Lists and objects cost far more memory and time than their two characters: without a bound, 30 MB of "[]," stop the server
-# for seconds. An image of 224 x 224 pixels written as nested lists has 50,000.
+# Lists and objects cost far more memory and time than their two characters: without a bound, 30 MB
+# of "[]," stop the server for seconds. An image of 224 x 224 pixels written as nested lists has
+# 50,000.
 MAX_CONTAINERS = 1_000_000
 
 
@@ -16,7 +17,8 @@ def parse(body: bytes | memoryview) -> dict[str, Any]:
     """Return the object that `body` holds.
 
     Raises:
-        RequestError: if it is not JSON (NaN and Infinity are not), not an object, has a key twice, or too many lists.
+        RequestError: if it is not JSON (NaN and Infinity are not), not an object, has a
+            key twice, or too many lists.
     """
     body = bytes(body)
     if not body.strip():
@@ -24,16 +26,20 @@ def parse(body: bytes | memoryview) -> dict[str, Any]:
     containers = body.count(b"[") + body.count(b"{")
     if containers > MAX_CONTAINERS:
         raise RequestError(
-            f"The JSON holds {containers} lists and objects; at most {MAX_CONTAINERS} are taken. Send fewer rows at once, "
-            "encoded images as base64, or binary tensors of the Open Inference Protocol."
+            f"The JSON holds {containers} lists and objects; at most {MAX_CONTAINERS} are taken. "
+            "Send fewer rows at once, encoded images as base64, or binary tensors of the Open "
+            "Inference Protocol."
         )
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise RequestError(f"The body is not JSON as RFC 8259 has it (UTF-8, no NaN, no Infinity): {error}.") from None
+        raise RequestError(
+            f"The body is not JSON as RFC 8259 has it (UTF-8, no NaN, no Infinity): {error}."
+        ) from None
     if not isinstance(document, dict):
         raise RequestError(f"The body must be a JSON object. Received: {described(document)}")
-    # The parser keeps the last of two equal keys. As a rule no text holds a colon, and then counting them finds a key lost.
+    # The parser keeps the last of two equal keys. As a rule no text holds a colon, and then
+    # counting them finds a key lost.
     if body.count(b":") != _count_keys(document):
         _refuse_duplicates(body)
     return document
@@ -51,7 +57,11 @@ def described(value: Any) -> str:
         return f"a list of {len(value)}"
     if isinstance(value, dict):
         keys = [json.dumps(key if len(key) <= 40 else key[:37] + "...") for key in list(value)[:5]]
-        return f"an object with the keys {', '.join(keys)}{', ...' if len(value) > 5 else ''}" if value else "an empty object"
+        return (
+            f"an object with the keys {', '.join(keys)}{', ...' if len(value) > 5 else ''}"
+            if value
+            else "an empty object"
+        )
     return f"the number {value!r}"
 
 
@@ -73,7 +83,9 @@ def _refuse_duplicates(body: bytes) -> None:
         keys = set()
         for key, _ in pairs:
             if key in keys:
-                raise RequestError(f"A JSON object may hold each key once. Received: {described(key)} twice")
+                raise RequestError(
+                    f"A JSON object may hold each key once. Received: {described(key)} twice"
+                )
             keys.add(key)
 
     try:

@@ -16,20 +16,24 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The metrics of one server, in a registry of its own. Labels take few values: models and versions that were loaded.
+    """The metrics of one server, in a registry of its own. Labels take few values:
+    models and versions that were loaded.
 
     Args:
         in_progress: Returns the number of requests in progress.
         waiting: Returns the images that wait, as `(model, version, images)`.
     """
 
-    def __init__(self, in_progress: Callable[[], int], waiting: Callable[[], Iterable[tuple[str, int, int]]]):
+    def __init__(
+        self, in_progress: Callable[[], int], waiting: Callable[[], Iterable[tuple[str, int, int]]]
+    ):
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(_Waiting(waiting))
         self._requests = Counter(
             "keras_preact_requests",
-            "Requests answered. `api`: what was asked for; `model`, `version`: empty where none was reached.",
+            "Requests answered. `api`: what was asked for; `model`, `version`: empty where none "
+            "was reached.",
             ["api", "model", "version", "status"],
             registry=self.registry,
         )
@@ -62,9 +66,14 @@ class Metrics:
             registry=self.registry,
         )
         self._loads = Counter(
-            "keras_preact_model_loads", "Versions loaded, or tried in vain.", ["model", "outcome"], registry=self.registry
+            "keras_preact_model_loads",
+            "Versions loaded, or tried in vain.",
+            ["model", "outcome"],
+            registry=self.registry,
         )
-        Gauge("keras_preact_requests_in_progress", "Requests in progress.", registry=self.registry).set_function(in_progress)
+        Gauge(
+            "keras_preact_requests_in_progress", "Requests in progress.", registry=self.registry
+        ).set_function(in_progress)
 
     def request(self, api: str, model: str, version: str, status: int, seconds: float) -> None:
         self._requests.labels(api, model, version, str(status)).inc()
@@ -81,14 +90,18 @@ class Metrics:
 
 
 class _Waiting(Collector):
-    """Reads the queues when asked: those of models that are gone leave no series behind."""
+    """Reads the queues when asked: those of models that are gone leave no series
+    behind.
+    """
 
     def __init__(self, waiting: Callable[[], Iterable[tuple[str, int, int]]]):
         self._waiting = waiting
 
     def collect(self):
         gauge = GaugeMetricFamily(
-            "keras_preact_queue_images", "Images that wait for the network, or to be decoded.", labels=["model", "version"]
+            "keras_preact_queue_images",
+            "Images that wait for the network, or to be decoded.",
+            labels=["model", "version"],
         )
         for model, version, images in self._waiting():
             gauge.add_metric([model, str(version)], images)
@@ -98,7 +111,9 @@ class _Waiting(Collector):
 async def metrics(request: Request) -> Response:
     """Answer Prometheus."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(request.app.state.metrics.registry), headers={"Content-Type": content_type})
+    return Response(
+        encode(request.app.state.metrics.registry), headers={"Content-Type": content_type}
+    )
 
 
 routes = [Route("/metrics", metrics)]

@@ -26,7 +26,9 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Front:
-    """Wraps the app: nothing but JSON with a plain sentence leaves it on errors, whatever happens inside."""
+    """Wraps the app: nothing but JSON with a plain sentence leaves it on errors,
+    whatever happens inside.
+    """
 
     def __init__(self, app: ASGIApp, token: str | None, metrics: Metrics):
         self._app = app
@@ -68,7 +70,9 @@ class Front:
         status = exchange.status or 500
         state = scope.get("state", {})
         model, version = state.get("model", ""), str(state.get("version", ""))
-        self._metrics.request(getattr(scope.get("endpoint"), "__name__", "none"), model, version, status, seconds)
+        self._metrics.request(
+            getattr(scope.get("endpoint"), "__name__", "none"), model, version, status, seconds
+        )
         fields = {
             "id": exchange.id,
             "method": scope["method"],
@@ -104,7 +108,9 @@ class _Exchange:
         self.bytes = 0
         self._receive = receive
         self._send = send
-        self._unread = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        self._unread = (
+            headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        )
         self._ended = False
 
     async def receive(self) -> Message:
@@ -128,7 +134,8 @@ class _Exchange:
     async def end(self) -> None:
         """Close the answer; before, take in what the client still sends, for a while.
 
-        A connection that is closed over unread bytes is reset, and the client may never see the answer that was sent.
+        A connection that is closed over unread bytes is reset, and the client may never
+        see the answer that was sent.
         """
         if not self._ended:
             return
@@ -147,4 +154,7 @@ def _check_token(scope: Scope, token: str | None) -> None:
     given = dict(scope["headers"]).get(b"authorization", b"")
     scheme, _, credentials = given.partition(b" ")
     if scheme.lower() != b"bearer" or not hmac.compare_digest(credentials.strip(), token.encode()):
-        raise Unauthorized("This server wants a token: the header Authorization with the word Bearer and the token.")
+        raise Unauthorized(
+            "This server wants a token: the header Authorization with the word Bearer and the "
+            "token."
+        )

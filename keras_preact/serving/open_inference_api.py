@@ -21,10 +21,18 @@ async def infer(request: Request, body: bytes, deadline: float) -> Response:
         raise RequestError(f"{HEADER} must be the length of the JSON, a whole number.")
     workers = request.app.state.workers
     with leased(request) as servable:
-        call = await workers.run(len(body), form.parse, body, None if length is None else int(length), servable.signatures)
+        call = await workers.run(
+            len(body),
+            form.parse,
+            body,
+            None if length is None else int(length),
+            servable.signatures,
+        )
         outputs = await servable.predict(call.signature, call.inputs, deadline)
         size = sum(outputs[name].nbytes for name in call.outputs)
-        content, head = await workers.run(size, form.dump, call, outputs, servable.name, servable.version)
+        content, head = await workers.run(
+            size, form.dump, call, outputs, servable.name, servable.version
+        )
     if head is None:
         return Response(content, media_type="application/json")
     return Response(content, media_type="application/octet-stream", headers={HEADER: str(head)})
@@ -36,7 +44,9 @@ async def server_metadata(request: Request) -> Response:
         version = importlib.metadata.version("keras-preact")
     except importlib.metadata.PackageNotFoundError:
         version = "unknown"  # run from its source tree
-    return json_response({"name": "keras-preact", "version": version, "extensions": ["binary_tensor_data"]})
+    return json_response(
+        {"name": "keras-preact", "version": version, "extensions": ["binary_tensor_data"]}
+    )
 
 
 async def live(request: Request) -> Response:
@@ -52,14 +62,22 @@ async def ready(request: Request) -> Response:
 
 
 async def model_metadata(request: Request) -> Response:
-    """The default signature's tensors, where clients look for a model's; under `signatures` those of each."""
+    """The default signature's tensors, where clients look for a model's; under
+    `signatures` those of each.
+    """
     with leased(request) as servable:
         versions = [
-            str(status.version) for status in request.app.state.repository.status(servable.name) if status.state == "AVAILABLE"
+            str(status.version)
+            for status in request.app.state.repository.status(servable.name)
+            if status.state == "AVAILABLE"
         ]
-        signatures = {name: form.describe(signature) for name, signature in servable.signatures.items()}
+        signatures = {
+            name: form.describe(signature) for name, signature in servable.signatures.items()
+        }
         about = {"name": servable.name, "versions": versions, "platform": "tensorflow_savedmodel"}
-        return json_response(about | signatures[form.DEFAULT_SIGNATURE] | {"signatures": signatures})
+        return json_response(
+            about | signatures[form.DEFAULT_SIGNATURE] | {"signatures": signatures}
+        )
 
 
 async def model_ready(request: Request) -> Response:
@@ -68,7 +86,10 @@ async def model_ready(request: Request) -> Response:
         with leased(request) as servable:
             return json_response({"name": servable.name, "ready": True})
     except (NotFound, Unavailable) as error:
-        return json_response({"name": request.path_params["name"], "ready": False, "error": error.message}, error.status)
+        return json_response(
+            {"name": request.path_params["name"], "ready": False, "error": error.message},
+            error.status,
+        )
 
 
 def _routes(path: str) -> list[Route]:

@@ -1,7 +1,8 @@
 """The page at `/`, where a person drops images and sees their classes.
 
-Its files lie in `static/`, are read once and served from memory. The page loads nothing from anywhere else, and its Content
-Security Policy holds the browser to that. A class or a file name that looks like HTML stays text; if not, it would not run.
+Its files lie in `static/`, are read once and served from memory. The page loads nothing
+from anywhere else, and its Content Security Policy holds the browser to that. A class
+or a file name that looks like HTML stays text; if not, it would not run.
 """
 
 import hashlib
@@ -24,10 +25,13 @@ _POLICY = {
     "frame-ancestors": "'none'",
 }
 _HEADERS = {
-    "Content-Security-Policy": "; ".join(f"{directive} {sources}" for directive, sources in _POLICY.items()),
+    "Content-Security-Policy": "; ".join(
+        f"{directive} {sources}" for directive, sources in _POLICY.items()
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # kept, but asked about each time: a new server's page is seen at once
+    # kept, but asked about each time: a new server's page is seen at once
+    "Cache-Control": "no-cache",
 }
 
 
@@ -44,8 +48,13 @@ def _route(path: str, file: Path) -> Route:
     return Route(path, serve, name=file.name)
 
 
-#: The page at `/` and what it loads, at `/static/...`. None of it is secret: they are served without a token.
+#: The page at `/` and what it loads, at `/static/...`. None of it is secret: they are served
+#: without a token.
 routes = [
     _route("/", _STATIC / "index.html"),
-    *(_route(f"/static/{file.name}", file) for file in sorted(_STATIC.iterdir()) if file.suffix in (".css", ".js")),
+    *(
+        _route(f"/static/{file.name}", file)
+        for file in sorted(_STATIC.iterdir())
+        if file.suffix in (".css", ".js")
+    ),
 ]

@@ -1,19 +1,24 @@
-"""HTTP connections that cannot be held for nothing: limits on the time and the bytes before and around a body."""
+"""HTTP connections that cannot be held for nothing: limits on the time and the bytes
+before and around a body.
+"""
 
 import json
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-#: Bytes of a request that are not its body: its headers, and what frames the chunks of one without a length.
+#: Bytes of a request that are not its body: its headers, and what frames the chunks of one without
+#: a length.
 MAX_HEAD_BYTES = 64 * 1024
 # A chunk of one byte takes six to send; a body in such small pieces is still taken.
 _FRAME_PER_BYTE = 8
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1, which by itself waits for ever for the rest of a request's headers, however many come.
+    """uvicorn's HTTP/1.1, which by itself waits for ever for the rest of a request's
+    headers, however many come.
 
-    `config.timeout_keep_alive` is the time that a client has to send the headers, and to take some of an answer.
+    `config.timeout_keep_alive` is the time that a client has to send the headers, and
+    to take some of an answer.
     """
 
     _timer = None
@@ -69,7 +74,10 @@ class Protocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             body = json.dumps({"error": message}).encode()
-            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            head = (
+                b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+                % len(body)
+            )
             self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
 

@@ -1,6 +1,8 @@
-"""The server as a Ray Serve application, in several processes on one machine or many, as many as the requests ask for.
+"""The server as a Ray Serve application, in several processes on one machine or many,
+as many as the requests ask for.
 
-serve run keras_preact.serving.ray_serve:build directory=/shared/saved_models max_replicas=8
+serve run keras_preact.serving.ray_serve:build directory=/shared/saved_models
+max_replicas=8
 """
 
 import dataclasses
@@ -31,9 +33,12 @@ class Replicas:
 
     Args:
         replicas: How many there are; with `max_replicas`, the least.
-        max_replicas: The most that Ray starts. `None`: it starts no more than `replicas`.
-        target_requests: Requests in progress for each replica, on average, beyond which Ray starts another.
-        num_cpus: Cores of each. Its computations have as many threads, unless `threads` is set.
+        max_replicas: The most that Ray starts. `None`: it starts no more than
+            `replicas`.
+        target_requests: Requests in progress for each replica, on average, beyond which
+            Ray starts another.
+        num_cpus: Cores of each. Its computations have as many threads, unless `threads`
+            is set.
         num_gpus: GPUs of each.
 
     Raises:
@@ -50,15 +55,20 @@ class Replicas:
         _checks.positive_int(self.replicas, "replicas")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(
-                f"`max_replicas` must be at least replicas={self.replicas}. Received: max_replicas={self.max_replicas}"
+                f"`max_replicas` must be at least replicas={self.replicas}. Received: "
+                f"max_replicas={self.max_replicas}"
             )
         for name, least in (("target_requests", 0.01), ("num_cpus", 0), ("num_gpus", 0)):
             if getattr(self, name) < least:
-                raise ValueError(f"`{name}` must be at least {least}. Received: {name}={getattr(self, name)}")
+                raise ValueError(
+                    f"`{name}` must be at least {least}. Received: {name}={getattr(self, name)}"
+                )
 
 
 class ModelServer:
-    """A replica: the app and its repository, made in Ray's process, where every model is loaded once."""
+    """A replica: the app and its repository, made in Ray's process, where every model
+    is loaded once.
+    """
 
     def __init__(self, settings: Settings):
         self._settings = settings
@@ -70,27 +80,36 @@ class ModelServer:
         return self._repository_app
 
     async def check_health(self) -> None:
-        """Raise a RuntimeError if nothing can be served; Ray then starts the replica anew, or does not begin to use it.
+        """Raise a RuntimeError if nothing can be served; Ray then starts the replica
+        anew, or does not begin to use it.
 
-        One model that fails to load beside others is no reason for that: the others would be lost, and it would fail again.
+        One model that fails to load beside others is no reason for that: the others
+        would be lost, and it would fail again.
         """
         repository = self._repository_app.state.repository
-        found = [(name, version) for name in repository.names() for version in repository.status(name)]
+        found = [
+            (name, version) for name in repository.names() for version in repository.status(name)
+        ]
         if not any(version.state == "AVAILABLE" for _, version in found):
             reasons = [
-                f"{name} version {version.version}: {version.state}. {version.error_message}" for name, version in found
+                f"{name} version {version.version}: {version.state}. {version.error_message}"
+                for name, version in found
             ]
-            raise RuntimeError(f"No model is available in {self._settings.directory}. {' '.join(reasons)}")
+            raise RuntimeError(
+                f"No model is available in {self._settings.directory}. {' '.join(reasons)}"
+            )
 
 
 def build(options: Mapping[str, Any]) -> serve.Application:
-    """Return a Ray Serve application, for `serve.run`; the builder of one, for `serve run` and configuration files.
+    """Return a Ray Serve application, for `serve.run`; the builder of one, for `serve
+    run` and configuration files.
 
     Args:
-        options: `directory`, which all machines must see under the same path, and any other setting of `Settings` and
-            `Replicas` by name; strings are converted. `versions` may be "all". The proxy in front has Ray's own settings
-            (`serve start --http-host --http-port`). The environment variable `KERAS_PREACT_TOKEN` holds the `token`, if
-            it is not given.
+        options: `directory`, which all machines must see under the same path, and any
+            other setting of `Settings` and `Replicas` by name; strings are converted.
+            `versions` may be "all". The proxy in front has Ray's own settings (`serve
+            start --http-host --http-port`). The environment variable
+            `KERAS_PREACT_TOKEN` holds the `token`, if it is not given.
 
     Raises:
         ValueError: for an unknown option, or a value that cannot work.
@@ -109,23 +128,35 @@ def build(options: Mapping[str, Any]) -> serve.Application:
     for name in given:
         _checks.lookup(dict.fromkeys(known), name, "option")
     if "directory" not in given:
-        raise ValueError(f"`directory` must be given: the folder of models. Received: {', '.join(given) or 'nothing'}")
+        raise ValueError(
+            "`directory` must be given: the folder of models. Received: "
+            f"{', '.join(given) or 'nothing'}"
+        )
 
-    replicas = _convert(Replicas, {name: value for name, value in given.items() if name in of_replicas})
-    settings = _convert(Settings, {name: value for name, value in given.items() if name not in of_replicas})
+    replicas = _convert(
+        Replicas, {name: value for name, value in given.items() if name in of_replicas}
+    )
+    settings = _convert(
+        Settings, {name: value for name, value in given.items() if name not in of_replicas}
+    )
     settings = dataclasses.replace(
         settings,
-        directory=Path(os.path.abspath(settings.directory)),  # replicas have working directories of their own
+        directory=Path(
+            os.path.abspath(settings.directory)
+        ),  # replicas have working directories of their own
         threads=settings.threads or max(1, int(replicas.num_cpus)),
     )
     number: dict[str, Any] = {"num_replicas": replicas.replicas}
     if replicas.max_replicas is not None:
         limits = {"min_replicas": replicas.replicas, "max_replicas": replicas.max_replicas}
-        number = {"autoscaling_config": limits | {"target_ongoing_requests": replicas.target_requests}}
+        number = {
+            "autoscaling_config": limits | {"target_ongoing_requests": replicas.target_requests}
+        }
     deployment = serve.deployment(
         serve.ingress()(ModelServer),
         name="keras_preact",
-        # What a replica would refuse waits for another, and as much again; the proxy refuses the rest with status 503.
+        # What a replica would refuse waits for another, and as much again; the proxy refuses the
+        # rest with status 503.
         max_ongoing_requests=settings.max_requests,
         max_queued_requests=settings.max_requests,
         graceful_shutdown_timeout_s=settings.deadline_seconds + settings.drain_seconds,

@@ -1,4 +1,6 @@
-"""The models being served: loads the versions that appear in a directory, lends them out, and closes those that go."""
+"""The models being served: loads the versions that appear in a directory, lends them
+out, and closes those that go.
+"""
 
 import asyncio
 import contextlib
@@ -26,19 +28,22 @@ T = TypeVar("T")
 class Repository:
     """Follows a directory of models, and lends the loaded ones.
 
-    Of each model the `settings.versions` highest versions are served: of those that load, so that a broken one takes nothing
-    away. One that takes another's place is loaded first, and only then is the other drained: it is not lent any more, and
-    closed when the last lease ends. A version that failed to load is tried again when anything in its folder changed; one
-    that is being served stays as it was loaded.
+    Of each model the `settings.versions` highest versions are served: of those that
+    load, so that a broken one takes nothing away. One that takes another's place is
+    loaded first, and only then is the other drained: it is not lent any more, and
+    closed when the last lease ends. A version that failed to load is tried again when
+    anything in its folder changed; one that is being served stays as it was loaded.
 
-    A model whose versions are all gone is drained. While a folder cannot be read, everything stays as it is. At most one
-    version is loaded at a time, in a thread; everything else happens in the event loop, to which the methods belong.
+    A model whose versions are all gone is drained. While a folder cannot be read,
+    everything stays as it is. At most one version is loaded at a time, in a thread;
+    everything else happens in the event loop, to which the methods belong.
 
     Args:
-        settings: `directory`, `versions`, `poll_seconds` and `drain_seconds` are used here, all by `load`.
+        settings: `directory`, `versions`, `poll_seconds` and `drain_seconds` are used
+            here, all by `load`.
         load: Loads and warms up a version: `load(path, settings)`, called in a thread.
-        on_load: Called in the event loop with `name, version, seconds, error` after each attempt; `error` is None where
-            the version is available now.
+        on_load: Called in the event loop with `name, version, seconds, error` after
+            each attempt; `error` is None where the version is available now.
 
     Example:
         >>> repository = Repository(Settings(Path("saved_models")))  # doctest: +SKIP
@@ -57,7 +62,9 @@ class Repository:
         self._load = load
         self._on_load = on_load
         self._models: dict[str, dict[int, Version]] = {}
-        self._found: set[str] = set()  # the models in the directory; others in _models are being drained
+        self._found: set[str] = (
+            set()
+        )  # the models in the directory; others in _models are being drained
         self._complaints: dict[Path, str] = {}
         self._closing: set[asyncio.Task] = set()
         self._stopping = asyncio.Event()
@@ -65,7 +72,9 @@ class Repository:
         self._thread: ThreadPoolExecutor | None = None
 
     async def start(self) -> None:
-        """Begin to follow the directory; return when each version to be served was loaded, or failed."""
+        """Begin to follow the directory; return when each version to be served was
+        loaded, or failed.
+        """
         self._stopping.clear()
         self._thread = ThreadPoolExecutor(1, "keras-preact-repository")
         tried = asyncio.Event()
@@ -73,7 +82,9 @@ class Repository:
         await tried.wait()
 
     async def stop(self) -> None:
-        """Lend nothing more, and close everything; after `settings.drain_seconds`, leave what is in use to its last lease."""
+        """Lend nothing more, and close everything; after `settings.drain_seconds`,
+        leave what is in use to its last lease.
+        """
         if self._poller is None or self._thread is None:
             return
         self._stopping.set()
@@ -81,17 +92,23 @@ class Repository:
             self._drain(version)
         try:
             async with asyncio.timeout(self._settings.drain_seconds):
-                await asyncio.wait({self._poller})  # a load cannot be interrupted; what it brings is closed at once
+                await asyncio.wait(
+                    {self._poller}
+                )  # a load cannot be interrupted; what it brings is closed at once
                 while self._closing:
                     await asyncio.wait(self._closing)
         except TimeoutError:
             unfinished = [*self._all("LOADING"), *self._all("UNLOADING")]
-            log.warning("stopped while versions were being loaded or used: %s", ", ".join(map(str, unfinished)))
+            log.warning(
+                "stopped while versions were being loaded or used: %s",
+                ", ".join(map(str, unfinished)),
+            )
         self._thread.shutdown(wait=False)
         self._poller = None
 
     def lease(self, name: str, version: int | None = None) -> AbstractContextManager[Servable]:
-        """Return a context with a version, by default the highest available, which is not closed before the context ends.
+        """Return a context with a version, by default the highest available, which is
+        not closed before the context ends.
 
         Enter it at once: it is counted from there.
 
@@ -114,14 +131,17 @@ class Repository:
             raise Unavailable(f"Model {name!r} is being loaded.")
         if version is None or any(known.status.error_code != "OK" for known in concerned):
             raise Unavailable(f"Model {name!r} is not available; its status says why.")
-        raise NotFound(f"Model {name!r} is served in the versions {available}. Received: version {version}")
+        raise NotFound(
+            f"Model {name!r} is served in the versions {available}. Received: version {version}"
+        )
 
     def names(self) -> list[str]:
         """Return the names of the models in the directory, in order."""
         return sorted(self._found)
 
     def status(self, name: str) -> list[VersionStatus]:
-        """Return the states of a model's versions, in their order. Versions that were never wanted are not among them.
+        """Return the states of a model's versions, in their order. Versions that were
+        never wanted are not among them.
 
         Raises:
             NotFound: if there is no such model.
@@ -132,21 +152,30 @@ class Repository:
 
     def ready(self) -> bool:
         """Return whether there are models, and an available version of each."""
-        return bool(self._found) and self._found <= {version.name for version in self._all("AVAILABLE")}
+        return bool(self._found) and self._found <= {
+            version.name for version in self._all("AVAILABLE")
+        }
 
     def _unknown(self, name: str) -> NotFound:
         hint = _checks.nearest(name, self.names()) if self._found else "There is none now."
         return NotFound(f"Unknown model. {hint} Received: {name!r}")
 
     def _all(self, state: str) -> list[Version]:
-        return [version for versions in self._models.values() for version in versions.values() if version.state == state]
+        return [
+            version
+            for versions in self._models.values()
+            for version in versions.values()
+            if version.state == state
+        ]
 
     async def _poll(self, tried: asyncio.Event) -> None:
         while not self._stopping.is_set():
             try:
                 await self._update()
             except Exception:
-                log.exception("the directory of models could not be followed; the next attempt comes soon")
+                log.exception(
+                    "the directory of models could not be followed; the next attempt comes soon"
+                )
             tried.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.poll_seconds):
@@ -199,7 +228,9 @@ class Repository:
             return
         version.enter("LOADING")
         began = time.monotonic()
-        error = await self._in_thread(version.load, functools.partial(self._load, path, self._settings))
+        error = await self._in_thread(
+            version.load, functools.partial(self._load, path, self._settings)
+        )
         seconds = time.monotonic() - began
         if error is not None:
             version.fail(error, files)
@@ -211,14 +242,18 @@ class Repository:
             self._on_load(version.name, version.number, seconds, error)
 
     def _settle(self, name: str, paths: Collection[int], kept: set[int]) -> None:
-        """Drain what is available and not kept, and forget versions that are closed and not in the directory."""
+        """Drain what is available and not kept, and forget versions that are closed and
+        not in the directory.
+        """
         versions = self._models[name]
         available = {number for number, version in versions.items() if version.state == "AVAILABLE"}
         if paths and available and not kept:
             kept = {max(available)}  # its folder went, but nothing that loads came in its place
         for number in available - kept:
             self._drain(versions[number])
-        for number in [number for number, version in versions.items() if version.state in ("START", "END")]:
+        for number in [
+            number for number, version in versions.items() if version.state in ("START", "END")
+        ]:
             if number not in paths:
                 del versions[number]
         if not versions:
@@ -234,7 +269,9 @@ class Repository:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def _read(self, function: Callable[[Path], T], path: Path) -> T | None:
-        """Return what `function` reads from the disk; None if it cannot, which is logged once, or if this is stopping."""
+        """Return what `function` reads from the disk; None if it cannot, which is
+        logged once, or if this is stopping.
+        """
         if self._stopping.is_set():
             return None
         try:

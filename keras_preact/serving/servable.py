@@ -27,7 +27,8 @@ class Servable:
         signatures: Its functions by name.
         signature_defs: TensorFlow's description of them, as JSON.
         batcher: Computes the network.
-        decoder: Makes the network's input from files of images. None where it has no such signature.
+        decoder: Makes the network's input from files of images. None where it has no
+            such signature.
     """
 
     def __init__(
@@ -55,16 +56,21 @@ class Servable:
         """Images that wait for the network, or to be decoded."""
         return self._batcher.waiting + (self._decoder.pending if self._decoder else 0)
 
-    async def predict(self, signature: str, inputs: Mapping[str, Any], deadline: float | None) -> dict[str, np.ndarray]:
+    async def predict(
+        self, signature: str, inputs: Mapping[str, Any], deadline: float | None
+    ) -> dict[str, np.ndarray]:
         """Answer a request: a signature's outputs by name.
 
         Args:
             signature: Its name.
-            inputs: Arrays of any type of number by name; files of images as a list of bytes, or an array of them.
-            deadline: The running event loop's time until which the answer is wanted. None: for ever.
+            inputs: Arrays of any type of number by name; files of images as a list of
+                bytes, or an array of them.
+            deadline: The running event loop's time until which the answer is wanted.
+                None: for ever.
 
         Returns:
-            Arrays with an entry for each example; strings are `str` in arrays of objects.
+            Arrays with an entry for each example; strings are `str` in arrays of
+            objects.
 
         Raises:
             RequestError: for what cannot be answered; the message is for the client.
@@ -75,7 +81,11 @@ class Servable:
         self._batcher.check_rows(len(values))
         if spec.dtype != "string":
             small = values.nbytes <= INLINE_BYTES
-            images = _inputs.to_float32(spec, values) if small else await asyncio.to_thread(_inputs.to_float32, spec, values)
+            images = (
+                _inputs.to_float32(spec, values)
+                if small
+                else await asyncio.to_thread(_inputs.to_float32, spec, values)
+            )
         else:
             assert self._decoder is not None  # load made sure
             images = await self._decoder(list(values), deadline)
@@ -99,27 +109,38 @@ class Servable:
         return {"classes": self._names[indices], "scores": scores, "indices": indices}
 
 
-def load(path: Path, settings: Settings, on_batch: Callable[[str, int, int, float], None] | None = None) -> Servable:
-    """Load a version of a model and run its warm-up requests; to be called in a thread that has no event loop.
+def load(
+    path: Path, settings: Settings, on_batch: Callable[[str, int, int, float], None] | None = None
+) -> Servable:
+    """Load a version of a model and run its warm-up requests; to be called in a thread
+    that has no event loop.
 
     Args:
         path: `.../NAME/VERSION`.
         settings: What the server was told.
-        on_batch: Told of every batch that is computed: the model's name, the version, rows, seconds.
+        on_batch: Told of every batch that is computed: the model's name, the version,
+            rows, seconds.
 
     Raises:
         LoadError: whatever is wrong with it, in a sentence without a path.
     """
     name, version = path.parent.name, int(path.name)
     if settings.engine not in engines.ENGINES:
-        raise LoadError(f"There is no engine {settings.engine!r}. There are: {', '.join(engines.ENGINES)}.")
+        raise LoadError(
+            f"There is no engine {settings.engine!r}. There are: {', '.join(engines.ENGINES)}."
+        )
     card = _load.read_card(path)
     _load.check_files(path, card["files"])
     signatures = _load.read_signatures(card)
     engines.use_threads(settings.threads)
     frozen, decode = _load.read_functions(path)
-    if decode is None and any(spec.dtype == "string" for one in signatures.values() for spec in one.inputs):
-        raise LoadError("Its SavedModel has no function `decode`, which its model card promises: export it again.")
+    if decode is None and any(
+        spec.dtype == "string" for one in signatures.values() for spec in one.inputs
+    ):
+        raise LoadError(
+            "Its SavedModel has no function `decode`, which its model card promises: export it "
+            "again."
+        )
     run = _start_engine(settings, frozen, card["precision"])
     batcher = Batcher(
         run,
@@ -131,7 +152,9 @@ def load(path: Path, settings: Settings, on_batch: Callable[[str, int, int, floa
         on_batch=on_batch and (lambda rows, seconds: on_batch(name, version, rows, seconds)),
     )
     decoder = decode and ImageDecoder(decode, settings.max_queue)
-    servable = Servable(name, version, card, signatures, _load.read_signature_defs(path), batcher, decoder)
+    servable = Servable(
+        name, version, card, signatures, _load.read_signature_defs(path), batcher, decoder
+    )
     try:
         asyncio.run(_warm_up(servable, path))
     except BaseException:
@@ -146,11 +169,15 @@ def _start_engine(settings: Settings, frozen: engines.Frozen, precision: str) ->
     except ImportError as error:
         raise LoadError(str(error)) from error
     except Exception as error:  # of whatever kind the engine has for it
-        raise LoadError(f"The engine {settings.engine!r} cannot compute this network ({type(error).__name__}).") from error
+        raise LoadError(
+            f"The engine {settings.engine!r} cannot compute this network ({type(error).__name__})."
+        ) from error
 
 
 async def _warm_up(servable: Servable, path: Path) -> None:
-    """Run the version's warm-up requests, so that no client waits for what is slow the first time."""
+    """Run the version's warm-up requests, so that no client waits for what is slow the
+    first time.
+    """
     from keras_preact.export import _warmup
 
     try:

@@ -1,4 +1,6 @@
-"""The HTTP server in this process: listens, stops when told to, loses no request that it began."""
+"""The HTTP server in this process: listens, stops when told to, loses no request that
+it began.
+"""
 
 import socket
 from collections.abc import Callable
@@ -17,7 +19,9 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         OSError: if it cannot be taken.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,8 +35,9 @@ def bind(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Serves an app on a bound socket until SIGTERM or SIGINT.
 
-    Then the app says at once that it is not ready, no connection is taken any more, and requests in progress have
-    `settings.drain_seconds` to finish. A second signal ends those too.
+    Then the app says at once that it is not ready, no connection is taken any more, and
+    requests in progress have `settings.drain_seconds` to finish. A second signal ends
+    those too.
 
     Args:
         app: As `create_app` returns it.
@@ -57,7 +62,8 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            backlog=128,  # asyncio takes so many in a row, and logs as many errors where file descriptors run out
+            # asyncio takes so many in a row, and logs as many errors where file descriptors run out
+            backlog=128,
             timeout_keep_alive=settings.header_seconds,  # type: ignore[arg-type]  # it counts seconds, whole or not
             timeout_graceful_shutdown=settings.drain_seconds,  # type: ignore[arg-type]
         )
@@ -72,7 +78,9 @@ class Server(uvicorn.Server):
             self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop. Unlike uvicorn's own, it does not have the signal end the process with an error afterwards."""
+        """Begin to stop. Unlike uvicorn's own, it does not have the signal end the
+        process with an error afterwards.
+        """
         self._app.state.stopping = True
         if self.should_exit:
             self.force_exit = True

@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 
-#: Work on fewer bytes takes less time than handing it to a thread and waiting for that thread's turn.
+#: Work on fewer bytes takes less time than handing it to a thread and waiting for that thread's
+#: turn.
 INLINE_BYTES = 32 * 1024
 
 
 def highest(probabilities: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which classes have the highest probabilities, int32 `(n, k)`, and these; of equal ones, the first class first."""
+    """Return which classes have the highest probabilities, int32 `(n, k)`, and these;
+    of equal ones, the first class first.
+    """
     indices = np.argsort(-probabilities, axis=-1, kind="stable")[:, :k].astype(np.int32)
     return indices, np.take_along_axis(probabilities, indices, axis=-1)
 
@@ -40,10 +43,15 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
 
     @classmethod
-    def from_card(cls, name: str, card: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> "Signature":
+    def from_card(
+        cls, name: str, card: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    ) -> "Signature":
         """Return the signature that a model card describes under `signatures[name]`."""
         inputs, outputs = (
-            tuple(TensorSpec(key, spec["dtype"], tuple(spec["shape"])) for key, spec in card[side].items())
+            tuple(
+                TensorSpec(key, spec["dtype"], tuple(spec["shape"]))
+                for key, spec in card[side].items()
+            )
             for side in ("inputs", "outputs")
         )
         return cls(name, inputs, outputs)

@@ -1,4 +1,6 @@
-"""TensorFlow Serving's REST API: what its clients ask for, at the paths and in the forms they know."""
+"""TensorFlow Serving's REST API: what its clients ask for, at the paths and in the
+forms they know.
+"""
 
 from typing import Any
 
@@ -23,7 +25,9 @@ register_url_convertor("model", _ModelName())
 
 @inference
 async def predict(request: Request, body: bytes, deadline: float) -> Response:
-    """Compute a signature's outputs, example by example or as columns, as the request has its inputs."""
+    """Compute a signature's outputs, example by example or as columns, as the request
+    has its inputs.
+    """
     workers = request.app.state.workers
     with leased(request) as servable:
         call = await workers.run(len(body), form.parse_predict, body, servable.signatures)
@@ -37,7 +41,9 @@ async def predict(request: Request, body: bytes, deadline: float) -> Response:
 async def classify(request: Request, body: bytes, deadline: float) -> Response:
     """Name the most probable classes of each example, highest first."""
     with leased(request) as servable:
-        call = await request.app.state.workers.run(len(body), form.parse_classify, body, servable.signatures)
+        call = await request.app.state.workers.run(
+            len(body), form.parse_classify, body, servable.signatures
+        )
         outputs = await servable.predict(call.signature, call.inputs, deadline)
         content = form.dump_classify(outputs, servable.classes, servable.card["top_k"])
     return Response(content, media_type="application/json")
@@ -45,18 +51,27 @@ async def classify(request: Request, body: bytes, deadline: float) -> Response:
 
 async def regress(request: Request) -> Response:
     """Refuse: TensorFlow Serving has it for models of another kind."""
-    raise RequestError("The models here are classifiers, without a regression: ask for :predict or :classify.")
+    raise RequestError(
+        "The models here are classifiers, without a regression: ask for :predict or :classify."
+    )
 
 
 async def unknown_method(request: Request) -> Response:
     """Refuse, and name the methods that there are."""
-    raise RequestError(f"A model has the methods predict and classify. Received: {request.path_params['method'][:40]}")
+    raise RequestError(
+        "A model has the methods predict and classify. Received: "
+        f"{request.path_params['method'][:40]}"
+    )
 
 
 async def model_status(request: Request) -> Response:
     """The states of a model's versions, or of the one that the path names."""
     name, version = request.path_params["name"], version_of(request)
-    found = [status for status in request.app.state.repository.status(name) if version in (None, status.version)]
+    found = [
+        status
+        for status in request.app.state.repository.status(name)
+        if version in (None, status.version)
+    ]
     if not found:
         raise NotFound(f"{name} has no version {version}.")
     return json_response(
@@ -65,7 +80,10 @@ async def model_status(request: Request) -> Response:
                 {
                     "version": str(status.version),
                     "state": status.state,
-                    "status": {"error_code": status.error_code, "error_message": status.error_message},
+                    "status": {
+                        "error_code": status.error_code,
+                        "error_message": status.error_message,
+                    },
                 }
                 for status in found
             ]
@@ -78,21 +96,36 @@ async def model_metadata(request: Request) -> Response:
     with leased(request) as servable:
         return json_response(
             {
-                "model_spec": {"name": servable.name, "signature_name": "", "version": str(servable.version)},
+                "model_spec": {
+                    "name": servable.name,
+                    "signature_name": "",
+                    "version": str(servable.version),
+                },
                 "metadata": {"signature_def": {"signature_def": servable.signature_defs}},
             }
         )
 
 
 async def models(request: Request) -> Response:
-    """Every model, with what a person needs to choose one and send it an image. TensorFlow Serving has no such list."""
+    """Every model, with what a person needs to choose one and send it an image.
+    TensorFlow Serving has no such list.
+    """
     repository = request.app.state.repository
     return json_response({"models": [_described(repository, name) for name in repository.names()]})
 
 
 def _described(repository, name: str) -> dict:
-    versions = [{"version": str(status.version), "state": status.state} for status in repository.status(name)]
-    about: dict[str, Any] = {"name": name, "versions": versions, "classes": None, "input": None, "takes_images": False}
+    versions = [
+        {"version": str(status.version), "state": status.state}
+        for status in repository.status(name)
+    ]
+    about: dict[str, Any] = {
+        "name": name,
+        "versions": versions,
+        "classes": None,
+        "input": None,
+        "takes_images": False,
+    }
     try:
         with repository.lease(name) as servable:
             about["classes"] = len(servable.classes)
@@ -106,7 +139,10 @@ def _described(repository, name: str) -> dict:
 def _routes(path: str) -> list[Route]:
     methods = {"predict": predict, "classify": classify, "regress": regress}
     return [
-        *(Route(f"{path}:{method}", endpoint, methods=["POST"]) for method, endpoint in methods.items()),
+        *(
+            Route(f"{path}:{method}", endpoint, methods=["POST"])
+            for method, endpoint in methods.items()
+        ),
         Route(f"{path}:{{method}}", unknown_method, methods=["POST"]),
         Route(path, model_status),
         Route(f"{path}/metadata", model_metadata),

@@ -36,10 +36,15 @@ def parse_predict(body: bytes, signatures: Mapping[str, Signature]) -> Call:
     formats = [key for key in ("instances", "inputs") if key in document]
     if len(formats) != 1:
         raise RequestError(
-            f"The body must hold either `instances`, a list of rows, or `inputs`, the tensors. Received: {described(document)}"
+            "The body must hold either `instances`, a list of rows, or `inputs`, the tensors. "
+            f"Received: {described(document)}"
         )
     by_rows = formats == ["instances"]
-    columns = _columns(document["instances"], signature) if by_rows else _tensors(document["inputs"], signature)
+    columns = (
+        _columns(document["instances"], signature)
+        if by_rows
+        else _tensors(document["inputs"], signature)
+    )
     inputs = {spec.name: values.to_array(columns[spec.name], spec) for spec in signature.inputs}
     return Call(signature.name, inputs, by_rows)
 
@@ -53,24 +58,40 @@ def dump_predict(outputs: Mapping[str, np.ndarray], by_rows: bool) -> bytes:
     elif len(tensors) == 1:
         answer = {"predictions": next(iter(tensors.values()))}
     else:
-        answer = {"predictions": [dict(zip(tensors, row, strict=True)) for row in zip(*tensors.values(), strict=True)]}
+        answer = {
+            "predictions": [
+                dict(zip(tensors, row, strict=True)) for row in zip(*tensors.values(), strict=True)
+            ]
+        }
     return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def parse_classify(body: bytes, signatures: Mapping[str, Signature]) -> Call:
-    """Read the body of a `:classify` request: examples that all have `image_bytes`, or all the float `images`.
+    """Read the body of a `:classify` request: examples that all have `image_bytes`, or
+    all the float `images`.
 
     Raises:
         RequestError: if it is not one, or the model takes no such examples.
     """
     document = json_body.parse(body)
-    _signature(document, signatures)  # the examples choose it, but a wrong one is no typing error to pass over
+    _signature(
+        document, signatures
+    )  # the examples choose it, but a wrong one is no typing error to pass over
     examples, context = document.get("examples"), document.get("context", {})
-    if not (isinstance(examples, list) and examples and all(isinstance(example, dict) for example in examples)):
-        raise RequestError(f"`examples` must be a list of at least one object. Received: {described(examples)}")
+    if not (
+        isinstance(examples, list)
+        and examples
+        and all(isinstance(example, dict) for example in examples)
+    ):
+        raise RequestError(
+            f"`examples` must be a list of at least one object. Received: {described(examples)}"
+        )
     if not isinstance(context, dict):
-        raise RequestError(f"`context` must be an object, what all examples share. Received: {described(context)}")
-    # Encoded images have a signature of their own, which knows the classes; pixels go through the default one.
+        raise RequestError(
+            f"`context` must be an object, what all examples share. Received: {described(context)}"
+        )
+    # Encoded images have a signature of their own, which knows the classes; pixels go through the
+    # default one.
     ways = {
         specs[0].name: (name, specs[0])
         for name in ("predict_bytes", DEFAULT_SIGNATURE)
@@ -80,8 +101,8 @@ def parse_classify(body: bytes, signatures: Mapping[str, Signature]) -> Call:
     feature = next(iter(next(iter(keys))), None)
     if len(keys) != 1 or keys != {frozenset([feature])} or feature not in ways:
         raise RequestError(
-            f"Each of `examples` must hold one value, in all of them the same one of {', '.join(ways)}. Received: "
-            f"{described(examples[0])} first"
+            "Each of `examples` must hold one value, in all of them the same one of "
+            f"{', '.join(ways)}. Received: {described(examples[0])} first"
         )
     name, spec = ways[feature]
     column = [(context | example)[feature] for example in examples]
@@ -89,7 +110,9 @@ def parse_classify(body: bytes, signatures: Mapping[str, Signature]) -> Call:
 
 
 def dump_classify(outputs: Mapping[str, np.ndarray], classes: list[str], top_k: int) -> bytes:
-    """Write the answer to a `:classify` request: for each example its most probable classes, highest first."""
+    """Write the answer to a `:classify` request: for each example its most probable
+    classes, highest first.
+    """
     if "classes" in outputs:
         labels, scores = outputs["classes"].tolist(), outputs["scores"]
     else:
@@ -104,22 +127,29 @@ def _signature(document: dict[str, Any], signatures: Mapping[str, Signature]) ->
     # An empty name is what a client's unset field says.
     signature = signatures.get(name or DEFAULT_SIGNATURE) if isinstance(name, str) else None
     if signature is None:
-        raise RequestError(f"`signature_name` must be one of {', '.join(sorted(signatures))}. Received: {described(name)}")
+        raise RequestError(
+            f"`signature_name` must be one of {', '.join(sorted(signatures))}. Received: "
+            f"{described(name)}"
+        )
     return signature
 
 
 def _columns(rows: Any, signature: Signature) -> dict[str, list]:
     """Return the values of each input from a list of rows."""
     if not (isinstance(rows, list) and rows):
-        raise RequestError(f"`instances` must be a list of at least one row. Received: {described(rows)}")
+        raise RequestError(
+            f"`instances` must be a list of at least one row. Received: {described(rows)}"
+        )
     names = {spec.name for spec in signature.inputs}
     if len(names) == 1 and not any(_is_named(row) for row in rows):
         return {signature.inputs[0].name: rows}
     for row in rows:
         if not isinstance(row, dict) or row.keys() != names:
             raise RequestError(
-                f"Each of `instances` must be an object with the inputs of {signature.name}, {_quoted(signature)}"
-                f"{', or all of them its value alone' if len(names) == 1 else ''}. Received: {described(row)}"
+                f"Each of `instances` must be an object with the inputs of {signature.name}, "
+                f"{_quoted(signature)}"
+                f"{', or all of them its value alone' if len(names) == 1 else ''}. Received: "
+                f"{described(row)}"
             )
     return {name: [row[name] for row in rows] for name in names}
 
@@ -146,9 +176,13 @@ def _quoted(signature: Signature) -> str:
 
 
 def _feature(column: list, spec: TensorSpec) -> np.ndarray:
-    """Return the values of one feature of all examples: with their own axes, or flat as in a tf.train.Example."""
+    """Return the values of one feature of all examples: with their own axes, or flat as
+    in a tf.train.Example.
+    """
     lengths = spec.shape[1:]
-    flat = all(isinstance(value, list) and value and not isinstance(value[0], list) for value in column)
+    flat = all(
+        isinstance(value, list) and value and not isinstance(value[0], list) for value in column
+    )
     if flat and spec.dtype == "string":
         return values.to_array(column, TensorSpec(spec.name, spec.dtype, (None, 1))).ravel()
     if flat and len(lengths) > 1 and None not in lengths:
@@ -156,8 +190,8 @@ def _feature(column: list, spec: TensorSpec) -> np.ndarray:
         rows = values.to_array(column, TensorSpec(spec.name, spec.dtype, (None, size)))
         if rows.shape[1] != size:
             raise RequestError(
-                f"`{spec.name}` must have {size} numbers, or lists for the shape {values.shown(lengths)}. Received: "
-                f"{rows.shape[1]} numbers"
+                f"`{spec.name}` must have {size} numbers, or lists for the shape "
+                f"{values.shown(lengths)}. Received: {rows.shape[1]} numbers"
             )
         return rows.reshape(-1, *lengths)
     return values.to_array(column, spec)
@@ -165,6 +199,8 @@ def _feature(column: list, spec: TensorSpec) -> np.ndarray:
 
 def _encoded(name: str, array: np.ndarray) -> Any:
     if name.endswith("_bytes") and array.dtype.kind == "O":
-        encode = np.frompyfunc(lambda value: {values.BASE64_KEY: base64.b64encode(value).decode()}, 1, 1)
+        encode = np.frompyfunc(
+            lambda value: {values.BASE64_KEY: base64.b64encode(value).decode()}, 1, 1
+        )
         return encode(array).tolist()
     return values.to_json(array)

@@ -1,4 +1,6 @@
-"""Transfer learning with a trained network: features, changed copies, new classifiers, frozen parts, rates by layer."""
+"""Transfer learning with a trained network: features, changed copies, new classifiers,
+frozen parts, rates by layer.
+"""
 
 from keras_preact.transfer.classifiers import reset_classifier
 from keras_preact.transfer.copies import changed_copy

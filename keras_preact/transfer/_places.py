@@ -1,4 +1,6 @@
-"""The places of a network by name: stem, stages, units and head, whether or not its units are stacked."""
+"""The places of a network by name: stem, stages, units and head, whether or not its
+units are stacked.
+"""
 
 from keras_preact import _checks
 from keras_preact.models.base import UnitNetwork
@@ -11,7 +13,10 @@ BEHIND_HEAD = ("head_pool", "head_classifier", "head_predictions")
 
 def check(model: object) -> None:
     if not isinstance(model, UnitNetwork):
-        raise ValueError(f"`model` must be a network of residual units, such as `kp.models` makes. Received: {model!r}")
+        raise ValueError(
+            "`model` must be a network of residual units, such as `kp.models` makes. Received: "
+            f"{model!r}"
+        )
 
 
 def unit_names(segment: Segment) -> list[str]:
@@ -29,10 +34,17 @@ def stages(model: UnitNetwork) -> dict[str, Segment]:
 
 
 def places(model: UnitNetwork) -> list[str]:
-    """Return the names of all places in order: the stem, each stage behind its units, the head."""
+    """Return the names of all places in order: the stem, each stage behind its units,
+    the head.
+    """
     found = ["stem"]
     for stage in stages(model):
-        found += [name for segment in model.segments for name in unit_names(segment) if stage_of(name) == stage]
+        found += [
+            name
+            for segment in model.segments
+            for name in unit_names(segment)
+            if stage_of(name) == stage
+        ]
         found.append(stage)
     return [*found, "head"]
 
@@ -50,11 +62,16 @@ def lookup(model: UnitNetwork, name: object, argument: str, more: tuple[str, ...
 def segment_of(model: UnitNetwork, name: str) -> Segment:
     """Return what holds the unit, or ends the stage, of that name."""
     ends = stages(model)
-    return ends[name] if name in ends else next(each for each in model.segments if name in unit_names(each))
+    return (
+        ends[name]
+        if name in ends
+        else next(each for each in model.segments if name in unit_names(each))
+    )
 
 
 def last_layer(model: UnitNetwork, name: str) -> int:
-    """Return the number, in `model.layers`, of the last layer that belongs to a place or stands in front of it.
+    """Return the number, in `model.layers`, of the last layer that belongs to a place
+    or stands in front of it.
 
     Raises:
         ValueError: for a unit that is not the last one of its stack.
@@ -67,7 +84,8 @@ def last_layer(model: UnitNetwork, name: str) -> int:
     segment = segment_of(model, name)
     if name != stage_of(name) and name != unit_names(segment)[-1]:
         raise ValueError(
-            f"{name} is inside of the stack {segment.name}, which is one layer: name its stage, {stage_of(name)}, or give "
-            f"each unit a layer of its own with `kp.models.unstack(model)`. Received: {name!r}"
+            f"{name} is inside of the stack {segment.name}, which is one layer: name its stage, "
+            f"{stage_of(name)}, or give each unit a layer of its own with "
+            f"`kp.models.unstack(model)`. Received: {name!r}"
         )
     return names.index(segment.name)

@@ -9,15 +9,21 @@ from keras_preact.models.base import UnitNetwork
 from keras_preact.transfer import _places
 
 
-def feature_extractor(model: UnitNetwork, outputs: Sequence[str | int] | None = None) -> keras.Model:
-    """Return a model that shares the network's layers and returns the features of the places that are asked for.
+def feature_extractor(
+    model: UnitNetwork, outputs: Sequence[str | int] | None = None
+) -> keras.Model:
+    """Return a model that shares the network's layers and returns the features of the
+    places that are asked for.
 
-    The features of stages and units are x_l, what the addition of their last unit leaves: in a pre-activation network it is
-    raw, and the normalisation and ReLU that the next unit's branch starts with are not applied. A layer that reads them should
-    start with its own, as the network does; `"head"` is x_L behind the network's last ones. In the original arrangement, where
-    the ReLU stands behind the addition, x_l is activated.
+    The features of stages and units are x_l, what the addition of their last unit
+    leaves: in a pre-activation network it is raw, and the normalisation and ReLU that
+    the next unit's branch starts with are not applied. A layer that reads them should
+    start with its own, as the network does; `"head"` is x_L behind the network's last
+    ones. In the original arrangement, where the ReLU stands behind the addition, x_l is
+    activated.
 
-    Places, with their height and width as shares of the input's, for an ImageNet network and for a CIFAR network:
+    Places, with their height and width as shares of the input's, for an ImageNet
+    network and for a CIFAR network:
 
         stem     1/4                    1      what the first unit reads
         stage1   1/4                    1      x of the stage's last unit
@@ -27,20 +33,25 @@ def feature_extractor(model: UnitNetwork, outputs: Sequence[str | int] | None = 
         head     as the last stage             behind the last normalisation and activation
         pool     -                      -      the embedding, `(batch, channels)`
 
-    and `stage3_unit2`, a unit, also inside a stack. A size is rounded up where it is not even, and the channels stand where
-    `data_format` has them. With `strided_unit="last"`, as in keras.applications, a stage ends with the unit that shrinks its
-    map: stage1 is at 1/8 then, and the unit in front of its last one at 1/4.
+    and `stage3_unit2`, a unit, also inside a stack. A size is rounded up where it is
+    not even, and the channels stand where `data_format` has them. With
+    `strided_unit="last"`, as in keras.applications, a stage ends with the unit that
+    shrinks its map: stage1 is at 1/8 then, and the unit in front of its last one at
+    1/4.
 
     Args:
-        model: A network of residual units. It stays as it is; what trains one of the two trains the other.
-        outputs: Names of places. An integer counts stem and stages: 0 is the stem, 1 the first stage, -1 the last one. None:
-            all stages.
+        model: A network of residual units. It stays as it is; what trains one of the
+            two trains the other.
+        outputs: Names of places. An integer counts stem and stages: 0 is the stem, 1
+            the first stage, -1 the last one. None: all stages.
 
     Returns:
-        A model whose output is a dictionary of tensors by the names of their places; take them by name, not by order.
+        A model whose output is a dictionary of tensors by the names of their places;
+        take them by name, not by order.
 
     Raises:
-        ValueError: for a place that the network does not have; the message has the nearest ones.
+        ValueError: for a place that the network does not have; the message has the
+            nearest ones.
 
     Example:
 
@@ -55,28 +66,38 @@ def feature_extractor(model: UnitNetwork, outputs: Sequence[str | int] | None = 
     _places.check(model)
     ends = list(_places.stages(model))
     has_pool = any(layer.name == "head_pool" for layer in model._parts.head)
-    names = [_name(model, place, ["stem", *ends], has_pool) for place in (ends if outputs is None else outputs)]
+    names = [
+        _name(model, place, ["stem", *ends], has_pool)
+        for place in (ends if outputs is None else outputs)
+    ]
     if not names:
         raise ValueError(f"`outputs` must name at least one place. Received: outputs={outputs!r}")
     tensors = _tensors(model, set(names))
-    return keras.Model(model.input, {name: tensors[name] for name in names}, name=f"{model.name}_features")
+    return keras.Model(
+        model.input, {name: tensors[name] for name in names}, name=f"{model.name}_features"
+    )
 
 
 def _name(model: UnitNetwork, place: str | int, counted: list[str], has_pool: bool) -> str:
     if isinstance(place, int) and not isinstance(place, bool):
         if not -len(counted) <= place < len(counted):
             raise ValueError(
-                f"An integer in `outputs` counts {', '.join(counted)}: it must be from {-len(counted)} to {len(counted) - 1}. "
-                f"Received: {place}"
+                f"An integer in `outputs` counts {', '.join(counted)}: it must be from "
+                f"{-len(counted)} to {len(counted) - 1}. Received: {place}"
             )
         return counted[place]
     return _places.lookup(model, place, "outputs", ("pool",) if has_pool else ())
 
 
 def _tensors(model: UnitNetwork, wanted: set[str]) -> dict[str, Any]:
-    """Return the Keras tensors of all places but units in stacks, and of these where one of their stack is wanted."""
+    """Return the Keras tensors of all places but units in stacks, and of these where
+    one of their stack is wanted.
+    """
     parts = model._parts
-    x, again = parts.first_input, False  # again: behind a stack that was called once more, for the outputs of its units
+    x, again = (
+        parts.first_input,
+        False,
+    )  # again: behind a stack that was called once more, for the outputs of its units
     found = {"stem": x}
     for segment, output in zip(parts.segments, parts.segment_outputs, strict=True):
         names = _places.unit_names(segment)

@@ -9,18 +9,22 @@ from keras_preact.transfer.copies import changed_copy
 
 
 def freeze(model: UnitNetwork, up_to: str = "head") -> None:
-    """Freeze the network up to a place and including it; what stands behind is left as it is.
+    """Freeze the network up to a place and including it; what stands behind is left as
+    it is.
 
-    Frozen weights do not change in training, and frozen batch normalisations normalise with their moving statistics and leave
-    these as they are. Compile the model after it. Copies, files (`.keras`) and `reset_classifier` keep what is frozen.
+    Frozen weights do not change in training, and frozen batch normalisations normalise
+    with their moving statistics and leave these as they are. Compile the model after
+    it. Copies, files (`.keras`) and `reset_classifier` keep what is frozen.
 
     Args:
         model: A network of residual units.
-        up_to: `"stem"`, a stage (`"stage3"`), a unit (`"stage3_unit2"`), or `"head"`: all but the classifier. A stack of units
-            is frozen as a whole: of its units only the last can be named.
+        up_to: `"stem"`, a stage (`"stage3"`), a unit (`"stage3_unit2"`), or `"head"`:
+            all but the classifier. A stack of units is frozen as a whole: of its units
+            only the last can be named.
 
     Raises:
-        ValueError: for a place that the network does not have, and for a unit inside a stack.
+        ValueError: for a place that the network does not have, and for a unit inside a
+            stack.
 
     Example:
 
@@ -37,7 +41,8 @@ def freeze(model: UnitNetwork, up_to: str = "head") -> None:
 
 
 def unfreeze(model: UnitNetwork) -> None:
-    """Undo `freeze`: every layer is trained; batch normalisations that `freeze_batch_norm` froze stay frozen.
+    """Undo `freeze`: every layer is trained; batch normalisations that
+    `freeze_batch_norm` froze stay frozen.
 
     Compile the model after it.
 
@@ -64,10 +69,12 @@ def unfreeze(model: UnitNetwork) -> None:
 
 
 def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
-    """Return a copy of the network whose batch normalisations are frozen, and all else is trained, or frozen, as before.
+    """Return a copy of the network whose batch normalisations are frozen, and all else
+    is trained, or frozen, as before.
 
-    For batches so small that their statistics are noise: the normalisations of stem, units and head use their moving
-    statistics in training too, and keep them, gamma and beta.
+    For batches so small that their statistics are noise: the normalisations of stem,
+    units and head use their moving statistics in training too, and keep them, gamma and
+    beta.
 
     Args:
         model: A network with batch normalisation, stacked or not. It stays as it is.
@@ -89,8 +96,12 @@ def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
     norm = _normalization(model)
     if not isinstance(norm, keras.layers.BatchNormalization):
         found = "none" if norm is None else type(norm).__name__
-        raise ValueError(f"The network must have batch normalisation. Received: {model.name!r} with {found}")
-    return changed_copy(model, normalization=type(norm).from_config(norm.get_config() | {"trainable": False}))
+        raise ValueError(
+            f"The network must have batch normalisation. Received: {model.name!r} with {found}"
+        )
+    return changed_copy(
+        model, normalization=type(norm).from_config(norm.get_config() | {"trainable": False})
+    )
 
 
 def _normalization(model: UnitNetwork) -> keras.Layer | None:
@@ -100,7 +111,8 @@ def _normalization(model: UnitNetwork) -> keras.Layer | None:
 
 
 def _freeze_norms(layer: keras.Layer, kind: type[keras.Layer]) -> None:
-    # a stack does not count the unit that it calls among its layers, and unfreezes it when it is called
+    # a stack does not count the unit that it calls among its layers, and unfreezes it when it is
+    # called
     pattern = getattr(layer, "pattern", None)
     if pattern is not None:
         pattern.trainable = True

@@ -1,4 +1,6 @@
-"""Learning rates by layer: any Keras optimizer whose rate is multiplied by a factor for each part of a network."""
+"""Learning rates by layer: any Keras optimizer whose rate is multiplied by a factor for
+each part of a network.
+"""
 
 import functools
 import math
@@ -18,10 +20,12 @@ else:
 
 @keras.saving.register_keras_serializable("keras_preact")
 class LayerwiseRates(_Optimizer):
-    """What `layerwise_rates` mixes into an optimizer: its rate times a factor, by the first part of a weight's path.
+    """What `layerwise_rates` mixes into an optimizer: its rate times a factor, by the
+    first part of a weight's path.
 
-    A factor is for the layer of its name and for those whose names begin with it and `_`: `"stage3"` for `stage3_unit1` too.
-    The longest name that fits counts; a weight that none fits has factor 1.
+    A factor is for the layer of its name and for those whose names begin with it and
+    `_`: `"stage3"` for `stage3_unit1` too. The longest name that fits counts; a weight
+    that none fits has factor 1.
 
     Attributes:
         factors: Name to factor.
@@ -39,13 +43,18 @@ class LayerwiseRates(_Optimizer):
         super().update_step(gradient, variable, learning_rate * factor)
 
     def _apply_weight_decay(self, variables) -> None:
-        """Shrink the weights, by their own rates: Keras' decay is `learning_rate * weight_decay * w`."""
+        """Shrink the weights, by their own rates: Keras' decay is `learning_rate *
+        weight_decay * w`.
+        """
         groups: dict[float, list] = {}
         if keras.backend.backend() == "torch":
-            # Keras takes no empty list there; elsewhere its answer is kept, and TensorFlow is to be asked by a variable's path
+            # Keras takes no empty list there; elsewhere its answer is kept, and TensorFlow is to be
+            # asked by a variable's path
             variables = list(filter(self._use_weight_decay, variables))
         for variable in variables:
-            groups.setdefault(self._factor_of[self._get_variable_index(variable)], []).append(variable)
+            groups.setdefault(self._factor_of[self._get_variable_index(variable)], []).append(
+                variable
+            )
         try:
             for self._decay_factor, group in groups.items():
                 super()._apply_weight_decay(group)
@@ -65,7 +74,10 @@ class LayerwiseRates(_Optimizer):
 
     @classmethod
     def from_config(cls, config: dict, custom_objects=None) -> Any:
-        return _mixed(keras.optimizers.deserialize(dict(config["optimizer"]), custom_objects), config["factors"])
+        return _mixed(
+            keras.optimizers.deserialize(dict(config["optimizer"]), custom_objects),
+            config["factors"],
+        )
 
 
 def layerwise_rates(
@@ -75,26 +87,33 @@ def layerwise_rates(
     decay: float | None = None,
     factors: Mapping[str, float] | None = None,
 ) -> keras.optimizers.Optimizer:
-    """Return the optimizer with rates by layer: what it would change in a step, weight decay included, times a factor.
+    """Return the optimizer with rates by layer: what it would change in a step, weight
+    decay included, times a factor.
 
-    Low layers of a trained network are general and need little change for a new task, a new classifier needs much.
+    Low layers of a trained network are general and need little change for a new task, a
+    new classifier needs much.
 
     Args:
-        optimizer: Any Keras optimizer that changes a weight by its rate times a direction, with a fixed rate or a schedule.
-            A new one of its configuration is returned, without its state. A `LossScaleOptimizer` is put around the result, not
-            in it.
+        optimizer: Any Keras optimizer that changes a weight by its rate times a
+            direction, with a fixed rate or a schedule. A new one of its configuration
+            is returned, without its state. A `LossScaleOptimizer` is put around the
+            result, not in it.
         model: That it is to train.
-        decay: Factor from one part to the one in front of it: the head has 1, the last stage `decay`, the stage in front of it
-            `decay ** 2`, ..., the stem the smallest.
-        factors: In place of `decay`: `"stem"`, a stage, a unit or `"head"` to its factor, 0 or more; others have 1. A unit's
-            goes before its stage's. 0 leaves weights as they are; `freeze` leaves moving statistics too, and saves time.
+        decay: Factor from one part to the one in front of it: the head has 1, the last
+            stage `decay`, the stage in front of it `decay ** 2`, ..., the stem the
+            smallest.
+        factors: In place of `decay`: `"stem"`, a stage, a unit or `"head"` to its
+            factor, 0 or more; others have 1. A unit's goes before its stage's. 0 leaves
+            weights as they are; `freeze` leaves moving statistics too, and saves time.
 
     Returns:
-        An optimizer of the class of `optimizer` and `LayerwiseRates`, that files (`.keras`) keep.
+        An optimizer of the class of `optimizer` and `LayerwiseRates`, that files
+        (`.keras`) keep.
 
     Raises:
-        ValueError: for a place that the network does not have, a unit inside a stack, factors or a decay that are no such
-            numbers, both of them or none, and a LossScaleOptimizer.
+        ValueError: for a place that the network does not have, a unit inside a stack,
+            factors or a decay that are no such numbers, both of them or none, and a
+            LossScaleOptimizer.
 
     Example:
 
@@ -111,19 +130,36 @@ def layerwise_rates(
     _places.check(model)
     plain = keras.optimizers.get(optimizer)
     if isinstance(plain, keras.optimizers.LossScaleOptimizer):
-        raise ValueError("Put the LossScaleOptimizer around it: LossScaleOptimizer(layerwise_rates(optimizer, ...)).")
+        raise ValueError(
+            "Put the LossScaleOptimizer around it: LossScaleOptimizer(layerwise_rates(optimizer, "
+            "...))."
+        )
     if (decay is None) == (factors is None):
-        raise ValueError(f"Give either `decay` or `factors`. Received: decay={decay!r}, factors={factors!r}")
+        raise ValueError(
+            f"Give either `decay` or `factors`. Received: decay={decay!r}, factors={factors!r}"
+        )
     if factors is None:
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1:
-            raise ValueError(f"`decay` must be a number above 0, at most 1. Received: decay={decay!r}")
+            raise ValueError(
+                f"`decay` must be a number above 0, at most 1. Received: decay={decay!r}"
+            )
         parts = ["stem", *_places.stages(model), "head"]
         factors = {name: float(decay) ** (len(parts) - 1 - i) for i, name in enumerate(parts)}
     for name, factor in factors.items():
-        _places.last_layer(model, _places.lookup(model, name, "factors"))  # refuses a unit inside a stack
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-            raise ValueError(f"A factor must be a number, 0 or more. Received: factors[{name!r}]={factor!r}")
-    stacks = {name: segment.name for segment in model.segments for name in _places.unit_names(segment)}
+        _places.last_layer(
+            model, _places.lookup(model, name, "factors")
+        )  # refuses a unit inside a stack
+        if (
+            isinstance(factor, bool)
+            or not isinstance(factor, int | float)
+            or not 0 <= factor < math.inf
+        ):
+            raise ValueError(
+                f"A factor must be a number, 0 or more. Received: factors[{name!r}]={factor!r}"
+            )
+    stacks = {
+        name: segment.name for segment in model.segments for name in _places.unit_names(segment)
+    }
     own = {stacks.get(name, name): float(factor) for name, factor in factors.items()}
     return _mixed(plain, own)
 
@@ -141,14 +177,17 @@ def _mixed(plain: keras.optimizers.Optimizer, factors: Mapping[str, float]) -> A
 
 
 def _plain_class(kind: type) -> Any:
-    """Return the class without what is mixed in, and without what Keras puts in on torch.
+    """Return the class without what is mixed in, and without what Keras puts in on
+    torch.
 
-    That updates all weights at one rate; the public classes update one weight after another.
+    That updates all weights at one rate; the public classes update one weight after
+    another.
     """
     return next(
         each
         for each in kind.__mro__
-        if not issubclass(each, LayerwiseRates) and not each.__module__.startswith("keras.src.backend.")
+        if not issubclass(each, LayerwiseRates)
+        and not each.__module__.startswith("keras.src.backend.")
     )
 
 
@@ -157,6 +196,10 @@ def _mixed_class(plain: type) -> Any:
     def from_plain(cls, config):
         return super(LayerwiseRates, cls).from_config(config)
 
-    made = type(f"Layerwise{plain.__name__}", (LayerwiseRates, plain), {"from_plain": classmethod(from_plain)})
+    made = type(
+        f"Layerwise{plain.__name__}",
+        (LayerwiseRates, plain),
+        {"from_plain": classmethod(from_plain)},
+    )
     # files name LayerwiseRates, whose `from_config` makes any of these again
     return keras.saving.register_keras_serializable("keras_preact", "LayerwiseRates")(made)

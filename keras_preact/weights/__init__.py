@@ -1,4 +1,6 @@
-"""Weights of other libraries' pre-activation networks, here and back: equal weights, equal outputs."""
+"""Weights of other libraries' pre-activation networks, here and back: equal weights,
+equal outputs.
+"""
 
 from keras_preact.weights.files import read_state, write_state
 from keras_preact.weights.keras_applications import from_keras_applications, to_keras_applications

@@ -1,4 +1,6 @@
-"""State files: the names and arrays of a network's weights, as other libraries write them; nothing in them is executed."""
+"""State files: the names and arrays of a network's weights, as other libraries write
+them; nothing in them is executed.
+"""
 
 import argparse
 import os
@@ -14,7 +16,8 @@ import numpy as np
 
 State = dict[str, np.ndarray]
 
-#: Under which of its keys a training checkpoint holds the weights, the first that is there: averaged ones first, as in timm.
+#: Under which of its keys a training checkpoint holds the weights, the first that is there:
+#: averaged ones first, as in timm.
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
 #: What torch.nn.DataParallel and torch.compile put in front of all names.
 WRAPPERS = ("module.", "_orig_mod.")
@@ -24,15 +27,17 @@ def read_state(path: str | os.PathLike) -> State:
     """Read a file of weights.
 
     Args:
-        path: A .safetensors, .npz, .pth, .pt or .bin file; the last three are Torch's, and need torch. A training checkpoint
-            may hold the weights beside other things, as `state_dict`, `model`, or averaged as `state_dict_ema`.
+        path: A .safetensors, .npz, .pth, .pt or .bin file; the last three are Torch's,
+            and need torch. A training checkpoint may hold the weights beside other
+            things, as `state_dict`, `model`, or averaged as `state_dict_ema`.
 
     Returns:
-        Name to array, without the `module.` of torch.nn.DataParallel and the `_orig_mod.` of torch.compile. Half-precision
-        values are float32.
+        Name to array, without the `module.` of torch.nn.DataParallel and the
+        `_orig_mod.` of torch.compile. Half-precision values are float32.
 
     Raises:
-        ValueError: for a path that is no such file, and for one that is damaged or holds other Python objects than arrays.
+        ValueError: for a path that is no such file, and for one that is damaged or
+            holds other Python objects than arrays.
         ImportError: where safetensors or torch is missing.
 
     Example:
@@ -47,7 +52,9 @@ def read_state(path: str | os.PathLike) -> State:
     """
     path = Path(path)
     if path.suffix not in READERS:
-        raise ValueError(f"A file of weights ends in {' or '.join(READERS)}. Received: {str(path)!r}")
+        raise ValueError(
+            f"A file of weights ends in {' or '.join(READERS)}. Received: {str(path)!r}"
+        )
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ValueError(f"A file of weights was expected: {str(path)!r} {what}.")
@@ -58,7 +65,8 @@ def read_state(path: str | os.PathLike) -> State:
 
 
 def write_state(path: str | os.PathLike, state: Mapping[str, np.ndarray]) -> None:
-    """Write weights to a .safetensors file, whole or not at all; a file that is there is replaced.
+    """Write weights to a .safetensors file, whole or not at all; a file that is there
+    is replaced.
 
     Args:
         path: Ends in .safetensors; its folder exists.
@@ -75,7 +83,10 @@ def write_state(path: str | os.PathLike, state: Mapping[str, np.ndarray]) -> Non
     safetensors = _safetensors()
     dense = {name: np.array(array, order="C") for name, array in state.items()}
     if others := [name for name, array in dense.items() if array.dtype.kind not in "iubf"]:
-        raise ValueError(f"Weights are arrays of numbers. Received: {others[0]!r} of the type {dense[others[0]].dtype}")
+        raise ValueError(
+            f"Weights are arrays of numbers. Received: {others[0]!r} of the type "
+            f"{dense[others[0]].dtype}"
+        )
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -94,7 +105,9 @@ def _safetensors():
     try:
         import safetensors.numpy
     except ImportError as error:
-        raise ImportError("Files of weights need safetensors: pip install 'keras-preact[weights]'") from error
+        raise ImportError(
+            "Files of weights need safetensors: pip install 'keras-preact[weights]'"
+        ) from error
     return safetensors
 
 
@@ -117,40 +130,61 @@ def _read_npz(path: Path) -> State:
             with arrays:
                 return {name: arrays[name] for name in arrays.files}
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{str(path)!r} is damaged, or no archive of plain arrays: {error}") from error
+        raise ValueError(
+            f"{str(path)!r} is damaged, or no archive of plain arrays: {error}"
+        ) from error
 
 
 def _read_torch(path: Path) -> State:
     try:
         import torch
     except ImportError as error:
-        raise ImportError(f"{path.suffix} files are Torch's: pip install 'keras-preact[torch]'") from error
+        raise ImportError(
+            f"{path.suffix} files are Torch's: pip install 'keras-preact[torch]'"
+        ) from error
     from pickle import UnpicklingError
 
     try:
         # A Namespace is what training scripts keep their options in, and does nothing.
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-            warnings.simplefilter("ignore")  # about the pickle's version; what counts is whether there are weights
+            warnings.simplefilter(
+                "ignore"
+            )  # about the pickle's version; what counts is whether there are weights
             content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise ValueError(
-            f"{str(path)!r} holds other Python objects than tensors, or is no file of Torch's. It was not unpickled: that can "
-            "run any code. Where the file was made, torch.save(model.state_dict(), PATH) writes the weights alone."
+            f"{str(path)!r} holds other Python objects than tensors, or is no file of Torch's. It "
+            "was not unpickled: that can run any code. Where the file was made, "
+            "torch.save(model.state_dict(), PATH) writes the weights alone."
         ) from error
-    except (EOFError, RuntimeError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"{str(path)!r} is damaged or no file of Torch's: {error or type(error).__name__}") from error
+    except (
+        EOFError,
+        RuntimeError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+    ) as error:
+        raise ValueError(
+            f"{str(path)!r} is damaged or no file of Torch's: {error or type(error).__name__}"
+        ) from error
     tensors = _state_within(content)
     others = [name for name, value in tensors.items() if not isinstance(value, torch.Tensor)]
     if others or not tensors:
         held = ", ".join(map(str, others[:5])) if others else type(content).__name__
         raise ValueError(
-            f"{str(path)!r} holds no mapping of names to tensors, at the top or as {', '.join(NESTED)}. It holds: {held}"
+            f"{str(path)!r} holds no mapping of names to tensors, at the top or as "
+            f"{', '.join(NESTED)}. It holds: {held}"
         )
     return {str(name): as_array(tensor) for name, tensor in tensors.items()}
 
 
 def _state_within(content: Any) -> Mapping:
-    """Return the mapping of names to tensors in what a file holds; an empty one where there is no mapping at all."""
+    """Return the mapping of names to tensors in what a file holds; an empty one where
+    there is no mapping at all.
+    """
     if not isinstance(content, Mapping):
         return {}
     for key in NESTED:
@@ -160,7 +194,9 @@ def _state_within(content: Any) -> Mapping:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """Return an array for an array or a tensor of Torch's; NumPy has no bfloat16, so that fractions are float32."""
+    """Return an array for an array or a tensor of Torch's; NumPy has no bfloat16, so
+    that fractions are float32.
+    """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.float() if value.is_floating_point() else value).numpy()
@@ -186,5 +222,11 @@ def _unwrapped(name: str) -> str:
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """Return an array in one of NumPy's own types, of at least 32 bits where it holds fractions."""
-    return array if array.dtype.kind in "iub" or array.dtype in ("float32", "float64") else array.astype("float32")
+    """Return an array in one of NumPy's own types, of at least 32 bits where it holds
+    fractions.
+    """
+    return (
+        array
+        if array.dtype.kind in "iub" or array.dtype in ("float32", "float64")
+        else array.astype("float32")
+    )

@@ -1,4 +1,6 @@
-"""keras.applications' ResNet50V2, 101V2 and 152V2, and their files, as networks of ours, and back."""
+"""keras.applications' ResNet50V2, 101V2 and 152V2, and their files, as networks of
+ours, and back.
+"""
 
 import os
 import pathlib
@@ -19,7 +21,9 @@ from keras_preact.weights import layout, structure, transfer
 
 #: Their names. Every convolution that no normalisation stands behind has a bias.
 LAYOUT = layout.Layout(
-    network=MappingProxyType({"stem_conv": "conv1_conv", "head_norm": "post_bn", "head_classifier": "predictions"}),
+    network=MappingProxyType(
+        {"stem_conv": "conv1_conv", "head_norm": "post_bn", "head_classifier": "predictions"}
+    ),
     unit=MappingProxyType(
         {
             "branch/norm_0": "_preact_bn",
@@ -58,7 +62,9 @@ Read = tuple[dict[str, np.ndarray], dict[str, Any]]
 
 
 def recipe() -> dict[str, Any]:
-    """Return the options of `ResidualNetwork` that make it compute what their networks do."""
+    """Return the options of `ResidualNetwork` that make it compute what their networks
+    do.
+    """
     return {
         "arrangement": arrangements.RAW_STEM,
         "stem": "7x7_zero_padded",
@@ -69,10 +75,13 @@ def recipe() -> dict[str, Any]:
 
 
 def stages(filters: Sequence[int], units: Sequence[int]) -> list[Stage]:
-    """Return stages as theirs are: the last unit of each has the stride, and the last stage has none."""
+    """Return stages as theirs are: the last unit of each has the stride, and the last
+    stage has none.
+    """
     last = len(units) - 1
     return [
-        Stage(width, depth, 1 if s == last else 2, "last") for s, (width, depth) in enumerate(zip(filters, units, strict=True))
+        Stage(width, depth, 1 if s == last else 2, "last")
+        for s, (width, depth) in enumerate(zip(filters, units, strict=True))
     ]
 
 
@@ -83,15 +92,18 @@ def from_keras_applications(
     classes: int | None = None,
     **options,
 ) -> ResidualNetwork:
-    """Make a ResNetV2 of keras.applications into a network of ours that computes the same.
+    """Make a ResNetV2 of keras.applications into a network of ours that computes the
+    same.
 
     Args:
-        source: The model, or a file of one (`.keras`, `.h5`), or of its weights alone (`.weights.h5`, and the `.h5` that
-            keras.applications downloads).
-        input_shape: None: the model's; 224 x 224 for a file of weights. With other channels the stem's kernel is adapted, see
-            `load`.
-        classes: Of the classifier; where they are not the source's, it starts anew. None: the source's.
-        **options: Of `ResidualNetwork`, such as `stacked=True`, `output_stride=8` or `include_top=False`.
+        source: The model, or a file of one (`.keras`, `.h5`), or of its weights alone
+            (`.weights.h5`, and the `.h5` that keras.applications downloads).
+        input_shape: None: the model's; 224 x 224 for a file of weights. With other
+            channels the stem's kernel is adapted, see `load`.
+        classes: Of the classifier; where they are not the source's, it starts anew.
+            None: the source's.
+        **options: Of `ResidualNetwork`, such as `stacked=True`, `output_stride=8` or
+            `include_top=False`.
 
     Raises:
         ValueError: for a model or a file that is not of a ResNetV2.
@@ -106,36 +118,50 @@ def from_keras_applications(
     >>> ours.output_shape, len(ours.units)
     ((None, 2048), 16)
     """
-    state, found = _of_model(source) if isinstance(source, keras.Model) else _of_file(pathlib.Path(source))
+    state, found = (
+        _of_model(source) if isinstance(source, keras.Model) else _of_file(pathlib.Path(source))
+    )
     rows = _stages(state)
     known = "predictions/kernel" in state
     given = recipe() | found | {"include_top": known or classes is not None} | options
     theirs_classes = state["predictions/kernel"].shape[-1] if known else 1000
     if not given["include_top"]:
-        state = {name: value for name, value in state.items() if not name.startswith("predictions/")}
+        state = {
+            name: value for name, value in state.items() if not name.startswith("predictions/")
+        }
     channels, stem_filters = state["conv1_conv/kernel"].shape[2:]
     theirs = found.get("input_shape", (224, 224, channels))
-    own = structure.in_format(theirs, found.get("data_format", "channels_last"), given.get("data_format"))
+    own = structure.in_format(
+        theirs, found.get("data_format", "channels_last"), given.get("data_format")
+    )
     given |= {
         "input_shape": own if input_shape is None else input_shape,
         "classes": classes or theirs_classes,
     }
     model = ResidualNetwork(rows, block="bottleneck", stem_filters=stem_filters, **given)
-    transfer.load(model, state, LAYOUT.entries([row.units for row in rows]), new_classifier=not known and classes is not None)
+    transfer.load(
+        model,
+        state,
+        LAYOUT.entries([row.units for row in rows]),
+        new_classifier=not known and classes is not None,
+    )
     return model
 
 
 def to_keras_applications(model: ResidualNetwork) -> keras.Model:
-    """Make a network of ours into keras.applications' ResNet50V2, ResNet101V2 or ResNet152V2, which computes the same.
+    """Make a network of ours into keras.applications' ResNet50V2, ResNet101V2 or
+    ResNet152V2, which computes the same.
 
     Args:
-        model: From `from_keras_applications` or `kp.applications`, or of equal structure; stacked or not, trained or not.
+        model: From `from_keras_applications` or `kp.applications`, or of equal
+            structure; stacked or not, trained or not.
 
     Returns:
         Their model, of the same name, in Keras' image data format and dtype policy.
 
     Raises:
-        ValueError: for a network that does not compute what one of theirs does; the message holds the options that differ.
+        ValueError: for a network that does not compute what one of theirs does; the
+            message holds the options that differ.
 
     Example:
 
@@ -146,21 +172,30 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
     """
     structure.check_computes_as(model, recipe(), "keras.applications' ResNetV2")
     config, own = model.get_config(), structure.stages(model)
-    standard = {depth: stages(FILTERS, units) for depth, (_, units) in DEPTHS.items() if depth in CLASSES}
+    standard = {
+        depth: stages(FILTERS, units) for depth, (_, units) in DEPTHS.items() if depth in CLASSES
+    }
     depth = next((depth for depth, rows in standard.items() if rows == own), None)
     if config["include_top"] and config["pooling"] == "max":
-        raise ValueError("keras.applications' ResNetV2 have average pooling in front of a classifier. Received: pooling='max'")
+        raise ValueError(
+            "keras.applications' ResNetV2 have average pooling in front of a classifier. "
+            "Received: pooling='max'"
+        )
     if depth is None or (config["block"], config["stem_filters"]) != ("bottleneck", 64):
         raise ValueError(
-            "keras.applications has ResNetV2 of 50, 101 and 152 layers: a stem of 64 channels and stages of bottlenecks with "
-            "64, 128, 256 and 512 filters, with strides in the last units of the first three. Received: a network with "
-            f"stages={own}, stem_filters={config['stem_filters']}, block={config['block']!r}"
+            "keras.applications has ResNetV2 of 50, 101 and 152 layers: a stem of 64 channels "
+            "and stages of bottlenecks with 64, 128, 256 and 512 filters, with strides in the "
+            f"last units of the first three. Received: a network with stages={own}, "
+            f"stem_filters={config['stem_filters']}, block={config['block']!r}"
         )
     theirs = CLASSES[depth](
         weights=None,
         include_top=config["include_top"],
-        # as `input_shape` it would have to be fixed, and of 32 pixels at least; but this makes a model of a list of inputs
-        input_tensor=keras.Input(structure.in_format(config["input_shape"], config["data_format"], None)),
+        # as `input_shape` it would have to be fixed, and of 32 pixels at least; but this makes a
+        # model of a list of inputs
+        input_tensor=keras.Input(
+            structure.in_format(config["input_shape"], config["data_format"], None)
+        ),
         pooling=config["pooling"],
         classes=config["classes"],
         classifier_activation=keras.activations.get(config["classifier_activation"]),
@@ -172,7 +207,9 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
 
 
 def _weights(model: keras.Model) -> dict[str, keras.Variable]:
-    return {f"{layer.name}/{weight.name}": weight for layer in model.layers for weight in layer.weights}
+    return {
+        f"{layer.name}/{weight.name}": weight for layer in model.layers for weight in layer.weights
+    }
 
 
 def _stages(state: Mapping[str, np.ndarray]) -> list[Stage]:
@@ -183,20 +220,27 @@ def _stages(state: Mapping[str, np.ndarray]) -> list[Stage]:
             found.setdefault(int(match[1]), {})[int(match[2])] = value.shape[-1]
     if not found or "conv1_conv/kernel" not in state:
         raise ValueError(
-            "The source holds no ResNetV2 of keras.applications, with layers such as conv1_conv and conv2_block1_2_conv. "
-            f"Received: {len(state)} weights, {', '.join(list(state)[: transfer.SHOWN]) or 'none'}"
+            "The source holds no ResNetV2 of keras.applications, with layers such as conv1_conv "
+            f"and conv2_block1_2_conv. Received: {len(state)} weights, "
+            f"{', '.join(list(state)[: transfer.SHOWN]) or 'none'}"
         )
     return stages(
-        [units[min(units)] for _, units in sorted(found.items())], [len(units) for _, units in sorted(found.items())]
+        [units[min(units)] for _, units in sorted(found.items())],
+        [len(units) for _, units in sorted(found.items())],
     )
 
 
 def _of_model(model: keras.Model) -> Read:
-    layers = {layer.name: layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)}
+    layers = {
+        layer.name: layer
+        for layer in model.layers
+        if not isinstance(layer, keras.layers.InputLayer)
+    }
     if others := [name for name in layers if not _LAYERS.fullmatch(name)]:
         raise ValueError(
-            "The model must be a ResNetV2 of keras.applications as it is made there, without other layers: take the part that "
-            f"is one, such as model.get_layer('resnet50v2'). Received: a model with {', '.join(others[: transfer.SHOWN])}"
+            "The model must be a ResNetV2 of keras.applications as it is made there, without "
+            "other layers: take the part that is one, such as model.get_layer('resnet50v2'). "
+            f"Received: a model with {', '.join(others[: transfer.SHOWN])}"
         )
     state = {name: ops.convert_to_numpy(weight.value) for name, weight in _weights(model).items()}
     if not (stem := layers.get("conv1_conv")):
@@ -209,7 +253,9 @@ def _of_model(model: keras.Model) -> Read:
     }
     if top := layers.get("predictions"):
         return state, found | {"classifier_activation": top.activation}
-    return state, found | {"pooling": "avg" if "avg_pool" in layers else "max" if "max_pool" in layers else None}
+    return state, found | {
+        "pooling": "avg" if "avg_pool" in layers else "max" if "max_pool" in layers else None
+    }
 
 
 def _of_file(path: pathlib.Path) -> Read:
@@ -224,24 +270,41 @@ def _of_file(path: pathlib.Path) -> Read:
             if "layers" in file:
                 return _numbered_weights(path, file["layers"]), {}
     elif not zipfile.is_zipfile(path):
-        raise ValueError(f"The file must be a .keras, .h5 or .weights.h5 of a ResNetV2. Received: source={str(path)!r}")
+        raise ValueError(
+            "The file must be a .keras, .h5 or .weights.h5 of a ResNetV2. Received: "
+            f"source={str(path)!r}"
+        )
     return _of_model(keras.saving.load_model(path, compile=False))
 
 
 def _named_weights(file) -> dict[str, np.ndarray]:
     """Read weights as Keras 2 wrote them, by layer."""
-    names = [(layer, name) for layer in file.attrs["layer_names"] for name in file[layer].attrs["weight_names"]]
-    return {f"{layer}/{name.rsplit('/', 1)[-1].split(':')[0]}": file[layer][name][()] for layer, name in names}
+    names = [
+        (layer, name)
+        for layer in file.attrs["layer_names"]
+        for name in file[layer].attrs["weight_names"]
+    ]
+    return {
+        f"{layer}/{name.rsplit('/', 1)[-1].split(':')[0]}": file[layer][name][()]
+        for layer, name in names
+    }
 
 
 def _numbered_weights(path: pathlib.Path, layers) -> dict[str, np.ndarray]:
-    """Read weights as Keras 3 writes them, by the class of a layer and a number; a model in the same order names them."""
+    """Read weights as Keras 3 writes them, by the class of a layer and a number; a
+    model in the same order names them.
+    """
     count = sum(name == "conv2d" or name.startswith("conv2d_") for name in layers)
-    convolutions = {1 + len(units) + 3 * sum(units): depth for depth, (_, units) in DEPTHS.items() if depth in CLASSES}
+    convolutions = {
+        1 + len(units) + 3 * sum(units): depth
+        for depth, (_, units) in DEPTHS.items()
+        if depth in CLASSES
+    }
     if count not in convolutions:
         raise ValueError(
-            f"The file must hold the weights of a ResNetV2, which has {', '.join(map(str, convolutions))} convolutions. "
-            f"Received: source={str(path)!r} with {count}"
+            "The file must hold the weights of a ResNetV2, which has "
+            f"{', '.join(map(str, convolutions))} convolutions. Received: source={str(path)!r} "
+            f"with {count}"
         )
     image = structure.in_format((32, 32, layers["conv2d/vars/0"].shape[2]), "channels_last", None)
     top = layers.get("dense/vars/0")

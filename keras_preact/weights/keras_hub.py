@@ -1,4 +1,6 @@
-"""keras-hub's pre-activation ResNetBackbone, and the image classifier around one, as networks of ours, and back."""
+"""keras-hub's pre-activation ResNetBackbone, and the image classifier around one, as
+networks of ours, and back.
+"""
 
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -15,7 +17,9 @@ from keras_preact.weights import layout, structure, transfer
 BLOCKS = MappingProxyType({"basic": "basic_block", "bottleneck": "bottleneck_block"})
 
 LAYOUT = layout.Layout(
-    network=MappingProxyType({"stem_conv": "conv1_conv", "head_norm": "post_bn", "head_classifier": "predictions"}),
+    network=MappingProxyType(
+        {"stem_conv": "conv1_conv", "head_norm": "post_bn", "head_classifier": "predictions"}
+    ),
     unit=MappingProxyType(
         {
             "branch/norm_0": "_pre_activation_bn",
@@ -46,8 +50,15 @@ def library() -> Any:
 
 
 def recipe() -> dict[str, Any]:
-    """Return the options of `ResidualNetwork` that make it compute what their backbone does."""
-    return {"arrangement": arrangements.RAW_STEM, "stem": "7x7", "stride_on": "3x3", "normalization": "batch"}
+    """Return the options of `ResidualNetwork` that make it compute what their backbone
+    does.
+    """
+    return {
+        "arrangement": arrangements.RAW_STEM,
+        "stem": "7x7",
+        "stride_on": "3x3",
+        "normalization": "batch",
+    }
 
 
 def from_keras_hub(
@@ -57,13 +68,17 @@ def from_keras_hub(
     classes: int | None = None,
     **options,
 ) -> ResidualNetwork:
-    """Make a pre-activation ResNetBackbone of keras-hub, or a classifier around one, into a network that computes the same.
+    """Make a pre-activation ResNetBackbone of keras-hub, or a classifier around one,
+    into a network that computes the same.
 
     Args:
-        source: A `keras_hub.models.ResNetBackbone` with `use_pre_activation=True`, or an `ImageClassifier` of one. What its
-            preprocessor does to images is not part of the network.
-        input_shape: None: the source's. With other channels the stem's kernel is adapted, see `load`.
-        classes: Of the classifier; where they are not the source's, it starts anew. None: the source's.
+        source: A `keras_hub.models.ResNetBackbone` with `use_pre_activation=True`, or
+            an `ImageClassifier` of one. What its preprocessor does to images is not
+            part of the network.
+        input_shape: None: the source's. With other channels the stem's kernel is
+            adapted, see `load`.
+        classes: Of the classifier; where they are not the source's, it starts anew.
+            None: the source's.
         **options: Of `ResidualNetwork`, such as `stacked=True` or `include_top=False`.
 
     Raises:
@@ -84,7 +99,8 @@ def from_keras_hub(
     backbone = getattr(source, "backbone", source)
     if not isinstance(backbone, hub.models.ResNetBackbone):
         raise ValueError(
-            f"`source` must be a keras_hub.models.ResNetBackbone, or an ImageClassifier of one. Received: source={source!r}"
+            "`source` must be a keras_hub.models.ResNetBackbone, or an ImageClassifier of one. "
+            f"Received: source={source!r}"
         )
     _check_kind(backbone)
     top = source if source is not backbone else None
@@ -98,8 +114,15 @@ def from_keras_hub(
         given |= {"pooling": top.pooling, "classifier_activation": top.activation}
     given |= options
     if input_shape is None:
-        input_shape = structure.in_format(backbone.image_shape, backbone.data_format, given["data_format"])
-    rows = zip(backbone.stackwise_num_filters, backbone.stackwise_num_blocks, backbone.stackwise_num_strides, strict=True)
+        input_shape = structure.in_format(
+            backbone.image_shape, backbone.data_format, given["data_format"]
+        )
+    rows = zip(
+        backbone.stackwise_num_filters,
+        backbone.stackwise_num_blocks,
+        backbone.stackwise_num_strides,
+        strict=True,
+    )
     model = ResidualNetwork(
         [Stage(*row) for row in rows],
         block={theirs: ours for ours, theirs in BLOCKS.items()}[backbone.block_type],
@@ -116,17 +139,21 @@ def from_keras_hub(
 
 
 def to_keras_hub(model: ResidualNetwork) -> keras.Model:
-    """Make a network of ours into keras-hub's pre-activation ResNetBackbone, or a classifier around one.
+    """Make a network of ours into keras-hub's pre-activation ResNetBackbone, or a
+    classifier around one.
 
     Args:
         model: From `from_keras_hub`, or of equal structure, such as
-            `kp.models.resnet_imagenet(50, arrangement="full_preactivation_raw_stem")`; stacked or not.
+            `kp.models.resnet_imagenet(50, arrangement="full_preactivation_raw_stem")`;
+            stacked or not.
 
     Returns:
-        A `keras_hub.models.ResNetBackbone`; of a network with a classifier a `ResNetImageClassifier` around one.
+        A `keras_hub.models.ResNetBackbone`; of a network with a classifier a
+        `ResNetImageClassifier` around one.
 
     Raises:
-        ValueError: for a network that does not compute what one of theirs does; the message holds what differs.
+        ValueError: for a network that does not compute what one of theirs does; the
+            message holds what differs.
 
     Example:
 
@@ -170,36 +197,52 @@ def to_keras_hub(model: ResidualNetwork) -> keras.Model:
 
 
 def _check_kind(backbone) -> None:
-    kind = (backbone.use_pre_activation, backbone.block_type, list(backbone.input_conv_kernel_sizes))
+    kind = (
+        backbone.use_pre_activation,
+        backbone.block_type,
+        list(backbone.input_conv_kernel_sizes),
+    )
     if kind not in [(True, theirs, [7]) for theirs in BLOCKS.values()]:
         raise ValueError(
-            "The backbone must have use_pre_activation=True, block_type 'basic_block' or 'bottleneck_block' (the vd blocks of "
-            "keras-hub do not build with pre-activation), and one input convolution of 7x7. Received: "
-            f"use_pre_activation={kind[0]}, block_type={kind[1]!r}, input_conv_kernel_sizes={kind[2]}"
+            "The backbone must have use_pre_activation=True, block_type 'basic_block' or "
+            "'bottleneck_block' (the vd blocks of keras-hub do not build with pre-activation), "
+            f"and one input convolution of 7x7. Received: use_pre_activation={kind[0]}, "
+            f"block_type={kind[1]!r}, input_conv_kernel_sizes={kind[2]}"
         )
 
 
 def _check_fits(model: ResidualNetwork) -> None:
-    """Check that their backbone can have the sizes of a network, and its projections where it has them."""
+    """Check that their backbone can have the sizes of a network, and its projections
+    where it has them.
+    """
     config, stages, names = model.get_config(), structure.stages(model), transfer.named(model)
     late = any(row.strided_unit == "last" and row.strides > 1 and row.units > 1 for row in stages)
     if config["block"] not in BLOCKS or stages[0].filters != 64 or late:
         raise ValueError(
-            f"keras-hub's ResNetBackbone has blocks {' or '.join(BLOCKS)}, 64 filters in its first stage, and strides in the "
-            f"first unit of a stage. Received: block={config['block']!r}, stages={stages}"
+            f"keras-hub's ResNetBackbone has blocks {' or '.join(BLOCKS)}, 64 filters in its "
+            "first stage, and strides in the first unit of a stage. Received: "
+            f"block={config['block']!r}, stages={stages}"
         )
     for s in range(1, len(stages) + 1):
-        if (f"stage{s}_unit1/projection/conv/kernel" in names) != (config["block"] == "bottleneck" or s > 1):
+        if (f"stage{s}_unit1/projection/conv/kernel" in names) != (
+            config["block"] == "bottleneck" or s > 1
+        ):
             raise ValueError(
-                "keras-hub's ResNetBackbone has a projection in the first unit of every stage, but for the first stage of "
-                f"basic blocks. Received: block={config['block']!r}, stages={stages}, which differs in stage {s}"
+                "keras-hub's ResNetBackbone has a projection in the first unit of every stage, "
+                f"but for the first stage of basic blocks. Received: block={config['block']!r}, "
+                f"stages={stages}, which differs in stage {s}"
             )
     if not config["include_top"] and config["pooling"]:
         raise ValueError(
-            f"keras-hub's ResNetBackbone returns maps, without pooling. Received: a network with pooling={config['pooling']!r}"
+            "keras-hub's ResNetBackbone returns maps, without pooling. Received: a network with "
+            f"pooling={config['pooling']!r}"
         )
 
 
 def _weights(layers: Sequence[keras.Layer]) -> dict[str, keras.Variable]:
-    flat = [part for layer in layers for part in (layer.layers if isinstance(layer, keras.Model) else [layer])]
+    flat = [
+        part
+        for layer in layers
+        for part in (layer.layers if isinstance(layer, keras.Model) else [layer])
+    ]
     return {f"{layer.name}/{weight.name}": weight for layer in flat for weight in layer.weights}

@@ -1,4 +1,6 @@
-"""timm's pre-activation networks, `resnetv2_50` and the like, and Big Transfer's among them, as networks of ours, and back."""
+"""timm's pre-activation networks, `resnetv2_50` and the like, and Big Transfer's among
+them, as networks of ours, and back.
+"""
 
 import os
 import re
@@ -14,7 +16,9 @@ from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import _torch_states, layout, structure, transfer
 
 LAYOUT = layout.Layout(
-    network=MappingProxyType({"stem_conv": "stem.conv", "head_norm": "norm", "head_classifier": "head.fc"}),
+    network=MappingProxyType(
+        {"stem_conv": "stem.conv", "head_norm": "norm", "head_classifier": "head.fc"}
+    ),
     unit=MappingProxyType(
         {
             "branch/norm_0": "norm1",
@@ -37,8 +41,8 @@ LAYOUT = layout.Layout(
 
 STRIDES = (1, 2, 2, 2)
 
-#: Kind to the options of `ResidualNetwork` that compute what it does. `bit`: group normalisation and standardised weights,
-#: `resnetv2_50x1_bit` and its like.
+#: Kind to the options of `ResidualNetwork` that compute what it does. `bit`: group normalisation
+#: and standardised weights, `resnetv2_50x1_bit` and its like.
 KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "batch": {"arrangement": arrangements.RAW_STEM, "stem": "7x7", "stride_on": "3x3"},
@@ -71,21 +75,24 @@ def is_timm(state: Mapping[str, Any]) -> bool:
 
 
 def structure_of(state: Mapping[str, np.ndarray]) -> _torch_states.Structure:
-    """Return what a state tells of its network: the kind by its names, depth and widths by its shapes.
+    """Return what a state tells of its network: the kind by its names, depth and widths
+    by its shapes.
 
     Raises:
-        ValueError: for a state that is none of timm's ResNetV2, and for those that have no counterpart; the message says what
-            they have.
+        ValueError: for a state that is none of timm's ResNetV2, and for those that have
+            no counterpart; the message says what they have.
     """
     if not is_timm(state):
         raise ValueError(
-            "These are no weights of a timm ResNetV2, with names such as stem.conv.weight and stages.0.blocks.0.conv1.weight. "
-            f"They are: {', '.join([*state][: transfer.SHOWN])}"
+            "These are no weights of a timm ResNetV2, with names such as stem.conv.weight and "
+            f"stages.0.blocks.0.conv1.weight. They are: {', '.join([*state][: transfer.SHOWN])}"
         )
-    if found := [what for pattern, what in OTHERS.items() if any(re.match(pattern, name) for name in state)]:
+    if found := [
+        what for pattern, what in OTHERS.items() if any(re.match(pattern, name) for name in state)
+    ]:
         raise ValueError(
-            "Of timm's ResNetV2, resnetv2_18 to 152 and the *_bit networks have a counterpart here. "
-            f"Received: one with {' and '.join(found)}"
+            "Of timm's ResNetV2, resnetv2_18 to 152 and the *_bit networks have a counterpart "
+            f"here. Received: one with {' and '.join(found)}"
         )
     return _torch_states.read_structure(
         state,
@@ -108,21 +115,27 @@ def from_timm(
 ) -> ResidualNetwork:
     """Make a ResNetV2 of timm into a network of ours that computes the same.
 
-    Which one it is follows from the weights: resnetv2_18, 34, 50, 101 and 152, and Big Transfer's resnetv2_50x1_bit to
-    152x4_bit, at any depth and width.
+    Which one it is follows from the weights: resnetv2_18, 34, 50, 101 and 152, and Big
+    Transfer's resnetv2_50x1_bit to 152x4_bit, at any depth and width.
 
     Args:
-        source: A file, see `read_state`, or the `state_dict()`: names to arrays or tensors. timm's pictures are prepared with
-            a mean and std that stand in its configuration, not in the weights: `mean=` and `std=` build them in.
-        input_shape: None: 224 x 224 and the channels of the weights. With other channels the stem's kernel is adapted as by
-            `timm.create_model(..., in_chans=...)`, see `load`.
-        classes: Of the classifier; where they are not the source's, it starts anew. None: the source's.
-        **options: Of `ResidualNetwork`, such as `stacked=True`, `output_stride=8` or `include_top=False`.
+        source: A file, see `read_state`, or the `state_dict()`: names to arrays or
+            tensors. timm's pictures are prepared with a mean and std that stand in its
+            configuration, not in the weights: `mean=` and `std=` build them in.
+        input_shape: None: 224 x 224 and the channels of the weights. With other
+            channels the stem's kernel is adapted as by `timm.create_model(...,
+            in_chans=...)`, see `load`.
+        classes: Of the classifier; where they are not the source's, it starts anew.
+            None: the source's.
+        **options: Of `ResidualNetwork`, such as `stacked=True`, `output_stride=8` or
+            `include_top=False`.
 
     Raises:
-        ValueError: for weights of another network; of timm's `d`, `t`, `evos`, `frn` and `gn` variants too.
+        ValueError: for weights of another network; of timm's `d`, `t`, `evos`, `frn`
+            and `gn` variants too.
         WeightsMismatch: for weights that do not fit each other.
-        ImportError: for a file whose format needs safetensors or torch where that is missing.
+        ImportError: for a file whose format needs safetensors or torch where that is
+            missing.
 
     Example:
 
@@ -143,20 +156,24 @@ def from_timm(
 
 
 def to_timm(model: ResidualNetwork) -> dict[str, np.ndarray]:
-    """Return a network's weights as timm names them, for `timm_model.load_state_dict` or `write_state`.
+    """Return a network's weights as timm names them, for `timm_model.load_state_dict`
+    or `write_state`.
 
     Args:
-        model: From `from_timm`, or of equal structure, such as `kp.models.resnet_imagenet(50,
-            arrangement="full_preactivation_raw_stem")`.
+        model: From `from_timm`, or of equal structure, such as
+            `kp.models.resnet_imagenet(50, arrangement="full_preactivation_raw_stem")`.
 
     Raises:
-        ValueError: for a network that does not compute what one of timm's does; the message holds the options that differ.
+        ValueError: for a network that does not compute what one of timm's does; the
+            message holds the options that differ.
         WeightsMismatch: for weights that timm has no name for.
     """
     target = "timm's ResNetV2"
     kind = "bit" if _is_standardized(model) else "batch"
     _torch_states.check_computes_as(model, STRIDES, KINDS[kind], target)
-    return _torch_states.extract(model, LAYOUT.entries([stage.units for stage in structure.stages(model)]))
+    return _torch_states.extract(
+        model, LAYOUT.entries([stage.units for stage in structure.stages(model)])
+    )
 
 
 def _is_standardized(model: Any) -> bool:
@@ -166,5 +183,9 @@ def _is_standardized(model: Any) -> bool:
 def _name(found: _torch_states.Structure) -> str:
     """Return timm's name of the network."""
     row = (found.block, tuple(stage.units for stage in found.stages))
-    depth = next((str(depth) for depth, known in DEPTHS.items() if known == row), "_".join(map(str, row[1])))
-    return f"resnetv2_{depth}" + (f"x{found.stem_filters // 64}_bit" if "standardize_weights" in found.options else "")
+    depth = next(
+        (str(depth) for depth, known in DEPTHS.items() if known == row), "_".join(map(str, row[1]))
+    )
+    return f"resnetv2_{depth}" + (
+        f"x{found.stem_filters // 64}_bit" if "standardize_weights" in found.options else ""
+    )

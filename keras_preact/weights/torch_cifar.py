@@ -1,14 +1,19 @@
-"""The pre-activation networks for CIFAR that were trained in Torch, as networks of ours, and back: two ways of naming them.
+"""The pre-activation networks for CIFAR that were trained in Torch, as networks of
+ours, and back: two ways of naming them.
 
-`containers`: the released code (resnet-1k-layers) and fb.resnet.torch's preresnet. A network is a tree of containers and a
-weight's name the way to it, as in the state dict that a .t7 file is converted to. From 0 on:
+`containers`: the released code (resnet-1k-layers) and fb.resnet.torch's preresnet. A
+    network is a tree of containers and a
+weight's name the way to it, as in the state dict that a .t7 file is converted to. From
+0 on:
 
     network           0 conv, 1 to 3 stages, 4 BN, 5 ReLU, 6 pooling, 7 view, 8 linear (or 8.1, in a container)
     first of a stage  0 BN, 1 ReLU, 2 (0 branch, 1 shortcut), 3 addition: both paths see the BN and ReLU
     every other unit  0 (0 branch, 1 shortcut), 1 addition: BN and ReLU are the branch's first
 
-`attributes`: the PyTorch ports of these with conv1, layer1.0.bn1, ..., bn, fc. Their networks are other functions: the
-projection reads the raw x, also of the first unit, and the 3x3 convolution of a bottleneck has the stride.
+`attributes`: the PyTorch ports of these with conv1, layer1.0.bn1, ..., bn, fc. Their
+    networks are other functions: the
+projection reads the raw x, also of the first unit, and the 3x3 convolution of a
+bottleneck has the stride.
 """
 
 import dataclasses
@@ -85,7 +90,10 @@ class Naming:
 
     def names(self, state: Mapping[str, Any]) -> bool:
         """Whether a state has names of this kind."""
-        outside = (f"{layer}.weight" in state for layer in (self.network["stem_conv"], self.network["head_norm"]))
+        outside = (
+            f"{layer}.weight" in state
+            for layer in (self.network["stem_conv"], self.network["head_norm"])
+        )
         return all(outside) and any(map(self.unit.match, state))
 
     def weight(self, stage: int, i: int) -> str:
@@ -98,12 +106,17 @@ class Naming:
         for s, units in enumerate(stages, 1):
             for u in range(1, units + 1):
                 below = self.first if u == 1 else self.others
-                layers |= {f"stage{s}_unit{u}/{ours}": f"{self.unit_name(s, u)}.{theirs}" for ours, theirs in below.items()}
+                layers |= {
+                    f"stage{s}_unit{u}/{ours}": f"{self.unit_name(s, u)}.{theirs}"
+                    for ours, theirs in below.items()
+                }
         tables = [layers, *({"head_classifier": name} for name in self.classifiers)]
         return [
             entry
             for table in tables
-            for entry in layout.Layout(table, {}, self.unit_name, layout.TORCH_LEAVES, ".").entries(())
+            for entry in layout.Layout(table, {}, self.unit_name, layout.TORCH_LEAVES, ".").entries(
+                ()
+            )
         ]
 
 
@@ -144,7 +157,8 @@ def is_torch_cifar(state: Mapping[str, Any]) -> bool:
 
 
 def structure_of(state: Mapping[str, np.ndarray]) -> _torch_states.Structure:
-    """Return what a state tells of its network: the code that it is from by its names, depth and widths by its shapes.
+    """Return what a state tells of its network: the code that it is from by its names,
+    depth and widths by its shapes.
 
     Raises:
         ValueError: for a state that is none of these networks'.
@@ -170,9 +184,9 @@ def _naming_of(state: Mapping[str, Any]) -> Naming:
     naming = next((naming for naming in NAMINGS.values() if naming.names(state)), None)
     if naming is None:
         raise ValueError(
-            "These are no weights of a pre-activation network for CIFAR: the released code's have names such as 0.weight and "
-            "1.0.2.0.0.weight, PyTorch ports' conv1.weight, layer1.0.bn1.weight and bn.weight. "
-            f"They are: {', '.join([*state][: transfer.SHOWN])}"
+            "These are no weights of a pre-activation network for CIFAR: the released code's "
+            "have names such as 0.weight and 1.0.2.0.0.weight, PyTorch ports' conv1.weight, "
+            f"layer1.0.bn1.weight and bn.weight. They are: {', '.join([*state][: transfer.SHOWN])}"
         )
     return naming
 
@@ -184,22 +198,28 @@ def from_torch_cifar(
     classes: int | None = None,
     **options,
 ) -> ResidualNetwork:
-    """Make a pre-activation network for CIFAR that was trained in Torch into one of ours that computes the same.
+    """Make a pre-activation network for CIFAR that was trained in Torch into one of
+    ours that computes the same.
 
     Args:
-        source: A file, see `read_state`, or a mapping of names to arrays or tensors. Its names may be those of the released
-            code's tree of containers (`1.0.2.0.0.weight`) or of the PyTorch ports (`layer1.0.conv1.weight`). Depth, widths
-            and block, and whether a change of the shape is a projection or zero padding, follow from it.
-        input_shape: None: 32 x 32 and the channels of the weights. With other channels the stem's kernel is adapted, see
-            `load`.
-        classes: Of the classifier; where they are not the source's, it starts anew. None: the source's.
-        **options: Of `ResidualNetwork`. Where the stride of a bottleneck stands does not show in weights: it is the first
-            convolution's in the released code, the 3x3 one's in the ports, and `stride_on=` says otherwise.
+        source: A file, see `read_state`, or a mapping of names to arrays or tensors.
+            Its names may be those of the released code's tree of containers
+            (`1.0.2.0.0.weight`) or of the PyTorch ports (`layer1.0.conv1.weight`).
+            Depth, widths and block, and whether a change of the shape is a projection
+            or zero padding, follow from it.
+        input_shape: None: 32 x 32 and the channels of the weights. With other channels
+            the stem's kernel is adapted, see `load`.
+        classes: Of the classifier; where they are not the source's, it starts anew.
+            None: the source's.
+        **options: Of `ResidualNetwork`. Where the stride of a bottleneck stands does
+            not show in weights: it is the first convolution's in the released code, the
+            3x3 one's in the ports, and `stride_on=` says otherwise.
 
     Raises:
         ValueError: for weights of another network.
         WeightsMismatch: for weights that do not fit each other.
-        ImportError: for a file whose format needs safetensors or torch where that is missing.
+        ImportError: for a file whose format needs safetensors or torch where that is
+            missing.
 
     Example:
 
@@ -222,23 +242,31 @@ def to_torch_cifar(model: ResidualNetwork) -> dict[str, np.ndarray]:
     """Return a network's weights as the Torch code names them that has this network.
 
     Args:
-        model: From `from_torch_cifar`, `resnet_cifar` with full pre-activation (the released code's names), or of a structure
-            equal to one of these.
+        model: From `from_torch_cifar`, `resnet_cifar` with full pre-activation (the
+            released code's names), or of a structure equal to one of these.
 
     Raises:
-        ValueError: for a network that neither the released code nor the PyTorch ports have; the message holds the options that
-            differ.
+        ValueError: for a network that neither the released code nor the PyTorch ports
+            have; the message holds the options that differ.
         WeightsMismatch: for weights that they have no name for.
     """
     config = model.get_config() if isinstance(model, ResidualNetwork) else {}
     is_raw = config.get("arrangement") == arrangements.serialize(arrangements.RAW_STEM)
     naming = NAMINGS["attributes" if is_raw else "containers"]
     either = {"shape_shortcut": config.get("shape_shortcut", "auto")}
-    target = "the PyTorch ports of the networks for CIFAR" if is_raw else "the released code for CIFAR"
+    target = (
+        "the PyTorch ports of the networks for CIFAR" if is_raw else "the released code for CIFAR"
+    )
     _torch_states.check_computes_as(model, STRIDES, {**either, **naming.options}, target)
-    return _torch_states.extract(model, naming.entries([stage.units for stage in structure.stages(model)]))
+    return _torch_states.extract(
+        model, naming.entries([stage.units for stage in structure.stages(model)])
+    )
 
 
 def _depth(found: _torch_states.Structure) -> int:
-    """Return the number of weight layers: the convolutions of all units, the stem and the classifier."""
-    return sum(stage.units for stage in found.stages) * (3 if found.block == "bottleneck" else 2) + 2
+    """Return the number of weight layers: the convolutions of all units, the stem and
+    the classifier.
+    """
+    return (
+        sum(stage.units for stage in found.stages) * (3 if found.block == "bottleneck" else 2) + 2
+    )

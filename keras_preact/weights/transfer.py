@@ -1,4 +1,6 @@
-"""The core of every converter: the places of a network's weights, a table of names, a load that is all or nothing."""
+"""The core of every converter: the places of a network's weights, a table of names, a
+load that is all or nothing.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +12,8 @@ from keras import ops
 from keras_preact.stacks import UnitStack
 from keras_preact.weights.layout import Entry
 
-#: Paths of ours whose shape may differ from the source's: the stem reads other channels, the classifier has other classes.
+#: Paths of ours whose shape may differ from the source's: the stem reads other channels, the
+#: classifier has other classes.
 STEM = "stem_conv/kernel"
 CLASSIFIER = "head_classifier/"
 
@@ -20,7 +23,8 @@ SHOWN = 12
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
-    """One weight of a network: a variable, or the part of a stack's variable that belongs to one unit.
+    """One weight of a network: a variable, or the part of a stack's variable that
+    belongs to one unit.
 
     Args:
         variable: Holds the values.
@@ -43,7 +47,9 @@ class Place:
 
 
 def assign(values: Mapping[Place, np.ndarray]) -> None:
-    """Assign to many places; each variable is written once, however many units it holds."""
+    """Assign to many places; each variable is written once, however many units it
+    holds.
+    """
     whole: dict[int, np.ndarray] = {}
     variables = {id(place.variable): place.variable for place in values}
     for place, value in values.items():
@@ -59,7 +65,8 @@ def assign(values: Mapping[Place, np.ndarray]) -> None:
 
 
 def named(model: keras.Model) -> dict[str, Place]:
-    """Return every weight of a network by its path, unit by unit, whether or not its units are stacked.
+    """Return every weight of a network by its path, unit by unit, whether or not its
+    units are stacked.
 
     Args:
         model: A network of residual units. The states of seeds are no weights.
@@ -84,7 +91,9 @@ def named(model: keras.Model) -> dict[str, Place]:
             for i, unit in enumerate(layer.unit_names):
                 places |= {f"{unit}/{path}": Place(values, i) for path, values in stacked}
         else:
-            places |= {f"{layer.name}/{_below(layer, weight)}": Place(weight) for weight in layer.weights}
+            places |= {
+                f"{layer.name}/{_below(layer, weight)}": Place(weight) for weight in layer.weights
+            }
     return places
 
 
@@ -99,7 +108,8 @@ class WeightsMismatch(ValueError):
     Attributes:
         missing: Weights of the network that the source lacks, our paths.
         left_over: Weights of the source that the network lacks, the source's names.
-        shapes: Path to two shapes, the network's and the source's in its own order of axes.
+        shapes: Path to two shapes, the network's and the source's in its own order of
+            axes.
     """
 
     def __init__(
@@ -113,23 +123,37 @@ class WeightsMismatch(ValueError):
         self.missing = list(missing)
         self.left_over = list(left_over)
         self.shapes = dict(shapes or {})
-        sizes = [f"{path} is {ours} here and {theirs} there" for path, (ours, theirs) in self.shapes.items()]
-        parts = (("missing", self.missing), ("left over", self.left_over), ("of another shape", sizes))
-        super().__init__(f"{what} " + "; ".join(_listed(kind, items) for kind, items in parts if items))
+        sizes = [
+            f"{path} is {ours} here and {theirs} there"
+            for path, (ours, theirs) in self.shapes.items()
+        ]
+        parts = (
+            ("missing", self.missing),
+            ("left over", self.left_over),
+            ("of another shape", sizes),
+        )
+        super().__init__(
+            f"{what} " + "; ".join(_listed(kind, items) for kind, items in parts if items)
+        )
 
 
 def _listed(kind: str, items: Sequence[str]) -> str:
     rest = len(items) - SHOWN
-    return f"{len(items)} {kind}: {', '.join(items[:SHOWN])}{f' and {rest} more' if rest > 0 else ''}"
+    return (
+        f"{len(items)} {kind}: {', '.join(items[:SHOWN])}{f' and {rest} more' if rest > 0 else ''}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """What `load` changed because the network reads other channels or has other classes than the source.
+    """What `load` changed because the network reads other channels or has other classes
+    than the source.
 
     Args:
-        input_channels: Of the source and of the network; None where the stem's kernel was taken as it is.
-        classes: Of the source and of the network, where the classifier keeps its own new weights; None where it was taken.
+        input_channels: Of the source and of the network; None where the stem's kernel
+            was taken as it is.
+        classes: Of the source and of the network, where the classifier keeps its own
+            new weights; None where it was taken.
     """
 
     input_channels: tuple[int, int] | None = None
@@ -137,26 +161,32 @@ class Adapted:
 
 
 def load(
-    model: keras.Model, state: Mapping[str, np.ndarray], entries: Iterable[Entry], *, new_classifier: bool = False
+    model: keras.Model,
+    state: Mapping[str, np.ndarray],
+    entries: Iterable[Entry],
+    *,
+    new_classifier: bool = False,
 ) -> Adapted:
     """Load a source's weights into a network: all of them, or none.
 
-    A stem for other input channels takes the kernel of the source summed over its channels (one channel), or repeated and
-    scaled by `channels there / channels here`, so that an image of equal channels gives what it gave. A classifier for another
+    A stem for other input channels takes the kernel of the source summed over its
+    channels (one channel), or repeated and scaled by `channels there / channels here`,
+    so that an image of equal channels gives what it gave. A classifier for another
     number of classes keeps its own weights.
 
     Args:
         model: A network of residual units.
         state: The source's names and arrays.
         entries: The table; rows for weights that neither side has do no harm.
-        new_classifier: Whether the classifier keeps its own weights where the source has none.
+        new_classifier: Whether the classifier keeps its own weights where the source
+            has none.
 
     Returns:
         What was adapted.
 
     Raises:
-        WeightsMismatch: where a weight of the network has no counterpart, one of the source is left over, or shapes differ;
-            the network is as before.
+        WeightsMismatch: where a weight of the network has no counterpart, one of the
+            source is left over, or shapes differ; the network is as before.
 
     Example:
 
@@ -168,9 +198,15 @@ def load(
     Adapted(input_channels=None, classes=None)
     """
     places = named(model)
-    table = {entry.ours: entry for entry in entries if entry.ours in places and entry.theirs in state}
+    table = {
+        entry.ours: entry for entry in entries if entry.ours in places and entry.theirs in state
+    }
     used = {entry.theirs for entry in table.values()}
-    missing = [path for path in places if path not in table and not (new_classifier and path.startswith(CLASSIFIER))]
+    missing = [
+        path
+        for path in places
+        if path not in table and not (new_classifier and path.startswith(CLASSIFIER))
+    ]
     left_over = [name for name in state if name not in used]
     values: dict[str, np.ndarray] = {}
     shapes = {}
@@ -203,11 +239,15 @@ def load(
 
 
 def _differs_in_one_axis(own: tuple[int, ...], other: tuple[int, ...], axis: int) -> bool:
-    return len(own) == len(other) and all(a == b for i, (a, b) in enumerate(zip(own, other, strict=True)) if i != axis)
+    return len(own) == len(other) and all(
+        a == b for i, (a, b) in enumerate(zip(own, other, strict=True)) if i != axis
+    )
 
 
 def of_other_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
-    """Return a stem's kernel, (height, width, in, out), for another number of input channels."""
+    """Return a stem's kernel, (height, width, in, out), for another number of input
+    channels.
+    """
     known = kernel.shape[2]
     if channels == 1:
         return kernel.sum(axis=2, keepdims=True)
@@ -222,12 +262,16 @@ def extract(model: keras.Model, entries: Iterable[Entry]) -> dict[str, np.ndarra
         entries: The table; rows for weights that the network lacks do no harm.
 
     Raises:
-        WeightsMismatch: for weights that have no row (`missing` holds their paths): they would be lost.
+        WeightsMismatch: for weights that have no row (`missing` holds their paths):
+            they would be lost.
     """
     places = named(model)
     table = {entry.ours: entry for entry in entries if entry.ours in places}
     if without := [path for path in places if path not in table]:
-        raise WeightsMismatch(f"The format has no names for weights of the network {model.name!r}:", missing=without)
+        raise WeightsMismatch(
+            f"The format has no names for weights of the network {model.name!r}:", missing=without
+        )
     return {
-        entry.theirs: np.ascontiguousarray(entry.transform.to_theirs(places[path].value())) for path, entry in table.items()
+        entry.theirs: np.ascontiguousarray(entry.transform.to_theirs(places[path].value()))
+        for path, entry in table.items()
     }

@@ -1,4 +1,5 @@
-"""A script: run a small network with the weights of a file on the backend of KERAS_BACKEND, save output and gradients.
+"""A script: run a small network with the weights of a file on the backend of
+KERAS_BACKEND, save output and gradients.
 
 python -m tests.keras_preact.forward_and_gradients WEIGHTS.npz RESULT.npz
 """
@@ -17,7 +18,9 @@ def network():
 
 
 def results(model) -> dict[str, np.ndarray]:
-    """The output at inference, then the loss and the gradients of a training step, by weight path."""
+    """The output at inference, then the loss and the gradients of a training step, by
+    weight path.
+    """
     x = harness.images(4, 8, 8, 3)
     cotangent = harness.images(4, 10, seed=2)
     outputs = {"output": keras.ops.convert_to_numpy(model(x, training=False))}

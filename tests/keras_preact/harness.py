@@ -1,4 +1,6 @@
-"""What the tests share: a layer's weights by path, random ones in their place, gradients on any backend."""
+"""What the tests share: a layer's weights by path, random ones in their place,
+gradients on any backend.
+"""
 
 import re
 
@@ -37,12 +39,16 @@ def error_of(call) -> str:
 
 
 def label(options) -> str:
-    """Name of a test's options that is the same in every process: without the addresses of objects."""
+    """Name of a test's options that is the same in every process: without the addresses
+    of objects.
+    """
     return re.sub(r" at 0x\w+", "", str(options))
 
 
 def paths(layer) -> list[str]:
-    """Paths of a unit's weights below the unit's own name; of a model's weights as they are."""
+    """Paths of a unit's weights below the unit's own name; of a model's weights as they
+    are.
+    """
     if isinstance(layer, keras.Model):
         return [weight.path for weight in layer.weights]
     return [weight.path.split(f"{layer.name}/", 1)[1] for weight in layer.weights]
@@ -53,7 +59,9 @@ def weights(layer) -> dict[str, np.ndarray]:
 
 
 def randomize(layer, seed=0):
-    """Replace every weight, so that none is where an initialiser leaves it (gamma 1, beta 0): a lost one would go unseen."""
+    """Replace every weight, so that none is where an initialiser leaves it (gamma 1,
+    beta 0): a lost one would go unseen.
+    """
     rng = np.random.default_rng(seed)
 
     def draw(weight):
@@ -81,17 +89,27 @@ def unit_on(x, filters, seed=0, **options):
 
 
 def reference_of(unit, **options) -> reference.Unit:
-    """The NumPy unit with the weights of `unit`; `options` are what `unit` was made with."""
-    options = {key: value for key, value in options.items() if key in (*SHARED_OPTIONS, "training", "factors")}
+    """The NumPy unit with the weights of `unit`; `options` are what `unit` was made
+    with.
+    """
+    options = {
+        key: value
+        for key, value in options.items()
+        if key in (*SHARED_OPTIONS, "training", "factors")
+    }
     return reference.Unit(weights(unit), unit.filters, **options)
 
 
 def value_and_grad(layer, x, cotangent, training=True):
-    """Return `sum(layer(x) * cotangent)` and its gradients: on x, and on each trainable weight by path."""
+    """Return `sum(layer(x) * cotangent)` and its gradients: on x, and on each trainable
+    weight by path.
+    """
     names = {id(weight): path for weight, path in zip(layer.weights, paths(layer), strict=True)}
     names = [names[id(weight)] for weight in layer.trainable_weights]
     value, gradients = BACKENDS[keras.backend.backend()](layer, x, cotangent, training)
-    on_x, *on_weights = (np.array(keras.ops.convert_to_numpy(gradient), "float64") for gradient in gradients)
+    on_x, *on_weights = (
+        np.array(keras.ops.convert_to_numpy(gradient), "float64") for gradient in gradients
+    )
     return float(value), on_x, dict(zip(names, on_weights, strict=True))
 
 
@@ -126,7 +144,9 @@ def _torch(layer, x, cotangent, training):
 
     x = torch.tensor(x, requires_grad=True)
     value = (layer(x, training=training) * torch.as_tensor(cotangent)).sum()
-    return value.detach(), torch.autograd.grad(value, [x, *(weight.value for weight in layer.trainable_weights)])
+    return value.detach(), torch.autograd.grad(
+        value, [x, *(weight.value for weight in layer.trainable_weights)]
+    )
 
 
 BACKENDS = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}
@@ -138,12 +158,15 @@ def differentiate(function, layer, *arrays):
 
 
 class Step:
-    """A compiled `function` of arrays and of a layer's variables, with its gradients, that leaves the state it writes.
+    """A compiled `function` of arrays and of a layer's variables, with its gradients,
+    that leaves the state it writes.
 
     Args:
-        function: Returns a scalar and a list of tensors. In the scalar's gradient stand the arrays and the trainable weights.
+        function: Returns a scalar and a list of tensors. In the scalar's gradient stand
+            the arrays and the trainable weights.
 
-    Called with the arrays it returns the tensors; the gradients on the arrays; those on the weights, by the weights' ids.
+    Called with the arrays it returns the tensors; the gradients on the arrays; those on
+    the weights, by the weights' ids.
     """
 
     def __init__(self, function, layer, **options):
@@ -152,9 +175,14 @@ class Step:
 
     def __call__(self, *arrays):
         tensors, on_arrays, on_weights = (
-            [np.array(keras.ops.convert_to_numpy(tensor)) for tensor in each] for each in self.run(*arrays)
+            [np.array(keras.ops.convert_to_numpy(tensor)) for tensor in each]
+            for each in self.run(*arrays)
         )
-        return tensors, on_arrays, dict(zip(map(id, self.layer.trainable_variables), on_weights, strict=True))
+        return (
+            tensors,
+            on_arrays,
+            dict(zip(map(id, self.layer.trainable_variables), on_weights, strict=True)),
+        )
 
 
 def _tensorflow_step(function, layer, **options):
@@ -187,7 +215,9 @@ def _jax_step(function, layer):
 
     def run(*arrays):
         values = [[variable.value for variable in variables] for variables in (trainable, state)]
-        (_, (tensors, new)), (on_arrays, on_weights) = gradient([jax.numpy.asarray(array) for array in arrays], *values)
+        (_, (tensors, new)), (on_arrays, on_weights) = gradient(
+            [jax.numpy.asarray(array) for array in arrays], *values
+        )
         for variable, value in zip(state, new, strict=True):
             variable.assign(value)
         return tensors, on_arrays, on_weights
@@ -215,4 +245,6 @@ def close(got, want, tolerance=1e-5, message=""):
     """Compare relative to the largest value of `want`, or to 1 where that is smaller."""
     got, want = np.asarray(got), np.asarray(want)
     assert got.shape == want.shape, message
-    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * max(1.0, np.abs(want).max(initial=0)), err_msg=message)
+    np.testing.assert_allclose(
+        got, want, rtol=0, atol=tolerance * max(1.0, np.abs(want).max(initial=0)), err_msg=message
+    )

@@ -13,7 +13,9 @@ import keras_preact as kp
 from tests.keras_preact import harness
 
 NAMES = ["ResNet50V2", "ResNet101V2", "ResNet152V2"]
-once = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+once = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 
 def outputs(model, images):
@@ -26,7 +28,9 @@ def test_the_same_arguments(name):
     """In the same order, with the same defaults; behind them our options by name."""
     theirs = list(inspect.signature(getattr(keras.applications, name)).parameters.values())
     ours = list(inspect.signature(getattr(kp.applications, name)).parameters.values())
-    assert [(own.name, own.kind, own.default) for own in ours[:-1]] == [(own.name, own.kind, own.default) for own in theirs]
+    assert [(own.name, own.kind, own.default) for own in ours[:-1]] == [
+        (own.name, own.kind, own.default) for own in theirs
+    ]
     assert ours[-1].kind is inspect.Parameter.VAR_KEYWORD
 
 
@@ -40,7 +44,10 @@ def test_the_functions_beside_them_are_theirs(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_shapes_names_and_sizes(name):
     options = {"weights": None, "classes": 11}
-    theirs, ours = getattr(keras.applications, name)(**options), getattr(kp.applications, name)(**options)
+    theirs, ours = (
+        getattr(keras.applications, name)(**options),
+        getattr(kp.applications, name)(**options),
+    )
     assert isinstance(ours, kp.models.ResidualNetwork)
     for attribute in ("name", "input_shape", "output_shape"):
         assert getattr(ours, attribute) == getattr(theirs, attribute)
@@ -62,14 +69,18 @@ def test_weights_from_a_file(tmp_path):
     harness.randomize(theirs)
     theirs.save_weights(path := tmp_path / "resnet50v2.weights.h5")
     options = {"classifier_activation": None, "name": "other", "stacked": True}
-    ours = kp.applications.ResNet50V2(weights=str(path), classes=3, input_shape=(64, 64, 3), **options)
+    ours = kp.applications.ResNet50V2(
+        weights=str(path), classes=3, input_shape=(64, 64, 3), **options
+    )
     assert ours.name == "other"
     theirs.get_layer("predictions").activation = keras.activations.linear
     images = harness.images(2, 64, 64, 3)
     np.testing.assert_allclose(outputs(ours, images), outputs(theirs, images), atol=1e-4, rtol=1e-4)
     maps = kp.applications.ResNet50V2(False, path, input_shape=(64, 64, 3))
     assert maps.output_shape == (None, 2, 2, 2048)
-    with pytest.raises(ValueError, match=r"classes=1000 were asked for. Received: .* and 3 classes"):
+    with pytest.raises(
+        ValueError, match=r"classes=1000 were asked for. Received: .* and 3 classes"
+    ):
         kp.applications.ResNet50V2(weights=path)
     with pytest.raises(ValueError, match=r"ResNet101V2 has stages of \(3, 4, 23, 3\) units"):
         kp.applications.ResNet101V2(weights=path, classes=3)
@@ -92,7 +103,9 @@ def test_an_input_tensor():
     """A model from the source of the tensor on, as theirs."""
     inputs = keras.Input((64, 64, 3))
     tensor = keras.layers.Rescaling(2.0)(inputs)
-    model = kp.applications.ResNet50V2(weights=None, include_top=False, pooling="avg", input_tensor=tensor)
+    model = kp.applications.ResNet50V2(
+        weights=None, include_top=False, pooling="avg", input_tensor=tensor
+    )
     assert model.inputs[0] is inputs
     network = model.get_layer("resnet50v2")
     assert isinstance(network, kp.models.ResidualNetwork)
@@ -106,7 +119,9 @@ def test_an_input_tensor():
 def test_wrong_arguments():
     build = kp.applications.ResNet50V2
     assert "1000 classes" in harness.error_of(lambda: build(classes=10))
-    assert "must be a Keras tensor" in harness.error_of(lambda: build(weights=None, input_tensor=np.zeros((1, 64, 64, 3))))
+    assert "must be a Keras tensor" in harness.error_of(
+        lambda: build(weights=None, input_tensor=np.zeros((1, 64, 64, 3)))
+    )
     assert "`pooling` must be one of" in harness.error_of(lambda: build(False, None, pooling="sum"))
     with pytest.raises(FileNotFoundError, match="There is no such file"):
         build(weights="image-net")
@@ -114,10 +129,19 @@ def test_wrong_arguments():
 
 @once
 def test_without_network_one_sentence_says_so(tmp_path):
-    """In a process of its own: Keras' cache is empty, and every way out leads to a port where nothing listens."""
+    """In a process of its own: Keras' cache is empty, and every way out leads to a port
+    where nothing listens.
+    """
     code = "import keras_preact as kp\nkp.applications.ResNet50V2()"
-    dead = dict.fromkeys(("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY"), "http://127.0.0.1:9")
+    dead = dict.fromkeys(
+        ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY"), "http://127.0.0.1:9"
+    )
     environment = os.environ | dead | {"KERAS_HOME": str(tmp_path), "no_proxy": "", "NO_PROXY": ""}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
-    assert "ConnectionError: weights='imagenet' downloads keras.applications' weights of ResNet50V2" in done.stderr
+    assert (
+        "ConnectionError: weights='imagenet' downloads keras.applications' weights of ResNet50V2"
+        in done.stderr
+    )

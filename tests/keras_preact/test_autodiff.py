@@ -1,4 +1,6 @@
-"""Products with Jacobians, against finite differences, one another and the NumPy unit; no variable changes."""
+"""Products with Jacobians, against finite differences, one another and the NumPy unit;
+no variable changes.
+"""
 
 import keras
 import numpy as np
@@ -13,7 +15,9 @@ SINGLE = kp.ResidualUnit(4, block="single")
 LAYERS = {
     "unit": lambda: kp.ResidualUnit(4),
     "original": lambda: kp.ResidualUnit(8, arrangement="original", strides=2),
-    "gated": lambda: kp.ResidualUnit(4, shortcut="exclusive_gating", normalization="layer", activation="gelu"),
+    "gated": lambda: kp.ResidualUnit(
+        4, shortcut="exclusive_gating", normalization="layer", activation="gelu"
+    ),
     "group": lambda: kp.ResidualUnit(4, normalization="group", activation="silu"),
     "rms": lambda: kp.ResidualUnit(4, normalization="rms", activation="tanh"),
     "stack": lambda: kp.UnitStack(SINGLE, depth=3),
@@ -52,14 +56,18 @@ def test_forward_is_the_transpose_of_backward(name, training):
         return layer(x, training=training)
 
     u, v = directions(layer.compute_output_shape(SHAPE), SHAPE)
-    pulled = numpy(_autodiff.compiled(lambda u: _autodiff.vjp(function, x)[1](u))(ops.convert_to_tensor(u)))
+    pulled = numpy(
+        _autodiff.compiled(lambda u: _autodiff.vjp(function, x)[1](u))(ops.convert_to_tensor(u))
+    )
     push = _autodiff.compiled(lambda v: _autodiff.jvp(function, x, v))
     if name == "remat" and keras.backend.backend() == "tensorflow":
         with pytest.raises(ValueError, match=r"kp.models.unstack"):
             push(ops.convert_to_tensor(v))
     else:
         pushed = numpy(push(ops.convert_to_tensor(v)))
-        assert abs((pushed * u).sum() - (pulled * v).sum()) < 1e-5 * np.linalg.norm(pulled) * np.linalg.norm(v)
+        assert abs((pushed * u).sum() - (pulled * v).sum()) < 1e-5 * np.linalg.norm(
+            pulled
+        ) * np.linalg.norm(v)
     after = harness.weights(layer)
     assert all(np.array_equal(before[path], after[path]) for path in before)
 
@@ -70,7 +78,11 @@ def test_backward_is_the_gradient():
     [u] = directions(SHAPE)
     y, pull = _autodiff.vjp(layer, x)
     harness.close(numpy(y), numpy(layer(x)))
-    harness.close(numpy(pull(ops.convert_to_tensor(u))), harness.value_and_grad(layer, x, u, training=False)[1], 1e-4)
+    harness.close(
+        numpy(pull(ops.convert_to_tensor(u))),
+        harness.value_and_grad(layer, x, u, training=False)[1],
+        1e-4,
+    )
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
@@ -95,7 +107,9 @@ def test_a_tensor_that_does_not_matter():
 
 
 def test_gradients_of_arrays_and_variables():
-    """`value = sum(a^2 w)`: gradients `2 a w` and `a^2`, and 0 for what does not matter."""
+    """`value = sum(a^2 w)`: gradients `2 a w` and `a^2`, and 0 for what does not
+    matter.
+    """
     variables = [keras.Variable([3.0, 5.0]), keras.Variable([1.0])]
     a = np.array([2.0, -1.0], "float32")
 
@@ -103,7 +117,9 @@ def test_gradients_of_arrays_and_variables():
         variables[1].assign([7.0])
         return ops.sum(a**2 * variables[0]), [a, [variables[0] + 0.0]]
 
-    value, (same, [weights]), on_arrays, on_variables = _autodiff.value_and_gradients(function, [a], variables)
+    value, (same, [weights]), on_arrays, on_variables = _autodiff.value_and_gradients(
+        function, [a], variables
+    )
     assert float(value) == 17.0
     assert numpy(same).tolist() == [2.0, -1.0]
     assert numpy(weights).tolist() == [3.0, 5.0]

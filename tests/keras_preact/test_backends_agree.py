@@ -16,7 +16,9 @@ INSTALLED = [name for name in ("tensorflow", "jax", "torch") if importlib.util.f
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(keras.backend.backend() != INSTALLED[0], reason=f"every pair is compared on {INSTALLED[0]}")
+@pytest.mark.skipif(
+    keras.backend.backend() != INSTALLED[0], reason=f"every pair is compared on {INSTALLED[0]}"
+)
 def test_backends_agree(tmp_path, pytestconfig):
     here, *others = INSTALLED
     if not others:
@@ -26,7 +28,13 @@ def test_backends_agree(tmp_path, pytestconfig):
     np.savez(tmp_path / "weights.npz", **harness.weights(model))
     runs = {
         name: subprocess.Popen(
-            [sys.executable, "-m", "tests.keras_preact.forward_and_gradients", "weights.npz", f"{name}.npz"],
+            [
+                sys.executable,
+                "-m",
+                "tests.keras_preact.forward_and_gradients",
+                "weights.npz",
+                f"{name}.npz",
+            ],
             cwd=tmp_path,
             env=os.environ | {"KERAS_BACKEND": name, "PYTHONPATH": str(pytestconfig.rootpath)},
             stdout=subprocess.PIPE,
@@ -44,4 +52,6 @@ def test_backends_agree(tmp_path, pytestconfig):
         assert set(found[one]) == set(found[other])
         for key, value in found[one].items():
             atol = 1e-4 * np.abs(value).max()
-            np.testing.assert_allclose(found[other][key], value, 1e-4, atol, err_msg=f"{one}, {other}: {key}")
+            np.testing.assert_allclose(
+                found[other][key], value, 1e-4, atol, err_msg=f"{one}, {other}: {key}"
+            )

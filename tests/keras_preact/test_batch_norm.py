@@ -11,7 +11,10 @@ from tests.keras_preact import harness
 
 def pair(shape, **options):
     """The layer and Keras' own with the same random weights."""
-    layers = [kind(epsilon=1e-5, **options) for kind in (_batch_norm.BatchNormalization, keras.layers.BatchNormalization)]
+    layers = [
+        kind(epsilon=1e-5, **options)
+        for kind in (_batch_norm.BatchNormalization, keras.layers.BatchNormalization)
+    ]
     for layer in layers:
         layer.build(shape)
         harness.randomize(layer)
@@ -20,7 +23,9 @@ def pair(shape, **options):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
-    "options", [{}, {"center": False}, {"scale": False}, {"momentum": 0.5, "trainable": False}, {"axis": 1}], ids=str
+    "options",
+    [{}, {"center": False}, {"scale": False}, {"momentum": 0.5, "trainable": False}, {"axis": 1}],
+    ids=str,
 )
 @pytest.mark.parametrize("shape", [(4, 5, 6, 3), (1, 2, 3, 4), (2, 1, 1, 4), (6, 7)], ids=str)
 def test_is_keras_own(shape, options, training):
@@ -28,14 +33,18 @@ def test_is_keras_own(shape, options, training):
     ours, keras_own = pair(shape, **options)
     cotangent = harness.images(*shape, seed=2)
     if ours.trainable:
-        results = [harness.value_and_grad(layer, x, cotangent, training) for layer in (ours, keras_own)]
+        results = [
+            harness.value_and_grad(layer, x, cotangent, training) for layer in (ours, keras_own)
+        ]
         for one, other in zip(results[0][1:], results[1][1:], strict=True):
             flat = [value if isinstance(value, dict) else {"x": value} for value in (one, other)]
             for key in flat[0]:
                 np.testing.assert_allclose(flat[0][key], flat[1][key], 1e-4, 2e-5, err_msg=key)
     for layer in (ours, keras_own):
         harness.randomize(layer)
-    outputs = [keras.ops.convert_to_numpy(layer(x, training=training)) for layer in (ours, keras_own)]
+    outputs = [
+        keras.ops.convert_to_numpy(layer(x, training=training)) for layer in (ours, keras_own)
+    ]
     np.testing.assert_allclose(*outputs, 1e-5, 1e-5)
     for one, other in zip(ours.get_weights(), keras_own.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)
@@ -53,7 +62,10 @@ def test_one_value_a_channel():
 def test_other_computations_are_keras_own(options):
     x = harness.images(4, 5, 5, 3)
     ours, keras_own = pair(x.shape, **options)
-    outputs = [keras.ops.convert_to_numpy(keras.ops.cast(layer(x, training=True), "float32")) for layer in (ours, keras_own)]
+    outputs = [
+        keras.ops.convert_to_numpy(keras.ops.cast(layer(x, training=True), "float32"))
+        for layer in (ours, keras_own)
+    ]
     np.testing.assert_array_equal(*outputs)
 
 
@@ -62,7 +74,9 @@ def test_units_use_the_kernel(monkeypatch):
     calls = []
     place = (keras.backend.backend(), True)
     kernel = _batch_norm._KERNELS[place]
-    monkeypatch.setitem(_batch_norm._KERNELS, place, lambda *args: calls.append(args[-1]) or kernel(*args))
+    monkeypatch.setitem(
+        _batch_norm._KERNELS, place, lambda *args: calls.append(args[-1]) or kernel(*args)
+    )
     unit = kp.ResidualUnit(4, normalization=keras.layers.BatchNormalization(momentum=0.7))
     unit(harness.images(2, 5, 5, 4), training=True)
     assert calls == [True, True]
@@ -70,7 +84,11 @@ def test_units_use_the_kernel(monkeypatch):
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
 def test_compiled_inference(activation):
-    """TensorFlow has no operation for a convolution, its own inference kernel and these together, and tries to make one."""
+    """TensorFlow has no operation for a convolution, its own inference kernel and these
+    together, and tries to make one.
+    """
     model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), activation=activation)
     images = harness.images(2, 8, 8, 1)
-    np.testing.assert_allclose(model.predict(images, verbose=0), keras.ops.convert_to_numpy(model(images)), atol=1e-5)
+    np.testing.assert_allclose(
+        model.predict(images, verbose=0), keras.ops.convert_to_numpy(model(images)), atol=1e-5
+    )

@@ -1,4 +1,6 @@
-"""Any valid combination of options: it builds, announces its shape, survives its config, computes what NumPy computes."""
+"""Any valid combination of options: it builds, announces its shape, survives its
+config, computes what NumPy computes.
+"""
 
 import keras
 import numpy as np
@@ -25,7 +27,8 @@ UNIT_OPTIONS = {
     "normalization": every(["batch", "layer", "group", "rms", "none"]),
     "activation": every(reference.ACTIVATIONS),
 }
-#: Without a counterpart in the NumPy unit: they change no output at inference, or its weights alone.
+#: Without a counterpart in the NumPy unit: they change no output at inference, or its weights
+#: alone.
 SILENT_OPTIONS = {
     "use_bias": st.booleans(),
     "dropout": every([0.0, 0.5]),
@@ -36,7 +39,9 @@ SILENT_OPTIONS = {
 
 @st.composite
 def units(draw):
-    """Filters, shape of the input, options of NumPy's unit, options of the library's alone."""
+    """Filters, shape of the input, options of NumPy's unit, options of the library's
+    alone.
+    """
     block = draw(every(reference.KERNELS))
     filters = 4
     options = {"block": block} | {key: draw(values) for key, values in UNIT_OPTIONS.items()}
@@ -47,7 +52,12 @@ def units(draw):
     options["strides"] = draw(st.integers(1, 2))
     if block == "bottleneck":
         options["groups"] = draw(st.integers(1, 2))
-    return filters, (2, *draw(every([(5, 4), (2, 1)])), channels), options, silent  # JAX compiles for each shape
+    return (
+        filters,
+        (2, *draw(every([(5, 4), (2, 1)])), channels),
+        options,
+        silent,
+    )  # JAX compiles for each shape
 
 
 @THOROUGHLY
@@ -70,7 +80,9 @@ def test_units(drawn):
     st.fixed_dictionaries(SILENT_OPTIONS),
     every(["3x3", "dense"]),
     every(["basic", "bottleneck", "single"]),
-    every([[(2, 2, 1)], [(4, 1, 2)], [(2, 1, 1), (4, 2, 2)], [(4, 1, 2), (2, 1, 1)]]),  # the last one narrows
+    every(
+        [[(2, 2, 1)], [(4, 1, 2)], [(2, 1, 1), (4, 2, 2)], [(4, 1, 2), (2, 1, 1)]]
+    ),  # the last one narrows
 )
 def test_networks(options, silent, stem, block, stages):
     if stem == "dense":
@@ -79,7 +91,14 @@ def test_networks(options, silent, stem, block, stages):
         shape = (6, 7, 3)
     assume(options["shape_shortcut"] != "zero_pad" or stages[0][0] <= stages[-1][0])
     model = kp.models.ResidualNetwork(
-        stages, stem=stem, stem_filters=2, block=block, input_shape=shape, classes=3, **options, **silent
+        stages,
+        stem=stem,
+        stem_filters=2,
+        block=block,
+        input_shape=shape,
+        classes=3,
+        **options,
+        **silent,
     )
     harness.randomize(model)
     x = harness.images(2, *shape)

@@ -16,7 +16,9 @@ def check(make, x):
     """`make(data_format)` returns a built layer."""
     last, transposed = make("channels_last"), make("channels_first")
     harness.randomize(last)
-    assert [weight.shape for weight in last.weights] == [weight.shape for weight in transposed.weights]
+    assert [weight.shape for weight in last.weights] == [
+        weight.shape for weight in transposed.weights
+    ]
     transposed.set_weights(last.get_weights())
     for training in (False, True):
         want = keras.ops.convert_to_numpy(last(x, training=training))
@@ -53,12 +55,16 @@ def test_units(options, changed):
     check(make, x)
 
 
-@pytest.mark.parametrize("build", [kp.models.resnet_cifar, kp.models.resnet_imagenet], ids=["cifar", "imagenet"])
+@pytest.mark.parametrize(
+    "build", [kp.models.resnet_cifar, kp.models.resnet_imagenet], ids=["cifar", "imagenet"]
+)
 def test_networks(build):
     def make(data_format):
         shape = (3, 18, 19) if data_format == "channels_first" else (18, 19, 3)
         depth = 8 if build is kp.models.resnet_cifar else (1, 1)
-        return build(depth, width_factor=0.125, input_shape=shape, data_format=data_format, classes=5)
+        return build(
+            depth, width_factor=0.125, input_shape=shape, data_format=data_format, classes=5
+        )
 
     check(make, harness.images(2, 18, 19, 3))
 
@@ -68,7 +74,8 @@ def test_dense_units_have_their_features_last_in_either_format():
     x = harness.images(2, 3, 5, 4)
     for options in ({}, {"shortcut": "conv1x1"}, {"shape_shortcut": "zero_pad"}):
         units = [
-            kp.ResidualUnit(6, block="dense", data_format=name, **options) for name in ("channels_last", "channels_first")
+            kp.ResidualUnit(6, block="dense", data_format=name, **options)
+            for name in ("channels_last", "channels_first")
         ]
         for unit in units:
             assert unit.compute_output_shape(x.shape) == (2, 3, 5, 6)
@@ -79,23 +86,36 @@ def test_dense_units_have_their_features_last_in_either_format():
         np.testing.assert_allclose(got, want, 1e-5, 1e-6)
 
 
-@pytest.mark.parametrize("build", [kp.models.resnet_cifar, kp.models.wide_resnet, kp.models.resnet_imagenet])
+@pytest.mark.parametrize(
+    "build", [kp.models.resnet_cifar, kp.models.wide_resnet, kp.models.resnet_imagenet]
+)
 def test_default_input_shape_follows_the_format(build):
     size = 224 if build is kp.models.resnet_imagenet else 32
-    arguments = {kp.models.resnet_cifar: (8,), kp.models.wide_resnet: (10, 0.125), kp.models.resnet_imagenet: ((1, 1),)}[build]
+    arguments = {
+        kp.models.resnet_cifar: (8,),
+        kp.models.wide_resnet: (10, 0.125),
+        kp.models.resnet_imagenet: ((1, 1),),
+    }[build]
     assert build(*arguments).input_shape == (None, size, size, 3)
     assert build(*arguments, data_format="channels_first").input_shape == (None, 3, size, size)
 
 
 @pytest.mark.parametrize("size", [4, 5])
 def test_bias_is_added_to_the_channels_of_a_map_as_wide_as_they_are_many(size):
-    """Keras 3.15 on TensorFlow takes the last axis for the channels where its width is their number."""
+    """Keras 3.15 on TensorFlow takes the last axis for the channels where its width is
+    their number.
+    """
     options = {"use_bias": True, "shortcut": "exclusive_gating"}
-    first, last = (kp.ResidualUnit(4, data_format=f"channels_{order}", **options) for order in ("first", "last"))
+    first, last = (
+        kp.ResidualUnit(4, data_format=f"channels_{order}", **options)
+        for order in ("first", "last")
+    )
     x = np.random.default_rng(0).normal(size=(2, size, size, 4)).astype("float32")
     last(x)
     harness.randomize(last)
     first(x.transpose(0, 3, 1, 2))
     first.set_weights(last.get_weights())
     outputs = np.array(keras.ops.convert_to_numpy(first(x.transpose(0, 3, 1, 2))))
-    np.testing.assert_allclose(outputs.transpose(0, 2, 3, 1), keras.ops.convert_to_numpy(last(x)), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        outputs.transpose(0, 2, 3, 1), keras.ops.convert_to_numpy(last(x)), rtol=1e-4, atol=1e-4
+    )

@@ -1,4 +1,6 @@
-"""Dropout is random in training and absent at inference: what it does to each value, and where it stands."""
+"""Dropout is random in training and absent at inference: what it does to each value,
+and where it stands.
+"""
 
 import dataclasses
 
@@ -31,10 +33,16 @@ def check_dropped(got, full, rate, times=1):
 @pytest.mark.parametrize("strides", [1, 2], ids=["kept", "changed"])
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_dropout_shortcut(arrangement, strides):
-    """output - F is dropout(x), where the unit changes the shape dropout(projection of x)."""
+    """output - F is dropout(x), where the unit changes the shape dropout(projection of
+    x).
+    """
     x = harness.images(4, 18 * strides, 18 * strides, 4)
-    unit = harness.unit_on(x, 4, arrangement=bare(arrangement), shortcut=kp.shortcuts.Dropout(RATE), strides=strides)
-    end_of_x, residual = harness.reference_of(unit, arrangement=arrangement, strides=strides, training=True).paths(x)
+    unit = harness.unit_on(
+        x, 4, arrangement=bare(arrangement), shortcut=kp.shortcuts.Dropout(RATE), strides=strides
+    )
+    end_of_x, residual = harness.reference_of(
+        unit, arrangement=arrangement, strides=strides, training=True
+    ).paths(x)
     got = keras.ops.convert_to_numpy(unit(x, training=True)) - residual
     check_dropped(got, end_of_x, RATE)
     first, second = (keras.ops.convert_to_numpy(unit(x, training=True)) for _ in range(2))
@@ -58,7 +66,9 @@ def test_before_addition(arrangement):
 @pytest.mark.parametrize("block", ["basic", "bottleneck", "dense"])
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_between_weights(arrangement, block):
-    """In front of every weight but the first: weights that change nothing let the dropouts through to the output."""
+    """In front of every weight but the first: weights that change nothing let the
+    dropouts through to the output.
+    """
     x = harness.images(2000, 4) if block == "dense" else harness.images(4, 18, 18, 4)
     unit = kp.ResidualUnit(
         4 if block != "bottleneck" else 1,
@@ -79,7 +89,9 @@ def test_between_weights(arrangement, block):
             if block == "dense":
                 value[...] = np.eye(4)
             else:
-                value[centre[:2]] = np.eye(*value.shape[2:]) if value.shape[2] == value.shape[3] else 1
+                value[centre[:2]] = (
+                    np.eye(*value.shape[2:]) if value.shape[2] == value.shape[3] else 1
+                )
     unit.set_weights(list(values.values()))
     full = keras.ops.convert_to_numpy(unit(x, training=False))
     got = keras.ops.convert_to_numpy(unit(x, training=True))
@@ -87,9 +99,13 @@ def test_between_weights(arrangement, block):
     check_dropped(got, full, RATE, times=len(unit.branch_block.kernels) - 1)
 
 
-@pytest.mark.parametrize("options", [{"dropout": 0.9}, {"dropout": 0.9, "dropout_at": "before_addition"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"dropout": 0.9}, {"dropout": 0.9, "dropout_at": "before_addition"}], ids=str
+)
 def test_inference_is_that_of_a_unit_without_dropout(options):
     x = harness.images(2, 5, 6, 4)
     unit, plain = harness.unit_on(x, 4, **options), harness.unit_on(x, 4)
-    np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(each(x, training=False)) for each in (unit, plain)))
+    np.testing.assert_array_equal(
+        *(keras.ops.convert_to_numpy(each(x, training=False)) for each in (unit, plain))
+    )
     assert harness.paths(unit) == harness.paths(plain)

@@ -50,10 +50,16 @@ WRONG = [
     (lambda: Unit(4, block="bottleneck", groups=1.5), ["`groups`", "1.5"]),
     (lambda: Unit(4, block="bottleneck", base_width=0), ["`base_width`", "0"]),
     # names: the nearest, and all
-    (lambda: Unit(4, arrangement="preactivation"), ["Unknown arrangement", "Did you mean", "full_preactivation", "Received"]),
+    (
+        lambda: Unit(4, arrangement="preactivation"),
+        ["Unknown arrangement", "Did you mean", "full_preactivation", "Received"],
+    ),
     (lambda: Unit(4, arrangement="pre"), ["full_preactivation", "original"]),
     (lambda: Unit(4, arrangement=3), ["Unknown arrangement", "arrangement=3"]),
-    (lambda: Unit(4, shortcut="gating"), ["Unknown shortcut", "exclusive_gating", "shortcut_only_gating"]),
+    (
+        lambda: Unit(4, shortcut="gating"),
+        ["Unknown shortcut", "exclusive_gating", "shortcut_only_gating"],
+    ),
     (lambda: Unit(4, shortcut="Identity"), ["Did you mean 'identity'"]),
     (lambda: Unit(4, normalization="batchnorm"), ["Unknown normalization", "'batch'", "rms"]),
     (lambda: Unit(4, block="bottelneck"), ["Unknown block", "'bottleneck'", "dense"]),
@@ -86,9 +92,15 @@ WRONG = [
     # inputs
     (lambda: resnet_cifar(8, input_shape=(3, 32, 3)), ["at least 4", "(3, 32, 3)"]),
     (lambda: resnet_imagenet(18, input_shape=(31, 64, 3)), ["at least 32", "(31, 64, 3)"]),
-    (lambda: resnet_cifar(8, input_shape=(32, 32)), ["`input_shape`", "(height, width, channels)", "(32, 32)"]),
+    (
+        lambda: resnet_cifar(8, input_shape=(32, 32)),
+        ["`input_shape`", "(height, width, channels)", "(32, 32)"],
+    ),
     (lambda: resnet_cifar(8, input_shape=(32, 32, None)), ["known number", "channels"]),
-    (lambda: resnet_cifar(8, input_shape=(32, 32, 3), data_format="channels_first"), ["at least 4", "(32, 32, 3)"]),
+    (
+        lambda: resnet_cifar(8, input_shape=(32, 32, 3), data_format="channels_first"),
+        ["at least 4", "(32, 32, 3)"],
+    ),
     (lambda: resnet_cifar(8, input_shape=(32, 32.5, 3)), ["input_shape (width)", "32.5"]),
     (lambda: dense_resnet(4, input_shape=(3, 4)), ["`input_shape`", "(features)", "(3, 4)"]),
     (lambda: on(Unit(4), 2, 3), ["(batch, height, width, channels)", "(2, 3)"]),
@@ -96,7 +108,10 @@ WRONG = [
     (lambda: on(Unit(4, block="dense"), 2), ["(batch, ..., features)"]),
     (lambda: Unit(4).build((2, 8, 8, None)), ["known number", "(2, 8, 8, None)"]),
     (lambda: Unit(4).compute_output_shape((2, 8)), ["(2, 8)"]),
-    (lambda: on(Unit(4, shape_shortcut="zero_pad"), 2, 8, 8, 6), ["projection", "6 channels in, 4 out"]),
+    (
+        lambda: on(Unit(4, shape_shortcut="zero_pad"), 2, 8, 8, 6),
+        ["projection", "6 channels in, 4 out"],
+    ),
 ]
 
 
@@ -140,6 +155,8 @@ def test_tables_are_read_only():
 
 
 def test_classes_are_registered():
-    """A file names `keras_preact>ResidualUnit`, and loads without `custom_objects` wherever the package is imported."""
+    """A file names `keras_preact>ResidualUnit`, and loads without `custom_objects`
+    wherever the package is imported.
+    """
     for cls in (kp.ResidualUnit, kp.Arrangement, kp.models.ResidualNetwork, *kp.SHORTCUTS.values()):
         assert keras.saving.get_registered_name(cls) == f"keras_preact>{cls.__name__}"

@@ -1,4 +1,6 @@
-"""Gradients on the running backend against differences of the NumPy unit, so that all backends agree with one reference."""
+"""Gradients on the running backend against differences of the NumPy unit, so that all
+backends agree with one reference.
+"""
 
 import dataclasses
 
@@ -15,11 +17,17 @@ KEPT, CHANGED = (2, 5, 4, 4), (2, 5, 4, 3)
 
 
 def directional_derivative(unit: reference.Unit, x, cotangent, path, direction):
-    """Central difference of `sum(unit(x) * cotangent)`; `path` None moves x, another one that weight."""
+    """Central difference of `sum(unit(x) * cotangent)`; `path` None moves x, another
+    one that weight.
+    """
 
     def loss(step):
         moved = x + step * direction if path is None else x
-        weights = unit.weights if path is None else unit.weights | {path: unit.weights[path] + step * direction}
+        weights = (
+            unit.weights
+            if path is None
+            else unit.weights | {path: unit.weights[path] + step * direction}
+        )
         return (dataclasses.replace(unit, weights=weights)(moved) * cotangent).sum()
 
     return (loss(STEP) - loss(-STEP)) / (2 * STEP)
@@ -36,8 +44,12 @@ def check(shape, filters=4, training=True, **options):
     assert set(on_weights) == {path for path in expected.weights if "moving_" not in path}
     for path, gradient in [(None, on_x), *on_weights.items()]:
         direction = rng.normal(size=gradient.shape)
-        difference = directional_derivative(expected, x.astype("float64"), cotangent, path, direction)
-        np.testing.assert_allclose((gradient * direction).sum(), difference, 1e-3, 1e-3, err_msg=str(path))
+        difference = directional_derivative(
+            expected, x.astype("float64"), cotangent, path, direction
+        )
+        np.testing.assert_allclose(
+            (gradient * direction).sum(), difference, 1e-3, 1e-3, err_msg=str(path)
+        )
 
 
 @pytest.mark.parametrize("shape", [KEPT, CHANGED], ids=["kept", "changed"])
@@ -47,7 +59,9 @@ def test_arrangements(arrangement, shape):
 
 
 @pytest.mark.parametrize("shape", [KEPT, CHANGED], ids=["kept", "changed"])
-@pytest.mark.parametrize("shortcut", [name for name in kp.SHORTCUTS if name not in ("identity", "dropout")])
+@pytest.mark.parametrize(
+    "shortcut", [name for name in kp.SHORTCUTS if name not in ("identity", "dropout")]
+)
 def test_shortcuts(shortcut, shape):
     check(shape, shortcut=shortcut, strides=1 if shape is KEPT else 2)
 
@@ -72,5 +86,7 @@ def test_zero_padding():
 
 
 def test_inference():
-    """Behind fixed moving statistics the gradient does not pass through a batch's mean and variance."""
+    """Behind fixed moving statistics the gradient does not pass through a batch's mean
+    and variance.
+    """
     check(CHANGED, training=False, strides=2)

@@ -11,7 +11,8 @@ keras_hub = pytest.importorskip("keras_hub")
 from keras_preact import hub  # noqa: E402 (it imports keras-hub)
 
 not_jax = pytest.mark.skipif(
-    keras.backend.backend() == "jax", reason="nothing of it depends on the backend; JAX compiles long"
+    keras.backend.backend() == "jax",
+    reason="nothing of it depends on the backend; JAX compiles long",
 )
 
 
@@ -41,7 +42,8 @@ def test_maps_and_pyramid_are_the_networks(stacked):
     pyramid = keras.Model(backbone.inputs[0], backbone.pyramid_outputs)
     ours = keras.Model(
         model.inputs[0],
-        {f"P{i + 2}": x for i, x in enumerate(model.stage_outputs.values())} | {"maps": model.layers[-3].output},
+        {f"P{i + 2}": x for i, x in enumerate(model.stage_outputs.values())}
+        | {"maps": model.layers[-3].output},
     )
     images = harness.images(2, 40, 40, 3) * 60 + 128
     expected, found = outputs(ours, images), outputs(pyramid, images)
@@ -53,12 +55,17 @@ def test_maps_and_pyramid_are_the_networks(stacked):
 
 @not_jax
 def test_levels_of_other_strides():
-    """The last maps of every size: of strides in the last unit, those of the unit in front; with dilation fewer."""
+    """The last maps of every size: of strides in the last unit, those of the unit in
+    front; with dilation fewer.
+    """
     last = hub.PreActResNetBackbone.from_network(network(strided_unit="last"))
     sides = {level: maps.shape[1] for level, maps in last.pyramid_outputs.items()}
     assert sides == {"P2": 10, "P3": 5, "P4": 3, "P5": 2}
     dilated = hub.PreActResNetBackbone.from_network(network(output_stride=8))
-    assert {level: maps.shape[1] for level, maps in dilated.pyramid_outputs.items()} == {"P2": 10, "P3": 5}
+    assert {level: maps.shape[1] for level, maps in dilated.pyramid_outputs.items()} == {
+        "P2": 10,
+        "P3": 5,
+    }
     with pytest.raises(ValueError, match="powers of two"):
         hub.PreActResNetBackbone([(8, 1, 3)], image_shape=(40, 40, 3))
 
@@ -73,11 +80,15 @@ def test_presets(tmp_path):
         assert type(loaded) is hub.PreActResNetBackbone
         assert loaded.get_config() == backbone.get_config()
         check_equal_outputs(backbone, loaded)
-    other = hub.PreActResNetBackbone.from_preset(str(tmp_path / "preset"), image_shape=(64, 64, 3), dtype="bfloat16")
+    other = hub.PreActResNetBackbone.from_preset(
+        str(tmp_path / "preset"), image_shape=(64, 64, 3), dtype="bfloat16"
+    )
     assert other.output_shape == (None, 2, 2, 64)
     assert {other.compute_dtype, other.get_layer("stem_conv").compute_dtype} == {"bfloat16"}
     untrained = hub.PreActResNetBackbone.from_preset(str(tmp_path / "preset"), load_weights=False)
-    assert [weight.shape for weight in untrained.weights] == [weight.shape for weight in backbone.weights]
+    assert [weight.shape for weight in untrained.weights] == [
+        weight.shape for weight in backbone.weights
+    ]
 
 
 @not_jax
@@ -91,15 +102,24 @@ def test_keras_files_and_frozen_layers(tmp_path):
 
 
 @not_jax
-@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")  # by keras-hub's fit, with a data set
+@pytest.mark.filterwarnings(
+    "ignore:`shuffle=True` was passed:UserWarning"
+)  # by keras-hub's fit, with a data set
 def test_a_classifier_on_top(tmp_path):
     """keras-hub's task trains it, and brings it back from a preset."""
     backbone = hub.PreActResNetBackbone.from_network(network())
-    assert keras_hub.models.ImageClassifier(backbone=backbone, num_classes=3).output_shape == (None, 3)
+    assert keras_hub.models.ImageClassifier(backbone=backbone, num_classes=3).output_shape == (
+        None,
+        3,
+    )
     classifier = hub.PreActResNetImageClassifier(backbone=backbone, num_classes=3)
     images = harness.images(4, 40, 40, 3)
     before = backbone.get_layer("stem_conv").get_weights()[0]
-    classifier.compile(optimizer="sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=[])
+    classifier.compile(
+        optimizer="sgd",
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[],
+    )
     classifier.fit(images, np.array([0, 1, 2, 0]), verbose=0)
     assert np.abs(backbone.get_layer("stem_conv").get_weights()[0] - before).max() > 0
     classifier.save_to_preset(str(tmp_path / "preset"))
@@ -130,4 +150,6 @@ def test_wrong_arguments(arguments, named):
 
 
 def test_not_a_network():
-    assert "must be a ResidualNetwork" in harness.error_of(lambda: hub.PreActResNetBackbone.from_network(keras.Sequential()))
+    assert "must be a ResidualNetwork" in harness.error_of(
+        lambda: hub.PreActResNetBackbone.from_network(keras.Sequential())
+    )

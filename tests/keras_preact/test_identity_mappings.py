@@ -1,4 +1,6 @@
-"""Eq. 3 to 6: what a clean path does, forward and backward, and what every other path does not."""
+"""Eq. 3 to 6: what a clean path does, forward and backward, and what every other path
+does not.
+"""
 
 import keras
 import numpy as np
@@ -9,7 +11,12 @@ from tests.keras_preact import harness
 
 #: Nothing stands behind the addition.
 CLEAN = ("relu_before_addition", "relu_only_preactivation", "full_preactivation")
-BLOCKS = {"basic": (4, (2, 5, 6, 4)), "bottleneck": (1, (2, 5, 6, 4)), "dense": (4, (3, 4)), "single": (4, (2, 5, 6, 4))}
+BLOCKS = {
+    "basic": (4, (2, 5, 6, 4)),
+    "bottleneck": (1, (2, 5, 6, 4)),
+    "dense": (4, (3, 4)),
+    "single": (4, (2, 5, 6, 4)),
+}
 
 
 def silence(unit):
@@ -17,7 +24,9 @@ def silence(unit):
     last = len(unit.branch_block.kernels)
     places = [f"branch/conv_{last}/", f"branch/dense_{last}/", f"branch/norm_{last}/"]
     values = {
-        path: np.zeros_like(value) if any(path.startswith(place) for place in places) and "moving" not in path else value
+        path: np.zeros_like(value)
+        if any(path.startswith(place) for place in places) and "moving" not in path
+        else value
         for path, value in harness.weights(unit).items()
     }
     unit.set_weights(list(values.values()))
@@ -39,7 +48,9 @@ def test_unit_without_residual_is_the_identity_only_where_the_path_is_clean(arra
     assert np.array_equal(y, x) == (arrangement in CLEAN)
 
 
-@pytest.mark.parametrize("shortcut", [name for name in kp.SHORTCUTS if name not in ("identity", "dropout")])
+@pytest.mark.parametrize(
+    "shortcut", [name for name in kp.SHORTCUTS if name not in ("identity", "dropout")]
+)
 def test_no_other_shortcut_is_an_identity(shortcut):
     x, y = silenced("basic", shortcut=shortcut)
     assert not np.isclose(y, x).any()
@@ -60,9 +71,13 @@ def test_last_output_is_the_first_input_plus_all_residuals(arrangement):
     np.testing.assert_allclose(x - start, total, 1e-4, 1e-5)
 
 
-@pytest.mark.parametrize(("shortcut", "factor"), [("identity", 1), (kp.shortcuts.ConstantScaling(0.5, 1), 0.5)])
+@pytest.mark.parametrize(
+    ("shortcut", "factor"), [("identity", 1), (kp.shortcuts.ConstantScaling(0.5, 1), 0.5)]
+)
 def test_shallow_term_forward_and_backward(shortcut, factor):
-    """Eq. 4 to 6: with F = 0 the input arrives times the product of the lambdas, and so does the gradient."""
+    """Eq. 4 to 6: with F = 0 the input arrives times the product of the lambdas, and so
+    does the gradient.
+    """
     x, cotangent = harness.images(2, 5, 6, 4), harness.images(2, 5, 6, 4, seed=2)
     chain = keras.Sequential([kp.ResidualUnit(4, shortcut=shortcut) for _ in range(4)])
     chain.build(x.shape)
@@ -74,7 +89,9 @@ def test_shallow_term_forward_and_backward(shortcut, factor):
 
 
 def test_identity_units_take_the_raw_input():
-    """Behind a pre-activation the shortcut carries x itself, with its negative values, and not the activated x."""
+    """Behind a pre-activation the shortcut carries x itself, with its negative values,
+    and not the activated x.
+    """
     x = harness.images(2, 5, 6, 4)
     unit = harness.unit_on(x, 4)
     _, residual = harness.reference_of(unit).paths(x)

@@ -1,4 +1,6 @@
-"""`import keras_preact`: what comes with it, what comes later, and that saved networks load behind it."""
+"""`import keras_preact`: what comes with it, what comes later, and that saved networks
+load behind it.
+"""
 
 import ast
 import importlib
@@ -15,11 +17,13 @@ import keras_preact as kp
 
 FOLDER = Path(kp.__file__).parent
 INIT = ast.parse((FOLDER / "__init__.py").read_text())
-#: Modules with registered classes that wait until they are asked for: their classes need a package that is optional.
+#: Modules with registered classes that wait until they are asked for: their classes need a package
+#: that is optional.
 OPTIONAL = {"keras_preact.hub"}
 
 
-#: Imports Keras and the package, loads every .keras file of a folder, then asks for the names behind it; writes what it sees.
+#: Imports Keras and the package, loads every .keras file of a folder, then asks for the names
+#: behind it; writes what it sees.
 FRESH = """
 import json, sys
 from pathlib import Path
@@ -48,7 +52,9 @@ LATER = {name: f"keras_preact.{name}" for name in kp._LATER if name.islower() an
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """What a new process on this backend sees that imports the package and is given files of networks."""
+    """What a new process on this backend sees that imports the package and is given
+    files of networks.
+    """
     folder = tmp_path_factory.mktemp("networks")
     for name, build in NETWORKS.items():
         model = build()
@@ -82,7 +88,11 @@ def test_every_registered_class_comes_with_the_package(fresh):
             for decorator in node.decorator_list
         ]
         if any("register_keras_serializable" in decorator for decorator in decorators):
-            modules.add(".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(".__init__"))
+            modules.add(
+                ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(
+                    ".__init__"
+                )
+            )
     assert "keras_preact.units" in modules
     assert modules - OPTIONAL <= set(fresh["imported"])
 
@@ -90,24 +100,37 @@ def test_every_registered_class_comes_with_the_package(fresh):
 NETWORKS = {
     "images": lambda: kp.create_model("digits_resnet8_preact", width_factor=0.25),
     "stacked": lambda: kp.create_model("digits_resnet8_preact", width_factor=0.25, stacked=True),
-    "gated": lambda: kp.create_model("digits_resnet8_preact", width_factor=0.25, shortcut="exclusive_gating"),
-    "original": lambda: kp.create_model("digits_resnet8_preact", width_factor=0.25, arrangement="original"),
+    "gated": lambda: kp.create_model(
+        "digits_resnet8_preact", width_factor=0.25, shortcut="exclusive_gating"
+    ),
+    "original": lambda: kp.create_model(
+        "digits_resnet8_preact", width_factor=0.25, arrangement="original"
+    ),
     "vanilla": lambda: kp.models.vanilla_cnn(4, filters=4, input_shape=(8, 8, 1), classes=3),
     "dense": lambda: kp.create_model("dense_resnet6"),
-    "transformer": lambda: kp.models.pre_ln_transformer(2, width=8, num_heads=2, input_shape=(8, 8, 3)),
+    "transformer": lambda: kp.models.pre_ln_transformer(
+        2, width=8, num_heads=2, input_shape=(8, 8, 3)
+    ),
     "unit": lambda: keras.Sequential([keras.Input((8, 8, 4)), kp.ResidualUnit(4)]),
-    "stack": lambda: keras.Sequential([keras.Input((8, 8, 4)), kp.UnitStack(kp.ResidualUnit(4), 3)]),
+    "stack": lambda: keras.Sequential(
+        [keras.Input((8, 8, 4)), kp.UnitStack(kp.ResidualUnit(4), 3)]
+    ),
     "optimizer": lambda: compiled(kp.create_model("dense_resnet6")),
 }
 
 
 def compiled(model):
-    model.compile(optimizer=kp.optimizers.CoupledSGD(0.1), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        optimizer=kp.optimizers.CoupledSGD(0.1),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
     return model
 
 
 def test_saved_networks_load_behind_the_import_alone(fresh):
-    """A process that imports the package and asks it for nothing loads a file of every kind, with the same outputs."""
+    """A process that imports the package and asks it for nothing loads a file of every
+    kind, with the same outputs.
+    """
     far = fresh["far"]
     assert set(far) == set(NETWORKS)
     assert all(difference < 1e-4 for _, difference in far.values()), far

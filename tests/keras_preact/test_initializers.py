@@ -1,4 +1,6 @@
-"""How weights start: the released code's He, no two alike, reproducible from a seed; the gates' bias."""
+"""How weights start: the released code's He, no two alike, reproducible from a seed;
+the gates' bias.
+"""
 
 import itertools
 
@@ -12,7 +14,9 @@ from tests.keras_preact import harness
 
 
 def kernels(model):
-    return {path: value for path, value in harness.weights(model).items() if path.endswith("kernel")}
+    return {
+        path: value for path, value in harness.weights(model).items() if path.endswith("kernel")
+    }
 
 
 def test_released_he_is_plain_normal_with_fan_out():
@@ -20,18 +24,23 @@ def test_released_he_is_plain_normal_with_fan_out():
     deviation = np.sqrt(2 / (3 * 3 * 128))  # fan_in would make it twice as wide
     np.testing.assert_allclose(kernel.std(), deviation, 0.02)
     assert abs(kernel.mean()) < deviation / 50
-    # a normal distribution has 4.55 % beyond two deviations; Keras' truncated one ends at 2.27 of them
+    # a normal distribution has 4.55 % beyond two deviations; Keras' truncated one ends at 2.27 of
+    # them
     np.testing.assert_allclose((np.abs(kernel) > 2 * deviation).mean(), 0.0455, 0.1)
     assert np.abs(kernel).max() > 3.5 * deviation
 
 
 def test_kernels_of_a_network():
-    """He with fan_out for each convolution, Torch's uniform for the classifier, whose bias is zero."""
+    """He with fan_out for each convolution, Torch's uniform for the classifier, whose
+    bias is zero.
+    """
     model = kp.models.resnet_cifar(11, input_shape=(8, 8, 3))
     for path, kernel in kernels(model).items():
         if path != "head_classifier/kernel":
             fan_out = kernel.shape[0] * kernel.shape[1] * kernel.shape[3]
-            np.testing.assert_allclose(kernel.std(), np.sqrt(2 / fan_out), 4 / np.sqrt(kernel.size), err_msg=path)
+            np.testing.assert_allclose(
+                kernel.std(), np.sqrt(2 / fan_out), 4 / np.sqrt(kernel.size), err_msg=path
+            )
     classifier = harness.weights(model)["head_classifier/kernel"]
     limit = 1 / np.sqrt(256)
     assert 0.98 * limit < np.abs(classifier).max() <= limit
@@ -51,19 +60,28 @@ INITIALIZERS = {
 
 @pytest.mark.parametrize("name", INITIALIZERS)
 @pytest.mark.parametrize(
-    "options", [{"shortcut": "conv1x1"}, {"block": "bottleneck", "shortcut": "exclusive_gating"}], ids=str
+    "options",
+    [{"shortcut": "conv1x1"}, {"block": "bottleneck", "shortcut": "exclusive_gating"}],
+    ids=str,
 )
 def test_no_two_kernels_start_alike(options, name):
     depth = 20 if "block" in options else 14
-    model = kp.models.resnet_cifar(depth, width_factor=0.25, kernel_initializer=INITIALIZERS[name](), **options)
+    model = kp.models.resnet_cifar(
+        depth, width_factor=0.25, kernel_initializer=INITIALIZERS[name](), **options
+    )
     for (path, kernel), (other, value) in itertools.combinations(kernels(model).items(), 2):
         size = min(kernel.size, value.size)
-        assert not np.allclose(np.ravel(kernel)[:size] / kernel.std(), np.ravel(value)[:size] / value.std()), (path, other)
+        assert not np.allclose(
+            np.ravel(kernel)[:size] / kernel.std(), np.ravel(value)[:size] / value.std()
+        ), (path, other)
 
 
 def test_seeded_initializer_is_reproducible():
     def build(seed):
-        options = {"kernel_initializer": keras.initializers.HeNormal(seed=seed), "shortcut": "exclusive_gating"}
+        options = {
+            "kernel_initializer": keras.initializers.HeNormal(seed=seed),
+            "shortcut": "exclusive_gating",
+        }
         return kernels(kp.models.resnet_cifar(8, width_factor=0.25, **options))
 
     one, same, other = build(1), build(1), build(2)
@@ -100,7 +118,9 @@ def test_constant_initializer():
 
 
 def test_initializer_of_a_shortcut_is_its_own():
-    unit = kp.ResidualUnit(4, shortcut=kp.shortcuts.Conv1x1(kernel_initializer="ones"), kernel_initializer="zeros")
+    unit = kp.ResidualUnit(
+        4, shortcut=kp.shortcuts.Conv1x1(kernel_initializer="ones"), kernel_initializer="zeros"
+    )
     unit.build((2, 5, 5, 4))
     assert {path: value.mean() for path, value in kernels(unit).items()} == {
         "branch/conv_1/kernel": 0,
@@ -145,7 +165,10 @@ def test_weights_start_neutral():
 def test_a_seed_in_a_shortcut_gives_every_unit_values_of_its_own():
     gate = kp.shortcuts.ExclusiveGating(kernel_initializer=keras.initializers.RandomNormal(seed=1))
     models = [kp.models.resnet_cifar(14, input_shape=(8, 8, 1), shortcut=gate) for _ in range(2)]
-    kernels = [[np.array(w) for w in model.weights if w.path.endswith("gate/conv/kernel")] for model in models]
+    kernels = [
+        [np.array(w) for w in model.weights if w.path.endswith("gate/conv/kernel")]
+        for model in models
+    ]
     assert not np.array_equal(kernels[0][0], kernels[0][1])  # two units of one stage
     for one, other in zip(*kernels, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -166,9 +189,13 @@ def test_a_seed_in_a_dropout_shortcut_gives_every_unit_a_mask_of_its_own():
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.5])
-@pytest.mark.parametrize(("inputs", "outputs", "size"), [(6, 6, 3), (3, 8, 5), (8, 3, 3), (5, 5, 1)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "size"), [(6, 6, 3), (3, 8, 5), (8, 3, 3), (5, 5, 1)]
+)
 def test_delta_orthogonal(inputs, outputs, size, gain):
-    kernel = keras.ops.convert_to_numpy(DeltaOrthogonal(gain, seed=1)((size, size, inputs, outputs)))
+    kernel = keras.ops.convert_to_numpy(
+        DeltaOrthogonal(gain, seed=1)((size, size, inputs, outputs))
+    )
     centre = kernel[size // 2, size // 2].copy()
     kernel[size // 2, size // 2] = 0
     assert not kernel.any()
@@ -178,7 +205,10 @@ def test_delta_orthogonal(inputs, outputs, size, gain):
 
 def test_a_delta_orthogonal_convolution_keeps_the_norm():
     x = harness.images(3, 5, 6, 4)
-    for kernel, keeps in ((DeltaOrthogonal(seed=0), True), (keras.initializers.Orthogonal(seed=0), False)):
+    for kernel, keeps in (
+        (DeltaOrthogonal(seed=0), True),
+        (keras.initializers.Orthogonal(seed=0), False),
+    ):
         layer = keras.layers.Conv2D(7, 3, padding="same", kernel_initializer=kernel, use_bias=False)
         y = keras.ops.convert_to_numpy(layer(x))
         norms = [np.sqrt((values**2).sum((1, 2, 3))) for values in (x, y)]
@@ -199,10 +229,14 @@ def deviations(unit):
 
 @pytest.mark.parametrize(("block", "weights"), [("basic", 2), ("bottleneck", 3), ("dense", 2)])
 def test_fixup(block, weights):
-    """Every weight of a branch but the last has He's deviation times L^(-1 / (2m - 2)); the last is zero."""
+    """Every weight of a branch but the last has He's deviation times L^(-1 / (2m - 2));
+    the last is zero.
+    """
     units = 50
     filters = 64 if block == "dense" else 32
-    unit = kp.ResidualUnit(filters, block=block, kernel_initializer=Fixup(units), normalization="none", strides=1)
+    unit = kp.ResidualUnit(
+        filters, block=block, kernel_initializer=Fixup(units), normalization="none", strides=1
+    )
     shape = (2, 64) if block == "dense" else (2, 5, 5, 16)
     unit.build(shape)
     for path, kernel in kernels(unit).items():
@@ -220,7 +254,9 @@ def test_depth_scaled_he():
     unit = kp.ResidualUnit(32, block="bottleneck", kernel_initializer=DepthScaledHe(units))
     unit.build((2, 5, 5, 16))
     for path, kernel in kernels(unit).items():
-        expected = np.sqrt(2 / (np.prod(kernel.shape[:2]) * kernel.shape[-1])) / (10 if "conv_3" in path else 1)
+        expected = np.sqrt(2 / (np.prod(kernel.shape[:2]) * kernel.shape[-1])) / (
+            10 if "conv_3" in path else 1
+        )
         np.testing.assert_allclose(kernel.std(), expected, 4 / np.sqrt(kernel.size), err_msg=path)
 
 
@@ -235,12 +271,16 @@ def test_a_unit_by_itself_does_not_know_the_depth(initializer):
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_fixup_network(stacked):
-    """The classifier and every branch start at zero, one shift in front of every weight and activation, one scale a branch."""
+    """The classifier and every branch start at zero, one shift in front of every weight
+    and activation, one scale a branch.
+    """
     model = kp.models.resnet_cifar(20, input_shape=(8, 8, 1), stacked=stacked, **kp.models.FIXUP)
     x = harness.images(4, 8, 8, 1)
     assert not keras.ops.convert_to_numpy(model(x)).any()
     first, *_, last = keras.Model(model.input, model.unit_outputs[:3])(x)
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(first), keras.ops.convert_to_numpy(last))
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(first), keras.ops.convert_to_numpy(last)
+    )
     singles = kp.models.unstack(model)
     names = [weight.path.split("/", 1)[1] for weight in singles.units[1].trainable_weights]
     assert sorted(names) == sorted(
@@ -262,7 +302,9 @@ def test_fixup_network(stacked):
 
 def test_fixup_unit_against_its_formula():
     """`x + scale * W2 (relu(W1 (relu(x + a) + b) + c) + d)` for dense weights."""
-    unit = kp.ResidualUnit(3, block="dense", arrangement=kp.arrangements.FIXUP, normalization="none")
+    unit = kp.ResidualUnit(
+        3, block="dense", arrangement=kp.arrangements.FIXUP, normalization="none"
+    )
     x = harness.images(4, 3)
     unit.build(x.shape)
     harness.randomize(unit)

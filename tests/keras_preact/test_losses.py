@@ -19,7 +19,9 @@ def log_softmax(logits):
 
 
 def reference(labels, logits, smoothing):
-    """The definition: cross-entropy with a one-hot target that is mixed with the uniform distribution."""
+    """The definition: cross-entropy with a one-hot target that is mixed with the
+    uniform distribution.
+    """
     classes = logits.shape[-1]
     target = (1 - smoothing) * np.eye(classes)[labels] + smoothing / classes
     return -(target * log_softmax(logits)).sum(-1)
@@ -34,11 +36,15 @@ def test_every_example(smoothing):
     loss = kp.losses.SparseCategoricalCrossentropy(smoothing, reduction="none")
     expected = reference(LABELS, LOGITS, smoothing)
     np.testing.assert_allclose(value(loss, LABELS, LOGITS), expected, rtol=2e-6)
-    np.testing.assert_allclose(value(loss, LABELS[:, None], LOGITS), expected, rtol=2e-6)  # labels as a column
+    np.testing.assert_allclose(
+        value(loss, LABELS[:, None], LOGITS), expected, rtol=2e-6
+    )  # labels as a column
     probabilities = np.exp(log_softmax(LOGITS))
     loss = kp.losses.SparseCategoricalCrossentropy(smoothing, from_logits=False, reduction="none")
     np.testing.assert_allclose(value(loss, LABELS, probabilities), expected, rtol=1e-5)
-    np.testing.assert_allclose(value(loss, LABELS.astype("uint8"), probabilities), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        value(loss, LABELS.astype("uint8"), probabilities), expected, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,29 +53,43 @@ def test_every_example(smoothing):
         ("sum_over_batch_size", None, lambda losses: losses.mean()),
         ("sum_over_batch_size", WEIGHTS, lambda losses: (losses * WEIGHTS).sum() / 6),
         ("sum", WEIGHTS, lambda losses: (losses * WEIGHTS).sum()),
-        ("mean_with_sample_weight", WEIGHTS, lambda losses: (losses * WEIGHTS).sum() / WEIGHTS.sum()),
+        (
+            "mean_with_sample_weight",
+            WEIGHTS,
+            lambda losses: (losses * WEIGHTS).sum() / WEIGHTS.sum(),
+        ),
         (None, WEIGHTS, lambda losses: losses * WEIGHTS),
     ],
 )
 def test_reductions_and_sample_weights(reduction, weights, expected):
     loss = kp.losses.SparseCategoricalCrossentropy(0.2, reduction=reduction)
     losses = reference(LABELS, LOGITS, 0.2)
-    np.testing.assert_allclose(value(loss, LABELS, LOGITS, sample_weight=weights), expected(losses), rtol=2e-6)
+    np.testing.assert_allclose(
+        value(loss, LABELS, LOGITS, sample_weight=weights), expected(losses), rtol=2e-6
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_is_keras_own_with_one_hot_labels(smoothing):
     own = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
     expected = ops.convert_to_numpy(own(np.eye(5)[LABELS], LOGITS.astype("float32")))
-    np.testing.assert_allclose(value(kp.losses.SparseCategoricalCrossentropy(smoothing), LABELS, LOGITS), expected, rtol=2e-6)
+    np.testing.assert_allclose(
+        value(kp.losses.SparseCategoricalCrossentropy(smoothing), LABELS, LOGITS),
+        expected,
+        rtol=2e-6,
+    )
 
 
 def test_a_label_at_each_place():
-    """Dense prediction: images of labels, whose last axis of length 1 is no column of labels by chance."""
+    """Dense prediction: images of labels, whose last axis of length 1 is no column of
+    labels by chance.
+    """
     logits = RANDOM.standard_normal((2, 3, 1, 4))
     labels = RANDOM.integers(0, 4, (2, 3, 1))
     loss = kp.losses.SparseCategoricalCrossentropy(0.1, reduction="none")
-    np.testing.assert_allclose(value(loss, labels, logits), reference(labels, logits, 0.1), rtol=2e-6)
+    np.testing.assert_allclose(
+        value(loss, labels, logits), reference(labels, logits, 0.1), rtol=2e-6
+    )
 
 
 @pytest.mark.parametrize("size", [1e4, 1e30])
@@ -107,11 +127,18 @@ def test_training_descends_its_gradient():
 
 
 def test_configuration_survives(tmp_path):
-    loss = kp.losses.SparseCategoricalCrossentropy(0.1, from_logits=False, reduction="sum", name="mine")
+    loss = kp.losses.SparseCategoricalCrossentropy(
+        0.1, from_logits=False, reduction="sum", name="mine"
+    )
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
     assert type(again) is kp.losses.SparseCategoricalCrossentropy
     assert again.get_config() == loss.get_config()
-    assert (again.label_smoothing, again.from_logits, again.reduction, again.name) == (0.1, False, "sum", "mine")
+    assert (again.label_smoothing, again.from_logits, again.reduction, again.name) == (
+        0.1,
+        False,
+        "sum",
+        "mine",
+    )
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5)])
     model.compile("sgd", kp.losses.SparseCategoricalCrossentropy(0.3))
     model.save(tmp_path / "model.keras")

@@ -1,4 +1,6 @@
-"""Whole networks: what the appendix says about their first and last units, against NumPy and by following every path."""
+"""Whole networks: what the appendix says about their first and last units, against
+NumPy and by following every path.
+"""
 
 import functools
 import json
@@ -19,27 +21,49 @@ def cifar_stages(width, units):
     return [(width * 2**s, units, 1 if s == 0 else 2) for s in range(3)]
 
 
-#: Builder call, then what the NumPy network needs to know of it. Two units a stage: one changes the shape, one keeps it.
+#: Builder call, then what the NumPy network needs to know of it. Two units a stage: one changes the
+#: shape, one keeps it.
 NETWORKS = {
     "cifar basic": (
         lambda **kw: kp.models.resnet_cifar(14, width_factor=0.25, input_shape=SIZE, **kw),
-        {"stages": cifar_stages(4, 2), "stem": "3x3", "block": "basic", "options": {"shape_shortcut": "zero_pad"}},
+        {
+            "stages": cifar_stages(4, 2),
+            "stem": "3x3",
+            "block": "basic",
+            "options": {"shape_shortcut": "zero_pad"},
+        },
     ),
     "cifar bottleneck": (
-        lambda **kw: kp.models.resnet_cifar(20, block="bottleneck", width_factor=0.125, input_shape=SIZE, **kw),
+        lambda **kw: kp.models.resnet_cifar(
+            20, block="bottleneck", width_factor=0.125, input_shape=SIZE, **kw
+        ),
         {"stages": cifar_stages(2, 2), "stem": "3x3", "block": "bottleneck"},
     ),
     "cifar single": (
-        lambda **kw: kp.models.resnet_cifar(8, block="single", width_factor=0.25, input_shape=SIZE, **kw),
-        {"stages": cifar_stages(4, 2), "stem": "3x3", "block": "single", "options": {"shape_shortcut": "zero_pad"}},
+        lambda **kw: kp.models.resnet_cifar(
+            8, block="single", width_factor=0.25, input_shape=SIZE, **kw
+        ),
+        {
+            "stages": cifar_stages(4, 2),
+            "stem": "3x3",
+            "block": "single",
+            "options": {"shape_shortcut": "zero_pad"},
+        },
     ),
     "wide": (
         lambda **kw: kp.models.wide_resnet(16, 0.5, input_shape=SIZE, **kw),
         {"stages": cifar_stages(8, 2), "stem": "3x3", "block": "basic"},
     ),
     "imagenet": (
-        lambda **kw: kp.models.resnet_imagenet((1, 2), width_factor=1 / 16, classes=10, input_shape=(19, 18, 3), **kw),
-        {"stages": [(4, 1, 1), (8, 2, 2)], "stem": "7x7", "block": "bottleneck", "options": {"stride_on": "3x3"}},
+        lambda **kw: kp.models.resnet_imagenet(
+            (1, 2), width_factor=1 / 16, classes=10, input_shape=(19, 18, 3), **kw
+        ),
+        {
+            "stages": [(4, 1, 1), (8, 2, 2)],
+            "stem": "7x7",
+            "block": "bottleneck",
+            "options": {"stride_on": "3x3"},
+        },
     ),
     "dense": (
         lambda **kw: kp.models.dense_resnet(6, width=5, input_shape=(7,), **kw),
@@ -53,11 +77,17 @@ def compare(name, **options):
     model = build(**options)
     harness.randomize(model)
     x = harness.images(2, *model.input_shape[1:])
-    unit_options = facts.get("options", {}) | {k: v for k, v in options.items() if k in harness.SHARED_OPTIONS}
+    unit_options = facts.get("options", {}) | {
+        k: v for k, v in options.items() if k in harness.SHARED_OPTIONS
+    }
     expected = reference.Network(harness.weights(model), **facts | {"options": unit_options})
     logits = expected(x)
-    *outputs, first_input, y = keras.Model(model.input, [*model.unit_outputs, model.units[0].input, model.output])(x)
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(first_input), expected.first_input, 1e-4, 1e-4)
+    *outputs, first_input, y = keras.Model(
+        model.input, [*model.unit_outputs, model.units[0].input, model.output]
+    )(x)
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(first_input), expected.first_input, 1e-4, 1e-4
+    )
     for output, want in zip(outputs, expected.outputs, strict=True):
         np.testing.assert_allclose(keras.ops.convert_to_numpy(output), want, 1e-3, 1e-4)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(y), logits, 1e-3, 1e-4)
@@ -120,11 +150,16 @@ POOL_AND_CLASSIFIER = ["head_pool", "head_classifier"]
     ],
 )
 def test_layers_around_the_units(arrangement, stem, head):
-    """In a full pre-activation net exactly one BN-ReLU stands between the last addition and the pooling."""
+    """In a full pre-activation net exactly one BN-ReLU stands between the last addition
+    and the pooling.
+    """
     model = kp.models.resnet_cifar(8, arrangement=arrangement)
     assert names_around_the_units(model) == (stem, head + POOL_AND_CLASSIFIER)
     last = harness.paths(model.units[-1])
-    assert not [path for path in last if path.startswith("after_addition")] or arrangement == "bn_after_addition"
+    assert (
+        not [path for path in last if path.startswith("after_addition")]
+        or arrangement == "bn_after_addition"
+    )
 
 
 @pytest.mark.parametrize("arrangement", ["relu_only_preactivation", "full_preactivation"])
@@ -132,18 +167,26 @@ def test_both_paths_of_the_first_unit_see_the_first_activation(arrangement):
     model = kp.models.resnet_cifar(14, arrangement=arrangement, width_factor=0.25, input_shape=SIZE)
     harness.randomize(model)
     x = harness.images(2, *SIZE)
-    ends = keras.Model(model.input, [model.get_layer("stem_activation").output, model.units[0].output])(x)
+    ends = keras.Model(
+        model.input, [model.get_layer("stem_activation").output, model.units[0].output]
+    )(x)
     activated, y = (keras.ops.convert_to_numpy(value) for value in ends)
     branch = kp.ResidualUnit(4, arrangement=model.units[0].arrangement, shortcut="none")
     branch.build(activated.shape)
     branch.set_weights(model.units[0].get_weights())
-    assert "branch/norm_0/gamma" not in harness.paths(branch)  # no second activation in front of the branch
+    assert "branch/norm_0/gamma" not in harness.paths(
+        branch
+    )  # no second activation in front of the branch
     assert (activated == 0).any()
-    np.testing.assert_allclose(y - keras.ops.convert_to_numpy(branch(activated)), activated, 1e-3, 1e-4)
+    np.testing.assert_allclose(
+        y - keras.ops.convert_to_numpy(branch(activated)), activated, 1e-3, 1e-4
+    )
 
 
 class Tracer:
-    """Follows a signal through a network as it runs: what stood last in front of each tensor, on any path to it."""
+    """Follows a signal through a network as it runs: what stood last in front of each
+    tensor, on any path to it.
+    """
 
     def __init__(self, monkeypatch):
         self.last: dict[int, frozenset] = {}
@@ -182,10 +225,14 @@ class Tracer:
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_no_two_norms_back_to_back(arrangement, depth, monkeypatch):
     options = {"block": "bottleneck"} if depth == 20 else {}
-    model = kp.models.resnet_cifar(depth, arrangement=arrangement, width_factor=0.125, input_shape=(8, 8, 3), **options)
+    model = kp.models.resnet_cifar(
+        depth, arrangement=arrangement, width_factor=0.125, input_shape=(8, 8, 3), **options
+    )
     tracer = Tracer(monkeypatch)
     model(harness.images(1, 8, 8, 3))
-    assert tracer.norms == sum(path.endswith("gamma") for path in harness.paths(model))  # every norm was met
+    assert tracer.norms == sum(
+        path.endswith("gamma") for path in harness.paths(model)
+    )  # every norm was met
 
 
 def test_tracer_sees_two_norms_back_to_back(monkeypatch):
@@ -198,15 +245,24 @@ def test_tracer_sees_two_norms_back_to_back(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("pooling", "shape"), [(None, (None, 3, 3, 16)), ("avg", (None, 16)), ("max", (None, 16))], ids=["none", "avg", "max"]
+    ("pooling", "shape"),
+    [(None, (None, 3, 3, 16)), ("avg", (None, 16)), ("max", (None, 16))],
+    ids=["none", "avg", "max"],
 )
 def test_without_top(pooling, shape):
-    model = kp.models.resnet_cifar(8, width_factor=0.25, input_shape=SIZE, include_top=False, pooling=pooling)
+    model = kp.models.resnet_cifar(
+        8, width_factor=0.25, input_shape=SIZE, include_top=False, pooling=pooling
+    )
     assert model.output_shape == shape
     assert model.logits is None
     harness.randomize(model)
     x = harness.images(2, *SIZE)
-    features = np.maximum(keras.ops.convert_to_numpy(keras.Model(model.input, model.get_layer("head_norm").output)(x)), 0)
+    features = np.maximum(
+        keras.ops.convert_to_numpy(
+            keras.Model(model.input, model.get_layer("head_norm").output)(x)
+        ),
+        0,
+    )
     want = {None: features, "avg": features.mean((1, 2)), "max": features.max((1, 2))}[pooling]
     np.testing.assert_allclose(keras.ops.convert_to_numpy(model(x)), want, 1e-4, 1e-5)
 
@@ -215,11 +271,15 @@ def test_classifier_activation_stands_behind_the_logits():
     model = kp.models.dense_resnet(4, width=4, input_shape=(3,), classifier_activation="softmax")
     logits, y = keras.Model(model.input, [model.logits, model.output])(harness.images(5, 3))
     logits, y = keras.ops.convert_to_numpy(logits), keras.ops.convert_to_numpy(y)
-    np.testing.assert_allclose(y, np.exp(logits) / np.exp(logits).sum(-1, keepdims=True), 1e-4, 1e-6)
+    np.testing.assert_allclose(
+        y, np.exp(logits) / np.exp(logits).sum(-1, keepdims=True), 1e-4, 1e-6
+    )
 
 
 @pytest.mark.parametrize(
-    ("mean", "std"), [(127.5, None), (None, 2.0), ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]), ([125], 60.0)], ids=str
+    ("mean", "std"),
+    [(127.5, None), (None, 2.0), ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]), ([125], 60.0)],
+    ids=str,
 )
 @pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
 def test_preprocessing(data_format, mean, std):
@@ -231,28 +291,52 @@ def test_preprocessing(data_format, mean, std):
     with_preprocessing.set_weights(plain.get_weights())
     pixels = np.random.default_rng(0).integers(0, 256, (2, *shape), "uint8")
     per_channel = (3, 1, 1) if data_format == "channels_first" else (1, 1, 3)
-    mean, std = (np.broadcast_to(default if v is None else v, 3).reshape(per_channel) for v, default in ((mean, 0), (std, 1)))
+    mean, std = (
+        np.broadcast_to(default if v is None else v, 3).reshape(per_channel)
+        for v, default in ((mean, 0), (std, 1))
+    )
     want = keras.ops.convert_to_numpy(plain(((pixels - mean) / std).astype("float32")))
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(with_preprocessing(pixels)), want, 1e-3, 1e-3)
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(with_preprocessing(pixels)), want, 1e-3, 1e-3
+    )
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 @pytest.mark.parametrize(
     ("model", "units"),
     [
         (lambda: kp.models.resnet_cifar(20), "basic 3 3 3"),
         (lambda: kp.models.resnet_cifar(11), "bottleneck 1 1 1"),
-        (lambda: kp.models.resnet_cifar(164, width_factor=0.125, kernel_initializer="zeros"), "bottleneck 18 18 18"),
         (
-            lambda: kp.models.resnet_cifar(56, block="bottleneck", width_factor=0.125, kernel_initializer="zeros"),
+            lambda: kp.models.resnet_cifar(164, width_factor=0.125, kernel_initializer="zeros"),
+            "bottleneck 18 18 18",
+        ),
+        (
+            lambda: kp.models.resnet_cifar(
+                56, block="bottleneck", width_factor=0.125, kernel_initializer="zeros"
+            ),
             "bottleneck 6 6 6",
         ),
         (lambda: kp.models.resnet_cifar(8, block="single"), "single 2 2 2"),
         (lambda: kp.models.wide_resnet(16, 1), "basic 2 2 2"),
-        (lambda: kp.models.resnet_imagenet(18, width_factor=0.125, kernel_initializer="zeros"), "basic 2 2 2 2"),
-        (lambda: kp.models.resnet_imagenet(34, width_factor=0.125, kernel_initializer="zeros"), "basic 3 4 6 3"),
-        (lambda: kp.models.resnet_imagenet(50, width_factor=0.125, kernel_initializer="zeros"), "bottleneck 3 4 6 3"),
-        (lambda: kp.models.resnet_imagenet(200, width_factor=1 / 16, kernel_initializer="zeros"), "bottleneck 3 24 36 3"),
+        (
+            lambda: kp.models.resnet_imagenet(18, width_factor=0.125, kernel_initializer="zeros"),
+            "basic 2 2 2 2",
+        ),
+        (
+            lambda: kp.models.resnet_imagenet(34, width_factor=0.125, kernel_initializer="zeros"),
+            "basic 3 4 6 3",
+        ),
+        (
+            lambda: kp.models.resnet_imagenet(50, width_factor=0.125, kernel_initializer="zeros"),
+            "bottleneck 3 4 6 3",
+        ),
+        (
+            lambda: kp.models.resnet_imagenet(200, width_factor=1 / 16, kernel_initializer="zeros"),
+            "bottleneck 3 24 36 3",
+        ),
         (lambda: kp.models.dense_resnet(8), "dense 3"),
     ],
 )
@@ -270,9 +354,14 @@ def test_units_of_every_depth(model, units):
 def test_depths_of_the_paper_have_the_papers_block(depth):
     """110 = 6 * 18 + 2 = 9 * 12 + 2 and 164 = 6 * 27 + 2 = 9 * 18 + 2 fit both rules."""
     model = kp.models.resnet_cifar(depth, width_factor=0.125, kernel_initializer="zeros")
-    assert (model.units[0].block, len(model.units)) == {110: ("basic", 54), 164: ("bottleneck", 54)}[depth]
+    assert (model.units[0].block, len(model.units)) == {
+        110: ("basic", 54),
+        164: ("bottleneck", 54),
+    }[depth]
 
 
 def test_config_is_plain_json():
-    model = kp.models.resnet_cifar(8, mean=(1, 2, 3), std=np.float32(2), shortcut="conv1x1", activation="gelu")
+    model = kp.models.resnet_cifar(
+        8, mean=(1, 2, 3), std=np.float32(2), shortcut="conv1x1", activation="gelu"
+    )
     assert json.loads(json.dumps(model.get_config())) == model.get_config()

@@ -1,4 +1,6 @@
-"""CoupledSGD against its equations in NumPy, and against Torch's SGD, which the released code used."""
+"""CoupledSGD against its equations in NumPy, and against Torch's SGD, which the
+released code used.
+"""
 
 import keras
 import numpy as np
@@ -29,7 +31,9 @@ def test_update_is_the_papers(momentum, nesterov):
         g = gradient + DECAY * w
         v = momentum * v - RATE * g
         w = w + (momentum * v - RATE * g if nesterov else v)
-    optimizer = kp.optimizers.CoupledSGD(RATE, momentum=momentum, nesterov=nesterov, coupled_weight_decay=DECAY)
+    optimizer = kp.optimizers.CoupledSGD(
+        RATE, momentum=momentum, nesterov=nesterov, coupled_weight_decay=DECAY
+    )
     np.testing.assert_allclose(keras_path(optimizer, start), w, rtol=1e-5)
 
 
@@ -42,7 +46,9 @@ def test_equals_torch(nesterov):
         weight.grad = torch.tensor(gradient)
         peer.step()
     ours = kp.optimizers.CoupledSGD(RATE, nesterov=nesterov, coupled_weight_decay=DECAY)
-    np.testing.assert_allclose(keras_path(ours, np.ones((3, 2), "float32")), weight.detach().numpy(), rtol=1e-5)
+    np.testing.assert_allclose(
+        keras_path(ours, np.ones((3, 2), "float32")), weight.detach().numpy(), rtol=1e-5
+    )
 
 
 def test_is_not_keras_weight_decay():
@@ -53,7 +59,9 @@ def test_is_not_keras_weight_decay():
 
 
 def test_excluded_weights_are_not_decayed():
-    optimizer = kp.optimizers.CoupledSGD(RATE, momentum=0, coupled_weight_decay=DECAY, exclude_from_decay=("norm",))
+    optimizer = kp.optimizers.CoupledSGD(
+        RATE, momentum=0, coupled_weight_decay=DECAY, exclude_from_decay=("norm",)
+    )
     kernel, gamma = keras.Variable([1.0], name="kernel"), keras.Variable([1.0], name="norm_gamma")
     optimizer.apply([keras.ops.zeros(1)] * 2, [kernel, gamma])
     np.testing.assert_allclose(np.array(kernel), [1 - RATE * DECAY], rtol=1e-6)
@@ -62,12 +70,18 @@ def test_excluded_weights_are_not_decayed():
 
 def test_decays_inside_fit_and_survives_saving(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-    optimizer = kp.optimizers.CoupledSGD(RATE, momentum=0, coupled_weight_decay=DECAY, exclude_from_decay=("norm",))
+    optimizer = kp.optimizers.CoupledSGD(
+        RATE, momentum=0, coupled_weight_decay=DECAY, exclude_from_decay=("norm",)
+    )
     model.compile(optimizer, "mse")
     before = np.array(model.weights[0])
     # zero inputs: the gradient of the loss is 0, and decay alone moves the weights
-    model.fit(np.zeros((4, 2), "float32"), np.zeros((4, 1), "float32"), batch_size=2, epochs=3, verbose=0)
-    np.testing.assert_allclose(np.array(model.weights[0]), before * (1 - RATE * DECAY) ** 6, rtol=1e-5)
+    model.fit(
+        np.zeros((4, 2), "float32"), np.zeros((4, 1), "float32"), batch_size=2, epochs=3, verbose=0
+    )
+    np.testing.assert_allclose(
+        np.array(model.weights[0]), before * (1 - RATE * DECAY) ** 6, rtol=1e-5
+    )
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert isinstance(loaded.optimizer, kp.optimizers.CoupledSGD)
@@ -75,10 +89,21 @@ def test_decays_inside_fit_and_survives_saving(tmp_path):
 
 
 def linear(optimizer, steps):
-    """Fit a kernel for `steps` batches of one row; the gradient of each is its row, whatever the kernel. Return the kernel."""
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+    """Fit a kernel for `steps` batches of one row; the gradient of each is its row,
+    whatever the kernel. Return the kernel.
+    """
+    model = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+    )
     model.compile(optimizer, lambda y, outputs: outputs)
-    model.fit(rows(steps), np.zeros((steps, 1), "float32"), batch_size=1, epochs=1, shuffle=False, verbose=0)
+    model.fit(
+        rows(steps),
+        np.zeros((steps, 1), "float32"),
+        batch_size=1,
+        epochs=1,
+        shuffle=False,
+        verbose=0,
+    )
     return np.array(keras.ops.convert_to_numpy(model.weights[0].value))[:, 0]
 
 
@@ -91,7 +116,9 @@ def rows(steps):
 
 
 def recursion(parts, steps, rate, average_keeps):
-    """The weights and their average after as many `steps`: an update for each whole number of `parts`, in float64."""
+    """The weights and their average after as many `steps`: an update for each whole
+    number of `parts`, in float64.
+    """
     w, v, average = np.ones(2), np.zeros(2), None
     for update in range(steps // parts):
         g = rows(steps).astype("float64")[update * parts : (update + 1) * parts].mean(0) + DECAY * w
@@ -103,13 +130,18 @@ def recursion(parts, steps, rate, average_keeps):
 
 @pytest.mark.parametrize(("parts", "steps"), [(1, 5), (3, 11)])
 def test_schedule_and_average_count_updates(parts, steps):
-    """With accumulated gradients too; 11 steps of 3 parts leave two parts that no update has."""
+    """With accumulated gradients too; 11 steps of 3 parts leave two parts that no
+    update has.
+    """
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [0.3, 0.2, 0.05])
 
     def rate(update):
         return [0.3, 0.2, 0.05][min(update, 2)]
 
-    options = {"coupled_weight_decay": DECAY, "gradient_accumulation_steps": parts if parts > 1 else None}
+    options = {
+        "coupled_weight_decay": DECAY,
+        "gradient_accumulation_steps": parts if parts > 1 else None,
+    }
     w, average = recursion(parts, steps, rate, 0.7)
     plain = linear(kp.optimizers.CoupledSGD(schedule, **options), steps)
     np.testing.assert_allclose(plain, w, rtol=1e-5)
@@ -121,7 +153,12 @@ def test_schedule_and_average_count_updates(parts, steps):
 
 def test_average_overwrites_the_weights():
     optimizer = kp.optimizers.CoupledSGD(
-        1.0, momentum=0, coupled_weight_decay=0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+        1.0,
+        momentum=0,
+        coupled_weight_decay=0,
+        use_ema=True,
+        ema_momentum=0.5,
+        ema_overwrite_frequency=2,
     )
     variable = keras.Variable([0.0])
     seen = []
@@ -139,14 +176,21 @@ def test_no_update_leaves_the_weights():
 
 
 def test_averages_outlive_fit():
-    """On JAX, steps give their arrays away: Keras' averages are gone in an evaluation behind fit."""
+    """On JAX, steps give their arrays away: Keras' averages are gone in an evaluation
+    behind fit.
+    """
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(kp.optimizers.CoupledSGD(0.1, use_ema=True), "mse")
     data = rows(4), np.ones((4, 1), "float32")
     model.fit(*data, verbose=0)
     model.evaluate(*data, verbose=0)
-    averages = [keras.ops.convert_to_numpy(each.value) for each in model.optimizer._model_variables_moving_average]
-    np.testing.assert_array_equal(averages[0], keras.ops.convert_to_numpy(model.trainable_variables[0].value))
+    averages = [
+        keras.ops.convert_to_numpy(each.value)
+        for each in model.optimizer._model_variables_moving_average
+    ]
+    np.testing.assert_array_equal(
+        averages[0], keras.ops.convert_to_numpy(model.trainable_variables[0].value)
+    )
     model.fit(*data, verbose=0)
 
 
@@ -159,10 +203,16 @@ def test_no_average_without_use_ema():
     assert value_of(variable) == before
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", *(["float64"] if keras.backend.backend() != "jax" else [])])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", *(["float64"] if keras.backend.backend() != "jax" else [])]
+)
 def test_averages_of_all_dtypes(dtype):
-    """The share of what is new, 0.001, is not rounded to the weights' precision: 0.999 in bfloat16 is 1."""
-    optimizer = kp.optimizers.CoupledSGD(1.0, momentum=0, coupled_weight_decay=0, use_ema=True, ema_momentum=0.999)
+    """The share of what is new, 0.001, is not rounded to the weights' precision: 0.999
+    in bfloat16 is 1.
+    """
+    optimizer = kp.optimizers.CoupledSGD(
+        1.0, momentum=0, coupled_weight_decay=0, use_ema=True, ema_momentum=0.999
+    )
     variable = keras.Variable([0.0], dtype=dtype)
     for step in range(2):
         optimizer.apply([keras.ops.cast([-1024.0 * step], dtype)], [variable])
@@ -173,7 +223,9 @@ def test_averages_of_all_dtypes(dtype):
 
 
 def test_variables_that_are_no_weights_have_no_average():
-    """The scales of float8 training are overwritten by their gradients, and Keras keeps None for their average."""
+    """The scales of float8 training are overwritten by their gradients, and Keras keeps
+    None for their average.
+    """
     optimizer = kp.optimizers.CoupledSGD(0.5, momentum=0, coupled_weight_decay=0, use_ema=True)
     weight, scale = keras.Variable([1.0]), keras.Variable([1.0])
     scale.overwrite_with_gradient = True
@@ -185,7 +237,9 @@ def test_variables_that_are_no_weights_have_no_average():
 
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"is not for accumulated gradients.*Received: 5 and 2"):
-        kp.optimizers.CoupledSGD(use_ema=True, ema_overwrite_frequency=5, gradient_accumulation_steps=2)
+        kp.optimizers.CoupledSGD(
+            use_ema=True, ema_overwrite_frequency=5, gradient_accumulation_steps=2
+        )
     with pytest.raises(ValueError, match=r"takes `coupled_weight_decay`"):
         kp.optimizers.CoupledSGD(weight_decay=1e-4)
     with pytest.raises(ValueError, match=r"must not be negative. Received: -1"):

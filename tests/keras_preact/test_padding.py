@@ -1,4 +1,6 @@
-"""Strided layers pad symmetrically on every backend, as Torch does and `padding="same"` does not."""
+"""Strided layers pad symmetrically on every backend, as Torch does and `padding="same"`
+does not.
+"""
 
 import keras
 import numpy as np
@@ -12,7 +14,9 @@ SIZES = [(6, 6), (7, 7), (5, 8), (1, 2)]
 
 
 def run(layer, x, data_format):
-    """Apply the layer to a channels-last `x`; return its output channels last, and check the shape it announces."""
+    """Apply the layer to a channels-last `x`; return its output channels last, and
+    check the shape it announces.
+    """
     first = data_format == "channels_first"
     given = x.transpose(0, 3, 1, 2) if first else x
     y = keras.ops.convert_to_numpy(layer(given))
@@ -41,7 +45,12 @@ def test_max_pooling_of_negative_values(size, data_format):
 
 def test_unknown_sizes():
     unknown = (None, None, None, 3)
-    assert _spatial.PaddedConv2D(4, 3, strides=2).compute_output_shape(unknown) == (None, None, None, 4)
+    assert _spatial.PaddedConv2D(4, 3, strides=2).compute_output_shape(unknown) == (
+        None,
+        None,
+        None,
+        4,
+    )
     assert _spatial.PaddedMaxPooling2D(3, 2).compute_output_shape(unknown) == unknown
 
 
@@ -53,4 +62,6 @@ def test_config_round_trip(strides):
     layer.build(x.shape)
     copy.build(x.shape)
     copy.set_weights(layer.get_weights())
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(copy(x)), keras.ops.convert_to_numpy(layer(x)))
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(copy(x)), keras.ops.convert_to_numpy(layer(x))
+    )

@@ -1,4 +1,6 @@
-"""Exact numbers of trainable parameters: the paper's, torchvision's, and the arithmetic behind them."""
+"""Exact numbers of trainable parameters: the paper's, torchvision's, and the arithmetic
+behind them.
+"""
 
 import math
 
@@ -7,24 +9,30 @@ import pytest
 
 import keras_preact as kp
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 WIDTHS = (16, 32, 64)
 
 
 def counts(build, *arguments, **options):
-    """All trainable parameters, and those of kernels and the classifier's bias alone ("conv + fc").
+    """All trainable parameters, and those of kernels and the classifier's bias alone
+    ("conv + fc").
 
     Zeros: drawing 60 million values takes longer than everything else here.
     """
     model = build(*arguments, kernel_initializer="zeros", **options)
     sizes = {weight.path: math.prod(weight.shape) for weight in model.trainable_weights}
-    return sum(sizes.values()), sum(size for path, size in sizes.items() if not path.endswith(("gamma", "beta")))
+    return sum(sizes.values()), sum(
+        size for path, size in sizes.items() if not path.endswith(("gamma", "beta"))
+    )
 
 
 def basic_counts(depth):
-    """6n+2 with option A: each convolution has a BN, in any arrangement (the extra BN in front of the pooling of a
-    pre-activation net is the one that its first unit lacks)."""
+    """6n+2 with option A: each convolution has a BN, in any arrangement (the extra BN
+    in front of the pooling of a pre-activation net is the one that its first unit
+    lacks)."""
     n = (depth - 2) // 6
     convs, norms, channels = 3 * 3 * 3 * 16, 2 * 16, 16
     for width in WIDTHS:
@@ -37,7 +45,9 @@ def basic_counts(depth):
 
 
 def bottleneck_counts(depth):
-    """9n+2, full pre-activation: a projection without BN where a stage begins, BN on what enters each convolution."""
+    """9n+2, full pre-activation: a projection without BN where a stage begins, BN on
+    what enters each convolution.
+    """
     n = (depth - 2) // 9
     convs, norms, channels = 3 * 3 * 3 * 16, 2 * 16, 16
     for s, width in enumerate(WIDTHS):
@@ -65,7 +75,9 @@ BOTTLENECK = {164: (1_703_258, 1_679_034), 1001: (10_327_706, 10_178_490)}
 
 
 def depths(table):
-    return [pytest.param(depth, marks=[pytest.mark.slow] if depth > 1000 else []) for depth in table]
+    return [
+        pytest.param(depth, marks=[pytest.mark.slow] if depth > 1000 else []) for depth in table
+    ]
 
 
 @pytest.mark.parametrize("depth", depths(BASIC))
@@ -89,18 +101,26 @@ def test_bottleneck(depth):
 def test_units_of_resnet_1001():
     model = kp.models.resnet_cifar(1001, width_factor=1 / 16)
     assert len(model.units) == 333
-    assert [sum(unit.name.startswith(f"stage{s}_") for unit in model.units) for s in (1, 2, 3)] == [111, 111, 111]
+    assert [sum(unit.name.startswith(f"stage{s}_") for unit in model.units) for s in (1, 2, 3)] == [
+        111,
+        111,
+        111,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("depth", "count"), [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)]
+    ("depth", "count"),
+    [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)],
 )
 def test_imagenet_original_as_in_torchvision(depth, count):
     assert counts(kp.models.resnet_imagenet, depth, arrangement="original")[0] == count
 
 
 def test_resnext_original_as_in_torchvision():
-    assert counts(kp.models.resnet_imagenet, 50, arrangement="original", groups=32, base_width=4)[0] == 25_028_904
+    assert (
+        counts(kp.models.resnet_imagenet, 50, arrangement="original", groups=32, base_width=4)[0]
+        == 25_028_904
+    )
 
 
 def test_wide_resnet():
@@ -108,9 +128,14 @@ def test_wide_resnet():
 
 
 def test_cost_of_the_shortcuts():
-    """Identity shortcuts cost nothing; a gate and a 1x1 convolution cost theirs in every unit."""
+    """Identity shortcuts cost nothing; a gate and a 1x1 convolution cost theirs in
+    every unit.
+    """
     build = kp.models.resnet_cifar
-    shortcuts = {name: counts(build, 20, shortcut=name, shape_shortcut="zero_pad")[0] - BASIC[20][0] for name in kp.SHORTCUTS}
+    shortcuts = {
+        name: counts(build, 20, shortcut=name, shape_shortcut="zero_pad")[0] - BASIC[20][0]
+        for name in kp.SHORTCUTS
+    }
     squares = sum(3 * width**2 for width in WIDTHS)
     gates = squares + sum(3 * width for width in WIDTHS)  # a bias for each channel
     assert shortcuts == {

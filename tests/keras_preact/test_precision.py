@@ -12,13 +12,20 @@ from tests.keras_preact import harness
 
 
 def network(dtype, **options):
-    return kp.models.resnet_cifar(14, width_factor=0.5, input_shape=(8, 8, 3), dtype=dtype, **options)
+    return kp.models.resnet_cifar(
+        14, width_factor=0.5, input_shape=(8, 8, 3), dtype=dtype, **options
+    )
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("arrangement", ["original", "full_preactivation"])
 def test_mixed_precision_is_close_to_float32(arrangement, policy):
-    options = {"arrangement": arrangement, "shortcut": "shortcut_only_gating", "mean": 100.0, "std": 50.0}
+    options = {
+        "arrangement": arrangement,
+        "shortcut": "shortcut_only_gating",
+        "mean": 100.0,
+        "std": 50.0,
+    }
     single, mixed = network("float32", **options), network(policy, **options)
     harness.randomize(single)
     mixed.set_weights(single.get_weights())
@@ -27,7 +34,9 @@ def test_mixed_precision_is_close_to_float32(arrangement, policy):
     compute = policy.removeprefix("mixed_")
     assert {weight.dtype for weight in mixed.weights} == {"float32"}
     assert {unit.compute_dtype for unit in mixed.units} == {compute}
-    assert {keras.backend.standardize_dtype(output.dtype) for output in mixed.unit_outputs} == {compute}
+    assert {keras.backend.standardize_dtype(output.dtype) for output in mixed.unit_outputs} == {
+        compute
+    }
     assert mixed.output.dtype == "float32"
     assert got.dtype == "float32"
     error = np.abs(got - want).max() / np.abs(want).max()
@@ -36,7 +45,12 @@ def test_mixed_precision_is_close_to_float32(arrangement, policy):
 
 def test_policy_reaches_every_layer_of_a_unit():
     unit = kp.ResidualUnit(
-        4, strides=2, arrangement="original", shortcut="exclusive_gating", dtype="mixed_bfloat16", dropout=0.1
+        4,
+        strides=2,
+        arrangement="original",
+        shortcut="exclusive_gating",
+        dtype="mixed_bfloat16",
+        dropout=0.1,
     )
     unit.build((2, 8, 8, 3))
     assert {layer.compute_dtype for layer in unit._flatten_layers()} == {"bfloat16"}
@@ -52,13 +66,17 @@ def double_precision():
 
 
 def test_float64(double_precision):
-    """Double precision goes in and comes out; Keras itself takes some means and products in float32 on the way."""
+    """Double precision goes in and comes out; Keras itself takes some means and
+    products in float32 on the way.
+    """
     with double_precision:
         model = network("float64")
         harness.randomize(model)
         x = harness.images(2, 8, 8, 3).astype("float64")
         y = keras.ops.convert_to_numpy(model(x))
         stages = [(8, 2, 1), (16, 2, 2), (32, 2, 2)]
-        expected = reference.Network(harness.weights(model), stages, "3x3", "basic", {"shape_shortcut": "zero_pad"})
+        expected = reference.Network(
+            harness.weights(model), stages, "3x3", "basic", {"shape_shortcut": "zero_pad"}
+        )
         assert y.dtype == "float64"
         np.testing.assert_allclose(y, expected(x), 1e-5, 1e-5)

@@ -9,7 +9,9 @@ from keras_preact.preprocessing import PREPROCESSING, Preprocessing, resize_imag
 
 
 def test_statistics():
-    assert {name: (row.mean, row.std) for name, row in PREPROCESSING.items() if name.startswith("cifar")} == {
+    assert {
+        name: (row.mean, row.std) for name, row in PREPROCESSING.items() if name.startswith("cifar")
+    } == {
         "cifar10": ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7)),
         "cifar100": ((129.3, 124.1, 112.4), (68.2, 65.4, 70.4)),
     }
@@ -78,13 +80,18 @@ WHOLE = Preprocessing((0,) * 3, (1,) * 3, 28)
 
 
 def noise(height, width):
-    return np.random.default_rng(height + 1000 * width).integers(0, 256, (height, width, 3), "uint8")
+    return np.random.default_rng(height + 1000 * width).integers(
+        0, 256, (height, width, 3), "uint8"
+    )
 
 
 def pillow(pixels, width, height):
     """Each channel scaled as float32, which Pillow does not round."""
     channels = [Image.fromarray(pixels[..., c].astype("float32")) for c in range(pixels.shape[-1])]
-    return np.stack([np.asarray(c.resize((width, height), Image.Resampling.BILINEAR)) for c in channels], axis=-1)
+    return np.stack(
+        [np.asarray(c.resize((width, height), Image.Resampling.BILINEAR)) for c in channels],
+        axis=-1,
+    )
 
 
 def reference(pixels, preprocessing, size):
@@ -99,10 +106,15 @@ def reference(pixels, preprocessing, size):
     return pillow(pixels, columns, rows)[top : top + height, left : left + width]
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 class TestResizeImage:
     @pytest.mark.parametrize("preprocessing", [CENTER, CUT, WHOLE, None])
-    @pytest.mark.parametrize("shape", [(60, 80), (81, 60), (37, 90), (8, 9), (400, 300), (28, 40), (32, 32), (3, 90), (1, 31)])
+    @pytest.mark.parametrize(
+        "shape",
+        [(60, 80), (81, 60), (37, 90), (8, 9), (400, 300), (28, 40), (32, 32), (3, 90), (1, 31)],
+    )
     @pytest.mark.parametrize("size", [28, 56, (28, 28), (21, 35), (40, 12)])
     def test_as_pillow_does_it(self, preprocessing, shape, size):
         image = noise(*shape)
@@ -119,7 +131,10 @@ class TestResizeImage:
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, image)
 
-    @pytest.mark.parametrize("shape", [(60, 80), (81, 60), (37, 90), (8, 9), (480, 640), (224, 224), (225, 224), (300, 9000)])
+    @pytest.mark.parametrize(
+        "shape",
+        [(60, 80), (81, 60), (37, 90), (8, 9), (480, 640), (224, 224), (225, 224), (300, 9000)],
+    )
     @pytest.mark.parametrize("size", [224, 28, 33])
     def test_the_usual_test_of_imagenet_to_the_last_bit(self, shape, size):
         """Written out: the shorter side to 256 / 224 of the size, and the centre."""
@@ -127,15 +142,21 @@ class TestResizeImage:
 
         image = noise(*shape)
         shorter = round(size * 256 / 224)
-        scaled = np.round(np.float32(shape) * (np.float32(shorter) / np.float32(min(shape)))).astype("int32")
-        whole = tf.image.resize(tf.cast(image, tf.float32), scaled, method="bilinear", antialias=True)
+        scaled = np.round(
+            np.float32(shape) * (np.float32(shorter) / np.float32(min(shape)))
+        ).astype("int32")
+        whole = tf.image.resize(
+            tf.cast(image, tf.float32), scaled, method="bilinear", antialias=True
+        )
         want = tf.image.resize_with_crop_or_pad(whole, size, size)
         np.testing.assert_array_equal(resize_image(image, PREPROCESSING["imagenet"], size), want)
 
     @pytest.mark.parametrize("preprocessing", [CENTER, WHOLE])
     @pytest.mark.parametrize("shape", [(1, 5000), (5000, 1), (2, 4001), (4001, 2), (1, 50_000)])
     def test_strips(self, preprocessing, shape):
-        """They are not resized in one step; `shape` and size are such that both ways round alike."""
+        """They are not resized in one step; `shape` and size are such that both ways
+        round alike.
+        """
         image = noise(*shape)
         if max(shape) < 50_000 or preprocessing is WHOLE:
             want = reference(image, preprocessing, (28, 28))
@@ -150,13 +171,21 @@ class TestResizeImage:
     def test_other_interpolations(self):
         nearest = Preprocessing((0,), (1,), 4, interpolation="nearest")
         image = np.arange(4, dtype="uint8").reshape(2, 2, 1)
-        np.testing.assert_array_equal(resize_image(image, nearest, 4)[..., 0], image[..., 0].repeat(2, 0).repeat(2, 1))
+        np.testing.assert_array_equal(
+            resize_image(image, nearest, 4)[..., 0], image[..., 0].repeat(2, 0).repeat(2, 1)
+        )
 
     def test_in_a_graph_with_free_sizes(self):
         import tensorflow as tf
 
         spec = tf.TensorSpec((None, None, 3), tf.uint8)
-        function = tf.function(lambda image: resize_image(image, CENTER, (21, 35)), input_signature=[spec], autograph=False)
+        function = tf.function(
+            lambda image: resize_image(image, CENTER, (21, 35)),
+            input_signature=[spec],
+            autograph=False,
+        )
         assert function.get_concrete_function().output_shapes == (21, 35, 3)
         for shape in ((21, 35), (60, 80), (1, 5000)):
-            np.testing.assert_array_equal(function(noise(*shape)), resize_image(noise(*shape), CENTER, (21, 35)))
+            np.testing.assert_array_equal(
+                function(noise(*shape)), resize_image(noise(*shape), CENTER, (21, 35))
+            )

@@ -1,4 +1,6 @@
-"""Convolutions as sums of matrix products: NumPy's values and gradients, and where they take the place of XLA's."""
+"""Convolutions as sums of matrix products: NumPy's values and gradients, and where they
+take the place of XLA's.
+"""
 
 import keras
 import numpy as np
@@ -11,9 +13,14 @@ from tests.keras_preact import harness
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 6), (1, 4, 4), (2, 1, 3)], ids=str)
-@pytest.mark.parametrize(("size", "groups", "dilation"), [(1, 1, 1), (3, 1, 1), (5, 1, 1), (1, 3, 1), (3, 2, 2), (5, 6, 1)])
+@pytest.mark.parametrize(
+    ("size", "groups", "dilation"),
+    [(1, 1, 1), (3, 1, 1), (5, 1, 1), (1, 3, 1), (3, 2, 2), (5, 6, 1)],
+)
 def test_values_and_gradients(size, groups, dilation, shape):
-    """A convolution is linear in the images and in the kernel: its derivative along a change is the convolution of that."""
+    """A convolution is linear in the images and in the kernel: its derivative along a
+    change is the convolution of that.
+    """
     rng = np.random.default_rng(size)
     images = rng.normal(size=(*shape, 6)).astype("float32")
     kernel = rng.normal(size=(size, size, 6 // groups, 12)).astype("float32")
@@ -24,7 +31,9 @@ def test_values_and_gradients(size, groups, dilation, shape):
         return keras.ops.sum(keras.ops.multiply(y, cotangent)), [y]
 
     def want(images, kernel):
-        return reference.conv(images.astype("float64"), reference.dilated(kernel, dilation), groups=groups)
+        return reference.conv(
+            images.astype("float64"), reference.dilated(kernel, dilation), groups=groups
+        )
 
     (y,), gradients, _ = harness.differentiate(function, keras.layers.Identity(), images, kernel)
     harness.close(y, want(images, kernel))
@@ -33,7 +42,9 @@ def test_values_and_gradients(size, groups, dilation, shape):
             direction = rng.normal(size=gradient.shape)
             arguments = [images, kernel]
             arguments[i] = direction
-            np.testing.assert_allclose((gradient * direction).sum(), (want(*arguments) * cotangent).sum(), 1e-4, 1e-3)
+            np.testing.assert_allclose(
+                (gradient * direction).sum(), (want(*arguments) * cotangent).sum(), 1e-4, 1e-3
+            )
 
 
 def primitives(function, *arguments) -> set[str]:
@@ -45,7 +56,9 @@ def primitives(function, *arguments) -> set[str]:
     def visit(jaxpr):
         for equation in jaxpr.eqns:
             names.add(equation.primitive.name)
-            for value in jax.tree_util.tree_leaves(list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):
+            for value in jax.tree_util.tree_leaves(
+                list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
+            ):
                 if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
                     visit(getattr(value, "jaxpr", value))
 
@@ -54,8 +67,14 @@ def primitives(function, *arguments) -> set[str]:
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="of JAX's scan")
-@pytest.mark.parametrize("options", [{}, {"unroll": 2}, {"remat": 2}, {"execution": "loop"}], ids=str)
-@pytest.mark.parametrize("unit", [{"block": "basic"}, {"block": "bottleneck", "groups": 2, "shortcut": "conv1x1"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"unroll": 2}, {"remat": 2}, {"execution": "loop"}], ids=str
+)
+@pytest.mark.parametrize(
+    "unit",
+    [{"block": "basic"}, {"block": "bottleneck", "groups": 2, "shortcut": "conv1x1"}],
+    ids=str,
+)
 def test_scans_on_a_cpu_hold_no_convolution(unit, options):
     import jax
 
@@ -69,7 +88,10 @@ def test_scans_on_a_cpu_hold_no_convolution(unit, options):
     forward = primitives(stack, x)
     assert ("conv_general_dilated" in forward) == is_loop
     assert ("scan" in forward) != is_loop
-    values = [[variable.value for variable in each] for each in (stack.trainable_variables, stack.non_trainable_variables)]
+    values = [
+        [variable.value for variable in each]
+        for each in (stack.trainable_variables, stack.non_trainable_variables)
+    ]
 
     def loss(x, trainable):
         return stack.stateless_call(trainable, values[1], x, training=True)[0].sum()
@@ -77,7 +99,9 @@ def test_scans_on_a_cpu_hold_no_convolution(unit, options):
     gradient = primitives(jax.grad(loss, argnums=(0, 1)), x, values[0])
     assert ("conv_general_dilated" in gradient) == is_loop
     assert "dot_general" in gradient or is_loop
-    assert "conv_general_dilated" in primitives(kp.ResidualUnit(4), np.zeros((2, 4, 4, 4), "float32"))
+    assert "conv_general_dilated" in primitives(
+        kp.ResidualUnit(4), np.zeros((2, 4, 4, 4), "float32")
+    )
 
 
 def test_the_switch_is_off_outside_of_a_scan():
@@ -93,5 +117,7 @@ def test_the_switch_is_off_outside_of_a_scan():
     if keras.backend.backend() in _loops.SCAN_BACKENDS:
         zeros = keras.ops.zeros((3, 2))
         with pytest.raises(KeyError):
-            _loops.repeat(fail, keras.ops.zeros(2), [zeros], 3, [], execution="scan", remat=0, unroll=1)
+            _loops.repeat(
+                fail, keras.ops.zeros(2), [zeros], 3, [], execution="scan", remat=0, unroll=1
+            )
     assert not _loops.convolutions_are_slow()

@@ -8,7 +8,9 @@ import pytest
 import keras_preact as kp
 from keras_preact import published
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 MEDIAN, FAIL = "median of 5", None
 
@@ -81,7 +83,9 @@ def test_table_1_shortcuts():
     assert {row.network for row in rows} == {"ResNet-110"}
     assert {row.arguments["depth"] for row in rows} == {110}
     assert {row.arguments["arrangement"] for row in rows} == {"original"}
-    assert min(row.error for row in rows if row.error is not None) == rows[0].error  # nothing beats the identity
+    assert (
+        min(row.error for row in rows if row.error is not None) == rows[0].error
+    )  # nothing beats the identity
 
 
 def test_table_1_arguments_hold_the_factors_and_biases():
@@ -99,7 +103,11 @@ def test_table_1_arguments_hold_the_factors_and_biases():
     assert rows["dropout (dropout 0.5, 1)"].rate == 0.5
     for label, shortcut in rows.items():
         if "b_g" in label:
-            kind = kp.shortcuts.ExclusiveGating if label.startswith("exclusive") else kp.shortcuts.ShortcutOnlyGating
+            kind = (
+                kp.shortcuts.ExclusiveGating
+                if label.startswith("exclusive")
+                else kp.shortcuts.ShortcutOnlyGating
+            )
             assert isinstance(shortcut, kind)
             assert shortcut.bias == float(label.split("b_g = ")[1].split(" to ")[0])
 
@@ -111,13 +119,17 @@ def test_table_2_arrangements():
         assert row.network == f"ResNet-{row.arguments['depth']}"
         assert row.row == row.arguments["arrangement"]
     for network in ("ResNet-110", "ResNet-164"):
-        by_error = sorted(kp.published.results(table="2", network=network), key=lambda row: row.error)
+        by_error = sorted(
+            kp.published.results(table="2", network=network), key=lambda row: row.error
+        )
         assert by_error[0].row == "full_preactivation"
         assert by_error[-1].row == "bn_after_addition"
 
 
 def test_no_number_for_the_arrangement_that_is_not_the_papers():
-    assert {row.row for row in kp.published.results(table="2")} == set(kp.ARRANGEMENTS) - {"bn_only_preactivation"}
+    assert {row.row for row in kp.published.results(table="2")} == set(kp.ARRANGEMENTS) - {
+        "bn_only_preactivation"
+    }
 
 
 def test_table_3_preactivation_gains():
@@ -139,9 +151,17 @@ def test_the_layout_of_one_layer_skips_is_marked_as_unconfirmed():
 
 def test_table_4_batch_64():
     [row] = kp.published.results(table="4")
-    assert (row.network, row.dataset, row.error, row.mean, row.std) == ("ResNet-1001", "cifar10", 4.62, 4.69, 0.20)
+    assert (row.network, row.dataset, row.error, row.mean, row.std) == (
+        "ResNet-1001",
+        "cifar10",
+        4.62,
+        4.69,
+        0.20,
+    )
     assert row.remark == "batch 64, 200 epochs, drops at epochs 81 and 122, Nesterov"
-    assert row.error == min(row.error for row in kp.published.results(dataset="cifar10") if row.error is not None)
+    assert row.error == min(
+        row.error for row in kp.published.results(dataset="cifar10") if row.error is not None
+    )
 
 
 def test_table_5_imagenet():
@@ -173,24 +193,38 @@ def test_one_net_has_one_median():
     medians: dict = {}
     for row in published.RESULTS:
         if row.statistic == MEDIAN and row.table != "4":
-            medians.setdefault((row.dataset, json.dumps(dict(row.arguments), sort_keys=True)), set()).add(row.error)
+            medians.setdefault(
+                (row.dataset, json.dumps(dict(row.arguments), sort_keys=True)), set()
+            ).add(row.error)
     assert all(len(errors) == 1 for errors in medians.values())
 
 
 def small(arguments):
     """Return `arguments` with the fewest units of the same kind, and narrow ones."""
-    depth = {110: 8, 164: 11, 1001: 11, 152: (1, 1, 1, 1), 200: (1, 1, 1, 1)}.get(arguments["depth"], 8)
+    depth = {110: 8, 164: 11, 1001: 11, 152: (1, 1, 1, 1), 200: (1, 1, 1, 1)}.get(
+        arguments["depth"], 8
+    )
     return {**arguments, "depth": 5 if "block" in arguments else depth, "width_factor": 0.25}
 
 
 @pytest.mark.parametrize(
     ("builder", "arguments"),
-    sorted({(row.builder, json.dumps(small(row.arguments), sort_keys=True)) for row in published.RESULTS}),
+    sorted(
+        {
+            (row.builder, json.dumps(small(row.arguments), sort_keys=True))
+            for row in published.RESULTS
+        }
+    ),
 )
 def test_arguments_build_a_network(builder, arguments):
     arguments = json.loads(arguments)
-    model = getattr(kp.models, builder)(**arguments, input_shape=(32, 32, 3), kernel_initializer="zeros")  # fast
-    assert model.output_shape == (None, arguments.get("classes", 1000 if builder == "resnet_imagenet" else 10))
+    model = getattr(kp.models, builder)(
+        **arguments, input_shape=(32, 32, 3), kernel_initializer="zeros"
+    )  # fast
+    assert model.output_shape == (
+        None,
+        arguments.get("classes", 1000 if builder == "resnet_imagenet" else 10),
+    )
     assert all(unit.block == arguments.get("block", unit.block) for unit in model.units)
 
 
@@ -218,7 +252,10 @@ def test_results_are_filtered_and_keep_their_order():
     ("arguments", "parts"),
     [
         ({"table": "7"}, ("Unknown table", "Received: table='7'")),
-        ({"network": "ResNet-111"}, ("Unknown network", "'ResNet-110'", "Received: network='ResNet-111'")),
+        (
+            {"network": "ResNet-111"},
+            ("Unknown network", "'ResNet-110'", "Received: network='ResNet-111'"),
+        ),
         ({"dataset": "cifar"}, ("Unknown dataset", "'cifar10'", "Received: dataset='cifar'")),
     ],
 )

@@ -1,4 +1,6 @@
-"""`recommend`: the guide's tables row by row, the paper's recipes, and that all of it builds and trains."""
+"""`recommend`: the guide's tables row by row, the paper's recipes, and that all of it
+builds and trains.
+"""
 
 import math
 
@@ -10,7 +12,8 @@ from keras_preact import advice
 from keras_preact.recommend import recommend
 from tests.keras_preact import harness
 
-#: The guide's rows, Sec. 8.4, 8.5 and 8.7: first and last depth, range of the rate, decay, range of the warm-up.
+#: The guide's rows, Sec. 8.4, 8.5 and 8.7: first and last depth, range of the rate, decay, range of
+#: the warm-up.
 GUIDE = [
     (1, 49, (0.1, 0.1), "steps", (0, 0)),
     (50, 199, (0.1, 0.1), "cosine", (5, 10)),
@@ -23,13 +26,21 @@ GUIDE = [
 def test_depths(first, last, rates, decay, warmup):
     for depth in (first, last):
         got = recommend(depth=depth)
-        assert (got.learning_rate_range, got.decay, got.warmup_epochs_range) == (rates, decay, warmup)
+        assert (got.learning_rate_range, got.decay, got.warmup_epochs_range) == (
+            rates,
+            decay,
+            warmup,
+        )
         assert got.learning_rate == pytest.approx(sum(rates) / 2)
         assert got.warmup_epochs == sum(warmup) / 2
         assert (got.clip_norm is not None) == (first == 1000)
         assert got.arrangement == "full_preactivation"
     initializers = {1: "he", 50: "he", 200: "delta_orthogonal", 1000: "depth_scaled_he"}
-    assert recommend(depth=first).initializer == recommend(depth=last).initializer == initializers[first]
+    assert (
+        recommend(depth=first).initializer
+        == recommend(depth=last).initializer
+        == initializers[first]
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 64, 256, 1024, 1000])
@@ -40,7 +51,9 @@ def test_rate_grows_with_the_batch(depth, scaling, power, batch_size):
     got = recommend(depth=depth, scaling=scaling, batch_size=batch_size)
     factor = (batch_size / 256) ** power
     assert got.learning_rate == pytest.approx(base.learning_rate * factor)
-    assert got.learning_rate_range == pytest.approx([rate * factor for rate in base.learning_rate_range])
+    assert got.learning_rate_range == pytest.approx(
+        [rate * factor for rate in base.learning_rate_range]
+    )
 
 
 def test_example_of_the_guide():
@@ -86,10 +99,21 @@ def test_dropout(parameters, rates):
 
 @pytest.mark.parametrize("depth", [20, 110, 164, 1001, 1202])
 def test_the_papers_recipe_wins_for_the_papers_networks(depth):
-    """Iteration by iteration: 0.01 for 400, 0.1, divided by 10 at 32k and 48k, at every depth."""
+    """Iteration by iteration: 0.01 for 400, 0.1, divided by 10 at 32k and 48k, at every
+    depth.
+    """
     got = recommend(depth=depth, task="cifar", batch_size=128)
     schedule = got.schedule(steps_per_epoch=1000, epochs=64)
-    wanted = {0: 0.01, 399: 0.01, 400: 0.1, 31_999: 0.1, 32_000: 0.01, 47_999: 0.01, 48_000: 0.001, 63_999: 0.001}
+    wanted = {
+        0: 0.01,
+        399: 0.01,
+        400: 0.1,
+        31_999: 0.1,
+        32_000: 0.01,
+        47_999: 0.01,
+        48_000: 0.001,
+        63_999: 0.001,
+    }
     for step, rate in wanted.items():
         assert float(schedule(step)) == pytest.approx(rate)
     assert (got.initializer, got.clip_norm) == ("he", None)
@@ -98,9 +122,13 @@ def test_the_papers_recipe_wins_for_the_papers_networks(depth):
 
 
 def test_recipes_and_batches():
-    assert recommend(depth=1001, task="cifar", batch_size=64).learning_rate == 0.1  # the recipe of the 4.62 %
+    assert (
+        recommend(depth=1001, task="cifar", batch_size=64).learning_rate == 0.1
+    )  # the recipe of the 4.62 %
     assert recommend(depth=110, task="cifar", batch_size=512).learning_rate == pytest.approx(0.2)
-    assert recommend(depth=110, task="cifar", batch_size=512, scaling="linear").learning_rate == pytest.approx(0.4)
+    assert recommend(
+        depth=110, task="cifar", batch_size=512, scaling="linear"
+    ).learning_rate == pytest.approx(0.4)
     imagenet = recommend(depth=152, task="imagenet").schedule(steps_per_epoch=10, epochs=90)
     wanted = {0: 0.1, 299: 0.1, 300: 0.01, 599: 0.01, 600: 0.001, 899: 0.001}
     assert [float(imagenet(step)) for step in wanted] == pytest.approx(list(wanted.values()))
@@ -113,11 +141,17 @@ def test_deeper_than_the_paper_the_guide_speaks(task, deepest):
 
 
 def test_reasons_say_where_guide_and_measurement_differ():
-    """The guide asks for orthogonal weights; ten thousand layers were trained here without."""
-    [reason] = [reason for reason in recommend(depth=10_001).reasons if reason.field == "initializer"]
+    """The guide asks for orthogonal weights; ten thousand layers were trained here
+    without.
+    """
+    [reason] = [
+        reason for reason in recommend(depth=10_001).reasons if reason.field == "initializer"
+    ]
     for part in ("orthogonal", "10,001", "DepthScaledHe", "very_deep_preact_jax.json"):
         assert part in reason.sentence
-    [reason] = [reason for reason in recommend(depth=1001).reasons if reason.field == "learning_rate"]
+    [reason] = [
+        reason for reason in recommend(depth=1001).reasons if reason.field == "learning_rate"
+    ]
     assert "0.1" in reason.sentence
     assert "task='cifar'" in reason.sentence
 
@@ -126,18 +160,30 @@ ALL = [(row.start, task) for row in advice.DEPTHS for task in advice.TASKS]
 
 
 #: Of the options of a model, the depth decides on the initialiser alone.
-DISTINCT = [(1, "vision"), (200, "vision"), (1000, "vision"), (1, "mobile"), (1, "cifar"), (1, "language"), (1000, "language")]
+DISTINCT = [
+    (1, "vision"),
+    (200, "vision"),
+    (1000, "vision"),
+    (1, "mobile"),
+    (1, "cifar"),
+    (1, "language"),
+    (1000, "language"),
+]
 
 
 @pytest.mark.parametrize(("depth", "task"), DISTINCT)
 def test_options_build_a_network(depth, task):
     got = recommend(depth=depth, task=task, parameters=10**6)
     if task == "language":
-        model = kp.models.pre_ln_transformer(1, width=8, input_shape=(8, 8, 1), **got.model_options())
+        model = kp.models.pre_ln_transformer(
+            1, width=8, input_shape=(8, 8, 1), **got.model_options()
+        )
         assert {unit.arrangement for unit in model.units} == {kp.arrangements.get("pre_norm")}
         assert model.units[1].block == "swiglu"
     else:
-        model = kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 1), **got.model_options())
+        model = kp.models.resnet_cifar(
+            8, width_factor=0.25, input_shape=(8, 8, 1), **got.model_options()
+        )
         assert model.units[0].activation is keras.activations.get(got.activation)
         assert model.units[0].dropout_at == got.dropout_at
     assert {unit.dropout for unit in model.units} == {got.dropout}
@@ -166,11 +212,15 @@ def test_warmup_rises_in_a_line_and_a_cosine_follows(depth):
         assert float(schedule(step)) == pytest.approx(got.learning_rate * step / top)
     for step in (top + 100, 900, 1000):
         share = (step - top) / (1000 - top)
-        assert float(schedule(step)) == pytest.approx(got.learning_rate * (1 + math.cos(math.pi * share)) / 2, abs=1e-7)
+        assert float(schedule(step)) == pytest.approx(
+            got.learning_rate * (1 + math.cos(math.pi * share)) / 2, abs=1e-7
+        )
 
 
 def test_a_short_training_has_room_behind_its_warmup():
-    schedule = recommend(depth=20, task="cifar", batch_size=128).schedule(steps_per_epoch=10, epochs=4)
+    schedule = recommend(depth=20, task="cifar", batch_size=128).schedule(
+        steps_per_epoch=10, epochs=4
+    )
     assert [round(float(schedule(step)), 6) for step in (0, 9, 10, 19, 20, 29, 30, 39)] == [
         0.01, 0.01, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001
     ]  # fmt: skip
@@ -195,7 +245,9 @@ def test_text_and_reasons():
 
 @pytest.mark.parametrize("task", ["vision", "language"])
 def test_tables_name_what_there_is(task):
-    """Sources and keys: no row names an initialiser, a decay or an arrangement that does not exist."""
+    """Sources and keys: no row names an initialiser, a decay or an arrangement that
+    does not exist.
+    """
     for row in advice.DEPTHS:
         assert row.initializer is None or row.initializer in advice.INITIALIZERS
         got = recommend(depth=row.start, task=task)
@@ -226,4 +278,6 @@ def test_errors_of_a_schedule():
     message = harness.error_of(lambda: got.schedule(steps_per_epoch=10, epochs=35))
     assert "35 epochs" in message
     assert "Received: epochs=35" in message
-    assert "`steps_per_epoch`" in harness.error_of(lambda: got.schedule(steps_per_epoch=0, epochs=60))
+    assert "`steps_per_epoch`" in harness.error_of(
+        lambda: got.schedule(steps_per_epoch=0, epochs=60)
+    )

@@ -7,7 +7,9 @@ import pytest
 import keras_preact as kp
 from tests.keras_preact import harness
 
-CUSTOM = kp.Arrangement(first=("activation",), between=("norm",), last=("activation", "norm"), head=("activation",))
+CUSTOM = kp.Arrangement(
+    first=("activation",), between=("norm",), last=("activation", "norm"), head=("activation",)
+)
 
 OPTIONS = [
     *({"arrangement": name} for name in kp.ARRANGEMENTS),
@@ -16,7 +18,11 @@ OPTIONS = [
     {"shortcut": "exclusive_gating", "gate_bias": -3.0},
     {"shortcut": kp.shortcuts.ConstantScaling(0.25, 2.0)},
     {"shortcut": kp.shortcuts.ShortcutOnlyGating(bias=-1.0, normalization="batch")},
-    {"shortcut": kp.shortcuts.Conv1x1(normalization="group", kernel_initializer=keras.initializers.HeNormal(seed=1))},
+    {
+        "shortcut": kp.shortcuts.Conv1x1(
+            normalization="group", kernel_initializer=keras.initializers.HeNormal(seed=1)
+        )
+    },
     {"shortcut": kp.shortcuts.Dropout(rate=0.25, seed=3)},
     {"normalization": "layer"},
     {"normalization": keras.layers.BatchNormalization(momentum=0.7, epsilon=0.01)},
@@ -54,7 +60,9 @@ def test_unit(options):
 
 
 def test_config_of_a_built_unit_makes_an_unbuilt_one():
-    """The pattern of a built normalisation or shortcut holds no weights and no axis of its own."""
+    """The pattern of a built normalisation or shortcut holds no weights and no axis of
+    its own.
+    """
     norm = keras.layers.BatchNormalization(momentum=0.7)
     norm.build((2, 3))
     unit = kp.ResidualUnit(4, normalization=norm, shortcut=kp.shortcuts.Conv1x1())
@@ -106,15 +114,23 @@ def check_network(model, tmp_path):
     loaded = keras.models.load_model(path)
     clone = kp.models.ResidualNetwork.from_config(model.get_config())
     clone.set_weights(model.get_weights())
-    want = [output(keras.Model(model.input, tensor), x) for tensor in (model.output, model.unit_outputs[0])]
+    want = [
+        output(keras.Model(model.input, tensor), x)
+        for tensor in (model.output, model.unit_outputs[0])
+    ]
     for copy in (loaded, clone):
         assert type(copy) is kp.models.ResidualNetwork
         assert copy.name == model.name
         assert harness.paths(copy) == harness.paths(model)
         assert copy.get_config() == model.get_config()
         assert (copy.logits is None) == (model.logits is None)
-        assert [tensor.shape for tensor in copy.unit_outputs] == [tensor.shape for tensor in model.unit_outputs]
-        got = [output(keras.Model(copy.input, tensor), x) for tensor in (copy.output, copy.unit_outputs[0])]
+        assert [tensor.shape for tensor in copy.unit_outputs] == [
+            tensor.shape for tensor in model.unit_outputs
+        ]
+        got = [
+            output(keras.Model(copy.input, tensor), x)
+            for tensor in (copy.output, copy.unit_outputs[0])
+        ]
         for values, others in zip(got, want, strict=True):
             np.testing.assert_array_equal(values, others)
 
@@ -128,7 +144,9 @@ def test_network(options, tmp_path):
     "build",
     [
         lambda: kp.models.wide_resnet(10, 0.5, dropout=0.3),
-        lambda: kp.models.resnet_imagenet((1, 1), width_factor=0.125, input_shape=(32, 33, 3), classes=4),
+        lambda: kp.models.resnet_imagenet(
+            (1, 1), width_factor=0.125, input_shape=(32, 33, 3), classes=4
+        ),
         lambda: kp.models.dense_resnet(6, width=5, input_shape=(3,), shortcut="conv1x1", mean=1.0),
     ],
     ids=["wide", "imagenet", "dense"],
@@ -138,7 +156,9 @@ def test_builders(build, tmp_path):
 
 
 def test_weights_file(tmp_path):
-    """`.weights.h5` carries weights between networks that differ in what has no weights."""
+    """`.weights.h5` carries weights between networks that differ in what has no
+    weights.
+    """
     model, other = small_cifar(), small_cifar(shortcut="constant_scaling")
     harness.randomize(model)
     model.save_weights(tmp_path / "w.weights.h5")
@@ -154,4 +174,6 @@ def test_frozen_units_stay_frozen(tmp_path):
     model.get_layer("stem_norm").trainable = False
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert [weight.path for weight in loaded.trainable_weights] == [weight.path for weight in model.trainable_weights]
+    assert [weight.path for weight in loaded.trainable_weights] == [
+        weight.path for weight in model.trainable_weights
+    ]

@@ -1,4 +1,6 @@
-"""A network of stacks is the network of single units: values, training, initial values, files, and the way to and fro."""
+"""A network of stacks is the network of single units: values, training, initial values,
+files, and the way to and fro.
+"""
 
 import keras
 import numpy as np
@@ -20,7 +22,13 @@ WAYS = [{}, {"remat": 2}, {"execution": "loop"}] if BACKEND != "jax" else [{}, {
 
 def network(**options):
     """Three units a stage; a stack of two in each."""
-    defaults = {"stacked": True, "block": "basic", "input_shape": (6, 6, 3), "shape_shortcut": "zero_pad", "classes": 4}
+    defaults = {
+        "stacked": True,
+        "block": "basic",
+        "input_shape": (6, 6, 3),
+        "shape_shortcut": "zero_pad",
+        "classes": 4,
+    }
     return kp.models.ResidualNetwork(STAGES, stem="3x3", stem_filters=4, **defaults | options)
 
 
@@ -28,7 +36,9 @@ def seed_states(model) -> list[np.ndarray]:
     """The states of the seeds of every unit in order."""
     units = model.units
     weights = {id(weight) for unit in units for weight in unit.weights}
-    variables = [variable for unit in units for variable in unit.variables if id(variable) not in weights]
+    variables = [
+        variable for unit in units for variable in unit.variables if id(variable) not in weights
+    ]
     return [np.array(keras.ops.convert_to_numpy(variable.value)) for variable in variables]
 
 
@@ -60,9 +70,13 @@ def test_output_is_that_of_single_units(options):
     model = network(**options)
     harness.randomize(model)
     single = kp.models.unstack(model)
-    assert [segment.name for segment in model.segments] == [f"stage{s}_unit{u}" for s in (1, 2) for u in ("1", "s")]
+    assert [segment.name for segment in model.segments] == [
+        f"stage{s}_unit{u}" for s in (1, 2) for u in ("1", "s")
+    ]
     assert [type(segment) for segment in model.segments] == [kp.ResidualUnit, kp.UnitStack] * 2
-    assert [segment.name for segment in single.segments] == [f"stage{s}_unit{u}" for s in (1, 2) for u in (1, 2, 3)]
+    assert [segment.name for segment in single.segments] == [
+        f"stage{s}_unit{u}" for s in (1, 2) for u in (1, 2, 3)
+    ]
     assert [unit.name for unit in model.units] == [unit.name for unit in single.units]
     assert single.count_params() == model.count_params()
     assert single.name == model.name
@@ -73,7 +87,14 @@ def test_output_is_that_of_single_units(options):
 def fit(model):
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(harness.images(8, 6, 6, 3), np.arange(8) % 4, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    model.fit(
+        harness.images(8, 6, 6, 3),
+        np.arange(8) % 4,
+        batch_size=4,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+    )
     return model
 
 
@@ -100,11 +121,16 @@ def test_fit_is_that_of_single_units(ways):
         {"kernel_initializer": keras.initializers.HeNormal(seed=1)},
         {
             "kernel_initializer": keras.initializers.GlorotUniform(seed=1),
-            "shortcut": kp.shortcuts.Conv1x1(kernel_initializer=keras.initializers.HeNormal(seed=1)),
+            "shortcut": kp.shortcuts.Conv1x1(
+                kernel_initializer=keras.initializers.HeNormal(seed=1)
+            ),
             "use_bias": True,
             "bias_initializer": keras.initializers.RandomNormal(seed=2),
         },
-        {"kernel_initializer": kp.initializers.DeltaOrthogonal(seed=3), "shortcut": kp.shortcuts.Dropout(0.5, seed=1)},
+        {
+            "kernel_initializer": kp.initializers.DeltaOrthogonal(seed=3),
+            "shortcut": kp.shortcuts.Dropout(0.5, seed=1),
+        },
         kp.models.FIXUP | {"kernel_initializer": kp.initializers.Fixup(seed=3)},
     ],
     ids=["he", "conv1x1 and bias", "delta-orthogonal and dropout", "fixup"],
@@ -112,30 +138,54 @@ def test_fit_is_that_of_single_units(ways):
 def test_seeded_networks_start_alike_stacked_and_not(options):
     single = network(stacked=False, **options)
     check_same_values(kp.models.unstack(network(**options)), single)
-    kernels = [value for path, value in harness.weights(single).items() if path.endswith("kernel") and value.any()]
+    kernels = [
+        value
+        for path, value in harness.weights(single).items()
+        if path.endswith("kernel") and value.any()
+    ]
     assert len({kernel.ravel()[kernel.ravel() != 0][0] for kernel in kernels}) == len(kernels)
 
 
 @pytest.mark.parametrize("stacked", [True, False])
 def test_unseeded_kernels_all_differ(stacked):
     model = network(stacked=stacked)
-    kernels = [value for path, value in harness.weights(kp.models.unstack(model)).items() if path.endswith("kernel")]
+    kernels = [
+        value
+        for path, value in harness.weights(kp.models.unstack(model)).items()
+        if path.endswith("kernel")
+    ]
     assert len({kernel.ravel()[0] for kernel in kernels}) == len(kernels) == 14
-    other = [value for path, value in harness.weights(network(stacked=stacked)).items() if path.endswith("kernel")]
+    other = [
+        value
+        for path, value in harness.weights(network(stacked=stacked)).items()
+        if path.endswith("kernel")
+    ]
     assert not any(value.ravel()[0] in {kernel.ravel()[0] for kernel in kernels} for value in other)
 
 
 def test_stochastic_depth_grows_linearly():
     """Unit l of L has l / L of the rate of the last."""
     for model in (network(stochastic_depth=0.5), network(stochastic_depth=0.5, stacked=False)):
-        np.testing.assert_allclose([unit.stochastic_depth for unit in model.units], [0.5 * i / 6 for i in range(1, 7)])
+        np.testing.assert_allclose(
+            [unit.stochastic_depth for unit in model.units], [0.5 * i / 6 for i in range(1, 7)]
+        )
     stacks = network(stochastic_depth=0.5).segments[1::2]
-    np.testing.assert_allclose([rate for stack in stacks for rate in stack.stochastic_depth], [i / 12 for i in (2, 3, 5, 6)])
+    np.testing.assert_allclose(
+        [rate for stack in stacks for rate in stack.stochastic_depth],
+        [i / 12 for i in (2, 3, 5, 6)],
+    )
 
 
 def test_named_models_are_stacked_where_they_are_deep():
     model = kp.create_model("cifar_resnet110_preact")
-    names = {"stage1_unit1", "stage1_units", "stage2_unit1", "stage2_units", "stage3_unit1", "stage3_units"}
+    names = {
+        "stage1_unit1",
+        "stage1_units",
+        "stage2_unit1",
+        "stage2_units",
+        "stage3_unit1",
+        "stage3_units",
+    }
     assert {segment.name for segment in model.segments} == names
     assert [segment.depth for segment in model.segments[1::2]] == [17] * 3
     kernel = {weight.path: weight for weight in model.weights}["stage1_units/branch/conv_1/kernel"]
@@ -145,7 +195,10 @@ def test_named_models_are_stacked_where_they_are_deep():
     assert model.count_params() == single.count_params()
     trainable = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
     assert trainable == kp.model_entry("cifar_resnet110_preact").parameters.trainable
-    assert not any(isinstance(segment, kp.UnitStack) for segment in kp.create_model("cifar_resnet56_preact").segments)
+    assert not any(
+        isinstance(segment, kp.UnitStack)
+        for segment in kp.create_model("cifar_resnet56_preact").segments
+    )
 
 
 # Round trips
@@ -177,7 +230,9 @@ def test_file(options, tmp_path):
     x = harness.images(2, 6, 6, 3)
     for copy in (loaded, clone):
         assert copy.get_config() == model.get_config()
-        assert [type(segment) for segment in copy.segments] == [type(segment) for segment in model.segments]
+        assert [type(segment) for segment in copy.segments] == [
+            type(segment) for segment in model.segments
+        ]
         assert harness.paths(copy) == harness.paths(model)
         for value, want in zip(copy.get_weights(), model.get_weights(), strict=True):
             np.testing.assert_array_equal(value, want)
@@ -202,7 +257,9 @@ def test_training_goes_on_from_a_file(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     for each in (model, loaded):
-        each.fit(harness.images(8, 6, 6, 3), np.arange(8) % 4, batch_size=4, shuffle=False, verbose=0)
+        each.fit(
+            harness.images(8, 6, 6, 3), np.arange(8) % 4, batch_size=4, shuffle=False, verbose=0
+        )
     for value, want in zip(loaded.get_weights(), model.get_weights(), strict=True):
         harness.close(value, want)
 
@@ -217,21 +274,32 @@ def test_frozen_layers_stay_frozen(tmp_path):
     model.save(tmp_path / "model.keras")
     single = kp.models.unstack(model)
     frozen = ["stem_conv", "stage1_unit2", "stage1_unit3", "stage2_unit1"]
-    assert [layer.name for layer in single.layers if layer.weights and not layer.trainable] == frozen
+    assert [
+        layer.name for layer in single.layers if layer.weights and not layer.trainable
+    ] == frozen
     assert [unit.name for unit in model.units if not unit.trainable] == frozen[1:]
     for copy in (keras.models.load_model(tmp_path / "model.keras"), kp.models.stack(single)):
-        assert [weight.path for weight in copy.trainable_weights] == [weight.path for weight in model.trainable_weights]
-        assert not any(path.startswith("stage1_units") for path in (weight.path for weight in copy.trainable_weights))
+        assert [weight.path for weight in copy.trainable_weights] == [
+            weight.path for weight in model.trainable_weights
+        ]
+        assert not any(
+            path.startswith("stage1_units")
+            for path in (weight.path for weight in copy.trainable_weights)
+        )
     before = harness.weights(model)
     fit(model)
     for path, value in harness.weights(model).items():
-        assert np.array_equal(value, before[path]) == path.startswith(("stage1_units/", "stage2_unit1/", "stem_conv/")), path
+        assert np.array_equal(value, before[path]) == path.startswith(
+            ("stage1_units/", "stage2_unit1/", "stem_conv/")
+        ), path
 
 
 def test_partly_frozen_stages_do_not_stack():
     single = network(stacked=False)
     single.get_layer("stage2_unit3").trainable = False
-    with pytest.raises(ValueError, match=r"frozen together or not at all\. Received: stage2_unit3 frozen alone"):
+    with pytest.raises(
+        ValueError, match=r"frozen together or not at all\. Received: stage2_unit3 frozen alone"
+    ):
         kp.models.stack(single)
     single.get_layer("stage2_unit2").trainable = False
     assert not kp.models.stack(single).get_layer("stage2_units").trainable
@@ -241,10 +309,14 @@ def test_partly_frozen_stages_do_not_stack():
 
 
 class Perturbed(reference.Network):
-    """The NumPy network in parts: what stands behind x_l, with something added to every x."""
+    """The NumPy network in parts: what stands behind x_l, with something added to every
+    x.
+    """
 
     def after(self, x, added, first):
-        """Logits, from x_`first` on; `added` is what to add to the outputs of the units behind it, by the units' numbers."""
+        """Logits, from x_`first` on; `added` is what to add to the outputs of the units
+        behind it, by the units' numbers.
+        """
         number = 0
         for s, (filters, units, strides) in enumerate(self.stages, 1):
             for u in range(1, units + 1):
@@ -265,12 +337,17 @@ class Perturbed(reference.Network):
 
 
 def numpy_network(model):
-    weights = {path: value.astype("float64") for path, value in harness.weights(kp.models.unstack(model)).items()}
+    weights = {
+        path: value.astype("float64")
+        for path, value in harness.weights(kp.models.unstack(model)).items()
+    }
     return Perturbed(weights, STAGES, "3x3", "basic", {"shape_shortcut": "zero_pad"})
 
 
 def zeros(probe, batch):
-    return [np.zeros((each.shape[0], batch, *each.shape[2:]), "float32") for each in probe.inputs[1:]]
+    return [
+        np.zeros((each.shape[0], batch, *each.shape[2:]), "float32") for each in probe.inputs[1:]
+    ]
 
 
 @pytest.mark.parametrize("ways", [*WAYS, {"stacked": False}], ids=str)
@@ -291,7 +368,9 @@ def test_unit_outputs(ways):
 
 @pytest.mark.parametrize("ways", [*WAYS, {"stacked": False}], ids=str)
 def test_probe(ways):
-    """Values and gradients of every x_l against the NumPy network, with zeros and with something added."""
+    """Values and gradients of every x_l against the NumPy network, with zeros and with
+    something added.
+    """
     model = network(**ways)
     harness.randomize(model)
     x, cotangent = harness.images(2, 6, 6, 3), harness.images(2, 4, seed=3)
@@ -310,11 +389,18 @@ def test_probe(ways):
     harness.close(y, output(model, x))
     assert len(outputs) == len(gradients) == 6
     rng, size = np.random.default_rng(4), 1e-6
-    for number, (got, gradient, want) in enumerate(zip(outputs, gradients, expected.outputs, strict=True), 1):
+    for number, (got, gradient, want) in enumerate(
+        zip(outputs, gradients, expected.outputs, strict=True), 1
+    ):
         harness.close(got, want, 1e-4)
         direction = rng.normal(size=want.shape)
-        moved = [(expected.after(want + sign * size * direction, {}, number) * cotangent).sum() for sign in (1, -1)]
-        np.testing.assert_allclose((gradient * direction).sum(), (moved[0] - moved[1]) / (2 * size), 2e-3, 2e-3)
+        moved = [
+            (expected.after(want + sign * size * direction, {}, number) * cotangent).sum()
+            for sign in (1, -1)
+        ]
+        np.testing.assert_allclose(
+            (gradient * direction).sum(), (moved[0] - moved[1]) / (2 * size), 2e-3, 2e-3
+        )
     added = [rng.normal(size=each.shape).astype("float32") * 0.1 for each in zeros(probe, 2)]
     (y, *_), *_ = step(x, *added)
     rows = dict(enumerate((row for part in added for row in part), 1))
@@ -324,7 +410,9 @@ def test_probe(ways):
 
 
 def test_probe_in_training_is_that_of_single_units():
-    """With the statistics of the batch, and dropout without: x_l and the gradients on them."""
+    """With the statistics of the batch, and dropout without: x_l and the gradients on
+    them.
+    """
     model = network(remat=2)
     single = kp.models.unstack(model)
     x, labels = harness.images(4, 6, 6, 3), np.arange(4) % 4
@@ -334,7 +422,9 @@ def test_probe_in_training_is_that_of_single_units():
 
         def function(x, *added, probe=probe):
             y, *outputs = probe([x, *added], training=True)
-            return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(labels, y, from_logits=True)), outputs
+            return keras.ops.mean(
+                keras.losses.sparse_categorical_crossentropy(labels, y, from_logits=True)
+            ), outputs
 
         outputs, (_, *gradients), _ = harness.differentiate(function, probe, x, *zeros(probe, 4))
         results.append([[row for part in parts for row in part] for parts in (outputs, gradients)])

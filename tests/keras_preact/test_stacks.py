@@ -1,4 +1,6 @@
-"""A stack of n units is n single units behind one another: values, gradients, statistics, seeds, files, errors."""
+"""A stack of n units is n single units behind one another: values, gradients,
+statistics, seeds, files, errors.
+"""
 
 import functools
 
@@ -41,7 +43,11 @@ def columns(units, by_id=None) -> dict[str, np.ndarray]:
     """The units' weights, or what `by_id` holds for them, stacked by path."""
     rows = []
     for unit in units:
-        values = unit.get_weights() if by_id is None else [by_id.get(id(weight)) for weight in unit.weights]
+        values = (
+            unit.get_weights()
+            if by_id is None
+            else [by_id.get(id(weight)) for weight in unit.weights]
+        )
         rows.append(dict(zip(harness.paths(unit), map(np.array, values), strict=True)))
     return {path: np.stack([row[path] for row in rows]) for path in rows[0]}
 
@@ -71,7 +77,9 @@ def step_of(layer, cotangent, training=True, **options):
 
 
 def run(layer, x, cotangent, training=True, **options):
-    """Output, the gradient on x, and the gradients on the weights by their ids; the layer's state is as the step leaves it."""
+    """Output, the gradient on x, and the gradients on the weights by their ids; the
+    layer's state is as the step leaves it.
+    """
     return step_of(layer, cotangent, training, **options)(x)
 
 
@@ -80,7 +88,9 @@ def draw_cotangent(x):
 
 
 def check_equal_to_chain(stack, units, x, training=True, steps=1):
-    """Steps of both: output, gradients, statistics. Returns the output and the gradient on x of the last one."""
+    """Steps of both: output, gradients, statistics. Returns the output and the gradient
+    on x of the last one.
+    """
     chain, cotangent = Chain(units), draw_cotangent(x)
     step_of_chain, step_of_stack = (step_of(layer, cotangent, training) for layer in (chain, stack))
     for _ in range(steps):
@@ -90,7 +100,8 @@ def check_equal_to_chain(stack, units, x, training=True, steps=1):
         harness.close(on_x, want_on_x)
         assert np.abs(on_x).max() > 0
         gradients = {
-            path: on_weights.get(id(weight)) for path, weight in zip(harness.paths(stack), stack.weights, strict=True)
+            path: on_weights.get(id(weight))
+            for path, weight in zip(harness.paths(stack), stack.weights, strict=True)
         }
         wanted = columns(units, want_on_weights)
         assert gradients.keys() == wanted.keys()
@@ -109,12 +120,42 @@ NORMED_GATE = kp.shortcuts.ShortcutOnlyGating(bias=-1.0, normalization="batch")
 #: Shape, filters, options of the unit, depth, options of the stack.
 CASES = [
     (IMAGES, 4, {"arrangement": "original"}, 3, {}),
-    (IMAGES, 4, {"arrangement": "bn_after_addition", "shortcut": "exclusive_gating"}, 3, {"execution": "loop"}),
-    (IMAGES, 4, {"arrangement": "relu_before_addition", "shortcut": "constant_scaling"}, 3, {"remat": True}),
-    (IMAGES, 4, {"arrangement": "relu_only_preactivation", "shortcut": "shortcut_only_gating"}, 5, {"remat": 2}),
+    (
+        IMAGES,
+        4,
+        {"arrangement": "bn_after_addition", "shortcut": "exclusive_gating"},
+        3,
+        {"execution": "loop"},
+    ),
+    (
+        IMAGES,
+        4,
+        {"arrangement": "relu_before_addition", "shortcut": "constant_scaling"},
+        3,
+        {"remat": True},
+    ),
+    (
+        IMAGES,
+        4,
+        {"arrangement": "relu_only_preactivation", "shortcut": "shortcut_only_gating"},
+        5,
+        {"remat": 2},
+    ),
     (IMAGES, 4, {"arrangement": "full_preactivation", "shortcut": "conv1x1"}, 5, {"unroll": 2}),
-    (IMAGES, 4, {"arrangement": "bn_only_preactivation", "shortcut": "none"}, 5, {"remat": 3, "unroll": 2}),
-    ((3, 4, 4, 8), 2, {"block": "bottleneck", "groups": 2}, 3, {"execution": "loop", "remat": True}),
+    (
+        IMAGES,
+        4,
+        {"arrangement": "bn_only_preactivation", "shortcut": "none"},
+        5,
+        {"remat": 3, "unroll": 2},
+    ),
+    (
+        (3, 4, 4, 8),
+        2,
+        {"block": "bottleneck", "groups": 2},
+        3,
+        {"execution": "loop", "remat": True},
+    ),
     (
         (3, 4, 4, 8),
         2,
@@ -123,7 +164,13 @@ CASES = [
         {"unroll": 2},
     ),
     (VECTORS, 4, {"block": "dense", "shortcut": "conv1x1", "use_bias": True}, 4, {"remat": 2}),
-    (IMAGES, 4, {"block": "single", "normalization": "group"}, 3, {"execution": "loop", "remat": 2}),
+    (
+        IMAGES,
+        4,
+        {"block": "single", "normalization": "group"},
+        3,
+        {"execution": "loop", "remat": 2},
+    ),
     (IMAGES, 4, {"normalization": "rms", "use_bias": True}, 3, {}),
     (IMAGES, 4, {"normalization": "none", "activation": "gelu"}, 3, {"unroll": 5}),
     (IMAGES, 4, {"shortcut": NORMED_GATE}, 3, {"remat": 7}),
@@ -136,7 +183,9 @@ CASES = [
     ("shape", "filters", "options", "depth", "ways"),
     CASES,
     ids=[
-        " ".join(f"{key}={getattr(value, 'name', value)}" for key, value in (options | ways).items())
+        " ".join(
+            f"{key}={getattr(value, 'name', value)}" for key, value in (options | ways).items()
+        )
         for *_, options, depth, ways in CASES
     ],
 )
@@ -158,14 +207,20 @@ def test_step_in_training(shape, filters, options, depth, ways):
             harness.close(value, np.stack([unit.updates[path] for unit in expected]), 1e-4, path)
     direction = np.random.default_rng(3).normal(size=shape)
     cotangent, step = draw_cotangent(x), 1e-6
-    difference = ((chain(x + step * direction) - chain(x - step * direction)) * cotangent).sum() / (2 * step)
+    difference = ((chain(x + step * direction) - chain(x - step * direction)) * cotangent).sum() / (
+        2 * step
+    )
     np.testing.assert_allclose((on_x * direction).sum(), difference, 2e-3, 2e-3)
 
 
 def test_the_cases_cover_the_tables():
-    assert {options.get("arrangement", "full_preactivation") for *_, options, _, _ in CASES} >= set(kp.ARRANGEMENTS)
+    assert {options.get("arrangement", "full_preactivation") for *_, options, _, _ in CASES} >= set(
+        kp.ARRANGEMENTS
+    )
     of_transformers = {"attention", "mlp", "swiglu"}  # test_transformer.py stacks them
-    assert {options.get("block", "basic") for *_, options, _, _ in CASES} == set(kp.BLOCKS) - of_transformers
+    assert {options.get("block", "basic") for *_, options, _, _ in CASES} == set(
+        kp.BLOCKS
+    ) - of_transformers
     shortcuts = {options.get("shortcut", "identity") for *_, options, _, _ in CASES}
     assert shortcuts >= set(kp.SHORTCUTS) - {"dropout"}  # random: below
 
@@ -207,7 +262,9 @@ def test_channels_first(normalization):
 
 @pytest.mark.parametrize("ways", [{}, {"execution": "loop"}, {"remat": 3}, {"unroll": 2}], ids=str)
 def test_outputs_and_perturbations(ways):
-    """What is added to the output of a unit reaches the next one; its gradient is that of x_{l+1}."""
+    """What is added to the output of a unit reaches the next one; its gradient is that
+    of x_{l+1}.
+    """
     x = harness.images(*IMAGES)
     options = {"normalization": "layer"}
     units = single_units(IMAGES, 4, 5, options)
@@ -236,13 +293,19 @@ def test_outputs_and_perturbations(ways):
     harness.close(outputs, chain(x, added), 1e-4)
     if not ways:
         harness.close(keras.ops.convert_to_numpy(stack(x, added)), outputs[-1])
-        harness.close(keras.ops.convert_to_numpy(stack(x, return_outputs=True)), chain(x, 0 * added), 1e-4)
+        harness.close(
+            keras.ops.convert_to_numpy(stack(x, return_outputs=True)), chain(x, 0 * added), 1e-4
+        )
     step, rng = 1e-6, np.random.default_rng(5)
     for i in range(5):
         direction = np.zeros(added.shape)
         direction[i] = rng.normal(size=IMAGES)
-        moved = [(chain(x, added + sign * step * direction)[-1] * cotangent).sum() for sign in (1, -1)]
-        np.testing.assert_allclose((on_added * direction).sum(), (moved[0] - moved[1]) / (2 * step), 2e-3, 2e-3)
+        moved = [
+            (chain(x, added + sign * step * direction)[-1] * cotangent).sum() for sign in (1, -1)
+        ]
+        np.testing.assert_allclose(
+            (on_added * direction).sum(), (moved[0] - moved[1]) / (2 * step), 2e-3, 2e-3
+        )
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow")
@@ -276,9 +339,17 @@ def test_inference_writes_no_variable(ways):
     stack.build(IMAGES)
 
     def operations(training):
-        graph = tf.function(lambda x: stack(x, training=training)).get_concrete_function(tf.TensorSpec(IMAGES)).graph
+        graph = (
+            tf.function(lambda x: stack(x, training=training))
+            .get_concrete_function(tf.TensorSpec(IMAGES))
+            .graph
+        )
         definition = graph.as_graph_def()
-        return {node.op for part in (definition.node, *(f.node_def for f in definition.library.function)) for node in part}
+        return {
+            node.op
+            for part in (definition.node, *(f.node_def for f in definition.library.function))
+            for node in part
+        }
 
     assert not any("Assign" in name for name in operations(False))
     assert any("Assign" in name for name in operations(True))
@@ -294,20 +365,30 @@ RANDOM = {"dropout": 0.3, "shortcut": kp.shortcuts.Dropout(0.4), "stochastic_dep
 
 def seed_states(layer) -> list[np.ndarray]:
     weights = {id(weight) for weight in layer.weights}
-    return [np.array(keras.ops.convert_to_numpy(v.value)) for v in layer.variables if id(v) not in weights]
+    return [
+        np.array(keras.ops.convert_to_numpy(v.value))
+        for v in layer.variables
+        if id(v) not in weights
+    ]
 
 
-@pytest.mark.skipif(BACKEND == "torch", reason="there unseeded dropout draws from Torch's global generator")
+@pytest.mark.skipif(
+    BACKEND == "torch", reason="there unseeded dropout draws from Torch's global generator"
+)
 @pytest.mark.parametrize("ways", [{}, {"execution": "loop"}, {"remat": 2, "unroll": 2}], ids=str)
 def test_masks_are_those_of_single_units(ways):
-    """From equal seeds, over two steps: a mask of another place or another step would show."""
+    """From equal seeds, over two steps: a mask of another place or another step would
+    show.
+    """
     stack = kp.UnitStack(kp.ResidualUnit(4, **RANDOM, name="a_unit1"), 3, **ways)
     stack.build(IMAGES)
     harness.randomize(stack)
     units = [stack.unit(i) for i in range(3)]
     x = harness.images(*IMAGES)
     before = seed_states(stack)
-    assert [state.shape for state in before] == [(3, 2)] * 3  # of the two dropouts and the stochastic depth
+    assert [state.shape for state in before] == [
+        (3, 2)
+    ] * 3  # of the two dropouts and the stochastic depth
     assert len({tuple(row) for state in before for row in state}) == 9
     check_equal_to_chain(stack, units, x, steps=2)
     for state, old, *own in zip(seed_states(stack), before, *map(seed_states, units), strict=True):
@@ -320,16 +401,22 @@ def test_masks_are_those_of_single_units(ways):
 
 @pytest.mark.parametrize("ways", [{}, {"remat": True}], ids=str)
 def test_masks_of_a_seeded_shortcut_are_those_of_single_units(ways):
-    stack = kp.UnitStack(kp.ResidualUnit(4, shortcut=kp.shortcuts.Dropout(0.5, seed=1), name="a_unit1"), 3, **ways)
+    stack = kp.UnitStack(
+        kp.ResidualUnit(4, shortcut=kp.shortcuts.Dropout(0.5, seed=1), name="a_unit1"), 3, **ways
+    )
     stack.build(IMAGES)
     harness.randomize(stack)
     units = [stack.unit(i) for i in range(3)]
     check_equal_to_chain(stack, units, harness.images(*IMAGES), steps=2)
-    np.testing.assert_array_equal(seed_states(stack)[0], np.stack([seed_states(unit)[0] for unit in units]))
+    np.testing.assert_array_equal(
+        seed_states(stack)[0], np.stack([seed_states(unit)[0] for unit in units])
+    )
     assert len(np.unique(seed_states(stack)[0], axis=0)) == 3
 
 
-@pytest.mark.skipif(BACKEND == "jax", reason="slow to compile, and the masks under remat are compared above")
+@pytest.mark.skipif(
+    BACKEND == "jax", reason="slow to compile, and the masks under remat are compared above"
+)
 @pytest.mark.parametrize("ways", [{"remat": 2}, {"remat": True, "execution": "loop"}], ids=str)
 def test_the_recomputation_has_the_masks_of_the_forward_pass(ways):
     x, cotangent = harness.images(*IMAGES), draw_cotangent(harness.images(*IMAGES))
@@ -356,21 +443,27 @@ def test_dropout_of_each_unit_and_step_is_its_own(execution):
     unit = kp.ResidualUnit(4, shortcut=kp.shortcuts.Dropout(0.3), kernel_initializer="zeros")
     stack = kp.UnitStack(unit, 3, execution=execution)
     x = np.ones((50, 5, 5, 4), "float32")
-    outputs = [keras.ops.convert_to_numpy(stack(x, return_outputs=True, training=True)) for _ in range(2)]
+    outputs = [
+        keras.ops.convert_to_numpy(stack(x, return_outputs=True, training=True)) for _ in range(2)
+    ]
     assert not np.array_equal(*outputs)
     previous = x
     for i, output in enumerate(outputs[0]):
         np.testing.assert_allclose(output[output != 0], 0.7 ** -(i + 1), 1e-5)
         assert abs((output[previous != 0] == 0).mean() - 0.3) < 0.05
         previous = output
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(stack(x, return_outputs=True, training=False))[-1], x)
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(stack(x, return_outputs=True, training=False))[-1], x
+    )
 
 
 @pytest.mark.parametrize("ways", [{}, {"execution": "loop"}, {"remat": 2}], ids=str)
 def test_stochastic_depth(ways):
     """F is 1: each example gets 0 or `1 / (1 - rate)` of it, on average 1."""
     rates = [0.0, 0.25, 0.6]
-    unit = kp.ResidualUnit(1, block="dense", use_bias=True, kernel_initializer="zeros", bias_initializer="ones")
+    unit = kp.ResidualUnit(
+        1, block="dense", use_bias=True, kernel_initializer="zeros", bias_initializer="ones"
+    )
     stack = kp.UnitStack(unit, 3, stochastic_depth=rates, **ways)
     x = np.zeros((4000, 1), "float32")
     outputs = keras.ops.convert_to_numpy(stack(x, return_outputs=True, training=True))
@@ -393,7 +486,9 @@ def test_stochastic_depth(ways):
 # Initial values
 
 
-@pytest.mark.parametrize("initializer", [None, "glorot_uniform", keras.initializers.HeNormal(seed=1)], ids=harness.label)
+@pytest.mark.parametrize(
+    "initializer", [None, "glorot_uniform", keras.initializers.HeNormal(seed=1)], ids=harness.label
+)
 def test_every_unit_starts_with_values_of_its_own(initializer):
     """Each slice has the deviation that its own fan asks for."""
     kernel = {} if initializer is None else {"kernel_initializer": initializer}
@@ -404,22 +499,30 @@ def test_every_unit_starts_with_values_of_its_own(initializer):
         "glorot_uniform": lambda size, i, o: 2 / (size**2 * (i + o)),
     }
     variance = variances.get(initializer, lambda size, i, o: 2 / (size**2 * i))
-    kernels = {path: value for path, value in harness.weights(stack).items() if path.endswith("kernel")}
+    kernels = {
+        path: value for path, value in harness.weights(stack).items() if path.endswith("kernel")
+    }
     slices = [row for value in kernels.values() for row in value]
     assert len(kernels) == 3
     assert len({row.tobytes() for row in slices}) == 9
     assert len({row.ravel()[0] for row in slices}) == 9
     for value in kernels.values():
         for row in value:
-            np.testing.assert_allclose(row.std(), variance(row.shape[0], *row.shape[2:]) ** 0.5, 0.06)
+            np.testing.assert_allclose(
+                row.std(), variance(row.shape[0], *row.shape[2:]) ** 0.5, 0.06
+            )
             assert abs(row.mean()) < 0.1 * row.std()
     for path, value in harness.weights(stack).items():
         if not path.endswith("kernel"):
-            np.testing.assert_array_equal(value, np.full(value.shape, path.endswith(("gamma", "variance"))))
+            np.testing.assert_array_equal(
+                value, np.full(value.shape, path.endswith(("gamma", "variance")))
+            )
 
 
 def test_delta_orthogonal_and_fixup_kernels_are_those_of_single_units():
-    stack = kp.UnitStack(kp.ResidualUnit(4, kernel_initializer=kp.initializers.DeltaOrthogonal()), 3)
+    stack = kp.UnitStack(
+        kp.ResidualUnit(4, kernel_initializer=kp.initializers.DeltaOrthogonal()), 3
+    )
     stack.build(IMAGES)
     for kernel in harness.weights(stack)["branch/conv_2/kernel"]:
         np.testing.assert_allclose(kernel[1, 1] @ kernel[1, 1].T, np.eye(4), atol=1e-5)
@@ -475,15 +578,30 @@ def test_unit_is_a_copy_of_a_slice():
     [
         lambda: kp.UnitStack(kp.ResidualUnit(4), 3),
         lambda: kp.UnitStack(
-            kp.ResidualUnit(2, block="bottleneck", groups=2, normalization="layer", dtype="mixed_bfloat16", name="u1"),
+            kp.ResidualUnit(
+                2,
+                block="bottleneck",
+                groups=2,
+                normalization="layer",
+                dtype="mixed_bfloat16",
+                name="u1",
+            ),
             4,
             execution="loop",
             remat=2,
             unroll=2,
             name="a_stack",
         ),
-        lambda: kp.UnitStack(kp.ResidualUnit(4, **RANDOM), 3, stochastic_depth=[0.1, 0.2, 0.3], remat=True, trainable=False),
-        lambda: kp.UnitStack(kp.ResidualUnit(4, kernel_initializer=keras.initializers.HeNormal(seed=1)), 2),
+        lambda: kp.UnitStack(
+            kp.ResidualUnit(4, **RANDOM),
+            3,
+            stochastic_depth=[0.1, 0.2, 0.3],
+            remat=True,
+            trainable=False,
+        ),
+        lambda: kp.UnitStack(
+            kp.ResidualUnit(4, kernel_initializer=keras.initializers.HeNormal(seed=1)), 2
+        ),
     ],
     ids=["plain", "ways", "random", "seeded"],
 )
@@ -492,7 +610,16 @@ def test_config(make):
     config = stack.get_config()
     copy = kp.UnitStack.from_config(config)
     assert copy.get_config() == config
-    for name in ("name", "depth", "execution", "remat", "unroll", "stochastic_depth", "trainable", "dtype_policy"):
+    for name in (
+        "name",
+        "depth",
+        "execution",
+        "remat",
+        "unroll",
+        "stochastic_depth",
+        "trainable",
+        "dtype_policy",
+    ):
         assert getattr(copy, name) == getattr(stack, name)
     shape = (2, 4, 4, copy._body.unit.channels_out)
     stack.build(shape)
@@ -501,7 +628,10 @@ def test_config(make):
     harness.randomize(stack)
     copy.set_weights(stack.get_weights())
     x = harness.images(*shape)
-    want, got = (np.array(keras.ops.convert_to_numpy(keras.ops.cast(each(x), "float32"))) for each in (stack, copy))
+    want, got = (
+        np.array(keras.ops.convert_to_numpy(keras.ops.cast(each(x), "float32")))
+        for each in (stack, copy)
+    )
     np.testing.assert_array_equal(got, want)
 
 
@@ -521,10 +651,17 @@ def test_from_units_takes_weights_seeds_and_rates():
         harness.randomize(units[-1], seed=len(units))
         units[-1](harness.images(*IMAGES), training=True)  # the seeds move on
     stack = kp.UnitStack.from_units(units, name="a_stack", remat=True)
-    assert (stack.name, stack.depth, stack.remat, stack.stochastic_depth) == ("a_stack", 2, True, [0.1, 0.4])
+    assert (stack.name, stack.depth, stack.remat, stack.stochastic_depth) == (
+        "a_stack",
+        2,
+        True,
+        [0.1, 0.4],
+    )
     for i, unit in enumerate(units):
         for got, want in zip(stack.unit(i).variables, unit.variables, strict=True):
-            np.testing.assert_array_equal(keras.ops.convert_to_numpy(got.value), keras.ops.convert_to_numpy(want.value))
+            np.testing.assert_array_equal(
+                keras.ops.convert_to_numpy(got.value), keras.ops.convert_to_numpy(want.value)
+            )
 
 
 def test_weights_have_the_paths_of_a_unit():
@@ -535,7 +672,9 @@ def test_weights_have_the_paths_of_a_unit():
     assert {w.path: w.shape for w in stack.weights} == {
         w.path.replace("a_unit/", "a_stack/"): (3, *w.shape) for w in unit.weights
     }
-    assert {w.path for w in stack.trainable_weights} == {w.path.replace("a_unit/", "a_stack/") for w in unit.trainable_weights}
+    assert {w.path for w in stack.trainable_weights} == {
+        w.path.replace("a_unit/", "a_stack/") for w in unit.trainable_weights
+    }
     assert stack.count_params() == 3 * unit.count_params()
 
 
@@ -562,13 +701,18 @@ def test_mixed_precision(ways):
     plain = kp.UnitStack(kp.ResidualUnit(4, **RANDOM), 3)
     plain.build(IMAGES)
     plain.set_weights(stack.get_weights())
-    want, got = (np.array(keras.ops.convert_to_numpy(keras.ops.cast(each(x), "float32"))) for each in (plain, stack))
+    want, got = (
+        np.array(keras.ops.convert_to_numpy(keras.ops.cast(each(x), "float32")))
+        for each in (plain, stack)
+    )
     assert 0 < np.abs(got - want).max() < 0.1 * np.abs(want).max()
 
 
 @pytest.mark.parametrize("when", ["made", "built"])
 def test_frozen(when):
-    """In training it is what it is at inference, and nothing moves; thawed, everything does."""
+    """In training it is what it is at inference, and nothing moves; thawed, everything
+    does.
+    """
     stack = kp.UnitStack(kp.ResidualUnit(4), 3, trainable=when != "made")
     stack.build(IMAGES)
     harness.randomize(stack)
@@ -603,30 +747,75 @@ WRONG = [
     (lambda: kp.UnitStack(kp.ResidualUnit(4), -1), ["`depth`", "depth=-1"]),
     (lambda: kp.UnitStack(kp.ResidualUnit(4), 2.5), ["`depth`", "depth=2.5"]),
     (lambda: kp.UnitStack(kp.ResidualUnit(4), True), ["`depth`", "depth=True"]),
-    (lambda: kp.UnitStack(kp.ResidualUnit(4), 3, execution="while"), ["`execution`", "'scan'", "'loop'", "'while'"]),
+    (
+        lambda: kp.UnitStack(kp.ResidualUnit(4), 3, execution="while"),
+        ["`execution`", "'scan'", "'loop'", "'while'"],
+    ),
     (lambda: kp.UnitStack(kp.ResidualUnit(4), 3, remat=0), ["`remat`", "remat=0"]),
     (lambda: kp.UnitStack(kp.ResidualUnit(4), 3, remat=-1), ["`remat`", "remat=-1"]),
     (lambda: kp.UnitStack(kp.ResidualUnit(4), 3, remat=1.5), ["`remat`", "remat=1.5"]),
     (lambda: kp.UnitStack(kp.ResidualUnit(4), 3, unroll=0), ["`unroll`", "unroll=0"]),
     (lambda: kp.UnitStack(kp.ResidualUnit(4), 3, unroll=True), ["`unroll`", "unroll=True"]),
     (lambda: kp.UnitStack(kp.ResidualUnit(4, strides=2), 3), ["keep the shape", "strides=2"]),
-    (lambda: kp.UnitStack(kp.ResidualUnit(4), 3).build((2, 5, 4, 3)), ["keep the shape", "(2, 5, 4, 3)", "(2, 5, 4, 4)"]),
-    (lambda: kp.UnitStack(kp.ResidualUnit(4), 3)(np.zeros((2, 4), "float32")), ["(batch, height, width, channels)", "(2, 4)"]),
+    (
+        lambda: kp.UnitStack(kp.ResidualUnit(4), 3).build((2, 5, 4, 3)),
+        ["keep the shape", "(2, 5, 4, 3)", "(2, 5, 4, 4)"],
+    ),
+    (
+        lambda: kp.UnitStack(kp.ResidualUnit(4), 3)(np.zeros((2, 4), "float32")),
+        ["(batch, height, width, channels)", "(2, 4)"],
+    ),
     (lambda: kp.UnitStack(keras.layers.Dense(4), 3), ["`unit`", "ResidualUnit", "Dense"]),
-    (lambda: kp.UnitStack(kp.UnitStack(kp.ResidualUnit(4), 3), 3), ["`unit`", "ResidualUnit", "UnitStack"]),
+    (
+        lambda: kp.UnitStack(kp.UnitStack(kp.ResidualUnit(4), 3), 3),
+        ["`unit`", "ResidualUnit", "UnitStack"],
+    ),
     (lambda: kp.UnitStack("basic", 3), ["`unit`", "'basic'"]),
-    (lambda: kp.UnitStack(kp.ResidualUnit(4), 3, stochastic_depth=[0.1, 0.2]), ["a rate for each unit", "2 rates", "depth=3"]),
-    (lambda: kp.UnitStack(kp.ResidualUnit(4), 2, stochastic_depth=[0.1, 1.0]), ["`stochastic_depth`", "[0, 1)", "1.0"]),
-    (lambda: kp.UnitStack(kp.ResidualUnit(4), 2, stochastic_depth=[0.1, -0.1]), ["`stochastic_depth`", "-0.1"]),
+    (
+        lambda: kp.UnitStack(kp.ResidualUnit(4), 3, stochastic_depth=[0.1, 0.2]),
+        ["a rate for each unit", "2 rates", "depth=3"],
+    ),
+    (
+        lambda: kp.UnitStack(kp.ResidualUnit(4), 2, stochastic_depth=[0.1, 1.0]),
+        ["`stochastic_depth`", "[0, 1)", "1.0"],
+    ),
+    (
+        lambda: kp.UnitStack(kp.ResidualUnit(4), 2, stochastic_depth=[0.1, -0.1]),
+        ["`stochastic_depth`", "-0.1"],
+    ),
     (lambda: kp.UnitStack.from_units([]), ["at least one unit", "[]"]),
-    (lambda: kp.UnitStack.from_units([built(), kp.ResidualUnit(4)]), ["built residual units", "built=False"]),
-    (lambda: kp.UnitStack.from_units([built(), keras.layers.Dense(4)]), ["built residual units", "Dense"]),
-    (lambda: kp.UnitStack.from_units([built(shape=(2, 5, 4, 3))]), ["keep the shape", "(5, 4, 3)"[1:]]),
-    (lambda: kp.UnitStack.from_units([built(), built(arrangement="original")]), ["arrangement=", "'original'"]),
-    (lambda: kp.UnitStack.from_units([built(), built(shortcut="conv1x1")]), ["shortcut=", "Conv1x1"]),
-    (lambda: kp.UnitStack.from_units([built(), built(activation="gelu")]), ["activation=", "'relu' and 'gelu'"]),
-    (lambda: kp.UnitStack.from_units([built(), built(normalization="layer")]), ["normalization=", "'batch' and 'layer'"]),
-    (lambda: kp.UnitStack.from_units([built(), built(dtype="mixed_bfloat16")]), ["dtype=", "bfloat16"]),
+    (
+        lambda: kp.UnitStack.from_units([built(), kp.ResidualUnit(4)]),
+        ["built residual units", "built=False"],
+    ),
+    (
+        lambda: kp.UnitStack.from_units([built(), keras.layers.Dense(4)]),
+        ["built residual units", "Dense"],
+    ),
+    (
+        lambda: kp.UnitStack.from_units([built(shape=(2, 5, 4, 3))]),
+        ["keep the shape", "(5, 4, 3)"[1:]],
+    ),
+    (
+        lambda: kp.UnitStack.from_units([built(), built(arrangement="original")]),
+        ["arrangement=", "'original'"],
+    ),
+    (
+        lambda: kp.UnitStack.from_units([built(), built(shortcut="conv1x1")]),
+        ["shortcut=", "Conv1x1"],
+    ),
+    (
+        lambda: kp.UnitStack.from_units([built(), built(activation="gelu")]),
+        ["activation=", "'relu' and 'gelu'"],
+    ),
+    (
+        lambda: kp.UnitStack.from_units([built(), built(normalization="layer")]),
+        ["normalization=", "'batch' and 'layer'"],
+    ),
+    (
+        lambda: kp.UnitStack.from_units([built(), built(dtype="mixed_bfloat16")]),
+        ["dtype=", "bfloat16"],
+    ),
 ]
 
 

@@ -1,4 +1,6 @@
-"""Stochastic depth of one unit (arXiv 1603.09382): in training the whole branch of an image is there or not."""
+"""Stochastic depth of one unit (arXiv 1603.09382): in training the whole branch of an
+image is there or not.
+"""
 
 import keras
 import numpy as np
@@ -9,7 +11,9 @@ import keras_preact as kp
 
 def unit(**options) -> kp.ResidualUnit:
     """Return a unit whose F is 1 for every image, at every place."""
-    made = kp.ResidualUnit(3, use_bias=True, kernel_initializer="zeros", bias_initializer="ones", **options)
+    made = kp.ResidualUnit(
+        3, use_bias=True, kernel_initializer="zeros", bias_initializer="ones", **options
+    )
     made.build((None, 4, 5, 3))
     return made
 

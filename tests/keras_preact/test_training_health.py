@@ -1,4 +1,6 @@
-"""TrainingHealth: its figures against a network differentiated by hand, what it leaves behind, what it writes and says."""
+"""TrainingHealth: its figures against a network differentiated by hand, what it leaves
+behind, what it writes and says.
+"""
 
 import csv
 import math
@@ -49,7 +51,16 @@ def network(optimizer, dtype=None, **compiled) -> keras.Model:
 
 
 def fit(model, x, y, *callbacks, epochs=1, **options):
-    return model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks), **options)
+    return model.fit(
+        x,
+        y,
+        batch_size=BATCH,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=list(callbacks),
+        **options,
+    )
 
 
 def gradients(weights, x, y):
@@ -63,9 +74,20 @@ def gradients(weights, x, y):
 
 
 class ByHand:
-    """SGD in NumPy: norms of gradient, weight and update of every step, `(steps, 3, weights)`."""
+    """SGD in NumPy: norms of gradient, weight and update of every step, `(steps, 3,
+    weights)`.
+    """
 
-    def __init__(self, rate=0.1, momentum=0.0, nesterov=False, coupled=0.0, decay=0.0, clipnorm=None, accumulate=1):
+    def __init__(
+        self,
+        rate=0.1,
+        momentum=0.0,
+        nesterov=False,
+        coupled=0.0,
+        decay=0.0,
+        clipnorm=None,
+        accumulate=1,
+    ):
         self.rate, self.momentum, self.nesterov, self.coupled = rate, momentum, nesterov, coupled
         self.decay, self.clipnorm, self.accumulate = decay, clipnorm, accumulate
 
@@ -107,9 +129,15 @@ OPTIMIZERS = {
     "decayed": (lambda: SGD(0.1, weight_decay=0.2), ByHand(decay=0.2)),
     "clipped": (lambda: SGD(0.1, clipnorm=0.3), ByHand(clipnorm=0.3)),
     "averaged": (lambda: SGD(0.1, use_ema=True, ema_momentum=0.9), ByHand()),
-    "accumulated": (lambda: SGD(0.1, momentum=0.9, gradient_accumulation_steps=2), ByHand(momentum=0.9, accumulate=2)),
+    "accumulated": (
+        lambda: SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
+        ByHand(momentum=0.9, accumulate=2),
+    ),
     "scaled": (lambda: SGD(0.1, loss_scale_factor=8.0), ByHand()),
-    "dynamically scaled": (lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1), initial_scale=4.0), ByHand()),
+    "dynamically scaled": (
+        lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1), initial_scale=4.0),
+        ByHand(),
+    ),
 }
 
 
@@ -131,15 +159,24 @@ class TestFigures:
             np.testing.assert_allclose(record.gradient_weight_ratios, gradient / weight, rtol=2e-4)
             np.testing.assert_allclose(record.update_ratios, update / weight, rtol=2e-4)
             layers = [np.linalg.norm(gradient[:2]), np.linalg.norm(gradient[2:])]
-            np.testing.assert_allclose(record.layer_gradient_ratio, layers[0] / layers[1], rtol=2e-4)
+            np.testing.assert_allclose(
+                record.layer_gradient_ratio, layers[0] / layers[1], rtol=2e-4
+            )
 
     def test_only_at_the_interval(self):
         x, y = data(7)
         model = network(SGD(0.1, momentum=0.9))
-        wanted, _ = ByHand(momentum=0.9).train(model.get_weights(), np.tile(x, (2, 1)), np.tile(y, (2, 1)))
+        wanted, _ = ByHand(momentum=0.9).train(
+            model.get_weights(), np.tile(x, (2, 1)), np.tile(y, (2, 1))
+        )
         health = TrainingHealth(3, report=silent)
         logged = fit(model, x, y, health, epochs=2)
-        assert [(record.step, record.epoch) for record in health.history] == [(3, 0), (6, 0), (9, 1), (12, 1)]
+        assert [(record.step, record.epoch) for record in health.history] == [
+            (3, 0),
+            (6, 0),
+            (9, 1),
+            (12, 1),
+        ]
         for record in health.history:
             np.testing.assert_allclose(figures_of(record), wanted[record.step - 1], rtol=2e-4)
             assert record.loss != logged.history["loss"][record.epoch]  # of the epoch so far
@@ -179,7 +216,11 @@ class TestFigures:
     def test_rows_of_an_embedding_that_are_read_twice(self):
         """Their gradients are added before the norm is taken."""
         x = np.array([[1, 1, 2]] * BATCH)
-        layers = [keras.layers.Embedding(5, 4), keras.layers.Flatten(), keras.layers.Dense(OUTPUTS, use_bias=False)]
+        layers = [
+            keras.layers.Embedding(5, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(OUTPUTS, use_bias=False),
+        ]
         model = keras.Sequential([keras.Input((3,), dtype="int32"), *layers])
         model.compile(SGD(0.1), "mse", jit_compile="auto" if BACKEND == "jax" else False)
         embedding, kernel = (np.array(weight, "float64") for weight in model.get_weights())
@@ -188,8 +229,12 @@ class TestFigures:
         on_output = 2 * (embedding[x].reshape(BATCH, 12) @ kernel - 1) / (BATCH * OUTPUTS)
         gradient = np.zeros_like(embedding)
         np.add.at(gradient, x, (on_output @ kernel.T).reshape(BATCH, 3, 4))
-        np.testing.assert_allclose(health.history[0].gradient_norms[0], np.linalg.norm(gradient), rtol=1e-4)
-        np.testing.assert_allclose(health.history[0].update_norms[0], 0.1 * np.linalg.norm(gradient), rtol=1e-4)
+        np.testing.assert_allclose(
+            health.history[0].gradient_norms[0], np.linalg.norm(gradient), rtol=1e-4
+        )
+        np.testing.assert_allclose(
+            health.history[0].update_norms[0], 0.1 * np.linalg.norm(gradient), rtol=1e-4
+        )
 
     @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
     def test_mixed_precision(self, dtype):
@@ -223,29 +268,52 @@ class TestFigures:
         single = kp.models.dense_resnet(12, input_shape=(6,), width=5, classes=3, stacked=False)
         for name, model in (("single", single), ("stacked", kp.models.stack(single))):
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            model.compile(kp.optimizers.CoupledSGD(0.1), loss, jit_compile="auto" if BACKEND == "jax" else False)
+            model.compile(
+                kp.optimizers.CoupledSGD(0.1),
+                loss,
+                jit_compile="auto" if BACKEND == "jax" else False,
+            )
             health = TrainingHealth(2, sample=x, report=silent)
             fit(model, x, np.arange(16) % 3, health, epochs=2)
-            weights = [dict(zip(health.weights, row, strict=True)) for row in figures_of(health.history[-1])]
+            weights = [
+                dict(zip(health.weights, row, strict=True))
+                for row in figures_of(health.history[-1])
+            ]
             record = health.history[-1]
             rows = (record.activation_means, record.activation_stds)
             inputs = [dict(zip(health.inputs, row, strict=True)) for row in rows]
             records[name] = ([*weights, *inputs], record.layer_gradient_ratio)
-        assert any(f"{unit.name}/branch/dense_2/kernel" in records["stacked"][0][0] for unit in single.units[1:])
+        assert any(
+            f"{unit.name}/branch/dense_2/kernel" in records["stacked"][0][0]
+            for unit in single.units[1:]
+        )
         for ours, theirs in zip(*(records[name][0] for name in records), strict=True):
             assert ours.keys() == theirs.keys()
-            np.testing.assert_allclose([ours[key] for key in ours], [theirs[key] for key in ours], rtol=1e-3, atol=1e-6)
+            np.testing.assert_allclose(
+                [ours[key] for key in ours], [theirs[key] for key in ours], rtol=1e-3, atol=1e-6
+            )
         np.testing.assert_allclose(records["single"][1], records["stacked"][1], rtol=1e-3)
         norms, first, last = records["single"][0][0], single.units[0].name, single.units[-1].name
-        squares = [sum(norm**2 for key, norm in norms.items() if key.startswith(f"{unit}/")) for unit in (first, last)]
-        np.testing.assert_allclose(records["single"][1], np.sqrt(squares[0] / squares[1]), rtol=1e-4)
+        squares = [
+            sum(norm**2 for key, norm in norms.items() if key.startswith(f"{unit}/"))
+            for unit in (first, last)
+        ]
+        np.testing.assert_allclose(
+            records["single"][1], np.sqrt(squares[0] / squares[1]), rtol=1e-4
+        )
 
 
 def test_names_of_units_inside_other_layers():
-    """A stack's weights have the names of single units', and units in other layers keep those layers' names."""
+    """A stack's weights have the names of single units', and units in other layers keep
+    those layers' names.
+    """
     stack = kp.UnitStack(kp.ResidualUnit(4, block="dense", name="part_unit2"), 2, name="part_units")
     unit = kp.ResidualUnit(4, block="dense", name="part")
-    found = [places("a/part_units/branch/dense_1/kernel", stack), places("b/part/branch/part/bias", unit), places("c/k", None)]
+    found = [
+        places("a/part_units/branch/dense_1/kernel", stack),
+        places("b/part/branch/part/bias", unit),
+        places("c/k", None),
+    ]
     assert [(place.name, place.group) for row in found for place in row] == [
         ("a/part_unit2/branch/dense_1/kernel", "a/part_unit2"),
         ("a/part_unit3/branch/dense_1/kernel", "a/part_unit3"),
@@ -263,8 +331,12 @@ class TestActivations:
         fit(model, x, y, health)
         assert health.inputs == ["first/kernel", "second/kernel"]
         hidden = np.maximum(x @ a + b, 0)  # behind the update
-        np.testing.assert_allclose(health.history[0].activation_means, [x.mean(), hidden.mean()], rtol=1e-4)
-        np.testing.assert_allclose(health.history[0].activation_stds, [x.std(), hidden.std()], rtol=1e-4)
+        np.testing.assert_allclose(
+            health.history[0].activation_means, [x.mean(), hidden.mean()], rtol=1e-4
+        )
+        np.testing.assert_allclose(
+            health.history[0].activation_stds, [x.std(), hidden.std()], rtol=1e-4
+        )
 
     def test_of_the_weights_as_they_are(self):
         """A second record sees the weights of its step, not those of the first."""
@@ -273,13 +345,22 @@ class TestActivations:
         health = TrainingHealth(1, sample=x, report=silent)
         fit(model, x, y, health)
         a, b, _, _ = (np.array(weight) for weight in model.weights)
-        np.testing.assert_allclose(health.history[1].activation_means[1], np.maximum(x @ a + b, 0).mean(), rtol=1e-4)
-        assert abs(health.history[0].activation_means[1] / health.history[1].activation_means[1] - 1) > 1e-2
+        np.testing.assert_allclose(
+            health.history[1].activation_means[1], np.maximum(x @ a + b, 0).mean(), rtol=1e-4
+        )
+        assert (
+            abs(health.history[0].activation_means[1] / health.history[1].activation_means[1] - 1)
+            > 1e-2
+        )
 
     def test_inside_units_and_stacks(self):
-        """What a unit's first weight reads is relu(x_l), without normalisation; the second, relu of the first one's output."""
+        """What a unit's first weight reads is relu(x_l), without normalisation; the
+        second, relu of the first one's output.
+        """
         x = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
-        model = kp.models.dense_resnet(8, input_shape=(6,), width=5, classes=3, stacked=True, normalization="none")
+        model = kp.models.dense_resnet(
+            8, input_shape=(6,), width=5, classes=3, stacked=True, normalization="none"
+        )
         model.compile(SGD(0.0), "mse", jit_compile="auto" if BACKEND == "jax" else False)
         health = TrainingHealth(1, sample=x, report=silent)
         fit(model, x[:BATCH], np.zeros((BATCH, 3)), health)
@@ -313,9 +394,13 @@ def check_weights_bit_for_bit():
         keras.utils.set_random_seed(3)
         model = kp.models.dense_resnet(6, input_shape=(6,), width=5, classes=3, dropout=0.3)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(kp.optimizers.CoupledSGD(0.1), loss, jit_compile="auto" if BACKEND == "jax" else False)
+        model.compile(
+            kp.optimizers.CoupledSGD(0.1), loss, jit_compile="auto" if BACKEND == "jax" else False
+        )
         fit(model, x, np.arange(24) % 3, *callbacks, epochs=2)
-        trained.append([np.array(variable) for variable in (*model.variables, *model.optimizer.variables)])
+        trained.append(
+            [np.array(variable) for variable in (*model.variables, *model.optimizer.variables)]
+        )
     for plain, watched in zip(*trained, strict=True):
         np.testing.assert_array_equal(watched, plain)
     print("bit for bit")
@@ -323,12 +408,16 @@ def check_weights_bit_for_bit():
 
 class TestNothingElseChanges:
     def test_weights_are_the_same_bit_for_bit(self, tmp_path):
-        """On JAX in a process with XLA's own settings: those of conftest.py round the two programs differently."""
+        """On JAX in a process with XLA's own settings: those of conftest.py round the
+        two programs differently.
+        """
         if BACKEND != "jax":
             check_weights_bit_for_bit()
             return
         code = "from tests.keras_preact import test_training_health as tests; tests.check_weights_bit_for_bit()"
-        assert in_process(code, tmp_path, XLA_FLAGS="", KERAS_BACKEND=BACKEND).endswith("bit for bit\n")
+        assert in_process(code, tmp_path, XLA_FLAGS="", KERAS_BACKEND=BACKEND).endswith(
+            "bit for bit\n"
+        )
 
     @pytest.mark.parametrize("name", ["momentum", "dynamically scaled"])
     def test_optimizer_is_as_before(self, name):
@@ -336,14 +425,20 @@ class TestNothingElseChanges:
         model = network(OPTIMIZERS[name][0]())
         model.optimizer.build(model.trainable_variables)
         inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        before = [(list(map(id, each.variables)), set(vars(each))) for each in (model.optimizer, inner)]
+        before = [
+            (list(map(id, each.variables)), set(vars(each))) for each in (model.optimizer, inner)
+        ]
         fit(model, x, y, TrainingHealth(2, report=silent))
-        assert [(list(map(id, each.variables)), set(vars(each))) for each in (model.optimizer, inner)] == before
+        assert [
+            (list(map(id, each.variables)), set(vars(each))) for each in (model.optimizer, inner)
+        ] == before
         assert Probe.of(model.optimizer) is None
 
     @pytest.mark.parametrize("name", ["momentum", "dynamically scaled"])
     def test_what_is_saved_in_the_middle(self, name, tmp_path):
-        """A checkpoint of the first epoch goes on as if nothing had been interrupted, with the optimizer's state."""
+        """A checkpoint of the first epoch goes on as if nothing had been interrupted,
+        with the optimizer's state.
+        """
         x, y = data()
 
         class Save(keras.callbacks.Callback):
@@ -363,7 +458,9 @@ class TestNothingElseChanges:
             np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
     def test_state_can_be_loaded_in_the_middle(self, tmp_path):
-        """Going back to the weights and momenta of another run, where callbacks such as BackupAndRestore do it."""
+        """Going back to the weights and momenta of another run, where callbacks such as
+        BackupAndRestore do it.
+        """
         x, y = data()
         other = network(SGD(0.1, momentum=0.9))
         fit(other, x, y)
@@ -384,7 +481,9 @@ class TestNothingElseChanges:
     def test_second_fit(self):
         x, y = data(4)
         model = network(SGD(0.1, momentum=0.9))
-        wanted, _ = ByHand(momentum=0.9).train(model.get_weights(), np.tile(x, (3, 1)), np.tile(y, (3, 1)))
+        wanted, _ = ByHand(momentum=0.9).train(
+            model.get_weights(), np.tile(x, (3, 1)), np.tile(y, (3, 1))
+        )
         health = TrainingHealth(3, report=silent)
         fit(model, x, y, health)
         fit(model, x, y)
@@ -489,12 +588,18 @@ class TestOutputs:
         for record in tf.data.TFRecordDataset([str(path)]).as_numpy_iterator():
             event = event_pb2.Event.FromString(record)
             for value in event.summary.value:
-                written.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
+                written.setdefault(value.tag, []).append(
+                    (event.step, float(tf.make_ndarray(value.tensor)))
+                )
         ratios = [record.update_ratios[[0, 2]] for record in health.history]
         expected = {
             "health/gradient_norm": [record.gradient_norm for record in health.history],
-            "health/layer_gradient_ratio": [record.layer_gradient_ratio for record in health.history],
-            "health_gradient_norm/first": [np.linalg.norm(record.gradient_norms[:2]) for record in health.history],
+            "health/layer_gradient_ratio": [
+                record.layer_gradient_ratio for record in health.history
+            ],
+            "health_gradient_norm/first": [
+                np.linalg.norm(record.gradient_norms[:2]) for record in health.history
+            ],
             "health_update_ratio/min": list(map(min, ratios)),
             "health_update_ratio/median": list(map(np.median, ratios)),
             "health_update_ratio/max": list(map(max, ratios)),
@@ -502,8 +607,12 @@ class TestOutputs:
         for tag, values in expected.items():
             assert [step for step, _ in written[tag]] == [2, 4]
             np.testing.assert_allclose([value for _, value in written[tag]], values, rtol=1e-5)
-        assert written["health/train_validation_gap"] == [(4, pytest.approx(health.gaps[0], abs=1e-6))]
-        assert not any("nan" in tag or math.isnan(value) for tag, rows in written.items() for _, value in rows)
+        assert written["health/train_validation_gap"] == [
+            (4, pytest.approx(health.gaps[0], abs=1e-6))
+        ]
+        assert not any(
+            "nan" in tag or math.isnan(value) for tag, rows in written.items() for _, value in rows
+        )
 
 
 class TestRanges:
@@ -520,14 +629,27 @@ class TestRanges:
         }
 
     def test_bounds_belong_to_the_range(self):
-        row, values = HEALTHY_RANGES["gradient_norm"], np.array([0.1, 0.0999, 10, 10.001, np.nan, np.inf])
+        row, values = (
+            HEALTHY_RANGES["gradient_norm"],
+            np.array([0.1, 0.0999, 10, 10.001, np.nan, np.inf]),
+        )
         assert row.outside(values, "below").tolist() == [False, True, False, False, False, False]
         assert row.outside(values, "above").tolist() == [False, False, False, True, False, True]
 
     def test_margin(self):
         row = Range("figure", 0.1, 10, margin=5)
-        assert row.outside(np.array([0.019, 0.021, 49, 51]), "below").tolist() == [True, False, False, False]
-        assert row.outside(np.array([0.019, 0.021, 49, 51]), "above").tolist() == [False, False, False, True]
+        assert row.outside(np.array([0.019, 0.021, 49, 51]), "below").tolist() == [
+            True,
+            False,
+            False,
+            False,
+        ]
+        assert row.outside(np.array([0.019, 0.021, 49, 51]), "above").tolist() == [
+            False,
+            False,
+            False,
+            True,
+        ]
         shifted = Range("figure", -4, -0.5, margin=2)
         assert shifted.outside(np.array([-8.1, -7.9]), "below").tolist() == [True, False]
         assert shifted.outside(np.array([-0.26, -0.24]), "above").tolist() == [False, True]
@@ -536,10 +658,20 @@ class TestRanges:
 class TestCauses:
     """Which cause a record shows, from figures that are chosen here."""
 
-    def causes(self, *, stuck: bool, now=0.1, highest=0.1, **values: float) -> list[tuple[str, str]]:
-        healthy = {"gradient_norm": 1.0, "update_ratio": 5e-3, "gradient_weight_ratio": 0.01, "layer_gradient_ratio": 1.0}
+    def causes(
+        self, *, stuck: bool, now=0.1, highest=0.1, **values: float
+    ) -> list[tuple[str, str]]:
+        healthy = {
+            "gradient_norm": 1.0,
+            "update_ratio": 5e-3,
+            "gradient_weight_ratio": 0.01,
+            "layer_gradient_ratio": 1.0,
+        }
         healthy |= {"activation_mean": 0.4, "activation_std": 0.6}
-        figures = {name: Measured(np.array([value, math.nan])) for name, value in (healthy | values).items()}
+        figures = {
+            name: Measured(np.array([value, math.nan]))
+            for name, value in (healthy | values).items()
+        }
         found = findings.causes(figures, HEALTHY_RANGES, Rates(now, highest), stuck)
         return [(cause.figure, cause.side) for cause in found]
 
@@ -548,18 +680,34 @@ class TestCauses:
         assert self.causes(stuck=stuck) == []
 
     def test_learning_rate_before_its_effects(self):
-        values = {"gradient_norm": 70.0, "activation_std": 1e3, "activation_mean": 99.0, "gradient_weight_ratio": 1e-9}
+        values = {
+            "gradient_norm": 70.0,
+            "activation_std": 1e3,
+            "activation_mean": 99.0,
+            "gradient_weight_ratio": 1e-9,
+        }
         first, *_ = self.causes(stuck=True, update_ratio=0.3, layer_gradient_ratio=4e-6, **values)
         assert first == ("update_ratio", "above")
         assert self.causes(stuck=True, **values)[0] == ("activation_std", "above")
-        assert self.causes(stuck=True, layer_gradient_ratio=4e-6, gradient_norm=1e-3, update_ratio=1e-9) == [
-            *(("layer_gradient_ratio", "below"), ("gradient_norm", "below"), ("update_ratio", "below"))
+        assert self.causes(
+            stuck=True, layer_gradient_ratio=4e-6, gradient_norm=1e-3, update_ratio=1e-9
+        ) == [
+            *(
+                ("layer_gradient_ratio", "below"),
+                ("gradient_norm", "below"),
+                ("update_ratio", "below"),
+            )
         ]
 
     @pytest.mark.parametrize(
         "values",
         [
-            *({"gradient_norm": 1e-3}, {"gradient_norm": 99.0}, {"update_ratio": 1e-9}, {"gradient_weight_ratio": 1e-9}),
+            *(
+                {"gradient_norm": 1e-3},
+                {"gradient_norm": 99.0},
+                {"update_ratio": 1e-9},
+                {"gradient_weight_ratio": 1e-9},
+            ),
             *({"layer_gradient_ratio": 96.0}, {"activation_std": 1e-3}),
         ],
     )
@@ -570,13 +718,20 @@ class TestCauses:
     def test_small_updates_are_judged_at_the_highest_rate(self):
         """As in a warm-up, and at the end of a cosine."""
         assert self.causes(stuck=True, update_ratio=1e-6, now=1e-4, highest=0.1) == []
-        assert self.causes(stuck=True, update_ratio=1e-6, now=1e-2, highest=0.1) == [("update_ratio", "below")]
+        assert self.causes(stuck=True, update_ratio=1e-6, now=1e-2, highest=0.1) == [
+            ("update_ratio", "below")
+        ]
         assert self.causes(stuck=True, update_ratio=0.0, now=0.0, highest=0.1) == []
 
     @pytest.mark.parametrize(
         ("step", "loss", "accuracies", "stuck"),
         [
-            *((100, 2.3, [0.1], True), (100, 2.3, [], True), (100, 1.7, [0.1], False), (100, 2.3, [0.95], False)),
+            *(
+                (100, 2.3, [0.1], True),
+                (100, 2.3, [], True),
+                (100, 1.7, [0.1], False),
+                (100, 2.3, [0.95], False),
+            ),
             *((100, math.nan, [], True), (99, 2.3, [0.1], False)),
         ],
     )
@@ -600,7 +755,9 @@ class TestMessages:
     def stuck_soon(self, monkeypatch):
         monkeypatch.setattr(findings, "STUCK_UPDATES", 2)
 
-    def messages(self, x, y, *, optimizer=None, epochs=1, metrics=(), validation=None, interval=2, **ranges):
+    def messages(
+        self, x, y, *, optimizer=None, epochs=1, metrics=(), validation=None, interval=2, **ranges
+    ):
         told: list[str] = []
         model = network(optimizer or SGD(1e-6), metrics=list(metrics))
         health = TrainingHealth(interval, sample=x, ranges=self.ONLY | ranges, report=told.append)
@@ -609,12 +766,21 @@ class TestMessages:
 
     @pytest.mark.parametrize("schedule", [False, True])
     def test_learning_rate_that_is_too_high(self, schedule):
-        """The highest rate of the run is named, in its first message; what follows is an effect of it."""
+        """The highest rate of the run is named, in its first message; what follows is
+        an effect of it.
+        """
         x, y = data(12)
-        rate = kp.schedules.step_schedule(50.0, [9], warmup_steps=4, warmup_learning_rate=2.0) if schedule else 50.0
+        rate = (
+            kp.schedules.step_schedule(50.0, [9], warmup_steps=4, warmup_learning_rate=2.0)
+            if schedule
+            else 50.0
+        )
         told, health = self.messages(x, y, optimizer=SGD(rate), interval=1, **HEALTHY_RANGES)
         ratio = 100 * np.median(health.history[0].update_ratios[[0, 2]])
-        assert told[0].startswith(f"Learning rate 50 is too high: weights change by {float(f'{ratio:.2g}'):,g} % per update ")
+        assert told[0].startswith(
+            f"Learning rate 50 is too high: weights change by {float(f'{ratio:.2g}'):,g} % per "
+            "update "
+        )
         better = float(re.fullmatch(r".*\(healthy: below 1 %\)\. Try ([\d.e-]+)\.", told[0])[1])
         assert f"{better:.0e}"[0] in "125"
         wanted = (2.0 if schedule else 50.0) / ratio  # changes weights by 1 %
@@ -624,29 +790,37 @@ class TestMessages:
 
     def test_learning_rate_that_is_too_low(self):
         x, y = (np.tile(array, (4, 1)) for array in data(1))
-        told, health = self.messages(x, y, optimizer=SGD(1e-6), epochs=2, update_ratio=HEALTHY_RANGES["update_ratio"])
+        told, health = self.messages(
+            x, y, optimizer=SGD(1e-6), epochs=2, update_ratio=HEALTHY_RANGES["update_ratio"]
+        )
         ratio = 100 * np.median(health.history[1].update_ratios[[0, 2]])
         change = f"{float(f'{ratio:.2g}'):g} %"
         better = float(told[0].split("Try ")[1][:-1])
         assert told == [
-            f"Learning rate 1e-06 is too low: weights change by {change} per update (healthy: above 0.1 %), "
-            f"and the loss does not fall. Try {better:g}."
+            f"Learning rate 1e-06 is too low: weights change by {change} per update (healthy: "
+            f"above 0.1 %), and the loss does not fall. Try {better:g}."
         ]
         assert better <= 1e-6 * 0.1 / ratio <= 2.51 * better
 
     def test_figure_of_the_network_once(self):
         x, y = data(4)
-        told, health = self.messages(x, 1000 * y, epochs=2, gradient_norm=HEALTHY_RANGES["gradient_norm"])
+        told, health = self.messages(
+            x, 1000 * y, epochs=2, gradient_norm=HEALTHY_RANGES["gradient_norm"]
+        )
         norm = health.history[1].gradient_norm  # the first record alone may be chance
         assert told == [
-            f"The gradient explodes: gradient norm {norm:.3g} (healthy: below 10), and the loss does not fall. "
-            "Lower the learning rate or clip the gradients."
+            f"The gradient explodes: gradient norm {norm:.3g} (healthy: below 10), and the loss "
+            "does not fall. Lower the learning rate or clip the gradients."
         ]
 
     def test_what_two_records_show_is_reported_with_its_place(self):
-        """In the second epoch the hidden layer's input is out of the range, too: nothing is said again."""
+        """In the second epoch the hidden layer's input is out of the range, too:
+        nothing is said again.
+        """
         x, y = data(4)
-        row = Range("mean of a layer's input", -10.0, 0.0, above="shifted", if_above="Shift it back")
+        row = Range(
+            "mean of a layer's input", -10.0, 0.0, above="shifted", if_above="Shift it back"
+        )
         told: list[str] = []
         model = network(SGD(0.0))
         weights = model.get_weights()
@@ -659,13 +833,20 @@ class TestMessages:
                     self.model.get_layer("first").bias.assign(np.ones(HIDDEN))
 
         count: list[int] = []
-        record = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: count.append(len(told)))
-        health = TrainingHealth(4, sample=np.abs(x), ranges=self.ONLY | {"activation_mean": row}, report=told.append)
+        record = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: count.append(len(told))
+        )
+        health = TrainingHealth(
+            4, sample=np.abs(x), ranges=self.ONLY | {"activation_mean": row}, report=told.append
+        )
         fit(model, x, y, health, Raise(), record, epochs=4)
         assert count == [0, 1, 1, 1]
         mean = np.abs(x).mean()
         where = "at first/kernel, outside in 1 of 2 layers"
-        assert told == [f"shifted: mean of a layer's input {mean:.3g} {where} (healthy: below 0). Shift it back."]
+        assert told == [
+            f"shifted: mean of a layer's input {mean:.3g} {where} (healthy: below 0). Shift it "
+            "back."
+        ]
 
     def test_units_and_layers(self):
         x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
@@ -674,12 +855,21 @@ class TestMessages:
         model.compile(SGD(1e-6), loss, jit_compile="auto" if BACKEND == "jax" else False)
         told: list[str] = []
         row = Range("gradient/weight ratio", 1e3, 1e4, below="dead", if_below="Check them")
-        health = TrainingHealth(1, ranges=self.ONLY | {"gradient_weight_ratio": row}, report=told.append)
+        health = TrainingHealth(
+            1, ranges=self.ONLY | {"gradient_weight_ratio": row}, report=told.append
+        )
         fit(model, x, np.arange(8) % 3, health, epochs=3)
         units = len(model.units)
-        least = int(np.argmin(np.where(health._watched.kernels, health.history[2].gradient_weight_ratios, np.inf)))
+        least = int(
+            np.argmin(
+                np.where(health._watched.kernels, health.history[2].gradient_weight_ratios, np.inf)
+            )
+        )
         assert len(told) == 1
-        assert f" at {health.weights[least]}, outside in {units + 2} of {units + 2} units and layers (healthy: " in told[0]
+        assert (
+            f" at {health.weights[least]}, outside in {units + 2} of {units + 2} units and layers "
+            "(healthy: " in told[0]
+        )
         assert told[0].endswith(", and the loss does not fall. Check them.")
 
     def test_gap_of_the_accuracy(self):
@@ -692,17 +882,24 @@ class TestMessages:
                 metrics=["accuracy"],
                 validation=(x, 1 - labels),
                 epochs=epochs,
-                train_validation_gap=Range("gap", -math.inf, -1.5, above="Too much", if_above="Regularise"),
+                train_validation_gap=Range(
+                    "gap", -math.inf, -1.5, above="Too much", if_above="Regularise"
+                ),
             )
             # the validation labels are the opposite ones
-            assert health.gaps[0] == pytest.approx(2 * self.accuracy(health.model, x, labels) - 1, abs=1e-6)
+            assert health.gaps[0] == pytest.approx(
+                2 * self.accuracy(health.model, x, labels) - 1, abs=1e-6
+            )
             expected = (
-                f"Too much: gap {health.gaps[4]:.3g}, large for 5 epochs (healthy: below -1.5). Regularise."
+                f"Too much: gap {health.gaps[4]:.3g}, large for 5 epochs (healthy: below -1.5). "
+                "Regularise."
                 if epochs > 4
                 else None
             )
             assert told == ([expected] if expected else [])
-        assert [record.gap for record in health.history[:2]] == [pytest.approx(math.nan, nan_ok=True)] * 2
+        assert [record.gap for record in health.history[:2]] == [
+            pytest.approx(math.nan, nan_ok=True)
+        ] * 2
         assert health.history[2].gap == health.gaps[0]
 
     def test_gap_of_one_good_epoch(self):
@@ -738,30 +935,49 @@ class TestMessages:
 class TestDivergence:
     def two_outputs(self, **losses) -> keras.Model:
         inputs = [keras.Input((3,), name=name) for name in ("x", "z")]
-        outputs = {name: keras.layers.Dense(2, name=name)(x) for name, x in zip(("a", "b"), inputs, strict=True)}
+        outputs = {
+            name: keras.layers.Dense(2, name=name)(x)
+            for name, x in zip(("a", "b"), inputs, strict=True)
+        }
         model = keras.Model(inputs, outputs)
-        model.compile(SGD(0.01), {"a": "mse", "b": "mse"}, jit_compile="auto" if BACKEND == "jax" else False)
+        model.compile(
+            SGD(0.01), {"a": "mse", "b": "mse"}, jit_compile="auto" if BACKEND == "jax" else False
+        )
         return model
 
     def test_of_one_layer(self):
-        """From the second of 8 steps on, one of two inputs is not finite, and the gradient of the layer behind it."""
+        """From the second of 8 steps on, one of two inputs is not finite, and the
+        gradient of the layer behind it.
+        """
         x = np.ones((8, 3), "float32")
         z = x.copy()
         z[1:] = np.nan
         targets = {"a": np.zeros((8, 2)), "b": np.zeros((8, 2))}
         told: list[str] = []
-        health = TrainingHealth(4, ranges=TestMessages.ONLY, stop_on_divergence=True, report=told.append)
+        health = TrainingHealth(
+            4, ranges=TestMessages.ONLY, stop_on_divergence=True, report=told.append
+        )
         model = self.two_outputs()
         steps = []
-        count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(batch))
-        model.fit([x, z], targets, batch_size=1, shuffle=False, verbose=0, epochs=3, callbacks=[health, count])
+        count = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: steps.append(batch)
+        )
+        model.fit(
+            [x, z],
+            targets,
+            batch_size=1,
+            shuffle=False,
+            verbose=0,
+            epochs=3,
+            callbacks=[health, count],
+        )
         assert steps == [0, 1, 2, 3]
         assert [record.step for record in health.history] == [2]
         assert np.isfinite(health.history[0].gradient_norms).tolist() == [True, True, False, False]
         assert health.divergence == (
-            "Learning rate 0.01 is probably too high; training diverged in update 2: the gradient is not finite in 2 of 4 "
-            "weights, the first of them b/kernel, and the loss is nan. Divide it by at least ten, warm up longer, or clip the "
-            "gradients."
+            "Learning rate 0.01 is probably too high; training diverged in update 2: the "
+            "gradient is not finite in 2 of 4 weights, the first of them b/kernel, and the loss "
+            "is nan. Divide it by at least ten, warm up longer, or clip the gradients."
         )
         assert told == [health.divergence]
 
@@ -777,7 +993,8 @@ class TestDivergence:
         assert len(told) == 1
         assert told[0].startswith(
             "The data or the initial weights are wrong, with a loss of nan in the first update; "
-            "training diverged in update 1: the gradient is not finite in 4 of 4 weights, the first of them first/"
+            "training diverged in update 1: the gradient is not finite in 4 of 4 weights, the "
+            "first of them first/"
         )
 
     @pytest.mark.parametrize("accumulate", [None, 2])
@@ -787,7 +1004,9 @@ class TestDivergence:
         x, y = data(7 * steps)
         y[2 * steps * BATCH : 3 * steps * BATCH] = 1e4
         model = network(SGD(1e-3, gradient_accumulation_steps=accumulate))
-        health = TrainingHealth(5, ranges=TestMessages.ONLY, stop_on_divergence=500.0, report=silent)
+        health = TrainingHealth(
+            5, ranges=TestMessages.ONLY, stop_on_divergence=500.0, report=silent
+        )
         wanted, _ = ByHand(1e-3, accumulate=steps).train(model.get_weights(), x, y)
         fit(model, x, y, health)
         assert [record.step for record in health.history] == [3]
@@ -810,8 +1029,14 @@ class TestErrors:
         [
             ({"interval": 0}, ("`interval` must be a positive integer", "interval=0")),
             ({"stop_on_divergence": -1.0}, ("a positive gradient norm", "stop_on_divergence=-1.0")),
-            ({"ranges": {"gradient_nrm": None}}, ("Did you mean 'gradient_norm'", "ranges='gradient_nrm'")),
-            ({"ranges": {"gradient_norm": (0, 1)}}, ("`kp.health.Range`", "ranges['gradient_norm']=(0, 1)")),
+            (
+                {"ranges": {"gradient_nrm": None}},
+                ("Did you mean 'gradient_norm'", "ranges='gradient_nrm'"),
+            ),
+            (
+                {"ranges": {"gradient_norm": (0, 1)}},
+                ("`kp.health.Range`", "ranges['gradient_norm']=(0, 1)"),
+            ),
         ],
     )
     def test_arguments(self, options, words):
@@ -825,13 +1050,17 @@ class TestErrors:
 
     def test_folder_that_does_not_exist(self, tmp_path):
         x, y = data(1)
-        message = error_of(lambda: fit(network(SGD(0.1)), x, y, TrainingHealth(csv=tmp_path / "no" / "health.csv")))
+        message = error_of(
+            lambda: fit(network(SGD(0.1)), x, y, TrainingHealth(csv=tmp_path / "no" / "health.csv"))
+        )
         assert "`csv` must be a file in an existing folder" in message
 
     def test_two_in_one_fit(self):
         x, y = data(1)
         model = network(SGD(0.1))
-        assert "A fit takes one TrainingHealth" in error_of(lambda: fit(model, x, y, TrainingHealth(), TrainingHealth()))
+        assert "A fit takes one TrainingHealth" in error_of(
+            lambda: fit(model, x, y, TrainingHealth(), TrainingHealth())
+        )
         health = TrainingHealth(1, report=silent)
         fit(model, x, y, health)
         assert len(health.history) == 1
@@ -901,6 +1130,10 @@ scope = contextlib.nullcontext()
 
 @pytest.mark.skipif(BACKEND not in SETUPS, reason="Keras distributes on TensorFlow and JAX")
 def test_two_devices(tmp_path):
-    code = DISTRIBUTED.format(setup=SETUPS[BACKEND], compiled=", jit_compile=False" if BACKEND == "tensorflow" else "")
+    code = DISTRIBUTED.format(
+        setup=SETUPS[BACKEND], compiled=", jit_compile=False" if BACKEND == "tensorflow" else ""
+    )
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-    assert in_process(code, tmp_path, XLA_FLAGS=flags, KERAS_BACKEND=BACKEND).endswith("as on one device\n")
+    assert in_process(code, tmp_path, XLA_FLAGS=flags, KERAS_BACKEND=BACKEND).endswith(
+        "as on one device\n"
+    )

@@ -1,4 +1,6 @@
-"""Transformers: their units and networks against NumPy, and what attention, its mask and the two orders must do."""
+"""Transformers: their units and networks against NumPy, and what attention, its mask
+and the two orders must do.
+"""
 
 import dataclasses
 import json
@@ -32,11 +34,17 @@ def reference_of(unit, **options):
     weights = harness.weights(unit)
     own = (reference.below(weights, name) for name in ("attention", "mlp"))
     known = {field.name for field in dataclasses.fields(reference.TransformerUnit)}
-    return reference.TransformerUnit(*own, HEADS, **{key: value for key, value in options.items() if key in known})
+    return reference.TransformerUnit(
+        *own, HEADS, **{key: value for key, value in options.items() if key in known}
+    )
 
 
 OPTIONS = [
-    *({"arrangement": arrangement, "mlp": mlp} for arrangement in ("pre_norm", "post_norm") for mlp in ("gelu", "swiglu")),
+    *(
+        {"arrangement": arrangement, "mlp": mlp}
+        for arrangement in ("pre_norm", "post_norm")
+        for mlp in ("gelu", "swiglu")
+    ),
     {"normalization": "rms", "mlp": "swiglu", "causal": True, "use_bias": False},
     {"normalization": "rms", "arrangement": "post_norm", "mlp": "relu", "hidden": 7},
 ]
@@ -55,7 +63,9 @@ def test_unit(options):
 
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[3], OPTIONS[4]], ids=harness.label)
 def test_gradients(options):
-    """Against central differences of the NumPy unit, in a random direction for x and for every weight."""
+    """Against central differences of the NumPy unit, in a random direction for x and
+    for every weight.
+    """
     x = harness.images(*SHAPE)
     unit = unit_on(x, **options)
     cotangent = harness.images(*SHAPE, seed=2)
@@ -80,7 +90,9 @@ def test_gradients(options):
             return loss(weights | {path: weights[path] + step * direction}, x)
 
         difference = (moved(step) - moved(-step)) / (2 * step)
-        np.testing.assert_allclose((gradient * direction).sum(), difference, 1e-3, 1e-3, err_msg=str(path))
+        np.testing.assert_allclose(
+            (gradient * direction).sum(), difference, 1e-3, 1e-3, err_msg=str(path)
+        )
 
 
 def test_forward_derivative_is_the_transpose_of_the_backward_one():
@@ -93,13 +105,19 @@ def test_forward_derivative_is_the_transpose_of_the_backward_one():
 
 NETWORKS = {
     "images": {"input_shape": (6, 8, 3), "patch_size": 2},
-    "images, channels first": {"input_shape": (3, 6, 8), "patch_size": 2, "data_format": "channels_first"},
+    "images, channels first": {
+        "input_shape": (3, 6, 8),
+        "patch_size": 2,
+        "data_format": "channels_first",
+    },
     "tokens": {"input_shape": (5, 7), "patch_size": None},
 }
 
 
 def network(shape="images", depth=2, seed=0, **options):
-    model = kp.models.pre_ln_transformer(depth, width=12, num_heads=HEADS, classes=4, **NETWORKS[shape] | options)
+    model = kp.models.pre_ln_transformer(
+        depth, width=12, num_heads=HEADS, classes=4, **NETWORKS[shape] | options
+    )
     harness.randomize(model, seed)
     return model, harness.images(3, *model.input_shape[1:])
 
@@ -117,19 +135,25 @@ def network(shape="images", depth=2, seed=0, **options):
 def test_network(shape, options):
     model, x = network(shape, **options)
     patch_size = NETWORKS[shape]["patch_size"]
-    expected = reference.Transformer(harness.weights(model), 2, patch_size, {"heads": HEADS, **options})
+    expected = reference.Transformer(
+        harness.weights(model), 2, patch_size, {"heads": HEADS, **options}
+    )
     logits = expected(np.moveaxis(x, 1, -1) if "first" in shape else x)
     every = keras.Model(model.input, [*model.unit_outputs, model.logits, model.output])(x)
     for got, want in zip(every, [*expected.outputs, logits, logits], strict=True):
         harness.close(numpy(got), want)
-    assert [unit.name for unit in model.units] == [f"layer{n}_{name}" for n in (1, 2) for name in ("attention", "mlp")]
+    assert [unit.name for unit in model.units] == [
+        f"layer{n}_{name}" for n in (1, 2) for name in ("attention", "mlp")
+    ]
 
 
 def test_probe():
     """The base class's way into every x_l holds for a transformer as well."""
     model, x = network()
     probe = model.probe()
-    zeros = [np.zeros((1, *x.shape[:1], *tensor.shape[2:]), "float32") for tensor in probe.inputs[1:]]
+    zeros = [
+        np.zeros((1, *x.shape[:1], *tensor.shape[2:]), "float32") for tensor in probe.inputs[1:]
+    ]
     output, *outputs = probe([x, *zeros])
     wanted = keras.Model(model.input, model.unit_outputs)(x)
     for got, want in zip(outputs, wanted, strict=True):
@@ -151,12 +175,20 @@ def test_layers_around_the_units():
     assert layers_around_the_units() == (stem, ["head_norm", *top])
     assert layers_around_the_units(arrangement="post_norm") == (stem, top)
     assert layers_around_the_units(
-        shape="tokens", mean=1.0, classifier_activation="softmax", arrangement=kp.Arrangement(stem=("norm",))
-    ) == (["preprocessing", "stem_dense", "stem_positions", "stem_norm"], [*top, "head_predictions"])
+        shape="tokens",
+        mean=1.0,
+        classifier_activation="softmax",
+        arrangement=kp.Arrangement(stem=("norm",)),
+    ) == (
+        ["preprocessing", "stem_dense", "stem_positions", "stem_norm"],
+        [*top, "head_predictions"],
+    )
 
 
 def test_preprocessing_and_predictions():
-    model, x = network("tokens", mean=2.0, std=[1.0, 2, 3, 4, 5, 6, 7], classifier_activation="softmax")
+    model, x = network(
+        "tokens", mean=2.0, std=[1.0, 2, 3, 4, 5, 6, 7], classifier_activation="softmax"
+    )
     plain = network("tokens")[0]
     plain.set_weights(model.get_weights())
     logits = numpy(plain(((x - 2) / np.arange(1, 8)).astype("float32")))
@@ -171,7 +203,10 @@ def test_without_residual_a_pre_norm_unit_is_the_identity_and_a_post_norm_one_is
     for arrangement in ("pre_norm", "post_norm"):
         unit = unit_on(x, arrangement=arrangement, mlp=mlp)
         last = ("attention_1/output/", "dense_2/")
-        weights = {path: value * (not any(part in path for part in last)) for path, value in harness.weights(unit).items()}
+        weights = {
+            path: value * (not any(part in path for part in last))
+            for path, value in harness.weights(unit).items()
+        }
         unit.set_weights(list(weights.values()))
         for layer in (unit.attention, unit.mlp, unit):
             y = numpy(layer(x))
@@ -181,7 +216,9 @@ def test_without_residual_a_pre_norm_unit_is_the_identity_and_a_post_norm_one_is
 def test_pre_norm_adds_up():
     """Eq. 4: x_L is the first unit's input plus what every branch adds."""
     model, x = network()
-    first, *outputs = keras.Model(model.input, [model.get_layer("stem_positions").output, *model.unit_outputs])(x)
+    first, *outputs = keras.Model(
+        model.input, [model.get_layer("stem_positions").output, *model.unit_outputs]
+    )(x)
     total, state = numpy(first), first
     for unit, output in zip(model.units, outputs, strict=True):
         branch = kp.ResidualUnit.from_config(unit.get_config() | {"shortcut": "none"})
@@ -207,7 +244,9 @@ def influence(unit, x):
 def test_causal_attention_sees_no_later_token(arrangement):
     x = harness.images(*SHAPE)
     options = {"arrangement": arrangement, "normalization": "layer"}
-    np.testing.assert_array_equal(influence(unit_on(x, causal=True, **options), x), np.tri(5, dtype=bool))
+    np.testing.assert_array_equal(
+        influence(unit_on(x, causal=True, **options), x), np.tri(5, dtype=bool)
+    )
     assert influence(unit_on(x, **options), x).all()
 
 
@@ -256,7 +295,9 @@ def test_swiglu_is_two_thirds_as_wide_as_an_mlp(width, hidden):
 
 @pytest.mark.parametrize("block", ["attention", "mlp", "swiglu"])
 def test_other_widths_and_orders(block):
-    """A unit that widens its tokens takes a projection; the six arrangements of images work on tokens as well."""
+    """A unit that widens its tokens takes a projection; the six arrangements of images
+    work on tokens as well.
+    """
     x = harness.images(2, 5, 6)
     for arrangement in (*kp.ARRANGEMENTS, "pre_norm", "post_norm"):
         unit = harness.unit_on(x, 8, block=block, arrangement=arrangement, normalization="layer")
@@ -265,14 +306,18 @@ def test_other_widths_and_orders(block):
 
 
 def initial(initializer, **options):
-    unit = TransformerUnit(32, num_heads=HEADS + 1, kernel_initializer=initializer, name="unit", **options)
+    unit = TransformerUnit(
+        32, num_heads=HEADS + 1, kernel_initializer=initializer, name="unit", **options
+    )
     unit.build((None, 5, 32))
     return harness.weights(unit)
 
 
 def test_every_weight_draws_its_own_values():
     """Under one seeded initialiser as well, and the same ones again."""
-    first, again = (initial(keras.initializers.GlorotNormal(seed=3), mlp="swiglu") for _ in range(2))
+    first, again = (
+        initial(keras.initializers.GlorotNormal(seed=3), mlp="swiglu") for _ in range(2)
+    )
     kernels = [path for path in first if path.endswith("kernel")]
     assert len(kernels) == 7
     for path in kernels:
@@ -281,15 +326,21 @@ def test_every_weight_draws_its_own_values():
         for other in kernels[:i]:
             same = first[path].shape == first[other].shape
             assert not (same and np.isclose(first[path], first[other]).any())
-    model = kp.models.pre_ln_transformer(2, width=12, kernel_initializer=keras.initializers.GlorotNormal(seed=3))
-    one, other = (harness.weights(unit)["branch/attention_1/query/kernel"] for unit in model.units[::2])
+    model = kp.models.pre_ln_transformer(
+        2, width=12, kernel_initializer=keras.initializers.GlorotNormal(seed=3)
+    )
+    one, other = (
+        harness.weights(unit)["branch/attention_1/query/kernel"] for unit in model.units[::2]
+    )
     assert not np.isclose(one, other).any()
 
 
 def test_variances_follow_the_size_of_the_dense_layers():
     for path, value in initial(None).items():
         if path.endswith("kernel"):
-            np.testing.assert_allclose(value.std(), np.sqrt(2 / sum(value.shape)), 0.1, err_msg=path)
+            np.testing.assert_allclose(
+                value.std(), np.sqrt(2 / sum(value.shape)), 0.1, err_msg=path
+            )
     for path, value in initial(kp.initializers.released_he()).items():
         if path.endswith("kernel"):
             np.testing.assert_allclose(value.std(), np.sqrt(2 / value.shape[1]), 0.1, err_msg=path)
@@ -303,11 +354,15 @@ def test_initializers_for_depth_know_the_last_weight_of_each_branch():
     for path, value in scaled.items():
         if path.endswith("kernel"):
             factor = 0.1 if path.endswith(last) else 1
-            np.testing.assert_allclose(value.std(), factor * np.sqrt(2 / value.shape[1]), 0.1, err_msg=path)
+            np.testing.assert_allclose(
+                value.std(), factor * np.sqrt(2 / value.shape[1]), 0.1, err_msg=path
+            )
     for path, value in fixup.items():
         if path.endswith("kernel"):
             factor = 0 if path.endswith(last) else 16**-0.5
-            np.testing.assert_allclose(value.std(), factor * np.sqrt(2 / value.shape[1]), 0.1, err_msg=path)
+            np.testing.assert_allclose(
+                value.std(), factor * np.sqrt(2 / value.shape[1]), 0.1, err_msg=path
+            )
     model = kp.models.pre_ln_transformer(3, kernel_initializer=kp.initializers.DepthScaledHe())
     assert {unit.kernel_initializer.units for unit in model.units} == {6}
 
@@ -321,18 +376,26 @@ def test_dropout_leaves_the_shortcut_alone():
     dropped = np.isclose(got, 0, atol=1e-6)
     assert 0.45 < dropped.mean() < 0.55
     np.testing.assert_allclose(got[~dropped], 2 * full[~dropped], 1e-3, 1e-4)
-    assert [layer.name for layer in unit.mlp.rest if isinstance(layer, keras.layers.Dropout)] == ["dropout_2"]
+    assert [layer.name for layer in unit.mlp.rest if isinstance(layer, keras.layers.Dropout)] == [
+        "dropout_2"
+    ]
 
 
 def test_stochastic_depth_grows_with_the_unit():
     model, x = network(stochastic_depth=0.4)
-    np.testing.assert_allclose([unit.stochastic_depth for unit in model.units], [0.1, 0.2, 0.3, 0.4])
+    np.testing.assert_allclose(
+        [unit.stochastic_depth for unit in model.units], [0.1, 0.2, 0.3, 0.4]
+    )
     np.testing.assert_array_equal(numpy(model(x)), numpy(network()[0](x)))
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"block": "attention", "num_heads": 2, "causal": True}, {"block": "mlp", "activation": "gelu"}, {"block": "swiglu"}],
+    [
+        {"block": "attention", "num_heads": 2, "causal": True},
+        {"block": "mlp", "activation": "gelu"},
+        {"block": "swiglu"},
+    ],
     ids=harness.label,
 )
 def test_stacks(options):
@@ -349,7 +412,14 @@ def test_stacks(options):
 
 @pytest.mark.parametrize(
     "options",
-    [*OPTIONS, {"kernel_initializer": keras.initializers.HeNormal(seed=1), "dropout": 0.1, "dtype": "mixed_bfloat16"}],
+    [
+        *OPTIONS,
+        {
+            "kernel_initializer": keras.initializers.HeNormal(seed=1),
+            "dropout": 0.1,
+            "dtype": "mixed_bfloat16",
+        },
+    ],
     ids=harness.label,
 )
 def test_unit_survives_its_config(options):
@@ -360,7 +430,9 @@ def test_unit_survives_its_config(options):
     copy.build(x.shape)
     assert harness.paths(copy) == harness.paths(unit)
     copy.set_weights(unit.get_weights())
-    np.testing.assert_array_equal(numpy(keras.ops.cast(copy(x), "float32")), numpy(keras.ops.cast(unit(x), "float32")))
+    np.testing.assert_array_equal(
+        numpy(keras.ops.cast(copy(x), "float32")), numpy(keras.ops.cast(unit(x), "float32"))
+    )
 
 
 def test_frozen_units_have_no_trainable_weights():
@@ -377,19 +449,27 @@ def test_frozen_units_have_no_trainable_weights():
     [
         ("images", {"arrangement": "post_norm", "stochastic_depth": 0.3, "name": "a_name"}),
         ("images, channels first", {"mlp": "swiglu", "hidden": 9, "dropout": 0.2, "std": 3.0}),
-        ("tokens", {"normalization": "rms", "classifier_activation": "softmax", "dtype": "mixed_bfloat16"}),
+        (
+            "tokens",
+            {"normalization": "rms", "classifier_activation": "softmax", "dtype": "mixed_bfloat16"},
+        ),
     ],
 )
 def test_network_survives_its_file(shape, options, tmp_path):
     model, x = network(shape, **options)
     model.units[0].trainable = False
     model.save(tmp_path / "model.keras")
-    for copy in (keras.models.load_model(tmp_path / "model.keras"), type(model).from_config(model.get_config())):
+    for copy in (
+        keras.models.load_model(tmp_path / "model.keras"),
+        type(model).from_config(model.get_config()),
+    ):
         copy.set_weights(model.get_weights())
         assert type(copy) is kp.models.TransformerNetwork
         assert copy.get_config() == model.get_config()
         assert harness.paths(copy) == harness.paths(model)
-        assert [weight.path for weight in copy.trainable_weights] == [weight.path for weight in model.trainable_weights]
+        assert [weight.path for weight in copy.trainable_weights] == [
+            weight.path for weight in model.trainable_weights
+        ]
         np.testing.assert_array_equal(numpy(copy(x)), numpy(model(x)))
 
 
@@ -400,10 +480,14 @@ def test_mixed_precision():
     assert keras.backend.standardize_dtype(logits.dtype) == "float32"
     full = network()[0]
     full.set_weights(model.get_weights())
-    np.testing.assert_allclose(numpy(logits), numpy(full(x)), atol=0.1 * np.abs(numpy(logits)).max())
+    np.testing.assert_allclose(
+        numpy(logits), numpy(full(x)), atol=0.1 * np.abs(numpy(logits)).max()
+    )
 
 
-@pytest.mark.parametrize(("suffix", "arrangement"), [("preln", "pre_norm"), ("postln", "post_norm")])
+@pytest.mark.parametrize(
+    ("suffix", "arrangement"), [("preln", "pre_norm"), ("postln", "post_norm")]
+)
 def test_registered_models(suffix, arrangement):
     name = f"digits_transformer6_{suffix}"
     entry = kp.model_entry(name)
@@ -411,7 +495,9 @@ def test_registered_models(suffix, arrangement):
     options = {"depth": 1, "mlp": "swiglu", "classes": 3}  # in place of the entry's
     model = kp.create_model(name, include_preprocessing=True, **options)
     assert (model.name, model.input_shape, model.output_shape) == (name, (None, 8, 8, 1), (None, 3))
-    assert {unit.arrangement for unit in model.units} == {kp.arrangements.TRANSFORMER_ARRANGEMENTS[arrangement]}
+    assert {unit.arrangement for unit in model.units} == {
+        kp.arrangements.TRANSFORMER_ARRANGEMENTS[arrangement]
+    }
     pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1)).astype("float32")
     plain = kp.create_model(name, **options)
     plain.set_weights(model.get_weights())
@@ -419,7 +505,9 @@ def test_registered_models(suffix, arrangement):
 
 
 def test_export(tmp_path):
-    """`save` itself compares what TensorFlow alone computes with the model; the channels stand last in every export."""
+    """`save` itself compares what TensorFlow alone computes with the model; the
+    channels stand last in every export.
+    """
     model, _ = network("images, channels first", mlp="swiglu", causal=True)
     path = kp.export.save(model, tmp_path / "transformer", classes=list("abcd"))
     card = json.loads((path.parent / "model_card.json").read_text())
@@ -429,25 +517,64 @@ def test_export(tmp_path):
 @pytest.mark.parametrize(
     ("make", "parts"),
     [
-        (lambda: TransformerUnit(12, num_heads=5), ("multiple of `num_heads`", "filters=12, num_heads=5")),
+        (
+            lambda: TransformerUnit(12, num_heads=5),
+            ("multiple of `num_heads`", "filters=12, num_heads=5"),
+        ),
         (lambda: TransformerUnit(12, num_heads=0), ("`num_heads` must be a positive integer",)),
-        (lambda: TransformerUnit(12, num_heads=2, hidden=0), ("`hidden` must be a positive integer",)),
-        (lambda: TransformerUnit(12, num_heads=2, arrangement="prenorm"), ("Unknown arrangement", "'pre_norm'")),
-        (lambda: TransformerUnit(12, num_heads=2)(np.zeros((2, 5, 8))), ("as many features", "12", "(2, 5, 8)")),
-        (lambda: TransformerUnit(12, num_heads=2)(np.zeros((2, 12))), ("(batch, tokens, features)", "(2, 12)")),
-        (lambda: kp.ResidualUnit(12, num_heads=3), ("block='attention'", "block='basic', num_heads=3")),
-        (lambda: kp.ResidualUnit(12, block="mlp", causal=True), ("block='attention'", "causal=True")),
-        (lambda: kp.ResidualUnit(12, hidden=3), ("'dense' or 'mlp' or 'swiglu'", "block='basic', hidden=3")),
-        (lambda: kp.ResidualUnit(12, block="swiglu", activation="gelu"), ("'silu'", "activation='gelu'")),
+        (
+            lambda: TransformerUnit(12, num_heads=2, hidden=0),
+            ("`hidden` must be a positive integer",),
+        ),
+        (
+            lambda: TransformerUnit(12, num_heads=2, arrangement="prenorm"),
+            ("Unknown arrangement", "'pre_norm'"),
+        ),
+        (
+            lambda: TransformerUnit(12, num_heads=2)(np.zeros((2, 5, 8))),
+            ("as many features", "12", "(2, 5, 8)"),
+        ),
+        (
+            lambda: TransformerUnit(12, num_heads=2)(np.zeros((2, 12))),
+            ("(batch, tokens, features)", "(2, 12)"),
+        ),
+        (
+            lambda: kp.ResidualUnit(12, num_heads=3),
+            ("block='attention'", "block='basic', num_heads=3"),
+        ),
+        (
+            lambda: kp.ResidualUnit(12, block="mlp", causal=True),
+            ("block='attention'", "causal=True"),
+        ),
+        (
+            lambda: kp.ResidualUnit(12, hidden=3),
+            ("'dense' or 'mlp' or 'swiglu'", "block='basic', hidden=3"),
+        ),
+        (
+            lambda: kp.ResidualUnit(12, block="swiglu", activation="gelu"),
+            ("'silu'", "activation='gelu'"),
+        ),
         (lambda: kp.ResidualUnit(12, block="attention", strides=2), ("no strides", "strides=2")),
-        (lambda: kp.ResidualUnit(12, block="attention", dropout=0.1), ("dropout_at='before_addition'",)),
+        (
+            lambda: kp.ResidualUnit(12, block="attention", dropout=0.1),
+            ("dropout_at='before_addition'",),
+        ),
         (lambda: network(depth=0), ("`depth` must be a positive integer", "depth=0")),
-        (lambda: network(input_shape=(6, 7, 3)), ("multiples of `patch_size`", "(6, 7, 3), patch_size=2")),
+        (
+            lambda: network(input_shape=(6, 7, 3)),
+            ("multiples of `patch_size`", "(6, 7, 3), patch_size=2"),
+        ),
         (lambda: network(input_shape=(None, 8, 3)), ("(height, width, channels)", "(None, 8, 3)")),
         (lambda: network(patch_size=None), ("(tokens, features)", "(6, 8, 3), patch_size=None")),
-        (lambda: network(patch_size=0), ("`patch_size` must be a positive integer", "patch_size=0")),
+        (
+            lambda: network(patch_size=0),
+            ("`patch_size` must be a positive integer", "patch_size=0"),
+        ),
         (lambda: network(data_format="last"), ("data_format", "'last'")),
-        (lambda: kp.UnitStack(TransformerUnit(12, num_heads=2), 3), ("must be a ResidualUnit", "TransformerUnit")),
+        (
+            lambda: kp.UnitStack(TransformerUnit(12, num_heads=2), 3),
+            ("must be a ResidualUnit", "TransformerUnit"),
+        ),
     ],
     ids=range(19),
 )

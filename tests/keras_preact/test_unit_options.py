@@ -1,4 +1,6 @@
-"""What residual networks have got since the paper, unit by unit against NumPy, and what each leaves as it is."""
+"""What residual networks have got since the paper, unit by unit against NumPy, and what
+each leaves as it is.
+"""
 
 import keras
 import numpy as np
@@ -20,8 +22,14 @@ OPTIONS = [
     ({"downsampling": "blur", "shortcut": "none"}, 3),
     ({"squeeze_excitation": 2, "block": "bottleneck"}, 1),
     ({"squeeze_excitation": 99, "shortcut": "exclusive_gating"}, 2),
-    ({"standardize_weights": True, "normalization": "group", "shortcut": "shortcut_only_gating"}, 1),
-    ({"standardize_weights": True, "normalization": "group", "groups": 2, "block": "bottleneck"}, 2),
+    (
+        {"standardize_weights": True, "normalization": "group", "shortcut": "shortcut_only_gating"},
+        1,
+    ),
+    (
+        {"standardize_weights": True, "normalization": "group", "groups": 2, "block": "bottleneck"},
+        2,
+    ),
     ({"dilation": 2}, 1),
     ({"dilation": 2, "dilated_strides": 2, "block": "bottleneck"}, 1),
     ({"dilated_strides": 2, "stride_on": "3x3", "block": "bottleneck"}, 1),
@@ -40,12 +48,16 @@ def test_is_what_numpy_computes(arrangement, options, strides):
     copy = kp.ResidualUnit.from_config(unit.get_config())
     copy.build(x.shape)
     copy.set_weights(unit.get_weights())
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(copy(x)), keras.ops.convert_to_numpy(unit(x)))
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(copy(x)), keras.ops.convert_to_numpy(unit(x))
+    )
 
 
 @pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
 @pytest.mark.parametrize("size", [(6, 6), (5, 8), (2, 3)], ids=str)
-@pytest.mark.parametrize(("window", "want"), [((1, 1), reference.average), ((1, 2, 1), reference.blur)])
+@pytest.mark.parametrize(
+    ("window", "want"), [((1, 1), reference.average), ((1, 2, 1), reference.blur)]
+)
 def test_pooling(window, want, size, data_format):
     x = harness.images(2, *size, 3)
     layer = _spatial.WindowPooling2D(window, 2, data_format)
@@ -60,30 +72,52 @@ def test_pooling(window, want, size, data_format):
 
 def test_squeeze_excitation_in_channels_first():
     x = harness.images(2, 5, 6, 8)
-    last, first = (kp.squeeze_excitation.SqueezeExcitation(4, data_format=f"channels_{place}") for place in ("last", "first"))
+    last, first = (
+        kp.squeeze_excitation.SqueezeExcitation(4, data_format=f"channels_{place}")
+        for place in ("last", "first")
+    )
     y = keras.ops.convert_to_numpy(last(x))
     first.build((2, 8, 5, 6))
     first.set_weights(last.get_weights())
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(first(x.transpose(0, 3, 1, 2))).transpose(0, 2, 3, 1), y, 1e-5, 1e-6)
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(first(x.transpose(0, 3, 1, 2))).transpose(0, 2, 3, 1),
+        y,
+        1e-5,
+        1e-6,
+    )
 
 
 @pytest.mark.parametrize("block", ["basic", "bottleneck", "single", "dense"])
-@pytest.mark.parametrize("arrangement", [name for name in kp.ARRANGEMENTS if name != "relu_before_addition"])
+@pytest.mark.parametrize(
+    "arrangement", [name for name in kp.ARRANGEMENTS if name != "relu_before_addition"]
+)
 @pytest.mark.parametrize("normalization", ["batch", "rms", "none"])
 def test_zeros_at_the_end_of_the_branch(arrangement, block, normalization):
     """The unit starts as its shortcut, and is trained away from it."""
     x = np.abs(harness.images(*((3, 4) if block == "dense" else (2, 5, 6, 4))))
     filters = 1 if block == "bottleneck" else 4
-    unit = kp.ResidualUnit(filters, block=block, arrangement=arrangement, normalization=normalization, zero_init_last=True)
+    unit = kp.ResidualUnit(
+        filters,
+        block=block,
+        arrangement=arrangement,
+        normalization=normalization,
+        zero_init_last=True,
+    )
     unit.build(x.shape)
-    zeros = [path for path, value in harness.weights(unit).items() if path.endswith(("kernel", "gamma")) and not value.any()]
+    zeros = [
+        path
+        for path, value in harness.weights(unit).items()
+        if path.endswith(("kernel", "gamma")) and not value.any()
+    ]
     assert len(zeros) == 1, zeros
     y = keras.ops.convert_to_numpy(unit(x))
     f = x
     for layer in unit.after_addition:
         f = keras.ops.convert_to_numpy(layer(f))
     np.testing.assert_allclose(y, f, 1e-6, 1e-6)
-    _, _, gradients = harness.value_and_grad(unit, x, np.cos(np.arange(y.size, dtype="float32")).reshape(y.shape))
+    _, _, gradients = harness.value_and_grad(
+        unit, x, np.cos(np.arange(y.size, dtype="float32")).reshape(y.shape)
+    )
     assert np.abs(gradients[zeros[0]]).max() > 0
 
 
@@ -92,21 +126,34 @@ def test_zeros_at_the_end_of_the_branch(arrangement, block, normalization):
     [
         ("full_preactivation", {"branch/conv_3", "projection/conv"}),
         ("original", set()),
-        ("bn_only_preactivation", {"branch/conv_1", "branch/conv_2", "branch/conv_3", "projection/conv"}),
+        (
+            "bn_only_preactivation",
+            {"branch/conv_1", "branch/conv_2", "branch/conv_3", "projection/conv"},
+        ),
     ],
 )
 def test_biases_where_no_normalisation_takes_them_away(arrangement, places):
-    unit = kp.ResidualUnit(4, block="bottleneck", strides=2, arrangement=arrangement, use_bias="unless_norm")
+    unit = kp.ResidualUnit(
+        4, block="bottleneck", strides=2, arrangement=arrangement, use_bias="unless_norm"
+    )
     unit.build((None, 6, 6, 3))
-    assert {path.removesuffix("/bias") for path in harness.paths(unit) if path.endswith("/bias")} == places
+    assert {
+        path.removesuffix("/bias") for path in harness.paths(unit) if path.endswith("/bias")
+    } == places
 
 
 def test_biases_of_a_network():
     def biases(**options):
-        model = kp.models.resnet_imagenet((1,), input_shape=(32, 32, 3), use_bias="unless_norm", **options)
+        model = kp.models.resnet_imagenet(
+            (1,), input_shape=(32, 32, 3), use_bias="unless_norm", **options
+        )
         return {weight.path for weight in model.weights if weight.path.endswith("/bias")}
 
-    unit = {"stage1_unit1/branch/conv_3/bias", "stage1_unit1/projection/conv/bias", "head_classifier/bias"}
+    unit = {
+        "stage1_unit1/branch/conv_3/bias",
+        "stage1_unit1/projection/conv/bias",
+        "head_classifier/bias",
+    }
     assert biases() == unit
     assert biases(arrangement=kp.arrangements.RAW_STEM) == {"stem_conv/bias", *unit}
     norms = {"stage1_unit1/branch/conv_1/bias", "stage1_unit1/branch/conv_2/bias", "stem_conv/bias"}
@@ -121,9 +168,15 @@ def test_kernels_are_standardised_in_float32(policy):
     layer.build(x.shape)
     kernel = 10 + 0.01 * np.random.default_rng(0).normal(size=layer.kernel.shape)
     layer.set_weights([kernel])
-    want = reference.conv(x, reference.standardized(np.asarray(kernel, "float32").astype("float64")))
+    want = reference.conv(
+        x, reference.standardized(np.asarray(kernel, "float32").astype("float64"))
+    )
     y = keras.ops.convert_to_numpy(keras.ops.cast(layer(x), "float32"))
-    np.testing.assert_allclose(y, want, atol=0.01 * np.abs(want).max() if policy == "float32" else 0.03 * np.abs(want).max())
+    np.testing.assert_allclose(
+        y,
+        want,
+        atol=0.01 * np.abs(want).max() if policy == "float32" else 0.03 * np.abs(want).max(),
+    )
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -137,7 +190,9 @@ def test_networks_with_everything(stacked):
         "normalization": "group",
         "stochastic_depth": 0.1,
     }
-    model = kp.models.resnet_imagenet((3, 2), width_factor=0.125, input_shape=(32, 32, 3), classes=5, **options)
+    model = kp.models.resnet_imagenet(
+        (3, 2), width_factor=0.125, input_shape=(32, 32, 3), classes=5, **options
+    )
     harness.randomize(model)
     model = kp.models.stack(model) if stacked else model
     x = harness.images(2, 32, 32, 3)
@@ -155,9 +210,15 @@ def test_networks_with_everything(stacked):
         ({"use_bias": "sometimes"}, ["use_bias", "unless_norm", "sometimes"]),
         ({"downsampling": "blurr"}, ["downsampling", "'blur'", "blurr"]),
         ({"squeeze_excitation": 0}, ["squeeze_excitation", "positive"]),
-        ({"zero_init_last": True, "arrangement": "relu_before_addition"}, ["zero_init_last", "'activation'"]),
+        (
+            {"zero_init_last": True, "arrangement": "relu_before_addition"},
+            ["zero_init_last", "'activation'"],
+        ),
         ({"dilation": 2, "strides": 2}, ["dilated_strides", "strides=2", "dilation=2"]),
-        ({"dilated_strides": 2, "downsampling": "average"}, ["downsampling='strided'", "dilated_strides=2"]),
+        (
+            {"dilated_strides": 2, "downsampling": "average"},
+            ["downsampling='strided'", "dilated_strides=2"],
+        ),
         ({"block": "dense", "squeeze_excitation": 4}, ["vectors", "squeeze_excitation=4"]),
         ({"block": "dense", "standardize_weights": True}, ["vectors", "standardize_weights=True"]),
     ],

@@ -8,8 +8,8 @@ import keras_preact as kp
 from tests import reference
 from tests.keras_preact import harness
 
-#: Block, filters, shape of the input and strides, of units that keep the shape and units that change it. Height and width
-#: differ and one of them is odd.
+#: Block, filters, shape of the input and strides, of units that keep the shape and units that
+#: change it. Height and width differ and one of them is odd.
 SHAPES = {
     "basic, kept": ("basic", 4, (2, 5, 6, 4), 1),
     "basic, changed": ("basic", 4, (2, 5, 6, 3), 2),
@@ -21,7 +21,8 @@ SHAPES = {
 
 
 def check(filters, shape, make=None, **options):
-    """Compare the output at inference and in training, and the moving statistics behind each.
+    """Compare the output at inference and in training, and the moving statistics behind
+    each.
 
     `make`: options of the library's unit that say the same in another way.
     """
@@ -40,7 +41,9 @@ def check(filters, shape, make=None, **options):
     want = expected(x)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(unit(x, training=True)), want, 1e-4, 1e-4)
     after = harness.weights(unit)
-    assert {path for path in after if not np.array_equal(after[path], before[path])} == set(expected.updates)
+    assert {path for path in after if not np.array_equal(after[path], before[path])} == set(
+        expected.updates
+    )
     for path, value in expected.updates.items():
         np.testing.assert_allclose(after[path], value, 1e-4, 1e-5, err_msg=path)
 
@@ -50,7 +53,14 @@ def check(filters, shape, make=None, **options):
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_arrangements_and_shortcuts(arrangement, shortcut, shape):
     block, filters, input_shape, strides = SHAPES[shape]
-    check(filters, input_shape, block=block, strides=strides, arrangement=arrangement, shortcut=shortcut)
+    check(
+        filters,
+        input_shape,
+        block=block,
+        strides=strides,
+        arrangement=arrangement,
+        shortcut=shortcut,
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +82,13 @@ def test_arrangements_and_shortcuts(arrangement, shortcut, shape):
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_units_that_change_the_shape(arrangement, options):
     dense = options.get("block") == "dense"
-    check(4, (6, 3) if dense else (2, 5, 6, 3), arrangement=arrangement, strides=1 if dense else 2, **options)
+    check(
+        4,
+        (6, 3) if dense else (2, 5, 6, 3),
+        arrangement=arrangement,
+        strides=1 if dense else 2,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("strides", [1, 3])
@@ -92,7 +108,9 @@ def test_single_layer_unit_that_keeps_the_shape():
 @pytest.mark.parametrize("normalization", ["layer", "group", "rms", "none"])
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_normalizations(arrangement, normalization):
-    check(12, (2, 5, 6, 6), arrangement=arrangement, normalization=normalization, strides=2)  # 12 channels: 4 groups of 3
+    check(
+        12, (2, 5, 6, 6), arrangement=arrangement, normalization=normalization, strides=2
+    )  # 12 channels: 4 groups of 3
 
 
 @pytest.mark.parametrize("normalization", ["layer", "group", "rms", "none", "batch"])
@@ -109,14 +127,22 @@ def test_activation_as_an_object():
     check(4, (2, 5, 6, 4), activation="tanh", make={"activation": keras.ops.tanh})
 
 
-@pytest.mark.parametrize(("groups", "base_width", "width"), [(2, 64, 8), (4, 32, 8), (2, 24, 2), (1, 128, 8)])
+@pytest.mark.parametrize(
+    ("groups", "base_width", "width"), [(2, 64, 8), (4, 32, 8), (2, 24, 2), (1, 128, 8)]
+)
 def test_groups_and_base_width(groups, base_width, width):
-    """The 3x3's width is int(filters * base_width / 64) * groups, and each group sees its own channels alone."""
+    """The 3x3's width is int(filters * base_width / 64) * groups, and each group sees
+    its own channels alone.
+    """
     options = {"block": "bottleneck", "groups": groups, "strides": 2, "stride_on": "3x3"}
     check(4, (2, 5, 6, 5), make={"base_width": base_width}, **options)
     unit = kp.ResidualUnit(4, base_width=base_width, **options)
     unit.build((2, 5, 6, 5))
-    shapes = {path: value.shape for path, value in harness.weights(unit).items() if path.endswith("kernel")}
+    shapes = {
+        path: value.shape
+        for path, value in harness.weights(unit).items()
+        if path.endswith("kernel")
+    }
     assert shapes == {
         "branch/conv_1/kernel": (1, 1, 5, width),
         "branch/conv_2/kernel": (3, 3, width // groups, width),
@@ -132,7 +158,9 @@ def test_biases(block):
     unit = kp.ResidualUnit(4, block=block, use_bias=True)
     unit.build(shape)
     weights = sum(path.endswith("/kernel") for path in harness.paths(unit))
-    assert sum(path.endswith("/bias") for path in harness.paths(unit)) == weights  # the projection has one as well
+    assert (
+        sum(path.endswith("/bias") for path in harness.paths(unit)) == weights
+    )  # the projection has one as well
 
 
 @pytest.mark.parametrize("factors", [(0.0, 1.0), (0.5, 1.0), (0.5, 0.5), (0.3, 2.0)])
@@ -144,15 +172,23 @@ def test_factors_of_constant_scaling(factors):
 @pytest.mark.parametrize("block", reference.KERNELS)
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_an_arrangement_only_orders_the_components(arrangement, block):
-    """Whatever the order: k weights, k norms, k activations in a unit with k weights (Fig. 4: "same components")."""
+    """Whatever the order: k weights, k norms, k activations in a unit with k weights
+    (Fig. 4: "same components").
+    """
     unit = kp.ResidualUnit(2, block=block, arrangement=arrangement)
     channels = unit.channels_out
     unit.build((2, channels) if block == "dense" else (2, 5, 5, channels))
     leaves = [
-        layer for layer in unit._flatten_layers(include_self=False) if not list(layer._flatten_layers(include_self=False))
+        layer
+        for layer in unit._flatten_layers(include_self=False)
+        if not list(layer._flatten_layers(include_self=False))
     ]
     k = len(reference.KERNELS[block])
-    kinds = keras.layers.Activation, keras.layers.BatchNormalization, (keras.layers.Conv2D, keras.layers.Dense)
+    kinds = (
+        keras.layers.Activation,
+        keras.layers.BatchNormalization,
+        (keras.layers.Conv2D, keras.layers.Dense),
+    )
     assert [sum(isinstance(layer, kind) for layer in leaves) for kind in kinds] == [k, k, k]
 
 
@@ -161,7 +197,9 @@ def test_weights_of_equal_meaning_have_equal_names_in_every_arrangement():
         tuple(
             sorted(
                 path
-                for path in harness.paths(harness.unit_on(np.zeros((1, 5, 5, 3)), 4, arrangement=name))
+                for path in harness.paths(
+                    harness.unit_on(np.zeros((1, 5, 5, 3)), 4, arrangement=name)
+                )
                 if "kernel" in path
             )
         )

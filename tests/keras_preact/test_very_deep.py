@@ -1,4 +1,6 @@
-"""Networks of ten thousand layers: one step back and forth, gradients of one size at both ends, a loss that falls."""
+"""Networks of ten thousand layers: one step back and forth, gradients of one size at
+both ends, a loss that falls.
+"""
 
 import keras
 import numpy as np
@@ -16,20 +18,30 @@ def digits(batch):
 
 
 def first_gradients_and_losses(model, batch, steps, learning_rate):
-    """Return the norm of the gradient of every kernel of every unit at the start, and the losses of `steps` steps on a batch.
+    """Return the norm of the gradient of every kernel of every unit at the start, and
+    the losses of `steps` steps on a batch.
 
-    The first step of SGD without decay moves each weight by its gradient times the learning rate.
+    The first step of SGD without decay moves each weight by its gradient times the
+    learning rate.
     """
     x, y = digits(batch)
     optimizer = kp.optimizers.CoupledSGD(learning_rate, coupled_weight_decay=0)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    kernels = {weight.path: weight for weight in model.trainable_weights if weight.path.endswith("kernel")}
-    before = {path: np.array(keras.ops.convert_to_numpy(weight.value)) for path, weight in kernels.items()}
+    kernels = {
+        weight.path: weight for weight in model.trainable_weights if weight.path.endswith("kernel")
+    }
+    before = {
+        path: np.array(keras.ops.convert_to_numpy(weight.value)) for path, weight in kernels.items()
+    }
     losses = [float(model.train_on_batch(x, y))]
     norms = {}
     for path, weight in kernels.items():
         moved = (before[path] - keras.ops.convert_to_numpy(weight.value)) / learning_rate
-        norms[path] = np.sqrt((moved**2).reshape(len(moved), -1).sum(1)) if "_units/" in path else np.sqrt((moved**2).sum())
+        norms[path] = (
+            np.sqrt((moved**2).reshape(len(moved), -1).sum(1))
+            if "_units/" in path
+            else np.sqrt((moved**2).sum())
+        )
     losses += [float(model.train_on_batch(x, y)) for _ in range(steps - 1)]
     return norms, losses
 
@@ -37,13 +49,19 @@ def first_gradients_and_losses(model, batch, steps, learning_rate):
 @pytest.mark.slow
 def test_preactivation_network_of_10001_layers():
     model = kp.models.resnet_cifar(
-        10001, width_factor=0.25, input_shape=(8, 8, 1), kernel_initializer=kp.initializers.DepthScaledHe(seed=0)
+        10001,
+        width_factor=0.25,
+        input_shape=(8, 8, 1),
+        kernel_initializer=kp.initializers.DepthScaledHe(seed=0),
     )
     assert sum(getattr(segment, "depth", 1) for segment in model.segments) == 3333
     norms, losses = first_gradients_and_losses(model, batch=16, steps=3, learning_rate=0.01)
     assert all(np.isfinite(norm).all() for norm in norms.values())
     for i in (1, 2, 3):  # the same weight of the first unit and of the last
-        first, last = norms[f"stage1_units/branch/conv_{i}/kernel"][0], norms[f"stage3_units/branch/conv_{i}/kernel"][-1]
+        first, last = (
+            norms[f"stage1_units/branch/conv_{i}/kernel"][0],
+            norms[f"stage3_units/branch/conv_{i}/kernel"][-1],
+        )
         assert 1 / 20 < first / last < 20, i
     assert 1 / 20 < norms["stem_conv/kernel"] / norms["head_classifier/kernel"] < 20
     assert losses[-1] < losses[0] - 0.05
@@ -68,12 +86,17 @@ def test_vanilla_network_of_10000_layers():
 
 
 def test_vanilla_variances_are_critical():
-    """chi = 1 at the fixed point of the variance, by quadrature (arXiv 1806.05393, Eq. 2 and 5, for tanh)."""
+    """chi = 1 at the fixed point of the variance, by quadrature (arXiv 1806.05393, Eq.
+    2 and 5, for tanh).
+    """
     points, weights = np.polynomial.hermite_e.hermegauss(101)
     weights = weights / weights.sum()
     q = 1.0
     for _ in range(100_000):
-        q = vanilla.WEIGHT_VARIANCE * (weights * np.tanh(np.sqrt(q) * points) ** 2).sum() + vanilla.BIAS_VARIANCE
+        q = (
+            vanilla.WEIGHT_VARIANCE * (weights * np.tanh(np.sqrt(q) * points) ** 2).sum()
+            + vanilla.BIAS_VARIANCE
+        )
     chi = vanilla.WEIGHT_VARIANCE * (weights * (1 - np.tanh(np.sqrt(q) * points) ** 2) ** 2).sum()
     np.testing.assert_allclose(chi, 1, atol=2e-5)
 
@@ -88,6 +111,8 @@ def test_vanilla_network_is_a_chain_of_convolutions():
         y = keras.ops.tanh(keras.ops.conv(y, kernel.value, padding="same") + bias.value)
         assert np.any(keras.ops.convert_to_numpy(bias.value))
     y = keras.ops.mean(y, (1, 2)) @ singles.weights[-2].value + singles.weights[-1].value
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(model(x)), keras.ops.convert_to_numpy(y), atol=1e-5)
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(model(x)), keras.ops.convert_to_numpy(y), atol=1e-5
+    )
     with pytest.raises(ValueError, match=r"3 is the least. Received: depth=2"):
         kp.models.vanilla_cnn(2)

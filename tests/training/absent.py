@@ -22,11 +22,20 @@ PathFinder.find_spec = staticmethod(
 """
 
 
-def run_without(packages: tuple[str, ...], *arguments: object, cwd: Path, backend: str) -> subprocess.CompletedProcess:
-    """Run `python ARGUMENTS` in the folder `cwd`; to it and to the processes it starts, these packages are not installed."""
+def run_without(
+    packages: tuple[str, ...], *arguments: object, cwd: Path, backend: str
+) -> subprocess.CompletedProcess:
+    """Run `python ARGUMENTS` in the folder `cwd`; to it and to the processes it starts,
+    these packages are not installed.
+    """
     site = cwd / "site"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(_SITE.format(packages=packages))
-    environment = os.environ | {"KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join((str(site), str(ROOT)))}
+    environment = os.environ | {
+        "KERAS_BACKEND": backend,
+        "PYTHONPATH": os.pathsep.join((str(site), str(ROOT))),
+    }
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )

@@ -1,4 +1,6 @@
-"""The command lines of training/, called in this process or started as real ones, and a run that takes seconds."""
+"""The command lines of training/, called in this process or started as real ones, and a
+run that takes seconds.
+"""
 
 import os
 import subprocess
@@ -15,7 +17,16 @@ ROOT = Path(__file__).parents[2]
 #: Options for a network of 4,934 parameters and 5 iterations, of which an epoch has 22.
 TINY = (
     *("--model.name", "digits_resnet8_preact", "--model.width-factor", "0.25"),
-    *("--schedule.unit", "iterations", "--schedule.length", "5", "--schedule.warmup", "0", "--data.holdout", "0"),
+    *(
+        "--schedule.unit",
+        "iterations",
+        "--schedule.length",
+        "5",
+        "--schedule.warmup",
+        "0",
+        "--data.holdout",
+        "0",
+    ),
 )
 
 
@@ -30,7 +41,9 @@ def run_evaluate(*arguments: object) -> None:
 
 
 def error_of(capsys, command, *arguments) -> str:
-    """Call `command`, which must end with status 2 and one line on stderr; return that line."""
+    """Call `command`, which must end with status 2 and one line on stderr; return that
+    line.
+    """
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         command(*arguments)
@@ -50,15 +63,25 @@ def files(folder: Path) -> list[str]:
 
 
 def start(*arguments: object, cwd: Path) -> subprocess.Popen:
-    """Start `python ARGUMENTS` with this process's backend, as a user would: TensorFlow's log level is not set."""
+    """Start `python ARGUMENTS` with this process's backend, as a user would:
+    TensorFlow's log level is not set.
+    """
     environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
-    environment |= {"KERAS_BACKEND": keras.backend.backend(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    environment |= {
+        "KERAS_BACKEND": keras.backend.backend(),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=cwd, env=environment, text=True, **pipes)
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)], cwd=cwd, env=environment, text=True, **pipes
+    )
 
 
 def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, str]:
-    """Return the exit status of a started process and what it wrote to stdout and stderr; end it if it hangs."""
+    """Return the exit status of a started process and what it wrote to stdout and
+    stderr; end it if it hangs.
+    """
     try:
         out, err = process.communicate(timeout=timeout)
     except BaseException:

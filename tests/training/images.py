@@ -1,4 +1,6 @@
-"""Small data sets, for tests: in memory, and in the real formats, TensorFlow Datasets records and folders of image files."""
+"""Small data sets, for tests: in memory, and in the real formats, TensorFlow Datasets
+records and folders of image files.
+"""
 
 import types
 
@@ -11,7 +13,9 @@ from training.data.sources import ImageData, Split
 
 
 def in_memory(images: np.ndarray, labels=None) -> ImageData:
-    """Return a data set of these images, for training and as test images; a label is the image's number by default."""
+    """Return a data set of these images, for training and as test images; a label is
+    the image's number by default.
+    """
     part = Split.of(Arrays(images, np.arange(len(images)) if labels is None else labels))
     size, channels = images.shape[1], images.shape[3]
     standard = Preprocessing((0.0,) * channels, (1.0,) * channels, size)
@@ -20,10 +24,14 @@ def in_memory(images: np.ndarray, labels=None) -> ImageData:
 
 def numbered(count: int, size: int = 4) -> ImageData:
     """Return images whose pixels are all the image's number, as is the label."""
-    return in_memory(np.tile(np.arange(count, dtype="uint8")[:, None, None, None], (1, size, size, 3)))
+    return in_memory(
+        np.tile(np.arange(count, dtype="uint8")[:, None, None, None], (1, size, size, 3))
+    )
 
 
-def batches(stream, count: int, start: int = 0, rows: slice = slice(None)) -> list[tuple[np.ndarray, np.ndarray]]:
+def batches(
+    stream, count: int, start: int = 0, rows: slice = slice(None)
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return batches of a training stream."""
     return list(stream.dataset(start, rows).take(count).as_numpy_iterator())
 
@@ -37,8 +45,12 @@ def assert_same(ours, theirs) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-def write_tfds(name: str, folder, images: dict[str, np.ndarray], labels: dict[str, np.ndarray], shards: int = 1) -> None:
-    """Prepare a data set that TensorFlow Datasets takes for the stock one of that name, but with these images."""
+def write_tfds(
+    name: str, folder, images: dict[str, np.ndarray], labels: dict[str, np.ndarray], shards: int = 1
+) -> None:
+    """Prepare a data set that TensorFlow Datasets takes for the stock one of that name,
+    but with these images.
+    """
     import tensorflow_datasets as tfds
     from tensorflow_datasets.image_classification import cifar
 
@@ -52,9 +64,15 @@ def write_tfds(name: str, folder, images: dict[str, np.ndarray], labels: dict[st
             more = {"coarse_label": 0} if name == "cifar100" else {}
             yield i, {"id": str(i), "image": image, "label": int(label)} | more
 
-    body = {"pkg_dir_path": None, "_split_generators": split_generators, "_generate_examples": generate_examples}
+    body = {
+        "pkg_dir_path": None,
+        "_split_generators": split_generators,
+        "_generate_examples": generate_examples,
+    }
     # the data set's name follows from the class's name
-    builder = types.new_class(stock.__name__, (stock,), {"skip_registration": True}, lambda space: space.update(body))
+    builder = types.new_class(
+        stock.__name__, (stock,), {"skip_registration": True}, lambda space: space.update(body)
+    )
     skip = tfds.download.ComputeStatsMode.SKIP
     builder(data_dir=folder).download_and_prepare(
         download_config=tfds.download.DownloadConfig(compute_stats=skip, num_shards=shards)
@@ -62,7 +80,9 @@ def write_tfds(name: str, folder, images: dict[str, np.ndarray], labels: dict[st
 
 
 def write_folder(folder, classes=("cat", "dog"), images=6, size=(40, 30), seed=0) -> None:
-    """Write folder/{train,test}/CLASS/NUMBER.png, random pictures in which each class has a colour of its own."""
+    """Write folder/{train,test}/CLASS/NUMBER.png, random pictures in which each class
+    has a colour of its own.
+    """
     rng = np.random.default_rng(seed)
     for split in ("train", "test"):
         for index, name in enumerate(classes):

@@ -1,4 +1,6 @@
-"""training.analyze: its page, pictures and numbers, on a run, a file and a registered model; and its mistakes."""
+"""training.analyze: its page, pictures and numbers, on a run, a file and a registered
+model; and its mistakes.
+"""
 
 import dataclasses
 import json
@@ -82,14 +84,28 @@ def check_folder(folder: Path) -> tuple[Page, dict]:
         with Image.open(light.with_suffix(".png")) as picture:
             picture.verify()
             assert picture.width / picture.height == pytest.approx(shape, rel=0.02)
-        assert dark == {"srcset": attributes["src"].replace(".svg", "-dark.svg"), "media": "(prefers-color-scheme: dark)"}
-        assert (folder / dark["srcset"]).read_text() == _style.darkened(light.read_text()) != light.read_text()
-    order = [page.text.index(part) for part in ("The network ", "Signals and gradients", "Every check", "What was analysed")]
+        assert dark == {
+            "srcset": attributes["src"].replace(".svg", "-dark.svg"),
+            "media": "(prefers-color-scheme: dark)",
+        }
+        assert (
+            (folder / dark["srcset"]).read_text()
+            == _style.darkened(light.read_text())
+            != light.read_text()
+        )
+    order = [
+        page.text.index(part)
+        for part in ("The network ", "Signals and gradients", "Every check", "What was analysed")
+    ]
     assert order == sorted(order)  # verdict, picture, chapters; what was analysed is last
-    assert page.elements.index(("img", page.all("img")[0])) < [tag for tag, _ in page.elements].index("nav")
+    assert page.elements.index(("img", page.all("img")[0])) < [
+        tag for tag, _ in page.elements
+    ].index("nav")
     assert not {"script", "link", "iframe"} & {tag for tag, _ in page.elements}
     assert "url(" not in (folder / "index.html").read_text()
-    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all(
+        "meta"
+    )
     assert page.all("html") == [{"lang": "en"}]
 
     def no_constant(value):
@@ -100,7 +116,9 @@ def check_folder(folder: Path) -> tuple[Page, dict]:
 
 @pytest.fixture(scope="module")
 def a_run(tmp_path_factory) -> Path:
-    """As wide as the registered model, and analysed with as many images: what is compiled for one serves the other."""
+    """As wide as the registered model, and analysed with as many images: what is
+    compiled for one serves the other.
+    """
     options = ("--model.width-factor", "1", "--health", "2", "--data.watch-test")
     return run_train(tmp_path_factory.mktemp("runs") / "a<b>run", *options)
 
@@ -129,7 +147,11 @@ class TestRun:
         _, numbers = check_folder(analysed)
         [found] = numbers["signals"]["propagation"].values()
         subject = subjects.open_subject(str(a_run), "final", None, 8, 0)
-        logits = keras.saving.load_model(a_run / "model.keras", compile=False).predict(subject.x, verbose=0).astype("float64")
+        logits = (
+            keras.saving.load_model(a_run / "model.keras", compile=False)
+            .predict(subject.x, verbose=0)
+            .astype("float64")
+        )
         entropy = np.log(np.exp(logits).sum(1)) - logits[np.arange(8), subject.labels]
         assert found["loss"] == pytest.approx(entropy.mean(), rel=1e-4)
         assert len(found["gradient_norm"]) == 4
@@ -158,7 +180,9 @@ class TestRun:
         assert len(page.all("td")) > 3 * len(numbers["audit"]["findings"])
 
     def test_is_not_overwritten(self, analysed, a_run, capsys):
-        assert "exists and is not empty. Give another --output" in error_of(capsys, run, a_run, "--quick")
+        assert "exists and is not empty. Give another --output" in error_of(
+            capsys, run, a_run, "--quick"
+        )
 
 
 class TestRegisteredModel:
@@ -168,7 +192,10 @@ class TestRegisteredModel:
         page, numbers = check_folder(tmp_path / "analysis-digits_resnet8_preact")
         printed = capsys.readouterr().out
         assert "signals: 6 pictures" in printed
-        assert f"Wrote {Path('analysis-digits_resnet8_preact', 'index.html')} with 8 pictures. " in printed
+        assert (
+            f"Wrote {Path('analysis-digits_resnet8_preact', 'index.html')} with 8 pictures. "
+            in printed
+        )
         assert numbers["jacobian"] == {"left_out": "left out by --quick"}
         for line in (
             "Only for runs with a history of training: Training.",
@@ -176,14 +203,20 @@ class TestRegisteredModel:
         ):
             assert line in page.text
             assert printed.count(line) == 1
-        assert page.text.count("Jacobian") == page.text.count("What the shortcuts carry") == 1  # no heading, no link
+        assert (
+            page.text.count("Jacobian") == page.text.count("What the shortcuts carry") == 1
+        )  # no heading, no link
         assert "untrained, so its normalisations use the statistics of the batch" in page.text
         found = {each["check"]: each["detail"] for each in numbers["audit"]["findings"]}
-        assert page.text.count(f"The audit, within one shape: {found['gradient of the signal']}") == 1
+        assert (
+            page.text.count(f"The audit, within one shape: {found['gradient of the signal']}") == 1
+        )
         assert "audit: PASS: all 15 checks pass" in printed
         assert "new ones, seed 0" in page.text
         assert "8 test images of digits" in page.text
-        assert numbers["unit"] == {"basic": {"arrangement": "full_preactivation", "shortcut": "Identity"}}
+        assert numbers["unit"] == {
+            "basic": {"arrangement": "full_preactivation", "shortcut": "Identity"}
+        }
         assert files(tmp_path)[0].startswith("analysis-digits_resnet8_preact")
         assert len(list(tmp_path.iterdir())) == 1  # no temporary folder
 
@@ -199,8 +232,14 @@ class TestRegisteredModel:
 
 class TestSubject:
     def test_seed_is_that_of_the_weights(self):
-        first, again, other = (subjects.open_subject("digits_resnet8_preact", "final", None, 2, seed) for seed in (3, 3, 4))
-        kernels = [keras.ops.convert_to_numpy(subject.model.trainable_weights[0]) for subject in (first, again, other)]
+        first, again, other = (
+            subjects.open_subject("digits_resnet8_preact", "final", None, 2, seed)
+            for seed in (3, 3, 4)
+        )
+        kernels = [
+            keras.ops.convert_to_numpy(subject.model.trainable_weights[0])
+            for subject in (first, again, other)
+        ]
         np.testing.assert_array_equal(kernels[0], kernels[1])
         assert np.abs(kernels[0] - kernels[2]).max() > 0
 
@@ -208,7 +247,8 @@ class TestSubject:
         subject = subjects.open_subject("digits_resnet8_preact", "final", None, 20, 0)
         digits = load(Data("digits"))
         rows = [
-            (digits.preprocessing.normalize(image[None])[0], label) for image, label in digits.test.open().as_numpy_iterator()
+            (digits.preprocessing.normalize(image[None])[0], label)
+            for image, label in digits.test.open().as_numpy_iterator()
         ]
         for image, label in zip(subject.x, subject.labels, strict=True):
             assert any(label == other and np.allclose(image, pixels) for pixels, other in rows)
@@ -216,7 +256,9 @@ class TestSubject:
 
     def test_a_run_gets_pixels(self, a_run):
         subject = subjects.open_subject(str(a_run), "last", None, 4, 0)
-        assert re.fullmatch(r"those of the run's checkpoints/state-\d+-[0-9a-f]{16}\.npz", subject.weights)
+        assert re.fullmatch(
+            r"those of the run's checkpoints/state-\d+-[0-9a-f]{16}\.npz", subject.weights
+        )
         assert subject.x.max() > 200
         assert subject.more is not None
         assert len(subject.more[0]) == 16
@@ -237,16 +279,25 @@ class TestSubject:
     def test_images_of_a_folder_come_from_all_classes(self, tmp_path):
         pictures.write_folder(tmp_path, images=12, size=(10, 10))
         model = kp.models.resnet_cifar(
-            8, input_shape=(8, 8, 3), classes=2, width_factor=0.25, mean=(0, 0, 0), std=(255, 255, 255)
+            8,
+            input_shape=(8, 8, 3),
+            classes=2,
+            width_factor=0.25,
+            mean=(0, 0, 0),
+            std=(255, 255, 255),
         )
         model.save(tmp_path / "net.keras")
-        subject = subjects.open_subject(str(tmp_path / "net.keras"), "final", Data("folder", dir=tmp_path), 8, 0)
+        subject = subjects.open_subject(
+            str(tmp_path / "net.keras"), "final", Data("folder", dir=tmp_path), 8, 0
+        )
         assert set(subject.labels.tolist()) == {0, 1}
         assert subject.x.shape == (8, 8, 8, 3)
         assert subject.x.max() > 2
 
     def test_a_model_without_preprocessing_gets_normalised_images(self, tmp_path):
-        kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25).save(tmp_path / "net.keras")
+        kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25).save(
+            tmp_path / "net.keras"
+        )
         subject = subjects.open_subject(str(tmp_path / "net.keras"), "final", None, 4, 0)
         assert subject.x.max() < 5
 
@@ -259,7 +310,9 @@ def with_statistics(model: keras.Model, mean: float) -> keras.Model:
 
 
 class TestStatistics:
-    """A file whose moving statistics are those of new layers is measured as a registered model is."""
+    """A file whose moving statistics are those of new layers is measured as a
+    registered model is.
+    """
 
     @pytest.mark.parametrize("stacked", [False, True])
     def test_untrained_file(self, tmp_path, stacked):
@@ -267,17 +320,22 @@ class TestStatistics:
         model.save(tmp_path / "new.keras")
         with_statistics(model, 0.1).save(tmp_path / "trained.keras")
         new, trained = (
-            subjects.open_subject(str(tmp_path / f"{name}.keras"), "final", None, 4, 0) for name in ("new", "trained")
+            subjects.open_subject(str(tmp_path / f"{name}.keras"), "final", None, 4, 0)
+            for name in ("new", "trained")
         )
         assert (new.name, new.training, new.trained) == ("new.keras", True, False)
         assert new.statistics.startswith("The network is untrained")
         assert "untrained" in new.weights
         assert (trained.training, trained.trained) == (False, True)
-        assert trained.statistics.startswith("In the pictures, normalisations use their moving averages")
+        assert trained.statistics.startswith(
+            "In the pictures, normalisations use their moving averages"
+        )
         assert trained.weights == "those of trained.keras"
 
     def test_without_moving_statistics(self, tmp_path):
-        kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25, normalization="layer").save(tmp_path / "a.keras")
+        kp.models.resnet_cifar(
+            8, input_shape=(8, 8, 1), width_factor=0.25, normalization="layer"
+        ).save(tmp_path / "a.keras")
         subject = subjects.open_subject(str(tmp_path / "a.keras"), "final", None, 4, 0)
         assert (subject.trained, subject.statistics) == (True, "")
 
@@ -288,7 +346,16 @@ def test_another_packages_model(tmp_path, capsys):
     x = keras.layers.Add()([x, keras.layers.Conv2D(4, 3, padding="same")(keras.layers.ReLU()(x))])
     outputs = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
     keras.Model(inputs, outputs, name="mine").save(tmp_path / "mine.keras")
-    run(tmp_path / "mine.keras", "--out", tmp_path / "out", "--images", 4, "--data", "digits", "--quick")
+    run(
+        tmp_path / "mine.keras",
+        "--out",
+        tmp_path / "out",
+        "--images",
+        4,
+        "--data",
+        "digits",
+        "--quick",
+    )
     page, numbers = check_folder(tmp_path / "out")
     assert numbers["jacobian"]["left_out"] == "only for networks built with keras_preact"
     assert "gradient_norms" in [Path(attributes["src"]).stem for attributes in page.all("img")]
@@ -301,7 +368,10 @@ def test_another_packages_model(tmp_path, capsys):
     assert page.text.count("The ReLU after the addition sets at most") == 1
     assert numbers["Network"].startswith("mine.keras, input (8, 8, 1), ")
     assert (tmp_path / "out" / "audit.txt").read_text().startswith("mine.keras: 1 residual unit, ")
-    for check, noun in (("gradient of the signal", "signal"), ("gradient of the weights", "branch weights")):
+    for check, noun in (
+        ("gradient of the signal", "signal"),
+        ("gradient of the weights", "branch weights"),
+    ):
         [found] = [each for each in numbers["audit"]["findings"] if each["check"] == check]
         assert f"The gradient norm of the {noun}" in found["detail"]
         assert f"The audit, within one shape: {found['detail']}" in page.text
@@ -315,10 +385,14 @@ def test_shares_of_zero_start_at_zero():
 
 
 def test_audit_command_names_the_file(tmp_path, capsys):
-    kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25).save(tmp_path / "mine.keras")
+    kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25).save(
+        tmp_path / "mine.keras"
+    )
     cli.main("audit", audit_command, [str(tmp_path / "mine.keras"), "--images", "8"])
     printed = capsys.readouterr().out
-    assert printed.startswith("mine.keras: 3 residual units, 8 weight layers, read as full_preactivation. PASS: ")
+    assert printed.startswith(
+        "mine.keras: 3 residual units, 8 weight layers, read as full_preactivation. PASS: "
+    )
     assert "Measured on 8 test images of digits." in printed
 
 
@@ -329,8 +403,14 @@ def test_audit_command_names_the_file(tmp_path, capsys):
         (("digits_resnet8_preact", "--images", 1), "must be at least 2"),
         (("digits_resnet8_preact", "--data-dir", "x"), "--data-dir needs --data"),
         (("digits_resnet8_preact", "--data", "digit"), "Did you mean 'digits'"),
-        (("imagenet_resnet18_preact", "--data", "digits"), "has 1000 outputs, the data set digits has 10 classes"),
-        (("cifar_resnet20_preact", "--data", "digits"), "takes (32, 32, 3), the images of digits are (32, 32, 1)"),
+        (
+            ("imagenet_resnet18_preact", "--data", "digits"),
+            "has 1000 outputs, the data set digits has 10 classes",
+        ),
+        (
+            ("cifar_resnet20_preact", "--data", "digits"),
+            "takes (32, 32, 3), the images of digits are (32, 32, 1)",
+        ),
         (("damaged.keras",), "is damaged, or no model"),
         (("empty",), "is not a run directory: it has no config.json"),
     ],
@@ -351,12 +431,16 @@ def test_nothing_is_left_of_an_analysis_that_fails(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def finding(check: str, status: Status, detail: str = "It is so.", advice: str = "Mend it.") -> Finding:
+def finding(
+    check: str, status: Status, detail: str = "It is so.", advice: str = "Mend it."
+) -> Finding:
     return Finding(check, status, 0.5, "size", (), detail, "It matters.", advice, "Sec. 1")
 
 
 def picture(name: str) -> Picture:
-    return Picture(name, kp.analysis.figures.path_length_shares(np.array([0.5, 0.5])), "It was found.")
+    return Picture(
+        name, kp.analysis.figures.path_length_shares(np.array([0.5, 0.5])), "It was found."
+    )
 
 
 def first_words(audit) -> str:
@@ -377,15 +461,18 @@ class TestVerdict:
             finding("c", Status.FAIL, "Too large.", "Make it small."),
         )
         assert first_words(Audit("net", None, 1, 1, found)) == (
-            "net The network fails the audit. 1 of 3 checks fails, 1 warns. c: Too large. What to do: Make it small. "
-            "a: Rather large. What to do: Make it smaller."
+            "net The network fails the audit. 1 of 3 checks fails, 1 warns. c: Too large. What "
+            "to do: Make it small. a: Rather large. What to do: Make it smaller."
         )
         assert first_words(Audit("net", None, 1, 1, found[:2])).startswith(
             "net The network passes the audit with warnings. 1 of 2 checks warns. "
         )
 
     def test_none(self):
-        assert first_words("the model has no units") == "net There is no verdict. the model has no units"
+        assert (
+            first_words("the model has no units")
+            == "net There is no verdict. the model has no units"
+        )
 
     @pytest.mark.parametrize(
         ("statuses", "want"),
@@ -400,7 +487,10 @@ class TestVerdict:
     )
     def test_picture_shows_the_worst_finding(self, statuses, want):
         found = [finding(check.name, statuses.get(check.name, Status.PASS)) for check in CHECKS]
-        pictures = [picture(name) for name in ("weight_gradients", "gradient_norms", "activation_norms", "truncation")]
+        pictures = [
+            picture(name)
+            for name in ("weight_gradients", "gradient_norms", "activation_norms", "truncation")
+        ]
         assert page.main_picture(Audit("net", None, 1, 1, tuple(found)), pictures).name == want
 
     def test_pictures_of_checks_exist(self):
@@ -414,8 +504,13 @@ class TestVerdict:
         assert "A note." in Page(text).text
 
     def test_each_picture_is_shown_once(self):
-        text = page.render("net", {}, "no audit", [("a", "A", [picture("unit"), picture("gradient_norms")])], "1.0")
-        assert [Path(each["src"]).stem for each in Page(text).all("img")] == ["gradient_norms", "unit"]
+        text = page.render(
+            "net", {}, "no audit", [("a", "A", [picture("unit"), picture("gradient_norms")])], "1.0"
+        )
+        assert [Path(each["src"]).stem for each in Page(text).all("img")] == [
+            "gradient_norms",
+            "unit",
+        ]
         assert {"href": "#gradient_norms"} not in Page(text).all("a")
 
     def test_a_chapter_whose_only_picture_is_at_the_top_links_to_it(self):
@@ -454,8 +549,14 @@ def test_plain():
         values: np.ndarray
         names: tuple
 
-    value = {1: Found(np.array([[1.0, np.inf], [np.nan, 2.0]]), ("a", np.int64(3))), "b": float("nan")}
-    assert subjects.plain(value) == {"1": {"values": [[1.0, None], [None, 2.0]], "names": ["a", 3]}, "b": None}
+    value = {
+        1: Found(np.array([[1.0, np.inf], [np.nan, 2.0]]), ("a", np.int64(3))),
+        "b": float("nan"),
+    }
+    assert subjects.plain(value) == {
+        "1": {"values": [[1.0, None], [None, 2.0]], "names": ["a", 3]},
+        "b": None,
+    }
 
 
 def test_every_picture_has_its_texts():

@@ -1,4 +1,6 @@
-"""The averages of the weights and their batch statistics, against NumPy and against a `fit` without them."""
+"""The averages of the weights and their batch statistics, against NumPy and against a
+`fit` without them.
+"""
 
 import json
 import os
@@ -23,7 +25,9 @@ BATCHES = [IMAGES[:16], IMAGES[16:32], IMAGES[32:]]
 
 
 def network(dropout=0.0, dtype=None, execution="loop"):
-    """Batch normalisation of images, and in the units of a stack, with different momenta."""
+    """Batch normalisation of images, and in the units of a stack, with different
+    momenta.
+    """
     keras.utils.set_random_seed(0)
     inputs = keras.Input((4, 4, 3))
     x = BatchNormalization(momentum=0.99, name="first", dtype=dtype)(inputs)
@@ -43,7 +47,9 @@ def compiled(model, use_ema=True, scaled=False):
 
 
 def fit(model, callbacks, **options):
-    """With the random numbers of a run: on torch, whose own a validation draws from, they follow from the step."""
+    """With the random numbers of a run: on torch, whose own a validation draws from,
+    they follow from the step.
+    """
     if keras.backend.backend() == "torch":
         callbacks = [count := Count(4), TorchSeeds(0, 0, count), *callbacks]
     data = {"batch_size": 10, "shuffle": False, "verbose": 0, "validation_data": (IMAGES, LABELS)}
@@ -55,11 +61,16 @@ def values(variables):
 
 
 def by_name(model):
-    return {variable.path: value for variable, value in zip(model.variables, values(model.variables), strict=True)}
+    return {
+        variable.path: value
+        for variable, value in zip(model.variables, values(model.variables), strict=True)
+    }
 
 
 def reference(model, batches):
-    """The mean and variance in front of each normalisation, means over the batches, in float64 and layer by layer."""
+    """The mean and variance in front of each normalisation, means over the batches, in
+    float64 and layer by layer.
+    """
     seen: dict[str, list] = {}
 
     def normalize(x, key, gamma, beta, epsilon):
@@ -70,22 +81,41 @@ def reference(model, batches):
 
     weights = by_name(model)
     first, stack = model.get_layer("first"), model.get_layer("stack")
-    epsilon = next(each.epsilon for each in stack.pattern._flatten_layers() if isinstance(each, BatchNormalization))
+    epsilon = next(
+        each.epsilon
+        for each in stack.pattern._flatten_layers()
+        if isinstance(each, BatchNormalization)
+    )
     for batch in batches:
-        x = normalize(batch.astype("float64"), "first", weights["first/gamma"], weights["first/beta"], first.epsilon)
+        x = normalize(
+            batch.astype("float64"),
+            "first",
+            weights["first/gamma"],
+            weights["first/beta"],
+            first.epsilon,
+        )
         x = np.maximum(x, 0).mean((1, 2))
         for i in range(stack.depth):
-            own = {path.removeprefix("stack/"): value[i] for path, value in weights.items() if path.startswith("stack/")}
+            own = {
+                path.removeprefix("stack/"): value[i]
+                for path, value in weights.items()
+                if path.startswith("stack/")
+            }
             y = x
             for j in range(2):
                 norm = f"branch/norm_{j}"
-                y = normalize(y, f"stack/{i}/{norm}", own[f"{norm}/gamma"], own[f"{norm}/beta"], epsilon)
-                y = np.maximum(y, 0) @ own[f"branch/dense_{j + 1}/kernel"] + own.get(f"branch/dense_{j + 1}/bias", 0)
+                y = normalize(
+                    y, f"stack/{i}/{norm}", own[f"{norm}/gamma"], own[f"{norm}/beta"], epsilon
+                )
+                y = np.maximum(y, 0) @ own[f"branch/dense_{j + 1}/kernel"] + own.get(
+                    f"branch/dense_{j + 1}/bias", 0
+                )
             x = x + y
     means = {key: np.mean(each, 0) for key, each in seen.items()}
     stacked = {"/".join(key.split("/")[2:]) for key in means if key.startswith("stack/")}
     return {key: means[key] for key in means if key.startswith("first/")} | {
-        f"stack/{name}": np.stack([means[f"stack/{i}/{name}"] for i in range(stack.depth)]) for name in stacked
+        f"stack/{name}": np.stack([means[f"stack/{i}/{name}"] for i in range(stack.depth)])
+        for name in stacked
     }
 
 
@@ -131,9 +161,11 @@ class TestBatchStatistics:
         others = set(before) - set(expected)
         assert all((by_name(model)[name] == before[name]).all() for name in others)
         assert model.get_layer("first").momentum == 0.99
-        assert {each.momentum for each in model.get_layer("stack").pattern._flatten_layers() if hasattr(each, "gamma")} == {
-            0.9
-        }
+        assert {
+            each.momentum
+            for each in model.get_layer("stack").pattern._flatten_layers()
+            if hasattr(each, "gamma")
+        } == {0.9}
 
     def test_are_the_same_again_with_dropout(self):
         model = network(dropout=0.5)
@@ -146,7 +178,9 @@ class TestBatchStatistics:
         without.set_weights(model.get_weights())
         BatchStatistics(without, lambda: iter(BATCHES)).renew()
         last = "stack/branch/norm_1/moving_variance"
-        assert np.abs(by_name(without)[last] - first[last]).max() > 1e-2  # behind a dropout they are others
+        assert (
+            np.abs(by_name(without)[last] - first[last]).max() > 1e-2
+        )  # behind a dropout they are others
 
     def test_draws_no_random_numbers(self):
         model = network(dropout=0.5)
@@ -161,11 +195,15 @@ class TestBatchStatistics:
         model.get_layer("first").trainable = False
         model.get_layer("first").moving_mean.assign([0.1, 0.2, 0.3])
         BatchStatistics(model, lambda: iter(BATCHES)).renew()
-        np.testing.assert_array_equal(by_name(model)["first/moving_mean"], np.array([0.1, 0.2, 0.3], "float32"))
+        np.testing.assert_array_equal(
+            by_name(model)["first/moving_mean"], np.array([0.1, 0.2, 0.3], "float32")
+        )
         assert np.abs(by_name(model)["stack/branch/norm_0/moving_mean"]).max() > 0
 
     def test_nothing_is_read_without_batch_normalisation(self):
-        model = keras.Sequential([keras.Input((3,)), keras.layers.LayerNormalization(), keras.layers.Dropout(0.5)])
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.LayerNormalization(), keras.layers.Dropout(0.5)]
+        )
         BatchStatistics(model, lambda: pytest.fail("there is nothing to compute")).renew()
 
     def test_no_batches(self):
@@ -176,16 +214,25 @@ class TestBatchStatistics:
 class TestAverages:
     @pytest.mark.parametrize("case", ["plain", "scaled"])
     def test_are_validated_and_kept_and_training_goes_on_as_without(self, case):
-        """The raw weights are, to the bit, those of a run without validation; dropout's seeds are a part of that."""
+        """The raw weights are, to the bit, those of a run without validation; dropout's
+        seeds are a part of that.
+        """
         options = {"plain": {}, "scaled": {"dropout": 0.3, "dtype": "mixed_bfloat16"}}[case]
         alone, recorder = Recorder(), Recorder()
-        fit(compiled(network(**options), scaled=case == "scaled"), [alone], epochs=2, validation_data=None)
+        fit(
+            compiled(network(**options), scaled=case == "scaled"),
+            [alone],
+            epochs=2,
+            validation_data=None,
+        )
         model = compiled(network(**options), scaled=case == "scaled")
         watching = Averages(lambda: iter(BATCHES))
 
         class BetweenSteps(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
-                with watching.active():  # on JAX, the model's variables are not what is trained here
+                with (
+                    watching.active()
+                ):  # on JAX, the model's variables are not what is trained here
                     pass
 
         history = fit(model, [watching, recorder, BetweenSteps()], epochs=2)
@@ -196,12 +243,15 @@ class TestAverages:
             for name, value in recorder.averages[epoch].items():
                 np.testing.assert_array_equal(inside[name], value, err_msg=name)
                 assert (inside[name] != raw[name]).any()
-        # behind fit, Keras has put the averages into the weights; with their statistics they are what was validated
+        # behind fit, Keras has put the averages into the weights; with their statistics they are
+        # what was validated
         fitted = by_name(model)
         watching.finish()
         for name, value in recorder.inside[-1].items():
             np.testing.assert_array_equal(by_name(model)[name], value, err_msg=name)
-        assert model.evaluate(IMAGES, LABELS, batch_size=10, verbose=0) == pytest.approx(history["val_loss"][-1], rel=1e-6)
+        assert model.evaluate(IMAGES, LABELS, batch_size=10, verbose=0) == pytest.approx(
+            history["val_loss"][-1], rel=1e-6
+        )
         if case == "plain":
             assert_has_statistics(by_name(model), expected := reference(model, BATCHES))
             # those that fit leaves are of the raw weights, and forget their start slowly
@@ -225,7 +275,11 @@ class TestAverages:
 
     @pytest.mark.parametrize("case", ["no update", "no averages"])
     def test_without_averages_the_weights_are_evaluated(self, case):
-        model = compiled(network()) if case == "no update" else updated(compiled(network(), use_ema=False))
+        model = (
+            compiled(network())
+            if case == "no update"
+            else updated(compiled(network(), use_ema=False))
+        )
         watching = Averages(lambda: pytest.fail("there are no averages"))
         watching.set_model(model)
         before = by_name(model)
@@ -237,7 +291,9 @@ class TestAverages:
 
 def updated(model):
     """Let the optimizer make an update, by gradients of 1."""
-    model.optimizer.apply([ops.ones(each.shape) for each in model.trainable_variables], model.trainable_variables)
+    model.optimizer.apply(
+        [ops.ones(each.shape) for each in model.trainable_variables], model.trainable_variables
+    )
     return model
 
 
@@ -286,7 +342,9 @@ print(json.dumps({{
 """
 
 
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="there, every process has the whole model")
+@pytest.mark.skipif(
+    keras.backend.backend() == "torch", reason="there, every process has the whole model"
+)
 def test_on_several_devices(tmp_path):
     """As on one device, and all devices have the same."""
     options = {"gradient_accumulation_steps": 2, "global_clipnorm": 1.0}
@@ -295,7 +353,13 @@ def test_on_several_devices(tmp_path):
     environment = os.environ | {"XLA_FLAGS": flags}
     root = Path(__file__).parents[2]
     result = subprocess.run(
-        [sys.executable, "-c", script], env=environment, cwd=root, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", script],
+        env=environment,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]
     found = json.loads(result.stdout.splitlines()[-1])

@@ -1,4 +1,6 @@
-"""The benchmark: its arithmetic by hand, its order and limits, and real children on tiny networks. No test asserts a time."""
+"""The benchmark: its arithmetic by hand, its order and limits, and real children on
+tiny networks. No test asserts a time.
+"""
 
 import dataclasses
 import importlib.util
@@ -37,7 +39,8 @@ def job(name="dense_resnet6", **changes) -> child.Job:
 
 
 class TestRatios:
-    #: In every round b takes twice as long as a, though the machine gets slower; c ends badly in the second.
+    #: In every round b takes twice as long as a, though the machine gets slower; c ends badly in
+    #: the second.
     ROUNDS = (
         {"a": {"s": 1.0}, "b": {"s": 2.0}, "c": {"s": 3.0}},
         {"a": {"s": 10.0}, "b": {"s": 20.0}},
@@ -48,7 +51,13 @@ class TestRatios:
         summary = report.summarize(self.ROUNDS, {"a": "a", "b": "a", "c": "a", "d": "a"})
         assert summary == {
             "a": {
-                "s": {"median": 2, "min": 1, "max": 10, "rounds": 3, "ratio": {"over": "a", "median": 1, "min": 1, "max": 1}},
+                "s": {
+                    "median": 2,
+                    "min": 1,
+                    "max": 10,
+                    "rounds": 3,
+                    "ratio": {"over": "a", "median": 1, "min": 1, "max": 1},
+                },
             },
             "b": {
                 "s": {
@@ -60,19 +69,33 @@ class TestRatios:
                 },
             },
             "c": {
-                "s": {"median": 3, "min": 3, "max": 3, "rounds": 1, "ratio": {"over": "a", "median": 3, "min": 3, "max": 3}},
+                "s": {
+                    "median": 3,
+                    "min": 3,
+                    "max": 3,
+                    "rounds": 1,
+                    "ratio": {"over": "a", "median": 3, "min": 3, "max": 3},
+                },
             },
             "d": {},
         }
 
     def test_median_of_the_quotients_is_not_the_quotient_of_the_medians(self):
-        rounds = ({"a": {"s": 1}, "b": {"s": 3}}, {"a": {"s": 4}, "b": {"s": 4}}, {"a": {"s": 5}, "b": {"s": 6}})
+        rounds = (
+            {"a": {"s": 1}, "b": {"s": 3}},
+            {"a": {"s": 4}, "b": {"s": 4}},
+            {"a": {"s": 5}, "b": {"s": 6}},
+        )
         entry = report.summarize(rounds, {"a": "a", "b": "a"})["b"]["s"]
         assert entry["median"] == 4
         assert entry["ratio"]["median"] == 1.2
 
     def test_no_ratio_without_the_baseline_of_the_round(self):
-        rounds = ({"b": {"s": 3.0}}, {"a": {"s": 0.0}, "b": {"s": 3.0}}, {"a": {"t": 1.0}, "b": {"s": 3.0}})
+        rounds = (
+            {"b": {"s": 3.0}},
+            {"a": {"s": 0.0}, "b": {"s": 3.0}},
+            {"a": {"t": 1.0}, "b": {"s": 3.0}},
+        )
         assert "ratio" not in report.summarize(rounds, {"a": "a", "b": "a"})["b"]["s"]
 
     def test_figures_of_children_by_round(self):
@@ -85,9 +108,15 @@ class TestRatios:
 
     def test_table(self):
         baselines = {"a": "a", "b": "a", "c": "a", "d": "a"}
-        rounds = [{label: {"step_seconds": row["s"]} for label, row in figures.items()} for figures in self.ROUNDS]
+        rounds = [
+            {label: {"step_seconds": row["s"]} for label, row in figures.items()}
+            for figures in self.ROUNDS
+        ]
         outcomes = [Outcome(1, label, 1.0, {"jit_compile": label == "a"}) for label in "abc"]
-        outcomes += [Outcome(2, "c", 1.0, problem="over 300 s"), Outcome(1, "d", 1.0, problem="over 300 s")]
+        outcomes += [
+            Outcome(2, "c", 1.0, problem="over 300 s"),
+            Outcome(1, "d", 1.0, problem="over 300 s"),
+        ]
         text = report.table("step", report.summarize(rounds, baselines), baselines, outcomes)
         header, *rows = (" ".join(line.split()) for line in text.splitlines())
         assert header == "candidate step ms ratio of step jit"
@@ -115,7 +144,10 @@ class TestCandidates:
         ]
         assert options["unroll"] is not True
         assert parse(write(name, options)) == (name, options)
-        assert write(name, {"remat": 1, "stacked": False}) == "cifar_resnet164_preact:remat=1,stacked=false"
+        assert (
+            write(name, {"remat": 1, "stacked": False})
+            == "cifar_resnet164_preact:remat=1,stacked=false"
+        )
         assert parse("dense_resnet6") == ("dense_resnet6", {})
         peer = parse("timm_resnetv2_50:channels_last=true,compile=false")
         assert peer == ("timm_resnetv2_50", {"channels_last": True, "compile": False})
@@ -142,9 +174,18 @@ class TestCandidates:
 
     def test_variants(self, monkeypatch):
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-        models = ["dense_resnet6", "dense_resnet12:stacked=true", "timm_resnetv2_50", "keras_applications_resnet50v2"]
+        models = [
+            "dense_resnet6",
+            "dense_resnet12:stacked=true",
+            "timm_resnetv2_50",
+            "keras_applications_resnet50v2",
+        ]
         rows = expand(models, ["tensorflow", "torch"], [{"stacked": True}, {"stacked": False}])
-        keras_rows = ["dense_resnet6:stacked=true", "dense_resnet6:stacked=false", "dense_resnet12:stacked=true"]
+        keras_rows = [
+            "dense_resnet6:stacked=true",
+            "dense_resnet6:stacked=false",
+            "dense_resnet12:stacked=true",
+        ]
         last = "keras_applications_resnet50v2"
         assert [row.label for row in rows] == [
             *(f"tensorflow/{name}" for name in [*keras_rows, last]),
@@ -152,8 +193,13 @@ class TestCandidates:
         ]
 
     def test_peer_without_its_backend(self, monkeypatch):
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # JAX need not be installed
-        with pytest.raises(cli.UserError, match=r"timm_resnetv2_50 runs on torch\. Received: --backends tensorflow jax"):
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: name
+        )  # JAX need not be installed
+        with pytest.raises(
+            cli.UserError,
+            match=r"timm_resnetv2_50 runs on torch\. Received: --backends tensorflow jax",
+        ):
             expand(["timm_resnetv2_50"], ["tensorflow", "jax"], [{}])
 
     @pytest.mark.parametrize(
@@ -165,16 +211,27 @@ class TestCandidates:
         ],
     )
     def test_missing_package(self, model, backend, missing, extra, monkeypatch):
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else name)
-        with pytest.raises(cli.UserError, match=rf"not installed: pip install -c constraints.txt -e '\.\[{extra}\]'"):
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: None if name == missing else name
+        )
+        with pytest.raises(
+            cli.UserError,
+            match=rf"not installed: pip install -c constraints.txt -e '\.\[{extra}\]'",
+        ):
             expand([model], [backend], [{}])
 
     def test_baselines(self):
-        rows = [Candidate(backend, "dense_resnet6", {"remat": k}) for backend in ("jax", "torch") for k in (2, 3)]
+        rows = [
+            Candidate(backend, "dense_resnet6", {"remat": k})
+            for backend in ("jax", "torch")
+            for k in (2, 3)
+        ]
         first = {row.label: f"{row.backend}/dense_resnet6:remat=2" for row in rows}
         assert comparison.baselines_of(rows, None) == first
         assert comparison.baselines_of(rows, "dense_resnet6:remat=2") == first
-        assert set(comparison.baselines_of(rows, "torch/dense_resnet6:remat=3").values()) == {"torch/dense_resnet6:remat=3"}
+        assert set(comparison.baselines_of(rows, "torch/dense_resnet6:remat=3").values()) == {
+            "torch/dense_resnet6:remat=3"
+        }
         for unknown in ("dense_resnet6", "tensorflow/dense_resnet6:remat=2", "first"):
             with pytest.raises(cli.UserError, match="--baseline is none of the candidates"):
                 comparison.baselines_of(rows, unknown)
@@ -188,10 +245,17 @@ class TestRounds:
             started.append((backend, job.name))
             if job.name == "b" and len(started) > 3:
                 return -9, "", ""
-            return (1, "", "Traceback\nKeyError: 'x'\n") if job.name == "c" else (0, '{"figures": {}}\n', "")
+            return (
+                (1, "", "Traceback\nKeyError: 'x'\n")
+                if job.name == "c"
+                else (0, '{"figures": {}}\n', "")
+            )
 
         monkeypatch.setattr(rounds, "_child", pretend)
-        jobs = [(Candidate(backend, name), job(name)) for backend, name in (("jax", "a"), ("torch", "b"), ("torch", "c"))]
+        jobs = [
+            (Candidate(backend, name), job(name))
+            for backend, name in (("jax", "a"), ("torch", "b"), ("torch", "c"))
+        ]
         told = []
         outcomes = rounds.run(jobs, 3, 10, told.append)
         a, b, c = (("jax", "a"), ("torch", "b"), ("torch", "c"))
@@ -212,7 +276,9 @@ class TestRounds:
             rounds.run([(Candidate("jax", "a"), job("a"))], 3, 10, lambda outcome: None)
 
     def test_limit(self, monkeypatch):
-        """A real child is killed, and what it started: run() would wait for that to close the pipe, 600 seconds."""
+        """A real child is killed, and what it started: run() would wait for that to
+        close the pipe, 600 seconds.
+        """
         begun = []
         popen = subprocess.Popen
 
@@ -230,7 +296,9 @@ class TestRounds:
 class TestRealRuns:
     @pytest.fixture
     def in_this_process(self, monkeypatch):
-        """What the other commands measure, without the imports of a child; `test_compile` has a real one."""
+        """What the other commands measure, without the imports of a child;
+        `test_compile` has a real one.
+        """
 
         def measured(backend, job, limit):
             assert backend == BACKEND
@@ -245,25 +313,54 @@ class TestRealRuns:
 
     def test_compile(self, capsys, empty_folder):
         described = self.measure(
-            "compile", "--models", "digits_resnet8_preact:width_factor=0.25", "--variants", "stacked", "--image-size", "4"
+            "compile",
+            "--models",
+            "digits_resnet8_preact:width_factor=0.25",
+            "--variants",
+            "stacked",
+            "--image-size",
+            "4",
         )
         label = f"{BACKEND}/digits_resnet8_preact:stacked=true,width_factor=0.25"
         assert files(empty_folder) == ["figures.json"]
-        keys = {"command", "settings", "about", "order", "started", "machine", "candidates", "outcomes", "summary"}
+        keys = {
+            "command",
+            "settings",
+            "about",
+            "order",
+            "started",
+            "machine",
+            "candidates",
+            "outcomes",
+            "summary",
+        }
         assert described.keys() == keys
         assert described["settings"]["image_size"] == 4
         assert described["machine"]["cpu"].endswith(f"{os.cpu_count()} cores")
         [(name, candidate)] = described["candidates"].items()
         assert name == candidate["baseline"] == label
-        assert candidate["versions"].keys() == {"python", "keras", "numpy", BACKEND} | candidate["versions"].keys()
+        assert (
+            candidate["versions"].keys()
+            == {"python", "keras", "numpy", BACKEND} | candidate["versions"].keys()
+        )
         assert candidate["versions"]["keras"] == keras.__version__
         assert candidate["parameters"] == 4934
         [outcome] = described["outcomes"]
         figures = outcome["result"]["figures"]
         assert len(figures.pop("all_steps")) == 2
-        assert figures.keys() == {"build_seconds", "first_step_seconds", "step_seconds", "compile_seconds"}
+        assert figures.keys() == {
+            "build_seconds",
+            "first_step_seconds",
+            "step_seconds",
+            "compile_seconds",
+        }
         assert figures["compile_seconds"] == figures["first_step_seconds"] - figures["step_seconds"]
-        assert described["summary"][label]["step_seconds"]["ratio"] == {"over": label, "median": 1, "min": 1, "max": 1}
+        assert described["summary"][label]["step_seconds"]["ratio"] == {
+            "over": label,
+            "median": 1,
+            "min": 1,
+            "max": 1,
+        }
         check(figures)
         printed = capsys.readouterr()
         assert "The children of a round run one after another" in printed.out
@@ -285,16 +382,24 @@ class TestRealRuns:
         check(figures)
 
     def test_optimizer(self, in_this_process):
-        figures = self.only_figures("optimizer", "--models", "dense_resnet12", "--variants", "stacked")
-        assert figures["variables"] == len(kp.create_model("dense_resnet12", stacked=True).trainable_variables)
+        figures = self.only_figures(
+            "optimizer", "--models", "dense_resnet12", "--variants", "stacked"
+        )
+        assert figures["variables"] == len(
+            kp.create_model("dense_resnet12", stacked=True).trainable_variables
+        )
         assert len(figures.pop("all_steps")) == 2
         check(figures)
 
     def test_health(self, capsys):
-        figures = self.only_figures("health", "--models", "dense_resnet6", "--interval", "2", "--steps", "4")
+        figures = self.only_figures(
+            "health", "--models", "dense_resnet6", "--interval", "2", "--steps", "4"
+        )
         pairs = figures.pop("all_steps")
         assert len(pairs) == child.HEALTH_PAIRS
-        assert figures["watched_over_plain"] == statistics.median(watched / plain for plain, watched in pairs)
+        assert figures["watched_over_plain"] == statistics.median(
+            watched / plain for plain, watched in pairs
+        )
         assert figures["step_seconds"] == statistics.median(plain for plain, _ in pairs)
         check(figures)
         assert "with / without" in capsys.readouterr().out
@@ -317,16 +422,24 @@ class TestCommandLine:
             (("stp",), "Unknown command of benchmark: 'stp'. Did you mean 'step'"),
             (("step", "--models", "dense_resnet7"), "Did you mean 'dense_resnet6'"),
             (("step", "--rounds", "0"), "--rounds must be positive. Received: 0"),
-            (("step", "--limit", "nan"), "--limit must be a positive number of seconds. Received: nan"),
+            (
+                ("step", "--limit", "nan"),
+                "--limit must be a positive number of seconds. Received: nan",
+            ),
             (("step", "--output", "there/is/none.json"), "there is no directory there/is"),
             (("step", "--baseline", "dense_resnet6"), "--baseline is none of the candidates."),
             (("step", "--models"), "Give at least one of --models"),
             (("health", "--interval", "0"), "--interval must be positive. Received: 0"),
-            (("memory", "--remat", "0"), "--remat takes false, true or a number of units. Received: 0"),
+            (
+                ("memory", "--remat", "0"),
+                "--remat takes false, true or a number of units. Received: 0",
+            ),
         ],
     )
     def test_wrong_option(self, options, message, capsys, empty_folder):
-        assert message in error_of(capsys, command.main, [options[0], "--backends", BACKEND, *options[1:]])
+        assert message in error_of(
+            capsys, command.main, [options[0], "--backends", BACKEND, *options[1:]]
+        )
         assert list(empty_folder.iterdir()) == []
 
     @pytest.mark.parametrize("name", command.COMMANDS)
@@ -345,7 +458,11 @@ class TestCommandLine:
 
 
 #: Name to trainable parameters, those of ResNet-50 v2 in each package.
-PARAMETERS = {"keras_applications_resnet50v2": 25_568_360, "keras_hub_resnet50v2": 25_549_352, "timm_resnetv2_50": 25_549_352}
+PARAMETERS = {
+    "keras_applications_resnet50v2": 25_568_360,
+    "keras_hub_resnet50v2": 25_549_352,
+    "timm_resnetv2_50": 25_549_352,
+}
 
 
 _MAKE_PEERS = """
@@ -362,11 +479,15 @@ for name, options in json.loads(sys.argv[1]).items():
 
 @pytest.fixture(scope="module")
 def peers_made(tmp_path_factory):
-    """The lines of a process of their own, and its stderr: what these packages import, and warn of, is theirs."""
+    """The lines of a process of their own, and its stderr: what these packages import,
+    and warn of, is theirs.
+    """
     options = {"command": "step", "options": {}, "batch": 2, "image_size": 32, "dtype": "float32"}
     options |= {"jit_compile": "auto", "mode": "inference", "steps": 1, "warmup": 1}
     jobs = {name: {"name": name} | options for name in candidates.PEERS if not missing(name)}
-    status, out, err = finish(start("-c", _MAKE_PEERS, json.dumps(jobs), cwd=tmp_path_factory.mktemp("peers")))
+    status, out, err = finish(
+        start("-c", _MAKE_PEERS, json.dumps(jobs), cwd=tmp_path_factory.mktemp("peers"))
+    )
     assert status == 0, err
     return out.splitlines(), err
 
@@ -376,7 +497,11 @@ def missing(name: str) -> str:
     peer = candidates.PEERS[name]
     if BACKEND not in peer.backends:
         return f"{name} does not run on {BACKEND}"
-    return "needs the extra benchmark" if peer.package and importlib.util.find_spec(peer.package[0]) is None else ""
+    return (
+        "needs the extra benchmark"
+        if peer.package and importlib.util.find_spec(peer.package[0]) is None
+        else ""
+    )
 
 
 @pytest.mark.slow

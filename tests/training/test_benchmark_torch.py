@@ -1,4 +1,6 @@
-"""How the benchmark runs torch's own modules: layout, torch.compile and autocast change the speed, not the network."""
+"""How the benchmark runs torch's own modules: layout, torch.compile and autocast change
+the speed, not the network.
+"""
 
 import copy
 
@@ -48,8 +50,17 @@ def network():
 
 
 def subject_of(network, options, dtype="float32", jit_compile="auto") -> subjects.TorchSubject:
-    settings = {"command": "step", "batch": 4, "image_size": 8, "mode": "train", "steps": 1, "warmup": 1}
-    job = child.Job(name="timm_resnetv2_50", options=options, dtype=dtype, jit_compile=jit_compile, **settings)
+    settings = {
+        "command": "step",
+        "batch": 4,
+        "image_size": 8,
+        "mode": "train",
+        "steps": 1,
+        "warmup": 1,
+    }
+    job = child.Job(
+        name="timm_resnetv2_50", options=options, dtype=dtype, jit_compile=jit_compile, **settings
+    )
     return subjects.TorchSubject(copy.deepcopy(network), job)
 
 
@@ -73,7 +84,9 @@ def test_options_leave_the_results_alone(network, options):
     np.testing.assert_allclose([subject.train_step() for _ in range(3)], expected, rtol=1e-5)
     assert expected[0] != pytest.approx(expected[2], rel=1e-4)
     with torch.no_grad():
-        np.testing.assert_allclose(subject.inference_step(), plain.eval()(images).cpu(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            subject.inference_step(), plain.eval()(images).cpu(), rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
@@ -103,7 +116,9 @@ def test_autocast(network):
     """The convolution computes in bfloat16, the weights stay as they are."""
     subject = subject_of(network, {"channels_last": True}, dtype="mixed_bfloat16")
     seen = []
-    subject.module[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    subject.module[0].register_forward_hook(
+        lambda module, inputs, output: seen.append(output.dtype)
+    )
     subject.train_step()
     assert seen == [torch.bfloat16]
     assert {weight.dtype for weight in subject.module.parameters()} == {torch.float32}

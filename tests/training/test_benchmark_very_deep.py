@@ -1,4 +1,6 @@
-"""The command that trains very deep networks, on shallow ones: what it prints and writes, and its mistakes."""
+"""The command that trains very deep networks, on shallow ones: what it prints and
+writes, and its mistakes.
+"""
 
 import json
 
@@ -15,10 +17,14 @@ def run(*arguments):
     benchmark.main(["very-deep", *map(str, arguments)])
 
 
-#: The two differ in the weights that they start from alone. Torch, which compiles nothing, shows it soonest.
+#: The two differ in the weights that they start from alone. Torch, which compiles nothing, shows it
+#: soonest.
 OTHERS = [
     pytest.param(
-        name, marks=pytest.mark.skipif(keras.backend.backend() != "torch", reason="nothing of it depends on the backend")
+        name,
+        marks=pytest.mark.skipif(
+            keras.backend.backend() != "torch", reason="nothing of it depends on the backend"
+        ),
     )
     for name in very_deep.NETWORKS
     if name != "vanilla"
@@ -38,7 +44,11 @@ def test_run(network, tmp_path, capsys):
     assert len(losses) == 3
     assert str(layers) in result["name"]
     gradients = result["gradient_norms"]
-    assert {"stem_conv/kernel", "stage1_units/branch/conv_1/kernel", "head_classifier/kernel"} <= gradients.keys()
+    assert {
+        "stem_conv/kernel",
+        "stage1_units/branch/conv_1/kernel",
+        "head_classifier/kernel",
+    } <= gradients.keys()
     assert np.isfinite(list(gradients.values())).all()
     assert all(norm > 0 for norms in gradients.values() for norm in norms)
     assert 1e8 < result["peak_resident_bytes"] < 1e11
@@ -46,7 +56,10 @@ def test_run(network, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("options", "part"),
-    [(("preact", "--layers", 100), "the nearest are 92 and 101"), (("vanilla", "--steps", 0), "must be positive")],
+    [
+        (("preact", "--layers", 100), "the nearest are 92 and 101"),
+        (("vanilla", "--steps", 0), "must be positive"),
+    ],
     ids=["depth", "steps"],
 )
 def test_mistakes(capsys, options, part):

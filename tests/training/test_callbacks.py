@@ -14,7 +14,9 @@ class Trained:
 
 
 def steps(callbacks, epochs, per_epoch, losses=None):
-    """Call callbacks as a fit does, until they stop it; yield the batches of each epoch."""
+    """Call callbacks as a fit does, until they stop it; yield the batches of each
+    epoch.
+    """
     for epoch in range(epochs):
         for callback in callbacks:
             callback.on_epoch_begin(epoch)
@@ -51,7 +53,11 @@ class TestStopOnNaN:
 
 
 class TestHistory:
-    LOGS = ({"loss": 2.0, "accuracy": np.float32(0.5)}, {"loss": 1.0, "accuracy": 0.75}, {"loss": 0.5, "accuracy": 1.0})
+    LOGS = (
+        {"loss": 2.0, "accuracy": np.float32(0.5)},
+        {"loss": 1.0, "accuracy": 0.75},
+        {"loss": 0.5, "accuracy": 1.0},
+    )
 
     def written(self, path):
         with open(path, newline="") as file:
@@ -98,7 +104,9 @@ class Recorder(keras.callbacks.Callback):
 
 
 class TestContinued:
-    """The steps that were done take a batch each and nothing else, in the first epoch alone."""
+    """The steps that were done take a batch each and nothing else, in the first epoch
+    alone.
+    """
 
     @pytest.mark.parametrize("together", [1, 2])
     @pytest.mark.parametrize("done", [0, 2, 4])
@@ -109,9 +117,13 @@ class TestContinued:
             pytest.skip("Keras runs one step at a time on torch")
 
         inputs = keras.Input((1,))
-        model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)(inputs))
+        model = keras.Model(
+            inputs, keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)(inputs)
+        )
         # with inputs of 1 a step adds the mean of its targets: w = sum of what was trained on
-        model.compile(keras.optimizers.SGD(0.5), "mse", steps_per_execution=together, jit_compile=False)
+        model.compile(
+            keras.optimizers.SGD(0.5), "mse", steps_per_execution=together, jit_compile=False
+        )
         seen = []
 
         def batches():
@@ -131,13 +143,24 @@ class TestContinued:
             epochs=5,
             shuffle=False,
             verbose=0,
-            callbacks=Continued([recorder], done=done, restore=lambda: restored.append(1), model=model, epochs=5, steps=6),
+            callbacks=Continued(
+                [recorder],
+                done=done,
+                restore=lambda: restored.append(1),
+                model=model,
+                epochs=5,
+                steps=6,
+            ),
         )
         assert recorder.begun == [
-            (epoch, batch) for epoch in (3, 4) for batch in range(0, 6, together) if epoch == 4 or batch >= done
+            (epoch, batch)
+            for epoch in (3, 4)
+            for batch in range(0, 6, together)
+            if epoch == 4 or batch >= done
         ]
         assert len(restored) == (done > 0)
-        # a step of gradient descent on (w - target)^2 at rate 0.5 goes to the target: the last batch's number
+        # a step of gradient descent on (w - target)^2 at rate 0.5 goes to the target: the last
+        # batch's number
         assert float(model.get_weights()[0][0, 0]) == 11
         assert model.optimizer.iterations == 12 - done
         assert max(seen) >= 11

@@ -1,4 +1,6 @@
-"""Checkpoints: whole or passed over, exact to the bit, and the state of what else a run goes on with."""
+"""Checkpoints: whole or passed over, exact to the bit, and the state of what else a run
+goes on with.
+"""
 
 import errno
 import json
@@ -34,7 +36,9 @@ def no_warning(message):
 
 
 def small(seed=0, units=3, optimizer=None, trained=True) -> keras.Model:
-    """A network of three layers with everything that a checkpoint holds: statistics, seeds, momentum; trained, metrics."""
+    """A network of three layers with everything that a checkpoint holds: statistics,
+    seeds, momentum; trained, metrics.
+    """
     keras.utils.set_random_seed(seed)
     layers = [
         keras.Input((4,)),
@@ -46,7 +50,10 @@ def small(seed=0, units=3, optimizer=None, trained=True) -> keras.Model:
     ]
     model = keras.Sequential(layers, name="small")
     model.compile(
-        optimizer or keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True), "mse", metrics=["mae"], jit_compile=False
+        optimizer or keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True),
+        "mse",
+        metrics=["mae"],
+        jit_compile=False,
     )
     if not trained:
         model.optimizer.build(model.trainable_variables)
@@ -93,7 +100,10 @@ class TestExactness:
         assert any("momentum" in key for key in before)
         assert any("moving_variance" in key for key in before)
         assert any(key.startswith("metrics") for key in before)
-        assert {tensors.variable.dtype for tensors in GROUPS["model"](model)} > {"float32", "bfloat16"}
+        assert {tensors.variable.dtype for tensors in GROUPS["model"](model)} > {
+            "float32",
+            "bfloat16",
+        }
 
         other = small(seed=1)
         assert not same(values(other), before)
@@ -109,7 +119,9 @@ class TestExactness:
     def test_optimizer_that_is_not_built_yet(self, model, tmp_path):
         Checkpoints(tmp_path).save(model, {"step": 1})
         other = keras.models.clone_model(model)
-        other.compile(keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True), "mse", jit_compile=False)
+        other.compile(
+            keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True), "mse", jit_compile=False
+        )
         Checkpoints(tmp_path).newest(no_warning).restore(other)
         assert same(values(other, ("model", "optimizer")), values(model, ("model", "optimizer")))
 
@@ -126,7 +138,13 @@ class TestExactness:
 
         model = small(trained=False)
         x = np.ones((8, 4), "float32")
-        model.fit(x, x[:, :2], batch_size=4, verbose=0, callbacks=[TrainingHealth(1, report=lambda message: None), Save()])
+        model.fit(
+            x,
+            x[:, :2],
+            batch_size=4,
+            verbose=0,
+            callbacks=[TrainingHealth(1, report=lambda message: None), Save()],
+        )
         other = small(seed=1, trained=False)
         Checkpoints(tmp_path).newest(no_warning).restore(other)
         optimizer = values(other, ("optimizer",))
@@ -158,13 +176,29 @@ class TestWhatDoesNotFit:
         *layers, _, _ = small(1, trained=False).layers
         own = [keras.layers.Dense(3, name="half"), keras.layers.Dense(2, name="second")]
         other = keras.Sequential([keras.Input((4,)), *layers, *own], name="small")
-        other.compile(keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True), "mse", metrics=["mae"], jit_compile=False)
-        self.refused(saved, other, r"half/kernel has dtype float32 here, and .*half/kernel has bfloat16 in the file")
+        other.compile(
+            keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True),
+            "mse",
+            metrics=["mae"],
+            jit_compile=False,
+        )
+        self.refused(
+            saved,
+            other,
+            r"half/kernel has dtype float32 here, and .*half/kernel has bfloat16 in the file",
+        )
 
     def test_name(self, saved):
         *layers, _ = small(1, trained=False).layers
-        other = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(2, name="third")], name="small")
-        other.compile(keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True), "mse", metrics=["mae"], jit_compile=False)
+        other = keras.Sequential(
+            [keras.Input((4,)), *layers, keras.layers.Dense(2, name="third")], name="small"
+        )
+        other.compile(
+            keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True),
+            "mse",
+            metrics=["mae"],
+            jit_compile=False,
+        )
         self.refused(saved, other, "third/kernel has name")
 
     def test_more_and_fewer(self, saved):
@@ -174,7 +208,12 @@ class TestWhatDoesNotFit:
             ([*layers, keras.layers.Dense(2)], "it lacks .*kernel"),
         ):
             other = keras.Sequential([keras.Input((4,)), *own], name="small")
-            other.compile(keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True), "mse", metrics=["mae"], jit_compile=False)
+            other.compile(
+                keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True),
+                "mse",
+                metrics=["mae"],
+                jit_compile=False,
+            )
             self.refused(saved, other, message)
 
     def test_another_optimizer(self, saved):
@@ -203,7 +242,9 @@ class TestWhatDoesNotFit:
             return model
 
         def named(*names):
-            model = keras.Sequential([keras.Input((2,)), *(keras.layers.Dense(2, name=name) for name in names)])
+            model = keras.Sequential(
+                [keras.Input((2,)), *(keras.layers.Dense(2, name=name) for name in names)]
+            )
             model.compile("sgd", "mse")
             return model
 
@@ -235,7 +276,12 @@ class TestDamage:
         newest = max(folder.iterdir())
         content = newest.read_bytes()
         chosen = random.Random(0)
-        places = {0, len(content) - 1, *range(0, 200, 7), *(len(content) - i for i in range(1, 200, 7))}
+        places = {
+            0,
+            len(content) - 1,
+            *range(0, 200, 7),
+            *(len(content) - i for i in range(1, 200, 7)),
+        }
         places |= {chosen.randrange(len(content)) for _ in range(300)}
         for place in places:
             damaged = bytearray(content)
@@ -326,7 +372,9 @@ class TestKeep:
             Checkpoints(tmp_path, 0)
 
     def test_what_was_passed_over_does_not_count(self, model, tmp_path):
-        """With room for two, a damaged one of a later step takes no place, and goes with the next save."""
+        """With room for two, a damaged one of a later step takes no place, and goes
+        with the next save.
+        """
         for step in (1, 2, 3, 9):
             Checkpoints(tmp_path, 9).save(model, {"step": step})
         damaged = [path for path in tmp_path.iterdir() if int(path.name[6:15]) in (3, 9)]
@@ -374,7 +422,9 @@ class TestFullDisk:
             Checkpoints(tmp_path).save(model, {"step": step})
         return tmp_path
 
-    @pytest.mark.parametrize("where", [(os, "fsync"), (os, "replace"), (np, "savez"), (Path, "replace")])
+    @pytest.mark.parametrize(
+        "where", [(os, "fsync"), (os, "replace"), (np, "savez"), (Path, "replace")]
+    )
     def test_wherever_it_shows(self, folder, model, monkeypatch, where):
         def fail(*arguments, **options):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -444,7 +494,9 @@ for line in sys.stdin:  # the seconds that each child has
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="the process has a backend of its own")
 def test_killed_while_it_saves(tmp_path):
-    """Keras' NumPy backend has no threads, so that its process can be copied as often as one is killed."""
+    """Keras' NumPy backend has no threads, so that its process can be copied as often
+    as one is killed.
+    """
     pytest.importorskip("jax")  # Keras' NumPy backend imports it
     (tmp_path / "folder").mkdir()
     environment = os.environ | {"KERAS_BACKEND": "numpy", "PYTHONPATH": str(ROOT)}
@@ -494,7 +546,9 @@ class Recorded:
 
 class TestSaver:
     def run(self, minutes, every, epochs=(4, 4), seconds=0.0, execution=1):
-        """Pretend a fit; return after which steps was saved, with half a step more where it was behind an epoch."""
+        """Pretend a fit; return after which steps was saved, with half a step more
+        where it was behind an epoch.
+        """
         clock, recorded = Clock(), Recorded()
         saver = Saver(recorded, minutes, every, lambda: {"step": done}, clock)
         saver.set_model(object())
@@ -521,7 +575,8 @@ class TestSaver:
         assert self.run(minutes=1e9, every=every) == steps
 
     @pytest.mark.parametrize(
-        ("minutes", "steps"), [(0.5, [3, 6]), (0.6, [4.5, 8.5]), (0, [1, 2, 3, 4.5, 5, 6, 7, 8.5]), (9, [])]
+        ("minutes", "steps"),
+        [(0.5, [3, 6]), (0.6, [4.5, 8.5]), (0, [1, 2, 3, 4.5, 5, 6, 7, 8.5]), (9, [])],
     )
     def test_by_time(self, minutes, steps):
         assert self.run(minutes, every=0, seconds=10) == steps
@@ -543,7 +598,9 @@ class TestSaver:
 
 
 class Epochs:
-    """Stands for a model: the n-th save writes n; `fails` makes it write half and raise."""
+    """Stands for a model: the n-th save writes n; `fails` makes it write half and
+    raise.
+    """
 
     def __init__(self, epoch=0):
         self.epoch = epoch
@@ -566,7 +623,9 @@ class TestBest:
         ],
     )
     @pytest.mark.parametrize("ended", [False, True])
-    def test_is_replaced_only_by_a_better_one(self, tmp_path, higher_is_better, scores, best, ended):
+    def test_is_replaced_only_by_a_better_one(
+        self, tmp_path, higher_is_better, scores, best, ended
+    ):
         """Even if every epoch is trained by another process."""
         callback = Best(tmp_path, "val_score", higher_is_better)
         for epoch, (score, expected) in enumerate(zip(scores, best, strict=True)):
@@ -617,7 +676,9 @@ class TestStop:
         with Stop(save=lambda: saves.append(1)) as stop:
             stop.on_train_batch_begin(0)
             stop.on_epoch_end(0)
-            weakref.finalize(Epochs(), signal.raise_signal, number)  # an error in there would go nowhere
+            weakref.finalize(
+                Epochs(), signal.raise_signal, number
+            )  # an error in there would go nowhere
             stop.on_train_batch_end(0)  # the epoch may be over
             stop.on_test_batch_end(0)
             assert saves == []
@@ -682,7 +743,9 @@ class TestStop:
 
 
 def network(case: str) -> keras.Model:
-    """Networks with dropout and batch normalisation, and between them all that an optimizer can keep."""
+    """Networks with dropout and batch normalisation, and between them all that an
+    optimizer can keep.
+    """
     keras.utils.set_random_seed(1)
     options = {"dtype": "mixed_float16"} if case == "loss scale" else {"stacked": True}
     model = kp.models.dense_resnet(10, input_shape=(6,), width=4, classes=3, dropout=0.2, **options)
@@ -692,7 +755,9 @@ def network(case: str) -> keras.Model:
             kp.optimizers.CoupledSGD(rate), initial_scale=2.0**20, dynamic_growth_steps=2
         )
     else:
-        optimizer = kp.optimizers.CoupledSGD(rate, use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=2)
+        optimizer = kp.optimizers.CoupledSGD(
+            rate, use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=2
+        )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=JIT)
     return model
@@ -726,7 +791,9 @@ class Steps(keras.callbacks.Callback):
 
 
 class TestGoingOn:
-    """A fit that goes on from a checkpoint ends as one that was never interrupted: to the bit, on every backend."""
+    """A fit that goes on from a checkpoint ends as one that was never interrupted: to
+    the bit, on every backend.
+    """
 
     STEPS, EPOCHS = 5, 2
 
@@ -739,7 +806,12 @@ class TestGoingOn:
             Checkpoints(folder, keep=9),
             0,
             3,
-            lambda: {"step": steps.step, "epochs": steps.epochs, "health": health.state(), "reports": list(reports)},
+            lambda: {
+                "step": steps.step,
+                "epochs": steps.epochs,
+                "health": health.state(),
+                "reports": list(reports),
+            },
         )
         if saved:
             saved.restore(model)
@@ -774,7 +846,9 @@ class TestGoingOn:
         for path in sorted(tmp_path.glob("state-*"))[1:]:
             path.rename(path.with_suffix(".kept"))
         saved = Checkpoints(tmp_path).newest(no_warning)
-        assert saved.step == 3  # in the middle of the first epoch; what stands in health.csv is of the whole fit
+        assert (
+            saved.step == 3
+        )  # in the middle of the first epoch; what stands in health.csv is of the whole fit
         went_on = self.fit(tmp_path, case, saved)
         assert straight[1:] == went_on[1:]
         for name, value in straight[0].items():
@@ -784,7 +858,9 @@ class TestGoingOn:
 
 class TestStateOfTheHealth:
     def test_divergence_in_an_interval_that_was_interrupted(self, tmp_path):
-        """The gradient of step 3 is too large, which shows at the end of the interval, in step 5."""
+        """The gradient of step 3 is too large, which shows at the end of the interval,
+        in step 5.
+        """
         x = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
         x[8:12] *= 1e3
 
@@ -796,15 +872,29 @@ class TestStateOfTheHealth:
         told = []
         for begin in (0, 16):
             keras.utils.set_random_seed(0)
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="only")], name="network")
+            model = keras.Sequential(
+                [keras.Input((4,)), keras.layers.Dense(1, name="only")], name="network"
+            )
             model.compile(keras.optimizers.SGD(1e-9), "mse", jit_compile=JIT)
             reports = []
-            health = TrainingHealth(5, ranges=dict.fromkeys(HEALTHY_RANGES), stop_on_divergence=1e3, report=reports.append)
+            health = TrainingHealth(
+                5,
+                ranges=dict.fromkeys(HEALTHY_RANGES),
+                stop_on_divergence=1e3,
+                report=reports.append,
+            )
             if begin:
                 saved = Checkpoints(tmp_path).newest(no_warning)
                 saved.restore(model)
                 health.restore(saved.progress["health"])
-            model.fit(x[begin:], x[begin:, :1], batch_size=4, shuffle=False, verbose=0, callbacks=[health, Save()])
+            model.fit(
+                x[begin:],
+                x[begin:, :1],
+                batch_size=4,
+                shuffle=False,
+                verbose=0,
+                callbacks=[health, Save()],
+            )
             told.append((reports, health.divergence, [record.step for record in health.history]))
             np.testing.assert_array_less(1e3, health.history[0].gradient_norm)
         assert told[0] == told[1]

@@ -1,4 +1,6 @@
-"""Wrong input to the command lines: status 2, one line that says what would work, and nothing written."""
+"""Wrong input to the command lines: status 2, one line that says what would work, and
+nothing written.
+"""
 
 import dataclasses
 import re
@@ -17,7 +19,9 @@ from training.config import Config, Data, Model, Optimizer, Schedule
 from training.recipes import RECIPES
 
 #: A start of Keras on every backend is that of `test_error_behind_the_start_of_keras`.
-once = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+once = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +31,9 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 class TestGuard:
-    @pytest.mark.parametrize("error", [cli.UserError("two\n  lines"), ValueError("two lines"), OSError("two \n\n lines")])
+    @pytest.mark.parametrize(
+        "error", [cli.UserError("two\n  lines"), ValueError("two lines"), OSError("two \n\n lines")]
+    )
     def test_errors_become_one_line_and_status_2(self, capsys, error):
         def fail():
             raise error
@@ -97,7 +103,9 @@ class TestVerbose:
         frames = {}
         for verbose in (False, True):
             with pytest.raises(SystemExit):
-                cli.guard(lambda: model.fit(np.zeros((2, 2)), np.zeros(2)), verbose)  # it is not compiled
+                cli.guard(
+                    lambda: model.fit(np.zeros((2, 2)), np.zeros(2)), verbose
+                )  # it is not compiled
             frames[verbose] = capsys.readouterr().err.count("\n")
         assert frames[False] == 1
         assert keras.config.is_traceback_filtering_enabled() is False
@@ -115,13 +123,17 @@ class TestVerbose:
             cli.main("train", command, ["--help"])
         assert ended.value.code == 0
         text = " ".join(capsys.readouterr().out.split())
-        assert text.startswith("usage: keras-preact train [-h] --path NAME Examples: keras-preact train digits # ")
+        assert text.startswith(
+            "usage: keras-preact train [-h] --path NAME Examples: keras-preact train digits # "
+        )
         assert f"Do something. {cli.VERBOSE}" in text
         assert text.count("To what.") == 1
 
     @once
     def test_of_a_process(self, empty_folder):
-        status, out, err = finish(start("-m", "training", "compare", "--verbose", "runs/digits", cwd=empty_folder))
+        status, out, err = finish(
+            start("-m", "training", "compare", "--verbose", "runs/digits", cwd=empty_folder)
+        )
         assert (status, out) == (2, "")
         assert err.startswith("Traceback")
         assert err.splitlines()[-1] == "error: The run directory runs/digits does not exist."
@@ -134,23 +146,53 @@ WRONG = {
         ("--model.name", "digits_resnet9_preact"),
         ["Unknown --model.name: 'digits_resnet9_preact'", "Did you mean 'digits_resnet8_preact'"],
     ),
-    "unknown data set": (("--data.name", "cifar"), ["'cifar10'", "'cifar100'", "Received: data.name='cifar'"]),
-    "gate bias without gate": (("--model.gate-bias", "-6"), ["exclusive_gating", "shortcut='identity'"]),
+    "unknown data set": (
+        ("--data.name", "cifar"),
+        ["'cifar10'", "'cifar100'", "Received: data.name='cifar'"],
+    ),
+    "gate bias without gate": (
+        ("--model.gate-bias", "-6"),
+        ["exclusive_gating", "shortcut='identity'"],
+    ),
     "option of other models": (("--model.name", "digits_transformer6_preln"), ["width_factor"]),
     "batch too large": (("--batch-size", "1438"), ["1 to 1437", "Received: batch_size=1438"]),
     "batch of none": (("--batch-size", "0"), ["--batch-size must be positive", "Received: 0"]),
-    "no length": (("--schedule.length", "0"), ["--schedule.length leaves no iteration", "Received: 0"]),
-    "endless": (("--schedule.length", "inf"), ["--schedule", "numbers of iterations", "Received: inf"]),
-    "warm-up too long": (("--schedule.warmup", "6"), ["The warm-up (6 iterations)", "the run (5 iterations)"]),
-    "falling drops": (("--schedule.kind", "steps", "--schedule.drops", "3", "2"), ["`drops` must rise", "[3, 2]"]),
-    "no learning rate": (("--optimizer.learning-rate", "0"), ["--optimizer.learning-rate must be positive", "Received: 0"]),
-    "negative learning rate": (("--optimizer.learning-rate", "-0.1"), ["must be positive", "Received: -0.1"]),
-    "negative decay": (("--optimizer.weight-decay", "-1"), ["must not be negative", "Received: -1"]),
+    "no length": (
+        ("--schedule.length", "0"),
+        ["--schedule.length leaves no iteration", "Received: 0"],
+    ),
+    "endless": (
+        ("--schedule.length", "inf"),
+        ["--schedule", "numbers of iterations", "Received: inf"],
+    ),
+    "warm-up too long": (
+        ("--schedule.warmup", "6"),
+        ["The warm-up (6 iterations)", "the run (5 iterations)"],
+    ),
+    "falling drops": (
+        ("--schedule.kind", "steps", "--schedule.drops", "3", "2"),
+        ["`drops` must rise", "[3, 2]"],
+    ),
+    "no learning rate": (
+        ("--optimizer.learning-rate", "0"),
+        ["--optimizer.learning-rate must be positive", "Received: 0"],
+    ),
+    "negative learning rate": (
+        ("--optimizer.learning-rate", "-0.1"),
+        ["must be positive", "Received: -0.1"],
+    ),
+    "negative decay": (
+        ("--optimizer.weight-decay", "-1"),
+        ["must not be negative", "Received: -1"],
+    ),
     "unknown dtype": (("--model.dtype", "mixed_bfloat61"), ["mixed_bfloat61", "mixed_bfloat16"]),
     "images too small": (("--data.size", "2"), ["at least 4", "Received: input_shape=(2, 2, 1)"]),
     "size and a crop of the old size": (
         ("--data.augmentation", "pad_crop_flip", "--data.size", "16"),
-        ["--data.augmentation pad_crop_flip keeps the images at 8 x 8 pixels", "Received: --data.size 16"],
+        [
+            "--data.augmentation pad_crop_flip keeps the images at 8 x 8 pixels",
+            "Received: --data.size 16",
+        ],
     ),
     "holdout of everything": (
         ("--data.holdout", "1437"),
@@ -181,9 +223,21 @@ def test_folder_without_images(capsys, empty_folder):
 def test_images_of_no_common_size(capsys, empty_folder):
     pictures.write_folder(empty_folder / "pictures", images=2)
     before = files(empty_folder)
-    options = ["--data.name", "folder", "--data.dir", "pictures", "--batch-size", "2", "--output", "run"]
+    options = [
+        "--data.name",
+        "folder",
+        "--data.dir",
+        "pictures",
+        "--batch-size",
+        "2",
+        "--output",
+        "run",
+    ]
     message = error_of(capsys, train.main, ["digits", *options])
-    assert "The images of folder differ in size. Choose one for the network, such as --data.size 64." in message
+    assert (
+        "The images of folder differ in size. Choose one for the network, such as --data.size 64."
+        in message
+    )
     assert files(empty_folder) == before
     assert not (empty_folder / "run").exists()
 
@@ -218,7 +272,9 @@ def test_help_lists_every_model_of_images(capsys):
     listed = capsys.readouterr().out
     assert all(f"\n  {pattern}\n" in listed for pattern in train.MODELS)
     names = train.models()
-    assert sorted(names) == sorted(name for name in kp.list_models() if "dense" not in name and "transformer" not in name)
+    assert sorted(names) == sorted(
+        name for name in kp.list_models() if "dense" not in name and "transformer" not in name
+    )
 
 
 def test_choices_are_the_librarys():
@@ -260,25 +316,40 @@ class TestShortNames:
         default = RECIPES["digits"]()
         config = self.parse("digits", "--lr", "0.3", "--batch=16")
         assert config == dataclasses.replace(
-            default, batch_size=16, optimizer=dataclasses.replace(default.optimizer, learning_rate=0.3)
+            default,
+            batch_size=16,
+            optimizer=dataclasses.replace(default.optimizer, learning_rate=0.3),
         )
 
     def test_epochs_stretch_the_schedule(self):
         config = self.parse("cifar10", "--epochs", "16")
-        assert config.schedule == Schedule("steps", drops=(8, 12), warmup=0.1, length=16, unit="epochs")
-        assert dataclasses.replace(config, schedule=RECIPES["cifar10"]().schedule) == RECIPES["cifar10"]()
+        assert config.schedule == Schedule(
+            "steps", drops=(8, 12), warmup=0.1, length=16, unit="epochs"
+        )
+        assert (
+            dataclasses.replace(config, schedule=RECIPES["cifar10"]().schedule)
+            == RECIPES["cifar10"]()
+        )
 
     def test_options_of_the_schedule_win(self):
         schedule = self.parse("digits", "--schedule.warmup", "1", "--epochs=6").schedule
         assert schedule == Schedule("cosine", length=6, warmup=1)
 
-    @pytest.mark.parametrize(("typed", "meant"), [("--epoch", "--epochs"), ("--bach", "--batch"), ("--lrr", "--lr")])
+    @pytest.mark.parametrize(
+        ("typed", "meant"), [("--epoch", "--epochs"), ("--bach", "--batch"), ("--lrr", "--lr")]
+    )
     def test_misspelt(self, typed, meant, capsys):
-        assert f"Unknown option {typed}. Did you mean {meant}?" in error_of(capsys, train.main, ["digits", typed, "3"])
+        assert f"Unknown option {typed}. Did you mean {meant}?" in error_of(
+            capsys, train.main, ["digits", typed, "3"]
+        )
 
-    @pytest.mark.parametrize("epochs", [["--epochs", "0"], ["--epochs", "ten"], ["--epochs=inf"], ["--epochs"]])
+    @pytest.mark.parametrize(
+        "epochs", [["--epochs", "0"], ["--epochs", "ten"], ["--epochs=inf"], ["--epochs"]]
+    )
     def test_epochs_that_are_none(self, epochs, capsys):
-        assert "--epochs takes a positive number. Received: " in error_of(capsys, train.main, ["digits", *epochs])
+        assert "--epochs takes a positive number. Received: " in error_of(
+            capsys, train.main, ["digits", *epochs]
+        )
 
 
 class TestValues:
@@ -295,10 +366,17 @@ class TestValues:
         assert self.value("--schedule.drops").schedule.drops == ()
 
     def value(self, *argv):
-        start = Config(optimizer=Optimizer(clip_norm=1.0), data=Data(rand_augment=(1, 1)), schedule=Schedule(drops=(3.0,)))
+        start = Config(
+            optimizer=Optimizer(clip_norm=1.0),
+            data=Data(rand_augment=(1, 1)),
+            schedule=Schedule(drops=(3.0,)),
+        )
         return cli.parse("train digits", Config, argv, "", default=start)
 
-    @pytest.mark.parametrize("argv", [("--data.rand-augment", "2"), ("--model.stacked", "maybe"), ("--schedule.drops", "x")])
+    @pytest.mark.parametrize(
+        "argv",
+        [("--data.rand-augment", "2"), ("--model.stacked", "maybe"), ("--schedule.drops", "x")],
+    )
     def test_others_are_errors(self, argv, capsys):
         with pytest.raises(SystemExit) as ended:
             self.value(*argv)
@@ -313,7 +391,10 @@ class TestEvaluate:
     @pytest.mark.parametrize("path", ["nothing", "nothing.keras", "."])
     def test_path_that_is_no_model(self, capsys, path, empty_folder):
         message = self.error(capsys, path)
-        assert f"{path} is neither a run directory nor a .keras file nor an exported model (saved_models/NAME)." in message
+        assert (
+            f"{path} is neither a run directory nor a .keras file nor an exported model "
+            "(saved_models/NAME)." in message
+        )
         assert list(empty_folder.iterdir()) == []
 
     def test_config_of_another_program(self, capsys, empty_folder):
@@ -322,7 +403,10 @@ class TestEvaluate:
 
     def test_model_without_data(self, capsys, empty_folder):
         model_file("m.keras")
-        assert "m.keras does not say which data it was trained on. Name it: --data digits" in self.error(capsys, "m.keras")
+        assert (
+            "m.keras does not say which data it was trained on. Name it: --data digits"
+            in self.error(capsys, "m.keras")
+        )
         assert files(empty_folder) == ["m.keras"]
 
     def test_number_of_classes_that_does_not_fit(self, capsys, empty_folder):
@@ -335,8 +419,14 @@ class TestEvaluate:
         ("options", "parts"),
         [
             (("--data", "digit"), ["Did you mean 'digits'", "Received: data.name='digit'"]),
-            (("--data", "digits", "--batch-size", "0"), ["--batch-size must be positive", "Received: --batch-size 0"]),
-            (("--data", "digits", "--save-samples", "-1"), ["--save-samples not negative", "--save-samples -1"]),
+            (
+                ("--data", "digits", "--batch-size", "0"),
+                ["--batch-size must be positive", "Received: --batch-size 0"],
+            ),
+            (
+                ("--data", "digits", "--save-samples", "-1"),
+                ["--save-samples not negative", "--save-samples -1"],
+            ),
         ],
     )
     def test_wrong_option(self, capsys, options, parts, empty_folder):
@@ -359,9 +449,16 @@ class TestEvaluate:
         model_file("m.keras")
         whole = (empty_folder / "m.keras").read_bytes()
         middle = len(whole) // 2
-        for damaged in (b"", whole[:middle], whole[:-10], whole[:middle] + bytes(500) + whole[middle + 500 :]):
+        for damaged in (
+            b"",
+            whole[:middle],
+            whole[:-10],
+            whole[:middle] + bytes(500) + whole[middle + 500 :],
+        ):
             (empty_folder / "m.keras").write_bytes(damaged)
-            assert "m.keras is damaged, or no model of this package" in self.error(capsys, "m.keras", "--data", "digits")
+            assert "m.keras is damaged, or no model of this package" in self.error(
+                capsys, "m.keras", "--data", "digits"
+            )
         assert files(empty_folder) == ["m.keras"]
 
 
@@ -381,7 +478,9 @@ class TestRealProcesses:
         assert list(empty_folder.iterdir()) == []
 
     def test_error_behind_the_start_of_keras(self, empty_folder):
-        process = start("-m", "training", "train", "digits", "--model.gate-bias", "-6", cwd=empty_folder)
+        process = start(
+            "-m", "training", "train", "digits", "--model.gate-bias", "-6", cwd=empty_folder
+        )
         status, out, err = finish(process)
         assert (status, out) == (2, "")
         assert "gate_bias" in one_error(err)
@@ -389,33 +488,45 @@ class TestRealProcesses:
 
     @once
     def test_evaluate_of_nothing(self, empty_folder):
-        status, out, err = finish(start("-m", "training", "evaluate", "runs/digits", cwd=empty_folder))
+        status, out, err = finish(
+            start("-m", "training", "evaluate", "runs/digits", cwd=empty_folder)
+        )
         assert (status, out) == (2, "")
         assert "runs/digits is neither a run directory" in one_error(err)
         assert list(empty_folder.iterdir()) == []
 
     def test_what_starting_tensorflow_says_besides_its_notes_is_passed_on(self, empty_folder):
-        """A stand-in for TensorFlow writes to the descriptor itself, as its C++ code does."""
+        """A stand-in for TensorFlow writes to the descriptor itself, as its C++ code
+        does.
+        """
         lines = [
-            "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
-            "I0000 00:00:1795230913.771796   12241 cudart_stub.cc:31] Could not find cuda drivers on your machine",
+            "WARNING: All log messages before absl::InitializeLog() is called are written to "
+            "STDERR",
+            "I0000 00:00:1795230913.771796   12241 cudart_stub.cc:31] Could not find cuda "
+            "drivers on your machine",
             "E0000 00:00:1795230913.771796   12241 cuda_dnn.cc:8310] a real problem",
-            "E0000 00:00:1795230913.771796   12241 cuda_platform.cc:52] failed call to cuInit: UNKNOWN ERROR (303)",
+            "E0000 00:00:1795230913.771796   12241 cuda_platform.cc:52] failed call to cuInit: "
+            "UNKNOWN ERROR (303)",
         ]
         (empty_folder / "tensorflow.py").write_text(
             "import os, types\n"
-            "config = types.SimpleNamespace(list_physical_devices=lambda: os.write(2, b'no device\\n'))\n"
+            "config = types.SimpleNamespace(list_physical_devices=lambda: os.write(2, b'no "
+            "device\\n'))\n"
             f"os.write(2, {chr(10).join([*lines, '']).encode()!r})\n"
         )
         process = start(
-            "-c", "import training, sys; assert 'tensorflow' not in sys.modules; import tensorflow", cwd=empty_folder
+            "-c",
+            "import training, sys; assert 'tensorflow' not in sys.modules; import tensorflow",
+            cwd=empty_folder,
         )
         status, out, err = finish(process)
         assert (status, out, err) == (0, "", f"{lines[2]}\nno device\n")
 
     def test_looking_for_tensorflow_does_not_start_it(self, empty_folder):
         (empty_folder / "tensorflow.py").write_text("import sys; sys.exit('started')")
-        code = "import importlib.util, training; print(importlib.util.find_spec('tensorflow').origin)"
+        code = (
+            "import importlib.util, training; print(importlib.util.find_spec('tensorflow').origin)"
+        )
         status, out, err = finish(start("-c", code, cwd=empty_folder))
         assert (status, out, err) == (0, f"{empty_folder / 'tensorflow.py'}\n", "")
 

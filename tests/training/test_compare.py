@@ -1,4 +1,6 @@
-"""Tables and pictures of several runs: what was written by hand is found there, real runs are read, damage is named."""
+"""Tables and pictures of several runs: what was written by hand is found there, real
+runs are read, damage is named.
+"""
 
 import csv
 import dataclasses
@@ -15,7 +17,9 @@ from training.compare import SUMMARY, compare
 from training.config import Config
 from training.recipes import RECIPES
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,19 +34,41 @@ HISTORY = ("epoch", "iteration", *METRICS, "learning_rate", "images_per_second",
 
 
 def write_run(
-    path: str, config: Config, errors, *, seconds=10.0, test=None, finished=True, columns=HISTORY, **described
+    path: str,
+    config: Config,
+    errors,
+    *,
+    seconds=10.0,
+    test=None,
+    finished=True,
+    columns=HISTORY,
+    **described,
 ) -> Path:
     """Write a run directory by hand whose validation errors, in percent, are `errors`."""
     run = Path(path)
     run.mkdir(parents=True)
-    options = {"recipe": "cifar10", "config": dataclasses.asdict(config), "trainable_parameters": 272474}
+    options = {
+        "recipe": "cifar10",
+        "config": dataclasses.asdict(config),
+        "trainable_parameters": 272474,
+    }
     options |= {"versions": {"backend": "tensorflow"}}
     (run / "config.json").write_text(json.dumps(options | described, default=str))
     with (run / "history.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader()
         for i, error in enumerate(errors):
-            values = (i, 390 * (i + 1), 0.5, 1.0, 1 - error / 100, 2.0, 0.1, 1000 + 100 * i if i else "nan", seconds * (i + 1))
+            values = (
+                i,
+                390 * (i + 1),
+                0.5,
+                1.0,
+                1 - error / 100,
+                2.0,
+                0.1,
+                1000 + 100 * i if i else "nan",
+                seconds * (i + 1),
+            )
             writer.writerow(dict(zip(HISTORY, values, strict=True)))
     if finished:
         (run / "model.keras").touch()
@@ -69,17 +95,35 @@ def tables(text: str) -> list[list[dict[str, str]]]:
     found = []
     for part in text.split("Wrote ")[0].strip().split("\n\n"):
         lines = [line for line in part.splitlines() if line != SUMMARY]
-        starts = [0] + [i + 2 for i in range(len(lines[0])) if lines[0][i : i + 2] == "  " and lines[0][i + 2 : i + 3].strip()]
+        starts = [0] + [
+            i + 2
+            for i in range(len(lines[0]))
+            if lines[0][i : i + 2] == "  " and lines[0][i + 2 : i + 3].strip()
+        ]
         ends = [*starts[1:], None]
-        rows = [[line[start:end].strip() for start, end in zip(starts, ends, strict=True)] for line in lines]
+        rows = [
+            [line[start:end].strip() for start, end in zip(starts, ends, strict=True)]
+            for line in lines
+        ]
         found.append([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
     return found
 
 
 def test_table(capsys):
     write_run("runs/plain", CIFAR, [50.0, 8.0, 9.0], test=8.5)
-    write_run("runs/gated", changed(part="model", shortcut="exclusive_gating", gate_bias=-6.0), [60, 20], finished=False)
-    write_run("runs/fast", changed(part="optimizer", learning_rate=0.2), [40.0], seconds=100.0, recipe="mine")
+    write_run(
+        "runs/gated",
+        changed(part="model", shortcut="exclusive_gating", gate_bias=-6.0),
+        [60, 20],
+        finished=False,
+    )
+    write_run(
+        "runs/fast",
+        changed(part="optimizer", learning_rate=0.2),
+        [40.0],
+        seconds=100.0,
+        recipe="mine",
+    )
     run_compare("runs/plain", "runs/gated", "runs/fast")
     [table] = tables(capsys.readouterr().out)
     assert table == [
@@ -101,25 +145,79 @@ def test_table(capsys):
             "images/s": images,
         }
         for run, recipe, shortcut, bias, rate, epochs, iterations, finished, best, last, test, time, images in [
-            ("plain", "cifar10", "-", "-", "0.1", "3", "1,170", "yes", "8.00", "9.00", "8.50", "30 s", "1,150"),
-            ("gated", "cifar10", "exclusive_gating", "-6.0", "0.1", "2", "780", "no", "20.00", "20.00", "-", "20 s", "1,100"),
-            ("fast", "mine", "-", "-", "0.2", "1", "390", "yes", "40.00", "40.00", "-", "1 min 40 s", "-"),
+            (
+                "plain",
+                "cifar10",
+                "-",
+                "-",
+                "0.1",
+                "3",
+                "1,170",
+                "yes",
+                "8.00",
+                "9.00",
+                "8.50",
+                "30 s",
+                "1,150",
+            ),
+            (
+                "gated",
+                "cifar10",
+                "exclusive_gating",
+                "-6.0",
+                "0.1",
+                "2",
+                "780",
+                "no",
+                "20.00",
+                "20.00",
+                "-",
+                "20 s",
+                "1,100",
+            ),
+            (
+                "fast",
+                "mine",
+                "-",
+                "-",
+                "0.2",
+                "1",
+                "390",
+                "yes",
+                "40.00",
+                "40.00",
+                "-",
+                "1 min 40 s",
+                "-",
+            ),
         ]
     ]
     assert files(Path()) == sorted(
-        [f"runs/{run}/{file}" for run in ("plain", "gated", "fast") for file in ("config.json", "history.csv")]
+        [
+            f"runs/{run}/{file}"
+            for run in ("plain", "gated", "fast")
+            for file in ("config.json", "history.csv")
+        ]
         + ["runs/plain/metrics.json", "runs/plain/model.keras", "runs/fast/model.keras"]
     )
 
 
 def test_medians_of_runs_that_differ_in_their_seed(capsys):
     for seed, last, test in ((0, 9.0, 9.5), (1, 7.0, 8.0), (2, 20.0, 30.0)):
-        write_run(f"seed{seed}", changed(seed=seed), [last - 1, last], test=test, seconds=10.0 * (seed + 1))
+        write_run(
+            f"seed{seed}",
+            changed(seed=seed),
+            [last - 1, last],
+            test=test,
+            seconds=10.0 * (seed + 1),
+        )
     write_run("seed3", changed(seed=3), [99.0], finished=False)
     other = changed(part="model", arrangement="original")
     write_run("other0", other, [10.0])
     write_run("other1", changed(other, seed=1), [11.0])
-    write_run("alone", changed(part="model", arrangement="original", name="cifar_resnet32_preact"), [12.0])
+    write_run(
+        "alone", changed(part="model", arrangement="original", name="cifar_resnet32_preact"), [12.0]
+    )
     # another backend, another comparison
     write_run("jax", CIFAR, [5.0], versions={"backend": "jax"})
     run_compare("seed0", "other0", "seed1", "alone", "seed2", "other1", "seed3", "jax")
@@ -132,7 +230,12 @@ def test_medians_of_runs_that_differ_in_their_seed(capsys):
     assert [tuple(row[figure] for figure in figures) for row in groups] == [
         (
             *("cifar_resnet20_preact", "-", "tensorflow", "3 (1 not finished)"),
-            *("8.00 (6.00 to 19.00)", "9.00 (7.00 to 20.00)", "9.50 (8.00 to 30.00)", "40 s (20 s to 1 min 0 s)"),
+            *(
+                "8.00 (6.00 to 19.00)",
+                "9.00 (7.00 to 20.00)",
+                "9.50 (8.00 to 30.00)",
+                "40 s (20 s to 1 min 0 s)",
+            ),
         ),
         (
             "cifar_resnet20_preact",
@@ -154,7 +257,14 @@ def test_options_that_an_older_run_does_not_have_are_those_by_default(capsys):
     write_run("new", CIFAR, [9.0])
     old = write_run("old", changed(seed=1), [8.0], columns=("epoch", *METRICS))
     described = json.loads((old / "config.json").read_text())
-    for option in ("accumulate", "checkpoint", "distribution", "steps_per_execution", "batch_norm", "resume"):
+    for option in (
+        "accumulate",
+        "checkpoint",
+        "distribution",
+        "steps_per_execution",
+        "batch_norm",
+        "resume",
+    ):
         del described["config"][option]
     del described["config"]["optimizer"]["ema"], described["trainable_parameters"]
     (old / "config.json").write_text(json.dumps(described))
@@ -169,7 +279,11 @@ def test_options_that_an_older_run_does_not_have_are_those_by_default(capsys):
         "last held-out error %": "8.00",
         "time": "-",
     }
-    assert (group["n"], group["last held-out error %"], group["time"]) == ("2", "8.50 (8.00 to 9.00)", "10 s")
+    assert (group["n"], group["last held-out error %"], group["time"]) == (
+        "2",
+        "8.50 (8.00 to 9.00)",
+        "10 s",
+    )
 
 
 def test_narrow_terminal_has_a_line_for_each_figure(capsys, monkeypatch):
@@ -187,12 +301,19 @@ def test_output(capsys):
     write_run("a|b/run", CIFAR, [30.0, 12.5], test=11.0)
     write_run("c/run", changed(seed=1), [20.0, 15.5])
     run_compare("a|b/run", "c/run", "./c/run", "--output", "out/deep")
-    assert capsys.readouterr().out.endswith("Wrote out/deep/comparison.csv, out/deep/comparison.md, out/deep/comparison.png\n")
+    assert capsys.readouterr().out.endswith(
+        "Wrote out/deep/comparison.csv, out/deep/comparison.md, out/deep/comparison.png\n"
+    )
     with open("out/deep/comparison.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["run"] for row in rows] == ["a|b/run", "c/run"]  # the same name in two folders; a run that was named twice
+    assert [row["run"] for row in rows] == [
+        "a|b/run",
+        "c/run",
+    ]  # the same name in two folders; a run that was named twice
     assert [float(row["best_validation_error"]) for row in rows] == pytest.approx([12.5, 15.5])
-    assert [(row["parameters"], row["seed"], row["test_error"], row["seconds"]) for row in rows] == [
+    assert [
+        (row["parameters"], row["seed"], row["test_error"], row["seconds"]) for row in rows
+    ] == [
         ("272474", "0", "11.0", "20.0"),
         ("272474", "1", "", "20.0"),
     ]
@@ -205,7 +326,10 @@ def test_output(capsys):
     assert "| 2 | 14.00 (12.50 to 15.50) |" in groups[2]
     with Image.open("out/deep/comparison.png") as picture:
         assert picture.size == (1210, 616)
-        seen = {"#{:02X}{:02X}{:02X}".format(*colour) for _, colour in picture.convert("RGB").getcolors(1 << 24)}
+        seen = {
+            "#{:02X}{:02X}{:02X}".format(*colour)
+            for _, colour in picture.convert("RGB").getcolors(1 << 24)
+        }
     assert {"#0072B2", "#D55E00"} <= seen
 
 
@@ -223,7 +347,10 @@ def test_real_runs(capsys):
         [row] = csv.DictReader(file)
     assert [line["model"] for line in table] == ["digits_resnet8_preact"] * 2
     assert [line["parameters"] for line in table] == ["4,934"] * 2
-    assert [(line["seed"], line["optimizer.learning-rate"]) for line in table] == [("0", "0.1"), ("1", "0.01")]
+    assert [(line["seed"], line["optimizer.learning-rate"]) for line in table] == [
+        ("0", "0.1"),
+        ("1", "0.01"),
+    ]
     assert [line["epochs"] for line in table] == ["1", "1"]
     assert [line["finished"] for line in table] == ["yes", "yes"]
     assert table[0]["test error %"] == table[0]["last held-out error %"] == f"{error:.2f}"
@@ -240,7 +367,10 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         ("path", "message"),
-        [("nothing", "The run directory nothing does not exist."), (".", ". is not a run directory: it has no config.json.")],
+        [
+            ("nothing", "The run directory nothing does not exist."),
+            (".", ". is not a run directory: it has no config.json."),
+        ],
     )
     def test_no_run(self, path, message, capsys):
         write_run("good", CIFAR, [9.0])

@@ -19,18 +19,24 @@ from training import cli, console, recipes
 from training.benchmark import __main__ as benchmark
 from training.reproduce import __main__ as reproduce
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 
 @pytest.fixture(scope="module")
 def as_installed(tmp_path_factory):
-    """Where training/ lies under the name that it is installed with; PYTHONPATH for that."""
+    """Where training/ lies under the name that it is installed with; PYTHONPATH for
+    that.
+    """
     folder = tmp_path_factory.mktemp("site")
     (folder / "keras_preact_training").symlink_to(ROOT / "training")
     return os.pathsep.join([str(folder), str(ROOT)])
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",), ("--verbose",), ("--verbose", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--help",), ("-h",), ("--verbose",), ("--verbose", "--help")]
+)
 def test_help_lists_every_command_in_a_line(capsys, arguments):
     console.main(arguments)
     lines = capsys.readouterr().out.splitlines()
@@ -47,8 +53,14 @@ def test_commands_of_a_group_are_together():
 
 
 #: Commands that take the name of something first to those names.
-SECOND = {"train": recipes.RECIPES, "reproduce": reproduce.COMMANDS, "benchmark": benchmark.COMMANDS}
-HELPS = [[name] for name in console.COMMANDS] + [[name, second] for name, table in SECOND.items() for second in table]
+SECOND = {
+    "train": recipes.RECIPES,
+    "reproduce": reproduce.COMMANDS,
+    "benchmark": benchmark.COMMANDS,
+}
+HELPS = [[name] for name in console.COMMANDS] + [
+    [name, second] for name, table in SECOND.items() for second in table
+]
 
 
 def help_of(*names: str) -> str:
@@ -64,15 +76,21 @@ def test_help_begins_with_usage_and_three_examples(names):
     assert lines[0].startswith(f"usage: keras-preact {' '.join(names)} ")
     start = lines.index("Examples:")
     assert not any(lines[1:start])
-    examples = list(itertools.takewhile(lambda line: line.startswith("  keras-preact "), lines[start + 1 :]))
-    assert [line.split("  # ")[0].strip() for line in examples] == list(console.COMMANDS[names[0]].examples)
+    examples = list(
+        itertools.takewhile(lambda line: line.startswith("  keras-preact "), lines[start + 1 :])
+    )
+    assert [line.split("  # ")[0].strip() for line in examples] == list(
+        console.COMMANDS[names[0]].examples
+    )
     assert len(examples) == 3
 
 
 @pytest.mark.parametrize("names", HELPS, ids=" ".join)
 def test_help_is_readable(names):
     text = help_of(*names)
-    assert not re.search(r"\{None|None\}|None\||\bSTR\b|\[\[|INT \[INT|FLOAT \[FLOAT|NAME \[NAME|\(default: \)", text)
+    assert not re.search(
+        r"\{None|None\}|None\||\bSTR\b|\[\[|INT \[INT|FLOAT \[FLOAT|NAME \[NAME|\(default: \)", text
+    )
     assert "python -m" not in text
 
 
@@ -91,10 +109,14 @@ def test_help_loads_no_backend(names, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "example", [line for command in console.COMMANDS.values() for line in command.examples], ids=lambda line: line[13:]
+    "example",
+    [line for command in console.COMMANDS.values() for line in command.examples],
+    ids=lambda line: line[13:],
 )
 def test_options_of_examples_exist(example):
-    """Each option of an example is one of its command's; short names are those of `train`."""
+    """Each option of an example is one of its command's; short names are those of
+    `train`.
+    """
     program, *words = shlex.split(example)
     assert program == "keras-preact"
     names = words[: 2 if words[0] in SECOND and not words[1].startswith("-") else 1]
@@ -110,7 +132,8 @@ def test_imports_neither_keras_nor_tensorflow(arguments, tmp_path):
     code = (
         "import sys\nfrom training import console\n"
         "try:\n    console.main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
-        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'keras', 'tensorflow', 'numpy', 'tyro'}))"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'keras', 'tensorflow', "
+        "'numpy', 'tyro'}))"
     )
     status, out, _ = finish(start("-c", code, *arguments, cwd=tmp_path))
     assert status == 0
@@ -142,13 +165,20 @@ def test_unknown_command_is_one_line_with_the_nearest(capsys, name, said):
 
 
 def test_arguments_reach_the_script(tmp_path):
-    status, out, err = finish(start("-m", "training", "predict", "nowhere/m", "image.png", "--top", "2", cwd=tmp_path))
+    status, out, err = finish(
+        start("-m", "training", "predict", "nowhere/m", "image.png", "--top", "2", cwd=tmp_path)
+    )
     assert (status, out) == (2, "")
-    assert one_error(err) == "error: There is no exported model nowhere/m. keras-preact export writes one.\n"
+    assert (
+        one_error(err)
+        == "error: There is no exported model nowhere/m. keras-preact export writes one.\n"
+    )
 
 
 def test_verbose_in_front_reaches_the_script(tmp_path):
-    status, _, err = finish(start("-m", "training", "--verbose", "compare", "runs/digits", cwd=tmp_path))
+    status, _, err = finish(
+        start("-m", "training", "--verbose", "compare", "runs/digits", cwd=tmp_path)
+    )
     assert status == 2
     assert err.startswith("Traceback")
     assert err.splitlines()[-1] == "error: The run directory runs/digits does not exist."
@@ -158,14 +188,20 @@ def test_installed_package_has_the_same_commands(as_installed, tmp_path):
     """The wheel has training/ under another name."""
     environment = os.environ | {"PYTHONPATH": as_installed}
     command = [sys.executable, "-m", "keras_preact_training", "train", "digits", "--help"]
-    out = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     assert out.startswith("usage: keras-preact train digits ")
 
 
 def test_no_message_has_another_name_of_a_command():
     for path in (ROOT / "training").rglob("*.py"):
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            assert "python -m training" not in line or "training.launch" in line or path.name == "__main__.py", (path, number)
+            assert (
+                "python -m training" not in line
+                or "training.launch" in line
+                or path.name == "__main__.py"
+            ), (path, number)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +240,9 @@ class TestMissingPackages:
         assert ended.value.code == 2
         return one_error(capsys.readouterr().err)
 
-    @pytest.mark.parametrize("module", ["matplotlib.figure", "sklearn", "tensorflow_datasets", "PIL.Image"])
+    @pytest.mark.parametrize(
+        "module", ["matplotlib.figure", "sklearn", "tensorflow_datasets", "PIL.Image"]
+    )
     def test_of_the_table(self, capsys, module):
         error = ModuleNotFoundError(f"No module named {module!r}", name=module)
         message = self.ends_with(capsys, error)
@@ -232,7 +270,9 @@ def test_benchmark_of_imports(tmp_path):
     assert set(written["summary"]) == {"tensorflow/keras", "tensorflow/keras_preact"}
     assert all(name in out for name in written["summary"])
     [figures] = written["rounds"]
-    wall = {name: figures[f"tensorflow/{name}"]["wall_seconds"] for name in ("keras", "keras_preact")}
+    wall = {
+        name: figures[f"tensorflow/{name}"]["wall_seconds"] for name in ("keras", "keras_preact")
+    }
     ratio = written["summary"]["tensorflow/keras_preact"]["wall_seconds"]["ratio"]
     assert ratio["median"] == pytest.approx(wall["keras_preact"] / wall["keras"])
     assert ratio["over"] == "tensorflow/keras"

@@ -1,4 +1,6 @@
-"""`keras-preact convert`: files of other libraries become networks here and the other way round, or one clear error."""
+"""`keras-preact convert`: files of other libraries become networks here and the other
+way round, or one clear error.
+"""
 
 import keras
 import numpy as np
@@ -12,7 +14,9 @@ from training import cli
 from training.convert import FormatName, convert
 from training.formats import FORMATS
 
-once = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+once = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 OPTIONS = {"block": "basic", "width_factor": 0.125, "classes": 3, "input_shape": (32, 32, 3)}
 
@@ -22,7 +26,9 @@ def run(*arguments):
 
 
 def fails(capsys, *arguments) -> tuple[list[str], str]:
-    """Run a command line that must end with status 2; return the lines in front of the error on stderr, and the error."""
+    """Run a command line that must end with status 2; return the lines in front of the
+    error on stderr, and the error.
+    """
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         run(*arguments)
@@ -45,7 +51,9 @@ def load(path):
 
 @pytest.fixture(scope="module")
 def imagenet():
-    model = kp.models.resnet_imagenet((1, 1, 1, 1), arrangement="full_preactivation_raw_stem", **OPTIONS)
+    model = kp.models.resnet_imagenet(
+        (1, 1, 1, 1), arrangement="full_preactivation_raw_stem", **OPTIONS
+    )
     randomize(model)
     return model
 
@@ -66,13 +74,17 @@ class TestConverting:
         weights.write_state(tmp_path / "timm.safetensors", weights.to_timm(imagenet))
         run(tmp_path / "timm.safetensors", tmp_path / "net.keras", "--input-shape", 32, 32, 3)
         printed = capsys.readouterr().out.splitlines()
-        assert printed[0].endswith(f"timm.safetensors (timm): resnetv2_1_1_1_1, {imagenet.count_params():,} parameters.")
+        assert printed[0].endswith(
+            f"timm.safetensors (timm): resnetv2_1_1_1_1, {imagenet.count_params():,} parameters."
+        )
         assert printed[1].startswith(f"Wrote {tmp_path / 'net.keras'} (keras_preact, ")
         assert len(printed) == 2
         model = load(tmp_path / "net.keras")
         np.testing.assert_allclose(outputs(model), outputs(imagenet), rtol=1e-5, atol=1e-6)
         run(tmp_path / "net.keras", tmp_path / "back.safetensors")
-        before, after = (weights.read_state(tmp_path / f"{name}.safetensors") for name in ("timm", "back"))
+        before, after = (
+            weights.read_state(tmp_path / f"{name}.safetensors") for name in ("timm", "back")
+        )
         assert before.keys() == after.keys()
         for name, array in before.items():
             np.testing.assert_array_equal(after[name], array)
@@ -80,28 +92,47 @@ class TestConverting:
         model.set_weights([np.zeros(w.shape) for w in model.weights])
         model.load_weights(tmp_path / "net.weights.h5")
         np.testing.assert_allclose(outputs(model), outputs(imagenet), rtol=1e-5, atol=1e-6)
-        assert files(tmp_path) == ["back.safetensors", "net.keras", "net.weights.h5", "timm.safetensors"]
+        assert files(tmp_path) == [
+            "back.safetensors",
+            "net.keras",
+            "net.weights.h5",
+            "timm.safetensors",
+        ]
 
     def test_torch_cifar(self, cifar, tmp_path, capsys):
         np.savez(tmp_path / "torch.npz", **weights.to_torch_cifar(cifar))
         run(tmp_path / "torch.npz", tmp_path / "net.keras")
         assert "(torch_cifar): cifar_resnet8" in capsys.readouterr().out
-        np.testing.assert_allclose(outputs(load(tmp_path / "net.keras")), outputs(cifar), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            outputs(load(tmp_path / "net.keras")), outputs(cifar), rtol=1e-5, atol=1e-6
+        )
         run(tmp_path / "net.keras", tmp_path / "back.safetensors")
-        assert weights.read_state(tmp_path / "back.safetensors").keys() == weights.to_torch_cifar(cifar).keys()
+        assert (
+            weights.read_state(tmp_path / "back.safetensors").keys()
+            == weights.to_torch_cifar(cifar).keys()
+        )
 
     @pytest.mark.slow
     @once
     def test_keras_applications(self, tmp_path, capsys):
-        theirs = keras.applications.ResNet50V2(weights=None, include_top=False, pooling="avg", input_shape=(32, 32, 3))
+        theirs = keras.applications.ResNet50V2(
+            weights=None, include_top=False, pooling="avg", input_shape=(32, 32, 3)
+        )
         theirs.save(tmp_path / "theirs.keras")
         run(tmp_path / "theirs.keras", tmp_path / "ours.keras")
         assert "(keras_applications): " in capsys.readouterr().out
-        run(tmp_path / "ours.keras", tmp_path / "back.keras", "--target-format", "keras_applications")
+        run(
+            tmp_path / "ours.keras",
+            tmp_path / "back.keras",
+            "--target-format",
+            "keras_applications",
+        )
         expected = outputs(theirs)
         for name in ("ours", "back"):
             model = load(tmp_path / f"{name}.keras")
-            np.testing.assert_allclose(outputs(model), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+            np.testing.assert_allclose(
+                outputs(model), expected, rtol=0, atol=1e-4 * np.abs(expected).max()
+            )
 
     @pytest.mark.parametrize("source", ["timm.safetensors", "own.keras"])
     def test_other_channels_and_classes(self, imagenet, tmp_path, capsys, source):
@@ -115,13 +146,17 @@ class TestConverting:
         model = load(tmp_path / "net.keras")
         assert (model.input_shape, model.output_shape) == ((None, 32, 32, 1), (None, 7))
         own, given = weights.to_timm(model), weights.to_timm(imagenet)
-        np.testing.assert_allclose(own["stem.conv.weight"], given["stem.conv.weight"].sum(1, keepdims=True), atol=1e-6)
+        np.testing.assert_allclose(
+            own["stem.conv.weight"], given["stem.conv.weight"].sum(1, keepdims=True), atol=1e-6
+        )
         np.testing.assert_array_equal(own["norm.bias"], given["norm.bias"])
 
     @once
     def test_as_a_user_starts_it(self, cifar, tmp_path):
         cifar.save(tmp_path / "net.keras")
-        status, out, err = finish(start("-m", "training", "convert", "net.keras", "net.safetensors", cwd=tmp_path))
+        status, out, err = finish(
+            start("-m", "training", "convert", "net.keras", "net.safetensors", cwd=tmp_path)
+        )
         assert (status, err) == (0, "")
         assert out.splitlines()[1].startswith("Wrote net.safetensors (torch_cifar, ")
 
@@ -147,7 +182,9 @@ class TestErrors:
 
     def test_a_network_that_the_target_lacks(self, cifar, tmp_path, capsys):
         cifar.save(tmp_path / "cifar.keras")
-        _, error = fails(capsys, tmp_path / "cifar.keras", tmp_path / "w.safetensors", "--target-format", "timm")
+        _, error = fails(
+            capsys, tmp_path / "cifar.keras", tmp_path / "w.safetensors", "--target-format", "timm"
+        )
         assert "timm's ResNetV2 does: arrangement=" in error
         assert files(tmp_path) == ["cifar.keras"]
 
@@ -167,8 +204,18 @@ class TestErrors:
         np.savez(tmp_path / "other.npz", w=np.zeros(2))
         before = files(tmp_path)
         for source, out, options, message in (
-            ("net.keras", "w.pth", (), r"--target-format auto writes .keras or .weights.h5 or .safetensors files"),
-            ("net.keras", "w.keras", ("--target-format", "timm"), "--target-format timm writes .safetensors files"),
+            (
+                "net.keras",
+                "w.pth",
+                (),
+                r"--target-format auto writes .keras or .weights.h5 or .safetensors files",
+            ),
+            (
+                "net.keras",
+                "w.keras",
+                ("--target-format", "timm"),
+                "--target-format timm writes .safetensors files",
+            ),
             ("net.keras", "missing/w.keras", (), "The folder "),
             ("net.keras", "folder.keras", ("--overwrite",), "it is a folder"),
             ("missing.keras", "w.keras", (), "missing.keras does not exist"),

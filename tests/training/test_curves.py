@@ -1,4 +1,6 @@
-"""The pictures of learning curves hold the numbers of the histories, for one epoch and for many, for one run and several."""
+"""The pictures of learning curves hold the numbers of the histories, for one epoch and
+for many, for one run and several.
+"""
 
 import csv
 from pathlib import Path
@@ -14,7 +16,9 @@ from tests import layout
 from training import curves
 from training.cli import UserError
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 NAMES = ("loss", "accuracy", "val_loss", "val_accuracy", "learning_rate")
 
@@ -32,7 +36,10 @@ def rows(epochs: int, names=NAMES, seed: int = 0) -> list[dict[str, float]]:
             1 - falling * rng.uniform(0.8, 1),
             0.1 * (epochs - epoch) / epochs,
         )
-        found.append({"epoch": epoch} | {name: value for name, value in zip(NAMES, values, strict=True) if name in names})
+        found.append(
+            {"epoch": epoch}
+            | {name: value for name, value in zip(NAMES, values, strict=True) if name in names}
+        )
     return found
 
 
@@ -101,10 +108,17 @@ def test_one_run(epochs, tmp_path, figure):
         ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
         assert 2 <= len(ticks) <= 12
         assert all(tick == int(tick) for tick in ticks)
-    assert error.get_title(loc="left") == f"Lowest validation error: {100 - 100 * table['val_accuracy'].max():.2f} %"
+    assert (
+        error.get_title(loc="left")
+        == f"Lowest validation error: {100 - 100 * table['val_accuracy'].max():.2f} %"
+    )
     assert figure().get_suptitle() == "digits"
     assert loss.get_title(loc="left") == f"Last training loss: {table['loss'][-1]:.3g}"
-    assert (loss.get_ylabel(), error.get_ylabel(), rate.get_ylabel()) == ("Loss", "Error (%)", "Learning rate")
+    assert (loss.get_ylabel(), error.get_ylabel(), rate.get_ylabel()) == (
+        "Loss",
+        "Error (%)",
+        "Learning rate",
+    )
     assert names(figure()) == {"training", "validation"}
     layout.check(figure())
 
@@ -114,7 +128,9 @@ def test_steep_beginning_does_not_flatten_the_errors_of_a_long_run(tmp_path, fig
     for i, row in enumerate(history):
         row["accuracy"] = row["val_accuracy"] = 0.1 if i < 10 or i == 100 else 0.9 - i / 4000
     curves.draw(history, tmp_path / "curves.png", "")
-    assert 15 < figure().axes[1].get_ylim()[1] < 20  # all but the first ones and the peak are 10 to 15 %
+    assert (
+        15 < figure().axes[1].get_ylim()[1] < 20
+    )  # all but the first ones and the peak are 10 to 15 %
     curves.draw(history[:12], tmp_path / "curves.png", "")
     assert figure().axes[1].get_ylim()[1] > 90
 
@@ -128,7 +144,11 @@ def test_loss_over_decades_has_a_logarithmic_axis_with_plain_numbers(tmp_path, f
     assert loss.get_yscale() == "log"
     figure().canvas.draw()
     low, high = loss.get_ylim()
-    labels = [label.get_text() for label in loss.get_yticklabels() if low <= label.get_position()[1] <= high]
+    labels = [
+        label.get_text()
+        for label in loss.get_yticklabels()
+        if low <= label.get_position()[1] <= high
+    ]
     assert labels == ["0.02", "0.05", "0.1", "0.2", "0.5", "1", "2", "5"]
 
 
@@ -146,7 +166,9 @@ class TestWhatIsNotThere:
         assert (len(drawn(loss)), len(drawn(error))) == (1, 0)
 
     def test_cells(self, tmp_path, figure):
-        """What Keras' CSVLogger wrote without validation, and epochs that were not validated."""
+        """What Keras' CSVLogger wrote without validation, and epochs that were not
+        validated.
+        """
         file = tmp_path / "history.csv"
         file.write_text(
             "epoch,accuracy,loss,val_accuracy,val_loss\n0,0.5,2.0,NA,NA\n1,0.75,1.0,,\n2,0.8,nan,0.7,1.5\n3,0.8,inf,0.6,1\n"
@@ -179,7 +201,9 @@ def test_rows_and_file_are_drawn_alike(tmp_path):
 
 
 def test_several_runs_have_a_colour_each(tmp_path, figure):
-    histories = {f"run {i}": columns(rows(40 + i, seed=i)) for i in range(3)} | {"plain": columns(rows(30, ("loss",)))}
+    histories = {f"run {i}": columns(rows(40 + i, seed=i)) for i in range(3)} | {
+        "plain": columns(rows(30, ("loss",)))
+    }
     curves.draw_runs(histories, tmp_path / "curves.png", "", "test")
     loss, error, rate = figure().axes
     lines = drawn(loss)
@@ -192,7 +216,10 @@ def test_several_runs_have_a_colour_each(tmp_path, figure):
     assert loss.get_ylabel() == "Loss (dashed: training, solid: test)"
     layout.check(figure())
     lowest = [100 - 100 * history["val_accuracy"].max() for history in list(histories.values())[:3]]
-    assert error.get_title(loc="left") == f"Lowest test error: {min(lowest):.2f} to {max(lowest):.2f} %"
+    assert (
+        error.get_title(loc="left")
+        == f"Lowest test error: {min(lowest):.2f} to {max(lowest):.2f} %"
+    )
 
 
 def test_runs_of_one_length_have_their_names_at_their_ends(tmp_path, figure):
@@ -211,7 +238,12 @@ class TestRead:
 
     @pytest.mark.parametrize(
         "content",
-        [b"\xff\xfe\x00", b"loss,accuracy\n1,2,3\n", b"PK\x03\x04\n\x00\x01\n", b"epoch,accuracy\n0,0.5\n"],
+        [
+            b"\xff\xfe\x00",
+            b"loss,accuracy\n1,2,3\n",
+            b"PK\x03\x04\n\x00\x01\n",
+            b"epoch,accuracy\n0,0.5\n",
+        ],
         ids=["no text", "more cells than columns", "other format", "no loss"],
     )
     def test_file_that_is_no_history(self, content, tmp_path):

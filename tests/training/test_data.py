@@ -11,7 +11,9 @@ from tests.training import images as pictures
 from training.config import Data
 from training.data import Split, evaluation_batches, load
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 
 def arrays(split: Split):
@@ -41,13 +43,18 @@ class TestDigits:
         assert (data.train.size, data.holdout.size, data.test.size) == (1337, 100, 360)
         np.testing.assert_array_equal(arrays(data.test)[0], arrays(whole.test)[0])
         parts = np.concatenate([arrays(data.train)[0], arrays(data.holdout)[0]])
-        np.testing.assert_array_equal(np.sort(parts, axis=0), np.sort(arrays(whole.train)[0], axis=0))
+        np.testing.assert_array_equal(
+            np.sort(parts, axis=0), np.sort(arrays(whole.train)[0], axis=0)
+        )
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     rng = np.random.default_rng(0)
-    images = {split: rng.integers(0, 256, (n, 32, 32, 3), "uint8") for split, n in (("train", 30), ("test", 7))}
+    images = {
+        split: rng.integers(0, 256, (n, 32, 32, 3), "uint8")
+        for split, n in (("train", 30), ("test", 7))
+    }
     labels = {split: np.arange(len(value)) % 10 for split, value in images.items()}
     folder = tmp_path_factory.mktemp("tfds")
     pictures.write_tfds("cifar10", folder, images, labels)
@@ -60,7 +67,9 @@ class TestTensorFlowDatasets:
         data = load(Data("cifar10", dir=folder))
         for split in ("train", "test"):
             x, y = arrays(getattr(data, split))
-            order = [int(np.flatnonzero((images[split] == image).all(axis=(1, 2, 3)))[0]) for image in x]
+            order = [
+                int(np.flatnonzero((images[split] == image).all(axis=(1, 2, 3)))[0]) for image in x
+            ]
             assert sorted(order) == list(range(len(images[split])))
             np.testing.assert_array_equal(y, labels[split][order])
         assert (data.size, data.channels, len(data.classes)) == (32, 3, 10)
@@ -83,7 +92,13 @@ class TestTensorFlowDatasets:
         with pytest.raises(ValueError, match=r"cifar100 is not prepared") as error:
             load(Data("cifar100", dir=tmp_path))
         assert time.monotonic() - start < 60  # TensorFlow Datasets itself would retry for minutes
-        for part in (str(tmp_path), "tfds.load('cifar100'", "--data.dir", "keras-preact train digits", "no network"):
+        for part in (
+            str(tmp_path),
+            "tfds.load('cifar100'",
+            "--data.dir",
+            "keras-preact train digits",
+            "no network",
+        ):
             assert part in str(error.value)
         assert not list(tmp_path.rglob("*.tfrecord*"))
 
@@ -122,7 +137,9 @@ class TestFolder:
         pictures.write_folder(tmp_path, classes=("cat", "dog", "emu"), images=10)
         data = load(Data("folder", dir=tmp_path, holdout=12))
         names = lambda split: {str(path) for path in split.reader.paths}  # noqa: E731
-        assert set(map(str, (tmp_path / "train").glob("*/*"))) == names(data.train) | names(data.holdout)
+        assert set(map(str, (tmp_path / "train").glob("*/*"))) == names(data.train) | names(
+            data.holdout
+        )
         assert not names(data.train) & names(data.holdout)
         assert {label for _, label in data.holdout.open().as_numpy_iterator()} == {0, 1, 2}
         assert names(load(Data("folder", dir=tmp_path, holdout=12)).holdout) == names(data.holdout)
@@ -139,7 +156,9 @@ class TestFolder:
                 load(Data("folder", dir=tmp_path))
 
     def test_missing_folders(self, tmp_path):
-        with pytest.raises(ValueError, match=r"train/CLASS/IMAGE and test/CLASS/IMAGE. Received: None"):
+        with pytest.raises(
+            ValueError, match=r"train/CLASS/IMAGE and test/CLASS/IMAGE. Received: None"
+        ):
             load(Data("folder"))
         with pytest.raises(ValueError, match=r"train holds no images"):
             load(Data("folder", dir=tmp_path))
@@ -162,16 +181,24 @@ class TestStatistics:
     def test_of_records(self, prepared):
         folder, images, _ = prepared
         found = load(Data("cifar10", dir=folder)).preprocessing
-        np.testing.assert_allclose(found.mean, images["train"].mean(axis=(0, 1, 2), dtype="float64"), atol=1e-4)
-        np.testing.assert_allclose(found.std, images["train"].std(axis=(0, 1, 2), dtype="float64"), atol=1e-4)
+        np.testing.assert_allclose(
+            found.mean, images["train"].mean(axis=(0, 1, 2), dtype="float64"), atol=1e-4
+        )
+        np.testing.assert_allclose(
+            found.std, images["train"].std(axis=(0, 1, 2), dtype="float64"), atol=1e-4
+        )
 
     def test_of_more_images_than_are_counted_at_a_time(self):
         images = np.random.default_rng(0).integers(0, 256, (9000, 2, 2, 3), "uint8")
         images[4096:, ..., 0] //= 4
         images[8500:, ..., 1] = 0
         found = pictures.in_memory(images).preprocessing
-        np.testing.assert_allclose(found.mean, images.mean(axis=(0, 1, 2), dtype="float64"), atol=1e-4)
-        np.testing.assert_allclose(found.std, images.std(axis=(0, 1, 2), dtype="float64"), atol=1e-4)
+        np.testing.assert_allclose(
+            found.mean, images.mean(axis=(0, 1, 2), dtype="float64"), atol=1e-4
+        )
+        np.testing.assert_allclose(
+            found.std, images.std(axis=(0, 1, 2), dtype="float64"), atol=1e-4
+        )
 
     def test_a_channel_that_never_changes(self):
         images = np.zeros((4, 2, 2, 3), "uint8")
@@ -192,7 +219,10 @@ class TestStatistics:
         np.testing.assert_allclose(found.std, (25.0, 25.0, third.std()), atol=1e-4)
         assert (found.size, found.resize, found.crop) == (224, 256, "center")
         monkeypatch.setattr("training.data.statistics.SAMPLE", 1)
-        assert load(Data("folder", dir=tmp_path)).preprocessing.mean in ((50.0, 50.0, 50.0), (100.0, 100.0, 150.0))
+        assert load(Data("folder", dir=tmp_path)).preprocessing.mean in (
+            (50.0, 50.0, 50.0),
+            (100.0, 100.0, 150.0),
+        )
 
 
 class TestEvaluationBatches:
@@ -201,7 +231,9 @@ class TestEvaluationBatches:
         batches = list(evaluation_batches(data, data.test, 4, None).as_numpy_iterator())
         assert [x.dtype for x, _ in batches] == [np.uint8] * 3
         assert [len(x) for x, _ in batches] == [4, 4, 2]
-        np.testing.assert_array_equal(np.concatenate([x for x, _ in batches])[:, 0, 0, 0], np.arange(10))
+        np.testing.assert_array_equal(
+            np.concatenate([x for x, _ in batches])[:, 0, 0, 0], np.arange(10)
+        )
 
     @pytest.mark.parametrize(
         ("rows", "want"),
@@ -214,7 +246,10 @@ class TestEvaluationBatches:
     )
     def test_rows(self, rows, want):
         data = pictures.numbered(10)
-        found = [labels.tolist() for _, labels in evaluation_batches(data, data.test, 4, 4, rows).as_numpy_iterator()]
+        found = [
+            labels.tolist()
+            for _, labels in evaluation_batches(data, data.test, 4, 4, rows).as_numpy_iterator()
+        ]
         assert found == want
 
     def test_rows_of_files_are_picked_before_they_are_decoded(self, tmp_path):
@@ -243,8 +278,14 @@ class TestEvaluationBatches:
             pictures.Image.fromarray(pixels).save(tmp_path / split / "a" / "0.png")
         data = load(Data("folder", dir=tmp_path))
         height, width = (round(side * 32 / min(shape)) for side in shape)
-        resized = np.asarray(pictures.Image.fromarray(pixels).resize((width, height), pictures.Image.Resampling.BILINEAR))
+        resized = np.asarray(
+            pictures.Image.fromarray(pixels).resize(
+                (width, height), pictures.Image.Resampling.BILINEAR
+            )
+        )
         top, left = (height - 28) // 2, (width - 28) // 2
         [(batch, _)] = evaluation_batches(data, data.test, 2, 28).as_numpy_iterator()
         assert batch.dtype == np.float32
-        np.testing.assert_allclose(batch[0], resized[top : top + 28, left : left + 28], atol=1.01)  # Pillow rounds
+        np.testing.assert_allclose(
+            batch[0], resized[top : top + 28, left : left + 28], atol=1.01
+        )  # Pillow rounds

@@ -8,11 +8,15 @@ import pytest
 from training.benchmark import input as benchmark
 from training.cli import UserError
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 
 def test_every_candidate_is_measured_in_every_round(tmp_path, capsys):
-    options = benchmark.Input(rounds=2, seconds=0.02, batch=16, images=64, output=tmp_path / "input.json")
+    options = benchmark.Input(
+        rounds=2, seconds=0.02, batch=16, images=64, output=tmp_path / "input.json"
+    )
     found = benchmark.run(options)
     printed = capsys.readouterr().out
     written = json.loads((tmp_path / "input.json").read_text())
@@ -22,7 +26,8 @@ def test_every_candidate_is_measured_in_every_round(tmp_path, capsys):
     for name in benchmark.CANDIDATES:
         rates = [figures[name]["images_per_second"] for figures in written["rounds"]]
         ratios = [
-            figures[name]["images_per_second"] / figures["tf_data_map"]["images_per_second"] for figures in written["rounds"]
+            figures[name]["images_per_second"] / figures["tf_data_map"]["images_per_second"]
+            for figures in written["rounds"]
         ]
         assert min(rates) > 0
         entry = written["summary"][name]["images_per_second"]
@@ -35,7 +40,10 @@ def test_every_candidate_is_measured_in_every_round(tmp_path, capsys):
     ("options", "message"),
     [
         ({"candidates": ("streams",)}, r"Did you mean 'stream'.*Received: candidate='streams'"),
-        ({"candidates": ("stream",)}, r"--baseline must be one of the candidates. Received: tf_data_map"),
+        (
+            {"candidates": ("stream",)},
+            r"--baseline must be one of the candidates. Received: tf_data_map",
+        ),
         ({"rounds": 0}, r"--rounds must be positive. Received: 0"),
         ({"batch": 9, "images": 8}, r"--batch must be at most --images. Received: 9 > 8"),
     ],

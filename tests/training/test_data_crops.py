@@ -7,12 +7,16 @@ import pytest
 from tests.training import images as pictures
 from training.data import training_stream
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
-#: The references of the three paddings: an image (height, width, channels) and the mean colour to the padded image.
+#: The references of the three paddings: an image (height, width, channels) and the mean colour to
+#: the padded image.
 PADDED = {
     "mean": lambda image, mean: np.stack(
-        [np.pad(image[..., c], 4, constant_values=round(mean[c])) for c in range(image.shape[-1])], axis=-1
+        [np.pad(image[..., c], 4, constant_values=round(mean[c])) for c in range(image.shape[-1])],
+        axis=-1,
     ),
     "black": lambda image, mean: np.pad(image, ((4, 4), (4, 4), (0, 0))),
     "reflect": lambda image, mean: np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect"),
@@ -23,7 +27,10 @@ def results(padded: np.ndarray) -> dict[bytes, int]:
     """Return the 162 crops of a padded image, as bytes, and their numbers."""
     size = len(padded) - 8
     crops = [padded[i : i + size, j : j + size] for i in range(9) for j in range(9)]
-    return {crop.tobytes(): number for number, crop in enumerate(crops + [crop[:, ::-1] for crop in crops])}
+    return {
+        crop.tobytes(): number
+        for number, crop in enumerate(crops + [crop[:, ::-1] for crop in crops])
+    }
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -34,7 +41,9 @@ def test_every_image_is_one_of_its_162_results(padding, channels):
     data = pictures.in_memory(images)
     mean = images.mean(axis=(0, 1, 2), dtype="float64")
     candidates = [results(PADDED[padding](image, mean)) for image in images]
-    for pixels, labels in pictures.batches(training_stream(data, 8, "pad_crop_flip", None, 0, padding), 20):
+    for pixels, labels in pictures.batches(
+        training_stream(data, 8, "pad_crop_flip", None, 0, padding), 20
+    ):
         assert (pixels.dtype, pixels.shape) == (np.uint8, (8, 6, 6, channels))
         for image, label in zip(pixels, labels, strict=True):
             assert image.tobytes() in candidates[label]
@@ -46,11 +55,14 @@ def test_all_results_are_equally_likely_and_independent():
     number = results(PADDED["mean"](image, image.mean(axis=(0, 1))))
     assert len(number) == 162
     stream = training_stream(data, 50, "pad_crop_flip", None, 0)
-    drawn = np.array([[number[crop.tobytes()] for crop in pixels] for pixels, _ in pictures.batches(stream, 120)])
+    drawn = np.array(
+        [[number[crop.tobytes()] for crop in pixels] for pixels, _ in pictures.batches(stream, 120)]
+    )
     counts = np.bincount(drawn.ravel(), minlength=162)
     # chi-square with 161 degrees of freedom lies below 235 in 99.99 % of draws; the seed is fixed
     assert ((counts - 6000 / 162) ** 2 / (6000 / 162)).sum() < 235
-    # 37 pairs of neighbours are expected to be equal, within a batch and from one to the next; 62 are four deviations more
+    # 37 pairs of neighbours are expected to be equal, within a batch and from one to the next; 62
+    # are four deviations more
     assert (drawn[:, 1:] == drawn[:, :-1]).sum() < 62
     assert (drawn[1:] == drawn[:-1]).sum() < 62
 

@@ -1,4 +1,6 @@
-"""Mixup and CutMix: pixels and labels against NumPy, their distributions, and batches that follow from seed and step."""
+"""Mixup and CutMix: pixels and labels against NumPy, their distributions, and batches
+that follow from seed and step.
+"""
 
 import dataclasses
 import itertools
@@ -19,46 +21,66 @@ CLASSES = 23
 def data():
     """Return 23 random images; the label is the image's number."""
     images = np.random.default_rng(1).integers(0, 256, (CLASSES, 8, 10, 3), "uint8")[:, :, :8]
-    return dataclasses.replace(pictures.in_memory(np.ascontiguousarray(images)), classes=tuple(map(str, range(CLASSES))))
+    return dataclasses.replace(
+        pictures.in_memory(np.ascontiguousarray(images)), classes=tuple(map(str, range(CLASSES)))
+    )
 
 
 def shares(targets: np.ndarray, labels: np.ndarray) -> float:
-    """Return what share of the targets of a batch is the images' own, the same for all; the rest must be the partners'."""
+    """Return what share of the targets of a batch is the images' own, the same for all;
+    the rest must be the partners'.
+    """
     one_hot = np.eye(targets.shape[1])[labels]
     others = labels != np.roll(labels, 1)  # a batch of two epochs may hold an image twice
     [own] = {float(row[label]) for row, label in zip(targets[others], labels[others], strict=True)}
-    np.testing.assert_allclose(targets, own * one_hot + (1 - own) * np.roll(one_hot, 1, axis=0), rtol=0, atol=1e-7)
+    np.testing.assert_allclose(
+        targets, own * one_hot + (1 - own) * np.roll(one_hot, 1, axis=0), rtol=0, atol=1e-7
+    )
     return own
 
 
 def of(data, steps=40, augmentation="pad_crop_flip", size=None, **options):
     """Return plain batches and those of the options."""
-    plain, mixed = (training_stream(data, 6, augmentation, size, 3, **chosen) for chosen in ({}, options))
+    plain, mixed = (
+        training_stream(data, 6, augmentation, size, 3, **chosen) for chosen in ({}, options)
+    )
     return zip(pictures.batches(plain, steps), pictures.batches(mixed, steps), strict=True)
 
 
 def distance(own: np.ndarray, alpha: float) -> float:
-    """Return the largest difference from a Beta distribution, at places where it does not matter that shares are rounded."""
+    """Return the largest difference from a Beta distribution, at places where it does
+    not matter that shares are rounded.
+    """
     at = np.linspace(0.001, 0.999, 999)
     below = np.searchsorted(np.sort(own), at) / len(own)
     return np.abs(below - stats.beta(alpha, alpha).cdf(at)).max()
 
 
 class TestOff:
-    """By default the batches are what they were before anything could be mixed: their numbers drawn here once more."""
+    """By default the batches are what they were before anything could be mixed: their
+    numbers drawn here once more.
+    """
 
     def test_order_alone(self, data):
         held = data.train.reader
-        order = np.concatenate([np.random.default_rng((3, 0, epoch)).permutation(CLASSES) for epoch in range(3)])
-        for step, (pixels, labels) in enumerate(pictures.batches(training_stream(data, 6, "none", None, 3), 9)):
+        order = np.concatenate(
+            [np.random.default_rng((3, 0, epoch)).permutation(CLASSES) for epoch in range(3)]
+        )
+        for step, (pixels, labels) in enumerate(
+            pictures.batches(training_stream(data, 6, "none", None, 3), 9)
+        ):
             numbers = order[6 * step : 6 * step + 6]
             np.testing.assert_array_equal(pixels, held.images[numbers])
             np.testing.assert_array_equal(labels, numbers)
             assert (pixels.dtype, labels.dtype) == (np.uint8, np.int64)
 
     def test_crops(self, data):
-        order = np.concatenate([np.random.default_rng((3, 0, epoch)).permutation(CLASSES) for epoch in range(3)])
-        for step, (pixels, _) in enumerate(pictures.batches(training_stream(data, 6, "pad_crop_flip", None, 3, "black"), 9)):
+        order = np.concatenate(
+            [np.random.default_rng((3, 0, epoch)).permutation(CLASSES) for epoch in range(3)]
+        )
+        for step, (pixels, _) in enumerate(
+            pictures.batches(training_stream(data, 6, "pad_crop_flip", None, 3, "black"), 9)
+        ):
             random = np.random.default_rng((3, 1, step))
             (top, left), flip = random.integers(0, 9, (2, 6)), random.integers(0, 2, 6)
             for i, number in enumerate(order[6 * step : 6 * step + 6]):
@@ -69,7 +91,9 @@ class TestOff:
 
 class TestMixup:
     def test_bytes_to_the_last_bit(self, data):
-        """Shares are whole multiples of 2 ** -16, so that integers give what is right before it is rounded."""
+        """Shares are whole multiples of 2 ** -16, so that integers give what is right
+        before it is rounded.
+        """
         seen = set()
         for (before, labels), (pixels, targets) in of(data, mixup=0.4):
             assert (pixels.dtype, targets.dtype) == (np.uint8, np.float32)
@@ -77,7 +101,9 @@ class TestMixup:
             seen.add(own)
             share = int(own * 2**16)
             assert share == own * 2**16
-            numerators = share * before.astype("int64") + (2**16 - share) * np.roll(before, 1, axis=0).astype("int64")
+            numerators = share * before.astype("int64") + (2**16 - share) * np.roll(
+                before, 1, axis=0
+            ).astype("int64")
             down, rest = np.divmod(numerators, 2**16)
             up = (rest > 2**15) | ((rest == 2**15) & (down % 2 == 1))
             np.testing.assert_array_equal(pixels, down + up)
@@ -95,11 +121,15 @@ class TestMixup:
     def test_shares_are_of_a_beta_distribution(self, alpha):
         mixing = Mixing(alpha, 0.0, 0, 10)
         own = np.array([mixing.draw(step, 8, 8).own for step in range(3000)])
-        assert distance(own, alpha) < 1.95 / np.sqrt(3000)  # as in 99.9 % of draws; the seed is fixed
+        assert distance(own, alpha) < 1.95 / np.sqrt(
+            3000
+        )  # as in 99.9 % of draws; the seed is fixed
         assert abs(np.corrcoef(own[1:], own[:-1])[0, 1]) < 0.08
 
     def test_images_of_one_class_keep_their_label(self, data):
-        same = dataclasses.replace(pictures.in_memory(data.train.reader.images, np.ones(CLASSES)), classes=("a", "b"))
+        same = dataclasses.replace(
+            pictures.in_memory(data.train.reader.images, np.ones(CLASSES)), classes=("a", "b")
+        )
         [(_, targets)] = pictures.batches(training_stream(same, 6, "none", None, 0, mixup=1.0), 1)
         np.testing.assert_array_equal(targets, [[0, 1]] * 6)
 
@@ -122,7 +152,9 @@ class TestCutMix:
         assert len(boxes) > 25
 
     def test_boxes_are_those_of_the_papers_code(self):
-        """Areas and places against another drawing of the same: shares of a Beta distribution, uniform centres, clipped."""
+        """Areas and places against another drawing of the same: shares of a Beta
+        distribution, uniform centres, clipped.
+        """
         height, width, count = 12, 20, 4000
         mixing = Mixing(0.0, 0.7, 0, 10)
         drawn = [mixing.draw(step, height, width) for step in range(count)]
@@ -130,11 +162,21 @@ class TestCutMix:
         side = np.sqrt(1 - random.beta(0.7, 0.7, count))
         expected = np.zeros((count, height, width), bool)
         for mask, ratio, y, x in zip(
-            expected, side, random.integers(0, height, count), random.integers(0, width, count), strict=True
+            expected,
+            side,
+            random.integers(0, height, count),
+            random.integers(0, width, count),
+            strict=True,
         ):
             half_height, half_width = int(height * ratio) // 2, int(width * ratio) // 2
-            inside_y = (np.arange(height) >= y - half_height) & (np.arange(height) < y + half_height)
-            mask[:] = inside_y[:, None] & (np.arange(width) >= x - half_width) & (np.arange(width) < x + half_width)
+            inside_y = (np.arange(height) >= y - half_height) & (
+                np.arange(height) < y + half_height
+            )
+            mask[:] = (
+                inside_y[:, None]
+                & (np.arange(width) >= x - half_width)
+                & (np.arange(width) < x + half_width)
+            )
         found = np.zeros((count, height, width), bool)
         for mask, mixture in zip(found, drawn, strict=True):
             mask[mixture.box] = True
@@ -163,8 +205,14 @@ class TestSeedAndStep:
             path = tmp_path_factory.mktemp("folder")
             pictures.write_folder(path, classes=("cat", "dog", "emu"), images=7)
             data = load(Data("folder", dir=path))
-        augmentation, size = ("pad_crop_flip", None) if request.param == "pad_crop_flip" else ("resized_crop_flip", 9)
-        return lambda seed=3: training_stream(data, 6, augmentation, size, seed, rand_augment=(2, 9), mixup=0.2, cutmix=1.0)
+        augmentation, size = (
+            ("pad_crop_flip", None)
+            if request.param == "pad_crop_flip"
+            else ("resized_crop_flip", 9)
+        )
+        return lambda seed=3: training_stream(
+            data, 6, augmentation, size, seed, rand_augment=(2, 9), mixup=0.2, cutmix=1.0
+        )
 
     def test_a_start_anywhere_goes_on_as_from_the_beginning(self, stream):
         whole = pictures.batches(stream(), 9)
@@ -175,7 +223,9 @@ class TestSeedAndStep:
     def test_the_rows_of_all_processes_are_the_batch(self, stream, cuts):
         whole = pictures.batches(stream(), 5, start=2)
         parts = [pictures.batches(stream(), 5, 2, slice(*cut)) for cut in itertools.pairwise(cuts)]
-        joined = [tuple(map(np.concatenate, zip(*step, strict=True))) for step in zip(*parts, strict=True)]
+        joined = [
+            tuple(map(np.concatenate, zip(*step, strict=True))) for step in zip(*parts, strict=True)
+        ]
         pictures.assert_same(joined, whole)
         odd = pictures.batches(stream(), 5, 2, slice(1, None, 2))
         pictures.assert_same(odd, [(pixels[1::2], targets[1::2]) for pixels, targets in whole])
@@ -199,7 +249,9 @@ class TestSeedAndStep:
 def test_fake_data_has_labels_of_the_same_form():
     fake = load(Data("fake", size=8))
     plain, mixed = (training_stream(fake, 12, "none", None, 0, mixup=alpha) for alpha in (0.0, 0.2))
-    for (images, labels), (same, targets) in zip(pictures.batches(plain, 2), pictures.batches(mixed, 2), strict=True):
+    for (images, labels), (same, targets) in zip(
+        pictures.batches(plain, 2), pictures.batches(mixed, 2), strict=True
+    ):
         np.testing.assert_array_equal(images, same)
         np.testing.assert_array_equal(np.eye(10, dtype="float32")[labels], targets)
     assert mixed.dataset().element_spec[1].dtype.name == "float32"
@@ -209,9 +261,13 @@ class TestErrors:
     @pytest.mark.parametrize("alpha", [-0.1, float("nan"), float("inf")])
     @pytest.mark.parametrize("name", ["mixup", "cutmix"])
     def test_alpha(self, data, name, alpha):
-        with pytest.raises(ValueError, match=rf"--data.{name} must be positive.*or 0 for none. Received: {alpha}"):
+        with pytest.raises(
+            ValueError, match=rf"--data.{name} must be positive.*or 0 for none. Received: {alpha}"
+        ):
             training_stream(data, 6, "none", None, 0, **{name: alpha})
 
     def test_one_image(self, data):
-        with pytest.raises(ValueError, match=r"mix the images of a batch, or part of one\. Received: 1 image"):
+        with pytest.raises(
+            ValueError, match=r"mix the images of a batch, or part of one\. Received: 1 image"
+        ):
             training_stream(data, 1, "none", None, 0, cutmix=1.0)

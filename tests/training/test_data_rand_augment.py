@@ -10,14 +10,26 @@ from training.data import training_stream
 from training.data.rand_augment import NAMES, OPERATIONS, RandAugment
 
 FILL = (120, 7, 200)
-SIGNED = ("rotate", "color", "contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y")
+SIGNED = (
+    "rotate",
+    "color",
+    "contrast",
+    "brightness",
+    "sharpness",
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+)
 
 
 @pytest.fixture(scope="module")
 def image():
     """Return waves and noise, of another range in every channel."""
     rows, columns = np.mgrid[:24, :30] / 6
-    waves = np.stack([np.sin(rows + columns), np.cos(rows * columns / 4), np.sin(2 * columns)], axis=-1)
+    waves = np.stack(
+        [np.sin(rows + columns), np.cos(rows * columns / 4), np.sin(2 * columns)], axis=-1
+    )
     noise = np.random.default_rng(0).uniform(-30, 30, waves.shape)
     return np.rint(waves * (60, 90, 20) + (90, 128, 180) + noise).astype("uint8")
 
@@ -30,7 +42,9 @@ def apply(name: str, image: np.ndarray, level: float, fill=FILL) -> np.ndarray:
 
 def by_channel(table):
     """Return an operation that looks up each channel's values in a table of its own."""
-    return lambda image, level: np.stack([table(channel)[channel] for channel in np.moveaxis(image, -1, 0)], axis=-1)
+    return lambda image, level: np.stack(
+        [table(channel)[channel] for channel in np.moveaxis(image, -1, 0)], axis=-1
+    )
 
 
 def stretched(channel):
@@ -39,7 +53,9 @@ def stretched(channel):
 
 
 def equalized(channel):
-    """Return Pillow's table: the sum of the values below, and half a step, in steps of 1/255 of all but the highest value."""
+    """Return Pillow's table: the sum of the values below, and half a step, in steps of
+    1/255 of all but the highest value.
+    """
     counts = np.bincount(channel.ravel(), minlength=256)
     step = (counts.sum() - counts[counts > 0][-1]) // 255
     below = np.concatenate([[0], np.cumsum(counts)[:-1]])
@@ -53,23 +69,35 @@ def luma(image):
 def smooth(image):
     kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
     height, width, _ = image.shape
-    shifted = [kernel[i, j] * image[i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3)]
+    shifted = [
+        kernel[i, j] * image[i : height - 2 + i, j : width - 2 + j]
+        for i in range(3)
+        for j in range(3)
+    ]
     result = image.astype("float64")
     result[1:-1, 1:-1] = np.rint(np.sum(shifted, axis=0))
     return result
 
 
 def between(degenerate):
-    """Return the operation that goes from what `degenerate` makes of an image over the image and beyond."""
-    return lambda image, level: np.clip((1 - (1 + 0.9 * level)) * degenerate(image) + (1 + 0.9 * level) * image, 0, 255)
+    """Return the operation that goes from what `degenerate` makes of an image over the
+    image and beyond.
+    """
+    return lambda image, level: np.clip(
+        (1 - (1 + 0.9 * level)) * degenerate(image) + (1 + 0.9 * level) * image, 0, 255
+    )
 
 
-#: Name to operation on an image and a level, and by how much Pillow, which rounds in between, may differ.
+#: Name to operation on an image and a level, and by how much Pillow, which rounds in between, may
+#: differ.
 REFERENCES = {
     "identity": (lambda image, level: image, 0),
     "autocontrast": (by_channel(stretched), 1),
     "equalize": (by_channel(equalized), 0),
-    "solarize": (lambda image, level: np.where(image < np.rint(256 * (1 - abs(level))), image, 255 - image), 0),
+    "solarize": (
+        lambda image, level: np.where(image < np.rint(256 * (1 - abs(level))), image, 255 - image),
+        0,
+    ),
     "posterize": (lambda image, level: image - image % 2 ** round(4 * abs(level)), 0),
     "color": (between(luma), 1.5),
     "contrast": (between(lambda image: np.full(image.shape, np.rint(luma(image).mean()))), 1.5),
@@ -90,7 +118,8 @@ def test_colours(name, level, image):
         assert not np.allclose(found, apply(name, image, -level), atol=2)
 
 
-#: Name to where in the image a place of the result comes from: level, x, y from the left and top edge, width, height.
+#: Name to where in the image a place of the result comes from: level, x, y from the left and top
+#: edge, width, height.
 ORIGINS = {
     "rotate": lambda level, x, y, w, h: (
         w / 2 + np.cos(np.pi / 6 * level) * (x - w / 2) - np.sin(np.pi / 6 * level) * (y - h / 2),
@@ -121,7 +150,9 @@ def test_places(name, level, image):
     upper = (1 - dx) * image[top, left] + dx * image[top, right]
     lower = (1 - dx) * image[below, left] + dx * image[below, right]
     exact = name.startswith("translate")
-    np.testing.assert_allclose(found[inside], (1 - dy) * upper + dy * lower, rtol=0, atol=0 if exact else 1.01)
+    np.testing.assert_allclose(
+        found[inside], (1 - dy) * upper + dy * lower, rtol=0, atol=0 if exact else 1.01
+    )
 
 
 def test_every_operation_is_checked_and_none_does_anything_at_magnitude_0(image):
@@ -149,7 +180,9 @@ def test_an_image_gets_the_operations_of_its_place(channels):
     data = pictures.in_memory(images)
     mean = images.mean(axis=(0, 1, 2))
     plain = pictures.batches(training_stream(data, 6, "pad_crop_flip", None, 5), 4)
-    drawn = pictures.batches(training_stream(data, 6, "pad_crop_flip", None, 5, rand_augment=(3, 20)), 4)
+    drawn = pictures.batches(
+        training_stream(data, 6, "pad_crop_flip", None, 5, rand_augment=(3, 20)), 4
+    )
     augment = RandAugment(3, 20, 5, tuple(mean))
     for step, ((before, labels), (pixels, same)) in enumerate(zip(plain, drawn, strict=True)):
         assert pixels.dtype == np.uint8
@@ -166,7 +199,9 @@ def test_an_image_gets_the_operations_of_its_place(channels):
 def test_resized_images_are_rounded_and_stay_fractions_to_the_network():
     data = pictures.in_memory(np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), "uint8"))
     [(before, _)] = pictures.batches(training_stream(data, 12, "resized_crop_flip", 9, 0), 1)
-    [(pixels, _)] = pictures.batches(training_stream(data, 12, "resized_crop_flip", 9, 0, rand_augment=(1, 0)), 1)
+    [(pixels, _)] = pictures.batches(
+        training_stream(data, 12, "resized_crop_flip", 9, 0, rand_augment=(1, 0)), 1
+    )
     assert pixels.dtype == np.float32
     rounded = np.rint(before)
     assert not np.array_equal(rounded, before)
@@ -178,5 +213,8 @@ def test_resized_images_are_rounded_and_stay_fractions_to_the_network():
 
 @pytest.mark.parametrize("options", [(0, 9), (-1, 9), (2, 31), (2, -1)])
 def test_numbers_that_are_not_taken(options):
-    with pytest.raises(ValueError, match=rf"from 1 on, and a magnitude from 0 to 30\. Received: .* {options[0]} {options[1]}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"from 1 on, and a magnitude from 0 to 30\. Received: .* {options[0]} {options[1]}",
+    ):
         training_stream(pictures.numbered(8), 4, "none", None, 0, rand_augment=options)

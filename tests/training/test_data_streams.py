@@ -1,4 +1,6 @@
-"""Training streams: a batch is a function of seed and step, wherever a run starts and however many processes share it."""
+"""Training streams: a batch is a function of seed and step, wherever a run starts and
+however many processes share it.
+"""
 
 import itertools
 
@@ -11,7 +13,9 @@ from tests.training import images as pictures
 from training.config import Data
 from training.data import load, sources, training_stream
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,11 @@ def data_set(request, folder, records, monkeypatch):
     if request.param == "fake":
         return load(Data("fake", size=8)), ("none", None, 6)
     images = np.random.default_rng(1).integers(0, 256, (23, 8, 8, 3), "uint8")
-    options = {"pad_crop_flip": ("pad_crop_flip", None, 6), "none": ("none", None, 6), "resized": ("resized_crop_flip", 5, 6)}
+    options = {
+        "pad_crop_flip": ("pad_crop_flip", None, 6),
+        "none": ("none", None, 6),
+        "resized": ("resized_crop_flip", 5, 6),
+    }
     return pictures.in_memory(images), options[request.param]
 
 
@@ -62,7 +70,9 @@ def test_the_rows_of_all_processes_are_the_batch(data_set, cuts):
     whole = pictures.batches(stream(data_set), 6, start=2)
     rows = [slice(*cut) for cut in itertools.pairwise(cuts)]
     parts = [pictures.batches(stream(data_set), 6, 2, part) for part in rows]
-    joined = [tuple(map(np.concatenate, zip(*step, strict=True))) for step in zip(*parts, strict=True)]
+    joined = [
+        tuple(map(np.concatenate, zip(*step, strict=True))) for step in zip(*parts, strict=True)
+    ]
     pictures.assert_same(joined, whole)
 
 
@@ -102,7 +112,9 @@ class TestEpochs:
         """Return the labels of some epochs, a row each."""
         taken = -(-epochs * data.train.size // 6)
         drawn = pictures.batches(training_stream(data, 6, augmentation, size, seed), taken)
-        return np.concatenate([labels for _, labels in drawn])[: epochs * data.train.size].reshape(epochs, -1)
+        return np.concatenate([labels for _, labels in drawn])[: epochs * data.train.size].reshape(
+            epochs, -1
+        )
 
     def check(self, of_seed, want):
         epochs = of_seed(3)
@@ -123,11 +135,15 @@ class TestEpochs:
 
     @pytest.mark.parametrize("buffer", [10_000, 8])
     def test_records(self, records, monkeypatch, buffer):
-        """A small buffer mixes all the same, since records of several shards come in turn."""
+        """A small buffer mixes all the same, since records of several shards come in
+        turn.
+        """
         monkeypatch.setattr(sources, "CACHE_BYTES", 0)
         monkeypatch.setattr("training.data.readers.SHUFFLE_BUFFER", buffer)
         data = load(Data("cifar100", dir=records, holdout=5))
-        left = np.setdiff1d(np.arange(47), [label for _, label in data.holdout.open().as_numpy_iterator()])
+        left = np.setdiff1d(
+            np.arange(47), [label for _, label in data.holdout.open().as_numpy_iterator()]
+        )
         self.check(lambda seed: self.labels(data, seed, size=8), left)
 
     def test_records_held_in_memory(self, records):
@@ -138,7 +154,9 @@ class TestEpochs:
 
 class TestResizedCrop:
     def test_area_aspect_and_flip(self, tmp_path):
-        """Red is the column and green the row, so that the slopes of an output tell the crop's width and height."""
+        """Red is the column and green the row, so that the slopes of an output tell the
+        crop's width and height.
+        """
         columns, rows = np.meshgrid(np.arange(200), np.arange(200))
         pixels = np.stack([columns, rows, np.zeros_like(rows)], axis=-1).astype("uint8")
         data = pictures.in_memory(np.tile(pixels, (4, 1, 1, 1)))
@@ -170,11 +188,18 @@ class TestResizedCrop:
             for i in range(6):
                 smooth = random.integers(0, 256, (7, 9, 3), "uint8")
                 image = Image.fromarray(smooth).resize((90 + i, 71 + i), Image.Resampling.BICUBIC)
-                image.save(tmp_path / "jpeg" / split / "a" / f"{i}.jpg", quality=80, subsampling=i % 3)
-                pixels = tf.io.decode_jpeg((tmp_path / "jpeg" / split / "a" / f"{i}.jpg").read_bytes()).numpy()
+                image.save(
+                    tmp_path / "jpeg" / split / "a" / f"{i}.jpg", quality=80, subsampling=i % 3
+                )
+                pixels = tf.io.decode_jpeg(
+                    (tmp_path / "jpeg" / split / "a" / f"{i}.jpg").read_bytes()
+                ).numpy()
                 Image.fromarray(pixels).save(tmp_path / "png" / split / "a" / f"{i}.png")
         of = [load(Data("folder", dir=tmp_path / name)) for name in ("jpeg", "png")]
-        ours, theirs = (pictures.batches(training_stream(data, 6, "resized_crop_flip", 16, 0), 12) for data in of)
+        ours, theirs = (
+            pictures.batches(training_stream(data, 6, "resized_crop_flip", 16, 0), 12)
+            for data in of
+        )
         pictures.assert_same(ours, theirs)
 
 
@@ -200,12 +225,17 @@ class TestErrors:
     def test_names(self):
         with pytest.raises(ValueError, match=r"Did you mean .*'pad_crop_flip'"):
             training_stream(pictures.numbered(10), 4, "crop_flip", None, 0)
-        with pytest.raises(ValueError, match=r"Unknown padding.*'reflect'.*Received: padding='reflection'"):
+        with pytest.raises(
+            ValueError, match=r"Unknown padding.*'reflect'.*Received: padding='reflection'"
+        ):
             training_stream(pictures.numbered(10), 4, "pad_crop_flip", None, 0, "reflection")
 
     @pytest.mark.parametrize("batch_size", [0, 11])
     def test_batch_size(self, batch_size):
-        with pytest.raises(ValueError, match=rf"must be 1 to 10, the training images. Received: batch_size={batch_size}"):
+        with pytest.raises(
+            ValueError,
+            match=rf"must be 1 to 10, the training images. Received: batch_size={batch_size}",
+        ):
             training_stream(pictures.numbered(10), batch_size, "none", None, 0)
 
     def test_seed_start_and_rows(self):
@@ -214,11 +244,15 @@ class TestErrors:
         made = training_stream(pictures.numbered(10), 4, "none", None, 0)
         with pytest.raises(ValueError, match=r"`start` must not be negative. Received: -1"):
             made.dataset(-1)
-        with pytest.raises(ValueError, match=r"must hold some of the 4 images of a batch. Received: slice\(4, 8"):
+        with pytest.raises(
+            ValueError, match=r"must hold some of the 4 images of a batch. Received: slice\(4, 8"
+        ):
             made.dataset(rows=slice(4, 8))
 
     def test_pad_crop_flip_keeps_the_size(self, folder, records, monkeypatch):
-        with pytest.raises(ValueError, match=r"keeps the images at 4 x 4 pixels.*Received: --data.size 8"):
+        with pytest.raises(
+            ValueError, match=r"keeps the images at 4 x 4 pixels.*Received: --data.size 8"
+        ):
             training_stream(pictures.numbered(10), 4, "pad_crop_flip", 8, 0)
         for size in (None, 16):
             with pytest.raises(ValueError, match=r"images of one size; use 'resized_crop_flip'"):

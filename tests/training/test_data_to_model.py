@@ -1,4 +1,6 @@
-"""Bytes to the network: it computes from uint8 what it computes from float32, and the bytes reach the step as they are."""
+"""Bytes to the network: it computes from uint8 what it computes from float32, and the
+bytes reach the step as they are.
+"""
 
 import keras
 import numpy as np
@@ -30,7 +32,9 @@ def build(data, dtype):
         dtype=dtype,
         data_format="channels_last",
     )
-    scores = keras.layers.Dense(10, dtype="float32")(keras.layers.Flatten()(core.get_layer("stem_conv").output))
+    scores = keras.layers.Dense(10, dtype="float32")(
+        keras.layers.Flatten()(core.get_layer("stem_conv").output)
+    )
     model = Spying(core.input, scores)
     model.compile(
         optimizer=kp.optimizers.CoupledSGD(0.05, momentum=0.9),
@@ -55,7 +59,13 @@ def test_bytes_are_cast_in_the_step_and_give_what_floats_give(dtype):
         if cast:
             batches, test = batches.map(floats), test.map(floats)
         history = model.fit(batches, steps_per_epoch=4, epochs=2, shuffle=False, verbose=0).history
-        return model.seen, history, model.evaluate(test, verbose=0), model.predict(test, verbose=0), model.get_weights()
+        return (
+            model.seen,
+            history,
+            model.evaluate(test, verbose=0),
+            model.predict(test, verbose=0),
+            model.get_weights(),
+        )
 
     ours, theirs = run(cast=False), run(cast=True)
     assert ours[0] == "uint8"

@@ -1,4 +1,6 @@
-"""Losses that are not finite, each with a cause that is known: the explanation names it."""
+"""Losses that are not finite, each with a cause that is known: the explanation names
+it.
+"""
 
 import re
 
@@ -20,7 +22,9 @@ JIT = "auto" if BACKEND == "jax" else False
 
 
 class Root(keras.layers.Layer):
-    """The square root of the square: finite wherever x is, with a gradient of inf times 0 at 0."""
+    """The square root of the square: finite wherever x is, with a gradient of inf times
+    0 at 0.
+    """
 
     def call(self, x):
         return ops.sqrt(ops.square(x))
@@ -28,7 +32,11 @@ class Root(keras.layers.Layer):
 
 def chain(**compiled) -> keras.Model:
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(4, use_bias=False, name="first"), Root(), keras.layers.Dense(2, name="second")]
+    layers = [
+        keras.layers.Dense(4, use_bias=False, name="first"),
+        Root(),
+        keras.layers.Dense(2, name="second"),
+    ]
     model = keras.Sequential([keras.Input((3,)), *layers], name="chain")
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", jit_compile=JIT, **compiled)
     return model
@@ -36,7 +44,9 @@ def chain(**compiled) -> keras.Model:
 
 def dense(stacked: bool, **options) -> keras.Model:
     keras.utils.set_random_seed(0)
-    return kp.models.dense_resnet(14, input_shape=(3,), width=4, classes=2, stacked=stacked, **options)
+    return kp.models.dense_resnet(
+        14, input_shape=(3,), width=4, classes=2, stacked=stacked, **options
+    )
 
 
 def fill(model, name: str, value: float) -> None:
@@ -54,13 +64,22 @@ def fill(model, name: str, value: float) -> None:
 
 
 def stream(bad=None, x=1.0, y=1.0):
-    """Return a function like `Trainer.batches`: all batches are harmless but that of the step `bad`."""
+    """Return a function like `Trainer.batches`: all batches are harmless but that of
+    the step `bad`.
+    """
 
     def batches(step):
         while True:
             random = np.random.default_rng(step)
-            images, labels = random.normal(size=(4, 3)).astype("float32"), random.normal(size=(4, 2)).astype("float32")
-            yield (images * np.float32(x), labels * np.float32(y)) if step == bad else (images, labels)
+            images, labels = (
+                random.normal(size=(4, 3)).astype("float32"),
+                random.normal(size=(4, 2)).astype("float32"),
+            )
+            yield (
+                (images * np.float32(x), labels * np.float32(y))
+                if step == bad
+                else (images, labels)
+            )
             step += 1
 
     return batches
@@ -108,25 +127,34 @@ class TestForwardPass:
 
     def test_what_is_read(self, tmp_path):
         message = explained(tmp_path, chain(), stream(bad=1, x=np.nan), step=1)
-        assert message.startswith("The images of step 2 are not finite, so the loss is nan. Check the data. ")
+        assert message.startswith(
+            "The images of step 2 are not finite, so the loss is nan. Check the data. "
+        )
 
     def test_the_loss_itself(self, tmp_path):
         message = explained(tmp_path, chain(), stream(bad=1, y=1e30), step=1)
         assert "in step 2. " in message
         assert re.search(
-            r"Cause: all layers have finite outputs, the last up to [\d.]+, and the loss of these is not", message
+            r"Cause: all layers have finite outputs, the last up to [\d.]+, and the loss of these is not",
+            message,
         )
 
-    @pytest.mark.parametrize(("stacked", "weight"), [(False, "dense_2"), (True, "dense_2"), (True, "dense_1")])
+    @pytest.mark.parametrize(
+        ("stacked", "weight"), [(False, "dense_2"), (True, "dense_2"), (True, "dense_1")]
+    )
     def test_in_units_and_stacks_of_them(self, tmp_path, stacked, weight):
-        """The name is that of the unit's layer, whether the unit is in a stack or not, with the dropout of training.
+        """The name is that of the unit's layer, whether the unit is in a stack or not,
+        with the dropout of training.
 
         ReLU makes 0 of NaN on TensorFlow, ELU does not.
         """
         model = dense(stacked, dropout=0.2, activation="elu")
         model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=JIT)
         unit = model.units[3].name
-        for name in (f"{unit}/branch/{weight}/kernel", f"{model.units[4].name}/branch/dense_1/kernel"):
+        for name in (
+            f"{unit}/branch/{weight}/kernel",
+            f"{model.units[4].name}/branch/dense_1/kernel",
+        ):
             fill(model, name, 3e38)
         message = explained(tmp_path, model, stream(), step=0)
         assert f"the output of {unit}/branch/{weight} is not finite" in message
@@ -134,7 +162,9 @@ class TestForwardPass:
 
 class TestUpdate:
     def test_of_the_step_before(self, tmp_path):
-        """Zeros make the root's gradient a NaN, which the layers before it get; the loss is finite in that step."""
+        """Zeros make the root's gradient a NaN, which the layers before it get; the
+        loss is finite in that step.
+        """
         message = explained(tmp_path, chain(), stream(bad=3, x=0.0), step=4, begin=1)
         expected = "the update of step 4 left weights that are not finite, the last of them chain/first/kernel. "
         assert "the loss is nan in step 5. " in message
@@ -171,9 +201,15 @@ class TestRepeating:
                 yield batch
 
         explained(tmp_path, chain(), batches, step=6, begin=4, before_step=seen.append)
-        # the random numbers of the last step come twice: for the look at the layers, and for the step
+        # the random numbers of the last step come twice: for the look at the layers, and for the
+        # step
         assert [each for each in seen if isinstance(each, int)] == [4, 5, 6, 6]
-        assert [each for each in seen if isinstance(each, str)] == ["from 4", "batch", "batch", "batch"]
+        assert [each for each in seen if isinstance(each, str)] == [
+            "from 4",
+            "batch",
+            "batch",
+            "batch",
+        ]
 
     def test_the_first_bad_one_of_an_execution_of_several_steps(self, tmp_path):
         options = {} if BACKEND == "torch" else {"steps_per_execution": 4}
@@ -186,7 +222,9 @@ class TestRepeating:
     def test_what_does_not_come_again(self, tmp_path):
         message = explained(tmp_path, chain(), stream(), step=2)
         assert "in step 3. " in message
-        assert re.search(r"Cause: unknown\. .* the loss is [\d.]+: a computation is not deterministic\.", message)
+        assert re.search(
+            r"Cause: unknown\. .* the loss is [\d.]+: a computation is not deterministic\.", message
+        )
 
     def test_words_for_steps(self, tmp_path):
         model = chain()
@@ -195,7 +233,9 @@ class TestRepeating:
             learning_rate=1e6,
             where=lambda step: f"iteration {step // 2 + 1:,}",
         )
-        assert message.startswith("Learning rate 1e+06 is probably too high: the loss is nan in iteration 3. ")
+        assert message.startswith(
+            "Learning rate 1e+06 is probably too high: the loss is nan in iteration 3. "
+        )
         assert "Cause: the update of iteration 3 left" in message
         assert message.endswith(", of iteration 1.")
 
@@ -211,7 +251,9 @@ class TestRepeating:
         with pytest.raises(ArithmeticError):
             model.fit(x, y, verbose=0, callbacks=[health, Fail()])
         assert Probe.of(model.optimizer) is not None
-        message = divergence.explain(model, checkpoint, stream(bad=1, x=1e20), 1, learning_rate=0.01)
+        message = divergence.explain(
+            model, checkpoint, stream(bad=1, x=1e20), 1, learning_rate=0.01
+        )
         assert " in step 2. " in message
         assert "Cause: the output of chain/root" in message
         health.remove()

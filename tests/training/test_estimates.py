@@ -1,4 +1,6 @@
-"""What a dry run says: closed forms and published counts, XLA's own, and plots and times from functions that are known."""
+"""What a dry run says: closed forms and published counts, XLA's own, and plots and
+times from functions that are known.
+"""
 
 import itertools
 import math
@@ -15,10 +17,13 @@ from training.recipes import RECIPES
 
 
 def cifar_products(n: int) -> int:
-    """Of ResNet-(6n+2) with option A, by hand: a 3x3 convolution at each pixel, three stages of 2n, the classifier."""
+    """Of ResNet-(6n+2) with option A, by hand: a 3x3 convolution at each pixel, three
+    stages of 2n, the classifier.
+    """
     stem = 32 * 32 * 9 * 3 * 16
     stages = sum(
-        side**2 * 9 * (into + (2 * n - 1) * out) * out for side, into, out in ((32, 16, 16), (16, 16, 32), (8, 32, 64))
+        side**2 * 9 * (into + (2 * n - 1) * out) * out
+        for side, into, out in ((32, 16, 16), (16, 16, 32), (8, 32, 64))
     )
     return stem + stages + 64 * 10
 
@@ -41,22 +46,33 @@ def test_cifar_networks_in_closed_form(depth, millions, stacked):
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    # torchvision's documentation gives 1.81 for its ResNet-18, 4.09 for ResNet-50 and 4.23 for ResNeXt-50 32x4d
-    [("imagenet_resnet18_preact", 1.81), ("imagenet_resnet50_preact", 4.09), ("imagenet_resnext50_32x4d_preact", 4.23)],
+    # torchvision's documentation gives 1.81 for its ResNet-18, 4.09 for ResNet-50 and 4.23 for
+    # ResNeXt-50 32x4d
+    [
+        ("imagenet_resnet18_preact", 1.81),
+        ("imagenet_resnet50_preact", 4.09),
+        ("imagenet_resnext50_32x4d_preact", 4.23),
+    ],
 )
 def test_imagenet_networks(name, billions):
     assert costs(kp.create_model(name)).multiply_adds / 1e9 == pytest.approx(billions, abs=0.006)
 
 
 def test_layers_one_by_one():
-    """Groups, strides, depthwise kernels, dense layers at every position; what is not counted is named."""
+    """Groups, strides, depthwise kernels, dense layers at every position; what is not
+    counted is named.
+    """
     inputs = keras.Input((8, 6, 4))
     x = keras.layers.Conv2D(6, 3, strides=2, groups=2, padding="same")(inputs)  # 4 x 3
-    x = keras.layers.DepthwiseConv2D(3, depth_multiplier=2, padding="valid")(x)  # 2 x 1, 12 channels
+    x = keras.layers.DepthwiseConv2D(3, depth_multiplier=2, padding="valid")(
+        x
+    )  # 2 x 1, 12 channels
     x = keras.layers.Dense(5)(x)
     x = keras.layers.Conv2DTranspose(3, 2)(x)
     expected = 4 * 3 * 9 * (4 // 2) * 6 + 2 * 1 * 9 * 6 * 2 + 2 * 1 * 12 * 5
-    assert costs(keras.Model(inputs, x)) == Costs(2 * expected, costs(keras.Model(inputs, x)).kept, ("Conv2DTranspose",))
+    assert costs(keras.Model(inputs, x)) == Costs(
+        2 * expected, costs(keras.Model(inputs, x)).kept, ("Conv2DTranspose",)
+    )
 
 
 def test_channels_first_counts_alike():
@@ -91,13 +107,18 @@ class TestAgainstXLA:
     def of(self, model) -> float:
         import jax
 
-        weights, state = ([v.value for v in part] for part in (model.trainable_variables, model.non_trainable_variables))
+        weights, state = (
+            [v.value for v in part]
+            for part in (model.trainable_variables, model.non_trainable_variables)
+        )
         image = np.zeros((1, *model.input_shape[1:]), "float32")
         forward = jax.jit(lambda *arguments: model.stateless_call(*arguments, training=False)[0])
         return forward.lower(weights, state, image).cost_analysis()["flops"]
 
     def test_one_by_one_kernels(self):
-        """A convolution without zeros at the sides, and dense layers: what both count is the same."""
+        """A convolution without zeros at the sides, and dense layers: what both count
+        is the same.
+        """
         layers = [keras.Input((9, 9, 8)), keras.layers.Conv2D(64, 1, groups=4, use_bias=False)]
         layers += [keras.layers.Flatten(), keras.layers.Dense(32, use_bias=False)]
         model = keras.Sequential(layers)
@@ -105,7 +126,9 @@ class TestAgainstXLA:
 
     @pytest.mark.parametrize("depth", [8, 20])
     def test_residual_networks(self, depth):
-        """XLA leaves out the products with zeros that pad an image, and counts sums and normalisations."""
+        """XLA leaves out the products with zeros that pad an image, and counts sums and
+        normalisations.
+        """
         model = kp.models.resnet_cifar(depth, stacked=False)
 
         def share(side: int) -> float:  # of the products of a 3x3 kernel that are not with zeros
@@ -113,29 +136,44 @@ class TestAgainstXLA:
 
         counted = costs(model).flops
         padded = counted - 2 * sum(
-            (1 - share(side)) * of_stage for side, of_stage in zip((32, 16, 8), self.of_stages(depth), strict=True)
+            (1 - share(side)) * of_stage
+            for side, of_stage in zip((32, 16, 8), self.of_stages(depth), strict=True)
         )
         assert padded == pytest.approx(self.of(model), rel=0.05)
 
     def of_stages(self, depth):
         n = (depth - 2) // 6
         first = 32 * 32 * 9 * 3 * 16 + 32**2 * 9 * 16 * 16 * 2 * n
-        return first, 16**2 * 9 * (16 + (2 * n - 1) * 32) * 32, 8**2 * 9 * (32 + (2 * n - 1) * 64) * 64
+        return (
+            first,
+            16**2 * 9 * (16 + (2 * n - 1) * 32) * 32,
+            8**2 * 9 * (32 + (2 * n - 1) * 64) * 64,
+        )
 
 
 class TestMemory:
     def test_what_is_kept_of_a_plain_unit(self):
-        """Of BN-ReLU-conv twice: the inputs of both normalisations and of both convolutions, four maps."""
+        """Of BN-ReLU-conv twice: the inputs of both normalisations and of both
+        convolutions, four maps.
+        """
         inputs = keras.Input((8, 8, 4))
         unit = kp.ResidualUnit(4)
         assert costs(keras.Model(inputs, unit(inputs))).kept == 4 * (8 * 8 * 4) * 4
 
-    @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("mixed_bfloat16", 2), ("mixed_float16", 2)])
+    @pytest.mark.parametrize(
+        ("dtype", "size"), [("float32", 4), ("mixed_bfloat16", 2), ("mixed_float16", 2)]
+    )
     def test_dtype(self, dtype, size):
         inputs = keras.Input((8, 8, 4), dtype="float16" if size == 2 else "float32")
-        assert costs(keras.Model(inputs, kp.ResidualUnit(4, dtype=dtype)(inputs))).kept == 4 * (8 * 8 * 4) * size
+        assert (
+            costs(keras.Model(inputs, kp.ResidualUnit(4, dtype=dtype)(inputs))).kept
+            == 4 * (8 * 8 * 4) * size
+        )
 
-    @pytest.mark.parametrize(("remat", "maps"), [(False, 4 * 10), (1, 10 + 4), (3, 4 + 3 * 4), (True, 10 + 4), (20, 1 + 40)])
+    @pytest.mark.parametrize(
+        ("remat", "maps"),
+        [(False, 4 * 10), (1, 10 + 4), (3, 4 + 3 * 4), (True, 10 + 4), (20, 1 + 40)],
+    )
     def test_stacks_keep_inputs_of_segments_and_the_inside_of_one(self, remat, maps):
         inputs = keras.Input((8, 8, 4))
         stack = kp.UnitStack(kp.ResidualUnit(4), depth=10, remat=remat)
@@ -167,7 +205,14 @@ class TestPlot:
     @pytest.mark.parametrize(
         ("rate", "iterations"),
         [
-            (lambda step: 0.01 if step < 400 else 0.1 * 0.1 ** sum(step >= drop for drop in (32_000, 48_000)), 64_000),
+            (
+                lambda step: (
+                    0.01
+                    if step < 400
+                    else 0.1 * 0.1 ** sum(step >= drop for drop in (32_000, 48_000))
+                ),
+                64_000,
+            ),
             (lambda step: 0.05 * (1 + math.cos(math.pi * step / 78_200)), 78_200),
             (lambda step: 3e-4 * step / 50, 50),
         ],
@@ -231,7 +276,12 @@ class TestPage:
         return model
 
     def page(self, model, **changes) -> str:
-        arguments = {"batch_size": 64, "iterations": 690, "steps_per_epoch": 23, "rate": lambda step: 0.1}
+        arguments = {
+            "batch_size": 64,
+            "iterations": 690,
+            "steps_per_epoch": 23,
+            "rate": lambda step: 0.1,
+        }
         return describe_run(model, data={"Data": "digits, 1,437 images"}, **(arguments | changes))
 
     def test_what_it_says(self, model):
@@ -241,18 +291,28 @@ class TestPage:
         assert max(map(len, text.splitlines())) <= 100
         assert f"Model {model.name}, 3 units, mixed_bfloat16 " in words
         assert f"Parameters {trained:,} trained, " in words
-        assert "Data digits, 1,437 images Updates 690 with 64 images each: 30 epochs of 23 updates " in words
+        assert (
+            "Data digits, 1,437 images Updates 690 with 64 images each: 30 epochs of 23 updates "
+            in words
+        )
         assert f"{costs(model).flops / 1e6:.3g} M per image in the forward pass (" in words
         # 690 half seconds
-        assert "Time about 5 min 45 s (0.5 s per update, 128 images/s), and 10 s to compile; measured" in words
-        parts = re.search(r"weights (.*?), gradients (.*?), optimizer (.*?), activations (.*?) \(", words)
+        assert (
+            "Time about 5 min 45 s (0.5 s per update, 128 images/s), and 10 s to compile; measured"
+            in words
+        )
+        parts = re.search(
+            r"weights (.*?), gradients (.*?), optimizer (.*?), activations (.*?) \(", words
+        )
         assert parts
         assert text.endswith(schedule_plot(lambda step: 0.1, 690))
         assert "; without" not in text.replace("s, without", "")
 
     def test_parts_and_executions(self, model):
         """An execution of 8 steps of which 4 make an update is two updates."""
-        text = self.page(model, parts=4, devices=2, timing=Timing(first=3.0, step=1.0), updates_timed=2)
+        text = self.page(
+            model, parts=4, devices=2, timing=Timing(first=3.0, step=1.0), updates_timed=2
+        )
         words = " ".join(text.split())
         assert "0.5 s per update, 128 images/s" in words
         assert "690 with 64 images each in 4 parts on 2 devices: 30 epochs" in words

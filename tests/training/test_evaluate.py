@@ -1,4 +1,6 @@
-"""Evaluation: its figures against hand-computed ones, and its files against the data and the network they speak of."""
+"""Evaluation: its figures against hand-computed ones, and its files against the data
+and the network they speak of.
+"""
 
 import json
 import re
@@ -35,7 +37,12 @@ class TestMeasure:
         assert metrics["confusion_matrix"] == [[1, 1, 0], [0, 2, 0], [0, 0, 0]]
         assert metrics["per_class"] == {
             "a": {"precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3), "images": 2},
-            "b": {"precision": pytest.approx(2 / 3), "recall": 1.0, "f1": pytest.approx(0.8), "images": 2},
+            "b": {
+                "precision": pytest.approx(2 / 3),
+                "recall": 1.0,
+                "f1": pytest.approx(0.8),
+                "images": 2,
+            },
             "c": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "images": 0},
         }
 
@@ -44,20 +51,32 @@ class TestMeasure:
         probabilities = exponentials[np.arange(4), self.LABELS] / exponentials.sum(axis=1)
         loss = measure(self.LOGITS, self.LABELS, ["a", "b", "c"])["loss"]
         assert loss == pytest.approx(-np.log(probabilities).mean(), rel=1e-12)
-        assert measure(scores([[0, 0, 0]]), np.array([1]), ["a", "b", "c"])["loss"] == pytest.approx(1.0986122886681098)
+        assert measure(scores([[0, 0, 0]]), np.array([1]), ["a", "b", "c"])[
+            "loss"
+        ] == pytest.approx(1.0986122886681098)
 
     def test_loss_of_large_logits(self):
         # e^1000 is no number: the first is right beyond doubt, the second wrong by 2000 nats
-        assert measure(scores([[1000, -1000], [1000, -1000]]), np.array([0, 1]), ["a", "b"])["loss"] == 1000
+        assert (
+            measure(scores([[1000, -1000], [1000, -1000]]), np.array([0, 1]), ["a", "b"])["loss"]
+            == 1000
+        )
 
     def test_top5(self):
         logits = scores([[7, 6, 5, 4, 3, 2, 1]] * 4)
-        metrics = measure(logits, np.array([0, 4, 5, 6]), list("abcdefg"))  # first, fifth, sixth and seventh
+        metrics = measure(
+            logits, np.array([0, 4, 5, 6]), list("abcdefg")
+        )  # first, fifth, sixth and seventh
         assert (metrics["top5_accuracy"], metrics["accuracy"]) == (0.5, 0.25)
 
     def test_top5_is_left_out_where_it_says_nothing(self):
-        assert "top5_accuracy" not in measure(scores([[0, 1, 2, 3, 4]]), np.array([0]), list("abcde"))
-        assert measure(scores([[0, 1, 2, 3, 4, 5]]), np.array([0]), list("abcdef"))["top5_accuracy"] == 0
+        assert "top5_accuracy" not in measure(
+            scores([[0, 1, 2, 3, 4]]), np.array([0]), list("abcde")
+        )
+        assert (
+            measure(scores([[0, 1, 2, 3, 4, 5]]), np.array([0]), list("abcdef"))["top5_accuracy"]
+            == 0
+        )
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
     def test_outputs_that_are_no_numbers(self, value):
@@ -71,7 +90,9 @@ class TestMeasure:
         assert json.loads(json.dumps(metrics)) == metrics
 
     def test_report(self):
-        metrics = {"model": "runs/a/model.keras", "data": "letters"} | measure(self.LOGITS, self.LABELS, ["a", "b", "class c"])
+        metrics = {"model": "runs/a/model.keras", "data": "letters"} | measure(
+            self.LOGITS, self.LABELS, ["a", "b", "class c"]
+        )
         assert report(metrics).split("\n") == [
             "runs/a/model.keras on 4 test images of letters:",
             f"  accuracy 75.00 %, error 25.00 %, loss {metrics['loss']:.4f}",
@@ -93,8 +114,11 @@ def test_confusion_matrix_is_drawn(tmp_path, classes):
         assert image.format == "PNG"
         pixels = np.asarray(image.convert("RGB")).astype(int)
     if classes == 2:
-        # the one dark square is that of true class 0 and predicted class 1: right of the middle, above it
-        rows, columns = np.nonzero((np.abs(pixels - (8, 48, 107)) < 3).all(axis=-1)[:, : int(0.8 * pixels.shape[1])])
+        # the one dark square is that of true class 0 and predicted class 1: right of the middle,
+        # above it
+        rows, columns = np.nonzero(
+            (np.abs(pixels - (8, 48, 107)) < 3).all(axis=-1)[:, : int(0.8 * pixels.shape[1])]
+        )
         assert rows.mean() < pixels.shape[0] / 2
         assert columns.mean() > pixels.shape[1] / 2
 
@@ -135,9 +159,15 @@ class TestRun:
         images, labels = test_images
         run_evaluate("run")
         metrics = metrics_of(run)
-        logits = keras.saving.load_model(run / "model.keras").predict_on_batch(images.astype("float32"))
+        logits = keras.saving.load_model(run / "model.keras").predict_on_batch(
+            images.astype("float32")
+        )
         predicted = logits.argmax(axis=1)
-        assert (metrics["model"], metrics["data"], metrics["split"]) == ("run/model.keras", "digits", "test")
+        assert (metrics["model"], metrics["data"], metrics["split"]) == (
+            "run/model.keras",
+            "digits",
+            "test",
+        )
         assert metrics["images"] == 360
         assert metrics["accuracy"] == pytest.approx((predicted == labels).mean())
         assert metrics["accuracy"] > 0.3  # chance is 0.1
@@ -163,18 +193,27 @@ class TestRun:
 
     def test_checkpoint_and_output(self, run):
         run_evaluate("run", "--checkpoint", "best", "--output", "elsewhere/here")
-        assert files(run.parent / "elsewhere") == ["here/confusion_matrix-best.png", "here/metrics-best.json"]
+        assert files(run.parent / "elsewhere") == [
+            "here/confusion_matrix-best.png",
+            "here/metrics-best.json",
+        ]
         metrics = json.loads((run.parent / "elsewhere" / "here" / "metrics-best.json").read_text())
         assert metrics["model"] == "run/checkpoints/best.keras"
         assert not (run / "metrics.json").exists()
 
     def test_keras_file_gives_the_same(self, run, expected):
         run_evaluate("run/model.keras", "--data", "digits")
-        assert metrics_of(run.parent / "evaluation-model") == expected | {"model": "run/model.keras"}
+        assert metrics_of(run.parent / "evaluation-model") == expected | {
+            "model": "run/model.keras"
+        }
 
     def test_probabilities_at_the_end_give_the_same(self, run, expected):
         model = keras.saving.load_model(run / "model.keras")
-        options = {"width_factor": 0.25, "include_preprocessing": True, "classifier_activation": "softmax"}
+        options = {
+            "width_factor": 0.25,
+            "include_preprocessing": True,
+            "classifier_activation": "softmax",
+        }
         with_softmax = kp.create_model("digits_resnet8_preact", **options)
         with_softmax.set_weights(model.get_weights())
         with_softmax.save("softmax.keras")
@@ -193,10 +232,16 @@ class TestRun:
         assert not (run / "metrics.json").exists()
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 class TestSamples:
-    @pytest.mark.parametrize(("count", "names"), [(3, ["0_0", "0_1", "0_2"]), (12, None), (1000, None)])
-    def test_one_of_each_class_in_turn_with_its_pixels(self, run, test_images, capsys, count, names):
+    @pytest.mark.parametrize(
+        ("count", "names"), [(3, ["0_0", "0_1", "0_2"]), (12, None), (1000, None)]
+    )
+    def test_one_of_each_class_in_turn_with_its_pixels(
+        self, run, test_images, capsys, count, names
+    ):
         images, labels = test_images
         run_evaluate("run", "--save-samples", count)
         written = files(run / "samples")
@@ -207,15 +252,29 @@ class TestSamples:
         for name in written:
             rank, label = map(int, re.fullmatch(r"(\d+)_(\d)\.png", name).groups())
             with Image.open(run / "samples" / name) as image:
-                np.testing.assert_array_equal(np.asarray(image), images[labels == label][rank, ..., 0])
+                np.testing.assert_array_equal(
+                    np.asarray(image), images[labels == label][rank, ..., 0]
+                )
         printed = re.search(r"Wrote (\d+) test images to run/samples", capsys.readouterr().out)
         assert int(printed[1]) == len(written)
 
     def test_images_of_a_folder_are_written_whole_and_in_colour(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         pictures.write_folder(tmp_path / "pictures", images=2)
-        kp.create_model("digits_resnet8_preact", classes=2, input_shape=(16, 16, 3), width_factor=0.25).save("m.keras")
-        run_evaluate("m.keras", "--data", "folder", "--data-dir", "pictures", "--save-samples", "4", "--output", "out")
+        kp.create_model(
+            "digits_resnet8_preact", classes=2, input_shape=(16, 16, 3), width_factor=0.25
+        ).save("m.keras")
+        run_evaluate(
+            "m.keras",
+            "--data",
+            "folder",
+            "--data-dir",
+            "pictures",
+            "--save-samples",
+            "4",
+            "--output",
+            "out",
+        )
         assert metrics_of(tmp_path / "out")["images"] == 4
         for name in ("cat", "dog"):
             originals = (tmp_path / "pictures" / "test" / name).iterdir()

@@ -15,7 +15,8 @@ from training.data import load
 from training.export import export
 
 pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="test_evaluate.py exports a run of every backend, the rest is the same"
+    keras.backend.backend() != "tensorflow",
+    reason="test_evaluate.py exports a run of every backend, the rest is the same",
 )
 
 CLASSES = list("0123456789")
@@ -26,7 +27,12 @@ def make_run(folder, files=("model.keras",)):
     """A run directory as training writes it."""
     (folder / "checkpoints").mkdir(parents=True)
     preprocessing = kp.model_entry("digits_resnet8_preact").preprocessing
-    config = {"recipe": "digits", "classes": CLASSES, "preprocessing": preprocessing.to_dict(), "config": CONFIG}
+    config = {
+        "recipe": "digits",
+        "classes": CLASSES,
+        "preprocessing": preprocessing.to_dict(),
+        "config": CONFIG,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     model = kp.create_model("digits_resnet8_preact", include_preprocessing=True, width_factor=0.25)
     randomize(model)
@@ -37,7 +43,9 @@ def make_run(folder, files=("model.keras",)):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "digits-1", ("model.keras", "checkpoints/best.keras"))
+    return make_run(
+        tmp_path_factory.mktemp("runs") / "digits-1", ("model.keras", "checkpoints/best.keras")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +65,12 @@ def test_card_tells_of_the_run(exported):
     # a served model's card does not tell where things were on the machine that trained it
     served = CONFIG | {"data": {"name": "digits", "dir": None}, "output": None}
     assert "model" not in card["metrics"]
-    assert card["run"] == {"directory": "digits-1", "checkpoint": "final", "recipe": "digits", "config": served}
+    assert card["run"] == {
+        "directory": "digits-1",
+        "checkpoint": "final",
+        "recipe": "digits",
+        "config": served,
+    }
     assert card["metrics"]["accuracy"] == 0.5
     assert card["model"]["name"] == "digits_resnet8_preact"
 
@@ -81,19 +94,29 @@ def test_what_is_printed(run, tmp_path, monkeypatch, capsys):
         (path / "assets.extra").mkdir()
         (path / "variables" / "data").write_bytes(bytes(123_456))
         differences = {"logits": 2.5e-7, "probabilities": 1e-8}
-        check = {"largest_difference": differences, "allowed_difference": {"logits": 1e-5, "probabilities": 1e-5}}
+        check = {
+            "largest_difference": differences,
+            "allowed_difference": {"logits": 1e-5, "probabilities": 1e-5},
+        }
         card = {"check": check, "parameters": {"total": 30_864}, "metrics": kwargs["metrics"]}
         (path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
         return path
 
     monkeypatch.setattr(kp.export, "save", save)
-    cli.main("export", export, [str(run[0]), "--name", "d", "--output", str(tmp_path), "--checkpoint", "best"])
+    cli.main(
+        "export",
+        export,
+        [str(run[0]), "--name", "d", "--output", str(tmp_path), "--checkpoint", "best"],
+    )
     out = capsys.readouterr().out
     assert ", 30,864 parameters)" in out
     assert "the largest difference is 2.5e-07 in logits (allowed 1.0e-05)" in out
     assert f"keras-preact predict {tmp_path / 'd'} IMAGE, or keras-preact serve {tmp_path}" in out
     # those of the run are of another checkpoint
-    assert f"no metrics. To add them, run keras-preact evaluate {run[0]} --checkpoint best before the export." in out
+    assert (
+        f"no metrics. To add them, run keras-preact evaluate {run[0]} --checkpoint best before "
+        "the export." in out
+    )
 
 
 def test_bfloat16_is_compared_on_the_test_images(run, tmp_path, monkeypatch, capsys):
@@ -106,14 +129,25 @@ def test_bfloat16_is_compared_on_the_test_images(run, tmp_path, monkeypatch, cap
         (path / "variables").mkdir(parents=True)
         (path / "assets.extra").mkdir()
         differences = {"logits": 2.5e-7, "probabilities": 1e-8}
-        check = {"largest_difference": differences, "allowed_difference": differences, "accuracy": accuracy}
+        check = {
+            "largest_difference": differences,
+            "allowed_difference": differences,
+            "accuracy": accuracy,
+        }
         card = {"check": check, "parameters": {"total": 30_864}}
         (path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
         return path
 
     monkeypatch.setattr(kp.export, "save", save)
-    cli.main("export", export, [str(run[0]), "--name", "d", "--output", str(tmp_path), "--precision", "bfloat16"])
-    assert "Accuracy on 360 test images: 49.75 % in bfloat16, 50.00 % in the run." in capsys.readouterr().out
+    cli.main(
+        "export",
+        export,
+        [str(run[0]), "--name", "d", "--output", str(tmp_path), "--precision", "bfloat16"],
+    )
+    assert (
+        "Accuracy on 360 test images: 49.75 % in bfloat16, 50.00 % in the run."
+        in capsys.readouterr().out
+    )
     images, labels = received["validation_data"]
     test = load(Data("digits")).test
     pairs = list(test.open().as_numpy_iterator())
@@ -124,7 +158,11 @@ def test_bfloat16_is_compared_on_the_test_images(run, tmp_path, monkeypatch, cap
 
 def test_a_file_for_another_runtime(run, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
-    cli.main("export", export, [str(run[0]), "--name", "d", "--output", str(tmp_path / "new"), "--format", "onnx"])
+    cli.main(
+        "export",
+        export,
+        [str(run[0]), "--name", "d", "--output", str(tmp_path / "new"), "--format", "onnx"],
+    )
     assert f"Wrote {tmp_path / 'new' / 'd.onnx'} (" in capsys.readouterr().out
     images = np.random.default_rng(0).uniform(0, 255, (2, 8, 8, 1)).astype("float32")
     session = onnxruntime.InferenceSession(tmp_path / "new" / "d.onnx")
@@ -145,8 +183,21 @@ def test_errors(run, exported, tmp_path, monkeypatch, capsys):
     folder, _ = run
     assert "is not a run directory" in error_of(capsys, tmp_path, "--name", "m")
     assert "must be a plain name" in error_of(capsys, folder, "--name", "a/b")
-    assert "next free one is 2" in error_of(capsys, folder, "--name", "digits", "--output", exported.parent, "--version", 1)
-    message = error_of(capsys, folder, "--name", "m", "--output", tmp_path, "--format", "litert", "--precision", "bfloat16")
+    assert "next free one is 2" in error_of(
+        capsys, folder, "--name", "digits", "--output", exported.parent, "--version", 1
+    )
+    message = error_of(
+        capsys,
+        folder,
+        "--name",
+        "m",
+        "--output",
+        tmp_path,
+        "--format",
+        "litert",
+        "--precision",
+        "bfloat16",
+    )
     assert "remove --version and --precision" in message
     message = error_of(capsys, folder, "--name", "m", "--output", tmp_path, "--checkpoint", "last")
     assert "It has: --checkpoint final, --checkpoint best." in message

@@ -1,4 +1,6 @@
-"""The launch recipes: SLURM's script with its programs replaced, the manifests, and real processes started by Ray."""
+"""The launch recipes: SLURM's script with its programs replaced, the manifests, and
+real processes started by Ray.
+"""
 
 import csv
 import dataclasses
@@ -27,7 +29,9 @@ VARIABLES = (environment.ADDRESSES, environment.PROCESSES, environment.PROCESS)
 
 
 def configuration(monkeypatch, arguments: list[str]):
-    """Return the configuration of a command line, for whose options there must be a meaning."""
+    """Return the configuration of a command line, for whose options there must be a
+    meaning.
+    """
     configs = []
     monkeypatch.setattr(train, "train", lambda config, recipe: configs.append(config))
     train.main(arguments)
@@ -89,18 +93,33 @@ esac
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Return a function that starts the script with SLURM's programs and variables in two processes."""
+    """Return a function that starts the script with SLURM's programs and variables in
+    two processes.
+    """
     programs, seen = tmp_path / "bin", tmp_path / "seen"
     programs.mkdir()
     seen.mkdir()
     for name, text in {"trainer": PYTHON, "srun": SRUN, "scontrol": SCONTROL}.items():
         program(programs / name, text)
-    allocation = {"SLURM_JOB_ID": "4001", "SLURM_JOB_NODELIST": "node3,node7", "SLURM_NTASKS_PER_NODE": "1"}
+    allocation = {
+        "SLURM_JOB_ID": "4001",
+        "SLURM_JOB_NODELIST": "node3,node7",
+        "SLURM_NTASKS_PER_NODE": "1",
+    }
 
     def start(*arguments: str, **variables: str) -> tuple[subprocess.Popen, Path]:
         path = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHON": "trainer", "SEEN": str(seen)}
-        kept = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, "KERAS_BACKEND")}
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in (*VARIABLES, "KERAS_BACKEND")
+        }
+        pipes = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+        }
         command = ["bash", LAUNCH / "slurm.sbatch", *arguments]
         return subprocess.Popen(command, env=kept | path | allocation | variables, **pipes), seen
 
@@ -111,7 +130,10 @@ def slurm(tmp_path):
     ("variables", "addresses"),
     [
         ({}, ["node3:61441", "node7:61441"]),
-        ({"SLURM_JOB_NODELIST": "node3", "SLURM_NTASKS_PER_NODE": "2"}, ["node3:61441", "node3:61442"]),
+        (
+            {"SLURM_JOB_NODELIST": "node3", "SLURM_NTASKS_PER_NODE": "2"},
+            ["node3:61441", "node3:61442"],
+        ),
         ({"SLURM_JOB_ID": "3999"}, ["node3:65439", "node7:65439"]),
     ],
 )
@@ -127,7 +149,11 @@ def test_slurm_tells_each_process_its_place(slurm, monkeypatch, variables, addre
         module, command, *arguments = words(seen / f"arguments{i}")[1:]
         assert (module, command) == ("training", "train")
         config = configuration(monkeypatch, arguments)
-        assert (config.distribution, config.resume, config.output) == ("multi_worker", True, Path("/shared/a run"))
+        assert (config.distribution, config.resume, config.output) == (
+            "multi_worker",
+            True,
+            Path("/shared/a run"),
+        )
     assert not (seen / "env2").exists()
     assert not (seen / "scontrol").exists()
 
@@ -163,7 +189,10 @@ def test_slurm_options():
     assert len(options) == text.count("\n#SBATCH")
     # no options behind the first command: sbatch does not read them
     assert "#SBATCH" not in text.split("\nset -u\n")[1]
-    assert dict(options).items() >= {"requeue": "", "signal": "TERM@120", "distribution": "block"}.items()
+    assert (
+        dict(options).items()
+        >= {"requeue": "", "signal": "TERM@120", "distribution": "block"}.items()
+    )
 
 
 def manifests() -> dict[str, dict]:
@@ -176,11 +205,16 @@ def manifests() -> dict[str, dict]:
 def job_sets() -> dict[str, dict]:
     """Return both specifications of a JobSet."""
     found = manifests()
-    return {"JobSet": found["JobSet"]["spec"], "TrainingRuntime": found["TrainingRuntime"]["spec"]["template"]["spec"]}
+    return {
+        "JobSet": found["JobSet"]["spec"],
+        "TrainingRuntime": found["TrainingRuntime"]["spec"]["template"]["spec"],
+    }
 
 
 def action(job_set: dict, status: int | None, condition: str | None = None) -> str:
-    """Return what JobSet does when a pod fails, from the rules of both, with the messages that Kubernetes writes."""
+    """Return what JobSet does when a pod fails, from the rules of both, with the
+    messages that Kubernetes writes.
+    """
     [replicated] = job_set["replicatedJobs"]
     job = replicated["template"]["spec"]
     [container] = job["template"]["spec"]["containers"]
@@ -189,7 +223,12 @@ def action(job_set: dict, status: int | None, condition: str | None = None) -> s
     for i, rule in enumerate(job["podFailurePolicy"]["rules"]):
         assert rule["action"] == "FailJob"
         codes, conditions = rule.get("onExitCodes"), rule.get("onPodConditions", [])
-        if codes and codes["containerName"] == container["name"] and codes["operator"] == "In" and status in codes["values"]:
+        if (
+            codes
+            and codes["containerName"] == container["name"]
+            and codes["operator"] == "In"
+            and status in codes["values"]
+        ):
             message = f"Container train for pod ns/name failed with exit code {status} matching FailJob rule at index {i}"
         elif any(entry == {"type": condition, "status": "True"} for entry in conditions):
             message = f"Pod ns/name has condition {condition} matching FailJob rule at index {i}"
@@ -198,7 +237,9 @@ def action(job_set: dict, status: int | None, condition: str | None = None) -> s
         reason = "PodFailurePolicy"
         break
     for rule in job_set["failurePolicy"]["rules"]:
-        if reason in rule["onJobFailureReasons"] and any(re.search(p, message) for p in rule["onJobFailureMessagePatterns"]):
+        if reason in rule["onJobFailureReasons"] and any(
+            re.search(p, message) for p in rule["onJobFailureMessagePatterns"]
+        ):
             return rule["action"]
     return "RestartJobSet"
 
@@ -247,11 +288,15 @@ def test_jobset_environment(monkeypatch):
     processes = spec["completions"]
     assert spec["parallelism"] == processes
     assert spec["completionMode"] == "Indexed"
-    # JobSet's names of pods: JOBSET-REPLICATEDJOB-JOB-POD.SUBDOMAIN, the subdomain the JobSet's name
+    # JobSet's names of pods: JOBSET-REPLICATEDJOB-JOB-POD.SUBDOMAIN, the subdomain the JobSet's
+    # name
     assert manifest["spec"]["network"] == {"enableDNSHostnames": True}
     name = manifest["metadata"]["name"]
     [port] = container["ports"]
-    addresses = [f"{name}-{replicated['name']}-0-{i}.{name}:{port['containerPort']}" for i in range(processes)]
+    addresses = [
+        f"{name}-{replicated['name']}-0-{i}.{name}:{port['containerPort']}"
+        for i in range(processes)
+    ]
     for i in range(processes):
         found = job(monkeypatch, values | {environment.PROCESS: str(i)})
         assert found == environment.Job(tuple(addresses), processes, i)
@@ -264,18 +309,26 @@ def test_jobset_environment(monkeypatch):
 def test_kubeflow_environment(tmp_path, monkeypatch):
     runtime, train_job = manifests()["TrainingRuntime"], manifests()["TrainJob"]
     assert runtime["apiVersion"] == train_job["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
-    assert train_job["spec"]["runtimeRef"] == {"kind": "TrainingRuntime", "name": runtime["metadata"]["name"]}
+    assert train_job["spec"]["runtimeRef"] == {
+        "kind": "TrainingRuntime",
+        "name": runtime["metadata"]["name"],
+    }
     # what Trainer looks for: the policy, the label, the names
     assert runtime["spec"]["mlPolicy"]["jax"] == {}
     [replicated] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    assert replicated["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    assert replicated["template"]["metadata"]["labels"] == {
+        "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
+    }
     [container] = replicated["template"]["spec"]["template"]["spec"]["containers"]
     assert replicated["name"] == container["name"] == "node"
 
     program(tmp_path / "keras-preact", PYTHON)
     trainer = train_job["spec"]["trainer"]
     given = {entry["name"]: entry["value"] for entry in container["env"]}
-    given |= {"JAX_COORDINATOR_ADDRESS": "preact-node-0-0.preact:29500", "JAX_NUM_PROCESSES": str(trainer["numNodes"])}
+    given |= {
+        "JAX_COORDINATOR_ADDRESS": "preact-node-0-0.preact:29500",
+        "JAX_NUM_PROCESSES": str(trainer["numNodes"]),
+    }
     given |= {"JAX_PROCESS_ID": "1", "SLURM_PROCID": "1", "SEEN": str(tmp_path)}
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run([*container["command"], *trainer["args"]], env=given | path, check=True)
@@ -294,8 +347,8 @@ needs_ray = pytest.mark.skipif(
     reason="Ray is not installed (pip install 'ray[train]'), or this is not torch, whose processes miss a dead peer soonest",
 )
 
-#: A Ray of its own, on this machine alone, for several command lines. Every call in a worker leaves a line with its recipe;
-#: one process is killed, once, behind its first checkpoint.
+#: A Ray of its own, on this machine alone, for several command lines. Every call in a worker leaves
+#: a line with its recipe; one process is killed, once, behind its first checkpoint.
 DRIVER = """
 import json, os, signal, sys, threading, time, traceback
 from pathlib import Path
@@ -367,20 +420,50 @@ def by_ray(tmp_path_factory):
     """Both, by DRIVER; what is left of Ray is removed."""
     runs = mistaken, run = [tmp_path_factory.mktemp("ray") / name for name in ("mistaken", "run")]
     # nothing but what the tests look at: no process that waits for work of another environment
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_METRICS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+    quiet = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TRAIN_METRICS_ENABLED": "0",
+        "RAY_prestart_worker_first_driver": "0",
+    }
     quiet |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "KERAS_DISTRIBUTION"))}
-    variables = quiet | {"KERAS_BACKEND": keras.backend.backend(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RAY_", "KERAS_DISTRIBUTION"))
+    }
+    variables = quiet | {
+        "KERAS_BACKEND": keras.backend.backend(),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
+    pipes = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     mistake = ["--workers", "1", "--output", str(mistaken), "--", "digit", *TINY]
     training = ["--output", str(run), "--", "digits", *OPTIONS]
     # short: the names of sockets have no room for more
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        command = [sys.executable, "-c", DRIVER, name, str(run), json.dumps(mistake), json.dumps(training)]
-        status, out, err = finish(subprocess.Popen(command, cwd=name, env=kept | variables, **pipes), timeout=400)
+        command = [
+            sys.executable,
+            "-c",
+            DRIVER,
+            name,
+            str(run),
+            json.dumps(mistake),
+            json.dumps(training),
+        ]
+        status, out, err = finish(
+            subprocess.Popen(command, cwd=name, env=kept | variables, **pipes), timeout=400
+        )
         assert status == 0, err
-        statuses, calls = json.loads((folder / "statuses").read_text()), (folder / "calls").read_text().split()
+        statuses, calls = (
+            json.loads((folder / "statuses").read_text()),
+            (folder / "calls").read_text().split(),
+        )
         return ByRay(statuses, calls, (folder / "killed").exists(), tuple(runs), (out, out + err))
 
 
@@ -390,7 +473,9 @@ def losses(run: Path) -> list[float]:
 
 
 def all_weights(path: Path) -> np.ndarray:
-    return np.concatenate([np.ravel(weight) for weight in keras.saving.load_model(path, compile=False).get_weights()])
+    return np.concatenate(
+        [np.ravel(weight) for weight in keras.saving.load_model(path, compile=False).get_weights()]
+    )
 
 
 @needs_ray
@@ -403,8 +488,9 @@ def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, by_
     assert out.count(", 2 devices)") == 2, out
     assert out.count("Resuming after iteration 10.") == 1, out
 
-    # Each has half of every batch: one model's losses and weights are those of a single process. Those of two models, which
-    # see no more than their half, are several times as far off as is allowed.
+    # Each has half of every batch: one model's losses and weights are those of a single process.
+    # Those of two models, which see no more than their half, are several times as far off as is
+    # allowed.
     run, alone = by_ray.runs[1], run_train(tmp_path / "alone", *OPTIONS)
     assert losses(run) == pytest.approx(losses(alone), rel=5e-3)
     ours, theirs = (all_weights(path / "model.keras") for path in (run, alone))

@@ -1,4 +1,6 @@
-"""The networks of runs: what they are compiled with, and which of a run's files they are read from."""
+"""The networks of runs: what they are compiled with, and which of a run's files they
+are read from.
+"""
 
 import keras
 import numpy as np
@@ -21,12 +23,23 @@ class TestOptimizer:
         options = Optimizer(clip_norm=2.0, ema=0.99, momentum=0.8, weight_decay=3e-4)
         made = networks.optimizer(Config(optimizer=options, accumulate=4), 0.3)
         assert isinstance(made, kp.optimizers.CoupledSGD)
-        assert (made.global_clipnorm, made.use_ema, made.ema_momentum, made.momentum) == (2.0, True, 0.99, 0.8)
+        assert (made.global_clipnorm, made.use_ema, made.ema_momentum, made.momentum) == (
+            2.0,
+            True,
+            0.99,
+            0.8,
+        )
         assert (made.gradient_accumulation_steps, made.coupled_weight_decay) == (4, 3e-4)
         plain = networks.optimizer(Config(), 0.3)
-        assert (plain.global_clipnorm, plain.use_ema, plain.gradient_accumulation_steps) == (None, False, None)
+        assert (plain.global_clipnorm, plain.use_ema, plain.gradient_accumulation_steps) == (
+            None,
+            False,
+            None,
+        )
 
-    @pytest.mark.parametrize(("dtype", "scaled"), [("mixed_float16", True), ("mixed_bfloat16", False), (None, False)])
+    @pytest.mark.parametrize(
+        ("dtype", "scaled"), [("mixed_float16", True), ("mixed_bfloat16", False), (None, False)]
+    )
     def test_loss_is_scaled_for_float16(self, dtype, scaled):
         made = networks.optimizer(Config(model=Model(dtype=dtype)), 0.3)
         assert isinstance(made, keras.optimizers.LossScaleOptimizer) == scaled
@@ -42,7 +55,11 @@ class TestOptimizer:
 class TestOpenRun:
     def test_each_is_of_its_file(self, run):
         [state] = run.glob("checkpoints/state-000000030-*")
-        paths = {"final": run / "model.keras", "best": run / "checkpoints" / "best.keras", "last": state}
+        paths = {
+            "final": run / "model.keras",
+            "best": run / "checkpoints" / "best.keras",
+            "last": state,
+        }
         images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 1), "uint8")
         outputs = []
         for checkpoint, path in paths.items():
@@ -53,13 +70,20 @@ class TestOpenRun:
 
     def test_error_names_those_that_are_there(self, run, tmp_path):
         (tmp_path / "checkpoints").mkdir()
-        with pytest.raises(ValueError, match=r"was not finished: there is no .*model.keras. It has no model at all\."):
+        with pytest.raises(
+            ValueError,
+            match=r"was not finished: there is no .*model.keras. It has no model at all\.",
+        ):
             networks.open_run(tmp_path)
-        with pytest.raises(ValueError, match=r"there is no .*state-\*.npz. It has no model at all\."):
+        with pytest.raises(
+            ValueError, match=r"there is no .*state-\*.npz. It has no model at all\."
+        ):
             networks.open_run(tmp_path, "last")
         [state] = run.glob("checkpoints/state-000000030-*")
         (tmp_path / "checkpoints" / state.name).write_bytes(state.read_bytes())
-        with pytest.raises(ValueError, match=r"there is no .*model.keras. It has: --checkpoint last\."):
+        with pytest.raises(
+            ValueError, match=r"there is no .*model.keras. It has: --checkpoint last\."
+        ):
             networks.open_run(tmp_path)
         (tmp_path / "checkpoints" / "best.keras").touch()
         with pytest.raises(ValueError, match=r"It has: --checkpoint best, --checkpoint last\."):

@@ -14,7 +14,13 @@ def config(**options) -> Config:
 class TestPlan:
     def test_epochs_take_the_images_once(self):
         made = plan(config(), 1040)
-        assert (made.steps_per_epoch, made.iterations, made.epochs, made.per_epoch, made.steps) == (10, 40, 4, 10, 40)
+        assert (made.steps_per_epoch, made.iterations, made.epochs, made.per_epoch, made.steps) == (
+            10,
+            40,
+            4,
+            10,
+            40,
+        )
         assert plan(config(), 1060).steps_per_epoch == 11
         assert plan(config(), 3).steps_per_epoch == 1
 
@@ -24,9 +30,17 @@ class TestPlan:
 
     def test_parts_of_an_update_are_steps_of_their_own(self):
         made = plan(config(accumulate=4), 1000)
-        assert (made.steps_per_epoch, made.iterations, made.per_epoch, made.steps) == (10, 40, 40, 160)
+        assert (made.steps_per_epoch, made.iterations, made.per_epoch, made.steps) == (
+            10,
+            40,
+            40,
+            160,
+        )
 
-    @pytest.mark.parametrize(("together", "parts", "expected"), [(4, 1, 12), (4, 2, 10), (4, 4, 10), (6, 4, 9), (16, 1, 16)])
+    @pytest.mark.parametrize(
+        ("together", "parts", "expected"),
+        [(4, 1, 12), (4, 2, 10), (4, 4, 10), (6, 4, 9), (16, 1, 16)],
+    )
     def test_an_epoch_is_whole_executions(self, together, parts, expected):
         made = plan(config(steps_per_execution=together, accumulate=parts), 1040)
         assert made.per_epoch % together == made.steps % together == 0
@@ -36,11 +50,20 @@ class TestPlan:
         ("options", "message"),
         [
             ({"schedule": Schedule(length=0)}, "leaves no iteration. Received: 0"),
-            ({"schedule": Schedule(length=33, unit="iterations"), "steps_per_execution": 4}, "a multiple of 4 iter.*: 33"),
+            (
+                {"schedule": Schedule(length=33, unit="iterations"), "steps_per_execution": 4},
+                "a multiple of 4 iter.*: 33",
+            ),
             ({"steps_per_execution": 0}, "must be at least 1. Received: 0"),
-            ({"accumulate": 3}, "must divide --batch-size. Received: --accumulate 3 --batch-size 100"),
+            (
+                {"accumulate": 3},
+                "must divide --batch-size. Received: --accumulate 3 --batch-size 100",
+            ),
             ({"accumulate": 0}, "must divide --batch-size. Received: --accumulate 0"),
-            ({"schedule": Schedule(length=float("nan"))}, "must be finite numbers of epochs. Received: nan"),
+            (
+                {"schedule": Schedule(length=float("nan"))},
+                "must be finite numbers of epochs. Received: nan",
+            ),
         ],
     )
     def test_errors(self, options, message):
@@ -56,7 +79,9 @@ class TestLearningRate:
         made = config(optimizer=options, schedule=schedule)
         rate = rate_at(learning_rate(made, plan(made, 1000)))
         expected = {0: 0.08, 9: 0.08, 10: 0.4, 29: 0.4, 30: 0.04, 39: 0.04}
-        assert {step: rate(step) for step in expected} == pytest.approx({step: factor * r for step, r in expected.items()})
+        assert {step: rate(step) for step in expected} == pytest.approx(
+            {step: factor * r for step, r in expected.items()}
+        )
 
     def test_constant(self):
         made = config(schedule=Schedule("steps", length=4))
@@ -65,7 +90,9 @@ class TestLearningRate:
     def test_cosine_ends_with_the_run_in_updates(self):
         made = config(schedule=Schedule("cosine", length=4, warmup=1), accumulate=2)
         rate = rate_at(learning_rate(made, plan(made, 1000)))
-        assert [rate(step) for step in (5, 10, 25, 40)] == pytest.approx([0.05, 0.1, 0.05, 0], abs=1e-7)
+        assert [rate(step) for step in (5, 10, 25, 40)] == pytest.approx(
+            [0.05, 0.1, 0.05, 0], abs=1e-7
+        )
 
     @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
     def test_errors(self, value):
@@ -73,5 +100,7 @@ class TestLearningRate:
         with pytest.raises(ValueError, match=r"--optimizer.learning-rate must be positive"):
             learning_rate(made, plan(made, 1000))
         made = config(optimizer=Optimizer(scaling="sqrt", reference_batch_size=0))
-        with pytest.raises(ValueError, match=r"--optimizer.reference-batch-size must be positive. Received: 0"):
+        with pytest.raises(
+            ValueError, match=r"--optimizer.reference-batch-size must be positive. Received: 0"
+        ):
             learning_rate(made, plan(made, 1000))

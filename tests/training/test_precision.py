@@ -1,6 +1,8 @@
-"""Half precision, loss scaling, accumulated gradients, the average of the weights, executions of several steps, XLA.
+"""Half precision, loss scaling, accumulated gradients, the average of the weights,
+executions of several steps, XLA.
 
-On tiny networks with the optimizers that a run gets. What is compared with is float32, NumPy, or the same run in one piece.
+On tiny networks with the optimizers that a run gets. What is compared with is float32,
+NumPy, or the same run in one piece.
 """
 
 import keras
@@ -27,17 +29,24 @@ def network(**options) -> keras.Model:
 def compiled(config: Config, rate=0.1, **options) -> keras.Model:
     """Return a tiny network with the optimizer and the loss of a run."""
     model = network(dtype=config.model.dtype, **options)
-    model.compile(networks.optimizer(config, rate), networks.loss(config), jit_compile=BACKEND == "jax")
+    model.compile(
+        networks.optimizer(config, rate), networks.loss(config), jit_compile=BACKEND == "jax"
+    )
     return model
 
 
 def weights(model) -> list[np.ndarray]:
-    return [np.array(ops.convert_to_numpy(variable.value)) for variable in model.trainable_variables]
+    return [
+        np.array(ops.convert_to_numpy(variable.value)) for variable in model.trainable_variables
+    ]
 
 
 def averages(model) -> list[np.ndarray]:
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    return [np.array(ops.convert_to_numpy(average.value)) for average in optimizer._model_variables_moving_average]
+    return [
+        np.array(ops.convert_to_numpy(average.value))
+        for average in optimizer._model_variables_moving_average
+    ]
 
 
 def distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
@@ -66,7 +75,10 @@ class TestPolicies:
     def test_trains_with_float32_weights_and_logits(self, dtype):
         model = compiled(with_options(dtype))
         before = weights(model)
-        losses = [float(np.ravel(model.train_on_batch(INPUTS, LABELS))[0]) for _ in range(1 if dtype == "float32" else 8)]
+        losses = [
+            float(np.ravel(model.train_on_batch(INPUTS, LABELS))[0])
+            for _ in range(1 if dtype == "float32" else 8)
+        ]
         assert {variable.dtype for variable in model.weights} == {"float32"}
         assert {unit.compute_dtype for unit in model.units} == {dtype.removeprefix("mixed_")}
         logits = model(INPUTS[:2])
@@ -79,7 +91,9 @@ class TestPolicies:
     def test_loss_is_scaled_for_float16_alone(self, dtype):
         """Keras does it by itself only where the policy is the global one."""
         optimizer = networks.optimizer(with_options(dtype, clip_norm=1.0, ema=0.9), 0.1)
-        assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer) == (dtype == "mixed_float16")
+        assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer) == (
+            dtype == "mixed_float16"
+        )
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         assert isinstance(inner, kp.optimizers.CoupledSGD)
         assert (inner.global_clipnorm, inner.use_ema, inner.ema_momentum) == (1.0, True, 0.9)
@@ -91,10 +105,16 @@ def test_bfloat16_follows_float32():
 
 
 def test_infinite_gradient_is_skipped_and_halves_the_scale():
-    """A scale of 2^40 overflows float16 on the way back; it is halved until nothing does."""
+    """A scale of 2^40 overflows float16 on the way back; it is halved until nothing
+    does.
+    """
     model = network(dtype="mixed_float16")
-    optimizer = keras.optimizers.LossScaleOptimizer(kp.optimizers.CoupledSGD(0.1), initial_scale=2.0**40)
-    model.compile(optimizer, kp.losses.SparseCategoricalCrossentropy(), jit_compile=BACKEND == "jax")
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        kp.optimizers.CoupledSGD(0.1), initial_scale=2.0**40
+    )
+    model.compile(
+        optimizer, kp.losses.SparseCategoricalCrossentropy(), jit_compile=BACKEND == "jax"
+    )
     before = weights(model)
     skipped = 0
     while skipped < 40:
@@ -112,8 +132,12 @@ def test_infinite_gradient_is_skipped_and_halves_the_scale():
 
 def test_scale_grows_again():
     model = network(dtype="mixed_float16")
-    optimizer = keras.optimizers.LossScaleOptimizer(kp.optimizers.CoupledSGD(0.1), initial_scale=4.0, dynamic_growth_steps=2)
-    model.compile(optimizer, kp.losses.SparseCategoricalCrossentropy(), jit_compile=BACKEND == "jax")
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        kp.optimizers.CoupledSGD(0.1), initial_scale=4.0, dynamic_growth_steps=2
+    )
+    model.compile(
+        optimizer, kp.losses.SparseCategoricalCrossentropy(), jit_compile=BACKEND == "jax"
+    )
     scales = []
     for _ in range(4):
         model.train_on_batch(INPUTS, LABELS)
@@ -122,13 +146,17 @@ def test_scale_grows_again():
 
 
 def test_scaling_keeps_gradients_that_float16_loses():
-    """Gradients of about 1e-9: without a scale the branches get zeros, with one what they get in float32."""
+    """Gradients of about 1e-9: without a scale the branches get zeros, with one what
+    they get in float32.
+    """
 
     def change(dtype: str, scaled: bool) -> list[np.ndarray]:
         model = network(dtype=dtype, activation="tanh")  # a ReLU may round to the other side
         optimizer = kp.optimizers.CoupledSGD(1e6, momentum=0.0, coupled_weight_decay=0.0)
         model.compile(
-            keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**24) if scaled else optimizer,
+            keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**24)
+            if scaled
+            else optimizer,
             kp.losses.SparseCategoricalCrossentropy(),
             jit_compile=BACKEND == "jax",
             auto_scale_loss=False,
@@ -139,7 +167,11 @@ def test_scaling_keeps_gradients_that_float16_loses():
         changes = [new - old for new, old in zip(weights(model), before, strict=True)]
         return [own for name, own in zip(names, changes, strict=True) if "branch/dense" in name]
 
-    exact, lost, kept = change("float32", False), change("mixed_float16", False), change("mixed_float16", True)
+    exact, lost, kept = (
+        change("float32", False),
+        change("mixed_float16", False),
+        change("mixed_float16", True),
+    )
     assert min(np.abs(own).max() for own in exact) > 1e-4
     for own, without, scaled in zip(exact, lost, kept, strict=True):
         assert np.abs(without).max() < 0.1 * np.abs(own).max()
@@ -158,8 +190,12 @@ UPDATES = {
 class TestAccumulation:
     @pytest.mark.parametrize("options", UPDATES.values(), ids=UPDATES)
     def test_parts_are_the_whole_batch(self, options):
-        """Without batch statistics, 3 updates of 16 images are 3 times 4 parts of 4, at a rate that changes with updates."""
-        schedule = kp.schedules.step_schedule(0.2, [2], factor=0.5, warmup_steps=1, warmup_learning_rate=0.05)
+        """Without batch statistics, 3 updates of 16 images are 3 times 4 parts of 4, at
+        a rate that changes with updates.
+        """
+        schedule = kp.schedules.step_schedule(
+            0.2, [2], factor=0.5, warmup_steps=1, warmup_learning_rate=0.05
+        )
         whole = compiled(with_options(**options), schedule, normalization="none")
         parts = compiled(with_options(accumulate=4, **options), schedule, normalization="none")
         start = weights(whole)
@@ -201,7 +237,11 @@ class TestAverage:
             rows = slice(8 * step, 8 * step + 8)
             model.train_on_batch(INPUTS[rows], LABELS[rows])
             new = [weight.astype("float64") for weight in weights(model)]
-            expected = new if expected is None else [0.8 * a + 0.2 * b for a, b in zip(expected, new, strict=True)]
+            expected = (
+                new
+                if expected is None
+                else [0.8 * a + 0.2 * b for a, b in zip(expected, new, strict=True)]
+            )
             assert distance(expected, averages(model)) < 1e-6
 
     @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
@@ -225,7 +265,9 @@ class TestAverage:
 def fitted(**options) -> list[np.ndarray]:
     """Train for two epochs of 6 steps."""
     model = network()
-    model.compile(kp.optimizers.CoupledSGD(0.05), kp.losses.SparseCategoricalCrossentropy(), **options)
+    model.compile(
+        kp.optimizers.CoupledSGD(0.05), kp.losses.SparseCategoricalCrossentropy(), **options
+    )
     model.fit(INPUTS, LABELS, batch_size=8, epochs=2, shuffle=False, verbose=0)
     return weights(model)
 

@@ -1,4 +1,6 @@
-"""`python -m training.predict`: what it prints for image files, and its errors. The models are TensorFlow alone."""
+"""`python -m training.predict`: what it prints for image files, and its errors. The
+models are TensorFlow alone.
+"""
 
 import json
 import subprocess
@@ -14,7 +16,9 @@ import keras_preact as kp
 from keras_preact.export._images import Decoder
 from training import predict
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 CLASSES = ["dark", "left", "right side"]
 
@@ -23,18 +27,33 @@ def darkness_and_halves(images):
     """How dark an image is, and how bright its halves are."""
     gray = tf.reduce_mean(images, axis=-1)
     half = tf.shape(gray)[2] // 2
-    left, right = (tf.reduce_mean(part, axis=[1, 2]) for part in (gray[:, :, :half], gray[:, :, half:]))
+    left, right = (
+        tf.reduce_mean(part, axis=[1, 2]) for part in (gray[:, :, :half], gray[:, :, half:])
+    )
     logits = tf.stack([50 - (left + right) / 2, left, right], axis=-1) / 50
     return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
 
-def save_model(path, shape=(8, 8, 1), core=darkness_and_halves, classes=CLASSES, size=(8, 8), preprocessing=None):
-    """A model of three classes, with the functions that the project's exports have; size None: takes no files."""
+def save_model(
+    path,
+    shape=(8, 8, 1),
+    core=darkness_and_halves,
+    classes=CLASSES,
+    size=(8, 8),
+    preprocessing=None,
+):
+    """A model of three classes, with the functions that the project's exports have;
+    size None: takes no files.
+    """
     module = tf.Module()
-    module.core = tf.function(core, input_signature=[tf.TensorSpec([None, *shape], tf.float32, name="images")])
+    module.core = tf.function(
+        core, input_signature=[tf.TensorSpec([None, *shape], tf.float32, name="images")]
+    )
     if size is not None:
         decoder = Decoder(size, shape[-1], preprocessing, max_pixels=1000)
-        module.decode = tf.function(decoder, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+        module.decode = tf.function(
+            decoder, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False
+        )
     tf.saved_model.save(module, str(path))
     (path / "assets.extra").mkdir(exist_ok=True)
     (path / "assets.extra" / "model_card.json").write_text(json.dumps({"classes": classes}))
@@ -63,7 +82,15 @@ def images(tmp_path):
 
 
 def test_prints_the_names(models, images, capsys):
-    predict.main([str(models / "gray"), str(images / "right.png"), str(images / "left.png"), "--version", "2"])
+    predict.main(
+        [
+            str(models / "gray"),
+            str(images / "right.png"),
+            str(images / "left.png"),
+            "--version",
+            "2",
+        ]
+    )
     captured = capsys.readouterr()
     e = np.exp([-1, 4, 0])
     left, right, dark = 100 * e[[1, 2, 0]] / e.sum()
@@ -87,14 +114,24 @@ def test_takes_the_highest_version(models, images, capsys):
 
 @pytest.mark.parametrize("model", ["gray", "colour"])
 def test_colours_and_sizes(models, images, capsys, model):
-    predict.main([str(models / model), str(images / "large colour.png"), str(images / "right.png"), "--top", "1"])
+    predict.main(
+        [
+            str(models / model),
+            str(images / "large colour.png"),
+            str(images / "right.png"),
+            "--top",
+            "1",
+        ]
+    )
     captured = capsys.readouterr()
     assert captured.out.lower().count("  right") == 2
     assert captured.err == ""
 
 
 def test_size_as_in_evaluation(tmp_path, capsys):
-    """The dark square in the middle is all that a crop of 6 in 8 leaves of a bright picture."""
+    """The dark square in the middle is all that a crop of 6 in 8 leaves of a bright
+    picture.
+    """
     picture = np.full((20, 40), 250, "uint8")
     picture[2:18, 12:28] = 0
     Image.fromarray(picture).save(tmp_path / "wide.png")
@@ -126,13 +163,19 @@ def test_errors(models, images, capsys):
     assert "at least 1" in error_of(capsys, gray, image, "--top", 0)
     (images / "run").mkdir()
     (images / "run" / "config.json").write_text("{}")
-    assert f"is a run. Export it first: keras-preact export {images / 'run'}" in error_of(capsys, images / "run", image)
+    assert f"is a run. Export it first: keras-preact export {images / 'run'}" in error_of(
+        capsys, images / "run", image
+    )
     assert "does not take image files" in error_of(capsys, models / "without files", image)
     assert "right.txt: No such file" in error_of(capsys, gray, image, images / "right.txt")
     (images / "text.png").write_text("no image")
-    assert "text.png: it is no PNG, JPEG or GIF." in error_of(capsys, gray, image, images / "text.png")
+    assert "text.png: it is no PNG, JPEG or GIF." in error_of(
+        capsys, gray, image, images / "text.png"
+    )
     Image.new("L", (200, 6)).save(images / "large.png")
-    assert "large.png: it is 200 x 6 pixels; at most 1000" in error_of(capsys, gray, image, images / "large.png")
+    assert "large.png: it is 200 x 6 pixels; at most 1000" in error_of(
+        capsys, gray, image, images / "large.png"
+    )
     half = image.read_bytes()
     (images / "half.png").write_bytes(half[: len(half) * 3 // 4])
     assert "half.png: it is damaged." in error_of(capsys, gray, image, images / "half.png")
@@ -143,8 +186,12 @@ def test_errors_of_damaged_models(models, images, tmp_path, capsys):
     assert "no model_card.json" in error_of(capsys, tmp_path / "m", images / "right.png")
     (tmp_path / "m" / "model_card.json").write_text("{}")
     assert "is not a model card" in error_of(capsys, tmp_path / "m", images / "right.png")
-    (tmp_path / "m" / "model_card.json").write_text((models / "gray" / "model_card.json").read_text())
-    assert "SavedModel file does not exist" in error_of(capsys, tmp_path / "m", images / "right.png")
+    (tmp_path / "m" / "model_card.json").write_text(
+        (models / "gray" / "model_card.json").read_text()
+    )
+    assert "SavedModel file does not exist" in error_of(
+        capsys, tmp_path / "m", images / "right.png"
+    )
     (tmp_path / "m" / "1" / "saved_model.pb").write_bytes(b"junk")
     assert "damaged" in error_of(capsys, tmp_path / "m", images / "right.png")
 

@@ -1,4 +1,6 @@
-"""What a run shows while it trains: exact lines from a clock of our own, a real terminal, TensorBoard's files."""
+"""What a run shows while it trains: exact lines from a clock of our own, a real
+terminal, TensorBoard's files.
+"""
 
 import contextlib
 import fcntl
@@ -35,8 +37,15 @@ class Training:
     def __init__(self, stream=None, tensorboard=None, together=1, **options):
         self.clock = Clock()
         self.stream = io.StringIO() if stream is None else stream
-        settings = {"iterations": 12, "steps_per_epoch": 4, "batch_size": 50, "learning_rate": lambda done: 0.1 / (1 + done)}
-        self.progress = Progress(**settings | options, tensorboard=tensorboard, stream=self.stream, clock=self.clock)
+        settings = {
+            "iterations": 12,
+            "steps_per_epoch": 4,
+            "batch_size": 50,
+            "learning_rate": lambda done: 0.1 / (1 + done),
+        }
+        self.progress = Progress(
+            **settings | options, tensorboard=tensorboard, stream=self.stream, clock=self.clock
+        )
         self.together = together
 
     def steps(self, first: int, count: int, seconds: float, **logs: float) -> None:
@@ -50,9 +59,23 @@ class Training:
         self.progress.on_test_begin()
         self.clock.now += seconds
 
-    def epoch(self, epoch: int, first: int, count: int, seconds: float, validation: float = 0.0, pause=0.0, **logs) -> None:
+    def epoch(
+        self,
+        epoch: int,
+        first: int,
+        count: int,
+        seconds: float,
+        validation: float = 0.0,
+        pause=0.0,
+        **logs,
+    ) -> None:
         self.progress.on_epoch_begin(epoch)
-        self.steps(first, count, seconds, **{name: value for name, value in logs.items() if "val_" not in name})
+        self.steps(
+            first,
+            count,
+            seconds,
+            **{name: value for name, value in logs.items() if "val_" not in name},
+        )
         self.validation(validation)
         self.progress.on_epoch_end(epoch, logs)
         self.clock.now += pause  # other callbacks: checkpoints
@@ -64,7 +87,9 @@ class Training:
 
 class TestLineOfAnEpoch:
     def test_by_hand(self):
-        """A compiling step of 10 s and three of 2 s, 3 s of validation, 1 s of a checkpoint; the next epochs alike."""
+        """A compiling step of 10 s and three of 2 s, 3 s of validation, 1 s of a
+        checkpoint; the next epochs alike.
+        """
         training = Training()
         progress = training.progress
         progress.on_train_begin()
@@ -72,19 +97,30 @@ class TestLineOfAnEpoch:
         training.steps(0, 1, 10.0, loss=2.5, accuracy=0.1)
         training.steps(1, 3, 2.0, loss=2.0, accuracy=0.25)
         training.validation(3.0)
-        progress.on_epoch_end(0, {"accuracy": 0.25, "loss": 2.0, "val_accuracy": 0.5, "val_loss": 1.23456})
+        progress.on_epoch_end(
+            0, {"accuracy": 0.25, "loss": 2.0, "val_accuracy": 0.5, "val_loss": 1.23456}
+        )
         # images/s: 150 in 6 s; left: 8 updates of 2 s and two validations of 3 s
         assert training.lines == [
-            "Epoch 1/3: loss 2.0000, accuracy 0.2500; held-out loss 1.2346, accuracy 0.5000; 25 images/s; 22 s left"
+            "Epoch 1/3: loss 2.0000, accuracy 0.2500; held-out loss 1.2346, accuracy 0.5000; 25 "
+            "images/s; 22 s left"
         ]
-        assert progress.figures == {"learning_rate": 0.025, "images_per_second": 25.0, "seconds": 19.0}
+        assert progress.figures == {
+            "learning_rate": 0.025,
+            "images_per_second": 25.0,
+            "seconds": 19.0,
+        }
         training.clock.now += 1.0
         training.epoch(1, 0, 4, 1.0, 5.0, loss=1e-5, accuracy=1.0)
-        # 200 images in 4 s; left: 4 updates of (6 s + 4 s) / 7 updates and one pause of (3 s + 5 s) / 2
+        # 200 images in 4 s; left: 4 updates of (6 s + 4 s) / 7 updates and one pause of (3 s + 5 s)
+        # / 2
         assert training.lines[1] == "Epoch 2/3: loss 1e-05, accuracy 1.0000; 50 images/s; 10 s left"
         assert progress.figures["seconds"] == 29.0
         training.epoch(2, 0, 4, 0.02, loss=math.nan, accuracy=0.0, val_top_5=0.5)
-        assert training.lines[2] == "Epoch 3/3: loss nan, accuracy 0.0000; held-out top 5 0.5000; 2,500 images/s"
+        assert (
+            training.lines[2]
+            == "Epoch 3/3: loss nan, accuracy 0.0000; held-out top 5 0.5000; 2,500 images/s"
+        )
         progress.on_train_end()
         assert len(training.lines) == 3
         assert progress.updates == 12
@@ -105,7 +141,9 @@ class TestLineOfAnEpoch:
 
 
 class TestCounting:
-    @pytest.mark.parametrize(("together", "parts"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)])
+    @pytest.mark.parametrize(
+        ("together", "parts"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]
+    )
     def test_executions_of_several_steps_and_updates_of_several_parts(self, together, parts):
         training = Training(together=together, parts=parts)
         training.progress.on_train_begin()
@@ -156,7 +194,9 @@ class TestCounting:
 
 
 class Screen:
-    """The cells of a terminal, from what was written to it: the few controls that a bar uses."""
+    """The cells of a terminal, from what was written to it: the few controls that a bar
+    uses.
+    """
 
     def __init__(self, text: str, width: int):
         self.rows, self.row, self.column, self.width = [""], 0, 0, width
@@ -199,12 +239,15 @@ class TestTerminal:
 
     @contextlib.contextmanager
     def training(self, width=80, kind="xterm", **options):
-        """Give a `Training` on a terminal, and a function that returns the screen at any time."""
+        """Give a `Training` on a terminal, and a function that returns the screen at
+        any time.
+        """
         with terminal(width, kind) as (stream, shown):
             training = Training(stream, **options)
 
             def screen() -> Screen:
-                mark = f"\x1b[{len(marks) + 9000}m"  # a colour that is none, to know when all has arrived
+                # a colour that is none, to know when all has arrived
+                mark = f"\x1b[{len(marks) + 9000}m"
                 marks.append(mark)
                 stream.write(mark)
                 stream.flush()
@@ -233,13 +276,21 @@ class TestTerminal:
             training.steps(2, 2, 1.0, loss=1.0, accuracy=0.5)
             progress.on_test_begin()
             assert screen().lines[1:] == ["measuring the held-out images"]
-            progress.on_epoch_end(0, {"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0, "val_accuracy": 0.25})
+            progress.on_epoch_end(
+                0, {"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0, "val_accuracy": 0.25}
+            )
             progress.on_epoch_begin(1)
             training.steps(0, 1, 1.0, loss=0.5, accuracy=0.75)
             line, _, figures = screen().lines
-            assert line == "Epoch 1/3: loss 1.0000, accuracy 0.5000; held-out loss 2.0000, accuracy 0.2500"
+            assert (
+                line
+                == "Epoch 1/3: loss 1.0000, accuracy 0.5000; held-out loss 2.0000, accuracy 0.2500"
+            )
             # those of the last validation stay
-            assert figures == "loss 0.5000, accuracy 0.7500; held-out loss 2.0000, accuracy 0.2500; 50 images/s"
+            assert (
+                figures
+                == "loss 0.5000, accuracy 0.7500; held-out loss 2.0000, accuracy 0.2500; 50 images/s"
+            )
 
     def test_redraws_at_most_five_times_a_second(self):
         with self.training(iterations=4000, steps_per_epoch=1000) as (training, screen):
@@ -298,9 +349,14 @@ class TestTerminal:
                 assert max(map(len, lines)) <= width
                 text = " ".join(line for line in lines if "━" not in line)
                 figures = "loss 0.5000, accuracy 0.7500; held-out loss 2.0000, accuracy 0.2500; 50 images/s"
-                assert text == f"Epoch 1/3: loss 1.0000, accuracy 0.5000; held-out loss 2.0000, accuracy 0.2500 {figures}"
+                assert (
+                    text
+                    == f"Epoch 1/3: loss 1.0000, accuracy 0.5000; held-out loss 2.0000, accuracy 0.2500 {figures}"
+                )
                 [bar] = (line for line in lines if "━" in line)
-                assert re.fullmatch(rf"Epoch 2/3 [━╸╺]+ {100 * (5 + first) / 12:.1f} %, \d s left", bar)
+                assert re.fullmatch(
+                    rf"Epoch 2/3 [━╸╺]+ {100 * (5 + first) / 12:.1f} %, \d s left", bar
+                )
 
     def test_a_terminal_without_controls_gets_lines(self):
         with self.training(kind="dumb") as (training, screen):
@@ -315,13 +371,22 @@ def test_elsewhere_there_are_lines_of_epochs_alone():
     training.epoch(0, 0, 4, 1.0, loss=1.0)
     training.progress.report("Health: hm")
     training.progress.on_train_end()
-    assert training.stream.getvalue() == "Epoch 1/3: loss 1.0000; 50 images/s; 8 s left\nHealth: hm\n"
+    assert (
+        training.stream.getvalue() == "Epoch 1/3: loss 1.0000; 50 images/s; 8 s left\nHealth: hm\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        *((0, "0 s"), (0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (100, "1 min 40 s"), (3599.6, "1 h 0 min")),
+        *(
+            (0, "0 s"),
+            (0.4, "0 s"),
+            (59.4, "59 s"),
+            (59.6, "1 min 0 s"),
+            (100, "1 min 40 s"),
+            (3599.6, "1 h 0 min"),
+        ),
         *((7500, "2 h 5 min"), (86399, "23 h 59 min"), (273600, "3 d 4 h")),
     ],
 )
@@ -335,26 +400,37 @@ def scalars(folder) -> dict[str, dict[int, float]]:
     from tensorflow.core.util import event_pb2
 
     found: dict[str, dict[int, float]] = {}
-    for record in tf.data.TFRecordDataset([str(path) for path in folder.iterdir()]).as_numpy_iterator():
+    for record in tf.data.TFRecordDataset(
+        [str(path) for path in folder.iterdir()]
+    ).as_numpy_iterator():
         event = event_pb2.Event.FromString(record)
         for value in event.summary.value:
-            found.setdefault(value.tag, {})[event.step] = round(float(tf.make_ndarray(value.tensor)), 6)
+            found.setdefault(value.tag, {})[event.step] = round(
+                float(tf.make_ndarray(value.tensor)), 6
+            )
     return found
 
 
 class TestTensorBoard:
     def test_scalars(self, tmp_path):
-        training = Training(tensorboard=tmp_path, interval=3, learning_rate=lambda done: 0.5 - 0.01 * done)
+        training = Training(
+            tensorboard=tmp_path, interval=3, learning_rate=lambda done: 0.5 - 0.01 * done
+        )
         progress = training.progress
         progress.on_train_begin()
         for epoch in range(2):
-            training.epoch(epoch, 0, 4, 2.0 - epoch, 9.0, loss=2.0 - epoch, accuracy=0.5, val_loss=3.0 - epoch)
+            training.epoch(
+                epoch, 0, 4, 2.0 - epoch, 9.0, loss=2.0 - epoch, accuracy=0.5, val_loss=3.0 - epoch
+            )
         progress.on_train_end()
         assert scalars(tmp_path / "train") == {
             "batch_loss": {3: 2.0, 6: 1.0},
             "batch_accuracy": {3: 0.5, 6: 0.5},
             "batch_learning_rate": {3: 0.48, 6: 0.45},  # those of the third and of the sixth update
-            "batch_images_per_second": {3: 25.0, 6: 37.5},  # of the two after the first; of one of 2 s and two of 1 s
+            "batch_images_per_second": {
+                3: 25.0,
+                6: 37.5,
+            },  # of the two after the first; of one of 2 s and two of 1 s
             "epoch_loss": {0: 2.0, 1: 1.0},
             "epoch_accuracy": {0: 0.5, 1: 0.5},
             "epoch_learning_rate": {0: 0.47, 1: 0.43},
@@ -362,7 +438,9 @@ class TestTensorBoard:
         }
         assert scalars(tmp_path / "validation") == {"epoch_loss": {0: 3.0, 1: 2.0}}
 
-    @pytest.mark.parametrize(("together", "interval", "steps"), [(4, 3, [4, 8, 12]), (2, 5, [6, 10]), (1, 100, [])])
+    @pytest.mark.parametrize(
+        ("together", "interval", "steps"), [(4, 3, [4, 8, 12]), (2, 5, [6, 10]), (1, 100, [])]
+    )
     def test_interval_that_an_execution_goes_over(self, tmp_path, together, interval, steps):
         training = Training(tensorboard=tmp_path, together=together, interval=interval)
         training.progress.on_train_begin()
@@ -382,12 +460,33 @@ class TestTensorBoard:
         """Keras' own callback beside ours, in one fit: the same tags, steps and values."""
         x, y = np.random.default_rng(0).normal(size=(32, 4)).astype("float32"), np.arange(32) % 3
         model = small_model()
-        ours = Progress(8, 4, 8, tensorboard=tmp_path / "ours", learning_rate=lambda _: 0.5, interval=1, stream=io.StringIO())
+        ours = Progress(
+            8,
+            4,
+            8,
+            tensorboard=tmp_path / "ours",
+            learning_rate=lambda _: 0.5,
+            interval=1,
+            stream=io.StringIO(),
+        )
         theirs = keras.callbacks.TensorBoard(tmp_path / "theirs", write_graph=False, update_freq=1)
-        model.fit(x, y, batch_size=8, epochs=2, validation_data=(x, y), verbose=0, callbacks=[ours, theirs])
+        model.fit(
+            x,
+            y,
+            batch_size=8,
+            epochs=2,
+            validation_data=(x, y),
+            verbose=0,
+            callbacks=[ours, theirs],
+        )
         for folder in ("train", "validation"):
-            mine, keras_own = scalars(tmp_path / "ours" / folder), scalars(tmp_path / "theirs" / folder)
-            common = {"epoch_loss", "epoch_accuracy"} | ({"epoch_learning_rate"} if folder == "train" else set())
+            mine, keras_own = (
+                scalars(tmp_path / "ours" / folder),
+                scalars(tmp_path / "theirs" / folder),
+            )
+            common = {"epoch_loss", "epoch_accuracy"} | (
+                {"epoch_learning_rate"} if folder == "train" else set()
+            )
             assert common <= mine.keys() & keras_own.keys()
             for tag in common:
                 assert mine[tag] == keras_own[tag]
@@ -403,7 +502,9 @@ def small_model():
 
 
 def test_model_and_logs_are_left_alone():
-    """The callback takes nothing from the model: on JAX that would bring its state to where it is read, step by step."""
+    """The callback takes nothing from the model: on JAX that would bring its state to
+    where it is read, step by step.
+    """
     x, y = np.random.default_rng(0).normal(size=(32, 4)).astype("float32"), np.arange(32) % 3
     seen = []
 
@@ -417,7 +518,9 @@ def test_model_and_logs_are_left_alone():
             super().on_train_batch_end(batch, logs)
             assert dict(logs) == seen[-1]
 
-    progress = Untouched(4, 4, 8, tensorboard=None, learning_rate=lambda _: 0.5, stream=io.StringIO())
+    progress = Untouched(
+        4, 4, 8, tensorboard=None, learning_rate=lambda _: 0.5, stream=io.StringIO()
+    )
     history = small_model().fit(x, y, batch_size=8, verbose=0, callbacks=[progress])
     assert len(seen) == 4
     assert list(history.history) == ["accuracy", "loss"]
@@ -430,7 +533,11 @@ def test_a_fit_on_a_terminal(width):
     clock = iter(range(10_000))
     with terminal(width) as (stream, shown):
         progress = Progress(
-            *(40, 20, 8), tensorboard=None, learning_rate=lambda _: 0.01, stream=stream, clock=lambda: next(clock) / 20
+            *(40, 20, 8),
+            tensorboard=None,
+            learning_rate=lambda _: 0.01,
+            stream=stream,
+            clock=lambda: next(clock) / 20,
         )
         small_model().fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[progress])
         stream.write("after it\n")
@@ -443,7 +550,9 @@ def test_a_fit_on_a_terminal(width):
 
 @contextlib.contextmanager
 def terminal(width: int, kind: str = "xterm"):
-    """Give a stream to a terminal of so many columns, and a function that returns what was written."""
+    """Give a stream to a terminal of so many columns, and a function that returns what
+    was written.
+    """
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     written: list[bytes] = []

@@ -37,7 +37,10 @@ def fields(part) -> dict:
 
 @pytest.mark.parametrize(
     ("recipe", "model", "data"),
-    [("cifar10", "cifar_resnet20_preact", "cifar10"), ("cifar100", "cifar_resnet164_preact", "cifar100")],
+    [
+        ("cifar10", "cifar_resnet20_preact", "cifar10"),
+        ("cifar100", "cifar_resnet164_preact", "cifar100"),
+    ],
 )
 def test_cifar_recipe_is_the_papers(recipe, model, data):
     config = RECIPES[recipe]()
@@ -65,8 +68,16 @@ def test_recipe_of_462_is_the_papers():
     assert config.batch_size == 64
     assert fields(config.optimizer) == PAPER_OPTIMIZER | {"nesterov": True}
     assert (config.schedule.kind, config.schedule.unit) == ("steps", "epochs")
-    assert (config.schedule.length, config.schedule.drops, config.schedule.factor) == (200, (81, 122), 0.1)
-    assert (config.data.name, config.data.augmentation, config.data.holdout) == ("cifar10", "pad_crop_flip", 0)
+    assert (config.schedule.length, config.schedule.drops, config.schedule.factor) == (
+        200,
+        (81, 122),
+        0.1,
+    )
+    assert (config.data.name, config.data.augmentation, config.data.holdout) == (
+        "cifar10",
+        "pad_crop_flip",
+        0,
+    )
 
 
 def test_imagenet_recipe_is_the_papers():
@@ -74,9 +85,17 @@ def test_imagenet_recipe_is_the_papers():
     assert config.batch_size == 256
     assert fields(config.optimizer) == PAPER_OPTIMIZER
     assert (config.schedule.kind, config.schedule.unit) == ("steps", "epochs")
-    assert (config.schedule.length, config.schedule.drops, config.schedule.factor) == (90, (30, 60), 0.1)
+    assert (config.schedule.length, config.schedule.drops, config.schedule.factor) == (
+        90,
+        (30, 60),
+        0.1,
+    )
     assert config.schedule.warmup == 0
-    assert (config.data.name, config.data.augmentation, config.data.size) == ("imagenet2012", "resized_crop_flip", 224)
+    assert (config.data.name, config.data.augmentation, config.data.size) == (
+        "imagenet2012",
+        "resized_crop_flip",
+        224,
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,16 +104,38 @@ def test_imagenet_recipe_is_the_papers():
         (
             "cifar10",
             391,
-            {0: 0.01, 399: 0.01, 400: 0.1, 31_999: 0.1, 32_000: 0.01, 47_999: 0.01, 48_000: 0.001, 63_999: 0.001},
+            {
+                0: 0.01,
+                399: 0.01,
+                400: 0.1,
+                31_999: 0.1,
+                32_000: 0.01,
+                47_999: 0.01,
+                48_000: 0.001,
+                63_999: 0.001,
+            },
         ),
         # 781 iterations an epoch: drops at 81 * 781 = 63,261 and 122 * 781 = 95,282
         (
             "cifar10_batch64",
             781,
-            {0: 0.01, 399: 0.01, 400: 0.1, 63_260: 0.1, 63_261: 0.01, 95_281: 0.01, 95_282: 0.001, 156_199: 0.001},
+            {
+                0: 0.01,
+                399: 0.01,
+                400: 0.1,
+                63_260: 0.1,
+                63_261: 0.01,
+                95_281: 0.01,
+                95_282: 0.001,
+                156_199: 0.001,
+            },
         ),
         # 1,281,167 images in batches of 256: 5,005 iterations an epoch
-        ("imagenet", 5005, {0: 0.1, 150_149: 0.1, 150_150: 0.01, 300_299: 0.01, 300_300: 0.001, 450_449: 0.001}),
+        (
+            "imagenet",
+            5005,
+            {0: 0.1, 150_149: 0.1, 150_150: 0.01, 300_299: 0.01, 300_300: 0.001, 450_449: 0.001},
+        ),
     ],
 )
 def test_learning_rate_over_the_papers_runs(recipe, steps_per_epoch, rates):
@@ -110,9 +151,16 @@ def test_short_recipes_for_a_cpu():
         config = RECIPES[name]()
         assert config.model == Model("cifar_resnet20_preact")
         assert config.batch_size == 128
-        assert fields(config.optimizer) == PAPER_OPTIMIZER | {"nesterov": True, "weight_decay": 5e-4}
+        assert fields(config.optimizer) == PAPER_OPTIMIZER | {
+            "nesterov": True,
+            "weight_decay": 5e-4,
+        }
         assert config.schedule == Schedule("cosine", length=epochs, warmup=1)
-        assert (config.data.name, config.data.augmentation, config.data.holdout) == ("cifar10", "pad_crop_flip", 0)
+        assert (config.data.name, config.data.augmentation, config.data.holdout) == (
+            "cifar10",
+            "pad_crop_flip",
+            0,
+        )
 
 
 def test_modern_recipe():
@@ -139,7 +187,11 @@ def test_cifar_recipe_is_what_is_recommended(depth):
     """`kp.recommend` and the recipe agree on the paper's networks at every depth."""
     config, advice = RECIPES["cifar10"](), kp.recommend(depth=depth, task="cifar", batch_size=128)
     assert (advice.learning_rate, advice.decay, advice.clip_norm) == (0.1, "steps", None)
-    assert (config.optimizer.learning_rate, config.schedule.kind, config.optimizer.clip_norm) == (0.1, "steps", None)
+    assert (config.optimizer.learning_rate, config.schedule.kind, config.optimizer.clip_norm) == (
+        0.1,
+        "steps",
+        None,
+    )
     assert advice.warmup_iterations == config.schedule.warmup
     assert tuple(share * config.schedule.length for share in advice.drops) == config.schedule.drops
 
@@ -172,15 +224,22 @@ def test_every_recipe_says_what_it_reaches(name):
         ("cifar10_batch64", [{"table": "4"}]),
         (
             "cifar100",
-            [{"table": "3", "network": f"ResNet-{depth}", "dataset": "cifar100"} for depth in (164, 1001)],
+            [
+                {"table": "3", "network": f"ResNet-{depth}", "dataset": "cifar100"}
+                for depth in (164, 1001)
+            ],
         ),
         ("imagenet", [{"table": "5", "network": "ResNet-200"}]),
     ],
 )
 def test_published_numbers_are_those_of_the_tables(name, rows):
     text = inspect.getdoc(RECIPES[name])
-    found = [kp.published.results(**row)[-1] for row in rows]  # the last row of a network is full pre-activation
-    expected = {f"{value:g}" for row in found for value in (row.error, row.top5) if value is not None}
+    found = [
+        kp.published.results(**row)[-1] for row in rows
+    ]  # the last row of a network is full pre-activation
+    expected = {
+        f"{value:g}" for row in found for value in (row.error, row.top5) if value is not None
+    }
     assert set(PERCENT.findall(text)) == expected
 
 
@@ -203,7 +262,9 @@ def test_every_recipe_fits_together(name):
     recipe = RECIPES[name]
     config = recipe()
     assert isinstance(config, Config)
-    assert (config.model.name in kp.list_models()) != (name == "finetune")  # that has a network from a file
+    assert (config.model.name in kp.list_models()) != (
+        name == "finetune"
+    )  # that has a network from a file
     assert config.data.name in SOURCES
     assert config.data.augmentation in AUGMENTATIONS
     assert config.output is None
@@ -211,7 +272,14 @@ def test_every_recipe_fits_together(name):
 
 
 def test_recipes_are_complete_and_fixed():
-    cifar = ["cifar10", "cifar10_batch64", "cifar10_short", "cifar10_quick", "cifar10_modern", "cifar100"]
+    cifar = [
+        "cifar10",
+        "cifar10_batch64",
+        "cifar10_short",
+        "cifar10_quick",
+        "cifar10_modern",
+        "cifar100",
+    ]
     assert list(RECIPES) == ["digits", *cifar, "imagenet", "folder", "folder_small", "finetune"]
     with pytest.raises(TypeError):
         RECIPES["mine"] = RECIPES["digits"]
@@ -237,12 +305,35 @@ def test_recipe_without_options_is_the_function_s(received, name):
 
 def test_options_override_fields_and_leave_the_others(received, tmp_path):
     options = (
-        *("--model.name", "cifar_resnet110_preact", "--model.shortcut", "exclusive_gating", "--model.gate-bias", "-6"),
+        *(
+            "--model.name",
+            "cifar_resnet110_preact",
+            "--model.shortcut",
+            "exclusive_gating",
+            "--model.gate-bias",
+            "-6",
+        ),
         *("--model.arrangement", "original", "--model.dtype", "mixed_bfloat16"),
         *("--data.holdout", "5000", "--data.dir", str(tmp_path), "--data.watch-test"),
-        *("--optimizer.learning-rate", "0.05", "--optimizer.nesterov", "--optimizer.exclude-from-decay", "norm", "bias"),
+        *(
+            "--optimizer.learning-rate",
+            "0.05",
+            "--optimizer.nesterov",
+            "--optimizer.exclude-from-decay",
+            "norm",
+            "bias",
+        ),
         *("--schedule.drops", "10", "20", "--schedule.length", "30.5", "--schedule.unit", "epochs"),
-        *("--batch-size", "32", "--seed", "7", "--jit-compile", "off", "--output", str(tmp_path / "run")),
+        *(
+            "--batch-size",
+            "32",
+            "--seed",
+            "7",
+            "--jit-compile",
+            "off",
+            "--output",
+            str(tmp_path / "run"),
+        ),
     )
     config, name = received("cifar10", *options)
     assert name == "cifar10"
@@ -254,7 +345,9 @@ def test_options_override_fields_and_leave_the_others(received, tmp_path):
             gate_bias=-6.0,
             dtype="mixed_bfloat16",
         ),
-        data=Data("cifar10", dir=tmp_path, augmentation="pad_crop_flip", holdout=5000, watch_test=True),
+        data=Data(
+            "cifar10", dir=tmp_path, augmentation="pad_crop_flip", holdout=5000, watch_test=True
+        ),
         optimizer=Optimizer(learning_rate=0.05, nesterov=True, exclude_from_decay=("norm", "bias")),
         schedule=Schedule("steps", drops=(10, 20), warmup=400, length=30.5, unit="epochs"),
         batch_size=32,
@@ -266,7 +359,10 @@ def test_options_override_fields_and_leave_the_others(received, tmp_path):
 
 def test_only_overrides_that_are_set_reach_the_model():
     assert Model("any").overrides() == {}
-    assert Model("any", gate_bias=0.0, width_factor=2).overrides() == {"gate_bias": 0.0, "width_factor": 2}
+    assert Model("any", gate_bias=0.0, width_factor=2).overrides() == {
+        "gate_bias": 0.0,
+        "width_factor": 2,
+    }
 
 
 @pytest.mark.parametrize(("unit", "expected"), [("epochs", 15), ("iterations", 2)])

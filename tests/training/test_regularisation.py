@@ -1,4 +1,6 @@
-"""What regularises a run reaches its network, its loss and its figures, and a run with all of it goes on to the bit."""
+"""What regularises a run reaches its network, its loss and its figures, and a run with
+all of it goes on to the bit.
+"""
 
 import csv
 import dataclasses
@@ -15,8 +17,25 @@ from training.config import Config, Data, Model, Optimizer
 from training.data import evaluation_batches, load
 
 OPTIONS = (
-    *("--data.mixup", "0.2", "--data.cutmix", "1", "--data.rand-augment", "2", "9", "--data.holdout", "200"),
-    *("--optimizer.label-smoothing", "0.1", "--model.dropout", "0.1", "--model.stochastic-depth", "0.2"),
+    *(
+        "--data.mixup",
+        "0.2",
+        "--data.cutmix",
+        "1",
+        "--data.rand-augment",
+        "2",
+        "9",
+        "--data.holdout",
+        "200",
+    ),
+    *(
+        "--optimizer.label-smoothing",
+        "0.1",
+        "--model.dropout",
+        "0.1",
+        "--model.stochastic-depth",
+        "0.2",
+    ),
     *("--model.squeeze-excitation", "2", "--accumulate", "2", "--schedule.length", "6"),
     *("--checkpoint.every", "3", "--checkpoint.keep", "4", "--health", "2"),
 )
@@ -34,12 +53,20 @@ def cross_entropy(logits: np.ndarray, targets: np.ndarray, smoothing: float) -> 
 
 class TestRun:
     def test_validation_is_of_the_images_as_they_are(self, run):
-        """The loss and the accuracy of the last epoch, from the model's outputs and integer labels."""
+        """The loss and the accuracy of the last epoch, from the model's outputs and
+        integer labels.
+        """
         [row] = csv.DictReader((run / "history.csv").read_text().splitlines())
         split = load(Data("digits", holdout=200))
         [(images, labels)] = evaluation_batches(split, split.holdout, 200, None).as_numpy_iterator()
-        logits = np.asarray(keras.ops.convert_to_numpy(networks.load(run / "model.keras").predict(images, verbose=0)))
-        assert float(row["val_accuracy"]) == pytest.approx((logits.argmax(axis=1) == labels).mean(), abs=1e-6)
+        logits = np.asarray(
+            keras.ops.convert_to_numpy(
+                networks.load(run / "model.keras").predict(images, verbose=0)
+            )
+        )
+        assert float(row["val_accuracy"]) == pytest.approx(
+            (logits.argmax(axis=1) == labels).mean(), abs=1e-6
+        )
         expected = cross_entropy(logits.astype("float64"), np.eye(10)[labels], 0.1).mean()
         assert float(row["val_loss"]) == pytest.approx(expected, rel=1e-4)
         assert np.isfinite(float(row["loss"]))
@@ -53,18 +80,25 @@ class TestRun:
         last.unlink()
         assert list(again.glob("checkpoints/state-000000006-*"))
         run_train(again, *OPTIONS, "--resume")
-        for one, other in zip(*(networks.load(path / "model.keras").get_weights() for path in (run, again)), strict=True):
+        for one, other in zip(
+            *(networks.load(path / "model.keras").get_weights() for path in (run, again)),
+            strict=True,
+        ):
             np.testing.assert_array_equal(one, other)
 
     def test_is_written_down_and_is_part_of_the_run(self, run, capsys):
         written = json.loads((run / "config.json").read_text())["config"]["data"]
         assert (written["mixup"], written["cutmix"], written["rand_augment"]) == (0.2, 1.0, [2, 9])
         (run / "model.keras").rename(run / "kept")
-        message = error_of(capsys, run_train, run, *OPTIONS, "--resume", "--data.rand-augment", "2", "10")
+        message = error_of(
+            capsys, run_train, run, *OPTIONS, "--resume", "--data.rand-augment", "2", "10"
+        )
         (run / "kept").rename(run / "model.keras")
         assert "was started with another value of --data.rand-augment. " in message
 
-    @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+    @pytest.mark.skipif(
+        keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+    )
     def test_a_dry_run_says_what_happens_to_the_images(self, tmp_path, capsys):
         options = ("--data.mixup", "0.2", "--data.cutmix", "1", "--data.rand-augment", "2", "9")
         run_train(tmp_path / "run", *options, "--dry-run")
@@ -77,7 +111,9 @@ class TestLoss:
 
     @pytest.mark.parametrize("smoothing", [0.0, 0.1])
     def test_of_shares(self, smoothing):
-        loss = networks.loss(Config(data=Data(mixup=0.2), optimizer=Optimizer(label_smoothing=smoothing)))
+        loss = networks.loss(
+            Config(data=Data(mixup=0.2), optimizer=Optimizer(label_smoothing=smoothing))
+        )
         targets = np.random.default_rng(1).dirichlet(np.ones(5), 6).astype("float32")
         expected = cross_entropy(self.LOGITS.astype("float64"), targets, smoothing).mean()
         assert float(loss(targets, self.LOGITS)) == pytest.approx(expected, rel=1e-5)
@@ -94,22 +130,38 @@ class TestLoss:
         logits = keras.ops.cast(self.LOGITS, dtype)
         value = loss(np.eye(5, dtype="float32")[[0, 1, 2, 3, 4, 0]], logits)
         assert keras.backend.standardize_dtype(value.dtype) == "float32"
-        rounded = np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(logits, "float32")), "float64")
+        rounded = np.asarray(
+            keras.ops.convert_to_numpy(keras.ops.cast(logits, "float32")), "float64"
+        )
         expected = cross_entropy(rounded, np.eye(5)[[0, 1, 2, 3, 4, 0]], 0.0).mean()
         assert float(value) == pytest.approx(expected, rel=1e-5)
 
     def test_accuracy_is_that_of_the_larger_share(self):
         model = keras.Sequential([keras.Input((5,)), keras.layers.Identity()])
-        model.compile("sgd", networks.loss(Config(data=Data(mixup=0.2))), weighted_metrics=["accuracy"], jit_compile=False)
+        model.compile(
+            "sgd",
+            networks.loss(Config(data=Data(mixup=0.2))),
+            weighted_metrics=["accuracy"],
+            jit_compile=False,
+        )
         targets = np.zeros((6, 5), "float32")
         targets[np.arange(6), [0, 1, 2, 3, 4, 0]] = 0.7
         targets[np.arange(6), [1, 2, 3, 4, 0, 1]] = 0.3
-        logits = np.eye(5, dtype="float32")[[0, 1, 3, 3, 4, 1]]  # four of the larger shares, two of the smaller
-        assert model.evaluate(logits, targets, verbose=0, return_dict=True)["accuracy"] == pytest.approx(4 / 6)
+        logits = np.eye(5, dtype="float32")[
+            [0, 1, 3, 3, 4, 1]
+        ]  # four of the larger shares, two of the smaller
+        assert model.evaluate(logits, targets, verbose=0, return_dict=True)[
+            "accuracy"
+        ] == pytest.approx(4 / 6)
 
 
 class TestModelOptions:
-    SET = {"squeeze_excitation": 4, "downsampling": "average", "standardize_weights": True, "zero_init_last": True}  # noqa: RUF012
+    SET = {
+        "squeeze_excitation": 4,
+        "downsampling": "average",
+        "standardize_weights": True,
+        "zero_init_last": True,
+    }  # noqa: RUF012
 
     def units(self, **options) -> list:
         data = load(Data("digits"))
@@ -125,7 +177,9 @@ class TestModelOptions:
                 assert getattr(unit, name) == value
                 assert getattr(plain, name) in (None, False, "strided")
                 others = self.SET.keys() - {name}
-                assert [getattr(unit, other) for other in others] == [getattr(plain, other) for other in others]
+                assert [getattr(unit, other) for other in others] == [
+                    getattr(plain, other) for other in others
+                ]
 
     def test_nothing_regularises_by_default_but_the_papers_decay(self):
         unset = Model()

@@ -1,4 +1,6 @@
-"""Runs that are killed, interrupted and damaged, and go on: they end as one that was left alone, to the bit."""
+"""Runs that are killed, interrupted and damaged, and go on: they end as one that was
+left alone, to the bit.
+"""
 
 import contextlib
 import csv
@@ -20,10 +22,30 @@ import pytest
 from tests.training.commands import TINY, error_of, files, finish, run_train, start
 from training import train
 
-#: Dropout, batch normalisation, an average of the weights; 19 iterations an epoch, with a validation that chooses the best.
+#: Dropout, batch normalisation, an average of the weights; 19 iterations an epoch, with a
+#: validation that chooses the best.
 OPTIONS = (
-    *(*TINY, "--schedule.length", "60", "--model.dropout", "0.2", "--data.holdout", "200", "--seed", "3"),
-    *("--optimizer.ema", "0.9", "--checkpoint.every", "3", "--checkpoint.keep", "2", "--health", "7"),
+    *(
+        *TINY,
+        "--schedule.length",
+        "60",
+        "--model.dropout",
+        "0.2",
+        "--data.holdout",
+        "200",
+        "--seed",
+        "3",
+    ),
+    *(
+        "--optimizer.ema",
+        "0.9",
+        "--checkpoint.every",
+        "3",
+        "--checkpoint.keep",
+        "2",
+        "--health",
+        "7",
+    ),
 )
 #: Columns of history.csv that depend on the machine.
 TIMES = ("images_per_second", "seconds")
@@ -31,7 +53,9 @@ TIMES = ("images_per_second", "seconds")
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(tmp_path_factory):
-    """JAX keeps what it has compiled: the processes here compile the same thing many times."""
+    """JAX keeps what it has compiled: the processes here compile the same thing many
+    times.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
         patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -39,7 +63,8 @@ def compiled_once(tmp_path_factory):
 
 
 class Moment(NamedTuple):
-    """What a run has on the disk where a process may be killed: in front of each change of its directory.
+    """What a run has on the disk where a process may be killed: in front of each change
+    of its directory.
 
     Attributes:
         event: Python's audit event of the change.
@@ -57,14 +82,22 @@ class Moment(NamedTuple):
 
 
 class Watch:
-    """Python tells an audit hook of each change before it happens; a hook stays as long as the process, and is idle mostly."""
+    """Python tells an audit hook of each change before it happens; a hook stays as long
+    as the process, and is idle mostly.
+    """
 
     def __init__(self):
         self.tell: Callable[[str, tuple], None] | None = None
         sys.addaudithook(self.hear)
 
     def hear(self, event: str, values: tuple) -> None:
-        if self.tell is not None and event in ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate"):
+        if self.tell is not None and event in (
+            "open",
+            "os.rename",
+            "os.remove",
+            "os.mkdir",
+            "os.truncate",
+        ):
             tell, self.tell = self.tell, None  # what is done to write a moment down is no change
             try:
                 tell(event, values)
@@ -78,7 +111,11 @@ class Watch:
         known: dict[bytes, bytes] = {}
 
         def contents() -> dict[str, bytes]:
-            read = {name: (run / name).read_bytes() for name in files(run) if not name.startswith("tensorboard")}
+            read = {
+                name: (run / name).read_bytes()
+                for name in files(run)
+                if not name.startswith("tensorboard")
+            }
             return {name: known.setdefault(content, content) for name, content in read.items()}
 
         def inside(path) -> str | None:
@@ -91,7 +128,15 @@ class Watch:
                 return
             if event == "open" and flags & os.O_ACCMODE == os.O_RDONLY:
                 return
-            found.append(Moment(event, path, inside(values[1]) if event == "os.rename" else None, flags, contents()))
+            found.append(
+                Moment(
+                    event,
+                    path,
+                    inside(values[1]) if event == "os.rename" else None,
+                    flags,
+                    contents(),
+                )
+            )
 
         self.tell = tell
         try:
@@ -112,16 +157,26 @@ def go_on(run: Path, *options: str) -> None:
 
 
 def contents(run: Path) -> dict:
-    """Return all that a finished run has left, without times. The states of seeds are in its last checkpoint alone."""
+    """Return all that a finished run has left, without times. The states of seeds are
+    in its last checkpoint alone.
+    """
     with open(run / "history.csv", newline="") as file:
-        history = [{key: value for key, value in row.items() if key not in TIMES} for row in csv.DictReader(file)]
+        history = [
+            {key: value for key, value in row.items() if key not in TIMES}
+            for row in csv.DictReader(file)
+        ]
     last = max((run / "checkpoints").glob("state-*.npz"))
     with np.load(last) as file:
         state = {name: file[name] for name in file.files}
     progress = json.loads(state.pop("description").tobytes())["progress"]
-    models = {name: keras.saving.load_model(run / name) for name in ("model.keras", "checkpoints/best.keras")}
+    models = {
+        name: keras.saving.load_model(run / name)
+        for name in ("model.keras", "checkpoints/best.keras")
+    }
     arrays = {
-        f"{name}: {i} {variable.path.rsplit('/', 1)[-1]}": np.array(keras.ops.convert_to_numpy(variable.value))
+        f"{name}: {i} {variable.path.rsplit('/', 1)[-1]}": np.array(
+            keras.ops.convert_to_numpy(variable.value)
+        )
         for name, model in models.items()
         for i, variable in enumerate([*model.weights, *model.optimizer.variables])
     }
@@ -130,15 +185,25 @@ def contents(run: Path) -> dict:
         "health": (run / "health.csv").read_text(),
         "steps": progress["step"],
         "arrays": arrays | state,
-        "files": [re.sub(r"-[0-9a-f]{16}", "", name) for name in files(run) if not name.startswith("tensorboard")],
+        "files": [
+            re.sub(r"-[0-9a-f]{16}", "", name)
+            for name in files(run)
+            if not name.startswith("tensorboard")
+        ],
     }
 
 
 def assert_same(run: Path, reference: dict, trained: bool = True) -> None:
-    """Compare what two runs have left; without the metrics where no step was left, which makes them."""
+    """Compare what two runs have left; without the metrics where no step was left,
+    which makes them.
+    """
     found, expected = contents(run), dict(reference)
     arrays, expected_arrays = (
-        {name: array for name, array in each.pop("arrays").items() if trained or "metrics/" not in name}
+        {
+            name: array
+            for name, array in each.pop("arrays").items()
+            if trained or "metrics/" not in name
+        }
         for each in (found, expected)
     )
     assert found == expected
@@ -166,9 +231,15 @@ def reference(whole):
 
 
 def assert_never_half_written(moments: list[Moment]) -> None:
-    """A file gets its name when it is whole. Only health.csv grows, by lines; half a one is dropped by who goes on."""
-    opened = {(moment.path, moment.flags & os.O_APPEND) for moment in moments if moment.event == "open"}
-    assert {(path, how) for path, how in opened if not Path(path).name.startswith(".")} <= {("health.csv", os.O_APPEND)}
+    """A file gets its name when it is whole. Only health.csv grows, by lines; half a
+    one is dropped by who goes on.
+    """
+    opened = {
+        (moment.path, moment.flags & os.O_APPEND) for moment in moments if moment.event == "open"
+    }
+    assert {(path, how) for path, how in opened if not Path(path).name.startswith(".")} <= {
+        ("health.csv", os.O_APPEND)
+    }
     assert not any(moment.event == "os.truncate" for moment in moments)
     for before, after in itertools.pairwise(moments):
         if before.target is not None:
@@ -179,7 +250,9 @@ def assert_never_half_written(moments: list[Moment]) -> None:
         states = [name for name in moment.contents if re.search("/state-", name)]
         for name in states:
             assert hashlib.sha256(moment.contents[name]).hexdigest()[:16] in name
-        assert len(states) <= 3  # the two that are kept, and the one that takes the place of the older
+        assert (
+            len(states) <= 3
+        )  # the two that are kept, and the one that takes the place of the older
 
 
 def newest(contents: dict[str, bytes]) -> int:
@@ -193,18 +266,32 @@ class TestKilledAtAnyMoment:
         steps = [newest(moment.contents) for moment in moments]
         assert steps == sorted(steps)
         assert sorted(set(steps)) == [-1, *range(0, 61, 3)]
-        put = [re.sub(r"-[0-9a-f]{16}", "", moment.target) for moment in moments if moment.target is not None]
-        assert put[:3] == ["config.json", "checkpoints/network.json", "checkpoints/state-000000000.npz"]
+        put = [
+            re.sub(r"-[0-9a-f]{16}", "", moment.target)
+            for moment in moments
+            if moment.target is not None
+        ]
+        assert put[:3] == [
+            "config.json",
+            "checkpoints/network.json",
+            "checkpoints/state-000000000.npz",
+        ]
         assert put[-2:] == ["model.keras", "curves.png"]
         assert put.count("history.csv") == 4
         assert put.count("checkpoints/best.keras") > 1
 
-    @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="what is there to go on from depends on no backend")
+    @pytest.mark.skipif(
+        keras.backend.backend() != "tensorflow",
+        reason="what is there to go on from depends on no backend",
+    )
     @pytest.mark.parametrize(
         ("target", "step"),
         [
             ("checkpoints/network.json", -1),  # config.json is there, no checkpoint
-            ("checkpoints/best.keras", 18),  # the epoch is in history.csv, and is not in the checkpoint
+            (
+                "checkpoints/best.keras",
+                18,
+            ),  # the epoch is in history.csv, and is not in the checkpoint
             ("checkpoints/state-000000051", 48),  # health.csv is further than the checkpoint
             ("model.keras", 60),  # nothing is left but to write it
         ],
@@ -224,7 +311,9 @@ class TestKilledAtAnyMoment:
         with watch.moments(run) as others:
             go_on(run)
         assert_never_half_written(others)
-        (run / moment.path).unlink(missing_ok=True)  # it is in nobody's way, and has a name that does not come again
+        (run / moment.path).unlink(
+            missing_ok=True
+        )  # it is in nobody's way, and has a name that does not come again
         assert_same(run, reference, trained=step < 60)
 
 
@@ -249,28 +338,54 @@ train.main(arguments)
 
 
 def ended(folder: Path, step: int, number: signal.Signals) -> tuple[int, str, str]:
-    """Begin or go on in a process that gets a signal while it saves the checkpoint of this step."""
-    arguments = (f"state-{step:09d}", int(number), "digits", *OPTIONS, "--resume", "--output", "run")
+    """Begin or go on in a process that gets a signal while it saves the checkpoint of
+    this step.
+    """
+    arguments = (
+        f"state-{step:09d}",
+        int(number),
+        "digits",
+        *OPTIONS,
+        "--resume",
+        "--output",
+        "run",
+    )
     return finish(start("-c", CODE, *arguments, cwd=folder))
 
 
 def checkpoints(run: Path) -> list[str]:
-    return [re.sub(r"-[0-9a-f]{16}", "", path.name) for path in sorted((run / "checkpoints").glob("*state-*"))]
+    return [
+        re.sub(r"-[0-9a-f]{16}", "", path.name)
+        for path in sorted((run / "checkpoints").glob("*state-*"))
+    ]
 
 
 @pytest.mark.slow
-def test_killed_taken_away_interrupted_damaged_and_killed_again(reference, tmp_path, capsys, monkeypatch):
-    """Five processes, each of which goes on from what the one before has left: to the bit as one alone."""
+def test_killed_taken_away_interrupted_damaged_and_killed_again(
+    reference, tmp_path, capsys, monkeypatch
+):
+    """Five processes, each of which goes on from what the one before has left: to the
+    bit as one alone.
+    """
     run = tmp_path / "run"
     status, _, err = ended(tmp_path, 6, signal.SIGKILL)
     assert (status, err) == (-signal.SIGKILL, "")
-    assert checkpoints(run) == [".state-000000006.npz", "state-000000000.npz", "state-000000003.npz"]
-    (run / "checkpoints" / ".state-000000007.npz").touch()  # would not be written again, as that of step 6 is
+    assert checkpoints(run) == [
+        ".state-000000006.npz",
+        "state-000000000.npz",
+        "state-000000003.npz",
+    ]
+    (
+        run / "checkpoints" / ".state-000000007.npz"
+    ).touch()  # would not be written again, as that of step 6 is
 
     status, out, err = ended(tmp_path, 21, signal.SIGTERM)
     assert (status, err) == (75, "")
     assert "Resuming after iteration 3." in out
-    assert "Stopped by SIGTERM after iteration 21 of 60; the checkpoint is saved. Resume: keras-preact train --res" in out
+    assert (
+        "Stopped by SIGTERM after iteration 21 of 60; the checkpoint is saved. Resume: "
+        "keras-preact train --res" in out
+    )
     assert checkpoints(run) == ["state-000000018.npz", "state-000000021.npz"]
     assert not (run / "model.keras").exists()
 
@@ -287,11 +402,15 @@ def test_killed_taken_away_interrupted_damaged_and_killed_again(reference, tmp_p
     status, out, err = ended(tmp_path, 42, signal.SIGKILL)
     assert (status, err) == (-signal.SIGKILL, "")
     assert (
-        f"Warning: run/checkpoints/{damaged.name} is damaged, so an older checkpoint is used: its content does not match"
-        in out
+        f"Warning: run/checkpoints/{damaged.name} is damaged, so an older checkpoint is used: its "
+        "content does not match" in out
     )
     assert "Resuming after iteration 27." in out
-    assert checkpoints(run) == [".state-000000042.npz", "state-000000036.npz", "state-000000039.npz"]
+    assert checkpoints(run) == [
+        ".state-000000042.npz",
+        "state-000000036.npz",
+        "state-000000039.npz",
+    ]
 
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()

@@ -1,4 +1,6 @@
-"""The run directory: nothing in it is ever half-written, and a run is resumed with its own options."""
+"""The run directory: nothing in it is ever half-written, and a run is resumed with its
+own options.
+"""
 
 import dataclasses
 import json
@@ -29,12 +31,16 @@ class TestNewDirectory:
     def test_a_directory_with_anything_in_it_or_a_file_is_refused(self, tmp_path):
         (tmp_path / "file").write_text("")
         for taken in (tmp_path, tmp_path / "file"):
-            with pytest.raises(ValueError, match=f"{taken} exists and is not empty\\. Give another --output"):
+            with pytest.raises(
+                ValueError, match=f"{taken} exists and is not empty\\. Give another --output"
+            ):
                 runs.new_directory(taken, "digits")
 
     def test_of_a_run_says_how_to_resume(self, tmp_path):
         (tmp_path / "config.json").touch()
-        with pytest.raises(ValueError, match=f"To resume the run in it: keras-preact train --resume {tmp_path}"):
+        with pytest.raises(
+            ValueError, match=f"To resume the run in it: keras-preact train --resume {tmp_path}"
+        ):
             runs.new_directory(tmp_path, "digits")
 
 
@@ -70,14 +76,20 @@ class TestReplacing:
         assert files(tmp_path) == ["a.json"]
 
     def test_error_names_the_file_and_the_reason(self, tmp_path):
-        with pytest.raises(ValueError, match=rf"Cannot write {tmp_path}/a: .*No space left"), runs.replacing(tmp_path / "a"):
+        with (
+            pytest.raises(ValueError, match=rf"Cannot write {tmp_path}/a: .*No space left"),
+            runs.replacing(tmp_path / "a"),
+        ):
             raise OSError(28, "No space left on device")
         assert files(tmp_path) == []
 
 
 def test_write_json(tmp_path):
     runs.write_json(tmp_path / "a.json", {"path": tmp_path, "numbers": (1, 2.5, None)})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"path": str(tmp_path), "numbers": [1, 2.5, None]}
+    assert json.loads((tmp_path / "a.json").read_text()) == {
+        "path": str(tmp_path),
+        "numbers": [1, 2.5, None],
+    }
     with pytest.raises(ValueError, match="Circular"):
         runs.write_json(tmp_path / "a.json", (loop := {}, loop.update(me=loop))[0])
     assert json.loads((tmp_path / "a.json").read_text())["path"] == str(tmp_path)
@@ -94,7 +106,10 @@ class TestReadConfig:
         [
             (None, "is not a run directory: it has no config.json"),
             ('{"config": {', "config.json is damaged"),
-            ('{"architectures": []}', "is not a run directory: its config.json was not written by keras-preact train"),
+            (
+                '{"architectures": []}',
+                "is not a run directory: its config.json was not written by keras-preact train",
+            ),
             ("[]", "is not a run directory: its config.json was not written by keras-preact train"),
         ],
     )
@@ -109,11 +124,18 @@ class TestReadConfig:
 class TestResuming:
     """A run is resumed with its own options."""
 
-    BEGUN = Config(seed=3, data=Data("digits", dir=Path("images")), optimizer=Optimizer(exclude_from_decay=("norm",)))
+    BEGUN = Config(
+        seed=3,
+        data=Data("digits", dir=Path("images")),
+        optimizer=Optimizer(exclude_from_decay=("norm",)),
+    )
 
     @pytest.fixture
     def run(self, tmp_path):
-        described = {"config": dataclasses.asdict(self.BEGUN), "versions": {"backend": keras.backend.backend()}}
+        described = {
+            "config": dataclasses.asdict(self.BEGUN),
+            "versions": {"backend": keras.backend.backend()},
+        }
         runs.write_json(tmp_path / "config.json", described)
         return tmp_path
 
@@ -122,7 +144,13 @@ class TestResuming:
 
     def test_same_options_and_those_that_change_nothing(self, run):
         runs.check_same(run, self.BEGUN)
-        free = {"output": run, "resume": True, "health": 7, "checkpoint": Checkpoint(minutes=1), "distribution": "mirrored"}
+        free = {
+            "output": run,
+            "resume": True,
+            "health": 7,
+            "checkpoint": Checkpoint(minutes=1),
+            "distribution": "mirrored",
+        }
         runs.check_same(run, dataclasses.replace(self.BEGUN, **free))
 
     @pytest.mark.parametrize(
@@ -131,17 +159,24 @@ class TestResuming:
             ({"seed": 4}, "--seed"),
             ({"batch_norm": "per_replica"}, "--batch-norm"),
             ({"data": Data("digits")}, "--data.dir"),
-            ({"optimizer": Optimizer(label_smoothing=0.1), "batch_size": 8}, "--optimizer.exclude-from-decay, .*--batch-size"),
+            (
+                {"optimizer": Optimizer(label_smoothing=0.1), "batch_size": 8},
+                "--optimizer.exclude-from-decay, .*--batch-size",
+            ),
         ],
     )
     def test_others_are_named(self, run, changes, named):
-        message = rf"was started with another value of .*{named}.* keras-preact train --resume {run}"
+        message = (
+            rf"was started with another value of .*{named}.* keras-preact train --resume {run}"
+        )
         with pytest.raises(ValueError, match=message):
             runs.check_same(run, dataclasses.replace(self.BEGUN, **changes))
 
     def test_another_backend(self, run):
         runs.write_json(run / "config.json", {"config": {}, "versions": {"backend": "theano"}})
-        with pytest.raises(ValueError, match=r"was trained on theano: set KERAS_BACKEND=theano to resume it"):
+        with pytest.raises(
+            ValueError, match=r"was trained on theano: set KERAS_BACKEND=theano to resume it"
+        ):
             runs.check_same(run, self.BEGUN)
 
     def test_an_option_of_another_version(self):
@@ -149,4 +184,6 @@ class TestResuming:
             from_json(Config, {"optimizer": {"warp": 9}})
 
     def test_what_a_version_before_did_not_know_has_its_default(self):
-        assert from_json(Config, {"seed": 5, "data": {"dir": "a"}}) == Config(seed=5, data=Data(dir=Path("a")))
+        assert from_json(Config, {"seed": 5, "data": {"dir": "a"}}) == Config(
+            seed=5, data=Data(dir=Path("a"))
+        )

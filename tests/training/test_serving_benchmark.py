@@ -1,4 +1,6 @@
-"""The benchmark of serving: its client against servers that are known, its arithmetic, and all of it with a tiny network."""
+"""The benchmark of serving: its client against servers that are known, its arithmetic,
+and all of it with a tiny network.
+"""
 
 import asyncio
 import contextlib
@@ -19,7 +21,9 @@ from training.benchmark.serving import measure as command
 from training.benchmark.serving.options import Options
 from training.cli import UserError
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 REQUEST = b"POST /x HTTP/1.1\r\nContent-Length: 5000\r\n\r\n" + bytes(range(250)) * 20
 MODEL = "imagenet_resnet50_preact"
@@ -28,7 +32,9 @@ NAME = re.compile(r"[\w/:=,]+")
 
 
 class KnownServer:
-    """Reads requests of one length, checks them, and answers each a moment later with the next of `statuses`, in pieces."""
+    """Reads requests of one length, checks them, and answers each a moment later with
+    the next of `statuses`, in pieces.
+    """
 
     def __init__(self, *statuses, piece=7, seconds=0.01):
         self.statuses, self.piece, self.seconds = statuses, piece, seconds
@@ -36,7 +42,10 @@ class KnownServer:
 
     async def serve(self, reader, writer):
         self.connections += 1
-        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        with (
+            contextlib.closing(writer),
+            contextlib.suppress(asyncio.IncompleteReadError, ConnectionError),
+        ):
             while True:
                 assert await reader.readexactly(len(REQUEST)) == REQUEST
                 self.at_once += 1
@@ -48,7 +57,8 @@ class KnownServer:
                 if status is None:
                     return
                 answer = (
-                    f"HTTP/1.1 {status} Word\r\ncontent-LENGTH: 30\r\nx-200: 200 \r\n\r\n".encode() + b"\r\n\r\nHTTP/1.1 2" * 2
+                    f"HTTP/1.1 {status} Word\r\ncontent-LENGTH: 30\r\nx-200: 200 \r\n\r\n".encode()
+                    + b"\r\n\r\nHTTP/1.1 2" * 2
                 )
                 answer += b"!" * 2
                 for i in range(0, len(answer), self.piece):
@@ -89,7 +99,9 @@ def test_the_client_counts_refused_requests_apart():
 
 
 def test_the_client_measures_nothing_without_answers():
-    with pytest.raises(ValueError, match=r"No request was answered with 200. Received: HTTP/1.1 503 Word"):
+    with pytest.raises(
+        ValueError, match=r"No request was answered with 200. Received: HTTP/1.1 503 Word"
+    ):
         KnownServer(503).measure(concurrency=1, seconds=60, requests=2)
     with pytest.raises(ConnectionError):
         KnownServer(200, 200, None).measure(concurrency=1, seconds=60, requests=9)
@@ -98,7 +110,10 @@ def test_the_client_measures_nothing_without_answers():
 @given(st.data())
 def test_messages_are_found_however_they_are_cut(data):
     bodies = data.draw(st.lists(st.binary(max_size=40), max_size=5))
-    heads = [f"HTTP/1.1 {i}\r\nContent-Length: {len(body)}\r\n\r\n".encode() for i, body in enumerate(bodies)]
+    heads = [
+        f"HTTP/1.1 {i}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        for i, body in enumerate(bodies)
+    ]
     stream = b"".join(head + body for head, body in zip(heads, bodies, strict=True))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
     messages = client.Messages()
@@ -118,17 +133,26 @@ def test_the_growth_of_memory_is_that_of_the_quarters_medians():
     mib = 2**20
     first, last = (100, 99, 900, 100, 100), (102, 103, 1, 104, 102)
     samples = [n * mib for n in (*first, *[150] * 10, *last)]
-    assert parts.growth(samples) == pytest.approx({"growth_mib": 2, "growth_percent": 2, "resident_mib": 102})
+    assert parts.growth(samples) == pytest.approx(
+        {"growth_mib": 2, "growth_percent": 2, "resident_mib": 102}
+    )
     assert parts.growth([mib, mib]) == {"growth_mib": 0, "growth_percent": 0, "resident_mib": 1}
 
 
 def rounds_of(rates):
-    """Return rounds of the server's part: with batching, and over it without, after a loop of 10 requests/s."""
+    """Return rounds of the server's part: with batching, and over it without, after a
+    loop of 10 requests/s.
+    """
     loop = parts.label("server", MODEL, "loop", precision="bfloat16")
-    on, off = (parts.label("server", MODEL, "tensorflow", batching=batching, concurrency=16) for batching in ("on", "off"))
+    on, off = (
+        parts.label("server", MODEL, "tensorflow", batching=batching, concurrency=16)
+        for batching in ("on", "off")
+    )
     figures = ({loop: 10.0, on: with_it, off: without} for with_it, without in rates)
     return [
-        parts.compare_batching({name: {"over": loop, "requests_per_second": rate} for name, rate in one.items()})
+        parts.compare_batching(
+            {name: {"over": loop, "requests_per_second": rate} for name, rate in one.items()}
+        )
         for one in figures
     ], on
 
@@ -138,7 +162,9 @@ def test_ratios_are_of_figures_of_the_same_round():
     summary = results.summarize(rounds)[on]
     assert summary["over_no_batching"] == {"median": 2.0, "min": 0.5, "max": 3.0, "rounds": 3}
     assert summary["requests_per_second"]["ratio"]["median"] == 3.0
-    assert summary["requests_per_second"]["ratio"]["over"] == f"server/{MODEL}/loop:precision=bfloat16"
+    assert (
+        summary["requests_per_second"]["ratio"]["over"] == f"server/{MODEL}/loop:precision=bfloat16"
+    )
 
 
 def test_demands_are_held_to_the_medians():
@@ -198,7 +224,10 @@ def test_the_jpeg_file_is_one():
         (["--models", "cifar_resnet20"], r"Did you mean 'cifar_resnet20_preact'"),
         (["--models", "keras_applications_resnet50v2"], r"--models takes registered models"),
         (["--concurrency", "1", "0"], r"--concurrency must be positive. Received: \(1, 0\)"),
-        (["--engines", "tensorflow", "tensorflow"], r"--engines must be given at least one value, each once"),
+        (
+            ["--engines", "tensorflow", "tensorflow"],
+            r"--engines must be given at least one value, each once",
+        ),
         (["--seconds", "inf"], r"--seconds must be positive. Received: inf"),
         (["--memory-seconds", "0"], r"--memory-seconds must be positive"),
         (["--output", "none/here.json"], r"--output: there is no directory none"),
@@ -242,18 +271,29 @@ def test_all_parts_measure_a_tiny_network(tmp_path, capsys):
     printed = capsys.readouterr().out
     written = json.loads((tmp_path / "serving.json").read_text())
     assert written["summary"] == found["summary"]
-    assert {part: len(rounds) for part, rounds in written["rounds"].items()} == {"direct": 2, "server": 2, "memory": 1}
+    assert {part: len(rounds) for part, rounds in written["rounds"].items()} == {
+        "direct": 2,
+        "server": 2,
+        "memory": 1,
+    }
     assert written["machine"]["usable_cores"] >= 1
     assert {"tensorflow", "starlette", "openvino", "python"} <= written["versions"].keys()
 
     name = parts.label
     plain = name("server", tiny, "loop", precision="bfloat16")
     over = {
-        name("direct", tiny, what, precision=precision, batch=2): name("direct", tiny, "loop", precision="float32", batch=2)
+        name("direct", tiny, what, precision=precision, batch=2): name(
+            "direct", tiny, "loop", precision="float32", batch=2
+        )
         for what in ("loop", "tensorflow")
         for precision in ("float32", "bfloat16")
     }
-    over |= {name("client", tiny, "trivial", concurrency=n): name("client", tiny, "trivial", concurrency=n) for n in (1, 3)}
+    over |= {
+        name("client", tiny, "trivial", concurrency=n): name(
+            "client", tiny, "trivial", concurrency=n
+        )
+        for n in (1, 3)
+    }
     over |= {
         name("server", tiny, "tensorflow", batching=batching, concurrency=n): plain
         for batching in ("on", "off")
@@ -270,10 +310,17 @@ def test_all_parts_measure_a_tiny_network(tmp_path, capsys):
             continue
         rate = "images_per_second" if label.startswith("direct/") else "requests_per_second"
         of = over.get(label, plain)
-        pairs = [(one[label][rate], one[of][rate]) for rounds in written["rounds"].values() for one in rounds if label in one]
+        pairs = [
+            (one[label][rate], one[of][rate])
+            for rounds in written["rounds"].values()
+            for one in rounds
+            if label in one
+        ]
         assert len(pairs) == 2
         assert figures[rate]["ratio"]["over"] == of
-        assert figures[rate]["ratio"]["median"] == pytest.approx(sum(mine / its for mine, its in pairs) / 2)
+        assert figures[rate]["ratio"]["median"] == pytest.approx(
+            sum(mine / its for mine, its in pairs) / 2
+        )
         assert 0 < figures["p50_ms"]["min"] <= figures["p99_ms"]["max"]
     [watched] = written["rounds"]["memory"]
     samples = watched[memory]["resident_bytes"]

@@ -1,4 +1,6 @@
-"""Training runs: what they leave behind, that options reach the network, and how they end when something happens."""
+"""Training runs: what they leave behind, that options reach the network, and how they
+end when something happens.
+"""
 
 import csv
 import json
@@ -19,11 +21,20 @@ from training.config import Config, Data, Model
 from training.data import evaluation_batches, load
 
 EVENTS = r"tensorboard/train/events\.out\.tfevents\..+\.v2"
-FILES = ["checkpoints/best.keras", "checkpoints/network.json", "config.json", "curves.png", "history.csv", "model.keras"]
+FILES = [
+    "checkpoints/best.keras",
+    "checkpoints/network.json",
+    "config.json",
+    "curves.png",
+    "history.csv",
+    "model.keras",
+]
 
 
 def names(run) -> list[str]:
-    """Return the files of a run but for TensorBoard's; a checkpoint's name without its hash."""
+    """Return the files of a run but for TensorBoard's; a checkpoint's name without its
+    hash.
+    """
     found = [re.sub(r"(state-\d+)-[0-9a-f]{16}\.npz", r"\1", name) for name in files(run)]
     return [name for name in found if not name.startswith("tensorboard")]
 
@@ -46,20 +57,35 @@ def history(run) -> list[dict[str, str]]:
 
 
 def scalars(folder) -> dict[str, list[tuple[int, float]]]:
-    """Read the scalars of TensorBoard's event files in `folder`: tag to steps and values."""
+    """Read the scalars of TensorBoard's event files in `folder`: tag to steps and
+    values.
+    """
     import tensorflow as tf
     from tensorflow.core.util import event_pb2
 
     found: dict[str, list[tuple[int, float]]] = {}
-    for record in tf.data.TFRecordDataset([str(path) for path in folder.iterdir()]).as_numpy_iterator():
+    for record in tf.data.TFRecordDataset(
+        [str(path) for path in folder.iterdir()]
+    ).as_numpy_iterator():
         event = event_pb2.Event.FromString(record)
         for value in event.summary.value:
-            found.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
+            found.setdefault(value.tag, []).append(
+                (event.step, float(tf.make_ndarray(value.tensor)))
+            )
     return found
 
 
 OPTIONS = (
-    *("--schedule.length", "30", "--schedule.kind", "steps", "--schedule.drops", "20", "--schedule.warmup", "4"),
+    *(
+        "--schedule.length",
+        "30",
+        "--schedule.kind",
+        "steps",
+        "--schedule.drops",
+        "20",
+        "--schedule.warmup",
+        "4",
+    ),
     *("--optimizer.nesterov", "--optimizer.learning-rate", "0.05", "--seed", "3"),
 )
 
@@ -83,11 +109,31 @@ class TestRunDirectory:
         assert described["config"]["model"] == {
             field: None
             for field in (
-                *("arrangement", "shortcut", "gate_bias", "block", "normalization", "activation", "dropout"),
-                *("stochastic_depth", "squeeze_excitation", "downsampling", "standardize_weights", "zero_init_last"),
+                *(
+                    "arrangement",
+                    "shortcut",
+                    "gate_bias",
+                    "block",
+                    "normalization",
+                    "activation",
+                    "dropout",
+                ),
+                *(
+                    "stochastic_depth",
+                    "squeeze_excitation",
+                    "downsampling",
+                    "standardize_weights",
+                    "zero_init_last",
+                ),
                 *("stacked", "remat", "weights", "freeze"),
             )
-        } | {"dtype": None, "name": "digits_resnet8_preact", "width_factor": 0.25, "mean": [], "std": []}
+        } | {
+            "dtype": None,
+            "name": "digits_resnet8_preact",
+            "width_factor": 0.25,
+            "mean": [],
+            "std": [],
+        }
         assert described["config"]["optimizer"] == {
             "learning_rate": 0.05,
             "momentum": 0.9,
@@ -110,7 +156,10 @@ class TestRunDirectory:
         assert described["iterations"] == 30
         assert described["trainable_parameters"] == 4934
         versions = described["versions"]
-        assert (versions["keras"], versions["backend"]) == (keras.__version__, keras.backend.backend())
+        assert (versions["keras"], versions["backend"]) == (
+            keras.__version__,
+            keras.backend.backend(),
+        )
         assert {"python", "tensorflow", "numpy"} <= set(versions)
 
     def test_history_and_tensorboard_have_every_epoch(self, run):
@@ -121,11 +170,15 @@ class TestRunDirectory:
             values = [float(row[metric]) for row in rows]
             assert np.isfinite(values).all()
             assert [step for step, _ in logged[f"epoch_{metric}"]] == [0, 1]
-            np.testing.assert_allclose([value for _, value in logged[f"epoch_{metric}"]], values, rtol=1e-5)
+            np.testing.assert_allclose(
+                [value for _, value in logged[f"epoch_{metric}"]], values, rtol=1e-5
+            )
         assert float(rows[1]["loss"]) < float(rows[0]["loss"])
 
     def test_checkpoints(self, run):
-        """The loss falls from epoch to epoch, so the last epoch's network is the final one and the best."""
+        """The loss falls from epoch to epoch, so the last epoch's network is the final
+        one and the best.
+        """
         final = weights(run / "model.keras")
         for checkpoint in ("last", "best"):
             model, _ = networks.open_run(run, checkpoint)
@@ -160,33 +213,58 @@ class TestRunDirectory:
         pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1)).astype("float32")
         normalised = (pixels - statistics.mean[0]) / statistics.std[0]
         np.testing.assert_allclose(
-            model.predict_on_batch(pixels), bare.predict_on_batch(normalised.astype("float32")), atol=1e-4
+            model.predict_on_batch(pixels),
+            bare.predict_on_batch(normalised.astype("float32")),
+            atol=1e-4,
         )
 
 
 def test_same_seed_same_weights_in_another_process(run, tmp_path):
-    status, out, err = finish(start("-m", "training", "train", "digits", *TINY, *OPTIONS, "--output", "run", cwd=tmp_path))
+    status, out, err = finish(
+        start("-m", "training", "train", "digits", *TINY, *OPTIONS, "--output", "run", cwd=tmp_path)
+    )
     assert (status, err) == (0, "")
-    name, length = "digits_resnet8_preact (4,934 parameters)", "30 iterations (1.36 epochs), batch 64"
-    assert f"Training {name} on 1,437 images of digits for {length} ({keras.backend.backend()}).\n" in out
+    name, length = (
+        "digits_resnet8_preact (4,934 parameters)",
+        "30 iterations (1.36 epochs), batch 64",
+    )
+    assert (
+        f"Training {name} on 1,437 images of digits for {length} ({keras.backend.backend()}).\n"
+        in out
+    )
     data = load(Data("digits"))
     images, labels = next(evaluation_batches(data, data.test, 360, None).as_numpy_iterator())
-    correct = (loaded(tmp_path / "run" / "model.keras").predict_on_batch(images).argmax(axis=1) == labels).mean()
+    correct = (
+        loaded(tmp_path / "run" / "model.keras").predict_on_batch(images).argmax(axis=1) == labels
+    ).mean()
     end = rf"after \d+ s of training: run/model.keras\nAccuracy: {100 * correct:.2f} % of the 360 test images\.\n"
     end += "Next: keras-preact evaluate run\n"
     assert re.search(f"\nFinished {end}$", out)
     status, out, err = finish(start("-m", "training", "train", "--resume", "run", cwd=tmp_path))
     assert (status, err) == (0, "")
     assert re.fullmatch(f"Already finished {end}", out)
-    for ours, theirs in zip(weights(run / "model.keras"), weights(tmp_path / "run" / "model.keras"), strict=True):
+    for ours, theirs in zip(
+        weights(run / "model.keras"), weights(tmp_path / "run" / "model.keras"), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.fixture(scope="module")
 def step(tmp_path_factory):
-    """A run of one iteration, of another seed, with other images and a decay that is strong."""
+    """A run of one iteration, of another seed, with other images and a decay that is
+    strong.
+    """
     options = (
-        *("--seed", "4", "--data.augmentation", "resized_crop_flip", "--schedule.length", "1", "--schedule.kind", "steps"),
+        *(
+            "--seed",
+            "4",
+            "--data.augmentation",
+            "resized_crop_flip",
+            "--schedule.length",
+            "1",
+            "--schedule.kind",
+            "steps",
+        ),
         *("--optimizer.learning-rate", "0.01", "--optimizer.weight-decay", "99"),
         *("--optimizer.exclude-from-decay", "norm", "bias"),
     )
@@ -232,14 +310,32 @@ class TestOptionsOfTheModel:
         assert changed["stem_filters"] == (8 if option == "width_factor" else 16)
 
     def test_reaches_the_network_of_a_run(self, tmp_path):
-        options = ("--model.arrangement", "original", "--model.shortcut", "exclusive_gating", "--model.gate-bias", "-6")
-        run = run_train(tmp_path / "run", *options, "--model.dtype", "mixed_bfloat16", "--schedule.length", "2")
+        options = (
+            "--model.arrangement",
+            "original",
+            "--model.shortcut",
+            "exclusive_gating",
+            "--model.gate-bias",
+            "-6",
+        )
+        run = run_train(
+            tmp_path / "run", *options, "--model.dtype", "mixed_bfloat16", "--schedule.length", "2"
+        )
         model = loaded(run / "model.keras")
         config = model.get_config()
-        assert (config["arrangement"], config["shortcut"]["class_name"]) == ("original", "ExclusiveGating")
-        gates = [np.array(weight) for weight in model.weights if "gate" in weight.path and weight.path.endswith("bias")]
+        assert (config["arrangement"], config["shortcut"]["class_name"]) == (
+            "original",
+            "ExclusiveGating",
+        )
+        gates = [
+            np.array(weight)
+            for weight in model.weights
+            if "gate" in weight.path and weight.path.endswith("bias")
+        ]
         assert len(gates) == 3
-        np.testing.assert_allclose(np.concatenate(gates), -6, atol=0.1)  # two small steps from where they start
+        np.testing.assert_allclose(
+            np.concatenate(gates), -6, atol=0.1
+        )  # two small steps from where they start
         assert model.units[0].compute_dtype == "bfloat16"
         assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
         assert keras.backend.standardize_dtype(model.output.dtype) == "float32"
@@ -249,7 +345,14 @@ class TestOptionsOfTheModel:
 
 def test_holdout_chooses_the_best_checkpoint(tmp_path):
     # at this rate the accuracy on the images set aside goes up and down
-    options = ("--data.holdout", "200", "--schedule.length", "80", "--optimizer.learning-rate", "0.5")
+    options = (
+        "--data.holdout",
+        "200",
+        "--schedule.length",
+        "80",
+        "--optimizer.learning-rate",
+        "0.5",
+    )
     run = run_train(tmp_path / "run", *options)
     described = json.loads((run / "config.json").read_text())
     assert described["images"] == {"train": 1237, "holdout": 200, "test": 360}
@@ -259,7 +362,11 @@ def test_holdout_chooses_the_best_checkpoint(tmp_path):
     batches = evaluation_batches(data, data.holdout, 200, None)
     images, labels = next(batches.as_numpy_iterator())
     accuracies = {
-        name: float((networks.open_run(run, name)[0].predict_on_batch(images).argmax(axis=1) == labels).mean())
+        name: float(
+            (
+                networks.open_run(run, name)[0].predict_on_batch(images).argmax(axis=1) == labels
+            ).mean()
+        )
         for name in ("best", "last")
     }
     measured = [float(row["val_accuracy"]) for row in rows]
@@ -267,7 +374,9 @@ def test_holdout_chooses_the_best_checkpoint(tmp_path):
 
 
 def test_weights_that_are_spared_from_the_decay(step):
-    """At a decay so strong, a step leaves hardly anything of a weight that is not spared."""
+    """At a decay so strong, a step leaves hardly anything of a weight that is not
+    spared.
+    """
     for weight in loaded(step / "model.keras").trainable_weights:
         if weight.path.endswith("gamma"):
             assert np.array(weight).min() > 0.5
@@ -277,41 +386,81 @@ def test_weights_that_are_spared_from_the_decay(step):
 
 def test_watching_the_test_set_and_the_health_changes_nothing(run, tmp_path, capsys):
     watched = run_train(tmp_path / "run", *OPTIONS, "--data.watch-test", "--health", "7")
-    for ours, theirs in zip(weights(run / "model.keras"), weights(watched / "model.keras"), strict=True):
+    for ours, theirs in zip(
+        weights(run / "model.keras"), weights(watched / "model.keras"), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
     assert names(watched) == sorted([*FILES, "health.csv", *checkpoints(0, 30)])
     data = load(Data("digits"))
     images, labels = next(evaluation_batches(data, data.test, 360, None).as_numpy_iterator())
-    accuracy = (loaded(watched / "model.keras").predict_on_batch(images).argmax(axis=1) == labels).mean()
+    accuracy = (
+        loaded(watched / "model.keras").predict_on_batch(images).argmax(axis=1) == labels
+    ).mean()
     assert float(history(watched)[-1]["val_accuracy"]) == pytest.approx(accuracy, abs=1e-6)
     assert "val_accuracy" not in history(run)[-1]
     with open(watched / "health.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["step"], row["epoch"]) for row in rows] == [("7", "0"), ("14", "0"), ("21", "0"), ("28", "1")]
-    for figure in ("gradient_norm", "weight_norm", "update_norm", "activation_mean", "activation_std"):
+    assert [(row["step"], row["epoch"]) for row in rows] == [
+        ("7", "0"),
+        ("14", "0"),
+        ("21", "0"),
+        ("28", "1"),
+    ]
+    for figure in (
+        "gradient_norm",
+        "weight_norm",
+        "update_norm",
+        "activation_mean",
+        "activation_std",
+    ):
         values = [float(row[f"{figure}/stage2_unit1/branch/conv_1/kernel"]) for row in rows]
         assert np.isfinite(values).all()
         assert min(values) > 0
     logged = scalars(watched / "tensorboard" / "health")
     assert [step for step, _ in logged["health/gradient_norm"]] == [7, 14, 21, 28]
     np.testing.assert_allclose(
-        [value for _, value in logged["health/gradient_norm"]], [float(row["gradient_norm"]) for row in rows], rtol=1e-5
+        [value for _, value in logged["health/gradient_norm"]],
+        [float(row["gradient_norm"]) for row in rows],
+        rtol=1e-5,
     )
     out = capsys.readouterr().out
-    assert re.search(r"Epoch 1/2: loss \d\.\d{4}, accuracy \d\.\d{4}; test loss \d\.\d{4}, accuracy \d\.\d{4}; ", out)
+    assert re.search(
+        r"Epoch 1/2: loss \d\.\d{4}, accuracy \d\.\d{4}; test loss \d\.\d{4}, accuracy \d\.\d{4}; ",
+        out,
+    )
     assert f"Accuracy: {100 * accuracy:.2f} % of the 360 test images." in out
     assert "Health: " not in out  # of a healthy run
 
 
 def test_images_of_a_folder(tmp_path):
-    """Pictures of 40 x 30 pixels come down to the size asked for; the statistics are theirs."""
+    """Pictures of 40 x 30 pixels come down to the size asked for; the statistics are
+    theirs.
+    """
     pictures.write_folder(tmp_path / "pictures", classes=("cat", "dog", "emu"))
-    options = ("--data.name", "folder", "--data.dir", str(tmp_path / "pictures"), "--data.size", "16")
-    run = run_train(tmp_path / "run", *options, "--data.augmentation", "resized_crop_flip", "--batch-size", "6")
+    options = (
+        "--data.name",
+        "folder",
+        "--data.dir",
+        str(tmp_path / "pictures"),
+        "--data.size",
+        "16",
+    )
+    run = run_train(
+        tmp_path / "run", *options, "--data.augmentation", "resized_crop_flip", "--batch-size", "6"
+    )
     model = loaded(run / "model.keras")
     assert (model.input_shape, model.output_shape) == ((None, 16, 16, 3), (None, 3))
-    pixels = np.stack([image for image, _ in load(Data("folder", dir=tmp_path / "pictures")).train.open().as_numpy_iterator()])
-    np.testing.assert_allclose(np.ravel(model.get_layer("preprocessing").mean), pixels.mean(axis=(0, 1, 2)), rtol=1e-3)
+    pixels = np.stack(
+        [
+            image
+            for image, _ in load(Data("folder", dir=tmp_path / "pictures"))
+            .train.open()
+            .as_numpy_iterator()
+        ]
+    )
+    np.testing.assert_allclose(
+        np.ravel(model.get_layer("preprocessing").mean), pixels.mean(axis=(0, 1, 2)), rtol=1e-3
+    )
     described = json.loads((run / "config.json").read_text())
     assert described["classes"] == ["cat", "dog", "emu"]
     assert described["config"]["data"]["dir"] == str(tmp_path / "pictures")
@@ -332,7 +481,9 @@ def test_compilation(choice, expected, monkeypatch):
 
 
 class TestEndings:
-    """Runs that are interrupted, diverge, or find no room: real processes where these end them."""
+    """Runs that are interrupted, diverge, or find no room: real processes where these
+    end them.
+    """
 
     LONG = ("--schedule.length", "1000000", "--health", "0")
 
@@ -342,7 +493,18 @@ class TestEndings:
             "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
             "from training import train; train.main(sys.argv[1:])"
         )
-        process = start("-c", code, "digits", *TINY, *self.LONG, "--checkpoint.every", "1", "--output", "run", cwd=tmp_path)
+        process = start(
+            "-c",
+            code,
+            "digits",
+            *TINY,
+            *self.LONG,
+            "--checkpoint.every",
+            "1",
+            "--output",
+            "run",
+            cwd=tmp_path,
+        )
         run = tmp_path / "run"
         deadline = time.monotonic() + 240
         while not ((run / "history.csv").exists() and list(run.glob("checkpoints/.state-*"))):
@@ -353,7 +515,8 @@ class TestEndings:
         status, out, err = finish(process)
         assert (status, err) == (130, "")
         said = re.search(
-            r"\nInterrupted after iteration ([\d,]+) of 1,000,000; the checkpoint is saved\. Resume: (.*)\n$", out
+            r"\nInterrupted after iteration ([\d,]+) of 1,000,000; the checkpoint is saved\. Resume: (.*)\n$",
+            out,
         )
         step = int(said[1].replace(",", ""))
         assert said[2] == "keras-preact train --resume run"
@@ -374,14 +537,21 @@ class TestEndings:
         options = ("--optimizer.learning-rate", "1e8", "--schedule.length", "100", "--health", "0")
         message = error_of(capsys, run_train, tmp_path / "run", *options)
         assert re.search(
-            r"error: Learning rate 1e\+08 is probably too high: the loss is (nan|inf) in iteration \d+ \(epoch 1\)\. ", message
+            r"error: Learning rate 1e\+08 is probably too high: the loss is (nan|inf) in iteration \d+ \(epoch 1\)\. ",
+            message,
         )
         assert re.search(r"(stem|stage|head)\w+/\w+", message)
         for part in ("--optimizer.learning-rate", "checkpoints/state-000000000"):
             assert part in message
-        assert names(tmp_path / "run") == ["checkpoints/network.json", *checkpoints(0), "config.json"]
+        assert names(tmp_path / "run") == [
+            "checkpoints/network.json",
+            *checkpoints(0),
+            "config.json",
+        ]
 
-    @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+    @pytest.mark.skipif(
+        keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+    )
     def test_full_disk(self, tmp_path):
         """Files may have 20 kB here: room for config.json, none for a checkpoint."""
         code = (
@@ -391,22 +561,40 @@ class TestEndings:
         )
         status, _, err = finish(start("-c", code, "digits", *TINY, "--output", "run", cwd=tmp_path))
         assert status == 2
-        assert re.fullmatch(r"error: Cannot write a checkpoint to run/checkpoints: .*File too large.*\n", err)
+        assert re.fullmatch(
+            r"error: Cannot write a checkpoint to run/checkpoints: .*File too large.*\n", err
+        )
         assert names(tmp_path / "run") == ["checkpoints/network.json", "config.json"]
         json.loads((tmp_path / "run" / "config.json").read_text())
 
 
 class TestHealth:
-    OPTIONS = ("--schedule.length", "40", "--schedule.kind", "cosine", "--health", "4", "--data.holdout", "0.1")
+    OPTIONS = (
+        "--schedule.length",
+        "40",
+        "--schedule.kind",
+        "cosine",
+        "--health",
+        "4",
+        "--data.holdout",
+        "0.1",
+    )
 
     def test_learning_rate_that_is_too_high(self, tmp_path, capsys):
         run_train(tmp_path / "run", *self.OPTIONS, "--optimizer.learning-rate", "50")
-        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Health: ")]
-        assert re.match(r"Health: Learning rate 50 is too high: weights change by [\d,.]+ % per update \(", told[0])
+        told = [
+            line for line in capsys.readouterr().out.splitlines() if line.startswith("Health: ")
+        ]
+        assert re.match(
+            r"Health: Learning rate 50 is too high: weights change by [\d,.]+ % per update \(",
+            told[0],
+        )
         assert len(told) <= 2
 
     def test_healthy_run_to_the_end_of_its_cosine(self, tmp_path, capsys):
-        run_train(tmp_path / "run", *self.OPTIONS, "--schedule.warmup", "8", "--schedule.length", "200")
+        run_train(
+            tmp_path / "run", *self.OPTIONS, "--schedule.warmup", "8", "--schedule.length", "200"
+        )
         assert "Health" not in capsys.readouterr().out
 
 
@@ -414,15 +602,29 @@ class TestWarmup:
     @pytest.mark.parametrize("warmup", ["5", "9"])
     def test_longer_than_the_run(self, tmp_path, capsys, warmup):
         run_train(tmp_path / "run", "--schedule.kind", "steps", "--schedule.warmup", warmup)
-        [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning: ")]
+        [line] = [
+            line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning: ")
+        ]
         assert line == (
-            f"Warning: The warm-up ({warmup} iterations) is not shorter than the run (5 iterations): the learning rate never "
-            "reaches 0.1. Shorten it, as with --schedule.warmup 0.5, or train longer."
+            f"Warning: The warm-up ({warmup} iterations) is not shorter than the run (5 "
+            "iterations): the learning rate never reaches 0.1. Shorten it, as with "
+            "--schedule.warmup 0.5, or train longer."
         )
 
     def test_that_leaves_nothing_of_a_cosine(self, tmp_path, capsys):
-        message = error_of(capsys, run_train, tmp_path / "run", "--schedule.kind", "cosine", "--schedule.warmup", "5")
-        assert "error: The warm-up (5 iterations) is not shorter than the run (5 iterations)" in message
+        message = error_of(
+            capsys,
+            run_train,
+            tmp_path / "run",
+            "--schedule.kind",
+            "cosine",
+            "--schedule.warmup",
+            "5",
+        )
+        assert (
+            "error: The warm-up (5 iterations) is not shorter than the run (5 iterations)"
+            in message
+        )
         assert not (tmp_path / "run").exists()
 
     def test_shorter(self, tmp_path, capsys):
@@ -433,7 +635,9 @@ class TestWarmup:
 class TestCommandLine:
     def test_goes_on_with_nothing_but_the_run(self, run, capsys):
         train.main(["--resume", str(run)])
-        assert re.search(f"Already finished after .*: {run / 'model.keras'}", capsys.readouterr().out)
+        assert re.search(
+            f"Already finished after .*: {run / 'model.keras'}", capsys.readouterr().out
+        )
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -442,7 +646,10 @@ class TestCommandLine:
             (["--resume", "a", "--seed", "3"], "Received: a --seed 3"),
             (["--resume", "a"], "The run directory a does not exist"),
             (["digits", "--resume"], "--resume needs --output"),
-            (["digits", "--distribution", "multi_worker"], "--distribution multi_worker needs --output"),
+            (
+                ["digits", "--distribution", "multi_worker"],
+                "--distribution multi_worker needs --output",
+            ),
             (["digits", "--health", "-1"], "--health must not be negative"),
             (["digits", "--accumulate", "7"], "--accumulate must divide --batch-size"),
         ],

@@ -1,4 +1,6 @@
-"""The benchmark where TensorFlow, its data sets, scikit-learn and Matplotlib are not installed, in real processes."""
+"""The benchmark where TensorFlow, its data sets, scikit-learn and Matplotlib are not
+installed, in real processes.
+"""
 
 import json
 import sys
@@ -13,7 +15,8 @@ from training.benchmark import child
 BACKEND = keras.backend.backend()
 other_backends = pytest.mark.skipif(BACKEND == "tensorflow", reason="is about the other backends")
 
-#: Measures everything in one process, writes what it has measured, and does what the benchmark's command does.
+#: Measures everything in one process, writes what it has measured, and does what the benchmark's
+#: command does.
 EVERYTHING = f"""
 import json, sys
 from pathlib import Path
@@ -36,10 +39,24 @@ benchmark.main(sys.argv[1:])
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where a process without TensorFlow has left what it measured, with a network of one unit."""
+    """Where a process without TensorFlow has left what it measured, with a network of
+    one unit.
+    """
     folder = tmp_path_factory.mktemp("measured")
     models = ("--models", "dense_resnet6:depth=4", "--backends", BACKEND)
-    options = (*models, "--batch", 2, "--steps", 1, "--warmup", 1, "--rounds", 1, "--output", "step.json")
+    options = (
+        *models,
+        "--batch",
+        2,
+        "--steps",
+        1,
+        "--warmup",
+        1,
+        "--rounds",
+        1,
+        "--output",
+        "step.json",
+    )
     done = run_without(TENSORFLOW, "-c", EVERYTHING, "step", *options, cwd=folder, backend=BACKEND)
     assert done.returncode == 0, done.stderr
     return folder
@@ -64,7 +81,9 @@ def test_every_measurement(folder):
     assert jit_compile == "auto"
 
 
-@pytest.mark.parametrize(("backend", "hidden"), [("jax", [([], "GPU")]), ("torch", [([], "GPU")]), ("tensorflow", [])])
+@pytest.mark.parametrize(
+    ("backend", "hidden"), [("jax", [([], "GPU")]), ("torch", [([], "GPU")]), ("tensorflow", [])]
+)
 def test_installed_tensorflow_leaves_the_accelerator_to_others(backend, hidden, monkeypatch):
     import tensorflow as tf
 

@@ -25,18 +25,23 @@ def analyze(
     quick: bool = False,
     seed: int = 0,
 ) -> None:
-    """Show how signals and gradients travel through a network, on one page (index.html) with pictures, numbers and the audit.
+    """Show how signals and gradients travel through a network, on one page (index.html)
+    with pictures, numbers and the audit.
 
     Args:
-        target: A run directory, a .keras file or a registered model, which gets new weights.
-        output: New folder for the results. If not given: analysis-NAME, or analysis/ in the run directory.
+        target: A run directory, a .keras file or a registered model, which gets new
+            weights.
+        output: New folder for the results. If not given: analysis-NAME, or analysis/ in
+            the run directory.
         images: Images in the batch.
-        data: Data set (see `keras-preact train`). If not given: the run's own; digits if the input shape fits (8 x 8 x 1),
-            else random images.
+        data: Data set (see `keras-preact train`). If not given: the run's own; digits
+            if the input shape fits (8 x 8 x 1), else random images.
         data_dir: Directory of the data set.
-        checkpoint: Network of the run: at its end, at its best epoch or at its last checkpoint.
-        quick: Leave out slow parts: comparison with other variants, Eq. 4 and 5, lesions, Jacobian, mean-field theory. A
-            network that was not built with keras_preact gets fewer chapters anyway.
+        checkpoint: Network of the run: at its end, at its best epoch or at its last
+            checkpoint.
+        quick: Leave out slow parts: comparison with other variants, Eq. 4 and 5,
+            lesions, Jacobian, mean-field theory. A network that was not built with
+            keras_preact gets fewer chapters anyway.
         seed: Seed of new weights and random images.
     """
     import keras
@@ -60,7 +65,10 @@ def analyze(
         temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    print(f"Wrote {folder / 'index.html'} with {pictures} pictures. Numbers: {folder / 'analysis.json'}")
+    print(
+        f"Wrote {folder / 'index.html'} with {pictures} pictures. Numbers: "
+        f"{folder / 'analysis.json'}"
+    )
 
 
 def _write(subject, folder: Path, quick: bool) -> int:
@@ -72,10 +80,16 @@ def _write(subject, folder: Path, quick: bool) -> int:
     (folder / "pictures").mkdir()
     findings: Audit | str
     try:
-        findings = dataclasses.replace(audit(subject.model, subject.x, labels=subject.labels), model=subject.name)
+        findings = dataclasses.replace(
+            audit(subject.model, subject.x, labels=subject.labels), model=subject.name
+        )
     except ValueError as error:
         findings = str(error)
-    print(f"  audit: {findings if isinstance(findings, str) else f'{findings.worst}: {findings.counts}'}", flush=True)
+    print(
+        "  audit: "
+        f"{findings if isinstance(findings, str) else f'{findings.worst}: {findings.counts}'}",
+        flush=True,
+    )
     written: list[tuple[str, str, list[chapters.Picture]]] = []
     left_out: dict[str, list[str]] = {}
     numbers: dict[str, dict] = {}
@@ -89,15 +103,23 @@ def _write(subject, folder: Path, quick: bool) -> int:
             continue
         page.save(folder / "pictures", pictures)
         written.append((name, chapter.title, pictures))
-        numbers[name] = {key: value for picture in pictures for key, value in picture.numbers.items()}
-        print(f"  {name}: {len(pictures)} pictures, {time.perf_counter() - start:.1f} s", flush=True)
+        numbers[name] = {
+            key: value for picture in pictures for key, value in picture.numbers.items()
+        }
+        print(
+            f"  {name}: {len(pictures)} pictures, {time.perf_counter() - start:.1f} s", flush=True
+        )
     for each in left_out.items():
         print(f"  {page.skipped(*each)}", flush=True)
     summary = _summary(subject)
     found = findings if isinstance(findings, str) else findings.to_dict()
-    subjects.write_json(folder / "analysis.json", {"network": subject.name, **summary, "audit": found, **numbers})
+    subjects.write_json(
+        folder / "analysis.json", {"network": subject.name, **summary, "audit": found, **numbers}
+    )
     (folder / "audit.txt").write_text(f"{findings}\n", encoding="utf-8")
-    text = page.render(subject.name, summary, findings, written, _version(), left_out, subject.statistics)
+    text = page.render(
+        subject.name, summary, findings, written, _version(), left_out, subject.statistics
+    )
     (folder / "index.html").write_text(text, encoding="utf-8")
     return sum(len(content) for _, _, content in written)
 

@@ -1,4 +1,6 @@
-"""The chapters of an analysis: each measures something, draws it and says what was found."""
+"""The chapters of an analysis: each measures something, draws it and says what was
+found.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -53,7 +55,8 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Chapter:
-    """A heading, and the function that yields the pictures below it from the subject and whether to be quick.
+    """A heading, and the function that yields the pictures below it from the subject
+    and whether to be quick.
 
     It raises a ValueError if it does not apply.
     """
@@ -65,21 +68,27 @@ class Chapter:
 def unit(subject: Subject, quick: bool) -> Iterator[Picture]:
     from keras_preact.analysis import figures
 
-    last = {each.block: each for each in _units(subject)}  # the first activation of the first unit is in the stem
+    last = {
+        each.block: each for each in _units(subject)
+    }  # the first activation of the first unit is in the stem
     diagrams = {block: _diagram(each) for block, each in last.items()}
     alt = " ".join(
-        f"Unit ({block}): on the branch {', '.join(box.text for box in parts.branch)}; after the addition "
-        f"{', '.join(box.text for box in parts.after_addition) or 'nothing'}."
+        f"Unit ({block}): on the branch {', '.join(box.text for box in parts.branch)}; after the "
+        f"addition {', '.join(box.text for box in parts.after_addition) or 'nothing'}."
         for block, parts in diagrams.items()
     )
     shortcut = {each.shortcut_pattern.layer_class.__name__ for each in last.values()}
     yield Picture(
         "unit",
         figures.diagrams_figure(diagrams),
-        f"Block: {', '.join(diagrams)}. Shortcut: {', '.join(shortcut)}. A unit that changes the shape does so before h.",
+        f"Block: {', '.join(diagrams)}. Shortcut: {', '.join(shortcut)}. A unit that changes the "
+        "shape does so before h.",
         alt,
         {
-            block: {"arrangement": each.get_config()["arrangement"], "shortcut": each.shortcut_pattern.layer_class.__name__}
+            block: {
+                "arrangement": each.get_config()["arrangement"],
+                "shortcut": each.shortcut_pattern.layer_class.__name__,
+            }
             for block, each in last.items()
         },
     )
@@ -106,14 +115,22 @@ def signals(subject: Subject, quick: bool) -> Iterator[Picture]:
     from keras_preact.analysis import figures
     from keras_preact.analysis.figures import _style
 
-    own = kp.analysis.propagation(subject.model, subject.x, subject.labels, training=subject.training)
+    own = kp.analysis.propagation(
+        subject.model, subject.x, subject.labels, training=subject.training
+    )
     every = {subject.name: own} | ({} if quick else _variants(subject))
     first, last = own.gradient_norm[[0, -1]]
     found = f"The norm of the gradient of {subject.name} is {first:.3g} at the first unit and {last:.3g} after the last one."
     if len(every) > 1:
-        found += f" The other lines are {subject.name} with another arrangement, and without shortcuts."
-    yield Picture("gradient_norms", figures.gradient_norms(every), found, numbers={"propagation": every})
-    kernels = np.array([norms for name, norms in own.weight_gradients.items() if name.endswith("kernel")])
+        found += (
+            f" The other lines are {subject.name} with another arrangement, and without shortcuts."
+        )
+    yield Picture(
+        "gradient_norms", figures.gradient_norms(every), found, numbers={"propagation": every}
+    )
+    kernels = np.array(
+        [norms for name, norms in own.weight_gradients.items() if name.endswith("kernel")]
+    )
     found = f"The norms in {subject.name} are {np.nanmin(kernels):.3g} to {np.nanmax(kernels):.3g}."
     yield Picture("weight_gradients", figures.weight_gradients({subject.name: own}), found)
     found = f"The norm in {subject.name} is {own.x_norm[0]:.3g} before the first unit and {own.x_norm[-1]:.3g} after the last."
@@ -122,7 +139,9 @@ def signals(subject: Subject, quick: bool) -> Iterator[Picture]:
     found = "There are no shortcuts."
     if ratio.size:
         ends = f"{ratio.min():.3g} to {ratio.max():.3g}"
-        found = f"The ratio in {subject.name} goes from {ends}, its median is {np.median(ratio):.3g}."
+        found = (
+            f"The ratio in {subject.name} goes from {ends}, its median is {np.median(ratio):.3g}."
+        )
     yield Picture("residual_ratio", figures.residual_ratio(every), found)
     cut, dead = f"{100 * own.cut.max():.3g} %", f"{100 * own.dead.max():.3g} %"
     figure = figures.truncation(every)
@@ -131,13 +150,17 @@ def signals(subject: Subject, quick: bool) -> Iterator[Picture]:
     subject_of_f = subject.name
     if subject.is_foreign:
         subject_of_f = "The ReLU after the addition"
-        _style.set_title(figure.axes[0], f"Sums that the ReLU after the addition sets to 0: at most {cut}")
+        _style.set_title(
+            figure.axes[0], f"Sums that the ReLU after the addition sets to 0: at most {cut}"
+        )
     found = f"{subject_of_f} sets at most {cut} of the sums to 0; at most {dead} of the channels are dead."
     yield Picture("truncation", figure, found)
     profile = figures.channel_profile(subject.model, subject.x, training=subject.training)
     there = profile.size[~np.isnan(profile.size)]
     found = f"The largest channel has a mean size of {there.max():.3g}, the median one {np.median(there):.3g}."
-    yield Picture("channels", figures.channel_heat_map(profile), found, numbers={"channels": profile})
+    yield Picture(
+        "channels", figures.channel_heat_map(profile), found, numbers={"channels": profile}
+    )
 
 
 def identities(subject: Subject, quick: bool) -> Iterator[Picture]:
@@ -153,11 +176,18 @@ def identities(subject: Subject, quick: bool) -> Iterator[Picture]:
         raise LeftOut("every unit changes the shape, and Eq. 4 and 5 are of units that keep it")
     forward, backward = check.forward_error[there].max(), check.gradient_error[there].max()
     found = f"Eq. 4 is off by {forward:.2g} at most, Eq. 5 by {backward:.2g}."
-    yield Picture("gradient_split", figures.gradient_split(check), found, numbers={"equations": check})
+    yield Picture(
+        "gradient_split", figures.gradient_split(check), found, numbers={"equations": check}
+    )
     path = kp.analysis.direct_path(*arguments, training=subject.training)
     gain, survival = 100 * np.nanmin(path.gain), 100 * np.nanmin(path.survival)
     found = f"At least {gain:.3g} % of the norm and {survival:.3g} % of the entries return to the beginning of a stage."
-    yield Picture("direct_path", figures.direct_paths({subject.name: path}), found, numbers={"direct_path": path})
+    yield Picture(
+        "direct_path",
+        figures.direct_paths({subject.name: path}),
+        found,
+        numbers={"direct_path": path},
+    )
 
 
 def ensemble(subject: Subject, quick: bool) -> Iterator[Picture]:
@@ -169,11 +199,15 @@ def ensemble(subject: Subject, quick: bool) -> Iterator[Picture]:
     units = len(_units(subject))
     shares = kp.analysis.path_lengths(units)
     found = f"{units} units make 2^{units} paths."
-    yield Picture("path_lengths", figures.path_length_shares(shares), found, numbers={"path_lengths": shares})
+    yield Picture(
+        "path_lengths", figures.path_length_shares(shares), found, numbers={"path_lengths": shares}
+    )
     if quick or not subject.trained or subject.more is None or units < 2:
         return
     counts = sorted(set(np.linspace(1, units - 1, SIZES).round().astype(int).tolist()))
-    lesions = kp.analysis.lesions(subject.model, *subject.more, list(kp.analysis.random_lesions(units, counts, SETS)))
+    lesions = kp.analysis.lesions(
+        subject.model, *subject.more, list(kp.analysis.random_lesions(units, counts, SETS))
+    )
     intact, without = 100 * lesions.intact_error, 100 * lesions.error[:SETS].mean()
     found = f"With all units {intact:.3g} % of {len(subject.more[1])} test images are wrong, without one unit {without:.3g} %."
     yield Picture("lesions", figures.lesion_errors(lesions), found, numbers={"lesions": lesions})
@@ -186,21 +220,33 @@ def jacobian(subject: Subject, quick: bool) -> Iterator[Picture]:
     if quick:
         raise LeftOut(QUICK)
     if units < 2:
-        raise LeftOut("the network has a single unit, and the chapter is about those after the first")
+        raise LeftOut(
+            "the network has a single unit, and the chapter is about those after the first"
+        )
     settings = {"training": subject.training}
     start = _numpy(jacobians.between(subject.model, None, 1, **settings)(subject.x[:1]))
     if start.size > LARGEST_INPUT:
-        raise LeftOut(f"x_1 has {start.size:,} entries; the Jacobian of more than {LARGEST_INPUT:,} takes too long")
+        raise LeftOut(
+            f"x_1 has {start.size:,} entries; the Jacobian of more than {LARGEST_INPUT:,} takes "
+            "too long"
+        )
     body = jacobians.between(subject.model, 1, units, **settings)
     smaller = min(start.size, _numpy(body(start)).size)
-    found = jacobians.spectrum(body, start, k=None if smaller <= jacobians.EXACT_UP_TO else LARGEST_VALUES)
-    which = f"All {smaller:,}" if found.is_complete else f"The {len(found.values)} largest of {smaller:,}"
+    found = jacobians.spectrum(
+        body, start, k=None if smaller <= jacobians.EXACT_UP_TO else LARGEST_VALUES
+    )
+    which = (
+        f"All {smaller:,}"
+        if found.is_complete
+        else f"The {len(found.values)} largest of {smaller:,}"
+    )
     whose = "its own statistics" if subject.training else "the moving statistics"
     label = f"x_1 to x_{units}"
     yield Picture(
         "singular_values",
         figures.singular_values({label: found}),
-        f"{which} singular values of the map from {label}, at one image with {whose}; the largest is {found.values[0]:.3g}.",
+        f"{which} singular values of the map from {label}, at one image with {whose}; the "
+        f"largest is {found.values[0]:.3g}.",
         numbers={"spectrum": found},
     )
 
@@ -218,7 +264,9 @@ def mean_field(subject: Subject, quick: bool) -> Iterator[Picture]:
     if name not in theory.ACTIVATIONS:
         raise LeftOut(f"the theory has no row for the activation {name}")
     variance = _weight_variance(subject)
-    phases = theory.phase_diagram(name, np.linspace(0.5, max(4.0, 1.2 * variance), 13), np.linspace(0.01, 0.5, 7))
+    phases = theory.phase_diagram(
+        name, np.linspace(0.5, max(4.0, 1.2 * variance), 13), np.linspace(0.01, 0.5, 7)
+    )
     point = {f"{subject.name}, if it were plain": (variance, 0.0)}
     found = f"The kernels of the units have a variance of {variance:.3g} / fan-in (median); the activation is {name}."
     numbers = {"weight_variance": variance, "phases": phases}
@@ -257,26 +305,43 @@ def _diagram(unit):
 
     from keras_preact.analysis import figures
 
-    names = {"normalization": unit.normalization.serialize(), "activation": keras.activations.serialize(unit.activation)}
+    names = {
+        "normalization": unit.normalization.serialize(),
+        "activation": keras.activations.serialize(unit.activation),
+    }
     words = {key: name if isinstance(name, str) else "custom" for key, name in names.items()}
     return figures.diagram(unit.arrangement, unit.shortcut_pattern.make(), unit.block, **words)
 
 
 def _variants(subject: Subject) -> dict[str, Any]:
-    """Measure, beside a registered model with new weights, the same with the other arrangements and without shortcuts."""
+    """Measure, beside a registered model with new weights, the same with the other
+    arrangements and without shortcuts.
+    """
     import keras_preact as kp
 
-    if subject.entry is None or kp.model_entry(subject.entry).arguments.get("arrangement") not in kp.ARRANGEMENTS:
+    if (
+        subject.entry is None
+        or kp.model_entry(subject.entry).arguments.get("arrangement") not in kp.ARRANGEMENTS
+    ):
         return {}
     own = kp.model_entry(subject.entry).arguments["arrangement"]
-    changes: dict[str, dict[str, Any]] = {name: {"arrangement": name} for name in kp.ARRANGEMENTS if name != own}
+    changes: dict[str, dict[str, Any]] = {
+        name: {"arrangement": name} for name in kp.ARRANGEMENTS if name != own
+    }
     changes["no shortcuts"] = {"shortcut": "none"}
-    networks = {label: kp.create_model(subject.entry, **change) for label, change in changes.items()}
-    return {label: kp.analysis.propagation(network, subject.x, subject.labels) for label, network in networks.items()}
+    networks = {
+        label: kp.create_model(subject.entry, **change) for label, change in changes.items()
+    }
+    return {
+        label: kp.analysis.propagation(network, subject.x, subject.labels)
+        for label, network in networks.items()
+    }
 
 
 def _weight_variance(subject: Subject) -> float:
-    """Return the median over the kernels in the units' branches of their mean square times their fan-in."""
+    """Return the median over the kernels in the units' branches of their mean square
+    times their fan-in.
+    """
     kernels = [
         _numpy(weight)
         for unit in _units(subject)

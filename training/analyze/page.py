@@ -1,4 +1,6 @@
-"""The page of an analysis: one HTML file beside its pictures, without scripts and without anything from the network."""
+"""The page of an analysis: one HTML file beside its pictures, without scripts and
+without anything from the network.
+"""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,13 +72,15 @@ def render(
     left_out: Mapping[str, Sequence[str]] = MappingProxyType({}),
     note: str = "",
 ) -> str:
-    """Return the page: the verdict and the picture that shows it, the chapters, every check, and what was analysed.
+    """Return the page: the verdict and the picture that shows it, the chapters, every
+    check, and what was analysed.
 
     Args:
         title: Name of the network.
         summary: What was analysed, and how: name to text.
         audit: A `kp.analysis.Audit`, or the reason why there is none.
-        chapters: Name, heading and pictures. The files of a picture are those that `save` writes to `pictures/`.
+        chapters: Name, heading and pictures. The files of a picture are those that
+            `save` writes to `pictures/`.
         version: Version of this package.
         left_out: Reason to the headings of the chapters that do not apply.
         note: What to know about all pictures.
@@ -84,13 +88,23 @@ def render(
     chapters = list(chapters)
     pictures = [picture for _, _, content in chapters for picture in content]
     first = main_picture(audit, pictures)
-    links = [*((name, heading) for name, heading, _ in chapters), ("audit", "Every check"), ("analysed", "What was analysed")]
+    links = [
+        *((name, heading) for name, heading, _ in chapters),
+        ("audit", "Every check"),
+        ("analysed", "What was analysed"),
+    ]
     menu = "".join(f'<li><a href="#{name}">{_text(heading)}</a></li>' for name, heading in links)
-    rows = "".join(f"<tr><th scope=row>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in summary.items())
-    body = "".join(
-        f'<h2 id="{name}">{_text(heading)}</h2>{_chapter(content, first, audit)}' for name, heading, content in chapters
+    rows = "".join(
+        f"<tr><th scope=row>{_text(name)}</th><td>{_text(value)}</td></tr>"
+        for name, value in summary.items()
     )
-    above = (_picture(first, audit) if first else "") + (f"<p class=note>{_text(note)}</p>\n" if note else "")
+    body = "".join(
+        f'<h2 id="{name}">{_text(heading)}</h2>{_chapter(content, first, audit)}'
+        for name, heading, content in chapters
+    )
+    above = (_picture(first, audit) if first else "") + (
+        f"<p class=note>{_text(note)}</p>\n" if note else ""
+    )
     without = "".join(f"<p class=note>{_text(skipped(*each))}</p>\n" for each in left_out.items())
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -107,15 +121,24 @@ def render(
 
 
 def skipped(reason: str, headings: Sequence[str]) -> str:
-    """Return why chapters are left out, and which: `Left out by --quick: Jacobian, Mean-field theory.`"""
+    """Return why chapters are left out, and which: `Left out by --quick: Jacobian,
+    Mean-field theory.`
+    """
     return f"{reason[:1].upper()}{reason[1:]}: {', '.join(headings)}."
 
 
 def main_picture(audit: Any, pictures: Sequence[Any]) -> Any:
-    """Return the picture that shows the worst finding of an audit, else that of the gradients; None without pictures."""
+    """Return the picture that shows the worst finding of an audit, else that of the
+    gradients; None without pictures.
+    """
     by_name = {picture.name: picture for picture in pictures}
-    names = [] if isinstance(audit, str) else [SHOWN_BY.get(each.check) for each in _worst_first(audit)]
-    return next((by_name[name] for name in (*names, MAIN) if name in by_name), pictures[0] if pictures else None)
+    names = (
+        [] if isinstance(audit, str) else [SHOWN_BY.get(each.check) for each in _worst_first(audit)]
+    )
+    return next(
+        (by_name[name] for name in (*names, MAIN) if name in by_name),
+        pictures[0] if pictures else None,
+    )
 
 
 def _worst_first(audit: Any) -> list[Any]:
@@ -165,10 +188,14 @@ def _picture(picture, audit: Any) -> str:
 
 
 def _within_shapes(picture, audit: Any) -> str:
-    """Return what the audit found when it compared the norms of a picture within one shape."""
+    """Return what the audit found when it compared the norms of a picture within one
+    shape.
+    """
     check = WITHIN_SHAPES.get(picture.name)
     found = () if isinstance(audit, str) else audit.findings
-    return "".join(f" The audit, within one shape: {each.detail}" for each in found if each.check == check)
+    return "".join(
+        f" The audit, within one shape: {each.detail}" for each in found if each.check == check
+    )
 
 
 def _audit(audit) -> str:
@@ -176,20 +203,31 @@ def _audit(audit) -> str:
         return f"<p class=note>Left out: {_text(audit)}.</p>"
     rows = []
     for each in audit.findings:
-        cells = [f'<td class="status {each.status}">{each.status}</td>', f"<th scope=row>{_text(each.check)}</th>"]
+        cells = [
+            f'<td class="status {each.status}">{each.status}</td>',
+            f"<th scope=row>{_text(each.check)}</th>",
+        ]
         cells.append(f"<td>{each.figure:.3g}<br><span class=note>{_text(each.unit)}</span></td>")
         words = [_text(each.detail)]
         if each.status != "PASS":
             where = f" ({_text(', '.join(each.locations[:3]))})" if each.locations else ""
-            words = [_text(each.detail) + where, _text(each.meaning), f"What to do: {_text(each.advice)}"]
-        cells.append(f"<td>{'<br>'.join(words)}<br><span class=note>{_text(each.source)}</span></td>")
+            words = [
+                _text(each.detail) + where,
+                _text(each.meaning),
+                f"What to do: {_text(each.advice)}",
+            ]
+        cells.append(
+            f"<td>{'<br>'.join(words)}<br><span class=note>{_text(each.source)}</span></td>"
+        )
         rows.append(f"<tr>{''.join(cells)}</tr>")
     head = "<tr><th scope=col>Status</th><th scope=col>Check</th><th scope=col>Figure</th><th scope=col>Found</th></tr>"
     return f"<table class=findings><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def save(folder: Path, pictures: Iterable[Any]) -> None:
-    """Write each picture to `folder`: NAME.svg for light and NAME-dark.svg for dark pages, and NAME.png on white."""
+    """Write each picture to `folder`: NAME.svg for light and NAME-dark.svg for dark
+    pages, and NAME.png on white.
+    """
     for picture in pictures:
         svg = _style.svg(picture.figure)
         (folder / f"{picture.name}.svg").write_text(svg, encoding="utf-8")

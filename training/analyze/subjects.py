@@ -1,4 +1,6 @@
-"""What is analysed: a run, a .keras file or a registered model, with the images that it is measured on."""
+"""What is analysed: a run, a .keras file or a registered model, with the images that it
+is measured on.
+"""
 
 import dataclasses
 import json
@@ -27,9 +29,11 @@ class Subject:
         trained: Whether they were trained.
         x, labels: The batch.
         data: What the batch is, in words.
-        more: Images and labels beyond the batch to count errors on; none where the labels say nothing.
+        more: Images and labels beyond the batch to count errors on; none where the
+            labels say nothing.
         entry: Name of the registered model where the weights are new ones.
-        history, health: Columns of a run's history.csv and health.csv; empty where there is none.
+        history, health: Columns of a run's history.csv and health.csv; empty where
+            there is none.
         measured_on: What the run's `val_accuracy` is measured on.
     """
 
@@ -48,7 +52,9 @@ class Subject:
 
     @property
     def training(self) -> bool:
-        """Whether signals are measured with the batch's statistics: at the start of training the moving ones say nothing."""
+        """Whether signals are measured with the batch's statistics: at the start of
+        training the moving ones say nothing.
+        """
         return not self.trained
 
     @property
@@ -58,14 +64,16 @@ class Subject:
 
     @property
     def statistics(self) -> str:
-        """Which statistics the normalisations in the pictures use, a sentence; empty if none has moving averages."""
+        """Which statistics the normalisations in the pictures use, a sentence; empty if
+        none has moving averages.
+        """
         if not any(_moving_statistics(self.model)):
             return ""
         if self.training:
             return "The network is untrained, so its normalisations use the statistics of the batch, as in training."
         return (
-            "In the pictures, normalisations use their moving averages, as at inference. The audit measures signals and "
-            "gradients with the statistics of the batch."
+            "In the pictures, normalisations use their moving averages, as at inference. The "
+            "audit measures signals and gradients with the statistics of the batch."
         )
 
 
@@ -82,7 +90,9 @@ def chosen_data(images: int, data: str | None, data_dir: Path | None) -> Data | 
     return None if data is None else Data(name=data, dir=data_dir)
 
 
-def open_subject(target: str, checkpoint: str, data: Data | None, images: int, seed: int) -> Subject:
+def open_subject(
+    target: str, checkpoint: str, data: Data | None, images: int, seed: int
+) -> Subject:
     """Open what a user named.
 
     Args:
@@ -106,8 +116,16 @@ def open_subject(target: str, checkpoint: str, data: Data | None, images: int, s
         model = networks.load(path)
         batch = _batch(model, data, images, seed, pixels=_has_preprocessing(model))
         trained = not _has_initial_statistics(model)
-        note = "" if trained else ", untrained: every moving mean is 0 and every moving variance is 1"
-        return Subject(name=path.name, model=model, weights=f"those of {path.name}{note}", trained=trained, **batch)
+        note = (
+            "" if trained else ", untrained: every moving mean is 0 and every moving variance is 1"
+        )
+        return Subject(
+            name=path.name,
+            model=model,
+            weights=f"those of {path.name}{note}",
+            trained=trained,
+            **batch,
+        )
     if target in kp.list_models():
         import keras
 
@@ -115,7 +133,12 @@ def open_subject(target: str, checkpoint: str, data: Data | None, images: int, s
         model = kp.create_model(target)
         batch = _batch(model, data, images, seed, pixels=False)
         return Subject(
-            name=target, model=model, weights=f"new ones, seed {seed}", trained=False, entry=target, **batch | {"more": None}
+            name=target,
+            model=model,
+            weights=f"new ones, seed {seed}",
+            trained=False,
+            entry=target,
+            **batch | {"more": None},
         )
     if path.is_dir():
         runs.read_config(path)  # says what is missing
@@ -155,11 +178,17 @@ def _moving_statistics(model) -> tuple[list[Any], list[Any]]:
 
 
 def _has_initial_statistics(model) -> bool:
-    """Whether normalisations have moving statistics, and all are as before the first update."""
+    """Whether normalisations have moving statistics, and all are as before the first
+    update.
+    """
     from keras import ops
 
     means, variances = (list(map(ops.convert_to_numpy, each)) for each in _moving_statistics(model))
-    return bool(means) and all((mean == 0).all() for mean in means) and all((each == 1).all() for each in variances)
+    return (
+        bool(means)
+        and all((mean == 0).all() for mean in means)
+        and all((each == 1).all() for each in variances)
+    )
 
 
 def _has_preprocessing(model) -> bool:
@@ -167,7 +196,9 @@ def _has_preprocessing(model) -> bool:
 
 
 def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> dict[str, Any]:
-    """Return the fields of a `Subject` that hold images: those of `data`, the digits where they fit, else random ones."""
+    """Return the fields of a `Subject` that hold images: those of `data`, the digits
+    where they fit, else random ones.
+    """
     if data is not None:
         return _from_data(model, data, images, pixels)
     shape = model.input_shape[1:] if isinstance(model.input_shape, tuple) else None
@@ -175,7 +206,8 @@ def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> di
         return _from_data(model, Data("digits"), images, pixels)
     if shape is None or None in shape:
         raise UserError(
-            f"The input of {model.name} has no fixed shape; name a data set with --data. Received: {model.input_shape}"
+            f"The input of {model.name} has no fixed shape; name a data set with --data. "
+            f"Received: {model.input_shape}"
         )
     rng = np.random.default_rng(seed)
     size = (images, *shape)
@@ -183,8 +215,8 @@ def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> di
     kind = "random pixels" if pixels else "random numbers (normal, mean 0, variance 1)"
     labels = rng.integers(0, model.output_shape[-1], images)
     what = (
-        f"{images} images of {' x '.join(map(str, shape))} {kind}. Random images and labels: losses and accuracies mean "
-        "nothing here"
+        f"{images} images of {' x '.join(map(str, shape))} {kind}. Random images and labels: "
+        "losses and accuracies mean nothing here"
     )
     return {"x": x.astype("float32"), "labels": labels, "data": what}
 
@@ -198,21 +230,28 @@ def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
     if model.output_shape[-1] != len(source.classes):
         raise UserError(
             f"{model.name} has {model.output_shape[-1]} outputs, the data set {source.name} has "
-            f"{len(source.classes)} classes. Choose the data set that it was trained for with --data."
+            f"{len(source.classes)} classes. Choose the data set that it was trained for with "
+            "--data."
         )
     size = shape[0] if len(shape) == 3 else source.size
     mixed = dataclasses.replace(
         source.test,
-        open=lambda: source.test.open().shuffle(min(MIXED, source.test.size), seed=0, reshuffle_each_iteration=False),
+        open=lambda: source.test.open().shuffle(
+            min(MIXED, source.test.size), seed=0, reshuffle_each_iteration=False
+        ),
     )
     wanted = min(5 * images, source.test.size)
-    x, labels = next(iter(datasets.evaluation_batches(source, mixed, wanted, size).as_numpy_iterator()))
+    x, labels = next(
+        iter(datasets.evaluation_batches(source, mixed, wanted, size).as_numpy_iterator())
+    )
     if not pixels:
         x = source.preprocessing.normalize(x)
     if len(shape) == 1:
         x = x.reshape(len(x), -1)
     if x.shape[1:] != shape and None not in shape:
-        raise UserError(f"{model.name} takes {shape}, the images of {source.name} are {x.shape[1:]}.")
+        raise UserError(
+            f"{model.name} takes {shape}, the images of {source.name} are {x.shape[1:]}."
+        )
     return {
         "x": x[:images].astype("float32"),
         "labels": labels[:images],
@@ -222,9 +261,13 @@ def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
 
 
 def plain(value) -> Any:
-    """Return numbers, arrays, dataclasses and collections of them as JSON can hold them; None for what is not finite."""
+    """Return numbers, arrays, dataclasses and collections of them as JSON can hold
+    them; None for what is not finite.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if hasattr(value, "items"):

@@ -20,8 +20,10 @@ class Command:
 
     Args:
         about: What the command measures, in one line.
-        options: MODULE:NAME of this package: a dataclass of options, or a function whose parameters they are.
-        run: MODULE of this package whose `run` takes the dataclass; empty for a function.
+        options: MODULE:NAME of this package: a dataclass of options, or a function
+            whose parameters they are.
+        run: MODULE of this package whose `run` takes the dataclass; empty for a
+            function.
     """
 
     about: str
@@ -34,16 +36,28 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "step": Command("Time of a train step or of inference.", "options:Step"),
         "compile": Command("Time to build and compile a network.", "options:Compile"),
-        "memory": Command("Memory of a train step, with and without rematerialisation.", "options:Memory"),
+        "memory": Command(
+            "Memory of a train step, with and without rematerialisation.", "options:Memory"
+        ),
         "optimizer": Command("Time of the optimiser's update.", "options:Optimizer"),
         "health": Command("Cost of kp.TrainingHealth.", "options:Health"),
         "checkpoint": Command("Cost of a checkpoint.", "options:CheckpointCost"),
-        "very-deep": Command("Train 10,001 layers, or 10,000 without shortcuts, for some steps.", "very_deep:run", ""),
-        "distribution": Command("Two virtual devices of a CPU against one.", "distribution:Distribution", "distribution"),
-        "input": Command("Images per second of the CIFAR input, beside plain tf.data.", "input:Input", "input"),
-        "import": Command("Time of `import keras_preact`, beside `import keras`.", "imports:Import", "imports"),
+        "very-deep": Command(
+            "Train 10,001 layers, or 10,000 without shortcuts, for some steps.", "very_deep:run", ""
+        ),
+        "distribution": Command(
+            "Two virtual devices of a CPU against one.", "distribution:Distribution", "distribution"
+        ),
+        "input": Command(
+            "Images per second of the CIFAR input, beside plain tf.data.", "input:Input", "input"
+        ),
+        "import": Command(
+            "Time of `import keras_preact`, beside `import keras`.", "imports:Import", "imports"
+        ),
         "serving": Command(
-            "Exported networks in a loop and behind the server, under load.", "serving.options:Options", "serving.measure"
+            "Exported networks in a loop and behind the server, under load.",
+            "serving.options:Options",
+            "serving.measure",
         ),
     }
 )
@@ -57,7 +71,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _start(argv: Sequence[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
-        print(cli.listing("benchmark", DESCRIPTION, {name: row.about for name, row in COMMANDS.items()}))
+        print(
+            cli.listing(
+                "benchmark", DESCRIPTION, {name: row.about for name, row in COMMANDS.items()}
+            )
+        )
         return
     command = cli.lookup(COMMANDS, argv[0], "command of benchmark")
     module, _, kind = command.options.partition(":")

@@ -1,4 +1,6 @@
-"""What can be measured: the registered models with options of their builders, and peers from other packages."""
+"""What can be measured: the registered models with options of their builders, and peers
+from other packages.
+"""
 
 import dataclasses
 import importlib.util
@@ -17,7 +19,12 @@ from . import peers
 BACKENDS = ("tensorflow", "jax", "torch")
 
 #: Options that the benchmark sets itself, and what sets them.
-_SET_ELSEWHERE = {"dtype": "--dtype", "input_shape": "--image-size", "name": "the candidate", "data_format": "Keras' setting"}
+_SET_ELSEWHERE = {
+    "dtype": "--dtype",
+    "input_shape": "--image-size",
+    "name": "the candidate",
+    "data_format": "Keras' setting",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +32,13 @@ class Peer:
     """A network of another package.
 
     Args:
-        build: Takes the height and width of the images, returns a Keras model or a torch module that computes logits.
+        build: Takes the height and width of the images, returns a Keras model or a
+            torch module that computes logits.
         backends: Those it runs on.
-        package: What it imports, and the name under which pip knows it; None where Keras has it.
-        options: What can be set to true or false in it, as `subjects.TorchSubject` takes them.
+        package: What it imports, and the name under which pip knows it; None where
+            Keras has it.
+        options: What can be set to true or false in it, as `subjects.TorchSubject`
+            takes them.
         extra: Of this package, to install it.
     """
 
@@ -45,11 +55,15 @@ PEERS: Mapping[str, Peer] = {
     "keras_applications_resnet50v2": Peer(peers.keras_applications_resnet50v2),
     "keras_hub_resnet50v2": Peer(peers.keras_hub_resnet50v2, package=("keras_hub", "keras-hub")),
     "timm_resnetv2_50": Peer(
-        peers.timm_resnetv2_50, backends=("torch",), package=("timm", "timm"), options=("channels_last", "compile")
+        peers.timm_resnetv2_50,
+        backends=("torch",),
+        package=("timm", "timm"),
+        options=("channels_last", "compile"),
     ),
 }
 
-#: Name to options that `--variants` gives every registered model. `default` leaves the library its choice.
+#: Name to options that `--variants` gives every registered model. `default` leaves the library its
+#: choice.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "stacked": {"stacked": True},
@@ -95,11 +109,14 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     """Return name and options of `NAME[:option=value,...]`.
 
     Raises:
-        ValueError: for a name or an option that is not known; the message has the nearest.
+        ValueError: for a name or an option that is not known; the message has the
+            nearest.
     """
     name, _, rest = text.partition(":")
     if name not in PEERS and name not in MODELS:
-        raise UserError(f"Unknown candidate. {_checks.nearest(name, [*MODELS, *PEERS])} Received: {text!r}")
+        raise UserError(
+            f"Unknown candidate. {_checks.nearest(name, [*MODELS, *PEERS])} Received: {text!r}"
+        )
     options = {}
     for option in filter(None, rest.split(",")):
         key, sign, value = option.partition("=")
@@ -109,7 +126,10 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     if name in PEERS:
         _check_peer(name, options, text)
     elif options:
-        allowed = {*NetworkOptions.__annotations__, *inspect.signature(MODELS[name].builder).parameters} - {
+        allowed = {
+            *NetworkOptions.__annotations__,
+            *inspect.signature(MODELS[name].builder).parameters,
+        } - {
             "options",
             "kwargs",
         }
@@ -125,7 +145,9 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 def _check_peer(name: str, options: Mapping[str, Any], text: str) -> None:
     known = PEERS[name].options
     if options and not known:
-        raise UserError(f"{name} is a network of another package and takes no options. Received: {text!r}")
+        raise UserError(
+            f"{name} is a network of another package and takes no options. Received: {text!r}"
+        )
     for key, value in options.items():
         if key not in known:
             raise UserError(f"Unknown option. {_checks.nearest(key, known)} Received: {text!r}")
@@ -145,13 +167,17 @@ def _value(text: str) -> Any:
     return text
 
 
-def expand(models: Iterable[str], backends: Iterable[str], variants: Iterable[Mapping[str, Any]]) -> list[Candidate]:
-    """Return every model in every variant on every backend that runs it, backend by backend.
+def expand(
+    models: Iterable[str], backends: Iterable[str], variants: Iterable[Mapping[str, Any]]
+) -> list[Candidate]:
+    """Return every model in every variant on every backend that runs it, backend by
+    backend.
 
     What a model's text says itself goes before the variant's; peers have no variants.
 
     Raises:
-        ValueError: for an unknown model, one that no chosen backend runs, or a package that is not installed.
+        ValueError: for an unknown model, one that no chosen backend runs, or a package
+            that is not installed.
     """
     backends = list(dict.fromkeys(backends))
     variants = list(variants)
@@ -162,7 +188,10 @@ def expand(models: Iterable[str], backends: Iterable[str], variants: Iterable[Ma
         if name in PEERS:
             peer = PEERS[name]
             if not set(peer.backends) & set(backends):
-                raise UserError(f"{name} runs on {', '.join(peer.backends)}. Received: --backends {' '.join(backends)}")
+                raise UserError(
+                    f"{name} runs on {', '.join(peer.backends)}. Received: --backends "
+                    f"{' '.join(backends)}"
+                )
             if peer.package is not None:
                 _check_installed(peer.package, peer.extra, name)
     rows: dict[str, Candidate] = {}
@@ -179,11 +208,15 @@ def expand(models: Iterable[str], backends: Iterable[str], variants: Iterable[Ma
 def _check_installed(package: tuple[str, str], extra: str, needed_by: str) -> None:
     module, name = package
     if importlib.util.find_spec(module) is None:
-        raise UserError(f"{needed_by} needs {name}, which is not installed: pip install -c constraints.txt -e '.[{extra}]'")
+        raise UserError(
+            f"{needed_by} needs {name}, which is not installed: pip install -c constraints.txt -e "
+            f"'.[{extra}]'"
+        )
 
 
 def build(name: str, options: Mapping[str, Any], image_size: int | None):
-    """Build the network: a Keras model or, for a peer of torch's own, a module. It computes logits.
+    """Build the network: a Keras model or, for a peer of torch's own, a module. It
+    computes logits.
 
     Args:
         options: Of a registered model's builder; those of a peer say how it is run.

@@ -1,6 +1,7 @@
 """Measures one candidate in this process, which the benchmark starts for it.
 
-JOB is a `Job` as JSON, the result one line of JSON on stdout. Keras' backend is that of the environment's KERAS_BACKEND.
+JOB is a `Job` as JSON, the result one line of JSON on stdout. Keras' backend is that of
+the environment's KERAS_BACKEND.
 """
 
 import contextlib
@@ -68,11 +69,18 @@ def measure(job: Job) -> dict:
 
 def _compile(subject: subjects.Subject, job: Job) -> dict:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = empty  # torch.compile would take what an earlier round has compiled
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = (
+            empty  # torch.compile would take what an earlier round has compiled
+        )
         _, first = _timed(subject.train_step)
         steps = [_timed(subject.train_step)[1] for _ in range(job.steps)]
     step = statistics.median(steps)
-    return {"first_step_seconds": first, "step_seconds": step, "compile_seconds": first - step, "all_steps": steps}
+    return {
+        "first_step_seconds": first,
+        "step_seconds": step,
+        "compile_seconds": first - step,
+        "all_steps": steps,
+    }
 
 
 def _step(subject: subjects.Subject, job: Job) -> dict:
@@ -115,7 +123,9 @@ def _memory(subject: subjects.Subject, job: Job) -> dict:
 
 
 def _health(subject: subjects.Subject, job: Job) -> dict:
-    """In turn without the callback and with it, so that a machine that gets slower slows both."""
+    """In turn without the callback and with it, so that a machine that gets slower
+    slows both.
+    """
     pairs = [subject.fits(job.steps, job.warmup, job.interval) for _ in range(HEALTH_PAIRS)]
     plain, watched = zip(*pairs, strict=True)
     return {

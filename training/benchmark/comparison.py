@@ -1,4 +1,6 @@
-"""Benchmarks of networks: every candidate in a process of its own, in turn, and a table of medians and ratios."""
+"""Benchmarks of networks: every candidate in a process of its own, in turn, and a table
+of medians and ratios.
+"""
 
 import contextlib
 import dataclasses
@@ -44,7 +46,8 @@ def run(options: Benchmark) -> dict:
 
     def progress(outcome: rounds.Outcome) -> None:
         print(
-            f"round {outcome.round}: {outcome.label}: {outcome.problem or f'{outcome.seconds:.0f} s'}",
+            f"round {outcome.round}: {outcome.label}: "
+            f"{outcome.problem or f'{outcome.seconds:.0f} s'}",
             file=sys.stderr,
             flush=True,
         )
@@ -65,7 +68,10 @@ def run(options: Benchmark) -> dict:
                 "name": row.name,
                 "options": dict(row.options),
                 "baseline": baselines[row.label],
-                **{key: results.get(row.label, {}).get(key) for key in ("device", "jit_compile", "parameters", "versions")},
+                **{
+                    key: results.get(row.label, {}).get(key)
+                    for key in ("device", "jit_compile", "parameters", "versions")
+                },
             }
             for row in rows
         },
@@ -77,7 +83,13 @@ def run(options: Benchmark) -> dict:
 
 
 #: What in the environment sets threads and devices.
-_ENVIRONMENT = ("OMP_NUM_THREADS", "TF_ENABLE_ONEDNN_OPTS", "TF_NUM_INTRAOP_THREADS", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES")
+_ENVIRONMENT = (
+    "OMP_NUM_THREADS",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_NUM_INTRAOP_THREADS",
+    "XLA_FLAGS",
+    "CUDA_VISIBLE_DEVICES",
+)
 
 
 def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, str]:
@@ -94,7 +106,10 @@ def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, s
     over = {row.label: f"{backend if slash else row.backend}/{network}" for row in rows}
     if set(over.values()) <= labels.keys():
         return over
-    raise cli.UserError(f"--baseline is none of the candidates. {_checks.nearest(baseline, labels)} Received: {baseline!r}")
+    raise cli.UserError(
+        f"--baseline is none of the candidates. {_checks.nearest(baseline, labels)} Received: "
+        f"{baseline!r}"
+    )
 
 
 def _check(options: Benchmark) -> None:
@@ -105,7 +120,9 @@ def _check(options: Benchmark) -> None:
         if value is not None and value < 1:
             raise cli.UserError(f"--{name.replace('_', '-')} must be positive. Received: {value}")
     if not 0 < options.limit < math.inf:
-        raise cli.UserError(f"--limit must be a positive number of seconds. Received: {options.limit}")
+        raise cli.UserError(
+            f"--limit must be a positive number of seconds. Received: {options.limit}"
+        )
     if options.output is not None and not options.output.parent.is_dir():
         raise cli.UserError(f"--output: there is no directory {options.output.parent}")
 
@@ -130,9 +147,9 @@ def _heading(command: str, options: Benchmark, described: dict, baselines: dict[
     devices = sorted({row["device"] for row in described["candidates"].values() if row["device"]})
     over = dict.fromkeys(baselines.values())
     lines = [
-        f"{command}{', ' + options.mode if isinstance(options, Step) else ''}: batch {options.batch}, {options.dtype}, "
-        f"{options.rounds} round{'s' * (options.rounds > 1)}, on {' and '.join(devices) or 'nothing'} "
-        f"({described['machine']['cpu']})",
+        f"{command}{', ' + options.mode if isinstance(options, Step) else ''}: batch "
+        f"{options.batch}, {options.dtype}, {options.rounds} round{'s' * (options.rounds > 1)}, "
+        f"on {' and '.join(devices) or 'nothing'} ({described['machine']['cpu']})",
         described["about"],
         described["order"],
         f"Figures: median (least to most) of the rounds. Ratios: over {', '.join(over)}.",

@@ -1,7 +1,9 @@
-"""What it costs to share a batch between two devices: `keras-preact benchmark distribution`.
+"""What it costs to share a batch between two devices: `keras-preact benchmark
+distribution`.
 
-A process has two virtual devices of one CPU, and trains the same network with the same batches on one of them and on both, in
-turn, so that a machine that gets slower slows both. The devices share the machine's cores, so that a ratio of 1 is the best.
+A process has two virtual devices of one CPU, and trains the same network with the same
+batches on one of them and on both, in turn, so that a machine that gets slower slows
+both. The devices share the machine's cores, so that a ratio of 1 is the best.
 """
 
 import dataclasses
@@ -17,7 +19,9 @@ KINDS = {"jax": "data_parallel", "tensorflow": "mirrored"}
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """Time of a train step on two virtual devices of one CPU, over that on one. On JAX and TensorFlow."""
+    """Time of a train step on two virtual devices of one CPU, over that on one. On JAX
+    and TensorFlow.
+    """
 
     model: str = "cifar_resnet20_preact"
     """A registered model."""
@@ -40,15 +44,23 @@ def split_cpu() -> None:
 
     backend = keras.backend.backend()
     if backend not in KINDS:
-        raise ValueError(f"Several devices in a process are for {' and '.join(KINDS)}. Received: {backend}")
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
+        raise ValueError(
+            f"Several devices in a process are for {' and '.join(KINDS)}. Received: {backend}"
+        )
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
+    )
     if backend == "tensorflow":
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES
+        )
 
 
 def measure(name: str, batch: int, steps: int, rounds: int) -> dict:
-    """Return seconds of a train step in `fit`, on one device and on two, medians over `rounds`, and their ratio."""
+    """Return seconds of a train step in `fit`, on one device and on two, medians over
+    `rounds`, and their ratio.
+    """
     import keras
 
     import keras_preact as kp
@@ -60,7 +72,9 @@ def measure(name: str, batch: int, steps: int, rounds: int) -> dict:
     return {
         "step_seconds": statistics.median(one),
         "distributed_step_seconds": statistics.median(two),
-        "distributed_over_one": statistics.median(with_two / with_one for with_one, with_two in pairs),
+        "distributed_over_one": statistics.median(
+            with_two / with_one for with_one, with_two in pairs
+        ),
         "all_steps": pairs,
     }
 
@@ -79,15 +93,26 @@ def _trainer(distribution, name: str, batch: int, steps: int):
     images = rng.normal(size=(batch, *model.input_shape[1:])).astype("float32")
     labels = rng.integers(0, model.output_shape[-1], batch)
     ends: list[float] = []
-    clock = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter()))
+    clock = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter())
+    )
 
     def train() -> float:
         with distribution:
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             distribution.compile(model, optimizer=kp.optimizers.CoupledSGD(0.1), loss=loss)
-            batches = distribution.training_data(tf.data.Dataset.from_tensors((images, labels)).repeat())
+            batches = distribution.training_data(
+                tf.data.Dataset.from_tensors((images, labels)).repeat()
+            )
             # the first epoch compiles
-            model.fit(batches, epochs=2, steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=[clock])
+            model.fit(
+                batches,
+                epochs=2,
+                steps_per_epoch=steps,
+                verbose=0,
+                shuffle=False,
+                callbacks=[clock],
+            )
         return (ends[-1] - ends[-2]) / steps
 
     return train

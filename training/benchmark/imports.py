@@ -1,6 +1,8 @@
-"""Measures what `import keras_preact` takes beside `import keras`: every import in a process of its own.
+"""Measures what `import keras_preact` takes beside `import keras`: every import in a
+process of its own.
 
-A child is `python -c` with `_CHILD` and the name of a module; its result is one line of JSON on stdout.
+A child is `python -c` with `_CHILD` and the name of a module; its result is one line of
+JSON on stdout.
 """
 
 import dataclasses
@@ -18,8 +20,9 @@ from ..cli import UserError
 from . import report
 
 ABOUT = (
-    "Seconds from the start of the import to its end, in a new process each: wall = by the clock, cpu = of all its "
-    "threads. The files are in the system's cache, the bytecode is written."
+    "Seconds from the start of the import to its end, in a new process each: wall = by the "
+    "clock, cpu = of all its threads. The files are in the system's cache, the bytecode is "
+    "written."
 )
 _FIGURES = ("wall_seconds", "cpu_seconds")
 _BASELINE = "keras"
@@ -45,18 +48,27 @@ class Import:
 
 
 def run(options: Import) -> dict:
-    """Measure what `options` say, print the table, write the file and return what it holds.
+    """Measure what `options` say, print the table, write the file and return what it
+    holds.
 
     Raises:
         UserError: for options that do not fit, or where an import fails.
     """
     _check(options)
     started = datetime.datetime.now(datetime.UTC)
-    labels = {f"{backend}/{module}": (backend, module) for backend in options.backends for module in _MODULES}
+    labels = {
+        f"{backend}/{module}": (backend, module)
+        for backend in options.backends
+        for module in _MODULES
+    }
     for child in labels.values():
         _measure(*child)
-    rounds = [{label: _measure(*child) for label, child in labels.items()} for _ in range(options.rounds)]
-    summary = report.summarize(rounds, {label: f"{backend}/{_BASELINE}" for label, (backend, _) in labels.items()})
+    rounds = [
+        {label: _measure(*child) for label, child in labels.items()} for _ in range(options.rounds)
+    ]
+    summary = report.summarize(
+        rounds, {label: f"{backend}/{_BASELINE}" for label, (backend, _) in labels.items()}
+    )
     packages = ("keras", "numpy", *options.backends)
     described = {
         "command": "import",
@@ -73,11 +85,14 @@ def run(options: Import) -> dict:
 
 
 def table(summary: Mapping[str, Mapping[str, Mapping]], options: Import) -> str:
-    """Return the medians as a text for a terminal, with the least and the most behind them."""
+    """Return the medians as a text for a terminal, with the least and the most behind
+    them.
+    """
     lines = [
         f"import: {options.rounds} rounds on {backends.cpu()}",
         ABOUT,
-        "Figures: median (least to most) of the rounds. Ratios: over keras on the same backend, of figures of the same round.",
+        "Figures: median (least to most) of the rounds. Ratios: over keras on the same backend, "
+        "of figures of the same round.",
         "",
     ]
     head = "  ".join(f"{heading:>22}  {'ratio':<24}" for heading in ("wall s", "cpu s"))
@@ -87,7 +102,11 @@ def table(summary: Mapping[str, Mapping[str, Mapping]], options: Import) -> str:
         for figure in _FIGURES:
             text = "{median:.2f} ({min:.2f} to {max:.2f})".format(**figures[figure])
             is_baseline = label.endswith(f"/{_BASELINE}")
-            ratio = "" if is_baseline else "{median:.3f} ({min:.3f} to {max:.3f})".format(**figures[figure]["ratio"])
+            ratio = (
+                ""
+                if is_baseline
+                else "{median:.3f} ({min:.3f} to {max:.3f})".format(**figures[figure]["ratio"])
+            )
             cells.append(f"{text:>22}  {ratio:<24}")
         lines.append(f"{label:<26}  {'  '.join(cells)}".rstrip())
     return "\n".join(lines)

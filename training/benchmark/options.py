@@ -78,10 +78,14 @@ class Memory(Benchmark):
     def variants_options(self) -> list[dict]:
         for value in self.remat:
             if value not in ("true", "false") and not (value.isdecimal() and int(value)):
-                raise UserError(f"--remat takes false, true or a number of units. Received: {value}")
+                raise UserError(
+                    f"--remat takes false, true or a number of units. Received: {value}"
+                )
         words: dict[str, bool | int] = {"true": True, "false": False}
         remats = [words[value] if value in words else int(value) for value in self.remat]
-        return [variant | {"remat": remat} for variant in super().variants_options() for remat in remats]
+        return [
+            variant | {"remat": remat} for variant in super().variants_options() for remat in remats
+        ]
 
 
 @dataclasses.dataclass(frozen=True)

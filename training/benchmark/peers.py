@@ -1,4 +1,6 @@
-"""Pre-activation ResNet-50s of other packages, as their users build them, with new weights: nothing is downloaded."""
+"""Pre-activation ResNet-50s of other packages, as their users build them, with new
+weights: nothing is downloaded.
+"""
 
 import enum
 import importlib.machinery
@@ -15,20 +17,25 @@ def keras_applications_resnet50v2(image_size: int):
     import keras
 
     return keras.applications.ResNet50V2(
-        weights=None, input_shape=(image_size, image_size, 3), classes=_CLASSES, classifier_activation=None
+        weights=None,
+        input_shape=(image_size, image_size, 3),
+        classes=_CLASSES,
+        classifier_activation=None,
     )
 
 
 def keras_hub_resnet50v2(image_size: int):
-    """The backbone in the configuration of the preset resnet_v2_50_imagenet, with pooling and classifier."""
+    """The backbone in the configuration of the preset resnet_v2_50_imagenet, with
+    pooling and classifier.
+    """
     import keras
 
     try:
         import keras_hub
     except ImportError as error:
         raise UserError(
-            f"keras_hub_resnet50v2: keras-hub is installed, but something it imports is not ({error}): "
-            "pip install -c constraints.txt -e '.[benchmark]'"
+            "keras_hub_resnet50v2: keras-hub is installed, but something it imports is not "
+            f"({error}): pip install -c constraints.txt -e '.[benchmark]'"
         ) from error
 
     backbone = keras_hub.models.ResNetBackbone(
@@ -89,16 +96,20 @@ _TORCHVISION: Mapping[str, Mapping[str, type]] = {
 
 
 def import_torchvision_or_stub() -> None:
-    """Import torchvision, whose data sets and transforms timm imports; where it fails, put modules with those names alone.
+    """Import torchvision, whose data sets and transforms timm imports; where it fails,
+    put modules with those names alone.
 
-    Its wheel fails beside a torch of another build (`operator torchvision::nms does not exist`); the network does not use it.
+    Its wheel fails beside a torch of another build (`operator torchvision::nms does not
+    exist`); the network does not use it.
     """
     try:
         import torchvision  # noqa: F401
     except (ImportError, OSError, RuntimeError):
         for path, names in _TORCHVISION.items():
             module = types.ModuleType(path)
-            module.__spec__ = importlib.machinery.ModuleSpec(path, None)  # who looks whether torchvision is there asks for it
+            module.__spec__ = importlib.machinery.ModuleSpec(
+                path, None
+            )  # who looks whether torchvision is there asks for it
             module.__path__ = []
             vars(module).update(names)
             parent, _, name = path.rpartition(".")

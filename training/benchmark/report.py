@@ -69,9 +69,10 @@ ABOUT: Mapping[str, str] = {
     "compile": "compile = first train step, which traces and compiles, minus the median of the steps behind it.",
     "step": "step = median of the timed steps, on a batch that is on the device already.",
     "memory": (
-        "XLA = temporary memory of the compiled step (loss, gradients, new state), by XLA's own analysis, on JAX. RSS "
-        "increase = peak of the process's resident memory in its first steps, minus what was resident before: it holds what "
-        "tracing and compiling take, save on JAX, where they come before."
+        "XLA = temporary memory of the compiled step (loss, gradients, new state), by XLA's own "
+        "analysis, on JAX. RSS increase = peak of the process's resident memory in its first "
+        "steps, minus what was resident before: it holds what tracing and compiling take, save "
+        "on JAX, where they come before."
     ),
     "optimizer": "update = median of the optimiser's updates, with gradients that stay the same.",
     "health": "step = mean of the timed steps of model.fit, without kp.TrainingHealth and with it in turn, in one process.",
@@ -79,20 +80,26 @@ ABOUT: Mapping[str, str] = {
 }
 
 
-def summarize(rounds: Sequence[Mapping[str, Mapping[str, float]]], baselines: Mapping[str, str]) -> dict[str, dict[str, dict]]:
+def summarize(
+    rounds: Sequence[Mapping[str, Mapping[str, float]]], baselines: Mapping[str, str]
+) -> dict[str, dict[str, dict]]:
     """Return the statistics of every candidate's figures.
 
     Args:
-        rounds: For each round, label of a candidate to its figures; one that has none in a round is not in it.
+        rounds: For each round, label of a candidate to its figures; one that has none
+            in a round is not in it.
         baselines: Label of a candidate to that of its baseline.
 
     Returns:
-        Label to figure to `median`, `min`, `max`, `rounds` and, where both have the figure in a round and the baseline's is
-        not 0, `ratio`: `over` (the baseline's label), `median`, `min`, `max` of the quotients of figures of the same round.
+        Label to figure to `median`, `min`, `max`, `rounds` and, where both have the
+        figure in a round and the baseline's is not 0, `ratio`: `over` (the baseline's
+        label), `median`, `min`, `max` of the quotients of figures of the same round.
     """
     summary: dict[str, dict[str, dict]] = {}
     for label, baseline in baselines.items():
-        own = [(figures[label], figures.get(baseline, {})) for figures in rounds if label in figures]
+        own = [
+            (figures[label], figures.get(baseline, {})) for figures in rounds if label in figures
+        ]
         keys = dict.fromkeys(key for figures, _ in own for key in figures)
         summary[label] = {}
         for key in keys:
@@ -106,7 +113,9 @@ def summarize(rounds: Sequence[Mapping[str, Mapping[str, float]]], baselines: Ma
 
 
 def publish(described: dict, text: str, output: Path | None) -> dict:
-    """Print a benchmark's table, write what it found to a JSON file where one is named, and return that."""
+    """Print a benchmark's table, write what it found to a JSON file where one is named,
+    and return that.
+    """
     from ..runs import write_json
 
     print(text)
@@ -126,7 +135,9 @@ def figures_of(outcomes: "Sequence[Outcome]", rounds: int) -> list[dict[str, dic
     for outcome in outcomes:
         if outcome.result is not None:
             figures = outcome.result["figures"]
-            table[outcome.round - 1][outcome.label] = {k: v for k, v in figures.items() if not isinstance(v, list)}
+            table[outcome.round - 1][outcome.label] = {
+                k: v for k, v in figures.items() if not isinstance(v, list)
+            }
     return table
 
 
@@ -140,9 +151,15 @@ def table(
 
     Rows are numbered: `1.5 x [1]` is a ratio of 1.5 over the figure of row 1.
     """
-    columns = [column for column in COLUMNS[command] if any(column.figure in figures for figures in summary.values())]
+    columns = [
+        column
+        for column in COLUMNS[command]
+        if any(column.figure in figures for figures in summary.values())
+    ]
     problems = {outcome.label: outcome.problem for outcome in outcomes if outcome.problem}
-    compiled = {outcome.label: outcome.result["jit_compile"] for outcome in outcomes if outcome.result}
+    compiled = {
+        outcome.label: outcome.result["jit_compile"] for outcome in outcomes if outcome.result
+    }
     numbers = {label: f"[{n}]" for n, label in enumerate(summary, 1)}
     of = columns[0].heading.rsplit(" ", 1)[0] if columns else ""
     rows = [["", "candidate", *(column.heading for column in columns), f"ratio of {of}", "jit", ""]]
@@ -153,7 +170,9 @@ def table(
         text = "-" if ratio is None else "baseline"
         if shown is not None and ratio is not None and baselines[label] != label:
             median, low, high = (f"{ratio[key]:.3g}" for key in ("median", "min", "max"))
-            text = f"{median} x {numbers[baselines[label]]}" + (f" ({low} to {high})" if low != high else "")
+            text = f"{median} x {numbers[baselines[label]]}" + (
+                f" ({low} to {high})" if low != high else ""
+            )
             if shown is not columns[0]:
                 text += f" of {shown.heading.rsplit(' ', 1)[0]}"
         note = problems.get(label, "")
@@ -174,5 +193,7 @@ def table(
 def _cell(entry: Mapping | None, column: Column) -> str:
     if entry is None:
         return "-"
-    median, low, high = (f"{entry[key] * column.scale:,.{column.digits}f}" for key in ("median", "min", "max"))
+    median, low, high = (
+        f"{entry[key] * column.scale:,.{column.digits}f}" for key in ("median", "min", "max")
+    )
     return median if low == high else f"{median} ({low} to {high})"

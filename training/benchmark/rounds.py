@@ -1,4 +1,6 @@
-"""Runs the children: every candidate once a round, one after another, each in a process of its own with a limit."""
+"""Runs the children: every candidate once a round, one after another, each in a process
+of its own with a limit.
+"""
 
 import dataclasses
 import json
@@ -31,9 +33,13 @@ class Outcome:
 
 
 def run(
-    jobs: Sequence[tuple[Candidate, Job]], rounds: int, limit: float, progress: Callable[[Outcome], None]
+    jobs: Sequence[tuple[Candidate, Job]],
+    rounds: int,
+    limit: float,
+    progress: Callable[[Outcome], None],
 ) -> list[Outcome]:
-    """Measure A B C, A B C, ... in order; a candidate that fails or is stopped is left out of later rounds.
+    """Measure A B C, A B C, ... in order; a candidate that fails or is stopped is left
+    out of later rounds.
 
     Raises:
         UserError: if a child says that what it was given is wrong.
@@ -50,10 +56,14 @@ def run(
             if status == 2:
                 raise UserError(f"{candidate.label}: {children.last_line(err)}")
             if status == 0:
-                outcome = Outcome(number, candidate.label, seconds, result=json.loads(out.splitlines()[-1]))
+                outcome = Outcome(
+                    number, candidate.label, seconds, result=json.loads(out.splitlines()[-1])
+                )
             else:
                 given_up.add(candidate.label)
-                outcome = Outcome(number, candidate.label, seconds, problem=children.problem(status, err, limit))
+                outcome = Outcome(
+                    number, candidate.label, seconds, problem=children.problem(status, err, limit)
+                )
             outcomes.append(outcome)
             progress(outcome)
     return outcomes

@@ -1,4 +1,6 @@
-"""A network with its optimiser, its loss and a batch: the steps that are timed. Every step ends when its results are there."""
+"""A network with its optimiser, its loss and a batch: the steps that are timed. Every
+step ends when its results are there.
+"""
 
 import itertools
 import math
@@ -31,7 +33,8 @@ class Subject(Protocol):
     Attributes:
         jit_compile: Whether its steps are compiled, once `auto` is decided.
         parameters: Trainable ones.
-        variables: Trainable ones, as the optimiser sees them: a stack's weights are one.
+        variables: Trainable ones, as the optimiser sees them: a stack's weights are
+            one.
     """
 
     jit_compile: bool
@@ -48,13 +51,19 @@ class Subject(Protocol):
         """Return the optimiser's update alone, with gradients that stay."""
 
     def fits(self, steps: int, warmup: int, interval: int) -> tuple[float, float]:
-        """Return the seconds of a step in `model.fit`, without and with the health callback."""
+        """Return the seconds of a step in `model.fit`, without and with the health
+        callback.
+        """
 
     def saves(self, count: int) -> tuple[list[float], list[float], int]:
-        """Return the seconds of so many checkpoints, those that it takes to restore the last, and its bytes."""
+        """Return the seconds of so many checkpoints, those that it takes to restore the
+        last, and its bytes.
+        """
 
     def analysed_step(self) -> tuple[Step, int | None]:
-        """Return a train step and, where XLA compiled it by itself, the bytes that it needs besides inputs and outputs."""
+        """Return a train step and, where XLA compiled it by itself, the bytes that it
+        needs besides inputs and outputs.
+        """
 
 
 def make(job: "Job") -> Subject:
@@ -63,7 +72,9 @@ def make(job: "Job") -> Subject:
 
 
 def peak_on_device() -> int | None:
-    """Return the most bytes of a GPU's memory that the backend's arrays have taken so far, None without a GPU."""
+    """Return the most bytes of a GPU's memory that the backend's arrays have taken so
+    far, None without a GPU.
+    """
     backend = keras.backend.backend()
     if backends.device() == "CPU":
         return None
@@ -80,27 +91,40 @@ def peak_on_device() -> int | None:
     return tf.config.experimental.get_memory_info("GPU:0")["peak"]
 
 
-def _batch(shape: tuple[int | None, ...], batch: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+def _batch(
+    shape: tuple[int | None, ...], batch: int, classes: int
+) -> tuple[np.ndarray, np.ndarray]:
     if None in shape:
-        raise UserError(f"The network takes images of any size: give --image-size. Received: {shape}")
+        raise UserError(
+            f"The network takes images of any size: give --image-size. Received: {shape}"
+        )
     random = np.random.default_rng(0)
     images = random.standard_normal((batch, *map(int, filter(None, shape))), "float32")
     return images, random.integers(0, classes, batch, "int32")
 
 
 class KerasSubject:
-    """A Keras model, compiled as a user of the library does, whose batch is on the device already."""
+    """A Keras model, compiled as a user of the library does, whose batch is on the
+    device already.
+    """
 
     def __init__(self, model: keras.Model, job: "Job"):
         self.model = model
         self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(kp.optimizers.CoupledSGD(0.1), self.loss, jit_compile=backends.jit_compile(job.jit_compile))
+        model.compile(
+            kp.optimizers.CoupledSGD(0.1),
+            self.loss,
+            jit_compile=backends.jit_compile(job.jit_compile),
+        )
         self.jit_compile = bool(model.jit_compile) or keras.backend.backend() == "jax"
         self.variables = len(model.trainable_variables)
         self.last = model.trainable_variables[-1]
         self.parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
         images, labels = _batch(model.input_shape[1:], job.batch, model.output_shape[-1])
-        self.images, self.labels = keras.ops.convert_to_tensor(images), keras.ops.convert_to_tensor(labels)
+        self.images, self.labels = (
+            keras.ops.convert_to_tensor(images),
+            keras.ops.convert_to_tensor(labels),
+        )
 
     def train_step(self) -> float:
         loss = float(np.ravel(self.model.train_on_batch(self.images, self.labels))[0])
@@ -115,7 +139,8 @@ class KerasSubject:
         optimizer.build(variables)
         random = np.random.default_rng(0)
         gradients = [
-            keras.ops.convert_to_tensor(1e-3 * random.standard_normal(variable.shape, "float32")) for variable in variables
+            keras.ops.convert_to_tensor(1e-3 * random.standard_normal(variable.shape, "float32"))
+            for variable in variables
         ]
         return _UPDATES[keras.backend.backend()](optimizer, gradients, variables, self.jit_compile)
 
@@ -128,7 +153,9 @@ class KerasSubject:
         """Return the seconds of a step, the mean of `steps` behind `warmup` others."""
         clock = _Clock(warmup)
         batches = ((self.images, self.labels) for _ in itertools.count())
-        self.model.fit(batches, steps_per_epoch=warmup + steps, verbose=0, callbacks=[*callbacks, clock])
+        self.model.fit(
+            batches, steps_per_epoch=warmup + steps, verbose=0, callbacks=[*callbacks, clock]
+        )
         return clock.seconds / steps
 
     def saves(self, count: int) -> tuple[list[float], list[float], int]:
@@ -155,7 +182,9 @@ class KerasSubject:
 
         def train_step(trainable, state, images, labels):
             def loss_of(trainable):
-                logits, new_state = self.model.stateless_call(trainable, state, images, training=True)
+                logits, new_state = self.model.stateless_call(
+                    trainable, state, images, training=True
+                )
                 return self.loss(labels, logits), new_state
 
             (loss, new_state), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
@@ -165,7 +194,9 @@ class KerasSubject:
         state = [variable.value for variable in self.model.non_trainable_variables]
         arguments = (trainable, state, self.images, self.labels)
         compiled = jax.jit(train_step).lower(*arguments).compile()
-        return lambda: jax.block_until_ready(compiled(*arguments)), compiled.memory_analysis().temp_size_in_bytes
+        return lambda: jax.block_until_ready(
+            compiled(*arguments)
+        ), compiled.memory_analysis().temp_size_in_bytes
 
 
 class _Clock(keras.callbacks.Callback):
@@ -183,7 +214,9 @@ class _Clock(keras.callbacks.Callback):
         self.seconds = self._now() - self.start
 
     def _now(self) -> float:
-        keras.ops.convert_to_numpy(self.model.trainable_variables[-1].value)  # who has it knows that the step is done
+        keras.ops.convert_to_numpy(
+            self.model.trainable_variables[-1].value
+        )  # who has it knows that the step is done
         _wait()
         return time.perf_counter()
 
@@ -194,7 +227,9 @@ def _update_on_tensorflow(optimizer, gradients, variables, jit_compile: bool) ->
     @tf.function(jit_compile=jit_compile)
     def update():
         optimizer.apply(gradients, variables)
-        return tf.reshape(variables[-1].value, [-1])[0]  # read behind the update: who has it knows that all is done
+        return tf.reshape(variables[-1].value, [-1])[
+            0
+        ]  # read behind the update: who has it knows that all is done
 
     return lambda: update().numpy()
 
@@ -208,7 +243,10 @@ def _update_on_jax(optimizer, gradients, variables, jit_compile: bool) -> Step:
 
     update = jax.jit(apply, donate_argnums=(0, 1))
     # copies: what is given away must not be what the variables hold
-    held = [jax.tree.map(lambda v: v.value.copy(), list(part)) for part in (optimizer.variables, variables)]
+    held = [
+        jax.tree.map(lambda v: v.value.copy(), list(part))
+        for part in (optimizer.variables, variables)
+    ]
 
     def step() -> None:
         held[:] = jax.block_until_ready(update(*held, gradients))
@@ -231,7 +269,9 @@ _UPDATES = {"tensorflow": _update_on_tensorflow, "jax": _update_on_jax, "torch":
 
 
 def _wait(*arrays: Any) -> None:
-    """Wait for the device: on JAX for these arrays, on torch for all it was given. TensorFlow's steps are read instead."""
+    """Wait for the device: on JAX for these arrays, on torch for all it was given.
+    TensorFlow's steps are read instead.
+    """
     backend = keras.backend.backend()
     if backend == "jax":
         import jax
@@ -247,8 +287,9 @@ def _wait(*arrays: Any) -> None:
 class TorchSubject:
     """A torch module with torch's own SGD and cross-entropy.
 
-    Options of its candidate: `channels_last`, how its images and weights lie in memory, and `compile`, whether
-    torch.compile compiles it (without it, `--jit-compile on` does).
+    Options of its candidate: `channels_last`, how its images and weights lie in memory,
+    and `compile`, whether torch.compile compiles it (without it, `--jit-compile on`
+    does).
     """
 
     def __init__(self, module, job: "Job"):
@@ -256,8 +297,14 @@ class TorchSubject:
 
         self.torch = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        torch.backends.cudnn.benchmark = True  # as timm's own scripts set it; XLA tries convolutions out, too
-        layout = torch.channels_last if job.options.get("channels_last", False) else torch.contiguous_format
+        torch.backends.cudnn.benchmark = (
+            True  # as timm's own scripts set it; XLA tries convolutions out, too
+        )
+        layout = (
+            torch.channels_last
+            if job.options.get("channels_last", False)
+            else torch.contiguous_format
+        )
         self.module = module.to(self.device, memory_format=layout)
         self.jit_compile = job.options.get("compile", job.jit_compile == "on")
         self.run = torch.compile(self.module) if self.jit_compile else self.module

@@ -1,4 +1,6 @@
-"""`keras-preact benchmark very-deep`: ten thousand layers, trained for some steps on one batch of digits."""
+"""`keras-preact benchmark very-deep`: ten thousand layers, trained for some steps on
+one batch of digits.
+"""
 
 import statistics
 import time
@@ -11,14 +13,18 @@ from .. import cli
 
 
 def preact(layers: int, width: float, remat: int):
-    """A pre-activation network of bottlenecks with batch normalisation, 9n+2 layers, initialised for its depth."""
+    """A pre-activation network of bottlenecks with batch normalisation, 9n+2 layers,
+    initialised for its depth.
+    """
     import keras_preact as kp
 
     return released(layers, width, remat, kernel_initializer=kp.initializers.DepthScaledHe())
 
 
 def released(layers: int, width: float, remat: int, **options):
-    """The same with the released code's initialisation, whose gradients grow towards the start of the network."""
+    """The same with the released code's initialisation, whose gradients grow towards
+    the start of the network.
+    """
     import keras_preact as kp
 
     return kp.models.resnet_cifar(
@@ -33,16 +39,26 @@ def released(layers: int, width: float, remat: int, **options):
 
 
 def vanilla(layers: int, width: float, remat: int):
-    """A plain CNN with tanh and delta-orthogonal weights: no shortcut, no normalisation."""
+    """A plain CNN with tanh and delta-orthogonal weights: no shortcut, no
+    normalisation.
+    """
     import keras_preact as kp
 
     return kp.models.vanilla_cnn(
-        layers, filters=max(1, int(16 * width)), input_shape=(8, 8, 1), stacked=True, remat=remat or False
+        layers,
+        filters=max(1, int(16 * width)),
+        input_shape=(8, 8, 1),
+        stacked=True,
+        remat=remat or False,
     )
 
 
 #: Name to the function that builds it, its layers and its learning rate.
-NETWORKS = {"preact": (preact, 10_001, 0.01), "released": (released, 10_001, 0.01), "vanilla": (vanilla, 10_000, 0.001)}
+NETWORKS = {
+    "preact": (preact, 10_001, 0.01),
+    "released": (released, 10_001, 0.01),
+    "vanilla": (vanilla, 10_000, 0.001),
+}
 
 
 def run(
@@ -62,14 +78,16 @@ def run(
     Prints time, memory, the size of the gradients along the network and the losses.
 
     Args:
-        network: preact (weights scaled for the depth), released (the released code's weights) or vanilla (a plain CNN with
-            tanh and delta-orthogonal weights, no shortcuts).
+        network: preact (weights scaled for the depth), released (the released code's
+            weights) or vanilla (a plain CNN with tanh and delta-orthogonal weights, no
+            shortcuts).
         layers: Number of layers. If not given: 10,001, or 10,000 for vanilla.
         width: Factor on the number of channels.
         batch: Images per step.
         steps: Number of steps.
         learning_rate: Learning rate. If not given: the network's own.
-        remat: Recompute this many units together in the backward pass. 0: keep everything.
+        remat: Recompute this many units together in the backward pass. 0: keep
+            everything.
         seed: Seed of the weights.
         output: Write the figures to this JSON file.
     """
@@ -88,7 +106,9 @@ def run(
     keras.utils.set_random_seed(seed)
     backends.keep_accelerator_for_backend(keras.backend.backend())
     digits = data.load(Data("digits"))
-    images, labels = next(data.training_stream(digits, batch, "none", 8, seed).dataset().as_numpy_iterator())
+    images, labels = next(
+        data.training_stream(digits, batch, "none", 8, seed).dataset().as_numpy_iterator()
+    )
     images = digits.preprocessing.normalize(images).astype("float32")
 
     start = time.perf_counter()
@@ -100,14 +120,21 @@ def run(
     )
     built = time.perf_counter() - start
     parameters = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
-    print(f"{model.name}: {parameters:,} trainable parameters, built in {built:.1f} s ({keras.backend.backend()})", flush=True)
+    print(
+        f"{model.name}: {parameters:,} trainable parameters, built in {built:.1f} s "
+        f"({keras.backend.backend()})",
+        flush=True,
+    )
 
     kernels = {
         weight.path: weight
         for weight in model.trainable_weights
-        if weight.path.endswith("kernel") and ("_units/" in weight.path or weight.path.startswith(("stem", "head")))
+        if weight.path.endswith("kernel")
+        and ("_units/" in weight.path or weight.path.startswith(("stem", "head")))
     }
-    before = {path: np.array(keras.ops.convert_to_numpy(weight.value)) for path, weight in kernels.items()}
+    before = {
+        path: np.array(keras.ops.convert_to_numpy(weight.value)) for path, weight in kernels.items()
+    }
     losses, seconds = [], []
     gradients: dict[str, list[float]] = {}
     for step in range(steps):
@@ -131,7 +158,13 @@ def run(
         "backend": keras.backend.backend(),
         "device": backends.device(),
         "cpu": backends.cpu(),
-        "settings": {"width": width, "batch": batch, "learning_rate": rate, "remat": remat, "seed": seed},
+        "settings": {
+            "width": width,
+            "batch": batch,
+            "learning_rate": rate,
+            "remat": remat,
+            "seed": seed,
+        },
         "parameters": parameters,
         "build_seconds": built,
         "first_step_seconds": seconds[0],
@@ -141,8 +174,9 @@ def run(
         "losses": losses,
     }
     print(
-        f"First step {seconds[0]:.1f} s, then {result['step_seconds']:.1f} s each (median), at most "
-        f"{result['peak_resident_bytes'] / 1e9:.1f} GB of memory; loss {losses[0]:.4f} to {losses[-1]:.4f}"
+        f"First step {seconds[0]:.1f} s, then {result['step_seconds']:.1f} s each (median), at "
+        f"most {result['peak_resident_bytes'] / 1e9:.1f} GB of memory; loss {losses[0]:.4f} to "
+        f"{losses[-1]:.4f}"
     )
     if output is not None:
         runs.write_json(output, result)

@@ -1,4 +1,6 @@
-"""Image data sets as tf.data, and what happens to the images on their way to the network."""
+"""Image data sets as tf.data, and what happens to the images on their way to the
+network.
+"""
 
 from .images import evaluation_batches
 from .pipelines import TrainingStream, training_stream

@@ -1,4 +1,6 @@
-"""What is done with the batches of any stream before they leave: RandAugment, mixup and CutMix."""
+"""What is done with the batches of any stream before they leave: RandAugment, mixup and
+CutMix.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +15,17 @@ from .readers import LAST
 class Finished:
     """Opens the streams of another opener and finishes their batches, in NumPy.
 
-    An image is mixed with the one in front of it in the whole batch, the first with the last: the order is random already, and
-    a process has to prepare one image more for it, or none.
+    An image is mixed with the one in front of it in the whole batch, the first with the
+    last: the order is random already, and a process has to prepare one image more for
+    it, or none.
 
     Args:
-        open: Returns the data set of batches (images, labels) from a step on, of these rows.
+        open: Returns the data set of batches (images, labels) from a step on, of these
+            rows.
         batch_size: Images a batch, over all processes.
         augment: Alters the images, if anything.
-        mixing: Mixes them afterwards, if anything. Labels leave as shares of the classes then.
+        mixing: Mixes them afterwards, if anything. Labels leave as shares of the
+            classes then.
     """
 
     def __init__(
@@ -43,7 +48,11 @@ class Finished:
         def finish(step, images, labels):
             if self._augment is not None:
                 images = self._augment(images, step * self._batch_size + numbers)
-            return (images, labels) if self._mixing is None else self._mixing(int(step), images, labels, partners)
+            return (
+                (images, labels)
+                if self._mixing is None
+                else self._mixing(int(step), images, labels, partners)
+            )
 
         def finished(step, batch):
             images, labels = batch
@@ -52,5 +61,9 @@ class Finished:
             finals = tf.numpy_function(finish, [step, images, labels], kinds, stateful=False)
             return tuple(map(tf.ensure_shape, finals, ((len(rows), *images.shape[1:]), shape)))
 
-        batches = tf.data.Dataset.zip(tf.data.Dataset.range(start, LAST), self._open(start, numbers))
-        return batches.map(finished, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
+        batches = tf.data.Dataset.zip(
+            tf.data.Dataset.range(start, LAST), self._open(start, numbers)
+        )
+        return batches.map(
+            finished, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        ).prefetch(tf.data.AUTOTUNE)

@@ -1,4 +1,6 @@
-"""What happens to an image on its way to the network, as TensorFlow functions; and the images of a split once, in order."""
+"""What happens to an image on its way to the network, as TensorFlow functions; and the
+images of a split once, in order.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +12,20 @@ from keras_preact.preprocessing import resize_image
 from .readers import Reader
 from .sources import ImageData, Split
 
-#: From a reader, a fetched image, two seeds, the data set and a size to pixels (size, size, channels).
+#: From a reader, a fetched image, two seeds, the data set and a size to pixels (size, size,
+#: channels).
 Augmentation = Callable[[Reader, Any, Any, ImageData, int], Any]
 
-#: Pixels around a crop that are decoded with it: colour at its edge is interpolated from what lies beyond.
+#: Pixels around a crop that are decoded with it: colour at its edge is interpolated from what lies
+#: beyond.
 MARGIN = 16
 
 
-def evaluation_batches(data: ImageData, split: Split, batch_size: int, size: int | None, rows: slice = slice(None)):
-    """Return the images of `split` once, in order, as a tf.data.Dataset of batches; the last may be smaller.
+def evaluation_batches(
+    data: ImageData, split: Split, batch_size: int, size: int | None, rows: slice = slice(None)
+):
+    """Return the images of `split` once, in order, as a tf.data.Dataset of batches; the
+    last may be smaller.
 
     Pixels are from 0 to 255: uint8 where images leave at their own size, else float32.
 
@@ -27,8 +34,8 @@ def evaluation_batches(data: ImageData, split: Split, batch_size: int, size: int
         split: One of its splits.
         batch_size: Images a batch, over all processes.
         size: Height and width of the images that leave; None: as they are.
-        rows: Which images of every batch, those of one process; the others are not decoded. The last batch may hold none
-            of them, and is missing then.
+        rows: Which images of every batch, those of one process; the others are not
+            decoded. The last batch may hold none of them, and is missing then.
 
     Raises:
         ValueError: for a batch size below 1, or `rows` that hold no image.
@@ -42,7 +49,8 @@ def evaluation_batches(data: ImageData, split: Split, batch_size: int, size: int
     examples = split.open() if kept is None else split.open(kept)
     if size not in (None, data.size):
         examples = examples.map(
-            lambda image, label: (resize_and_center(image, data, size), label), num_parallel_calls=tf.data.AUTOTUNE
+            lambda image, label: (resize_and_center(image, data, size), label),
+            num_parallel_calls=tf.data.AUTOTUNE,
         )
     options = tf.data.Options()  # the rows are this process' already
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -57,12 +65,16 @@ def numbers(rows: slice, batch_size: int) -> np.ndarray:
     """
     chosen = np.arange(batch_size)[rows]
     if not len(chosen):
-        raise ValueError(f"`rows` must hold some of the {batch_size} images of a batch. Received: {rows}")
+        raise ValueError(
+            f"`rows` must hold some of the {batch_size} images of a batch. Received: {rows}"
+        )
     return chosen
 
 
 def keep(chosen: np.ndarray, batch_size: int) -> Callable[[Any], Any] | None:
-    """Return the function that says of a place whether its image is one of those `chosen` in its batch; None: all are."""
+    """Return the function that says of a place whether its image is one of those
+    `chosen` in its batch; None: all are.
+    """
     import tensorflow as tf
 
     if len(chosen) == batch_size:
@@ -84,7 +96,8 @@ def resize(reader: Reader, image, seeds, data: ImageData, size: int):
 
 
 def resized_crop_flip(reader: Reader, image, seeds, data: ImageData, size: int):
-    """Cut out 8 to 100 % of the image at an aspect ratio of 3/4 to 4/3, scale it to `size`, flip half of the images.
+    """Cut out 8 to 100 % of the image at an aspect ratio of 3/4 to 4/3, scale it to
+    `size`, flip half of the images.
 
     The "scale and aspect ratio" augmentation of Table 5, that of fb.resnet.torch.
     """
@@ -111,7 +124,9 @@ def resized_crop_flip(reader: Reader, image, seeds, data: ImageData, size: int):
         begin, extent = (part[:2] for part in box(shape))
         first = tf.maximum(begin - MARGIN, 0)
         last = tf.minimum(begin + extent + MARGIN, shape[:2])
-        pixels = tf.image.decode_and_crop_jpeg(image, tf.concat([first, last - first], axis=0), channels=data.channels)
+        pixels = tf.image.decode_and_crop_jpeg(
+            image, tf.concat([first, last - first], axis=0), channels=data.channels
+        )
         begin -= first
         return pixels[begin[0] : begin[0] + extent[0], begin[1] : begin[1] + extent[1]]
 

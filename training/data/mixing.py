@@ -1,8 +1,10 @@
-"""Mixup (arXiv 1710.09412) and CutMix (arXiv 1905.04899): two images become one, and their labels in the same proportion.
+"""Mixup (arXiv 1710.09412) and CutMix (arXiv 1905.04899): two images become one, and
+their labels in the same proportion.
 
-As in the code of both papers, one number is drawn for all images of a batch. Keras' layers are not used: the numbers of
-`keras.layers.MixUp` depend on how often it was called, and the labels of `keras.layers.CutMix` have the area of a box whose
-corners lie between pixels, not that of the pixels that it changes.
+As in the code of both papers, one number is drawn for all images of a batch. Keras'
+layers are not used: the numbers of `keras.layers.MixUp` depend on how often it was
+called, and the labels of `keras.layers.CutMix` have the area of a box whose corners lie
+between pixels, not that of the pixels that it changes.
 """
 
 import dataclasses
@@ -13,7 +15,8 @@ import numpy as np
 from ..cli import UserError
 from . import order
 
-#: Shares of mixup are whole multiples of 1 / STEPS: products with bytes, and their sums, are exact in float32 then.
+#: Shares of mixup are whole multiples of 1 / STEPS: products with bytes, and their sums, are exact
+#: in float32 then.
 STEPS = 2**16
 
 
@@ -34,8 +37,10 @@ class Mixing:
     """Mixes the images of a batch; the numbers follow from the seed and the step.
 
     Args:
-        mixup: Alpha of the Beta distribution that mixup's shares are drawn from; 0: no mixup.
-        cutmix: That of CutMix's. If both are positive, each batch gets one of the two, as likely as the other.
+        mixup: Alpha of the Beta distribution that mixup's shares are drawn from; 0: no
+            mixup.
+        cutmix: That of CutMix's. If both are positive, each batch gets one of the two,
+            as likely as the other.
         seed: Of the stream.
         classes: Number of classes.
 
@@ -47,7 +52,8 @@ class Mixing:
         for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
             if not 0 <= alpha < math.inf:
                 raise UserError(
-                    f"--data.{name} must be positive, the alpha of a Beta distribution, or 0 for none. Received: {alpha}"
+                    f"--data.{name} must be positive, the alpha of a Beta distribution, or 0 for "
+                    f"none. Received: {alpha}"
                 )
         self._mixup, self._cutmix, self._seed = mixup, cutmix, seed
         self.classes = classes
@@ -61,23 +67,33 @@ class Mixing:
         if not paste:
             return Mixture(round(own * STEPS) / STEPS)
         side = math.sqrt(1 - own)
-        box = tuple(_part(int(random.integers(0, length)), int(side * length), length) for length in (height, width))
+        box = tuple(
+            _part(int(random.integers(0, length)), int(side * length), length)
+            for length in (height, width)
+        )
         pasted = math.prod(part.stop - part.start for part in box)
         return Mixture(1 - pasted / (height * width), (box[0], box[1]))
 
-    def __call__(self, step: int, images: np.ndarray, labels: np.ndarray, partners: np.ndarray) -> tuple:
-        """Return mixed images and their targets (n, classes), float32, from those of a step.
+    def __call__(
+        self, step: int, images: np.ndarray, labels: np.ndarray, partners: np.ndarray
+    ) -> tuple:
+        """Return mixed images and their targets (n, classes), float32, from those of a
+        step.
 
         Args:
             step: The global step.
-            images: (m, height, width, channels), uint8 or float32. Mixed bytes are rounded to the nearest, halves to even.
+            images: (m, height, width, channels), uint8 or float32. Mixed bytes are
+                rounded to the nearest, halves to even.
             labels: Integers (m,).
-            partners: (2, n): which images leave, and which one each of them is mixed with.
+            partners: (2, n): which images leave, and which one each of them is mixed
+                with.
         """
         mixture = self.draw(step, *images.shape[1:3])
         own, other = partners
         targets = np.eye(self.classes, dtype="float32")[labels]
-        targets = targets[own] * np.float32(mixture.own) + targets[other] * np.float32(1 - mixture.own)
+        targets = targets[own] * np.float32(mixture.own) + targets[other] * np.float32(
+            1 - mixture.own
+        )
         if mixture.box is not None:
             mixed = images[own]
             mixed[:, *mixture.box] = images[other][:, *mixture.box]

@@ -1,4 +1,6 @@
-"""The order of a training stream: an endless sequence of permutations, each a function of the seed and the epoch."""
+"""The order of a training stream: an endless sequence of permutations, each a function
+of the seed and the epoch.
+"""
 
 import functools
 
@@ -9,12 +11,15 @@ ORDER, AUGMENTATION, SHARDS, OPERATIONS, MIXING = range(5)
 
 
 def generator(seed: int, purpose: int, number: int) -> np.random.Generator:
-    """Return the generator of an epoch, a step or a place; all of them are independent of each other."""
+    """Return the generator of an epoch, a step or a place; all of them are independent
+    of each other.
+    """
     return np.random.default_rng((seed, purpose, number))
 
 
 class Order:
-    """Every epoch a permutation: the image at place `p` is number `p % size` of the permutation of epoch `p // size`.
+    """Every epoch a permutation: the image at place `p` is number `p % size` of the
+    permutation of epoch `p // size`.
 
     Args:
         size: Number of images.
@@ -24,7 +29,9 @@ class Order:
 
     def __init__(self, size: int, seed: int, purpose: int = ORDER):
         self.size = size
-        self._permutation = functools.lru_cache(maxsize=4)(lambda epoch: generator(seed, purpose, epoch).permutation(size))
+        self._permutation = functools.lru_cache(maxsize=4)(
+            lambda epoch: generator(seed, purpose, epoch).permutation(size)
+        )
 
     def permutation(self, epoch: int) -> np.ndarray:
         """Return the images of an epoch in order."""

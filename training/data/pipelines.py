@@ -1,8 +1,10 @@
-"""Training batches as a function of the seed and the global step alone: order, augmentation and size.
+"""Training batches as a function of the seed and the global step alone: order,
+augmentation and size.
 
-Step `t` holds places `t * batch_size` and up of an endless sequence of permutations. The numbers of its augmentation are drawn
-for the whole batch, or image by image from its place, and only then are a process' rows taken: a batch is the same wherever a
-run starts, and however many processes share it.
+Step `t` holds places `t * batch_size` and up of an endless sequence of permutations.
+The numbers of its augmentation are drawn for the whole batch, or image by image from
+its place, and only then are a process' rows taken: a batch is the same wherever a run
+starts, and however many processes share it.
 """
 
 import dataclasses
@@ -22,7 +24,8 @@ from .rand_augment import RandAugment
 from .readers import LAST, Fake, Reader
 from .sources import ImageData
 
-#: Name to what is done with every image. pad_crop_flip, the paper's for CIFAR, is done with whole batches, in NumPy.
+#: Name to what is done with every image. pad_crop_flip, the paper's for CIFAR, is done with whole
+#: batches, in NumPy.
 AUGMENTATIONS: Mapping[str, images.Augmentation | None] = MappingProxyType(
     {"none": images.resize, "pad_crop_flip": None, "resized_crop_flip": images.resized_crop_flip}
 )
@@ -45,8 +48,9 @@ class TrainingStream:
     def dataset(self, start: int = 0, rows: slice = slice(None)):
         """Return an endless tf.data.Dataset of batches (images, labels).
 
-        Pixels are from 0 to 255: uint8 where images leave at their own size, else float32. Labels are integers, or with mixup
-        or CutMix the shares of the classes, float32.
+        Pixels are from 0 to 255: uint8 where images leave at their own size, else
+        float32. Labels are integers, or with mixup or CutMix the shares of the classes,
+        float32.
 
         Args:
             start: The global step of the first batch.
@@ -79,8 +83,8 @@ def training_stream(
 ) -> TrainingStream:
     """Return the training batches of a data set.
 
-    The data set `fake` gives one random batch again and again, whatever the augmentation; with mixup or CutMix its labels have
-    the form that they have there.
+    The data set `fake` gives one random batch again and again, whatever the
+    augmentation; with mixup or CutMix its labels have the form that they have there.
 
     Args:
         data: The data set; its training split is used.
@@ -89,19 +93,22 @@ def training_stream(
         size: Height and width of the images that leave; None: as they are.
         seed: Of order and augmentation, not negative.
         padding: A name from `crops.PADDINGS`, for pad_crop_flip.
-        rand_augment: Operations on every image, behind the augmentation, and their magnitude; see `RandAugment`.
+        rand_augment: Operations on every image, behind the augmentation, and their
+            magnitude; see `RandAugment`.
         mixup, cutmix: See `Mixing`.
 
     Raises:
-        ValueError: for an unknown augmentation or padding, a batch larger than the split, or of one image that is to be
-            mixed, a negative seed, numbers that `RandAugment` or `Mixing` do not take, and for pad_crop_flip on images that
+        ValueError: for an unknown augmentation or padding, a batch larger than the
+            split, or of one image that is to be mixed, a negative seed, numbers that
+            `RandAugment` or `Mixing` do not take, and for pad_crop_flip on images that
             have another size, or differ in size, or do not fit into memory.
     """
     augment = _checks.lookup(AUGMENTATIONS, augmentation, "augmentation")
     pad = _checks.lookup(crops.PADDINGS, padding, "padding")
     if not 0 < batch_size <= data.train.size:
         raise ValueError(
-            f"`batch_size` must be 1 to {data.train.size}, the training images. Received: batch_size={batch_size}"
+            f"`batch_size` must be 1 to {data.train.size}, the training images. Received: "
+            f"batch_size={batch_size}"
         )
     if seed < 0:
         raise ValueError(f"`seed` must not be negative. Received: {seed}")
@@ -115,9 +122,16 @@ def training_stream(
     alter = RandAugment(*rand_augment, seed, data.preprocessing.mean) if rand_augment else None
     mixing = Mixing(mixup, cutmix, seed, len(data.classes)) if mixup or cutmix else None
     if mixing is not None and batch_size == 1:
-        raise UserError("--data.mixup and --data.cutmix mix the images of a batch, or part of one. Received: 1 image")
+        raise UserError(
+            "--data.mixup and --data.cutmix mix the images of a batch, or part of one. Received: "
+            "1 image"
+        )
     if fake:
-        return TrainingStream(batch_size, shape, _one_batch(batch_size, shape, len(data.classes), seed, mixing is not None))
+        return TrainingStream(
+            batch_size,
+            shape,
+            _one_batch(batch_size, shape, len(data.classes), seed, mixing is not None),
+        )
     if augment is None:
         open_stream: Callable[[int, np.ndarray], Any] = InMemory(data, batch_size, seed, pad)
     elif augmentation == "none" and size == data.size and data.held is not None:
@@ -131,14 +145,20 @@ def training_stream(
 
 def _check_one_size(data: ImageData, size: int | None) -> None:
     if data.size is None:
-        raise ValueError("augmentation='pad_crop_flip' is for images of one size; use 'resized_crop_flip' for these.")
+        raise ValueError(
+            "augmentation='pad_crop_flip' is for images of one size; use 'resized_crop_flip' for "
+            "these."
+        )
     if data.size != size:
         raise UserError(
-            f"--data.augmentation pad_crop_flip keeps the images at {data.size} x {data.size} pixels: it does not go with "
-            f"--data.size. Received: --data.size {size}"
+            f"--data.augmentation pad_crop_flip keeps the images at {data.size} x {data.size} "
+            f"pixels: it does not go with --data.size. Received: --data.size {size}"
         )
     if data.held is None:
-        raise ValueError("augmentation='pad_crop_flip' is for images that fit into memory; use 'resized_crop_flip' for these.")
+        raise ValueError(
+            "augmentation='pad_crop_flip' is for images that fit into memory; use "
+            "'resized_crop_flip' for these."
+        )
 
 
 def _one_batch(
@@ -159,13 +179,15 @@ def _one_batch(
 
 
 class InMemory:
-    """Opens streams of images that are held in memory: makes whole batches in NumPy, uint8.
+    """Opens streams of images that are held in memory: makes whole batches in NumPy,
+    uint8.
 
     Args:
         data: The data set; its decoded training split is used.
         batch_size: Images a batch, over all processes.
         seed: Of order and augmentation.
-        pad: Pads the images, which are cropped and flipped then. None: they leave as they are.
+        pad: Pads the images, which are cropped and flipped then. None: they leave as
+            they are.
     """
 
     def __init__(self, data: ImageData, batch_size: int, seed: int, pad: Callable | None):
@@ -173,7 +195,11 @@ class InMemory:
         self._held = data.held
         self._batch_size, self._seed = batch_size, seed
         self._order = order.Order(len(data.held), seed)
-        self._crop_flip = None if pad is None else crops.PadCropFlip(pad(data.held.images, data.preprocessing.mean))
+        self._crop_flip = (
+            None
+            if pad is None
+            else crops.PadCropFlip(pad(data.held.images, data.preprocessing.mean))
+        )
 
     def batch(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return images and labels of a step's batch, of these rows."""
@@ -181,7 +207,9 @@ class InMemory:
         labels = self._held.labels[indices]
         if self._crop_flip is None:
             return self._held.images[indices], labels
-        numbers = crops.draw(order.generator(self._seed, order.AUGMENTATION, int(step)), self._batch_size)
+        numbers = crops.draw(
+            order.generator(self._seed, order.AUGMENTATION, int(step)), self._batch_size
+        )
         return self._crop_flip(indices, *(number[rows] for number in numbers)), labels
 
     def __call__(self, start: int, rows: np.ndarray):
@@ -189,7 +217,9 @@ class InMemory:
         import tensorflow as tf
 
         def make(step):
-            batch = tf.numpy_function(lambda step: self.batch(step, rows), [step], (tf.uint8, tf.int64), stateful=False)
+            batch = tf.numpy_function(
+                lambda step: self.batch(step, rows), [step], (tf.uint8, tf.int64), stateful=False
+            )
             shapes = (len(rows), *self._held.images.shape[1:]), (len(rows),)
             return tuple(map(tf.ensure_shape, batch, shapes))
 
@@ -199,7 +229,9 @@ class InMemory:
 def _one_by_one(
     data: ImageData, batch_size: int, augment: images.Augmentation, size: int, seed: int
 ) -> Callable[[int, np.ndarray], Any]:
-    """Decode and augment image by image; the seeds of one are `seed` and twice its place, and one more."""
+    """Decode and augment image by image; the seeds of one are `seed` and twice its
+    place, and one more.
+    """
     reader: Reader = data.held or data.train.reader
 
     def open_stream(start: int, rows: np.ndarray):
@@ -207,7 +239,9 @@ def _one_by_one(
 
         def prepare(place, element):
             image, label = reader.fetch(element)
-            return augment(reader, image, ((seed, 2 * place), (seed, 2 * place + 1)), data, size), label
+            return augment(
+                reader, image, ((seed, 2 * place), (seed, 2 * place + 1)), data, size
+            ), label
 
         first = start * batch_size
         elements = reader.shuffled(seed, first).enumerate(start=first)

@@ -1,8 +1,10 @@
-"""RandAugment (arXiv 1909.13719): every image gets a few of fourteen operations, drawn for it alone, all of one magnitude.
+"""RandAugment (arXiv 1909.13719): every image gets a few of fourteen operations, drawn
+for it alone, all of one magnitude.
 
-The operations are Pillow's, by which the paper defines them. `keras.layers.RandAugment` is not used: it draws the operations
-once for all images of a call, equalises by the histogram of the whole batch, does not take the seed that it is given, and in
-a parallel tf.data pipeline its numbers are not the same twice.
+The operations are Pillow's, by which the paper defines them. `keras.layers.RandAugment`
+is not used: it draws the operations once for all images of a call, equalises by the
+histogram of the whole batch, does not take the seed that it is given, and in a parallel
+tf.data pipeline its numbers are not the same twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,10 +27,18 @@ Fill = int | tuple[int, ...]
 def _affine(
     matrix: Callable[[float, int, int], tuple[float, ...]], resampling: Image.Resampling = BILINEAR
 ) -> Callable[[Image.Image, float, Fill], Image.Image]:
-    """Return an operation; `matrix`, of level, width and height, leads from a place in the result to one in the image."""
+    """Return an operation; `matrix`, of level, width and height, leads from a place in
+    the result to one in the image.
+    """
 
     def operation(image, level, fill):
-        return image.transform(image.size, Image.Transform.AFFINE, matrix(level, *image.size), resampling, fillcolor=fill)
+        return image.transform(
+            image.size,
+            Image.Transform.AFFINE,
+            matrix(level, *image.size),
+            resampling,
+            fillcolor=fill,
+        )
 
     return operation
 
@@ -38,28 +48,38 @@ def _enhanced(kind: Callable) -> Callable[[Image.Image, float, Fill], Image.Imag
 
 
 def _pixels(level: float, side: int) -> int:
-    """Return how far a side is moved: up to 150 of 331 pixels, whole ones, so that nothing is blurred by it."""
+    """Return how far a side is moved: up to 150 of 331 pixels, whole ones, so that
+    nothing is blurred by it.
+    """
     return round(150 / 331 * level * side)
 
 
-#: Name to operation on an image; its level is from -1 to 1, and its size is a share of the largest magnitude. The colour is
-#: that of what was outside of the image.
+#: Name to operation on an image; its level is from -1 to 1, and its size is a share of the largest
+#: magnitude. The colour is that of what was outside of the image.
 OPERATIONS: Mapping[str, Callable[[Image.Image, float, Fill], Image.Image]] = MappingProxyType(
     {
         "identity": lambda image, level, fill: image,
         "autocontrast": lambda image, level, fill: ImageOps.autocontrast(image),
         "equalize": lambda image, level, fill: ImageOps.equalize(image),
         "rotate": lambda image, level, fill: image.rotate(30 * level, BILINEAR, fillcolor=fill),
-        "solarize": lambda image, level, fill: ImageOps.solarize(image, round(256 * (1 - abs(level)))),
+        "solarize": lambda image, level, fill: ImageOps.solarize(
+            image, round(256 * (1 - abs(level)))
+        ),
         "color": _enhanced(ImageEnhance.Color),
-        "posterize": lambda image, level, fill: ImageOps.posterize(image, 8 - round(4 * abs(level))),
+        "posterize": lambda image, level, fill: ImageOps.posterize(
+            image, 8 - round(4 * abs(level))
+        ),
         "contrast": _enhanced(ImageEnhance.Contrast),
         "brightness": _enhanced(ImageEnhance.Brightness),
         "sharpness": _enhanced(ImageEnhance.Sharpness),
         "shear_x": _affine(lambda level, width, height: (1, 0.3 * level, 0, 0, 1, 0)),
         "shear_y": _affine(lambda level, width, height: (1, 0, 0, 0.3 * level, 1, 0)),
-        "translate_x": _affine(lambda level, width, height: (1, 0, _pixels(level, width), 0, 1, 0), NEAREST),
-        "translate_y": _affine(lambda level, width, height: (1, 0, 0, 0, 1, _pixels(level, height)), NEAREST),
+        "translate_x": _affine(
+            lambda level, width, height: (1, 0, _pixels(level, width), 0, 1, 0), NEAREST
+        ),
+        "translate_y": _affine(
+            lambda level, width, height: (1, 0, 0, 0, 1, _pixels(level, height)), NEAREST
+        ),
     }
 )
 NAMES = tuple(OPERATIONS)
@@ -72,7 +92,8 @@ class RandAugment:
         count: Operations on an image, one after another; the same may come twice.
         magnitude: Of all of them, from 0 to `LARGEST`.
         seed: Of the stream.
-        fill: The colour of what was outside of an image, a number from 0 to 255 a channel.
+        fill: The colour of what was outside of an image, a number from 0 to 255 a
+            channel.
 
     Raises:
         UserError: for a count below 1, or another magnitude.
@@ -81,23 +102,32 @@ class RandAugment:
     def __init__(self, count: int, magnitude: int, seed: int, fill: tuple[float, ...]):
         if count < 1 or not 0 <= magnitude <= LARGEST:
             raise UserError(
-                f"--data.rand-augment takes a number of operations from 1 on, and a magnitude from 0 to {LARGEST}. "
-                f"Received: --data.rand-augment {count} {magnitude}"
+                "--data.rand-augment takes a number of operations from 1 on, and a magnitude "
+                f"from 0 to {LARGEST}. Received: --data.rand-augment {count} {magnitude}"
             )
         self._count, self._level, self._seed = count, magnitude / LARGEST, seed
         colour = tuple(int(value) for value in np.rint(fill))
         self._fill: Fill = colour[0] if len(colour) == 1 else colour
 
     def draw(self, place: int) -> list[tuple[str, float]]:
-        """Return name and level of an image's operations; every other level is negative."""
+        """Return name and level of an image's operations; every other level is
+        negative.
+        """
         random = order.generator(self._seed, order.OPERATIONS, place)
         names = random.integers(0, len(NAMES), self._count)
         signs = 2 * random.integers(0, 2, self._count) - 1
-        return [(NAMES[name], float(sign) * self._level) for name, sign in zip(names, signs, strict=True)]
+        return [
+            (NAMES[name], float(sign) * self._level)
+            for name, sign in zip(names, signs, strict=True)
+        ]
 
     def __call__(self, images: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Return the images (n, height, width, 1 or 3), uint8, or float32 that are rounded, of these places of the stream."""
-        pixels = images if images.dtype == np.uint8 else np.rint(images).clip(0, 255).astype("uint8")
+        """Return the images (n, height, width, 1 or 3), uint8, or float32 that are
+        rounded, of these places of the stream.
+        """
+        pixels = (
+            images if images.dtype == np.uint8 else np.rint(images).clip(0, 255).astype("uint8")
+        )
         altered = np.empty_like(pixels)
         for i, place in enumerate(places):
             image = Image.fromarray(pixels[i].squeeze(-1) if pixels.shape[-1] == 1 else pixels[i])

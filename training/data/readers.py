@@ -1,7 +1,9 @@
-"""Images in memory, in files, in TensorFlow Datasets' records: in order, shuffled, and decoded as late as can be.
+"""Images in memory, in files, in TensorFlow Datasets' records: in order, shuffled, and
+decoded as late as can be.
 
-A reader's data sets hold elements, such as the number of an image; `fetch` turns an element into the image, still encoded
-where it is, and its label, `decode` makes it pixels. What is filtered or skipped in between costs next to nothing.
+A reader's data sets hold elements, such as the number of an image; `fetch` turns an
+element into the image, still encoded where it is, and its label, `decode` makes it
+pixels. What is filtered or skipped in between costs next to nothing.
 """
 
 import functools
@@ -32,10 +34,14 @@ class Reader(Protocol):
         """Return a tf.data.Dataset of all elements, always in the same order."""
 
     def shuffled(self, seed: int, place: int) -> Any:
-        """Return an endless tf.data.Dataset of elements, epoch after epoch, another permutation each, from `place` on."""
+        """Return an endless tf.data.Dataset of elements, epoch after epoch, another
+        permutation each, from `place` on.
+        """
 
     def fetch(self, element) -> tuple[Any, Any]:
-        """Return image, uint8 (height, width, channels) or encoded, and label of an element."""
+        """Return image, uint8 (height, width, channels) or encoded, and label of an
+        element.
+        """
 
     def decode(self, image) -> Any:
         """Return a fetched image as uint8 (height, width, channels)."""
@@ -61,7 +67,9 @@ class _Numbered:
         def epoch(number):
             permutation = tf.numpy_function(order.permutation, [number], tf.int64, stateful=False)
             permutation = tf.ensure_shape(permutation, (len(self),))
-            return tf.data.Dataset.from_tensor_slices(permutation[tf.where(number == first, done, 0) :])
+            return tf.data.Dataset.from_tensor_slices(
+                permutation[tf.where(number == first, done, 0) :]
+            )
 
         return tf.data.Dataset.range(first, LAST).flat_map(epoch)
 
@@ -144,8 +152,8 @@ class Files(_Numbered):
 class Records:
     """Records of TensorFlow Datasets: images encoded as they were stored.
 
-    An epoch shuffles the shards, reads some at a time and draws the next record from a buffer. To go on in mid-epoch is to
-    read the epoch's records up to there, undecoded.
+    An epoch shuffles the shards, reads some at a time and draws the next record from a
+    buffer. To go on in mid-epoch is to read the epoch's records up to there, undecoded.
 
     Args:
         builder: Of the prepared data set.
@@ -157,7 +165,8 @@ class Records:
     def __init__(self, builder, split: str):
         if builder.info.file_format.value != "tfrecord":
             raise UserError(
-                f"{builder.name} is stored as {builder.info.file_format.value}: prepare it as tfrecord, which is the default."
+                f"{builder.name} is stored as {builder.info.file_format.value}: prepare it as "
+                "tfrecord, which is the default."
             )
         self._features = builder.info.features
         self._shards = builder.info.splits[split].file_instructions
@@ -168,7 +177,10 @@ class Records:
 
     @functools.cached_property
     def _tensors(self):
-        numbers = (np.array([getattr(shard, key) for shard in self._shards], "int64") for key in ("skip", "take"))
+        numbers = (
+            np.array([getattr(shard, key) for shard in self._shards], "int64")
+            for key in ("skip", "take")
+        )
         return _constants([str(shard.filename) for shard in self._shards], *numbers)
 
     def rows(self):
@@ -183,16 +195,28 @@ class Records:
         first, done = divmod(place, self._size)
 
         def epoch(number):
-            tf.random.set_seed(1)  # of this function's graph alone: the order is not to depend on the global seed
-            buffer_seed = tf.random.stateless_uniform((), (seed, number), maxval=LAST, dtype=tf.int64)
+            tf.random.set_seed(
+                1
+            )  # of this function's graph alone: the order is not to depend on the global seed
+            buffer_seed = tf.random.stateless_uniform(
+                (), (seed, number), maxval=LAST, dtype=tf.int64
+            )
             shards = tf.numpy_function(order.permutation, [number], tf.int64, stateful=False)
             shards = tf.ensure_shape(shards, (len(self._shards),))
-            shards = tf.data.Dataset.from_tensor_slices(tuple(tf.gather(part, shards) for part in self._tensors))
+            shards = tf.data.Dataset.from_tensor_slices(
+                tuple(tf.gather(part, shards) for part in self._tensors)
+            )
             records = shards.interleave(
-                _records, cycle_length=CYCLE, block_length=BLOCK, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+                _records,
+                cycle_length=CYCLE,
+                block_length=BLOCK,
+                num_parallel_calls=tf.data.AUTOTUNE,
+                deterministic=True,
             )
             buffer = min(self._size, SHUFFLE_BUFFER)
-            return records.shuffle(buffer, seed=buffer_seed).skip(tf.where(number == first, np.int64(done), np.int64(0)))
+            return records.shuffle(buffer, seed=buffer_seed).skip(
+                tf.where(number == first, np.int64(done), np.int64(0))
+            )
 
         return tf.data.Dataset.range(first, LAST).flat_map(epoch)
 
@@ -214,7 +238,9 @@ def _records(path, skip, take):
 
 
 def _constants(*values) -> tuple:
-    """Return tensors in the host's memory that the functions of a data set share, also if one of them asks first."""
+    """Return tensors in the host's memory that the functions of a data set share, also
+    if one of them asks first.
+    """
     import tensorflow as tf
 
     with tf.init_scope(), tf.device("CPU:0"):

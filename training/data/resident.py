@@ -1,8 +1,10 @@
-"""Images that stay where the network computes: a batch is a code for each image, and is cut out there.
+"""Images that stay where the network computes: a batch is a code for each image, and is
+cut out there.
 
-A code is an image's number, the place of its crop and whether it is flipped, in 32 bits. The host draws it as
-`pipelines.InMemory` draws a batch, so the images of a step are the same; they are not copied from the host, and many steps can
-be computed without it.
+A code is an image's number, the place of its crop and whether it is flipped, in 32
+bits. The host draws it as `pipelines.InMemory` draws a batch, so the images of a step
+are the same; they are not copied from the host, and many steps can be computed without
+it.
 """
 
 from typing import Any
@@ -19,19 +21,26 @@ MIDDLE = crops.PADDING
 _PLACES = crops.OFFSETS * crops.OFFSETS * 2
 
 
-def encode(images: np.ndarray, top: Any = MIDDLE, left: Any = MIDDLE, flip: Any = False) -> np.ndarray:
-    """Return the codes, int32, of crops of images, of these numbers: offsets from 0 to 8, and whether they are flipped."""
+def encode(
+    images: np.ndarray, top: Any = MIDDLE, left: Any = MIDDLE, flip: Any = False
+) -> np.ndarray:
+    """Return the codes, int32, of crops of images, of these numbers: offsets from 0 to
+    8, and whether they are flipped.
+    """
     return (((images * crops.OFFSETS + top) * crops.OFFSETS + left) * 2 + flip).astype("int32")
 
 
 class Cut(keras.Layer):
-    """Holds images on the device; from codes `(batch,)` to their crops `(batch, height, width, channels)`, float32, 0 to 255.
+    """Holds images on the device; from codes `(batch,)` to their crops `(batch, height,
+    width, channels)`, float32, 0 to 255.
 
     Args:
-        padded: uint8 images (n, height, width, channels), `crops.PADDING` pixels larger on every side than what leaves.
+        padded: uint8 images (n, height, width, channels), `crops.PADDING` pixels larger
+            on every side than what leaves.
 
     Raises:
-        UserError: for more images than codes can tell apart, 13 million of them, or pixels, 2 thousand million.
+        UserError: for more images than codes can tell apart, 13 million of them, or
+            pixels, 2 thousand million.
     """
 
     def __init__(self, padded: np.ndarray, **kwargs):
@@ -39,7 +48,8 @@ class Cut(keras.Layer):
         n, self._height, self._width, channels = padded.shape
         if n * max(_PLACES, self._height * self._width) >= 2**31:
             raise UserError(
-                f"Too many images to stay on the device. Received: {n:,}, of {self._height} x {self._width} pixels"
+                f"Too many images to stay on the device. Received: {n:,}, of {self._height} x "
+                f"{self._width} pixels"
             )
         self.pixels = self.add_weight(
             shape=(n * self._height * self._width, channels),
@@ -83,5 +93,7 @@ class Stream:
         images = self._order(step * self._batch_size + np.arange(self._batch_size))
         place: tuple = ()
         if self._augment:
-            place = crops.draw(order.generator(self._seed, order.AUGMENTATION, step), self._batch_size)
+            place = crops.draw(
+                order.generator(self._seed, order.AUGMENTATION, step), self._batch_size
+            )
         return encode(images, *place), self._labels[images]

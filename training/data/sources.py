@@ -1,4 +1,6 @@
-"""Where images come from: scikit-learn's digits, TensorFlow Datasets, a folder, a random batch."""
+"""Where images come from: scikit-learn's digits, TensorFlow Datasets, a folder, a
+random batch.
+"""
 
 import dataclasses
 import functools
@@ -34,9 +36,10 @@ class Split:
 
     Args:
         size: Number of images.
-        open: Returns a tf.data.Dataset of (image, label): uint8 (height, width, channels), and an integer, always in the
-            same order. An argument, a function of an image's number in that order, keeps those where it is true; the
-            others are not decoded.
+        open: Returns a tf.data.Dataset of (image, label): uint8 (height, width,
+            channels), and an integer, always in the same order. An argument, a function
+            of an image's number in that order, keeps those where it is true; the others
+            are not decoded.
         reader: Of the images, for training.
     """
 
@@ -53,7 +56,11 @@ class Split:
 
             rows = reader.rows()
             if keep is not None:
-                rows = rows.enumerate().filter(lambda number, element: keep(number)).map(lambda number, element: element)
+                rows = (
+                    rows.enumerate()
+                    .filter(lambda number, element: keep(number))
+                    .map(lambda number, element: element)
+                )
 
             def read(element):
                 image, label = reader.fetch(element)
@@ -72,8 +79,10 @@ class ImageData:
         name: As in `Data.name`.
         classes: Class names; a label is an index into them.
         channels: Of every image.
-        size: Height and width, where all images have the same; None where they differ and are resized.
-        standard: How images are brought to a network's size. Its mean and std are used where `measured` is false.
+        size: Height and width, where all images have the same; None where they differ
+            and are resized.
+        standard: How images are brought to a network's size. Its mean and std are used
+            where `measured` is false.
         train, test: The splits.
         holdout: Training images set aside, if any; they are not in `train`.
         measured: Whether mean and std are those of the training split.
@@ -91,7 +100,9 @@ class ImageData:
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
-        """What a network trained on this does with its images, with the mean and std of the training split's pixels."""
+        """What a network trained on this does with its images, with the mean and std of
+        the training split's pixels.
+        """
         if not self.measured:
             return self.standard
         mean, std = mean_and_std(self.held or self.train.reader)
@@ -117,32 +128,38 @@ def load(data: Data) -> ImageData:
     """Open a data set.
 
     Raises:
-        ValueError: for an unknown name, a data set that is neither prepared nor can be downloaded, an unreadable image, a
-            holdout that leaves nothing.
+        ValueError: for an unknown name, a data set that is neither prepared nor can be
+            downloaded, an unreadable image, a holdout that leaves nothing.
     """
     return _checks.lookup(SOURCES, data.name, "data.name")(data)
 
 
 def _held_out(holdout: float, size: int) -> int:
-    """Return how many of `size` training images `--data.holdout` sets aside: a number of images, or a share below 1."""
+    """Return how many of `size` training images `--data.holdout` sets aside: a number
+    of images, or a share below 1.
+    """
     count = max(1, round(holdout * size)) if 0 < holdout < 1 else holdout
     if not 0 <= count < size or count != int(count):
         raise UserError(
-            f"--data.holdout must be 0, a share below 1 or a number of images that leaves some of the {size} for training. "
-            f"Received: {holdout:g}"
+            "--data.holdout must be 0, a share below 1 or a number of images that leaves some of "
+            f"the {size} for training. Received: {holdout:g}"
         )
     return int(count)
 
 
 def _digits(data: Data) -> ImageData:
-    """1,797 images of 8 x 8 pixels; 360 of them, the same share of every class, are the test set, always the same ones."""
+    """1,797 images of 8 x 8 pixels; 360 of them, the same share of every class, are the
+    test set, always the same ones.
+    """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     digits = load_digits()
     images = np.round(digits.images * (255 / 16)).astype("uint8")[..., None]
     labels = digits.target.astype("int64")
-    train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=360, stratify=labels, random_state=0)
+    train_x, test_x, train_y, test_y = train_test_split(
+        images, labels, test_size=360, stratify=labels, random_state=0
+    )
     holdout = None
     if held := _held_out(data.holdout, len(train_x)):
         train_x, holdout_x, train_y, holdout_y = train_test_split(
@@ -192,11 +209,16 @@ def _folder(data: Data) -> ImageData:
     if data.dir is not None and not data.dir.exists():
         raise UserError(f"--data.dir: the folder {data.dir} does not exist.")
     if data.dir is None or not data.dir.is_dir():
-        raise UserError(f"--data.dir must name a folder with train/CLASS/IMAGE and test/CLASS/IMAGE. Received: {data.dir}")
+        raise UserError(
+            "--data.dir must name a folder with train/CLASS/IMAGE and test/CLASS/IMAGE. "
+            f"Received: {data.dir}"
+        )
     train, test = (_check_images(data.dir / split) for split in ("train", "test"))
     classes = sorted({path.parent.name for path in train + test})
     count = _held_out(data.holdout, len(train))
-    held = set(np.random.default_rng(0).permutation(len(train))[:count].tolist())  # some of every class
+    held = set(
+        np.random.default_rng(0).permutation(len(train))[:count].tolist()
+    )  # some of every class
 
     def files(paths: list[Path]) -> Split:
         return Split.of(Files(paths, [classes.index(path.parent.name) for path in paths]))
@@ -214,7 +236,9 @@ def _folder(data: Data) -> ImageData:
 
 
 def _fake(data: Data) -> ImageData:
-    """Random pixels, `FAKE_IMAGES` over and over: to measure a network with an input that takes no time."""
+    """Random pixels, `FAKE_IMAGES` over and over: to measure a network with an input
+    that takes no time.
+    """
     size = data.size or 32
     held = _held_out(data.holdout, 50_000)
     rng = np.random.default_rng(0)
@@ -225,7 +249,9 @@ def _fake(data: Data) -> ImageData:
         classes=tuple(map(str, range(10))),
         channels=3,
         size=size,
-        standard=Preprocessing((127.5,) * 3, (73.9003,) * 3, size),  # those of uniform numbers from 0 to 255
+        standard=Preprocessing(
+            (127.5,) * 3, (73.9003,) * 3, size
+        ),  # those of uniform numbers from 0 to 255
         train=Split.of(Fake(images, labels, 50_000 - held)),
         test=Split.of(Fake(images, labels, 10_000)),
         holdout=Split.of(Fake(images, labels, held)) if held else None,
@@ -237,19 +263,24 @@ def _check_can_prepare(builder) -> None:
     """Raise a UserError at once where preparing would fail after minutes of retries."""
     load = f"tfds.load('{builder.name}', data_dir='DIR')"
     advice = (
-        f"The data set {builder.name} is not prepared in the data dir {builder.data_path}. To prepare it, run with network: "
+        f"The data set {builder.name} is not prepared in the data dir {builder.data_path}. To "
+        "prepare it, run with network: "
         f'python -c "import tensorflow_datasets as tfds; {load}", and give --data.dir DIR.'
     )
     if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         manual = Path(builder.data_path).parents[1] / "downloads" / "manual"
         if not (manual.is_dir() and any(manual.iterdir())):
-            raise UserError(f"{advice} Its archives have to be put into {manual} by hand first. {EMBEDDED}")
+            raise UserError(
+                f"{advice} Its archives have to be put into {manual} by hand first. {EMBEDDED}"
+            )
         return
     url = next(iter(builder.url_infos))
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
     except OSError as error:  # urllib's errors are OSErrors
-        raise UserError(f"{advice} It cannot be downloaded now: {url}: {error}. {EMBEDDED}") from error
+        raise UserError(
+            f"{advice} It cannot be downloaded now: {url}: {error}. {EMBEDDED}"
+        ) from error
 
 
 def _check_images(folder: Path) -> list[Path]:
@@ -259,18 +290,29 @@ def _check_images(folder: Path) -> list[Path]:
     paths = [path for path in sorted(folder.glob("*/*")) if path.suffix.lower() in IMAGE_SUFFIXES]
     if not paths:
         raise UserError(
-            f"{folder} holds no images: expected {folder}/CLASS/IMAGE with {', '.join(IMAGE_SUFFIXES)}. {EMBEDDED}"
+            f"{folder} holds no images: expected {folder}/CLASS/IMAGE with "
+            f"{', '.join(IMAGE_SUFFIXES)}. {EMBEDDED}"
         )
     for path in paths:
         try:
             with Image.open(path) as image:
                 image.verify()
-        except (OSError, SyntaxError) as error:  # what Pillow raises for a file that is no image, or a broken one
+        except (
+            OSError,
+            SyntaxError,
+        ) as error:  # what Pillow raises for a file that is no image, or a broken one
             raise UserError(f"Unreadable image {path}: {error}. Mend or remove it.") from error
     return paths
 
 
 #: `Data.name` to a function that opens it.
 SOURCES: Mapping[str, Callable[[Data], ImageData]] = MappingProxyType(
-    {"digits": _digits, "cifar10": _tfds, "cifar100": _tfds, "imagenet2012": _tfds, "folder": _folder, "fake": _fake}
+    {
+        "digits": _digits,
+        "cifar10": _tfds,
+        "cifar100": _tfds,
+        "imagenet2012": _tfds,
+        "folder": _folder,
+        "fake": _fake,
+    }
 )

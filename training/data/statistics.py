@@ -14,14 +14,18 @@ DIGITS = 4
 def mean_and_std(reader: Reader) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and std of every channel, in pixel values from 0 to 255.
 
-    Those of all pixels for images in memory. For others at most `SAMPLE` images are read, the same ones every time, at their
-    own size; each counts the same, as it does once it is resized. The std of a channel that never changes is given as 1.
+    Those of all pixels for images in memory. For others at most `SAMPLE` images are
+    read, the same ones every time, at their own size; each counts the same, as it does
+    once it is resized. The std of a channel that never changes is given as 1.
     """
     images = _chunks(reader.images) if isinstance(reader, Arrays) else _sample(reader)
     values = np.arange(256.0)
     weights, total = np.float64(0), 0
     for chunk, count in images:
-        histograms = [np.bincount(chunk[..., channel].ravel(), minlength=256) for channel in range(chunk.shape[-1])]
+        histograms = [
+            np.bincount(chunk[..., channel].ravel(), minlength=256)
+            for channel in range(chunk.shape[-1])
+        ]
         weights = weights + np.array(histograms) * (count * chunk.shape[-1] / chunk.size)
         total += count
     shares = weights / total
@@ -44,6 +48,9 @@ def _sample(reader: Reader):
     chosen[Order(len(reader), 0).permutation(0)[:SAMPLE]] = True
     wanted = tf.constant(chosen)
     elements = reader.rows().enumerate().filter(lambda number, element: wanted[number])
-    images = elements.map(lambda number, element: reader.decode(reader.fetch(element)[0]), num_parallel_calls=tf.data.AUTOTUNE)
+    images = elements.map(
+        lambda number, element: reader.decode(reader.fetch(element)[0]),
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
     for image in images.as_numpy_iterator():
         yield image, 1

@@ -1,4 +1,6 @@
-"""Costs of a run, for `keras-preact train RECIPE --dry-run`: multiplications, memory, learning rate, time."""
+"""Costs of a run, for `keras-preact train RECIPE --dry-run`: multiplications, memory,
+learning rate, time.
+"""
 
 from .clock import Clock
 from .costs import Costs, costs

@@ -1,4 +1,6 @@
-"""Multiplications of a forward pass, and memory for its gradient, counted from a model's layers."""
+"""Multiplications of a forward pass, and memory for its gradient, counted from a
+model's layers.
+"""
 
 import dataclasses
 import math
@@ -17,10 +19,12 @@ class Costs:
     """Costs of one image.
 
     Args:
-        flops: Floating-point operations of the matrix products and convolutions of a forward pass: two per product and its
-            sum, also for padding. Other sums, activations and normalisations, a few percent, are not counted.
-        kept: Bytes that a train step keeps for the gradient: inputs of weight layers, normalisations and products, and
-            outputs of activations, in their dtypes and without what stacks recompute.
+        flops: Floating-point operations of the matrix products and convolutions of a
+            forward pass: two per product and its sum, also for padding. Other sums,
+            activations and normalisations, a few percent, are not counted.
+        kept: Bytes that a train step keeps for the gradient: inputs of weight layers,
+            normalisations and products, and outputs of activations, in their dtypes and
+            without what stacks recompute.
         unknown: Kinds of layers with weights whose products are not counted.
     """
 
@@ -45,7 +49,10 @@ def costs(model: keras.Model) -> Costs:
     """
     [image] = model.inputs
     if None in image.shape[1:]:
-        raise ValueError(f"Build the model for images of one size. Received: a model for {tuple(image.shape[1:])}")
+        raise ValueError(
+            "Build the model for images of one size. Received: a model for "
+            f"{tuple(image.shape[1:])}"
+        )
     return _of(model, KerasTensor((1, *image.shape[1:]), image.dtype))
 
 
@@ -69,7 +76,9 @@ def _of(layer: keras.Layer, image: KerasTensor) -> Costs:
             unknown.add(step.kind)
         if step.kind not in KEEPS_NOTHING:
             needed.update(step.outputs if step.kind in ACTIVATIONS else step.inputs)
-    return Costs(flops, kept + sum(_bytes(graph.specs[tensor]) for tensor in needed), tuple(sorted(unknown)))
+    return Costs(
+        flops, kept + sum(_bytes(graph.specs[tensor]) for tensor in needed), tuple(sorted(unknown))
+    )
 
 
 def _kept_of_stack(stack: kp.UnitStack, unit: int, carry: int) -> int:
@@ -95,7 +104,9 @@ def _bytes(spec: KerasTensor) -> int:
 
 
 def item_size(dtype: object) -> int:
-    """Return the bytes of one value, from the bits in the name of its dtype; bool has none."""
+    """Return the bytes of one value, from the bits in the name of its dtype; bool has
+    none.
+    """
     bits = re.search(r"\d+", keras.backend.standardize_dtype(dtype))
     return int(bits[0]) // 8 if bits else 1
 

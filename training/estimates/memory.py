@@ -13,7 +13,8 @@ def memory(model: keras.Model, cost: Costs, images: int) -> dict[str, int]:
     Args:
         model: Compiled.
         cost: Costs of one image.
-        images: Images that a device computes at a time: a batch, or with accumulated gradients a part of one.
+        images: Images that a device computes at a time: a batch, or with accumulated
+            gradients a part of one.
 
     Temporary copies, workspaces and the program of the backend are not included.
     """

@@ -27,7 +27,8 @@ def schedule_plot(rate: Callable[[int], float], iterations: int) -> str:
         rate: Number of updates done, from 0, to the rate of the next one.
         iterations: Updates of the run.
 
-    Each column shows the rate of its first update, the last column that of the last update.
+    Each column shows the rate of its first update, the last column that of the last
+    update.
     """
     columns = min(WIDTH, iterations)
     steps = [column * (iterations - 1) // max(columns - 1, 1) for column in range(columns)]
@@ -88,7 +89,8 @@ def describe_run(
         parts: Parts of a batch that are computed one after another.
         devices: Devices that share a batch.
         timing: Timing of the train step; None if it was not measured.
-        updates_timed: Updates in one of the timed executions: the steps of an execution divided by `parts`.
+        updates_timed: Updates in one of the timed executions: the steps of an execution
+            divided by `parts`.
     """
     cost = costs(model)
     at_a_time = -(-batch_size // (parts * devices))
@@ -103,17 +105,18 @@ def describe_run(
         "Model": _name(model),
         "Parameters": f"{trained:,} trained, {fixed:,} fixed or moving statistics",
         "FLOPs": (
-            f"{_short(cost.flops)} per image in the forward pass ({_short(cost.multiply_adds)} multiply-adds, weight layers "
-            f"and attention only); about {_short(3 * cost.flops * batch_size)} per update{unknown}"
+            f"{_short(cost.flops)} per image in the forward pass ({_short(cost.multiply_adds)} "
+            "multiply-adds, weight layers and attention only); about "
+            f"{_short(3 * cost.flops * batch_size)} per update{unknown}"
         ),
         **data,
         "Updates": (
-            f"{iterations:,} with {batch_size:,} images each{split}: {iterations / steps_per_epoch:,.4g} epochs "
-            f"of {steps_per_epoch:,} updates"
+            f"{iterations:,} with {batch_size:,} images each{split}: "
+            f"{iterations / steps_per_epoch:,.4g} epochs of {steps_per_epoch:,} updates"
         ),
         "Memory": (
-            f"about {_bytes(sum(needed.values()))} per device, without the backend's workspaces: {amounts} "
-            f"({at_a_time:,} images)"
+            f"about {_bytes(sum(needed.values()))} per device, without the backend's workspaces: "
+            f"{amounts} ({at_a_time:,} images)"
         ),
         "Time": _time(timing, updates_timed, batch_size, iterations),
     }
@@ -126,10 +129,16 @@ def describe_run(
 
 
 def _name(model: keras.Model) -> str:
-    policies = collections.Counter(layer.dtype_policy.name for layer in model.layers if layer.weights)
+    policies = collections.Counter(
+        layer.dtype_policy.name for layer in model.layers if layer.weights
+    )
     segments = getattr(model, "segments", ())
     units = sum(segment.depth if isinstance(segment, kp.UnitStack) else 1 for segment in segments)
-    parts = [model.name, *([f"{units} units"] if units else []), *(name for name, _ in policies.most_common(1))]
+    parts = [
+        model.name,
+        *([f"{units} units"] if units else []),
+        *(name for name, _ in policies.most_common(1)),
+    ]
     return ", ".join(parts)
 
 
@@ -138,8 +147,9 @@ def _time(timing: Timing | None, updates: float, batch_size: int, iterations: in
         return "not measured"
     seconds = timing.step / updates
     return (
-        f"about {duration(iterations * seconds)} ({seconds:.3g} s per update, {batch_size / seconds:,.0f} images/s), and "
-        f"{duration(timing.compiling)} to compile; measured in a few steps, without validation"
+        f"about {duration(iterations * seconds)} ({seconds:.3g} s per update, "
+        f"{batch_size / seconds:,.0f} images/s), and {duration(timing.compiling)} to compile; "
+        "measured in a few steps, without validation"
     )
 
 

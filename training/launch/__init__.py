@@ -1,1 +1,3 @@
-"""Training on several machines: what SLURM, Kubernetes and Ray need to start the processes; see README.md here."""
+"""Training on several machines: what SLURM, Kubernetes and Ray need to start the
+processes; see README.md here.
+"""

@@ -1,8 +1,11 @@
-"""Train by several processes, which Ray starts on one machine or a cluster, and starts again when one of them fails.
+"""Train by several processes, which Ray starts on one machine or a cluster, and starts
+again when one of them fails.
 
-    python -m training.launch.ray_train --workers 4 --gpus 1 --output /shared/run -- cifar10 --batch-size 512
+    python -m training.launch.ray_train --workers 4 --gpus 1 --output /shared/run --
+    cifar10 --batch-size 512
 
-After `--` come a recipe and its options, as for `keras-preact train`. KERAS_BACKEND chooses tensorflow, jax or torch.
+After `--` come a recipe and its options, as for `keras-preact train`. KERAS_BACKEND
+chooses tensorflow, jax or torch.
 """
 
 import os
@@ -28,11 +31,13 @@ def launch(
 
     Args:
         recipe: After --, the recipe and its options, as for `keras-preact train`.
-        output: Run directory, on a disk that all machines share. An existing run is resumed.
+        output: Run directory, on a disk that all machines share. An existing run is
+            resumed.
         workers: Number of processes that train together.
         cpus: Cores per process.
         gpus: GPUs per process.
-        restarts: Restart all processes this often when one fails. Announced pre-emptions do not count.
+        restarts: Restart all processes this often when one fails. Announced
+            pre-emptions do not count.
 
     Raises:
         UserError: without Ray.
@@ -43,15 +48,21 @@ def launch(
         from ray import train
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
     except ImportError as error:
-        raise cli.UserError(f'training.launch.ray_train needs Ray: pip install "ray[train]". ({error})') from error
+        raise cli.UserError(
+            f'training.launch.ray_train needs Ray: pip install "ray[train]". ({error})'
+        ) from error
 
     output = output.resolve()
     trainer = DataParallelTrainer(
         train_in_worker,
-        train_loop_config={"argv": [*recipe, "--distribution", "multi_worker", "--output", str(output), "--resume"]},
+        train_loop_config={
+            "argv": [*recipe, "--distribution", "multi_worker", "--output", str(output), "--resume"]
+        },
         backend_config=_keras_variables(),
         scaling_config=train.ScalingConfig(
-            num_workers=workers, use_gpu=gpus > 0, resources_per_worker={"CPU": cpus} | ({"GPU": gpus} if gpus else {})
+            num_workers=workers,
+            use_gpu=gpus > 0,
+            resources_per_worker={"CPU": cpus} | ({"GPU": gpus} if gpus else {}),
         ),
         run_config=train.RunConfig(
             name=f"{output.name}-ray",
@@ -65,7 +76,8 @@ def launch(
 
 
 def train_in_worker(config: dict) -> int:
-    """Train with the arguments `config["argv"]`, and return 0, or 2 for a mistake that no new start mends.
+    """Train with the arguments `config["argv"]`, and return 0, or 2 for a mistake that
+    no new start mends.
 
     Raises:
         RuntimeError: for another status: Ray starts the processes again.
@@ -90,9 +102,11 @@ def _environment() -> dict[str, str]:
 
 
 def _keras_variables():
-    """Return what makes Ray set Keras' variables in its workers, from which `kp.distribution` knows the processes.
+    """Return what makes Ray set Keras' variables in its workers, from which
+    `kp.distribution` knows the processes.
 
-    Ray's own trainers set those of one framework each, and its JaxTrainer none without a GPU or a TPU.
+    Ray's own trainers set those of one framework each, and its JaxTrainer none without
+    a GPU or a TPU.
     """
     from ray.train.backend import Backend, BackendConfig
 

@@ -1,1 +1,3 @@
-"""The paper's tables, measured: `keras-preact reproduce table2`, each published number beside ours."""
+"""The paper's tables, measured: `keras-preact reproduce table2`, each published number
+beside ours.
+"""

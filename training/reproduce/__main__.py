@@ -58,7 +58,8 @@ class Digits(Train):
 
 
 def chosen(tables: Sequence[str], rows: Sequence[str]) -> "list[Trial]":
-    """Return the trials of the rows of some tables, each once; of all rows without `rows`.
+    """Return the trials of the rows of some tables, each once; of all rows without
+    `rows`.
 
     Raises:
         UserError: for an unknown row.
@@ -69,7 +70,9 @@ def chosen(tables: Sequence[str], rows: Sequence[str]) -> "list[Trial]":
     for name in rows:
         if not any(_named(row, name) for row in all_rows):
             names = ", ".join(dict.fromkeys(row.trial.name for row in all_rows))
-            raise cli.UserError(f"Unknown row {name!r} of {' and '.join(tables)}. Choose from: {names}")
+            raise cli.UserError(
+                f"Unknown row {name!r} of {' and '.join(tables)}. Choose from: {names}"
+            )
     wanted = [row.trial for row in all_rows if not rows or any(_named(row, name) for name in rows)]
     return list({trial.name: trial for trial in wanted}.values())
 
@@ -88,9 +91,14 @@ def train(options: Train, tables: Sequence[str]) -> None:
     from .worker import Job
 
     if options.seeds < 1 or options.processes < 1:
-        raise cli.UserError(f"--seeds and --processes must be positive. Received: {options.seeds} and {options.processes}")
+        raise cli.UserError(
+            f"--seeds and --processes must be positive. Received: {options.seeds} and "
+            f"{options.processes}"
+        )
     if options.device_minutes is not None and not options.device_minutes > 0:
-        raise cli.UserError(f"--device-minutes must be positive. Received: {options.device_minutes}")
+        raise cli.UserError(
+            f"--device-minutes must be positive. Received: {options.device_minutes}"
+        )
     if options.together is not None and options.together < 1:
         raise cli.UserError(f"--together must be positive. Received: {options.together}")
     until = None if options.device_minutes is None else time.time() + 60 * options.device_minutes
@@ -108,7 +116,11 @@ def train(options: Train, tables: Sequence[str]) -> None:
     }
     jobs, there = [], 0
     for trial in chosen(tables, options.rows):
-        seeds = [seed for seed in range(options.seeds) if not results.path(output, trial.name, seed).exists()]
+        seeds = [
+            seed
+            for seed in range(options.seeds)
+            if not results.path(output, trial.name, seed).exists()
+        ]
         there += options.seeds - len(seeds)
         if seeds:
             data = None if options.data is None else str(options.data.absolute())
@@ -116,7 +128,9 @@ def train(options: Train, tables: Sequence[str]) -> None:
     missing = sum(len(job.seeds) for job in jobs)
     print(f"{missing} runs of {len(jobs)} trials are missing; {there} exist already.", flush=True)
     workers.train(jobs, min(options.processes, max(1, len(jobs))), workers.backend(options.backend))
-    left = sum(not results.path(output, job.trial, seed).exists() for job in jobs for seed in job.seeds)
+    left = sum(
+        not results.path(output, job.trial, seed).exists() for job in jobs for seed in job.seeds
+    )
     after = f" {left} are not finished; the same command resumes them." if left else ""
     print(f"Finished {missing - left} runs in {output}.{after}")
 
@@ -137,8 +151,10 @@ class Command:
 
     Args:
         about: What the command does, in one line.
-        place: MODULE:FUNCTION of this package whose parameters are the options; empty for a command that trains.
-        options, run: For a command that trains, its options and what is called with them.
+        place: MODULE:FUNCTION of this package whose parameters are the options; empty
+            for a command that trains.
+        options, run: For a command that trains, its options and what is called with
+            them.
     """
 
     about: str
@@ -154,15 +170,33 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "table2": Command("Table 2: arrangements, on CIFAR-10.", run=_table("table2")),
         "table3": Command("Table 3: pre-activation against the original.", run=_table("table3")),
         "table4": Command("Table 4: ResNet-1001 with batches of 64.", run=_table("table4")),
-        "first-paper": Command("Table 6 of the first paper (arXiv 1512.03385): depth.", run=_table("first_paper")),
-        "digits": Command("Tables 1 and 2 in small, on digits: half an hour on a CPU.", options=Digits, run=_digits),
-        "depth": Command("Signals and gradients before training, 20 to 10,001 layers.", "depth:depth"),
-        "report": Command("Write results/README.md: published numbers beside measured ones.", "options:report"),
-        "next": Command("Print the missing run that is worth most, and its command.", "options:next_"),
+        "first-paper": Command(
+            "Table 6 of the first paper (arXiv 1512.03385): depth.", run=_table("first_paper")
+        ),
+        "digits": Command(
+            "Tables 1 and 2 in small, on digits: half an hour on a CPU.",
+            options=Digits,
+            run=_digits,
+        ),
+        "depth": Command(
+            "Signals and gradients before training, 20 to 10,001 layers.", "depth:depth"
+        ),
+        "report": Command(
+            "Write results/README.md: published numbers beside measured ones.", "options:report"
+        ),
+        "next": Command(
+            "Print the missing run that is worth most, and its command.", "options:next_"
+        ),
         "plan": Command("Write results/QUEUE.md: all missing runs, in order.", "options:plan"),
-        "speed": Command("Measure images per second and compile time of the tables' networks.", "speed:speed"),
-        "bundle": Command("Write code, wheels and images for a machine without network.", "options:bundle"),
-        "pack-state": Command("Write the state of unfinished runs in pieces.", "options:pack_state"),
+        "speed": Command(
+            "Measure images per second and compile time of the tables' networks.", "speed:speed"
+        ),
+        "bundle": Command(
+            "Write code, wheels and images for a machine without network.", "options:bundle"
+        ),
+        "pack-state": Command(
+            "Write the state of unfinished runs in pieces.", "options:pack_state"
+        ),
         "unpack-state": Command("Put these pieces together again.", "options:unpack_state"),
     }
 )
@@ -176,7 +210,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _start(argv: Sequence[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
-        print(cli.listing("reproduce", DESCRIPTION, {name: row.about for name, row in COMMANDS.items()}))
+        print(
+            cli.listing(
+                "reproduce", DESCRIPTION, {name: row.about for name, row in COMMANDS.items()}
+            )
+        )
         return
     command = cli.lookup(COMMANDS, argv[0], "command of reproduce")
     name = f"reproduce {argv[0]}"

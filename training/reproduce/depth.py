@@ -1,4 +1,6 @@
-"""How far signals reach in networks of up to ten thousand layers before training: the command, its files, table and figure."""
+"""How far signals reach in networks of up to ten thousand layers before training: the
+command, its files, table and figure.
+"""
 
 import json
 import math
@@ -29,14 +31,17 @@ def depth(
     smoke: bool = False,
     output: Path = RESULTS,
 ) -> None:
-    """Measure the size of activations and gradients along networks of 20 to 10,001 layers before training.
+    """Measure the size of activations and gradients along networks of 20 to 10,001
+    layers before training.
 
-    On the first digits, with the statistics of the batch. Each network is measured in a process of its own and has a file,
-    OUTPUT/depth/NETWORK-LAYERS.json; what is there already is kept.
+    On the first digits, with the statistics of the batch. Each network is measured in a
+    process of its own and has a file, OUTPUT/depth/NETWORK-LAYERS.json; what is there
+    already is kept.
 
     Args:
         layers: 9n+2 each: three stages of n bottlenecks.
-        networks: preact, preact_scaled (its weights scaled for the depth), original, or plain (no shortcut).
+        networks: preact, preact_scaled (its weights scaled for the depth), original, or
+            plain (no shortcut).
         batch: Images.
         seed: Of the weights.
         limit: Seconds after which a network is given up.
@@ -45,20 +50,29 @@ def depth(
         output: Folder for the results.
 
     Raises:
-        UserError: for options that do not fit, or a file of other settings; nothing is measured then.
+        UserError: for options that do not fit, or a file of other settings; nothing is
+            measured then.
         SystemExit: with status 1, when all is done, if a network could not be measured.
     """
     _check(layers, networks, batch, limit)
     if smoke:
         layers, networks = tuple(sorted(set(layers))[:2]), networks[:2]
     folder = output / "depth"
-    pairs = [(network, count) for network in dict.fromkeys(networks) for count in sorted(set(layers))]
+    pairs = [
+        (network, count) for network in dict.fromkeys(networks) for count in sorted(set(layers))
+    ]
     jobs = {}
     for network, count in pairs:
         deepest = NETWORKS[network].deepest
-        file, settings = folder / f"{network}-{count}.json", settings_of(network, count, batch, seed)
+        file, settings = (
+            folder / f"{network}-{count}.json",
+            settings_of(network, count, batch, seed),
+        )
         if deepest is not None and count > deepest:
-            print(f"{file.stem}: left out, gradients of more than {deepest} layers of it overflow float32")
+            print(
+                f"{file.stem}: left out, gradients of more than {deepest} layers of it overflow "
+                "float32"
+            )
         elif not again and _has(file, settings):
             print(f"{file.stem}: kept, {file}")
         else:
@@ -75,12 +89,16 @@ def depth(
             runs.write_json(file, record | {"code": fingerprints.code()}, indent=None)
             print(f"{file.stem}: {_summary(record)}", flush=True)
     if failed:
-        print(f"{len(failed)} of {len(jobs)} could not be measured: {', '.join(failed)}", file=sys.stderr)
+        print(
+            f"{len(failed)} of {len(jobs)} could not be measured: {', '.join(failed)}",
+            file=sys.stderr,
+        )
         sys.exit(1)
 
 
 def read(folder: Path = RESULTS) -> list[dict]:
-    """Return all measurements below a folder of results, network by network, the least deep first.
+    """Return all measurements below a folder of results, network by network, the least
+    deep first.
 
     Raises:
         UserError: for a file that holds none.
@@ -89,7 +107,10 @@ def read(folder: Path = RESULTS) -> list[dict]:
     records = [
         _read(file) for file in (folder / "depth").glob("[!.]*.json")
     ]  # hidden: half-written by a process that was killed
-    return sorted(records, key=lambda each: (order.index(each["settings"]["network"]), each["settings"]["layers"]))
+    return sorted(
+        records,
+        key=lambda each: (order.index(each["settings"]["network"]), each["settings"]["layers"]),
+    )
 
 
 def _check(layers: Sequence[int], networks: Sequence[str], batch: int, limit: float) -> None:
@@ -98,9 +119,14 @@ def _check(layers: Sequence[int], networks: Sequence[str], batch: int, limit: fl
     for count in layers:
         if count < 11 or (count - 2) % 9:
             below = max(11, count - (count - 2) % 9)
-            raise UserError(f"--layers must be 9n+2; the nearest are {below} and {below + 9}. Received: {count}")
+            raise UserError(
+                f"--layers must be 9n+2; the nearest are {below} and {below + 9}. Received: {count}"
+            )
     if batch < 2:
-        raise UserError(f"--batch must be at least 2: its statistics are those of the network. Received: {batch}")
+        raise UserError(
+            "--batch must be at least 2: its statistics are those of the network. Received: "
+            f"{batch}"
+        )
     if not 0 < limit < math.inf:
         raise UserError(f"--limit must be a positive number of seconds. Received: {limit}")
 
@@ -125,14 +151,24 @@ def _has(file: Path, settings: Mapping[str, Any]) -> bool:
     if not file.exists():
         return False
     there = _read(file)["settings"]
-    if different := [f"{key} {there.get(key)!r}, not {value!r}" for key, value in settings.items() if there.get(key) != value]:
-        raise UserError(f"{file} has {', '.join(different)}: give another --output, or --again to replace it.")
+    if different := [
+        f"{key} {there.get(key)!r}, not {value!r}"
+        for key, value in settings.items()
+        if there.get(key) != value
+    ]:
+        raise UserError(
+            f"{file} has {', '.join(different)}: give another --output, or --again to replace it."
+        )
     return True
 
 
 def _measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
-    """Measure in a process of its own, which gives all memory back; raise a RuntimeError that says why it failed."""
-    status, out, err = children.run(f"{__package__}.profiles", json.dumps(settings), settings["backend"], limit)
+    """Measure in a process of its own, which gives all memory back; raise a
+    RuntimeError that says why it failed.
+    """
+    status, out, err = children.run(
+        f"{__package__}.profiles", json.dumps(settings), settings["backend"], limit
+    )
     if status:
         raise RuntimeError(children.problem(status, err, limit))
     return json.loads(out)
@@ -140,8 +176,9 @@ def _measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
 
 def _summary(record: Mapping[str, Any]) -> str:
     return (
-        f"activations x {_short(record['growth'])}, gradients x {_short(record['gradient_ratio'])} on the way back, "
-        f"{record['cost']['seconds']:.1f} s, {record['cost']['peak_resident_bytes'] / 1e9:.1f} GB"
+        f"activations x {_short(record['growth'])}, gradients x "
+        f"{_short(record['gradient_ratio'])} on the way back, {record['cost']['seconds']:.1f} s, "
+        f"{record['cost']['peak_resident_bytes'] / 1e9:.1f} GB"
     )
 
 
@@ -152,19 +189,25 @@ def _short(value: float | None) -> str:
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Return the measurements as a Markdown table, a row each."""
     lines = [
-        "| network | layers | activations, last unit over first | gradients, first unit over last | seconds | memory, GB |",
+        "| network | layers | activations, last unit over first | gradients, first unit over "
+        "last | seconds | memory, GB |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for record in records:
         settings, cost = record["settings"], record["cost"]
-        figures = [f"{settings['layers']:,}", _short(record["growth"]), _short(record["gradient_ratio"])]
+        figures = [
+            f"{settings['layers']:,}",
+            _short(record["growth"]),
+            _short(record["gradient_ratio"]),
+        ]
         figures += [f"{cost['seconds']:.1f}", f"{cost['peak_resident_bytes'] / 1e9:.1f}"]
         lines.append(f"| {NETWORKS[settings['network']].label} | {' | '.join(figures)} |")
     return "\n".join(lines) + "\n"
 
 
 def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the profiles along l/L into a PNG file: activations above, gradients below, a column a network, a colour a depth.
+    """Draw the profiles along l/L into a PNG file: activations above, gradients below,
+    a column a network, a colour a depth.
 
     What grows beyond all that networks with shortcuts reach leaves the axis.
 
@@ -176,10 +219,16 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     if not records:
         raise UserError("There is no measurement of a depth to draw.")
-    networks = [name for name in NETWORKS if any(record["settings"]["network"] == name for record in records)]
+    networks = [
+        name
+        for name in NETWORKS
+        if any(record["settings"]["network"] == name for record in records)
+    ]
     counts = sorted({record["settings"]["layers"] for record in records})
     drawn = _style.new_figure(1.2 + 2.7 * max(2, len(networks)), 6.6)
-    _style.heading(drawn, "Signals (above) and gradients (below) along the network, before training")
+    _style.heading(
+        drawn, "Signals (above) and gradients (below) along the network, before training"
+    )
     rows = drawn.subplots(2, len(networks), sharex=True, sharey="row", squeeze=False)
     for row, (key, title) in zip(rows, _PANELS.items(), strict=True):
         for axes, name in zip(row, networks, strict=True):
@@ -191,24 +240,39 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
                 if record["settings"]["network"] == name:
                     places = np.array(record["profile"]["unit"]) / record["units"]
                     values = np.array(record["profile"][key], "float64")
-                    axes.plot(places, values, color=_style.colour(counts.index(record["settings"]["layers"])), linewidth=1.4)
+                    axes.plot(
+                        places,
+                        values,
+                        color=_style.colour(counts.index(record["settings"]["layers"])),
+                        linewidth=1.4,
+                    )
         row[0].set_ylabel(title, fontsize=_style.LABEL)
         row[0].set_ylim(*_limits(records, key))
     for axes, name in zip(rows[0], networks, strict=True):
         _style.set_title(axes, NETWORKS[name].label)
     for axes in rows[-1]:
         axes.set_xlabel("Depth $l/L$", fontsize=_style.LABEL)
-    looks = {f"{count:,} layers": {"color": _style.colour(i), "linewidth": 2.5} for i, count in enumerate(counts)}
+    looks = {
+        f"{count:,} layers": {"color": _style.colour(i), "linewidth": 2.5}
+        for i, count in enumerate(counts)
+    }
     _style.legend(drawn, {label: _style.sample(look) for label, look in looks.items()})
     drawn.savefig(path, format="png", dpi=110)
 
 
 #: What the rows of the figure show: list of a profile to what it is.
-_PANELS = {"activation_rms": "Root mean square of $x_l$", "gradient_norm": r"Norm of $\partial E/\partial x_l$"}
+_PANELS = {
+    "activation_rms": "Root mean square of $x_l$",
+    "gradient_norm": r"Norm of $\partial E/\partial x_l$",
+}
 
 
 def _limits(records: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float]:
-    """Return where the axis ends: below the least value, above the largest of networks that stay finite at any depth."""
-    shown = [record for record in records if NETWORKS[record["settings"]["network"]].deepest is None] or records
+    """Return where the axis ends: below the least value, above the largest of networks
+    that stay finite at any depth.
+    """
+    shown = [
+        record for record in records if NETWORKS[record["settings"]["network"]].deepest is None
+    ] or records
     found = [value for record in shown for value in record["profile"][key] if value] or [1.0]
     return min(found) / 2, max(found) * 2

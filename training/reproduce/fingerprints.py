@@ -1,4 +1,6 @@
-"""What decides the numbers of a run, as hashes: two runs whose fingerprints are equal differ in their seed alone."""
+"""What decides the numbers of a run, as hashes: two runs whose fingerprints are equal
+differ in their seed alone.
+"""
 
 import ast
 import functools
@@ -9,13 +11,36 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-#: Sources that compute: globs below the two packages. What only reads, writes, watches or draws is not among them.
+#: Sources that compute: globs below the two packages. What only reads, writes, watches or draws is
+#: not among them.
 LIBRARY = (
-    *("_[a-z]*.py", "arrangements.py", "blocks.py", "downsampling.py", "initializers.py", "losses.py", "optimizers.py"),
-    *("schedules.py", "shortcuts.py", "squeeze_excitation.py", "stacks.py", "units.py", "models/*.py"),
+    *(
+        "_[a-z]*.py",
+        "arrangements.py",
+        "blocks.py",
+        "downsampling.py",
+        "initializers.py",
+        "losses.py",
+        "optimizers.py",
+    ),
+    *(
+        "schedules.py",
+        "shortcuts.py",
+        "squeeze_excitation.py",
+        "stacks.py",
+        "units.py",
+        "models/*.py",
+    ),
 )
 SCRIPTS = (
-    *("networks.py", "plans.py", "data/crops.py", "data/order.py", "data/statistics.py", "data/resident.py"),
+    *(
+        "networks.py",
+        "plans.py",
+        "data/crops.py",
+        "data/order.py",
+        "data/statistics.py",
+        "data/resident.py",
+    ),
     *("reproduce/legs.py", "reproduce/on_device.py", "reproduce/run.py"),
 )
 
@@ -38,19 +63,27 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 
 def _tree(node: Any) -> str:
-    """Write a syntax tree as text that is the same on all versions of Python: what is empty is left out."""
+    """Write a syntax tree as text that is the same on all versions of Python: what is
+    empty is left out.
+    """
     if isinstance(node, ast.AST):
-        fields = ((name, getattr(node, name, None)) for name in node._fields if name not in ("ctx", "kind", "type_comment"))
-        return (
-            f"{type(node).__name__}({','.join(f'{name}={_tree(value)}' for name, value in fields if value not in (None, []))})"
+        fields = (
+            (name, getattr(node, name, None))
+            for name in node._fields
+            if name not in ("ctx", "kind", "type_comment")
         )
+        return f"{type(node).__name__}({','.join(f'{name}={_tree(value)}' for name, value in fields if value not in (None, []))})"
     return f"[{','.join(map(_tree, node))}]" if isinstance(node, list) else repr(node)
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and body and isinstance(body[0], ast.Expr):
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and body
+            and isinstance(body[0], ast.Expr)
+        ):
             value = body[0].value
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 node.body = body[1:]
@@ -59,16 +92,21 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 @functools.cache
 def source() -> str:
-    """Return the SHA-256 of the sources that compute; comments, docstrings and layout do not count."""
+    """Return the SHA-256 of the sources that compute; comments, docstrings and layout
+    do not count.
+    """
     digest = hashlib.sha256()
     for name, path in _files():
-        digest.update(f"{name}\n{_tree(_without_docstrings(ast.parse(path.read_text(encoding='utf-8'))))}\n".encode())
+        digest.update(
+            f"{name}\n{_tree(_without_docstrings(ast.parse(path.read_text(encoding='utf-8'))))}\n".encode()
+        )
     return digest.hexdigest()
 
 
 @functools.cache
 def code() -> dict[str, Any]:
-    """Return `fingerprint`, that of `source`, the git `commit`, and whether the tree was `modified` since.
+    """Return `fingerprint`, that of `source`, the git `commit`, and whether the tree
+    was `modified` since.
 
     The commit is None where neither git nor the file `ORIGIN` knows it.
     """
@@ -78,7 +116,9 @@ def code() -> dict[str, Any]:
 def _origin() -> dict[str, Any]:
     try:
         if (_ROOT / ".git").exists():
-            status = _git("status", "--porcelain", "--untracked-files=no", "--", "keras_preact", "training")
+            status = _git(
+                "status", "--porcelain", "--untracked-files=no", "--", "keras_preact", "training"
+            )
             return {"commit": _git("rev-parse", "HEAD"), "modified": bool(status)}
         known = json.loads((_ROOT / ORIGIN).read_text())
         return {"commit": known["commit"], "modified": known["modified"]}
@@ -87,4 +127,6 @@ def _origin() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()

@@ -1,4 +1,6 @@
-"""A run's way from its beginning, or from where it was stopped, to its end: leg by leg, the test set measured behind each."""
+"""A run's way from its beginning, or from where it was stopped, to its end: leg by leg,
+the test set measured behind each.
+"""
 
 import dataclasses
 import math
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
 
 MEASURED = ("train_loss", "train_error", "test_loss", "test_error")
 #: What is saved of a run: the images are not.
-VARIABLES: Groups = {"model": lambda model: GROUPS["model"](model.network), "optimizer": GROUPS["optimizer"]}
+VARIABLES: Groups = {
+    "model": lambda model: GROUPS["model"](model.network),
+    "optimizer": GROUPS["optimizer"],
+}
 
 
 @dataclasses.dataclass
@@ -33,7 +38,10 @@ class Part:
     def and_then(self, steps: int, loss: float, accuracy: float) -> "Part":
         """Return this with the means over further steps."""
         share = steps / (self.steps + steps)
-        means = ((1 - share) * self.loss + share * loss, (1 - share) * self.accuracy + share * accuracy)
+        means = (
+            (1 - share) * self.loss + share * loss,
+            (1 - share) * self.accuracy + share * accuracy,
+        )
         return Part(self.steps + steps, *means)
 
 
@@ -47,7 +55,8 @@ class State:
         part: Of the leg that is not at its end.
         curves: As in `results.Record`.
         seconds: Of training and of measuring, compilation included.
-        compile_seconds: Of those, what the first execution of a process took more than the second.
+        compile_seconds: Of those, what the first execution of a process took more than
+            the second.
         timed: Seconds and images behind the first execution of each process.
         visits: Processes that worked on it.
         diverged_at: The step by which the loss was no longer finite.
@@ -57,7 +66,9 @@ class State:
     step: int = 0
     part: Part = dataclasses.field(default_factory=Part)
     curves: dict[str, list] = dataclasses.field(
-        default_factory=lambda: {name: [] for name in ("iteration", "seconds", "learning_rate", *MEASURED)}
+        default_factory=lambda: {
+            name: [] for name in ("iteration", "seconds", "learning_rate", *MEASURED)
+        }
     )
     seconds: float = 0.0
     compile_seconds: float = 0.0
@@ -94,23 +105,35 @@ class Legs(keras.callbacks.Callback):
     def __init__(self, run: "Run", seed: int, state: State, checkpoints: Checkpoints | None):
         super().__init__()
         assert run.model is not None
-        self.run, self.seed, self.state, self.checkpoints, self.network = run, seed, state, checkpoints, run.model
-        self.stream = Stream(run.images.train_y, run.config.batch_size, seed, run.config.data.augmentation != "none")
+        self.run, self.seed, self.state, self.checkpoints, self.network = (
+            run,
+            seed,
+            state,
+            checkpoints,
+            run.model,
+        )
+        self.stream = Stream(
+            run.images.train_y, run.config.batch_size, seed, run.config.data.augmentation != "none"
+        )
         self.rate = plans.rate_at(plans.learning_rate(run.config, run.plan))
         self.count = callbacks.Count(0, state.step)
         self.stop = Stop(self.save)
         self._saved = self._told = time.monotonic()
 
     def train(self) -> bool:
-        """Train to the end; return False if the time ran out before, or the process was told to end: the state is saved."""
+        """Train to the end; return False if the time ran out before, or the process was
+        told to end: the state is saved.
+        """
         total, length, state = self.run.plan.iterations, self.run.leg_length, self.state
         with self.stop:
             while True:
-                # a run that was stopped at the very end of a leg goes on with what belongs behind it
+                # a run that was stopped at the very end of a leg goes on with what belongs behind
+                # it
                 ended = state.diverged_at is not None or state.step == total
                 if state.part.steps and (ended or not state.step % length):
                     self._measure()
-                    self.stop.end_if_requested()  # by a signal in the measurement: behind the last one no step comes
+                    # by a signal in the measurement: behind the last one no step comes
+                    self.stop.end_if_requested()
                 if ended:
                     return True
                 late = self.run.out_of_time()
@@ -125,7 +148,9 @@ class Legs(keras.callbacks.Callback):
         if self.checkpoints is None:
             return
         self.set_model(self.network)
-        self.checkpoints.save(self.model, dataclasses.asdict(self.state))  # on JAX, `self.model` is up to date
+        self.checkpoints.save(
+            self.model, dataclasses.asdict(self.state)
+        )  # on JAX, `self.model` is up to date
         self._saved = time.monotonic()
 
     def fit(self, end: int) -> None:
@@ -133,7 +158,11 @@ class Legs(keras.callbacks.Callback):
         self._first, self._before = self.state.step, self.state.part
         self._clock = time.perf_counter()
         network = self.network
-        seeds = [callbacks.TorchSeeds(self.seed, 0, self.count)] if keras.backend.backend() == "torch" else []
+        seeds = (
+            [callbacks.TorchSeeds(self.seed, 0, self.count)]
+            if keras.backend.backend() == "torch"
+            else []
+        )
         network.fit(
             network.batches(self.stream, self._first, end),
             steps_per_epoch=(end - self._first) // network.steps_per_batch,
@@ -193,10 +222,15 @@ class Legs(keras.callbacks.Callback):
     def _tell(self, row: dict[str, float]) -> None:
         total = self.run.plan.iterations
         seconds, images = self.state.timed
-        left = (total - self.state.step) * self.run.config.batch_size * seconds / images if images else 0.0
+        left = (
+            (total - self.state.step) * self.run.config.batch_size * seconds / images
+            if images
+            else 0.0
+        )
         speed = images / seconds if seconds else 0.0
         self.run.say(
-            f"{self.run.trial.name}, seed {self.seed}: {self.state.step:,} of {total:,} iterations, training loss "
-            f"{row['train_loss']:.4f}, test error {row['test_error']:.2f} %, {speed:,.0f} images/s"
+            f"{self.run.trial.name}, seed {self.seed}: {self.state.step:,} of {total:,} "
+            f"iterations, training loss {row['train_loss']:.4f}, test error "
+            f"{row['test_error']:.2f} %, {speed:,.0f} images/s"
             + (f", {duration(left)} left" if left else "")
         )

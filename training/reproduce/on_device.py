@@ -1,4 +1,6 @@
-"""A network in training whose images are on the device: `fit` gets codes, and computes many steps without the host."""
+"""A network in training whose images are on the device: `fit` gets codes, and computes
+many steps without the host.
+"""
 
 from collections.abc import Iterator
 
@@ -11,8 +13,9 @@ from ..data.resident import Cut, Stream
 class OnDevice(keras.Model):
     """A network behind the images that it is trained on.
 
-    On JAX, `together` steps are one compiled loop, and a batch of `fit` holds the codes of all of them. Keras' own
-    `steps_per_execution`, which on JAX starts each step from the host, is what TensorFlow does it by. Torch goes step by step.
+    On JAX, `together` steps are one compiled loop, and a batch of `fit` holds the codes
+    of all of them. Keras' own `steps_per_execution`, which on JAX starts each step from
+    the host, is what TensorFlow does it by. Torch goes step by step.
 
     Args:
         network: From pixels to logits.
@@ -47,11 +50,17 @@ class OnDevice(keras.Model):
         state, logs = jax.lax.scan(step, *arguments)
         return {name: values[-1] for name, values in logs.items()}, state
 
-    def batches(self, stream: Stream, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Return batches of `fit` from step `first` to `last`, whose distance `steps_per_batch` divides."""
+    def batches(
+        self, stream: Stream, first: int, last: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Return batches of `fit` from step `first` to `last`, whose distance
+        `steps_per_batch` divides.
+        """
         if self.steps_per_batch == 1:
             yield from map(stream.batch, range(first, last))
             return
         for start in range(first, last, self.steps_per_batch):
-            codes, labels = zip(*map(stream.batch, range(start, start + self.steps_per_batch)), strict=True)
+            codes, labels = zip(
+                *map(stream.batch, range(start, start + self.steps_per_batch)), strict=True
+            )
             yield np.stack(codes), np.stack(labels)

@@ -1,4 +1,6 @@
-"""Commands of `keras-preact reproduce` that do not train: their options. What they need is imported when they run."""
+"""Commands of `keras-preact reproduce` that do not train: their options. What they need
+is imported when they run.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,14 +21,20 @@ def report(output: Path = RESULTS) -> None:
     report.report(output)
 
 
-def next_(minutes: float | None = None, output: Path = RESULTS, work: Path = WORK, device: str | None = None) -> None:
+def next_(
+    minutes: float | None = None,
+    output: Path = RESULTS,
+    work: Path = WORK,
+    device: str | None = None,
+) -> None:
     """Print the missing run that is worth most, and its command.
 
     Args:
         minutes: Minutes of the device that are available. If not given: no limit.
         output: Folder of finished runs.
         work: Folder of unfinished runs.
-        device: Name of the accelerator, as in the results. If not given: that of this machine.
+        device: Name of the accelerator, as in the results. If not given: that of this
+            machine.
     """
     from . import queue
 
@@ -54,14 +62,17 @@ def bundle(
     piece_mib: int = 55,
     wheels: Path | None = None,
 ) -> None:
-    """Write code, wheels and images for a machine without network, which needs Python with JAX, NumPy and Pillow.
+    """Write code, wheels and images for a machine without network, which needs Python
+    with JAX, NumPy and Pillow.
 
-    There, with all pieces in one folder: python FOLDER/run_bundle.py table2 --device-minutes 9
+    There, with all pieces in one folder: python FOLDER/run_bundle.py table2
+    --device-minutes 9
 
     Args:
         output: New folder.
         datasets: Data sets: cifar10, cifar100. Digits are always included.
-        data_dir: Data directory of TensorFlow Datasets, or a folder with the archives of an earlier bundle.
+        data_dir: Data directory of TensorFlow Datasets, or a folder with the archives
+            of an earlier bundle.
         python: Version of Python on the machine.
         platform: Tag of the wheels that run on the machine.
         piece_mib: Largest size of a piece in MiB.
@@ -73,12 +84,15 @@ def bundle(
 
 
 def pack_state(
-    run_folder: Annotated[Path, tyro.conf.Positional], output: Annotated[Path, tyro.conf.Positional], piece_mib: int = 16
+    run_folder: Annotated[Path, tyro.conf.Positional],
+    output: Annotated[Path, tyro.conf.Positional],
+    piece_mib: int = 16,
 ) -> None:
     """Write a folder of unfinished runs in pieces that can be copied one by one.
 
     Args:
-        run_folder: Folder of the runs, such as runs/reproduce. Nothing may write to it meanwhile.
+        run_folder: Folder of the runs, such as runs/reproduce. Nothing may write to it
+            meanwhile.
         output: New folder for the pieces.
         piece_mib: Largest size of a piece in MiB.
     """
@@ -87,7 +101,9 @@ def pack_state(
     bundle.pack_state(run_folder, output, piece_mib)
 
 
-def unpack_state(pieces: Annotated[Path, tyro.conf.Positional], run_folder: Annotated[Path, tyro.conf.Positional]) -> None:
+def unpack_state(
+    pieces: Annotated[Path, tyro.conf.Positional], run_folder: Annotated[Path, tyro.conf.Positional]
+) -> None:
     """Put the pieces of pack-state together: all of them or nothing.
 
     Args:

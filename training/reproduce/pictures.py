@@ -1,4 +1,6 @@
-"""The pictures of the report: training curves as the paper draws them, and the rows of a small table with their spread."""
+"""The pictures of the report: training curves as the paper draws them, and the rows of
+a small table with their spread.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +14,8 @@ from . import statistics
 from .results import Record
 from .trials import Figure, Table, Trial
 
-#: The axis of errors leaves out the steep beginning, this share of the iterations, and what is above this percentile after it.
+#: The axis of errors leaves out the steep beginning, this share of the iterations, and what is
+#: above this percentile after it.
 BEGINNING, PEAKS = 0.1, 90
 #: Curves: name in a record to their look.
 CURVES: Mapping[str, dict[str, Any]] = {
@@ -24,10 +27,31 @@ NAMES: Mapping[str, str] = {"test_error": "test error", "train_loss": "training 
 SPREADS: Mapping[str, str] = {"train_loss": "Training loss", "test_error": "Test error (%)"}
 
 #: Markers of a small table.
-RUN: Mapping[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 4.5, "color": _style.GREY, "alpha": 0.6}
-MEDIAN: Mapping[str, Any] = {"linestyle": "none", "marker": "D", "markersize": 4.5, "color": _style.COLOURS[1]}
-INTERVAL: Mapping[str, Any] = {"linestyle": "-", "linewidth": 2, "color": _style.COLOURS[0], "alpha": 0.8}
-DIVERGED: Mapping[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 7, "color": _style.COLOURS[3]}
+RUN: Mapping[str, Any] = {
+    "linestyle": "none",
+    "marker": "o",
+    "markersize": 4.5,
+    "color": _style.GREY,
+    "alpha": 0.6,
+}
+MEDIAN: Mapping[str, Any] = {
+    "linestyle": "none",
+    "marker": "D",
+    "markersize": 4.5,
+    "color": _style.COLOURS[1],
+}
+INTERVAL: Mapping[str, Any] = {
+    "linestyle": "-",
+    "linewidth": 2,
+    "color": _style.COLOURS[0],
+    "alpha": 0.8,
+}
+DIVERGED: Mapping[str, Any] = {
+    "linestyle": "none",
+    "marker": "x",
+    "markersize": 7,
+    "color": _style.COLOURS[3],
+}
 
 Groups = Mapping[str, Sequence[Record]]
 
@@ -40,8 +64,8 @@ def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
         name: Of the curve.
 
     Returns:
-        The iterations `(n,)`, and the least, median and largest number of the runs at them `(3, n)`. An iteration at which no
-        run has a number is left out.
+        The iterations `(n,)`, and the least, median and largest number of the runs at
+        them `(3, n)`. An iteration at which no run has a number is left out.
     """
     at: dict[int, list[float]] = {}
     for record in records:
@@ -54,21 +78,27 @@ def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measured(figure: Figure, groups: Groups) -> dict[str, list[tuple[str, Trial]]]:
-    """Return the panels of a figure that have runs, each with the labels and trials that have some.
+    """Return the panels of a figure that have runs, each with the labels and trials
+    that have some.
 
     A baseline, a row that all panels share, is not enough to draw a panel.
     """
     panels = {}
-    shared = set.intersection(*map(set, figure.panels.values())) if len(figure.panels) > 1 else set()
+    shared = (
+        set.intersection(*map(set, figure.panels.values())) if len(figure.panels) > 1 else set()
+    )
     for (title, rows), trials in zip(figure.panels.items(), figure.trials().values(), strict=True):
-        found = [(row, trial) for row, trial in zip(rows, trials, strict=True) if groups.get(trial.name)]
+        found = [
+            (row, trial) for row, trial in zip(rows, trials, strict=True) if groups.get(trial.name)
+        ]
         if any(row not in shared for row, _ in found):
             panels[title] = [(label, trial) for (_, label), trial in found]
     return panels
 
 
 def curves(figure: Figure, groups: Groups, path: Path) -> None:
-    """Draw a figure of the paper from our runs: test error solid, training loss dashed, medians with the range of the runs.
+    """Draw a figure of the paper from our runs: test error solid, training loss dashed,
+    medians with the range of the runs.
 
     Args:
         figure: One with a measured panel.
@@ -107,7 +137,9 @@ def _top(groups: Sequence[Sequence[Record]]) -> float:
     return min(100.0, 1.15 * max(tops)) or 100.0
 
 
-def _panel(axes, title: str, rows: Sequence[tuple[str, Sequence[Record]]], colours: dict[str, str]) -> None:
+def _panel(
+    axes, title: str, rows: Sequence[tuple[str, Sequence[Record]]], colours: dict[str, str]
+) -> None:
     _style.styled(axes, title, "Iteration", "Test error (%)")
     right = _style.styled(axes.twinx(), "", "", "Training loss")
     right.spines["left"].set_visible(False)
@@ -129,7 +161,8 @@ def _panel(axes, title: str, rows: Sequence[tuple[str, Sequence[Record]]], colou
 
 
 def spreads(table: Table, groups: Groups, path: Path) -> None:
-    """Draw the rows of a small table in the paper's order: one point per run, the mean with its 95 % interval, the median.
+    """Draw the rows of a small table in the paper's order: one point per run, the mean
+    with its 95 % interval, the median.
 
     Args:
         table: One with a measured row.
@@ -139,9 +172,16 @@ def spreads(table: Table, groups: Groups, path: Path) -> None:
     Raises:
         ImportError: without matplotlib.
     """
-    rows = sorted((row for row in table.rows if groups.get(row.trial.name)), key=lambda row: _rank(row.published.error))
+    rows = sorted(
+        (row for row in table.rows if groups.get(row.trial.name)),
+        key=lambda row: _rank(row.published.error),
+    )
     picture = _style.new_figure(11.0, 2.0 + 0.36 * len(rows))
-    _style.heading(picture, f"{table.title}: rows in the paper's order, with its test error on CIFAR-10 (%) in brackets")
+    _style.heading(
+        picture,
+        f"{table.title}: rows in the paper's order, with its test error on CIFAR-10 (%) in "
+        "brackets",
+    )
     panels = picture.subplots(1, len(SPREADS), sharey=True)
     for axes, (name, heading) in zip(panels, SPREADS.items(), strict=True):
         _style.styled(axes, x=heading)
@@ -149,8 +189,13 @@ def spreads(table: Table, groups: Groups, path: Path) -> None:
         _style_numbers(axes, values)
         for place, own in enumerate(values):
             _spread(axes, place, own)
-    paper = ["fail" if row.published.error is None else f"{row.published.error:.2f}" for row in rows]
-    panels[0].set_yticks(range(len(rows)), [f"{row.label}  [{number}]" for row, number in zip(rows, paper, strict=True)])
+    paper = [
+        "fail" if row.published.error is None else f"{row.published.error:.2f}" for row in rows
+    ]
+    panels[0].set_yticks(
+        range(len(rows)),
+        [f"{row.label}  [{number}]" for row, number in zip(rows, paper, strict=True)],
+    )
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
     looks = {"mean and its 95 % interval": INTERVAL, "median": MEDIAN, "run": RUN}
     if any(record.diverged_at is not None for row in rows for record in groups[row.trial.name]):
@@ -166,7 +211,11 @@ def _rank(error: float | None) -> float:
 def _style_numbers(axes, values: Sequence[Sequence[float | None]]) -> None:
     """Make the horizontal axis logarithmic if its numbers span more than a decade."""
     numbers = [value for own in values for value in own if value]
-    if numbers and max(numbers) / min(numbers) > _style.DECADE and all(value != 0 for own in values for value in own):
+    if (
+        numbers
+        and max(numbers) / min(numbers) > _style.DECADE
+        and all(value != 0 for own in values for value in own)
+    ):
         axes.set_xscale("log")
         axes.set_xlim(0.7 * min(numbers), 1.6 * max(numbers))
         _style.plain_numbers(axes.xaxis)

@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Give a temporary folder beside `output` to fill, which becomes `output` if all goes well, and is removed if not.
+    """Give a temporary folder beside `output` to fill, which becomes `output` if all
+    goes well, and is removed if not.
 
     Raises:
         UserError: where `output` holds something already.
@@ -41,7 +42,10 @@ def new_folder(output: Path) -> Iterator[Path]:
 def described(path: Path) -> dict[str, Any]:
     """Return size and hash of a file, as manifests have them."""
     with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
 
 
 def limit(piece_mib: int) -> int:
@@ -56,7 +60,9 @@ def limit(piece_mib: int) -> int:
 
 
 def packed(items: Iterable[tuple[int, T]], room: int) -> list[list[T]]:
-    """Return items, in their order, in groups that take no more than `room`; each comes with what it takes, at most that."""
+    """Return items, in their order, in groups that take no more than `room`; each comes
+    with what it takes, at most that.
+    """
     groups: list[list[T]] = []
     left = 0
     for cost, item in items:
@@ -68,7 +74,9 @@ def packed(items: Iterable[tuple[int, T]], room: int) -> list[list[T]]:
     return groups
 
 
-def write_zips(members: Iterable[tuple[str, bytes]], folder: Path, stem: str, below: int) -> list[Path]:
+def write_zips(
+    members: Iterable[tuple[str, bytes]], folder: Path, stem: str, below: int
+) -> list[Path]:
     """Write files, in their order, into FOLDER/STEM-0.zip, STEM-1.zip and so on.
 
     Args:
@@ -86,7 +94,10 @@ def write_zips(members: Iterable[tuple[str, bytes]], folder: Path, stem: str, be
             # where deflating does not help, it adds 5 bytes to 16 kB
             cost = len(contents) + len(contents) // 1000 + 2 * len(name) + MEMBER_BYTES + 16
             if ZIP_BYTES + cost >= below:
-                raise UserError(f"A piece of fewer than {below:,} bytes has no room for {name}, {len(contents):,} bytes.")
+                raise UserError(
+                    f"A piece of fewer than {below:,} bytes has no room for {name}, "
+                    f"{len(contents):,} bytes."
+                )
             yield cost, (name, contents)
 
     written = []
@@ -95,5 +106,7 @@ def write_zips(members: Iterable[tuple[str, bytes]], folder: Path, stem: str, be
         with zipfile.ZipFile(written[-1], "w") as archive:
             for name, contents in piece:
                 method = zipfile.ZIP_STORED if name.endswith(".whl") else zipfile.ZIP_DEFLATED
-                archive.writestr(zipfile.ZipInfo(name), contents, method)  # whose date is always the same
+                archive.writestr(
+                    zipfile.ZipInfo(name), contents, method
+                )  # whose date is always the same
     return written

@@ -1,4 +1,6 @@
-"""The missing runs of the paper's tables, the most valuable first, and their expected times."""
+"""The missing runs of the paper's tables, the most valuable first, and their expected
+times.
+"""
 
 import dataclasses
 import fnmatch
@@ -13,7 +15,8 @@ from .trials import TABLES, TRIALS, Trial
 
 #: Data set to its training images, all of 32 x 32 pixels.
 IMAGES: Mapping[str, int] = {"cifar10": 50_000, "cifar100": 50_000}
-#: Kind of block to the mean channels of a layer's output, relative to a basic block: a bottleneck's are 1, 1 and 4.
+#: Kind of block to the mean channels of a layer's output, relative to a basic block: a bottleneck's
+#: are 1, 1 and 4.
 CHANNELS: Mapping[str, int] = {"basic": 1, "single": 1, "bottleneck": 2}
 #: Smallest depth of the paper's networks with bottlenecks.
 BOTTLENECKS = 164
@@ -26,7 +29,8 @@ class Group:
     Args:
         title: Description of the rows.
         table: Name of the table that trains them.
-        names: Names of trials, with `*` for any letters. A trial belongs to the first group that matches.
+        names: Names of trials, with `*` for any letters. A trial belongs to the first
+            group that matches.
     """
 
     title: str
@@ -36,11 +40,19 @@ class Group:
 
 #: The most valuable group comes first.
 GROUPS = (
-    Group("Table 2, the claim", "table2", ("cifar10/resnet110-full_preactivation", "cifar10/resnet110-original")),
+    Group(
+        "Table 2, the claim",
+        "table2",
+        ("cifar10/resnet110-full_preactivation", "cifar10/resnet110-original"),
+    ),
     Group("Table 2, other arrangements", "table2", ("cifar10/resnet110-*",)),
     Group("Table 1", "table1", ("*",)),
     Group("Table 2, ResNet-164", "table2", ("cifar10/resnet164-*",)),
-    Group("Table 3, ResNet-1001", "table3", ("cifar10/resnet1001-full_preactivation", "cifar10/resnet1001-original")),
+    Group(
+        "Table 3, ResNet-1001",
+        "table3",
+        ("cifar10/resnet1001-full_preactivation", "cifar10/resnet1001-original"),
+    ),
     Group("Table 3, 1-layer skips", "table3", ("cifar10/resnet110-single-*",)),
     Group("The first paper's depths", "first_paper", ("*",)),
     Group("Table 4", "table4", ("*",)),
@@ -83,9 +95,15 @@ class Missing:
         return (self.total - self.done) * self.trial.config().batch_size
 
     def command(self, minutes: float | None = None) -> str:
-        """Return the command for this run and the row's missing runs of lower seeds, limited to some minutes."""
+        """Return the command for this run and the row's missing runs of lower seeds,
+        limited to some minutes.
+        """
         short = self.trial.name.partition("/")[2]
-        same = [row for row in TABLES[self.group.table].rows if row.trial.name.partition("/")[2] == short]
+        same = [
+            row
+            for row in TABLES[self.group.table].rows
+            if row.trial.name.partition("/")[2] == short
+        ]
         limit = "" if minutes is None else f" --device-minutes {minutes:g}"
         table = self.group.table.replace("_", "-")
         rows = short if len(same) == 1 else self.trial.name
@@ -99,7 +117,8 @@ Unfinished = Mapping[tuple[str, int], tuple[int, int]]
 def missing(made: Collection[tuple[str, int]], unfinished: Unfinished) -> list[Missing]:
     """Return all missing runs, the most valuable first.
 
-    Group by group: unfinished runs, the least remaining first; then seed 0 of every row, seed 1 of every row, ...
+    Group by group: unfinished runs, the least remaining first; then seed 0 of every
+    row, seed 1 of every row, ...
 
     Args:
         made: Trial and seed of the finished runs.
@@ -107,9 +126,14 @@ def missing(made: Collection[tuple[str, int]], unfinished: Unfinished) -> list[M
     """
     found = []
     for group, trials in grouped():
-        totals = {trial.name: plans.plan(trial.config(), IMAGES[trial.dataset]).iterations for trial in trials}
+        totals = {
+            trial.name: plans.plan(trial.config(), IMAGES[trial.dataset]).iterations
+            for trial in trials
+        }
         own = [
-            Missing(group, trial, seed, *unfinished.get((trial.name, seed), (0, totals[trial.name])))
+            Missing(
+                group, trial, seed, *unfinished.get((trial.name, seed), (0, totals[trial.name]))
+            )
             for seed in range(SEEDS)
             for trial in trials
             if (trial.name, seed) not in made
@@ -119,9 +143,16 @@ def missing(made: Collection[tuple[str, int]], unfinished: Unfinished) -> list[M
 
 
 def size(trial: Trial) -> int:
-    """Return the assumed cost of an image: layers times their channels. Shortcuts do not count."""
+    """Return the assumed cost of an image: layers times their channels. Shortcuts do
+    not count.
+    """
     depth = trial.arguments["depth"]
-    return depth * CHANNELS[trial.arguments.get("block") or ("bottleneck" if depth >= BOTTLENECKS else "basic")]
+    return (
+        depth
+        * CHANNELS[
+            trial.arguments.get("block") or ("bottleneck" if depth >= BOTTLENECKS else "basic")
+        ]
+    )
 
 
 def costs(records: Iterable[Record], device: str) -> dict[str, float]:
@@ -135,22 +166,29 @@ def costs(records: Iterable[Record], device: str) -> dict[str, float]:
 
 
 def expected(item: Missing, known: Mapping[str, float]) -> float | None:
-    """Return the expected minutes of a run without compilation; None if nothing is known.
+    """Return the expected minutes of a run without compilation; None if nothing is
+    known.
 
     Args:
         item: The run.
-        known: Trial to its seconds per image on the device. Another trial uses those of the
-            nearest one in `size`, scaled by their sizes.
+        known: Trial to its seconds per image on the device. Another trial uses those of
+            the nearest one in `size`, scaled by their sizes.
     """
     if not known:
         return None
     own = size(item.trial)
-    nearest = min(known, key=lambda name: (name != item.trial.name, abs(math.log(size(TRIALS[name]) / own)), name))
+    nearest = min(
+        known,
+        key=lambda name: (name != item.trial.name, abs(math.log(size(TRIALS[name]) / own)), name),
+    )
     return item.images * known[nearest] * own / size(TRIALS[nearest]) / 60
 
 
-def next_run(minutes: float | None, items: Sequence[Missing], known: Mapping[str, float]) -> Missing | None:
-    """Return the first run that fits into the minutes, or whose time is not known; the first of all if none fits.
+def next_run(
+    minutes: float | None, items: Sequence[Missing], known: Mapping[str, float]
+) -> Missing | None:
+    """Return the first run that fits into the minutes, or whose time is not known; the
+    first of all if none fits.
 
     Args:
         minutes: Minutes of the device. None: no limit.
@@ -161,5 +199,7 @@ def next_run(minutes: float | None, items: Sequence[Missing], known: Mapping[str
         None if nothing is missing.
     """
     times = {item: expected(item, known) for item in items}
-    fits = (item for item, time in times.items() if minutes is None or time is None or time <= minutes)
+    fits = (
+        item for item, time in times.items() if minutes is None or time is None or time <= minutes
+    )
     return next(fits, next(iter(items), None))

@@ -1,7 +1,8 @@
-"""The size of every x_l of a network and of its gradient before training: a process of its own.
+"""The size of every x_l of a network and of its gradient before training: a process of
+its own.
 
-SETTINGS are those of a record, as JSON, and the record one line of JSON on stdout. The command of `depth` starts a process
-for each network.
+SETTINGS are those of a record, as JSON, and the record one line of JSON on stdout. The
+command of `depth` starts a process for each network.
 """
 
 import dataclasses
@@ -31,7 +32,8 @@ class Network:
     Args:
         label: For people.
         arguments: Of the builder, besides those that all have.
-        deepest: Layers up to which its gradients are numbers of float32; None: as many as there are.
+        deepest: Layers up to which its gradients are numbers of float32; None: as many
+            as there are.
     """
 
     label: str
@@ -46,23 +48,33 @@ NETWORKS: Mapping[Name, Network] = MappingProxyType(
         "preact": Network("pre-activation", {"arrangement": "full_preactivation"}),
         "preact_scaled": Network(
             "pre-activation, scaled weights",
-            {"arrangement": "full_preactivation", "kernel_initializer": "keras_preact>DepthScaledHe"},
+            {
+                "arrangement": "full_preactivation",
+                "kernel_initializer": "keras_preact>DepthScaledHe",
+            },
         ),
         "original": Network("original", {"arrangement": "original"}),
         # its gradients grow by a factor of 10 in 15 layers
-        "plain": Network("plain, no shortcut", {"arrangement": "original", "shortcut": "none"}, deepest=506),
+        "plain": Network(
+            "plain, no shortcut", {"arrangement": "original", "shortcut": "none"}, deepest=506
+        ),
     }
 )
 
-#: Of every network: 4, 8, 16 channels, of which a bottleneck returns four times as many, for the digits' 8 x 8 pixels.
-ARGUMENTS: Mapping[str, Any] = MappingProxyType({"block": "bottleneck", "width_factor": 0.25, "input_shape": [8, 8, 1]})
+#: Of every network: 4, 8, 16 channels, of which a bottleneck returns four times as many, for the
+#: digits' 8 x 8 pixels.
+ARGUMENTS: Mapping[str, Any] = MappingProxyType(
+    {"block": "bottleneck", "width_factor": 0.25, "input_shape": [8, 8, 1]}
+)
 
 #: About as many units are kept in a file, evenly spaced, and the first and last of every stage.
 POINTS = 400
 
 
 def settings_of(network: Name, layers: int, batch: int = 16, seed: int = 0) -> dict[str, Any]:
-    """Return what decides the numbers of a measurement, besides the code: network, data and backend."""
+    """Return what decides the numbers of a measurement, besides the code: network, data
+    and backend.
+    """
     import keras
 
     return {
@@ -92,7 +104,9 @@ def measure(settings: Mapping[str, Any]) -> dict:
     start = time.perf_counter()
     keras.utils.set_random_seed(settings["seed"])
     digits = images.load(settings["data"])
-    x = ((digits.train_x[: settings["batch"]] - np.array(digits.mean)) / np.array(digits.std)).astype("float32")
+    x = (
+        (digits.train_x[: settings["batch"]] - np.array(digits.mean)) / np.array(digits.std)
+    ).astype("float32")
     labels = digits.train_y[: settings["batch"]]
     loaded = time.perf_counter()
     model = getattr(kp.models, settings["builder"])(**settings["arguments"])
@@ -107,7 +121,12 @@ def measure(settings: Mapping[str, Any]) -> dict:
         **profile(signals),
         "parameters": int(sum(np.prod(weight.shape) for weight in model.trainable_weights)),
         "data": {"name": digits.name, "fingerprint": digits.fingerprint},
-        "device": {"name": backends.device(), "cpu": backends.cpu(), "backend": backend, "versions": versions},
+        "device": {
+            "name": backends.device(),
+            "cpu": backends.cpu(),
+            "backend": backend,
+            "versions": versions,
+        },
         "cost": {
             "seconds": round(measured - loaded, 3),
             "build_seconds": round(built - loaded, 3),
@@ -121,10 +140,12 @@ def profile(signals: "Propagation") -> dict[str, Any]:
     """Return what a record keeps of the signals of a network of L units.
 
     Returns:
-        `loss`, the number of `units`, `growth`, the root mean square of x_L over that of x_1, and `gradient_ratio`,
-        `||dE/dx_1|| / ||dE/dx_L||`; `stages`, each with its `name`, its `first` and `last` unit, counted from 1, and the two
-        figures between them; and the `profile`: lists of `unit`, 0 for x_0, which the first unit reads, `activation_rms` and
-        `gradient_norm`, of about `POINTS` units. What is not finite is None.
+        `loss`, the number of `units`, `growth`, the root mean square of x_L over that
+        of x_1, and `gradient_ratio`, `||dE/dx_1|| / ||dE/dx_L||`; `stages`, each with
+        its `name`, its `first` and `last` unit, counted from 1, and the two figures
+        between them; and the `profile`: lists of `unit`, 0 for x_0, which the first
+        unit reads, `activation_rms` and `gradient_norm`, of about `POINTS` units. What
+        is not finite is None.
     """
     rms = np.hypot(signals.x_mean, signals.x_std)
     total = len(signals.units)
@@ -132,7 +153,14 @@ def profile(signals: "Propagation") -> dict[str, Any]:
     stages, before = [], 0
     for name, members in itertools.groupby(names):
         first, before = before + 1, before + len(list(members))
-        stages.append({"name": name, "first": first, "last": before, **_between(rms, signals.gradient_norm, first, before)})
+        stages.append(
+            {
+                "name": name,
+                "first": first,
+                "last": before,
+                **_between(rms, signals.gradient_norm, first, before),
+            }
+        )
     ends = {stage[key] for stage in stages for key in ("first", "last")}
     kept = sorted({*range(0, total + 1, math.ceil(total / POINTS)), *ends})
     return {
@@ -148,9 +176,14 @@ def profile(signals: "Propagation") -> dict[str, Any]:
     }
 
 
-def _between(rms: np.ndarray, gradient: np.ndarray, first: int, last: int) -> dict[str, float | None]:
+def _between(
+    rms: np.ndarray, gradient: np.ndarray, first: int, last: int
+) -> dict[str, float | None]:
     with np.errstate(all="ignore"):
-        return {"growth": _number(rms[last] / rms[first]), "gradient_ratio": _number(gradient[first] / gradient[last])}
+        return {
+            "growth": _number(rms[last] / rms[first]),
+            "gradient_ratio": _number(gradient[first] / gradient[last]),
+        }
 
 
 def _number(value: float) -> float | None:

@@ -1,4 +1,6 @@
-"""What to measure next: `keras-preact reproduce next` prints it, `plan` writes it to results/QUEUE.md."""
+"""What to measure next: `keras-preact reproduce next` prints it, `plan` writes it to
+results/QUEUE.md.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +15,12 @@ from .results import RESULTS, SEEDS, WORK, Record
 LINES = 20
 
 
-def next_(minutes: float | None = None, output: Path = RESULTS, work: Path = WORK, device: str | None = None) -> None:
+def next_(
+    minutes: float | None = None,
+    output: Path = RESULTS,
+    work: Path = WORK,
+    device: str | None = None,
+) -> None:
     """Print the most valuable missing run and its command.
 
     Args:
@@ -36,9 +43,14 @@ def next_(minutes: float | None = None, output: Path = RESULTS, work: Path = WOR
         return
     time = expected(item, known)
     begun = f", {item.done:,} of {item.total:,} iterations done" if item.done else ""
-    print(f"{item.trial.name}, seed {item.seed} ({item.group.title}{begun}): {_about(time, device)}.")
+    print(
+        f"{item.trial.name}, seed {item.seed} ({item.group.title}{begun}): {_about(time, device)}."
+    )
     if minutes is not None and time is not None and time > minutes:
-        print(f"No missing run fits into {minutes:g} minutes. Start this one; the same command resumes it.")
+        print(
+            f"No missing run fits into {minutes:g} minutes. Start this one; the same command "
+            "resumes it."
+        )
     print(item.command(minutes))
 
 
@@ -80,19 +92,36 @@ def _time(minutes: Sequence[float | None]) -> str:
 
 def page(records: Sequence[Record], items: Sequence[Missing]) -> str:
     """Return the text of QUEUE.md."""
-    devices = sorted({record.device["name"] for record in records if costs([record], record.device["name"])})
+    devices = sorted(
+        {record.device["name"] for record in records if costs([record], record.device["name"])}
+    )
     known = {device: costs(records, device) for device in devices}
     headings = [f"time on {device}" for device in devices]
     made: dict[str, int] = {}
     for record in records:
         made[record.trial] = made.get(record.trial, 0) + (record.seed < SEEDS)
-    state = [["group", "row", "runs", "unfinished", *(f"{heading}, for all missing runs" for heading in headings)]]
+    state = [
+        [
+            "group",
+            "row",
+            "runs",
+            "unfinished",
+            *(f"{heading}, for all missing runs" for heading in headings),
+        ]
+    ]
     for group, trials in grouped():
         for trial in trials:
             own = [item for item in items if item.trial == trial]
-            begun = ", ".join(f"seed {item.seed}: {item.done / item.total:.0%}" for item in own if item.done) or "-"
+            begun = (
+                ", ".join(
+                    f"seed {item.seed}: {item.done / item.total:.0%}" for item in own if item.done
+                )
+                or "-"
+            )
             left = [_time([expected(item, known[device]) for item in own]) for device in devices]
-            state.append([group.title, trial.name, f"{made.get(trial.name, 0)} of {SEEDS}", begun, *left])
+            state.append(
+                [group.title, trial.name, f"{made.get(trial.name, 0)} of {SEEDS}", begun, *left]
+            )
     first = [["", "row", "seed", *headings, "command"]]
     for number, item in enumerate(items[:LINES], 1):
         times = [_time([expected(item, known[device])]) for device in devices]
@@ -101,13 +130,20 @@ def page(records: Sequence[Record], items: Sequence[Missing]) -> str:
     command = cli.command("reproduce")
     parts = [
         "# What to measure next",
-        f"`{command} plan` writes this page from the files in this folder. {total - len(items)} of {total} runs are finished.",
-        _TIMES if devices else "The time of a run is not known: there is no run on an accelerator yet.",
+        f"`{command} plan` writes this page from the files in this folder. {total - len(items)} "
+        f"of {total} runs are finished.",
+        _TIMES
+        if devices
+        else "The time of a run is not known: there is no run on an accelerator yet.",
         "With `--device-minutes` a run stops in time and is saved; the same command resumes it. "
         f"`{command} next --minutes 30` names the first run that fits.",
         "## Next runs",
         markdown(first) if items else f"None: every row has {SEEDS} runs.",
-        *([f"{len(items) - LINES} more follow, in the order of the groups below."] if len(items) > LINES else []),
+        *(
+            [f"{len(items) - LINES} more follow, in the order of the groups below."]
+            if len(items) > LINES
+            else []
+        ),
         "## Rows",
         markdown(state),
     ]
@@ -115,7 +151,7 @@ def page(records: Sequence[Record], items: Sequence[Missing]) -> str:
 
 
 _TIMES = (
-    "Expected times are for the remaining iterations, without compilation. The time per image is that of the row's own runs "
-    "on the device, or that of the nearest row, scaled by layers times channels. Shortcuts and arrangements are "
-    "assumed to cost the same."
+    "Expected times are for the remaining iterations, without compilation. The time per image is "
+    "that of the row's own runs on the device, or that of the nearest row, scaled by layers "
+    "times channels. Shortcuts and arrangements are assumed to cost the same."
 )

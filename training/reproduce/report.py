@@ -1,4 +1,6 @@
-"""`keras-preact reproduce report`: every published number beside ours, in results/README.md."""
+"""`keras-preact reproduce report`: every published number beside ours, in
+results/README.md.
+"""
 
 import collections
 import math
@@ -9,7 +11,17 @@ from .. import cli, runs
 from ..terminal import duration
 from . import depth, pictures, results, statistics
 from .results import RESULTS, SEEDS, Record
-from .rows import FAIL, GOAL, Groups, Measured, device, difference, measured_rows, seconds, table_text
+from .rows import (
+    FAIL,
+    GOAL,
+    Groups,
+    Measured,
+    device,
+    difference,
+    measured_rows,
+    seconds,
+    table_text,
+)
 from .trials import FIGURES, RECIPES, TABLES, TRIALS, Table
 
 #: Largest number of pairs of rows that are named; the others are counted.
@@ -17,19 +29,24 @@ NAMED = 6
 
 
 def report(output: Path = RESULTS) -> None:
-    """Write every published number beside ours: README.md and its pictures, from the results in a folder.
+    """Write every published number beside ours: README.md and its pictures, from the
+    results in a folder.
 
     Args:
         output: Folder of finished runs.
 
     Raises:
-        UserError: for a file that holds no run, for a row of incompatible runs, and without matplotlib. Nothing
-            is written then.
+        UserError: for a file that holds no run, for a row of incompatible runs, and
+            without matplotlib. Nothing is written then.
     """
     records = results.read(output)
     groups = results.groups(records)
     measured = depth.read(output)
-    small = {name: table for name, table in TABLES.items() if table.small and measured_rows(table, groups)}
+    small = {
+        name: table
+        for name, table in TABLES.items()
+        if table.small and measured_rows(table, groups)
+    }
     paper = {name: figure for name, figure in FIGURES.items() if pictures.measured(figure, groups)}
     written = []
 
@@ -59,13 +76,16 @@ def _parts(records: Sequence[Record], groups: Groups, measured: Sequence[dict]) 
     command = cli.command("reproduce")
     parts = [
         "# Reproduction",
-        f"`{command} report` writes this page from the files in this folder, one per run. It shows what is measured; the end "
-        "lists what is missing and how to measure it.",
+        f"`{command} report` writes this page from the files in this folder, one per run. It "
+        "shows what is measured; the end lists what is missing and how to measure it.",
     ]
     shown = {name: table for name, table in TABLES.items() if measured_rows(table, groups)}
     for name, table in shown.items():
         parts += [f"## {table.title}", *_section(name, table, groups)]
-    parts += [*_depth(measured), *_unmeasured([table for name, table in TABLES.items() if name not in shown])]
+    parts += [
+        *_depth(measured),
+        *_unmeasured([table for name, table in TABLES.items() if name not in shown]),
+    ]
     parts += ["## How to read the tables", READING] if shown else []
     return [*parts, "## Cost", *_cost(records, groups), "## How to fill a row", _how(command)]
 
@@ -85,7 +105,10 @@ def _unmeasured(tables: Sequence[Table]) -> list[str]:
     if not tables:
         return []
     lines = _lines([f"{table.title}: {_number(len(table.rows), 'row')}" for table in tables])
-    return ["## Not measured yet", f"{lines}\n\n[QUEUE.md](QUEUE.md) lists the missing runs in order."]
+    return [
+        "## Not measured yet",
+        f"{lines}\n\n[QUEUE.md](QUEUE.md) lists the missing runs in order.",
+    ]
 
 
 def _section(name: str, table: Table, groups: Groups) -> list[str]:
@@ -93,7 +116,11 @@ def _section(name: str, table: Table, groups: Groups) -> list[str]:
     parts = [table_text(table, groups)]
     if rows:
         parts.append(
-            _lines([goal(rows), *orders(table, rows, "test_error", "test error")] if not table.small else _small(table, rows))
+            _lines(
+                [goal(rows), *orders(table, rows, "test_error", "test error")]
+                if not table.small
+                else _small(table, rows)
+            )
         )
     parts.append(_missing(table, groups))
     remarks = collections.defaultdict(list)
@@ -105,15 +132,20 @@ def _section(name: str, table: Table, groups: Groups) -> list[str]:
         parts.append(f"![{table.title}]({name}.png)")
     for number, figure in FIGURES.items():
         here = next(where for panel in figure.panels.values() for where, _ in panel) == name
-        parts += [f"![{figure.title}]({number}.png)"] if here and pictures.measured(figure, groups) else []
+        parts += (
+            [f"![{figure.title}]({number}.png)"]
+            if here and pictures.measured(figure, groups)
+            else []
+        )
     return parts
 
 
 def _small(table: Table, rows: Sequence[Measured]) -> list[str]:
     return [
-        "Small networks on small images: the order can match the paper's, a number cannot. The paper explains its tables "
-        "partly by ease of optimisation, which the training loss shows. For pre-activation it also reports regularisation: "
-        "on ResNet-110 and ResNet-164 a slightly higher training loss and a lower test error (Sec. 4.2). Intervals are over "
+        "Small networks on small images: the order can match the paper's, a number cannot. The "
+        "paper explains its tables partly by ease of optimisation, which the training loss "
+        "shows. For pre-activation it also reports regularisation: on ResNet-110 and ResNet-164 "
+        "a slightly higher training loss and a lower test error (Sec. 4.2). Intervals are over "
         "seeds; they do not cover other images.",
         *_failing(rows),
         *orders(table, rows, "train_loss", "training loss against the paper's test error"),
@@ -128,9 +160,10 @@ def _failing(rows: Sequence[Measured]) -> list[str]:
         return []
     small, paper = (RECIPES[name]().schedule.length for name in ("small", "paper"))
     return [
-        f"{'; '.join(labels)}: over {FAIL:g} % here, not in the paper. This does not contradict the paper: the recipe here "
-        f"has {small:,} iterations, the paper's has {paper:,}. The training loss of these rows is still high or diverged "
-        f"(guessing: {math.log(10):.2f}), so they show how hard a network is to optimise, not where it ends."
+        f"{'; '.join(labels)}: over {FAIL:g} % here, not in the paper. This does not contradict "
+        f"the paper: the recipe here has {small:,} iterations, the paper's has {paper:,}. The "
+        f"training loss of these rows is still high or diverged (guessing: {math.log(10):.2f}), "
+        "so they show how hard a network is to optimise, not where it ends."
     ]
 
 
@@ -139,28 +172,47 @@ def _lines(texts: Sequence[str]) -> str:
 
 
 def goal(rows: Sequence[Measured]) -> str:
-    """Return in words how many of the measured rows are as near to the paper as the goal says, and which are not."""
+    """Return in words how many of the measured rows are as near to the paper as the
+    goal says, and which are not.
+    """
     off = [f"{own.row.label} ({difference(own)})" for own in rows if not own.reaches]
     texts = [
-        f"Goal, a median within {GOAL} points of the paper's, or above {FAIL:g} % if the paper's fails: reached by "
-        f"{len(rows) - len(off)} of {_number(len(rows), 'measured row')}."
+        f"Goal, a median within {GOAL} points of the paper's, or above {FAIL:g} % if the paper's "
+        f"fails: reached by {len(rows) - len(off)} of {_number(len(rows), 'measured row')}."
     ]
     texts += [f"Not by {'; '.join(off)}."] if off else []
     few = sum(len(own.records) < SEEDS for own in rows)
-    texts += [f"{few} of {len(rows)} {'has' if few == 1 else 'have'} fewer than the paper's {SEEDS} runs."] if few else []
+    texts += (
+        [
+            f"{few} of {len(rows)} {'has' if few == 1 else 'have'} fewer than the paper's {SEEDS} "
+            "runs."
+        ]
+        if few
+        else []
+    )
     return " ".join(texts)
 
 
 def orders(table: Table, rows: Sequence[Measured], name: str, words: str) -> list[str]:
-    """Return `order` for the rows that the table compares: those of one network, unless it compares depths."""
+    """Return `order` for the rows that the table compares: those of one network, unless
+    it compares depths.
+    """
     groups: dict[tuple[str, ...], list[Measured]] = {}
     for own in rows:
         published = own.row.published
-        groups.setdefault((published.dataset, "" if table.depths else published.network), []).append(own)
+        groups.setdefault(
+            (published.dataset, "" if table.depths else published.network), []
+        ).append(own)
     texts = []
     for (dataset, network), group in groups.items():
         of = ", ".join(filter(None, ["CIFAR-100" if dataset == "cifar100" else "", network]))
-        texts.append(order(group, name, f"{of}, {words}" if len(groups) > 1 else f"{words[0].upper()}{words[1:]}"))
+        texts.append(
+            order(
+                group,
+                name,
+                f"{of}, {words}" if len(groups) > 1 else f"{words[0].upper()}{words[1:]}",
+            )
+        )
     return texts
 
 
@@ -172,22 +224,30 @@ def order(rows: Sequence[Measured], name: str, words: str) -> str:
         name: Key in `Record.final` that orders them.
         words: Name of that number in the text.
     """
-    items = [statistics.Item(own.row.published.row, own.row.published.error, own.values(name)) for own in rows]
+    items = [
+        statistics.Item(own.row.published.row, own.row.published.error, own.values(name))
+        for own in rows
+    ]
     found = statistics.pairs(items)
     if not found:
         return f"{words}: no two measured rows are ordered in the paper."
     same, reverse, equal = ([pair for pair in found if pair.medians == sign] for sign in (1, -1, 0))
     clear, against, rest = ([pair for pair in found if pair.clearly == sign] for sign in (1, -1, 0))
     texts = [
-        f"{words}: the paper orders {_number(len(found), 'pair')} of measured rows. Our medians have {len(same)} in its "
-        f"order, {len(reverse)} reversed, {len(equal)} equal: "
-        f"Kendall's tau is {statistics.kendall(found):+.2f}.",
+        f"{words}: the paper orders {_number(len(found), 'pair')} of measured rows. Our medians "
+        f"have {len(same)} in its order, {len(reverse)} reversed, {len(equal)} equal: Kendall's "
+        f"tau is {statistics.kendall(found):+.2f}.",
         f"Clearly in its order: {len(clear)}. Clearly reversed: {len(against)}{_names(against)}.",
     ]
     if rest:
         counts = sorted({len(own.records) for own in rows})
-        each = _number(counts[0], "run") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} runs"
-        images = " or ".join(f"{n:,}" for n in sorted({record.data["test"] for own in rows for record in own.records}))
+        each = (
+            _number(counts[0], "run") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} runs"
+        )
+        images = " or ".join(
+            f"{n:,}"
+            for n in sorted({record.data["test"] for own in rows for record in own.records})
+        )
         of = f" and {images} test images" if name == "test_error" else ""
         texts.append(f"Undecided with {each} per row{of}: {len(rest)}.")
     return " ".join(texts)
@@ -205,7 +265,11 @@ def _names(found: Sequence[statistics.Pair]) -> str:
 
 def _missing(table: Table, groups: Groups) -> str:
     labels = [row.label for row in table.rows if not groups.get(row.trial.name)]
-    short = [f"{own.row.label} ({len(own.records)})" for own in measured_rows(table, groups) if len(own.records) < SEEDS]
+    short = [
+        f"{own.row.label} ({len(own.records)})"
+        for own in measured_rows(table, groups)
+        if len(own.records) < SEEDS
+    ]
     texts = [f"Not measured yet: {'; '.join(labels)}."] if labels else []
     texts += [f"Fewer than {SEEDS} runs: {'; '.join(short)}."] if short else []
     return " ".join(texts) or f"Every row has {SEEDS} runs or more."
@@ -213,14 +277,17 @@ def _missing(table: Table, groups: Groups) -> str:
 
 def _depth(measured: Sequence[dict]) -> list[str]:
     title = "Depth before training"
-    return [f"## {title}", depth.table(measured).strip(), f"![{title}](depth.png)"] if measured else []
+    return (
+        [f"## {title}", depth.table(measured).strip(), f"![{title}](depth.png)"] if measured else []
+    )
 
 
 def _cost(records: Sequence[Record], groups: Groups) -> list[str]:
     if not records:
         return ["No runs yet."]
     tables = {
-        table.title: [record for own in measured_rows(table, groups) for record in own.records] for table in TABLES.values()
+        table.title: [record for own in measured_rows(table, groups) for record in own.records]
+        for table in TABLES.values()
     }
     texts = [f"{title}: {_time(own)}" for title, own in tables.items() if own]
     texts.append(f"All, each run counted once: {_time(records)}")
@@ -233,7 +300,10 @@ def _time(records: Sequence[Record]) -> str:
     own: dict[str, list[float]] = {}
     for record in records:
         own.setdefault(device(record), []).append(seconds(record))
-    each = [f"{duration(sum(times))} of {name} ({_number(len(times), 'run')})" for name, times in sorted(own.items())]
+    each = [
+        f"{duration(sum(times))} of {name} ({_number(len(times), 'run')})"
+        for name, times in sorted(own.items())
+    ]
     return ", ".join(each)
 
 
@@ -241,9 +311,16 @@ def _made_by(records: Sequence[Record]) -> list[str]:
     """Return the code and packages of the runs."""
     made: collections.Counter[str] = collections.Counter()
     for record in records:
-        packages = ", ".join(f"{name} {version}" for name, version in sorted(record.device["versions"].items()))
-        commit = f"commit {record.code['commit']}{' with changes' if record.code['modified'] else ''}"
-        made[f"{commit}, sources {record.code['fingerprint'][:12]}, backend {record.device['backend']}, {packages}"] += 1
+        packages = ", ".join(
+            f"{name} {version}" for name, version in sorted(record.device["versions"].items())
+        )
+        commit = (
+            f"commit {record.code['commit']}{' with changes' if record.code['modified'] else ''}"
+        )
+        made[
+            f"{commit}, sources {record.code['fingerprint'][:12]}, backend "
+            f"{record.device['backend']}, {packages}"
+        ] += 1
     return [f"{text}: {_number(count, 'run')}" for text, count in sorted(made.items())]
 
 

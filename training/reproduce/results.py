@@ -1,4 +1,6 @@
-"""The results of trials: a JSON file a run, never half-written, and never runs of two kinds in one row."""
+"""The results of trials: a JSON file a run, never half-written, and never runs of two
+kinds in one row.
+"""
 
 import dataclasses
 import json
@@ -33,15 +35,19 @@ class Record:
         trial: Name of the trial.
         seed: Of weights, order and augmentation.
         config: Network and recipe, as data.
-        code: `fingerprint` of the sources that compute, git `commit`, and whether they were `modified` since.
+        code: `fingerprint` of the sources that compute, git `commit`, and whether they
+            were `modified` since.
         data: `name`, `fingerprint`, and the number of images to `train` and `test`.
         device: `name`, `cpu`, `backend` and `versions`.
-        curves: `iteration`, `seconds`, `learning_rate`, `train_loss`, `train_error`, `test_loss`, `test_error`, equally long.
-            Errors are in percent; seconds are those of the run so far.
-        final: The last of `train_loss`, `train_error`, `test_loss`, `test_error`; None where training has diverged.
+        curves: `iteration`, `seconds`, `learning_rate`, `train_loss`, `train_error`,
+            `test_loss`, `test_error`, equally long. Errors are in percent; seconds are
+            those of the run so far.
+        final: The last of `train_loss`, `train_error`, `test_loss`, `test_error`; None
+            where training has diverged.
         diverged_at: The iteration by which the loss was no longer finite, if so.
-        cost: `seconds` of training and measuring, `compile_seconds` among them, `images_per_second` in training once it is
-            compiled, `visits`, how many processes had a part in it, and `together`, runs that shared the device.
+        cost: `seconds` of training and measuring, `compile_seconds` among them,
+            `images_per_second` in training once it is compiled, `visits`, how many
+            processes had a part in it, and `together`, runs that shared the device.
         parameters: Trainable ones.
     """
 
@@ -78,7 +84,9 @@ def write(folder: Path, record: Record) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as JSON has it: with null for what is no finite number, and numbers as short as they are exact enough."""
+    """Return `value` as JSON has it: with null for what is no finite number, and
+    numbers as short as they are exact enough.
+    """
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -119,7 +127,8 @@ def groups(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Return the runs of each trial.
 
     Raises:
-        UserError: for a trial with runs of different code, data or recipe: they must not be taken together.
+        UserError: for a trial with runs of different code, data or recipe: they must
+            not be taken together.
     """
     found: dict[str, list[Record]] = {}
     for record in records:
@@ -139,12 +148,13 @@ def check_same(one: Record, other: Record) -> None:
     for what, of in SAME.items():
         if _plain(of(one)) != _plain(of(other)):
             made = ", ".join(
-                f"seed {record.seed}: {str(_commit(record) if what == 'code' else of(record))[:400]}"
+                f"seed {record.seed}: "
+                f"{str(_commit(record) if what == 'code' else of(record))[:400]}"
                 for record in (one, other)
             )
             raise UserError(
-                f"{one.trial}: runs of different {what} do not belong in one row ({made}). Go on with what the first was "
-                "made by, or remove its results to make them anew."
+                f"{one.trial}: runs of different {what} do not belong in one row ({made}). Go on "
+                "with what the first was made by, or remove its results to make them anew."
             )
 
 

@@ -48,13 +48,21 @@ class Measured:
 
     @property
     def reaches(self) -> bool:
-        """Whether the median meets the goal; if the paper's row fails, whether ours fails."""
-        return self.fails if self.row.published.error is None else self.delta is not None and abs(self.delta) <= GOAL
+        """Whether the median meets the goal; if the paper's row fails, whether ours
+        fails.
+        """
+        return (
+            self.fails
+            if self.row.published.error is None
+            else self.delta is not None and abs(self.delta) <= GOAL
+        )
 
 
 def device(record: Record) -> str:
     """Return the device of a run: a graphics processor, or the name of the CPU."""
-    return record.device["name"] if record.device["name"] != "CPU" else f"CPU ({record.device['cpu']})"
+    return (
+        record.device["name"] if record.device["name"] != "CPU" else f"CPU ({record.device['cpu']})"
+    )
 
 
 def seconds(record: Record) -> float:
@@ -104,7 +112,9 @@ def _loss(values: Sequence[float | None]) -> str:
     return middle if len(finite) < 2 else f"{middle} ({min(finite):.3g} to {max(finite):.3g})"
 
 
-def _by_device(of: Callable[[Record], float | None], text: Callable[[float], str]) -> Callable[[Measured], str]:
+def _by_device(
+    of: Callable[[Record], float | None], text: Callable[[float], str]
+) -> Callable[[Measured], str]:
     """Return a cell of medians, one per device, in the order of the column of devices."""
 
     def cell(measured: Measured) -> str:
@@ -112,7 +122,9 @@ def _by_device(of: Callable[[Record], float | None], text: Callable[[float], str
         for record in measured.records:
             value = of(record)
             own.setdefault(device(record), []).extend([] if value is None else [value])
-        return "; ".join(text(float(np.median(own[name]))) if own[name] else NOTHING for name in sorted(own))
+        return "; ".join(
+            text(float(np.median(own[name]))) if own[name] else NOTHING for name in sorted(own)
+        )
 
     return cell
 
@@ -128,7 +140,9 @@ Columns = Mapping[str, Callable[[Measured], str]]
 _LAST: Columns = {
     "n": _count,
     "time per run": _by_device(seconds, duration),
-    "images/s": _by_device(lambda record: record.cost["images_per_second"], lambda speed: f"{speed:,.0f}"),
+    "images/s": _by_device(
+        lambda record: record.cost["images_per_second"], lambda speed: f"{speed:,.0f}"
+    ),
     "device": _all(device),
     "precision": _all(lambda record: record.config["dtype"]),
 }
@@ -149,11 +163,15 @@ SMALL: Columns = {
 
 def measured_rows(table: Table, groups: Groups) -> list[Measured]:
     """Return the rows of a table that have runs."""
-    return [Measured(row, groups[row.trial.name]) for row in table.rows if groups.get(row.trial.name)]
+    return [
+        Measured(row, groups[row.trial.name]) for row in table.rows if groups.get(row.trial.name)
+    ]
 
 
 def table_text(table: Table, groups: Groups) -> str:
-    """Return a table without empty columns; columns of `COMMON` that are equal in all rows become one line."""
+    """Return a table without empty columns; columns of `COMMON` that are equal in all
+    rows become one line.
+    """
     measured = {own.row.label: own for own in measured_rows(table, groups)}
     columns = dict(SMALL if table.small else FULL) if measured else {}
     common = []
@@ -165,5 +183,11 @@ def table_text(table: Table, groups: Groups) -> str:
     rows = [["row", "published, CIFAR-10" if table.small else "published", *columns]]
     for row in table.rows:
         own = measured.get(row.label)
-        rows.append([row.label, _published(row), *(NOTHING if own is None else cell(own) for cell in columns.values())])
+        rows.append(
+            [
+                row.label,
+                _published(row),
+                *(NOTHING if own is None else cell(own) for cell in columns.values()),
+            ]
+        )
     return "\n\n".join([markdown(rows), *([f"All rows: {'; '.join(common)}."] if common else [])])

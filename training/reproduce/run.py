@@ -1,4 +1,6 @@
-"""The runs of a trial: network and images are put together and compiled once, and trained for each seed."""
+"""The runs of a trial: network and images are put together and compiled once, and
+trained for each seed.
+"""
 
 import dataclasses
 import json
@@ -43,7 +45,8 @@ class Settings:
         results: Where finished runs are written.
         work: Where the state of others is.
         dtype: Keras' policy; None: mixed_bfloat16 on an accelerator, float32 on a CPU.
-        together: Steps that are computed at a time; None: up to `TOGETHER` on an accelerator, 1 on a CPU.
+        together: Steps that are computed at a time; None: up to `TOGETHER` on an
+            accelerator, 1 on a CPU.
         minutes: Between two checkpoints.
         smoke: A few steps of small batches, to see that everything works.
         shared: Runs at a time on the device.
@@ -67,7 +70,8 @@ class Run:
         settings: How.
         out_of_time: Says when to stop.
         say: Is told how it goes.
-        options: Further arguments of the network's builder, which do not change what it computes.
+        options: Further arguments of the network's builder, which do not change what it
+            computes.
     """
 
     def __init__(
@@ -79,14 +83,24 @@ class Run:
         say: Callable[[str], object] = print,
         options: Mapping[str, Any] = MappingProxyType({}),
     ):
-        self.trial, self.images, self.settings, self.out_of_time, self.say = trial, images, settings, out_of_time, say
+        self.trial, self.images, self.settings, self.out_of_time, self.say = (
+            trial,
+            images,
+            settings,
+            out_of_time,
+            say,
+        )
         self.options = options
         on_cpu = backends.device() == "CPU"
         config = trial.config(dtype=settings.dtype or ("float32" if on_cpu else "mixed_bfloat16"))
-        self.config = dataclasses.replace(config, schedule=_SMOKE, batch_size=8) if settings.smoke else config
+        self.config = (
+            dataclasses.replace(config, schedule=_SMOKE, batch_size=8) if settings.smoke else config
+        )
         self.plan = plans.plan(self.config, len(images.train_x))
         limit = settings.together or (1 if on_cpu else TOGETHER)
-        self.together = max(number for number in range(1, limit + 1) if not self.plan.iterations % number)
+        self.together = max(
+            number for number in range(1, limit + 1) if not self.plan.iterations % number
+        )
         self.leg_length = max(1, round(self.plan.iterations / LEGS / self.together)) * self.together
         self.model: OnDevice | None = None
         #: Seconds of the first execution, until there is a second to compare with; then 0.
@@ -97,10 +111,12 @@ class Run:
         """Train one run from its beginning, or from where it was stopped.
 
         Returns:
-            What was measured, which is written by then; None if the time ran out: the state is saved.
+            What was measured, which is written by then; None if the time ran out: the
+            state is saved.
 
         Raises:
-            UserError: where this code, recipe or data are not those of the row's other runs, or of the state that is there.
+            UserError: where this code, recipe or data are not those of the row's other
+                runs, or of the state that is there.
         """
         identity = self.identity()
         self._check(identity, seed)
@@ -145,7 +161,10 @@ class Run:
         network = build(self.trial, self.images, self.config.model.dtype, **self.options)
         if self.model is None:
             self.model = self._compiled(network)
-            self._first = [np.array(keras.ops.convert_to_numpy(each)) for each in self.model.optimizer.variables]
+            self._first = [
+                np.array(keras.ops.convert_to_numpy(each))
+                for each in self.model.optimizer.variables
+            ]
             return
         for variable, new in zip(self.model.network.variables, network.variables, strict=True):
             variable.assign(new)
@@ -154,7 +173,9 @@ class Run:
 
     def _compiled(self, network: keras.Model) -> OnDevice:
         images = self.images
-        padded = crops.PADDINGS[self.config.data.padding](np.concatenate([images.train_x, images.test_x]), images.mean)
+        padded = crops.PADDINGS[self.config.data.padding](
+            np.concatenate([images.train_x, images.test_x]), images.mean
+        )
         model = OnDevice(network, Cut(padded), self.together)
         rate = plans.learning_rate(self.config, self.plan)
         model.compile(
@@ -175,15 +196,21 @@ class Run:
         return max(number for number in range(1, min(count, TEST_BATCH) + 1) if not count % number)
 
     def measure(self, count: int | None = None) -> tuple[float, float]:
-        """Return loss and error in percent on the test images, the first `count` of them."""
+        """Return loss and error in percent on the test images, the first `count` of
+        them.
+        """
         assert self.model is not None
         labels = self.images.test_y[:count].astype("int32")
         codes = encode(len(self.images.train_x) + np.arange(len(labels)))
-        logs = self.model.evaluate(codes, labels, batch_size=self._test_batch, verbose=0, return_dict=True)
+        logs = self.model.evaluate(
+            codes, labels, batch_size=self._test_batch, verbose=0, return_dict=True
+        )
         return float(logs["loss"]), 100 * (1 - float(logs["accuracy"]))
 
     def time(self, executions: int) -> list[float]:
-        """Train for so many executions of `together` steps and return the seconds of each; the first one compiles."""
+        """Train for so many executions of `together` steps and return the seconds of
+        each; the first one compiles.
+        """
         if self.model is None:
             self._start(0)
         seconds = []
@@ -198,25 +225,36 @@ class Run:
         """Return device and software that runs are made with."""
         backend = keras.backend.backend()
         versions = backends.versions("keras", backend, "numpy")
-        return {"name": backends.device(), "cpu": backends.cpu(), "backend": backend, "versions": versions}
+        return {
+            "name": backends.device(),
+            "cpu": backends.cpu(),
+            "backend": backend,
+            "versions": versions,
+        }
 
     def _restored(self, saved: Saved, identity: dict[str, Any], folder: Path) -> legs.State:
         assert self.model is not None
         state = legs.State(**saved.progress)
         # in another commit the same sources may compute
         for what, key in (("recipe", "config"), ("code", "code"), ("data", "data")):
-            ours, theirs = (value.get("fingerprint", value) for value in (identity[key], state.identity[key]))
+            ours, theirs = (
+                value.get("fingerprint", value) for value in (identity[key], state.identity[key])
+            )
             if json.loads(json.dumps(ours)) != theirs:
                 raise UserError(
-                    f"{folder} holds a run of other {what}: go on with what it was begun with, or remove the folder."
+                    f"{folder} holds a run of other {what}: go on with what it was begun with, or "
+                    "remove the folder."
                 )
         if state.step % self.together:
             raise UserError(
-                f"{folder} holds a run of {state.step:,} iterations, from where {self.together} at a time do not reach the "
-                f"end: go on with --together {math.gcd(state.step, self.together)}."
+                f"{folder} holds a run of {state.step:,} iterations, from where {self.together} "
+                "at a time do not reach the end: go on with --together "
+                f"{math.gcd(state.step, self.together)}."
             )
         saved.restore(self.model)
-        self.say(f"{self.trial.name}, seed {folder.name[5:]}: going on behind iteration {state.step:,}")
+        self.say(
+            f"{self.trial.name}, seed {folder.name[5:]}: going on behind iteration {state.step:,}"
+        )
         state.visits += 1
         return state
 
@@ -230,7 +268,9 @@ class Run:
             curves=state.curves,
             final={name: state.curves[name][-1] if finished else None for name in legs.MEASURED},
             cost={**state.cost, "together": self.settings.shared},
-            parameters=sum(math.prod(weight.shape) for weight in self.model.trainable_weights) if self.model else 0,
+            parameters=sum(math.prod(weight.shape) for weight in self.model.trainable_weights)
+            if self.model
+            else 0,
             diverged_at=state.diverged_at,
         )
 
@@ -267,7 +307,9 @@ def described(trial: Trial, config: Config, iterations: int) -> dict[str, Any]:
 
 
 def unfinished(work: Path) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return trial and seed of the runs whose state is below the folder, with the iterations that are done, and all."""
+    """Return trial and seed of the runs whose state is below the folder, with the
+    iterations that are done, and all.
+    """
     found = {}
     for folder in sorted(work.glob("*/*/seed-*")):
         saved = Checkpoints(folder).newest(lambda message: None)

@@ -15,4 +15,6 @@ def images(name: str, count: int = 64) -> Images:
     pixels = random.integers(0, 256, (count + 16, *shape), "uint8")
     labels = random.integers(0, classes, count + 16)
     names = tuple(map(str, range(classes)))
-    return Images(f"{name}, random", names, pixels[:count], labels[:count], pixels[count:], labels[count:])
+    return Images(
+        f"{name}, random", names, pixels[:count], labels[:count], pixels[count:], labels[count:]
+    )

@@ -1,4 +1,6 @@
-"""What a step of a trial takes: images a second and seconds to compile, for stacks and single units, for runs at a time."""
+"""What a step of a trial takes: images a second and seconds to compile, for stacks and
+single units, for runs at a time.
+"""
 
 import dataclasses
 import json
@@ -15,9 +17,18 @@ from . import results, workers
 
 #: Networks of CIFAR-10, by the name of their trial.
 NETWORKS = tuple(
-    f"resnet{depth}-{name}" for depth, name in ((20, "original"), *((d, "full_preactivation") for d in (110, 164, 1001)))
+    f"resnet{depth}-{name}"
+    for depth, name in ((20, "original"), *((d, "full_preactivation") for d in (110, 164, 1001)))
 )
-HEADINGS = ("network", "units", "runs at a time", "compile s", "ms a step", "images/s, all runs", "64k steps")
+HEADINGS = (
+    "network",
+    "units",
+    "runs at a time",
+    "compile s",
+    "ms a step",
+    "images/s, all runs",
+    "64k steps",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +60,16 @@ def speed(
     backend: Literal["auto", "jax", "tensorflow", "torch"] = "auto",
     output: Path | None = None,
 ) -> None:
-    """What a step takes: images a second and compile time, on random images of CIFAR-10's shape, which stay on the device.
+    """What a step takes: images a second and compile time, on random images of
+    CIFAR-10's shape, which stay on the device.
 
     Args:
         networks: Trials of CIFAR-10 by name.
         units: stacked (equal units in one layer) and single.
         processes: Runs at a time on the device, each a process.
         dtype: auto: mixed_bfloat16 on an accelerator, float32 on a CPU.
-        together: Steps that are computed at a time, without the host. None: up to 100 on an accelerator, 1 on a CPU.
+        together: Steps that are computed at a time, without the host. None: up to 100
+            on an accelerator, 1 on a CPU.
         executions: How often as many steps are timed; their median counts.
         limit: Seconds after which a measurement is given up.
         backend: auto: KERAS_BACKEND, or JAX where it is installed.
@@ -70,7 +83,8 @@ def speed(
         raise cli.UserError(f"--networks: there is no trial {unknown[0]!r}. There is: {known}")
     if min(*processes, executions, 1) < 1 or not limit > 0:
         raise cli.UserError(
-            f"--processes, --executions and --limit must be positive. Received: {processes}, {executions}, {limit}"
+            f"--processes, --executions and --limit must be positive. Received: {processes}, "
+            f"{executions}, {limit}"
         )
     rows: list[Sequence[str]] = [HEADINGS]
     measured: list[dict[str, Any]] = []
@@ -78,7 +92,11 @@ def speed(
         for kind in units:
             for count in processes:
                 wanted = Measurement(
-                    f"cifar10/{name}", kind == "stacked", None if dtype == "auto" else dtype, together, executions
+                    f"cifar10/{name}",
+                    kind == "stacked",
+                    None if dtype == "auto" else dtype,
+                    together,
+                    executions,
                 )
                 found = _measure(wanted, count, limit, workers.backend(backend))
                 measured.append({"network": name, "units": kind, "processes": count, **found})
@@ -95,11 +113,19 @@ def _row(found: dict[str, Any]) -> tuple[str, ...]:
         return (*what, found["error"], "-", "-", "-")
     total = found["images_per_second"]
     run = terminal.duration(64_000 * 1e-3 * found["step_milliseconds"])
-    return (*what, f"{found['compile_seconds']:.1f}", f"{found['step_milliseconds']:.2f}", f"{total:,.0f}", run)
+    return (
+        *what,
+        f"{found['compile_seconds']:.1f}",
+        f"{found['step_milliseconds']:.2f}",
+        f"{total:,.0f}",
+        run,
+    )
 
 
 def _measure(wanted: Measurement, count: int, limit: float, backend: str) -> dict[str, Any]:
-    """Return the figures of so many children, which are timed while all of them compute."""
+    """Return the figures of so many children, which are timed while all of them
+    compute.
+    """
     text = json.dumps(dataclasses.asdict(wanted))
     places = workers.cores(count)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -147,8 +173,15 @@ def child(wanted: Measurement) -> None:
     from .trials import TRIALS
 
     backends.keep_accelerator_for_backend(keras.backend.backend())
-    settings = Settings(results.RESULTS, results.RESULTS, dtype=wanted.dtype, together=wanted.together)
-    run = Run(TRIALS[wanted.trial], images("cifar10", 2_000), settings, options={"stacked": wanted.stacked})
+    settings = Settings(
+        results.RESULTS, results.RESULTS, dtype=wanted.dtype, together=wanted.together
+    )
+    run = Run(
+        TRIALS[wanted.trial],
+        images("cifar10", 2_000),
+        settings,
+        options={"stacked": wanted.stacked},
+    )
     first, second = run.time(2)
     figures: dict[str, Any] = {"compile_seconds": max(0.0, first - second)}
     print(json.dumps(figures), flush=True)

@@ -1,4 +1,6 @@
-"""Medians, intervals and orders of a few runs. A run that diverged has None for a number, larger than every other."""
+"""Medians, intervals and orders of a few runs. A run that diverged has None for a
+number, larger than every other.
+"""
 
 import dataclasses
 import itertools
@@ -36,12 +38,15 @@ def mean(values: Values) -> float | None:
 
 
 def std(values: Values) -> float | None:
-    """Return the standard deviation, over `n - 1`; None below two runs, and where one of them has diverged."""
+    """Return the standard deviation, over `n - 1`; None below two runs, and where one
+    of them has diverged.
+    """
     return None if len(values) < 2 or mean(values) is None else float(_numbers(values).std(ddof=1))
 
 
 def quantile(level: float, degrees: float) -> float:
-    """Return how far Student's t with so many degrees of freedom, a fraction perhaps, lies around 0 with this probability.
+    """Return how far Student's t with so many degrees of freedom, a fraction perhaps,
+    lies around 0 with this probability.
 
     Raises:
         ImportError: without SciPy.
@@ -57,7 +62,9 @@ def quantile(level: float, degrees: float) -> float:
 
 
 def interval(values: Values, level: float = LEVEL) -> tuple[float, float] | None:
-    """Return Student's interval for the mean; None where there is no standard deviation."""
+    """Return Student's interval for the mean; None where there is no standard
+    deviation.
+    """
     middle, spread = mean(values), std(values)
     if middle is None or spread is None:
         return None
@@ -69,8 +76,8 @@ def welch(values: Values, others: Values, level: float = LEVEL) -> tuple[float, 
     """Return Welch's interval for the mean of `values` minus that of `others`.
 
     Returns:
-        Its ends; None where one of the two has no standard deviation, or both are 0: equal numbers say
-        nothing of how far the next one lies.
+        Its ends; None where one of the two has no standard deviation, or both are 0:
+        equal numbers say nothing of how far the next one lies.
     """
     one, other, spread, spread_of_others = mean(values), mean(others), std(values), std(others)
     if one is None or other is None or spread is None or spread_of_others is None:
@@ -78,16 +85,21 @@ def welch(values: Values, others: Values, level: float = LEVEL) -> tuple[float, 
     parts = spread**2 / len(values), spread_of_others**2 / len(others)
     if not sum(parts):
         return None
-    degrees = sum(parts) ** 2 / (parts[0] ** 2 / (len(values) - 1) + parts[1] ** 2 / (len(others) - 1))
+    degrees = sum(parts) ** 2 / (
+        parts[0] ** 2 / (len(values) - 1) + parts[1] ** 2 / (len(others) - 1)
+    )
     half = quantile(level, degrees) * math.sqrt(sum(parts))
     return one - other - half, one - other + half
 
 
 def clear_order(values: Values, others: Values, level: float = LEVEL) -> int:
-    """Return -1 where `values` are clearly lower than `others`, 1 where they are clearly higher, 0 where that is open.
+    """Return -1 where `values` are clearly lower than `others`, 1 where they are
+    clearly higher, 0 where that is open.
 
-    Clearly: Welch's interval excludes 0. Where runs have diverged, which leaves no mean: all of one are below all of the
-    other, and are so many that chance would order them so with a probability of at most 1 - level.
+    Clearly: Welch's interval excludes 0. Where runs have diverged, which leaves no
+        mean: all of one are below all of the
+    other, and are so many that chance would order them so with a probability of at most
+    1 - level.
     """
     if None in (*values, *others):
         a, b = _numbers(values), _numbers(others)
@@ -104,8 +116,10 @@ class Pair:
 
     Args:
         first, second: Their labels.
-        medians: 1 where ours are in the paper's order, -1 the other way round, 0 where they are equal.
-        clearly: The same of the order beyond chance (`clear_order`); 0 where that is open.
+        medians: 1 where ours are in the paper's order, -1 the other way round, 0 where
+            they are equal.
+        clearly: The same of the order beyond chance (`clear_order`); 0 where that is
+            open.
     """
 
     first: str
@@ -120,7 +134,8 @@ class Item:
 
     Args:
         label: Unlike those of the others.
-        published: The paper's number; None for a fail, which is larger than every number.
+        published: The paper's number; None for a fail, which is larger than every
+            number.
         values: Ours, one a run, at least one.
     """
 
@@ -130,13 +145,16 @@ class Item:
 
 
 def _sign(one: float | None, other: float | None) -> int:
-    """Return -1 where `one` is lower than `other`, 1 where it is higher, 0 where they are equal; None is the highest."""
+    """Return -1 where `one` is lower than `other`, 1 where it is higher, 0 where they
+    are equal; None is the highest.
+    """
     a, b = _numbers([one, other])
     return int(a > b) - int(a < b)
 
 
 def pairs(items: Sequence[Item]) -> list[Pair]:
-    """Return all pairs that the paper orders: two fails are not ordered, nor are two equal numbers.
+    """Return all pairs that the paper orders: two fails are not ordered, nor are two
+    equal numbers.
 
     Example:
 
@@ -149,10 +167,14 @@ def pairs(items: Sequence[Item]) -> list[Pair]:
         if paper:
             first, second = (one, other) if paper < 0 else (other, one)
             ours = -_sign(median(first.values), median(second.values))
-            found.append(Pair(first.label, second.label, ours, -clear_order(first.values, second.values)))
+            found.append(
+                Pair(first.label, second.label, ours, -clear_order(first.values, second.values))
+            )
     return found
 
 
 def kendall(found: Sequence[Pair]) -> float | None:
-    """Return Kendall's tau over the pairs: those in the paper's order minus those the other way round, by their number."""
+    """Return Kendall's tau over the pairs: those in the paper's order minus those the
+    other way round, by their number.
+    """
     return sum(pair.medians for pair in found) / len(found) if found else None

@@ -1,4 +1,6 @@
-"""A process that trains runs of one trial, started by `workers`; what it is told stands in JSON on its command line."""
+"""A process that trains runs of one trial, started by `workers`; what it is told stands
+in JSON on its command line.
+"""
 
 import dataclasses
 import json
@@ -19,7 +21,8 @@ class Job:
         seeds: Of its runs, one after another.
         data: Folder with the data, if it is not where it is looked for.
         settings: Fields of `run.Settings`, paths as text.
-        until: Time, in seconds since the epoch, at which to stop and save; None: at the end.
+        until: Time, in seconds since the epoch, at which to stop and save; None: at the
+            end.
     """
 
     trial: str

@@ -1,4 +1,6 @@
-"""Trains trials in processes of their own, some at a time: what one compiles is gone when it ends, and so is its memory."""
+"""Trains trials in processes of their own, some at a time: what one compiles is gone
+when it ends, and so is its memory.
+"""
 
 import contextlib
 import dataclasses
@@ -21,14 +23,20 @@ from .worker import Job
 
 
 def backend(choice: str) -> str:
-    """Return the backend that a choice means; auto: that of the environment, else JAX where it is installed."""
+    """Return the backend that a choice means; auto: that of the environment, else JAX
+    where it is installed.
+    """
     if choice != "auto":
         return choice
-    return os.environ.get("KERAS_BACKEND") or ("jax" if importlib.util.find_spec("jax") else "tensorflow")
+    return os.environ.get("KERAS_BACKEND") or (
+        "jax" if importlib.util.find_spec("jax") else "tensorflow"
+    )
 
 
 def cores(processes: int) -> list[list[int]]:
-    """Return, for each of so many processes, the cores that it gets; none in particular where there are too few."""
+    """Return, for each of so many processes, the cores that it gets; none in particular
+    where there are too few.
+    """
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if processes == 1 or processes > len(usable):
         return [[] for _ in range(processes)]
@@ -38,8 +46,9 @@ def cores(processes: int) -> list[list[int]]:
 def train(jobs: Sequence[Job], processes: int, keras_backend: str) -> None:
     """Do the jobs, so many at a time.
 
-    A job that fails does not keep the others from being done. An interruption, or SIGTERM, is passed on to the workers, which
-    save their state; then this process ends as they do. What a job leaves when its time is over is not begun.
+    A job that fails does not keep the others from being done. An interruption, or
+    SIGTERM, is passed on to the workers, which save their state; then this process ends
+    as they do. What a job leaves when its time is over is not begun.
 
     Raises:
         UserError: if some have failed; their messages are on stderr.
@@ -56,7 +65,13 @@ def train(jobs: Sequence[Job], processes: int, keras_backend: str) -> None:
             if asked or (job.until is not None and time.time() >= job.until):
                 return
             place = free.pop()
-            worker = start("worker", json.dumps(dataclasses.asdict(job)), places[place], processes, keras_backend)
+            worker = start(
+                "worker",
+                json.dumps(dataclasses.asdict(job)),
+                places[place],
+                processes,
+                keras_backend,
+            )
             running.add(worker)
         if asked:  # while it was being started
             worker.send_signal(asked[0])
@@ -76,11 +91,19 @@ def train(jobs: Sequence[Job], processes: int, keras_backend: str) -> None:
             sys.exit(PREEMPTED)
         raise KeyboardInterrupt
     if failed:
-        raise UserError(f"{len(failed)} of {len(jobs)} trials failed: {', '.join(failed)}. What they said is above.")
+        raise UserError(
+            f"{len(failed)} of {len(jobs)} trials failed: {', '.join(failed)}. What they said is "
+            "above."
+        )
 
 
 def start(
-    module: str, argument: str, cores: Sequence[int], processes: int, keras_backend: str, **options: Any
+    module: str,
+    argument: str,
+    cores: Sequence[int],
+    processes: int,
+    keras_backend: str,
+    **options: Any,
 ) -> subprocess.Popen:
     """Start a module of this package in a process of its own.
 
@@ -92,7 +115,9 @@ def start(
         keras_backend: Its KERAS_BACKEND.
         **options: Of `subprocess.Popen`.
     """
-    own = children.environment(keras_backend) | ({"OMP_NUM_THREADS": str(len(cores))} if cores else {})
+    own = children.environment(keras_backend) | (
+        {"OMP_NUM_THREADS": str(len(cores))} if cores else {}
+    )
     own.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / processes:.3f}")
     command = children.command(f"{__package__}.{module}", argument)
     with _on(cores):
@@ -102,7 +127,9 @@ def start(
 
 @contextlib.contextmanager
 def _on(cores: Sequence[int]) -> Iterator[None]:
-    """Put this thread on some cores: what it starts is there before a backend counts them."""
+    """Put this thread on some cores: what it starts is there before a backend counts
+    them.
+    """
     if not cores:
         yield
         return

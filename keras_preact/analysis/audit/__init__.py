@@ -29,9 +29,9 @@ def audit(model: keras.Model, sample, *, labels=None) -> Audit:
         An `Audit` with one `Finding` per row of
         `keras_preact.analysis.audit.checks.CHECKS`.
 
-    The model runs at inference and in training mode, so dropout is found. The limits for
-    signals, gradients and weights are those of a network before training; for a trained
-    network they mean less.
+    The model runs at inference and in training mode, so dropout is found. The limits
+    for signals, gradients and weights are those of a network before training; for a
+    trained network they mean less.
 
     Raises:
         ValueError: if the model is not built, has no residual unit or cannot be traced;
@@ -53,15 +53,19 @@ def audit(model: keras.Model, sample, *, labels=None) -> Audit:
     Source: the arrangement and shortcuts of arXiv 1603.05027.
     """
     if not model.built:
-        raise ValueError(f"The model {model.name!r} is not built. Call it once on a batch, then audit it.")
+        raise ValueError(
+            f"The model {model.name!r} is not built. Call it once on a batch, then audit it."
+        )
     sample = _checked(model, sample)
     labels = None if labels is None else _checked_labels(labels, sample)
     graph = Graph(model, sample)
-    networks = [structure.Network(each) for each in (graph, Graph(model, sample, training=True, like=graph))]
+    networks = [
+        structure.Network(each) for each in (graph, Graph(model, sample, training=True, like=graph))
+    ]
     if not networks[0].units:
         raise ValueError(
-            f"The model {model.name!r} has no residual unit. The audit checks models in which two paths "
-            "start at one tensor and are added, with weights on at least one path."
+            f"The model {model.name!r} has no residual unit. The audit checks models in which two "
+            "paths start at one tensor and are added, with weights on at least one path."
         )
     inference, training = (measure.measure(network, sample) for network in networks)
     network = networks[1]
@@ -74,7 +78,10 @@ def _checked(model: keras.Model, sample):
     """Return the sample as arrays, in the dtypes of the model's inputs."""
     arrays = _inputs.check_sample(model, sample, "sample")
     if len(arrays[0]) < 2:
-        raise ValueError(f"`sample` must have at least 2 examples, for batch statistics. Received: {len(arrays[0])}")
+        raise ValueError(
+            "`sample` must have at least 2 examples, for batch statistics. Received: "
+            f"{len(arrays[0])}"
+        )
     return arrays if isinstance(sample, list | tuple) else arrays[0]
 
 
@@ -83,6 +90,7 @@ def _checked_labels(labels, sample) -> np.ndarray:
     batch = len(sample[0] if isinstance(sample, list) else sample)
     if labels.ndim == 0 or len(labels) != batch or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
-            f"`labels` must be {batch} class numbers, one per example. Received: {labels.dtype} of shape {labels.shape}"
+            f"`labels` must be {batch} class numbers, one per example. Received: {labels.dtype} "
+            f"of shape {labels.shape}"
         )
     return labels

@@ -1,4 +1,6 @@
-"""A check of the audit: a function of the measurements, limits for its figure, and texts."""
+"""A check of the audit: a function of the measurements, limits for its figure, and
+texts.
+"""
 
 import dataclasses
 import math
@@ -32,14 +34,18 @@ class Limits:
         return Status.PASS if self.healthy[0] <= value <= self.healthy[1] else Status.WARN
 
     def distance(self, value: float) -> float:
-        """Return the distance of a value from the middle of the healthy range, on a log scale."""
+        """Return the distance of a value from the middle of the healthy range, on a log
+        scale.
+        """
         if not math.isfinite(value) or value <= 0:
             return 0.0 if value == self.healthy[0] else float("inf")
         low, high = (max(limit, 1e-12) for limit in self.healthy)
         return abs(math.log(value / math.sqrt(low * high)))
 
     def worst(self, values: dict[str, float]) -> tuple[Status, float, tuple[str, ...]]:
-        """Return the worst status, the worst value and the unhealthy names, worst first."""
+        """Return the worst status, the worst value and the unhealthy names, worst
+        first.
+        """
         names = sorted(values, key=lambda name: self.distance(values[name]), reverse=True)
         unhealthy = tuple(name for name in names if self.status(values[name]) != Status.PASS)
         return self.status(values[names[0]]), values[names[0]], unhealthy

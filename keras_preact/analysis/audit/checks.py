@@ -13,9 +13,10 @@ CHECKS: tuple[Check, ...] = (
         order.identity_path,
         "largest relative change by a shortcut",
         Limits((0, 1e-5), (0, 1e-5)),  # rounding, if a layer casts
-        "Factors on the identity path multiply over all units, so signals and gradients shrink or grow with the depth.",
-        "Add the previous sum unchanged. Remove scaling, gates, convolutions, dropout, normalisations and activations from "
-        "the identity path, or move them into the branch.",
+        "Factors on the identity path multiply over all units, so signals and gradients shrink "
+        "or grow with the depth.",
+        "Add the previous sum unchanged. Remove scaling, gates, convolutions, dropout, "
+        "normalisations and activations from the identity path, or move them into the branch.",
         f"{PAPER}, Eq. 6 to 8 and Table 1",
     ),
     Check(
@@ -23,8 +24,10 @@ CHECKS: tuple[Check, ...] = (
         order.activation_after_addition,
         "mean share of values changed",
         Limits((0, 0), (0, 1)),
-        "A ReLU after the addition blocks gradients wherever the sum is negative. The effect grows with the depth.",
-        "Use full pre-activation: a normalisation and an activation before each weight layer, and a last pair in the head.",
+        "A ReLU after the addition blocks gradients wherever the sum is negative. The effect "
+        "grows with the depth.",
+        "Use full pre-activation: a normalisation and an activation before each weight layer, "
+        "and a last pair in the head.",
         f"{PAPER}, Sec. 4 and Fig. 4",
     ),
     Check(
@@ -33,8 +36,8 @@ CHECKS: tuple[Check, ...] = (
         "share of units not pre-activated",
         Limits((0, 0), (0, 1)),
         "Full pre-activation (normalisation, activation, weight) trains best and regularises most.",
-        "Put a normalisation, then an activation, right before each weight layer of the branch. In a transformer, put a "
-        "normalisation at the start of the branch.",
+        "Put a normalisation, then an activation, right before each weight layer of the branch. "
+        "In a transformer, put a normalisation at the start of the branch.",
         f"{PAPER}, Fig. 4 and Table 2",
     ),
     Check(
@@ -42,7 +45,8 @@ CHECKS: tuple[Check, ...] = (
         order.normalized_input,
         "worst std of a weight layer's input",
         Limits((0.5, 2), (0.1, 10)),
-        "Sums grow with the depth, and so does the input of a weight layer that reads them without normalisation.",
+        "Sums grow with the depth, and so does the input of a weight layer that reads them "
+        "without normalisation.",
         "Put a normalisation between each weight layer and the previous weight layer or addition.",
         f"{PAPER}, Sec. 4.2",
     ),
@@ -52,7 +56,8 @@ CHECKS: tuple[Check, ...] = (
         "relative difference of two passes",
         Limits((0, 1e-6), (0, 1e-6)),
         "Dropout on the identity path multiplies the signal by a random factor in each unit.",
-        "Move the dropout into the branch: between an activation and a weight layer, or at the end.",
+        "Move the dropout into the branch: between an activation and a weight layer, or at the "
+        "end.",
         f"{PAPER}, Sec. 3.1: a dropout shortcut fails to converge to a good solution",
     ),
     Check(
@@ -60,10 +65,10 @@ CHECKS: tuple[Check, ...] = (
         order.final_activation,
         "normalisations after last addition",
         Limits((0, 1), (0, 1)),
-        "Without a last normalisation and activation, the classifier reads the raw sum of all branches, and training can end "
-        "in NaN. A second normalisation in a row does nothing.",
-        "Put exactly one normalisation and one activation between the last addition and the pooling. Remove a normalisation "
-        "that directly follows another one.",
+        "Without a last normalisation and activation, the classifier reads the raw sum of all "
+        "branches, and training can end in NaN. A second normalisation in a row does nothing.",
+        "Put exactly one normalisation and one activation between the last addition and the "
+        "pooling. Remove a normalisation that directly follows another one.",
         f"{PAPER}, appendix",
     ),
     Check(
@@ -71,9 +76,10 @@ CHECKS: tuple[Check, ...] = (
         sizes.signal_gradients,
         "first over last unit of the same shape",
         Limits((0.1, 10), (1e-3, 1e3)),
-        "Vanishing gradients leave the first units untrained. Exploding gradients make their steps too large.",
-        "Remove everything from the identity path, normalise the branches, or scale down their last weights with "
-        "kp.initializers.DepthScaledHe().",
+        "Vanishing gradients leave the first units untrained. Exploding gradients make their "
+        "steps too large.",
+        "Remove everything from the identity path, normalise the branches, or scale down their "
+        "last weights with kp.initializers.DepthScaledHe().",
         f"{PAPER}, Eq. 5",
     ),
     Check(
@@ -82,18 +88,22 @@ CHECKS: tuple[Check, ...] = (
         "first over last unit of the same shape",
         Limits((0.1, 10), (1e-3, 1e3)),
         "One learning rate suits all units only if their gradients have similar sizes.",
-        "Remove everything from the identity path, normalise the branches, or scale down their last weights with "
-        "kp.initializers.DepthScaledHe(). If the ratio is about the depth, use a learning-rate warm-up.",
+        "Remove everything from the identity path, normalise the branches, or scale down their "
+        "last weights with kp.initializers.DepthScaledHe(). If the ratio is about the depth, "
+        "use a learning-rate warm-up.",
         f"{PAPER}, Eq. 5",
     ),
     Check(
         "signal growth",
         sizes.signal_growth,
         "mean square's growth / number of units",
-        # Equal branches grow as the number of units; a factor of 2 per unit passes these limits after 7 and 14 units.
+        # Equal branches grow as the number of units; a factor of 2 per unit passes these limits
+        # after 7 and 14 units.
         Limits((0, 10), (0, 1e3)),
-        "With normalised branches, the signal grows in proportion to the depth. Faster growth is exponential and overflows.",
-        "Normalise the branches. Without normalisation, scale down their last weights, as kp.models.FIXUP does.",
+        "With normalised branches, the signal grows in proportion to the depth. Faster growth "
+        "is exponential and overflows.",
+        "Normalise the branches. Without normalisation, scale down their last weights, as "
+        "kp.models.FIXUP does.",
         f"{PAPER}, Eq. 4",
     ),
     Check(
@@ -102,7 +112,8 @@ CHECKS: tuple[Check, ...] = (
         "worst gain of a weight layer",
         # He's gain is sqrt(2), or up to 2.8 if a bottleneck narrows by 4 with fan_out.
         Limits((1e-2, 10), (1e-4, 100)),
-        "A weight layer should roughly keep the size of its input. Normalisation hides a wrong scale until weights must move.",
+        "A weight layer should roughly keep the size of its input. Normalisation hides a wrong "
+        "scale until weights must move.",
         "Use He's initialisation (variance 2 / fan), or an orthogonal one for very deep networks.",
         f"arXiv 1502.01852; {PAPER}, appendix",
     ),
@@ -111,7 +122,8 @@ CHECKS: tuple[Check, ...] = (
         sizes.distinct_weights,
         "layers equal to an earlier one",
         Limits((0, 0), (0, 0)),
-        "Layers that share an initialiser or a seed start equal: Keras returns the same values on each call.",
+        "Layers that share an initialiser or a seed start equal: Keras returns the same values "
+        "on each call.",
         "Give each layer its own initialiser, with its own seed or without one.",
         "arXiv 1502.01852, which draws each weight independently",
     ),
@@ -120,9 +132,10 @@ CHECKS: tuple[Check, ...] = (
         sizes.live_weights,
         "broken layers or units",
         Limits((0, 0), (0, 0)),
-        "NaN spreads to the output. A constant kernel gives all channels the same gradient. A branch with only zeros gets no "
-        "gradient.",
-        "Initialise the weights again. If a branch should start at zero, set only its last weight to zero.",
+        "NaN spreads to the output. A constant kernel gives all channels the same gradient. A "
+        "branch with only zeros gets no gradient.",
+        "Initialise the weights again. If a branch should start at zero, set only its last "
+        "weight to zero.",
         "arXiv 1901.09321, whose branches start at zero",
     ),
     Check(
@@ -131,7 +144,8 @@ CHECKS: tuple[Check, ...] = (
         "largest share of channels at 0",
         Limits((0, 0.1), (0, 0.5)),
         "A channel that is 0 for every example passes no gradient.",
-        "Lower the learning rate, reset negative biases to 0, or use an activation that is not flat below 0, such as GELU.",
+        "Lower the learning rate, reset negative biases to 0, or use an activation that is not "
+        "flat below 0, such as GELU.",
         "arXiv 1903.06733",
     ),
     Check(
@@ -139,9 +153,10 @@ CHECKS: tuple[Check, ...] = (
         sizes.sample_scale,
         "size of the input images or vectors",
         Limits((0.1, 10), (0, INFINITY)),
-        "Raw pixels (0 to 255) make the first layer's gradients hundreds of times larger than the others.",
-        "Subtract the mean and divide by the standard deviation: pass `mean` and `std` to the builder, or use a Normalization "
-        "layer.",
+        "Raw pixels (0 to 255) make the first layer's gradients hundreds of times larger than "
+        "the others.",
+        "Subtract the mean and divide by the standard deviation: pass `mean` and `std` to the "
+        "builder, or use a Normalization layer.",
         f"{PAPER}, Sec. 5: preprocessing of CIFAR images",
     ),
     Check(

@@ -26,14 +26,16 @@ class Measures:
     """Measurements of one forward pass.
 
     Args:
-        change: `||shortcut - before|| / ||before||` per unit; infinite if only `before` is 0.
+        change: `||shortcut - before|| / ||before||` per unit; infinite if only `before`
+            is 0.
         factor: Least-squares factor from `before` to the shortcut, per unit.
         mean_square: Mean square of the sum, per unit.
         cut: Share of values that an activation on an identity path changes.
         random: Relative difference between two calls of a step on an identity path.
         outputs: Spread of a normalisation's output.
         inputs: Spread of a weight layer's input over channels.
-        gains: Root mean square of a weight layer's output, divided by that of its input.
+        gains: Root mean square of a weight layer's output, divided by that of its
+            input.
         dead: Share of an activation's channels that are 0 for the whole sample.
         output_size: Root mean square of the logits.
     """
@@ -51,18 +53,24 @@ class Measures:
 
 
 def measure(network: Network, sample) -> Measures:
-    """Run the network on `sample` in the mode of its graph, without changing a variable."""
+    """Run the network on `sample` in the mode of its graph, without changing a
+    variable.
+    """
     found = Measures()
     graph = network.graph
     units = {unit.addition.step: unit for unit in network.units}
     on_path = {i for unit in network.units if unit.keeps_shape for i in unit.path}
-    first = any(getattr(step.operation, "data_format", None) == "channels_first" for step in graph.steps)
+    first = any(
+        getattr(step.operation, "data_format", None) == "channels_first" for step in graph.steps
+    )
 
     def spatial(x):
         return _others(x, 1 if first and x.ndim == 4 else -1)
 
     with keras.StatelessScope():
-        for i, values in graph.walk(sample, {unit.before: unit.addition.step for unit in network.units}):
+        for i, values in graph.walk(
+            sample, {unit.before: unit.addition.step for unit in network.units}
+        ):
             step = graph.steps[i]
             if unit := units.get(i):
                 total, before = _array(values[unit.addition.total]), _array(values[unit.before])
@@ -85,7 +93,9 @@ def measure(network: Network, sample) -> Measures:
             if roles(step) == ("activation",):
                 x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
                 # a channel whose input is already 0, such as zero padding, is not dead
-                found.dead[i] = float(np.mean(np.all(y == 0, axis=spatial(y)) & np.any(x != 0, axis=spatial(x))))
+                found.dead[i] = float(
+                    np.mean(np.all(y == 0, axis=spatial(y)) & np.any(x != 0, axis=spatial(x)))
+                )
                 if i in on_path:
                     found.cut[i] = float(np.mean(x != y))
             if logits_step(graph) == i:
@@ -142,8 +152,8 @@ class Gradients:
     """Gradient norms per unit, in order.
 
     Args:
-        outputs: `||dE/dx_{l+1}||`: for a unit of this package, x_{l+1} is its output, for
-            any other the sum.
+        outputs: `||dE/dx_{l+1}||`: for a unit of this package, x_{l+1} is its output,
+            for any other the sum.
         weights: `||dE/dW||` over all kernels of the branch.
         shapes: Shapes of x_{l+1} without the batch axis.
         loss: Name of the loss E.
@@ -156,12 +166,20 @@ class Gradients:
 
 
 def gradients(model: keras.Model, sample, labels) -> Gradients:
-    """Measure the gradients of a loss for every unit's output and weights, in training mode."""
+    """Measure the gradients of a loss for every unit's output and weights, in training
+    mode.
+    """
     observed = Observed(model, sample, labels)
     variables = model.trainable_variables
-    _, _, on_outputs, on_weights = observed.gradients(lambda **_: ops.zeros(()), (), variables=variables)
+    _, _, on_outputs, on_weights = observed.gradients(
+        lambda **_: ops.zeros(()), (), variables=variables
+    )
     by_id = dict(zip(map(id, variables), on_weights, strict=True))
-    words = "half the squared norm of the output" if labels is None else "the cross-entropy of the labels"
+    words = (
+        "half the squared norm of the output"
+        if labels is None
+        else "the cross-entropy of the labels"
+    )
     found = Gradients([], [], [], words)
     for site, on_output in zip(observed.sites, on_outputs[1:], strict=True):
         if site.is_plain:
@@ -170,11 +188,14 @@ def gradients(model: keras.Model, sample, labels) -> Gradients:
         of_kernels = [
             by_id[id(weight)]
             for name, weight in site.weights(observed.graph)
-            if len(weight.shape) >= rank and (site.addition is not None or name.startswith("branch/"))
+            if len(weight.shape) >= rank
+            and (site.addition is not None or name.startswith("branch/"))
         ]
         for i in range(site.depth):
             found.outputs.append(_norm([on_output[i]]))
-            found.weights.append(_norm([gradient[i] if site.is_stack else gradient for gradient in of_kernels]))
+            found.weights.append(
+                _norm([gradient[i] if site.is_stack else gradient for gradient in of_kernels])
+            )
             found.shapes.append(observed.graph.specs[site.output].shape[1:])
     return found
 

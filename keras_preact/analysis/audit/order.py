@@ -1,4 +1,6 @@
-"""Checks of the order of layers: on the identity path, before weights, after the last addition."""
+"""Checks of the order of layers: on the identity path, before weights, after the last
+addition.
+"""
 
 from collections.abc import Iterable
 
@@ -58,7 +60,9 @@ def identity_path(evidence: Evidence, limits: Limits) -> Outcome:
         kept = f"The identity path leaves its input unchanged in {len(change)} of {count(len(change), 'unit')}."
         return Outcome(Status.PASS, worst, (), kept + left)
     units = {unit.name: unit for unit in network.units}
-    found = dict.fromkeys(_found_on_path(network, units[name], evidence.inference.factor[name]) for name in names)
+    found = dict.fromkeys(
+        _found_on_path(network, units[name], evidence.inference.factor[name]) for name in names
+    )
     detail = f"In {len(broken)} of {count(len(change), 'unit')}, the identity path has {', or '.join(found)}."
     if path := [network.graph.steps[i].name for i in units[names[0]].path]:
         detail += f" In {names[0]}: {listed(path, 3)}."
@@ -73,12 +77,15 @@ def identity_path(evidence: Evidence, limits: Limits) -> Outcome:
     return Outcome(Status.FAIL, worst, names, detail, advice)
 
 
-#: Numbers of weight layers below which post-activation trains well, and below which it trains at all.
+#: Numbers of weight layers below which post-activation trains well, and below which it trains at
+#: all.
 POST_ACTIVATION_DEPTHS = (50, 200)
 
 
 def activation_after_addition(evidence: Evidence, limits: Limits) -> Outcome:
-    """Measure the share of a sum's values that an activation changes before the next addition."""
+    """Measure the share of a sum's values that an activation changes before the next
+    addition.
+    """
     network = evidence.network
     cut: dict[str, float] = {}
     activations: dict[str, str] = {}
@@ -91,16 +98,21 @@ def activation_after_addition(evidence: Evidence, limits: Limits) -> Outcome:
         return Outcome(Status.PASS, 0.0, (), "No activation is between two additions.")
     names = tuple(sorted(cut, key=lambda name: cut[name], reverse=True))
     units = [unit for name in names for unit in network.units if unit.name == name]
-    is_preactivation = all(_without_dropout(network.roles(unit.shared)) == ["norm", "activation"] for unit in units)
+    is_preactivation = all(
+        _without_dropout(network.roles(unit.shared)) == ["norm", "activation"] for unit in units
+    )
     mean = float(np.mean(list(cut.values())))
     fine, most = POST_ACTIVATION_DEPTHS
     status = Status.WARN if network.depth < most else Status.FAIL
     detail = (
-        f"In {count(len(cut), 'unit')}, the shortcut starts after an activation (such as {activations[names[0]]}), which "
-        f"changes {mean:.1%} of the values on average. With fewer than {fine} weight layers such networks still train well; "
-        f"from {most} on they hardly train. This one has {network.depth}."
+        f"In {count(len(cut), 'unit')}, the shortcut starts after an activation (such as "
+        f"{activations[names[0]]}), which changes {mean:.1%} of the values on average. With fewer "
+        f"than {fine} weight layers such networks still train well; from {most} on they hardly "
+        f"train. This one has {network.depth}."
     )
-    return Outcome(status, mean, names, detail, _start_earlier(network, units) if is_preactivation else "")
+    return Outcome(
+        status, mean, names, detail, _start_earlier(network, units) if is_preactivation else ""
+    )
 
 
 def _without_dropout(order: list[str]) -> list[str]:
@@ -114,11 +126,15 @@ def _start_earlier(network: Network, units: list[Unit]) -> str:
 
 
 def branch_order(evidence: Evidence, limits: Limits) -> Outcome:
-    """Find weights without a normalisation and an activation of their branch right before them."""
+    """Find weights without a normalisation and an activation of their branch right
+    before them.
+    """
     network = evidence.network
     steps = network.graph.steps
     missing: dict[str, Unit] = {}  # first weight of a unit that has none right before it
-    shared: dict[str, Unit] = {}  # first weight of a unit whose normalisation and activation also feed the shortcut
+    shared: dict[
+        str, Unit
+    ] = {}  # first weight of a unit whose normalisation and activation also feed the shortcut
     wrong: dict[str, Unit] = {}  # first weight of either kind
 
     def is_fine(weight: int, stops: Iterable[int] = ()) -> bool:
@@ -126,7 +142,8 @@ def branch_order(evidence: Evidence, limits: Limits) -> Outcome:
         return "norm" in order if network.per_token else order[-2:] == ["norm", "activation"]
 
     for unit in network.units:
-        # The first activation is in the stem; a unit that changes the shape may share it between both paths.
+        # The first activation is in the stem; a unit that changes the shape may share it between
+        # both paths.
         own = unit.keeps_shape and not unit.is_first
         weights = network.first_weights(unit) if network.per_token else network.weights(unit.branch)
         bad = [i for i in weights if not is_fine(i, {unit.addition.start} if own else ())]
@@ -139,21 +156,28 @@ def branch_order(evidence: Evidence, limits: Limits) -> Outcome:
             shared[steps[bad[0]].name] = unit
     named = network.usual_arrangement
     share = len(wrong) / len(network.units)
-    rows = f"Most units are read as {named!r}." if named else "Most units have no known arrangement."
+    rows = (
+        f"Most units are read as {named!r}." if named else "Most units have no known arrangement."
+    )
     if not wrong:
         return Outcome(Status.PASS, 0.0, (), rows)
-    needed, feed = ("normalisation", "feeds") if network.per_token else ("normalisation and activation", "feed")
+    needed, feed = (
+        ("normalisation", "feeds")
+        if network.per_token
+        else ("normalisation and activation", "feed")
+    )
     every = f"of {count(len(network.units), 'unit')}"
     parts, remedies = [], []
     if shared:
         parts.append(
-            f"In {len(shared)} {every}, the {needed} before a weight layer also {feed} the shortcut "
-            f"(first: before {next(iter(shared))})."
+            f"In {len(shared)} {every}, the {needed} before a weight layer also {feed} the "
+            f"shortcut (first: before {next(iter(shared))})."
         )
         remedies.append(_start_earlier(network, list(shared.values())))
     if missing:
         parts.append(
-            f"In {len(missing)} {every}, a weight layer has no {needed} right before it (first: {next(iter(missing))})."
+            f"In {len(missing)} {every}, a weight layer has no {needed} right before it (first: "
+            f"{next(iter(missing))})."
         )
         then = "" if network.per_token else ", then an activation,"
         remedies.append(f"Put a normalisation{then} right before {listed(list(missing), 3)}.")
@@ -165,7 +189,9 @@ def branch_order(evidence: Evidence, limits: Limits) -> Outcome:
 
 
 def normalized_input(evidence: Evidence, limits: Limits) -> Outcome:
-    """Measure the output of the normalisation before each weight, or the weight's input without one."""
+    """Measure the output of the normalisation before each weight, or the weight's input
+    without one.
+    """
     network, measured = evidence.network, evidence.training
     steps = network.graph.steps
     spreads: dict[str, Spread] = {}
@@ -182,24 +208,45 @@ def normalized_input(evidence: Evidence, limits: Limits) -> Outcome:
             if not norms:
                 missing[steps[i].name] = unit
     if not spreads:
-        return Outcome(Status.PASS, float("nan"), (), "No branch reads its unit's input through a weight layer.")
+        return Outcome(
+            Status.PASS,
+            float("nan"),
+            (),
+            "No branch reads its unit's input through a weight layer.",
+        )
     std = {name: spread.std for name, spread in spreads.items()}
     # a small input that nothing normalises does no harm
-    low = [value if name not in missing else max(value, limits.healthy[0]) for name, value in std.items()]
+    low = [
+        value if name not in missing else max(value, limits.healthy[0])
+        for name, value in std.items()
+    ]
     status, _, locations = limits.worst(dict(zip(std, low, strict=True)))
     where = max(std, key=lambda name: limits.distance(std[name]))
     mean = {name: spread.mean for name, spread in spreads.items()}
     detail = f"Standard deviations are {min(std.values()):.3g} to {max(std.values()):.3g} ({limits}; worst: {where}), "
     detail += f"means up to {max(mean.values()):.3g} (healthy: up to {MEAN_LIMIT:g})."
-    if shifted := sorted((name for name in mean if mean[name] > MEAN_LIMIT), key=lambda name: mean[name], reverse=True):
+    if shifted := sorted(
+        (name for name in mean if mean[name] > MEAN_LIMIT),
+        key=lambda name: mean[name],
+        reverse=True,
+    ):
         status, locations = _worse(status, Status.WARN), (*locations, *shifted)
     if missing:
         # a mistake if few units lack it; the design if most do, or the first, or a projection
-        inside = {unit.name for name, unit in missing.items() if not unit.is_first and name not in projections}
+        inside = {
+            unit.name
+            for name, unit in missing.items()
+            if not unit.is_first and name not in projections
+        }
         is_mistake = 0 < 2 * len(inside) <= len(network.units)
-        status, locations = _worse(status, Status.FAIL if is_mistake else Status.WARN), (*missing, *locations)
+        status, locations = (
+            _worse(status, Status.FAIL if is_mistake else Status.WARN),
+            (*missing, *locations),
+        )
         detail = f"Weight layers without a normalisation before them: {len(missing)} of {len(std)}. {detail}"
-    return Outcome(status, std[where], tuple(dict.fromkeys(locations)), detail, is_ranked=not missing)
+    return Outcome(
+        status, std[where], tuple(dict.fromkeys(locations)), detail, is_ranked=not missing
+    )
 
 
 def _worse(*statuses: Status) -> Status:
@@ -214,7 +261,9 @@ def dropout_places(evidence: Evidence, limits: Limits) -> Outcome:
     """Call the random layers on the identity paths twice."""
     network = evidence.network
     steps = network.graph.steps
-    random = {i: value for i, value in evidence.training.random.items() if value > limits.healthy[1]}
+    random = {
+        i: value for i, value in evidence.training.random.items() if value > limits.healthy[1]
+    }
     in_branch = sum("dropout" in roles(steps[i]) for unit in network.units for i in unit.branch)
     safe = f" Dropout layers in branches, where they are safe: {in_branch}." if in_branch else ""
     if not random:
@@ -225,13 +274,24 @@ def dropout_places(evidence: Evidence, limits: Limits) -> Outcome:
     where = ", ".join(f"{place}: {number}" for place, number in places.items() if number)
     layer = steps[max(random, key=lambda i: random[i])].name
     detail = f"In {count(len(names), 'unit')}, the identity path has dropout (such as {layer}; {where}).{safe}"
-    return Outcome(Status.FAIL, max(names.values()), tuple(sorted(names, key=lambda name: names[name], reverse=True)), detail)
+    return Outcome(
+        Status.FAIL,
+        max(names.values()),
+        tuple(sorted(names, key=lambda name: names[name], reverse=True)),
+        detail,
+    )
 
 
 def final_activation(evidence: Evidence, limits: Limits) -> Outcome:
-    """Compare the layers after the last addition with what the units need; find doubled norms."""
+    """Compare the layers after the last addition with what the units need; find doubled
+    norms.
+    """
     network = evidence.network
-    names = [network.graph.steps[i].name for i in network.head if set(roles(network.graph.steps[i])) & {"norm", "activation"}]
+    names = [
+        network.graph.steps[i].name
+        for i in network.head
+        if set(roles(network.graph.steps[i])) & {"norm", "activation"}
+    ]
     order = [role for role in network.roles(network.head) if role in ("norm", "activation")]
     if returns := [i for i in network.head if network.graph.steps[i].kind == "Softmax"]:
         order = order[: -len(returns)]
@@ -265,7 +325,11 @@ def _doubled(network: Network) -> list[str]:
     doubled = []
     for i, step in enumerate(network.graph.steps):
         if "norm" in roles(network.graph.steps[i]):
-            before = [role for role in network.roles(network.upstream(step.inputs[0])[0]) if role != "dropout"]
+            before = [
+                role
+                for role in network.roles(network.upstream(step.inputs[0])[0])
+                if role != "dropout"
+            ]
             if before[-1:] == ["norm"]:
                 doubled.append(step.name)
     return doubled

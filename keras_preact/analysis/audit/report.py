@@ -104,7 +104,8 @@ class Audit:
         """Return the table of all checks in Markdown."""
         lines = ["| status | check | figure | what it is | where |", "|---|---|---|---|---|"]
         lines += [
-            f"| {each.status} | {each.check} | {each.figure:.3g} | {each.unit} | {listed(each.locations, 3)} |"
+            f"| {each.status} | {each.check} | {each.figure:.3g} | {each.unit} | "
+            f"{listed(each.locations, 3)} |"
             for each in self.findings
         ]
         return "\n".join(lines)
@@ -121,7 +122,11 @@ class Audit:
             if each.status != Status.PASS:
                 rank = " (worst first)" if each.is_ranked and len(each.locations) > 1 else ""
                 where = [f"Where{rank}: {listed(each.locations, 5)}."] if each.locations else []
-                remedy = [f"What to do: {each.advice}", f"Why: {each.meaning}", f"Source: {each.source}."]
+                remedy = [
+                    f"What to do: {each.advice}",
+                    f"Why: {each.meaning}",
+                    f"Source: {each.source}.",
+                ]
                 lines += ["", f"{each.status}  {each.check}"]
                 for part in (each.detail, *where, *remedy):
                     lines += textwrap.wrap(part, WIDTH - 6, **_INDENTED)
@@ -131,10 +136,16 @@ class Audit:
     def counts(self) -> str:
         """How many checks fail and warn: `"1 of 15 checks fails, 2 warn"`."""
         every = len(self.findings)
-        fails, warns = (sum(each.status == status for each in self.findings) for status in (Status.FAIL, Status.WARN))
+        fails, warns = (
+            sum(each.status == status for each in self.findings)
+            for status in (Status.FAIL, Status.WARN)
+        )
         words = [f"{fails} of {every} checks {'fails' if fails == 1 else 'fail'}"] if fails else []
         if warns:
-            words.append(f"{warns}{'' if fails else f' of {every} checks'} {'warns' if warns == 1 else 'warn'}")
+            words.append(
+                f"{warns}{'' if fails else f' of {every} checks'} "
+                f"{'warns' if warns == 1 else 'warn'}"
+            )
         return ", ".join(words) or f"all {every} checks pass"
 
 

@@ -15,8 +15,16 @@ from keras_preact.analysis.audit.structure import Network, Unit
 def _first_to_last(evidence: Evidence, limits: Limits, norms: Sequence[float], of: str) -> Outcome:
     names = [unit.name for unit in evidence.network.units]
     loss = evidence.gradients.loss
-    if bad := tuple(name for name, norm in zip(names, norms, strict=True) if not math.isfinite(norm)):
-        return Outcome(Status.FAIL, float("nan"), bad, f"The gradient is not finite. The loss is {loss}.", is_ranked=False)
+    if bad := tuple(
+        name for name, norm in zip(names, norms, strict=True) if not math.isfinite(norm)
+    ):
+        return Outcome(
+            Status.FAIL,
+            float("nan"),
+            bad,
+            f"The gradient is not finite. The loss is {loss}.",
+            is_ranked=False,
+        )
     if not any(norms):
         detail = f"The gradient is 0 in every unit: a later layer with zero weights blocks it. The loss is {loss}."
         return Outcome(Status.WARN, float("nan"), (), detail)
@@ -24,7 +32,10 @@ def _first_to_last(evidence: Evidence, limits: Limits, norms: Sequence[float], o
     for i, shape in enumerate(evidence.gradients.shapes):
         groups.setdefault(shape, []).append(i)
     several = [group for group in groups.values() if len(group) > 1] or [list(range(len(norms)))]
-    ratios = {names[group[0]]: (norms[group[0]] / norms[group[-1]] if norms[group[-1]] else float("inf")) for group in several}
+    ratios = {
+        names[group[0]]: (norms[group[0]] / norms[group[-1]] if norms[group[-1]] else float("inf"))
+        for group in several
+    }
     ends = {names[group[0]]: names[group[-1]] for group in several}
     status, figure, locations = limits.worst(ratios)
     where = max(ratios, key=lambda name: limits.distance(ratios[name]))
@@ -62,7 +73,9 @@ def signal_growth(evidence: Evidence, limits: Limits) -> Outcome:
 
 
 def weight_scale(evidence: Evidence, limits: Limits) -> Outcome:
-    """Compare the root mean square of each weight layer's output with that of its input."""
+    """Compare the root mean square of each weight layer's output with that of its
+    input.
+    """
     network = evidence.network
     main = {i: gain for i, gain in evidence.training.gains.items() if i not in network.on_shortcuts}
     gains = {network.graph.steps[i].name: gain for i, gain in main.items() if gain != 0}
@@ -135,7 +148,12 @@ def dead_channels(evidence: Evidence, limits: Limits) -> Outcome:
     worst = dead[names[0]]
     unhealthy = tuple(name for name in names if limits.status(dead[name]) != Status.PASS)
     detail = f"{names[0]} sets {worst:.0%} of its channels to 0 for the whole sample (healthy: up to {limits.healthy[1]:.0%})."
-    return Outcome(limits.status(worst), worst, unhealthy, detail if worst else "All channels of all activations are in use.")
+    return Outcome(
+        limits.status(worst),
+        worst,
+        unhealthy,
+        detail if worst else "All channels of all activations are in use.",
+    )
 
 
 def sample_scale(evidence: Evidence, limits: Limits) -> Outcome:
@@ -143,11 +161,16 @@ def sample_scale(evidence: Evidence, limits: Limits) -> Outcome:
     network = evidence.network
     graph = network.graph
     reading = [
-        i for i in evidence.training.inputs if network.upstream(graph.steps[i].inputs[0])[1] in graph.inputs
+        i
+        for i in evidence.training.inputs
+        if network.upstream(graph.steps[i].inputs[0])[1] in graph.inputs
     ]  # only preprocessing is before them
     if not reading:
         return Outcome(Status.PASS, float("nan"), (), "The inputs are token numbers.")
-    scale = {graph.steps[i].name: math.hypot(*dataclasses.astuple(evidence.training.inputs[i])) for i in reading}
+    scale = {
+        graph.steps[i].name: math.hypot(*dataclasses.astuple(evidence.training.inputs[i]))
+        for i in reading
+    }
     status, figure, locations = limits.worst(scale)
     detail = f"The first layer's input has a size of {figure:.3g}, mean and standard deviation together ({limits})."
     return Outcome(status, figure, locations, detail)

@@ -1,4 +1,6 @@
-"""The structure of a network: its residual units, the layers on their paths, and the order of the layers."""
+"""The structure of a network: its residual units, the layers on their paths, and the
+order of the layers.
+"""
 
 import collections
 import dataclasses
@@ -12,7 +14,9 @@ from keras_preact.analysis.graph import Addition, Graph, Step
 from keras_preact.arrangements import ARRANGEMENTS, TRANSFORMER_ARRANGEMENTS
 
 #: Activations: the class names of their layers and operations, in lower case.
-ACTIVATIONS = frozenset(name.replace("_", "") for name in dir(keras.activations) if name[0] != "_") - {
+ACTIVATIONS = frozenset(
+    name.replace("_", "") for name in dir(keras.activations) if name[0] != "_"
+) - {
     "linear",
     "get",
     "serialize",
@@ -27,14 +31,18 @@ GATES = ("Multiply", "Concatenate")
 
 
 def roles(step: Step) -> tuple[str, ...]:
-    """Return the roles of a step: any of `"weight"`, `"norm"`, `"activation"`, `"dropout"`."""
+    """Return the roles of a step: any of `"weight"`, `"norm"`, `"activation"`,
+    `"dropout"`.
+    """
     operation, kind = step.operation, step.kind
     if kind == "Activation" or step.has_kernel:
         function = getattr(operation, "activation", None)
         active = callable(function) and function is not keras.activations.linear
         return ("weight",) * step.has_kernel + ("activation",) * active
     if "Norm" in kind:
-        return () if isinstance(operation, keras.layers.Normalization) else ("norm",)  # preprocessing
+        return (
+            () if isinstance(operation, keras.layers.Normalization) else ("norm",)
+        )  # preprocessing
     if kind.replace("_", "").lower() in ACTIVATIONS:
         return ("activation",)
     return ("dropout",) if getattr(operation, "seed_generator", None) is not None else ()
@@ -47,11 +55,11 @@ class Unit:
     Args:
         name: Name of the layer that contains the unit, or of the unit's addition.
         addition: Addition in the graph.
-        before: Tensor at the start of the identity path: the sum of the previous unit, or
-            the unit's own input if it is the first.
+        before: Tensor at the start of the identity path: the sum of the previous unit,
+            or the unit's own input if it is the first.
         is_first: Whether it is the network's first unit.
-        keeps_shape: Whether the sum has the shape of `before`, so that the shortcut should
-            be the identity.
+        keeps_shape: Whether the sum has the shape of `before`, so that the shortcut
+            should be the identity.
         path: Steps of the identity path, from `before` to the addition.
         shared: Steps from `before` to the point where the paths split.
         branch: Steps from there to the addition that are not on the identity path.
@@ -92,15 +100,23 @@ class Network:
                     tuple(i for i in addition.residual_steps if i not in addition.shortcut_steps),
                 )
             )
-        repeated = {name for name, count in collections.Counter(unit.name for unit in self.units).items() if count > 1}
+        repeated = {
+            name
+            for name, count in collections.Counter(unit.name for unit in self.units).items()
+            if count > 1
+        }
         seen: collections.Counter = collections.Counter()
         for i, unit in enumerate(self.units):
             if unit.name in repeated:
                 seen[unit.name] += 1
-                self.units[i] = dataclasses.replace(unit, name=f"{unit.name} (addition {seen[unit.name]})")
+                self.units[i] = dataclasses.replace(
+                    unit, name=f"{unit.name} (addition {seen[unit.name]})"
+                )
 
     def _name(self, addition: Addition) -> str:
-        names = [self.graph.steps[i].name.split("/") for i in (*addition.residual_steps, addition.step)]
+        names = [
+            self.graph.steps[i].name.split("/") for i in (*addition.residual_steps, addition.step)
+        ]
         common = []
         for parts in zip(*(name[:-1] for name in names), strict=False):
             if len(set(parts)) > 1:
@@ -117,7 +133,9 @@ class Network:
     @cached_property
     def depth(self) -> int:
         """Number of weight layers that are not on shortcuts."""
-        return len([i for i in self.weights(range(len(self.graph.steps))) if i not in self.on_shortcuts])
+        return len(
+            [i for i in self.weights(range(len(self.graph.steps))) if i not in self.on_shortcuts]
+        )
 
     @cached_property
     def on_shortcuts(self) -> frozenset[int]:
@@ -126,14 +144,23 @@ class Network:
 
     @cached_property
     def per_token(self) -> bool:
-        """Whether it is a transformer: it has sequences, and every norm works per token."""
+        """Whether it is a transformer: it has sequences, and every norm works per
+        token.
+        """
         inside = [self.graph.steps[i] for unit in self.units for i in (*unit.shared, *unit.branch)]
         norms = [step for step in inside if "norm" in roles(step)]
-        sequences = all(len(self.graph.specs[unit.addition.total].shape) == 3 for unit in self.units)
-        return sequences and bool(norms) and all(any(word in step.kind for word in PER_TOKEN) for step in norms)
+        sequences = all(
+            len(self.graph.specs[unit.addition.total].shape) == 3 for unit in self.units
+        )
+        return (
+            sequences
+            and bool(norms)
+            and all(any(word in step.kind for word in PER_TOKEN) for step in norms)
+        )
 
     def upstream(self, tensor: int, stops: Iterable[int] = ()) -> tuple[list[int], int]:
-        """Follow a tensor back to a weight layer, an addition or one of the tensors `stops`.
+        """Follow a tensor back to a weight layer, an addition or one of the tensors
+        `stops`.
 
         Returns:
             The steps on the way, in forward order, and the tensor before them.
@@ -142,7 +169,11 @@ class Network:
         stops = set(stops)
         while tensor not in stops and (i := self.graph.producers.get(tensor)) is not None:
             step = self.graph.steps[i]
-            if step.has_kernel or not step.inputs or (len(step.inputs) > 1 and step.kind not in GATES):
+            if (
+                step.has_kernel
+                or not step.inputs
+                or (len(step.inputs) > 1 and step.kind not in GATES)
+            ):
                 break
             steps.append(i)
             tensor = max(step.inputs, key=self._size)
@@ -152,33 +183,47 @@ class Network:
         return math.prod(size or 1 for size in self.graph.specs[tensor].shape)
 
     def order_before(self, weight: int, stops: Iterable[int] = ()) -> list[str]:
-        """Return the roles between a weight layer and the previous weight, addition or `stops`."""
+        """Return the roles between a weight layer and the previous weight, addition or
+        `stops`.
+        """
         steps, end = self.upstream(self.graph.steps[weight].inputs[0], stops)
         producer = self.graph.producers.get(end)
         fused = [] if producer is None or end in stops else roles(self.graph.steps[producer])[1:]
         return [role for role in (*fused, *self.roles(steps)) if role != "dropout"]
 
     def first_weights(self, unit: Unit) -> list[int]:
-        """Return the first weight layers of a branch: those with no other one before them."""
+        """Return the first weight layers of a branch: those with no other one before
+        them.
+        """
         starts = {unit.addition.start, unit.before}
-        return [i for i in self.weights(unit.branch) if self.upstream(self.graph.steps[i].inputs[0], starts)[1] in starts]
+        return [
+            i
+            for i in self.weights(unit.branch)
+            if self.upstream(self.graph.steps[i].inputs[0], starts)[1] in starts
+        ]
 
     def arrangement(self, unit: Unit) -> str | None:
         """Return a unit's name in `ARRANGEMENTS`, or in `TRANSFORMER_ARRANGEMENTS`."""
-        shared, branch = ([role for role in self.roles(steps) if role != "dropout"] for steps in (unit.shared, unit.branch))
+        shared, branch = (
+            [role for role in self.roles(steps) if role != "dropout"]
+            for steps in (unit.shared, unit.branch)
+        )
         if self.per_token:  # branches of transformers differ between their weights
             return next(
                 (
                     name
                     for name, row in TRANSFORMER_ARRANGEMENTS.items()
-                    if shared == list(row.after_addition) and branch[: len(row.first)] == list(row.first)
+                    if shared == list(row.after_addition)
+                    and branch[: len(row.first)] == list(row.first)
                 ),
                 None,
             )
         order = [*shared, *branch]
         count = order.count("weight")
         # a unit of "bn_after_addition" that changes the shape looks like full pre-activation
-        for name, row in sorted(ARRANGEMENTS.items(), key=lambda item: item[0] != "full_preactivation"):
+        for name, row in sorted(
+            ARRANGEMENTS.items(), key=lambda item: item[0] != "full_preactivation"
+        ):
             first = () if unit.is_first and row.first else row.first
             f = () if unit.is_first else row.after_addition
             wanted = [*f, *first, "weight", *(*row.between, "weight") * (count - 1), *row.last]
@@ -189,14 +234,21 @@ class Network:
     @cached_property
     def usual_arrangement(self) -> str | None:
         """Arrangement of most units, without the first and those that change the shape."""
-        typical = [unit for unit in self.units if unit.keeps_shape and not unit.is_first] or self.units
+        typical = [
+            unit for unit in self.units if unit.keeps_shape and not unit.is_first
+        ] or self.units
         return collections.Counter(map(self.arrangement, typical)).most_common(1)[0][0]
 
     @cached_property
     def is_preactivation(self) -> bool:
         """Whether most branches start with a norm, and nothing follows most additions."""
-        typical = [unit for unit in self.units if unit.keeps_shape and not unit.is_first] or self.units
-        share = [self.roles(unit.branch)[:1] == ["norm"] and not self.roles(unit.shared) for unit in typical]
+        typical = [
+            unit for unit in self.units if unit.keeps_shape and not unit.is_first
+        ] or self.units
+        share = [
+            self.roles(unit.branch)[:1] == ["norm"] and not self.roles(unit.shared)
+            for unit in typical
+        ]
         return 2 * sum(share) > len(share)
 
     @cached_property

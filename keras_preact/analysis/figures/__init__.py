@@ -1,4 +1,6 @@
-"""Pictures of the analyses: functions of what they return that give a `matplotlib.figure.Figure`, without a global state."""
+"""Pictures of the analyses: functions of what they return that give a
+`matplotlib.figure.Figure`, without a global state.
+"""
 
 from keras_preact.analysis.figures.channels import ChannelProfile, channel_heat_map, channel_profile
 from keras_preact.analysis.figures.diagrams import (

@@ -1,4 +1,6 @@
-"""The look of every figure: colours for light and dark pages, axes, labels; matplotlib's objects alone, no global state."""
+"""The look of every figure: colours for light and dark pages, axes, labels;
+matplotlib's objects alone, no global state.
+"""
 
 import io
 import re
@@ -18,8 +20,9 @@ class Hue(NamedTuple):
     dark: str
 
 
-#: Colours that colour-blind readers tell apart: those of Okabe and Ito (https://jfly.uni-koeln.de/color/) without the light
-#: yellow. Text is darker, dark pages have brighter ones: a contrast of 4.5 for text.
+#: Colours that colour-blind readers tell apart: those of Okabe and Ito
+#: (https://jfly.uni-koeln.de/color/) without the light yellow. Text is darker, dark pages have
+#: brighter ones: a contrast of 4.5 for text.
 HUES = (
     Hue("#0072B2", "#0072B2", "#4AA8E8"),
     Hue("#D55E00", "#B84F00", "#F58A3C"),
@@ -53,10 +56,11 @@ DARK: Mapping[str, str] = MappingProxyType(
 TITLE, LABEL, TICK, SMALL = 13, 12, 11, 10
 #: Mean width and height of a character, relative to its size.
 CHARACTER_WIDTH, CHARACTER_HEIGHT = 0.52, 1.25
-#: Values that span more than this are drawn on a logarithmic axis; if they span less than that, with plain numbers.
+#: Values that span more than this are drawn on a logarithmic axis; if they span less than that,
+#: with plain numbers.
 DECADE, FEW_DECADES = 10.0, 2e3
-#: The most lines that are labelled at their ends, the most characters of such a label, and how far it may be moved away from
-#: other labels, in lines of text; else there is a legend.
+#: The most lines that are labelled at their ends, the most characters of such a label, and how far
+#: it may be moved away from other labels, in lines of text; else there is a legend.
 FEW, SHORT, FAR = 6, 24, 1.6
 
 
@@ -71,7 +75,9 @@ def new_figure(width: float = 7.0, height: float = 4.2) -> Any:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
-        raise ImportError("Figures need matplotlib: pip install 'keras-preact[training]'.") from error
+        raise ImportError(
+            "Figures need matplotlib: pip install 'keras-preact[training]'."
+        ) from error
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
     FigureCanvasAgg(figure)
     return figure
@@ -88,13 +94,16 @@ def svg(figure, dark: bool = False) -> str:
 
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "keras-preact"}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
     text = buffer.getvalue().decode()
     return darkened(text) if dark else text
 
 
 def darkened(svg: str) -> str:
-    """Return the text of an SVG file with each colour of a white page replaced by that of a dark one, as in `DARK`.
+    """Return the text of an SVG file with each colour of a white page replaced by that
+    of a dark one, as in `DARK`.
 
     Source of the contrasts: WCAG 2.2, success criteria 1.4.3 and 1.4.11.
     """
@@ -116,11 +125,17 @@ def styled(axes, title: str = "", x: str = "", y: str = "") -> Any:
 
 
 def set_title(axes, title: str, **settings) -> None:
-    """Set the title above the left end of axes, in as many lines as their width asks for."""
+    """Set the title above the left end of axes, in as many lines as their width asks
+    for.
+    """
     place = axes.get_subplotspec()
-    share = (place.colspan.stop - place.colspan.start) / place.get_gridspec().ncols if place else 1.0
+    share = (
+        (place.colspan.stop - place.colspan.start) / place.get_gridspec().ncols if place else 1.0
+    )
     width = 72 * (share * axes.figure.bbox.width / axes.figure.dpi - 0.9)  # of a subfigure too
-    text = textwrap.fill(title, max(12, int(width / (CHARACTER_WIDTH * TITLE))), break_long_words=False)
+    text = textwrap.fill(
+        title, max(12, int(width / (CHARACTER_WIDTH * TITLE))), break_long_words=False
+    )
     axes.set_title(text, loc="left", fontsize=TITLE, color=INK, **settings)
 
 
@@ -136,7 +151,11 @@ def lines(axes, series: Mapping[str, tuple[Any, Any]], **settings) -> None:
     """Draw one line per label, `(x, y)`. Lines of few points have a marker at each."""
     for i, (label, (x, y)) in enumerate(series.items()):
         marker = {"marker": "o", "markersize": 3.5} if len(x) <= 30 else {}
-        look = {"color": colour(i), "linestyle": DASHES[i // len(COLOURS) % len(DASHES)], "linewidth": 1.8}
+        look = {
+            "color": colour(i),
+            "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
+            "linewidth": 1.8,
+        }
         axes.plot(x, y, label=label, **(look | marker | settings))
 
 
@@ -162,20 +181,36 @@ def stages(axes, units: Sequence[str]) -> None:
     names = [name.split("_")[0] for name in units]
     if not all(name.startswith("stage") for name in names):
         return
-    axes.set_title(axes.get_title(loc="left"), loc="left", fontsize=TITLE, color=INK, pad=18)  # above the stages' names
-    axes.update_datalim([(0, 0), (len(names) - 1, 0)], updatey=False)  # if there is no number to draw
+    axes.set_title(
+        axes.get_title(loc="left"), loc="left", fontsize=TITLE, color=INK, pad=18
+    )  # above the stages' names
+    axes.update_datalim(
+        [(0, 0), (len(names) - 1, 0)], updatey=False
+    )  # if there is no number to draw
     for i, (before, name) in enumerate(zip(["", *names], names, strict=False)):
         if name != before:
             if i:
                 axes.axvline(i, color=LINE, linewidth=0.8, zorder=1)
-            place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "bottom"}
-            place |= {"ha": "right", "xytext": (-2, 1)} if i > 0.9 * (len(names) - 1) else {"ha": "left", "xytext": (2, 1)}
-            text = axes.annotate(name.replace("stage", "stage "), (i, 1.0), fontsize=SMALL, color=GREY, **place)
+            place: dict[str, Any] = {
+                "xycoords": ("data", "axes fraction"),
+                "textcoords": "offset points",
+                "va": "bottom",
+            }
+            place |= (
+                {"ha": "right", "xytext": (-2, 1)}
+                if i > 0.9 * (len(names) - 1)
+                else {"ha": "left", "xytext": (2, 1)}
+            )
+            text = axes.annotate(
+                name.replace("stage", "stage "), (i, 1.0), fontsize=SMALL, color=GREY, **place
+            )
             text.set_in_layout(False)  # the title leaves it room
 
 
 def decades(axes, values: Iterable) -> None:
-    """Make the vertical axis logarithmic where the values span more than a decade; it then shows positive ones alone."""
+    """Make the vertical axis logarithmic where the values span more than a decade; it
+    then shows positive ones alone.
+    """
     flat = np.concatenate([np.ravel(each) for each in values] or [np.zeros(0)])
     positive = flat[np.isfinite(flat) & (flat > 0)]
     if positive.size and positive.max() / positive.min() > DECADE:
@@ -184,7 +219,9 @@ def decades(axes, values: Iterable) -> None:
 
 
 def plain_numbers(axis) -> None:
-    """Write 0.5, 1, 2 at a logarithmic axis of few decades, in place of powers of ten; fewer numbers at a horizontal one."""
+    """Write 0.5, 1, 2 at a logarithmic axis of few decades, in place of powers of ten;
+    fewer numbers at a horizontal one.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
@@ -203,9 +240,11 @@ def shares(axis) -> None:
 
 
 def name_lines(figure, *panels) -> None:
-    """Say which line is which: at the lines' ends if they are few and end apart, else in one legend below everything.
+    """Say which line is which: at the lines' ends if they are few and end apart, else
+    in one legend below everything.
 
-    Single lines stay without a name. The axes must have their scales and limits already.
+    Single lines stay without a name. The axes must have their scales and limits
+    already.
 
     Args:
         figure: The figure of the axes.
@@ -228,14 +267,25 @@ def name_lines(figure, *panels) -> None:
 
 
 def legend(figure, handles: Mapping[str, Any]) -> None:
-    """Put a legend below everything, so that it covers nothing: label to what has this look."""
+    """Put a legend below everything, so that it covers nothing: label to what has this
+    look.
+    """
     longest = max(map(len, handles))
-    columns = max(1, min(len(handles), int(72 * figure.get_figwidth() / (TICK * CHARACTER_WIDTH * (longest + 7)))))
+    columns = max(
+        1,
+        min(
+            len(handles), int(72 * figure.get_figwidth() / (TICK * CHARACTER_WIDTH * (longest + 7)))
+        ),
+    )
     rows = -(-len(handles) // columns)
     columns = -(-len(handles) // rows)  # rows of one length
-    figure.set_figheight(figure.get_figheight() + 2 * TICK / 72 * (rows - 1))  # axes keep their height
+    figure.set_figheight(
+        figure.get_figheight() + 2 * TICK / 72 * (rows - 1)
+    )  # axes keep their height
     look = {"frameon": False, "fontsize": TICK, "labelcolor": INK}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, **look)
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=columns, **look
+    )
 
 
 def sample(look: Mapping[str, Any]) -> Any:
@@ -246,7 +296,9 @@ def sample(look: Mapping[str, Any]) -> Any:
 
 
 def _ends(axes) -> list[tuple[Any, float, float]]:
-    """Return each labelled line, its last value, and how far above that its label is, in points; nothing without room."""
+    """Return each labelled line, its last value, and how far above that its label is,
+    in points; nothing without room.
+    """
     found = []
     to_points = 72 / axes.figure.dpi
     low, high = sorted(axes.get_xlim())
@@ -254,7 +306,9 @@ def _ends(axes) -> list[tuple[Any, float, float]]:
         if line.get_label().startswith("_"):
             continue
         x, y = (np.asarray(values, "float64") for values in line.get_data())
-        there = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & ((y > 0) | (axes.get_yscale() != "log")))
+        there = np.flatnonzero(
+            np.isfinite(x) & np.isfinite(y) & ((y > 0) | (axes.get_yscale() != "log"))
+        )
         if not there.size or x[there[-1]] < low + 0.94 * (high - low):
             return []
         end = float(y[there[-1]])
@@ -263,13 +317,16 @@ def _ends(axes) -> list[tuple[Any, float, float]]:
     box = axes.get_window_extent()
     step = CHARACTER_HEIGHT * TICK
     moved = apart(heights, step, to_points * box.y0 + step / 2, to_points * box.y1 - step / 2)
-    if moved is None or any(abs(new - old) > FAR * step for new, old in zip(moved, heights, strict=True)):
+    if moved is None or any(
+        abs(new - old) > FAR * step for new, old in zip(moved, heights, strict=True)
+    ):
         return []
     return [(line, end, new - old) for (line, end, old), new in zip(found, moved, strict=True)]
 
 
 def apart(places: Sequence[float], step: float, low: float, high: float) -> list[float] | None:
-    """Move places as little as needed to have them at least `step` apart between `low` and `high`; None if they do not fit.
+    """Move places as little as needed to have them at least `step` apart between `low`
+    and `high`; None if they do not fit.
 
     Example:
 
@@ -279,7 +336,9 @@ def apart(places: Sequence[float], step: float, low: float, high: float) -> list
     if (len(places) - 1) * step > high - low:
         return None
     order = np.argsort(places, kind="stable")
-    groups: list[list[float]] = []  # of places that touch: their number and the mean of where the first of them would be
+    groups: list[
+        list[float]
+    ] = []  # of places that touch: their number and the mean of where the first of them would be
     for i, index in enumerate(order):
         groups.append([1, float(np.clip(places[index], low, high)) - i * step])
         while len(groups) > 1 and groups[-2][1] > groups[-1][1]:
@@ -296,8 +355,15 @@ def apart(places: Sequence[float], step: float, low: float, high: float) -> list
 def _label_ends(axes, ends: Sequence[tuple[Any, float, float]]) -> None:
     right = axes.get_xlim()[1]
     for line, end, above in ends:
-        look = {"fontsize": TICK, "color": text_colour(line.get_color()), "va": "center", "annotation_clip": False}
-        axes.annotate(line.get_label(), (right, end), xytext=(5, above), textcoords="offset points", **look)
+        look = {
+            "fontsize": TICK,
+            "color": text_colour(line.get_color()),
+            "va": "center",
+            "annotation_clip": False,
+        }
+        axes.annotate(
+            line.get_label(), (right, end), xytext=(5, above), textcoords="offset points", **look
+        )
 
 
 def colour_bar(figure, axes, picture, label: str) -> None:
@@ -309,7 +375,9 @@ def colour_bar(figure, axes, picture, label: str) -> None:
 
 
 def spread(values: Iterable[float], form: str = ".3g") -> str:
-    """Return the range of some figures as a title has it, `0.5 to 2`; the figure itself where they read alike."""
+    """Return the range of some figures as a title has it, `0.5 to 2`; the figure itself
+    where they read alike.
+    """
     values = list(values)
     ends = [format(end, form) for end in (min(values), max(values))]
     return " to ".join(dict.fromkeys(ends))

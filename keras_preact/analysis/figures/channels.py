@@ -17,14 +17,17 @@ class ChannelProfile:
 
     Attributes:
         units: Names of the units, in order.
-        size: Mean of |x| over examples and positions, `(channels, L)`, as many channels as the widest x_l has; nan below.
+        size: Mean of |x| over examples and positions, `(channels, L)`, as many channels
+            as the widest x_l has; nan below.
     """
 
     units: tuple[str, ...]
     size: np.ndarray
 
     def to_dict(self) -> dict:
-        """Return the figures as JSON can hold them; None where an x_l has no such channel."""
+        """Return the figures as JSON can hold them; None where an x_l has no such
+        channel.
+        """
         rows = [[None if np.isnan(value) else float(value) for value in row] for row in self.size]
         return {"units": list(self.units), "size": rows}
 
@@ -65,10 +68,12 @@ def _size(*, output, axis, **_):
 
 
 def channel_heat_map(profile: ChannelProfile) -> Any:
-    """Draw the size of every channel (upwards) at every depth (to the right) as a colour, on a logarithmic scale.
+    """Draw the size of every channel (upwards) at every depth (to the right) as a
+    colour, on a logarithmic scale.
 
     Returns:
-        A `matplotlib.figure.Figure`. Channels of 0 and cells without a channel stay white.
+        A `matplotlib.figure.Figure`. Channels of 0 and cells without a channel stay
+        white.
 
     Example:
 
@@ -84,16 +89,31 @@ def channel_heat_map(profile: ChannelProfile) -> Any:
     from matplotlib.colors import LogNorm, Normalize
 
     least, most = (positive.min(), positive.max()) if positive.size else (0.0, 1.0)
-    norm = LogNorm(least, most) if 0 < least < most / _style.DECADE else Normalize(min(least, 0.0), most)
+    norm = (
+        LogNorm(least, most)
+        if 0 < least < most / _style.DECADE
+        else Normalize(min(least, 0.0), most)
+    )
     dead = 100 * float(np.mean(there == 0)) if there.size else 0.0
     spread = _style.spread((least, most)) if positive.size else "all 0"
-    axes = _style.styled(figure.subplots(), f"Mean size of a channel: {spread}; {dead:.3g} % are 0", "Depth $l$", "Channel")
+    axes = _style.styled(
+        figure.subplots(),
+        f"Mean size of a channel: {spread}; {dead:.3g} % are 0",
+        "Depth $l$",
+        "Channel",
+    )
     axes.grid(False)
     rows, columns = profile.size.shape
     shown = np.ma.masked_where(~(profile.size > 0), profile.size)
     extent = (0.5, columns + 0.5, -0.5, rows - 0.5)
     picture = axes.imshow(
-        shown, origin="lower", aspect="auto", interpolation="nearest", cmap="cividis", norm=norm, extent=extent
+        shown,
+        origin="lower",
+        aspect="auto",
+        interpolation="nearest",
+        cmap="cividis",
+        norm=norm,
+        extent=extent,
     )
     _style.colour_bar(figure, axes, picture, r"Mean of $|x_l|$")
     _style.by_depth(axes)

@@ -1,4 +1,6 @@
-"""Residual units as diagrams, drawn from the tables: Fig. 1, 2 and 4 of the paper, and any row that is added to them."""
+"""Residual units as diagrams, drawn from the tables: Fig. 1, 2 and 4 of the paper, and
+any row that is added to them.
+"""
 
 import dataclasses
 import textwrap
@@ -15,17 +17,32 @@ COLOURS: Mapping[str, str] = MappingProxyType(
 )
 #: Names of normalisations and activations to what a box says; others keep their names.
 SHORT: Mapping[str, str] = MappingProxyType(
-    {"batch": "BN", "layer": "LN", "group": "GN", "rms": "RMS norm", "relu": "ReLU", "shift": "+ b", "scale": "* a"}
+    {
+        "batch": "BN",
+        "layer": "LN",
+        "group": "GN",
+        "rms": "RMS norm",
+        "relu": "ReLU",
+        "shift": "+ b",
+        "scale": "* a",
+    }
 )
 #: Part of a name in `kp.ARRANGEMENTS` or `kp.SHORTCUTS` to how the paper writes it.
 _WORDS: Mapping[str, str] = MappingProxyType(
-    {"_only_": "-only ", "preactivation": "pre-activation", "bn": "BN", "relu": "ReLU", "conv1x1": "1x1 conv", "_": " "}
+    {
+        "_only_": "-only ",
+        "preactivation": "pre-activation",
+        "bn": "BN",
+        "relu": "ReLU",
+        "conv1x1": "1x1 conv",
+        "_": " ",
+    }
 )
 WEIGHT_COLOUR = _style.GREEN
 OTHER_COLOUR = _style.PINK
 
-#: Size of a box, distance from one to the next, and from the shortcut to the branch without and with boxes on it, in units
-#: of which an inch has `UNITS`.
+#: Size of a box, distance from one to the next, and from the shortcut to the branch without and
+#: with boxes on it, in units of which an inch has `UNITS`.
 BOX_WIDTH, BOX_HEIGHT, STEP, NEAR, APART = 1.9, 0.58, 0.8, 1.6, 2.15
 UNITS = 2.5
 #: Size of text in a box, in points: of short words, and of those that would not fit.
@@ -52,8 +69,8 @@ class Diagram:
     """The parts of a unit, each path from its beginning to its end.
 
     Args:
-        branch, shortcut, gate, after_addition: The boxes of the paths; a gate acts on the last boxes of the paths that it
-            scales.
+        branch, shortcut, gate, after_addition: The boxes of the paths; a gate acts on
+            the last boxes of the paths that it scales.
         connected: Whether there is a shortcut at all.
     """
 
@@ -68,13 +85,19 @@ class Diagram:
         return self.branch + self.shortcut + self.gate + self.after_addition
 
 
-#: Class of a shortcut to what is on the shortcut, at the end of the branch and in the gate, from an instance. A class that
-#: is not here gets a box with its name on the shortcut.
-_ON_PATHS: Mapping[type, Callable[[Any], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]] = MappingProxyType(
+#: Class of a shortcut to what is on the shortcut, at the end of the branch and in the gate, from an
+#: instance. A class that is not here gets a box with its name on the shortcut.
+_ON_PATHS: Mapping[
+    type, Callable[[Any], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]
+] = MappingProxyType(
     {
         shortcuts.Identity: lambda h: ((), (), ()),
         shortcuts.NoShortcut: lambda h: ((), (), ()),
-        shortcuts.ConstantScaling: lambda h: ((f"* {h.shortcut:g}",), (f"* {h.residual:g}",) * (h.residual != 1), ()),
+        shortcuts.ConstantScaling: lambda h: (
+            (f"* {h.shortcut:g}",),
+            (f"* {h.residual:g}",) * (h.residual != 1),
+            (),
+        ),
         shortcuts.ExclusiveGating: lambda h: (("* (1 - g)",), ("* g",), ("1x1 conv", "sigmoid")),
         shortcuts.ShortcutOnlyGating: lambda h: (("* (1 - g)",), (), ("1x1 conv", "sigmoid")),
         shortcuts.Conv1x1: lambda h: (("1x1 conv",), (), ()),
@@ -94,10 +117,12 @@ def diagram(
     normalization: str = "batch",
     activation: str = "relu",
 ) -> Diagram:
-    """Return the parts of a unit that keeps the shape, read from `kp.ARRANGEMENTS`, `kp.SHORTCUTS` and `kp.BLOCKS`.
+    """Return the parts of a unit that keeps the shape, read from `kp.ARRANGEMENTS`,
+    `kp.SHORTCUTS` and `kp.BLOCKS`.
 
     Args:
-        arrangement, shortcut, block, normalization, activation: As those of `kp.ResidualUnit`; the last two by name.
+        arrangement, shortcut, block, normalization, activation: As those of
+            `kp.ResidualUnit`; the last two by name.
 
     Raises:
         ValueError: for unknown names.
@@ -118,7 +143,10 @@ def diagram(
 
     def components(names: Sequence[str], path: str) -> list[Box]:
         kept = [name for name in names if words.get(name) != "none"]
-        return [Box(path, SHORT.get(word := words.get(name, name), word), COLOURS[name]) for name in kept]
+        return [
+            Box(path, SHORT.get(word := words.get(name, name), word), COLOURS[name])
+            for name in kept
+        ]
 
     branch = components(row.first, "branch")
     for i, kernel in enumerate(weights.kernels, 1):
@@ -137,9 +165,12 @@ def diagram(
 
 
 def unit_diagram(
-    arrangement: str | arrangements.Arrangement, shortcut: str | shortcuts.Shortcut = "identity", block: str = "basic"
+    arrangement: str | arrangements.Arrangement,
+    shortcut: str | shortcuts.Shortcut = "identity",
+    block: str = "basic",
 ) -> Any:
-    """Draw a unit: x_l above, the shortcut to the left, F to the right, the addition, f, and x_{l+1} below.
+    """Draw a unit: x_l above, the shortcut to the left, F to the right, the addition,
+    f, and x_{l+1} below.
 
     Args:
         arrangement, shortcut, block: As in `diagram`.
@@ -177,7 +208,9 @@ def diagrams_figure(diagrams: Mapping[str, Diagram], below: str = "") -> Any:
     widths = list(map(_width, diagrams.values()))
     titles = [_wrapped(title, width) for title, width in zip(diagrams, widths, strict=True)]
     above = 0.19 * max(title.count("\n") + 1 for title in titles)
-    figure = _style.new_figure(0.2 + sum(widths) / UNITS, 0.25 + above + height / UNITS + (0.25 if below else 0))
+    figure = _style.new_figure(
+        0.2 + sum(widths) / UNITS, 0.25 + above + height / UNITS + (0.25 if below else 0)
+    )
     every = figure.subplots(1, len(diagrams), squeeze=False, width_ratios=widths)[0]
     for axes, title, parts in zip(every, titles, diagrams.values(), strict=True):
         draw_diagram(axes, title, parts, height)
@@ -194,7 +227,8 @@ def draw_diagram(axes, title: str, parts: Diagram, height: float | None = None) 
         axes: Empty axes.
         title: Text above the unit.
         parts: What `diagram` returned.
-        height: Height of the axes, in the length of which a box is 0.58 high. None: that of the unit.
+        height: Height of the axes, in the length of which a box is 0.58 high. None:
+            that of the unit.
     """
     axes.set_axis_off()
     axes.set_xlim(-1.05, _width(parts) - 1.05)
@@ -204,21 +238,26 @@ def draw_diagram(axes, title: str, parts: Diagram, height: float | None = None) 
 
 
 def arrangements_figure(block: str = "basic") -> Any:
-    """Draw a unit of every row of `kp.ARRANGEMENTS` side by side, with its published error if it has one.
+    """Draw a unit of every row of `kp.ARRANGEMENTS` side by side, with its published
+    error if it has one.
 
     Source: Fig. 4 and Table 2 of arXiv 1603.05027.
     """
     network = _COMPARED.get(block)
     rows = published.results(table="2", network=network) if network else ()
     errors = {row.row: f"{row.error:.2f} %" for row in rows}
-    columns = {_titled(name, errors): diagram(name, block=block) for name in arrangements.ARRANGEMENTS}
+    columns = {
+        _titled(name, errors): diagram(name, block=block) for name in arrangements.ARRANGEMENTS
+    }
     return diagrams_figure(
-        columns, f"Published test error of {network} on CIFAR-10 (Table 2, medians of 5)" if network else ""
+        columns,
+        f"Published test error of {network} on CIFAR-10 (Table 2, medians of 5)" if network else "",
     )
 
 
 def shortcuts_figure() -> Any:
-    """Draw a unit with every row of `kp.SHORTCUTS` side by side, in the original arrangement, with the published error.
+    """Draw a unit with every row of `kp.SHORTCUTS` side by side, in the original
+    arrangement, with the published error.
 
     Source: Fig. 2 and Table 1 of arXiv 1603.05027.
     """
@@ -229,7 +268,9 @@ def shortcuts_figure() -> Any:
     keys = {name: _key(kind()) for name, kind in shortcuts.SHORTCUTS.items()}
     errors = {name: by_config[key] for name, key in keys.items() if key in by_config}
     columns = {_titled(name, errors): diagram("original", name) for name in shortcuts.SHORTCUTS}
-    return diagrams_figure(columns, "Published test error of ResNet-110 on CIFAR-10 (Table 1, medians of 5)")
+    return diagrams_figure(
+        columns, "Published test error of ResNet-110 on CIFAR-10 (Table 1, medians of 5)"
+    )
 
 
 def _on_paths(h: shortcuts.Shortcut) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -243,7 +284,11 @@ def _weight_text(kernel: _layers.KernelSize) -> str:
 
 def _key(h: shortcuts.Shortcut) -> str:
     """Return what is equal for equal shortcuts."""
-    config = {key: value for key, value in h.get_config().items() if key not in ("name", "kernel_initializer", "seed")}
+    config = {
+        key: value
+        for key, value in h.get_config().items()
+        if key not in ("name", "kernel_initializer", "seed")
+    }
     return f"{type(h).__name__} {config}"
 
 
@@ -267,7 +312,9 @@ def _titled(name: str, errors: Mapping[str, str]) -> str:
 def _wrapped(title: str, width: float) -> str:
     """Return a title in lines that are not wider than so many units."""
     characters = int(72 * width / UNITS / (_style.CHARACTER_WIDTH * _style.SMALL))
-    return "\n".join(textwrap.fill(line, characters, break_on_hyphens=False) for line in title.split("\n"))
+    return "\n".join(
+        textwrap.fill(line, characters, break_on_hyphens=False) for line in title.split("\n")
+    )
 
 
 def _right(parts: Diagram) -> float:
@@ -296,10 +343,21 @@ def _draw(axes, parts: Diagram) -> None:
 
     def line(*points, **settings):
         x, y = zip(*points, strict=True)
-        axes.plot(x, y, **{"color": _style.GREY, "linewidth": 1.4, "zorder": 1, "solid_joinstyle": "round"} | settings)
+        axes.plot(
+            x,
+            y,
+            **{"color": _style.GREY, "linewidth": 1.4, "zorder": 1, "solid_joinstyle": "round"}
+            | settings,
+        )
 
     def arrow(start, end):
-        style = {"arrowstyle": "-|>", "color": _style.GREY, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
+        style = {
+            "arrowstyle": "-|>",
+            "color": _style.GREY,
+            "linewidth": 1.4,
+            "shrinkA": 0,
+            "shrinkB": 0,
+        }
         axes.annotate("", end, xytext=start, arrowprops=style, zorder=1)
 
     axes.text(left, 0.0, "$x_l$", ha="center", va="bottom", fontsize=_style.LABEL, color=_style.INK)
@@ -312,7 +370,14 @@ def _draw(axes, parts: Diagram) -> None:
         look = {"ha": "center", "va": "center", "color": _style.INK, "bbox": circle}
         axes.text(left, addition, "+", fontsize=TEXT, **look)
     else:
-        line((left, 0.0), (left, fork), (right, fork), (right, addition), (left, addition), (left, addition - 0.25))
+        line(
+            (left, 0.0),
+            (left, fork),
+            (right, fork),
+            (right, addition),
+            (left, addition),
+            (left, addition - 0.25),
+        )
     for i, box in enumerate(parts.branch):
         _box(axes, box, right, -STEP * (i + 1))
     for i, box in enumerate(reversed(parts.shortcut)):
@@ -331,7 +396,9 @@ def _draw(axes, parts: Diagram) -> None:
         y -= STEP
         _box(axes, box, left, y)
     arrow((left, y - 0.25), (left, y - 0.8))
-    axes.text(left, y - 0.85, "$x_{l+1}$", ha="center", va="top", fontsize=_style.LABEL, color=_style.INK)
+    axes.text(
+        left, y - 0.85, "$x_{l+1}$", ha="center", va="top", fontsize=_style.LABEL, color=_style.INK
+    )
 
 
 def _box(axes, box: Box, x: float, y: float) -> None:

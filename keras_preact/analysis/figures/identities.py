@@ -11,10 +11,12 @@ from keras_preact.analysis.identities import DirectPath, IdentityCheck
 
 
 def gradient_split(check: IdentityCheck) -> Any:
-    """Draw the parts of dE/dx_l through shortcuts and through branches (above), and the errors of Eq. 4 and 5 (below).
+    """Draw the parts of dE/dx_l through shortcuts and through branches (above), and the
+    errors of Eq. 4 and 5 (below).
 
     Args:
-        check: What `kp.analysis.check_identities` returned. Units that change the shape are gaps.
+        check: What `kp.analysis.check_identities` returned. Units that change the shape
+            are gaps.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -41,7 +43,8 @@ def gradient_split(check: IdentityCheck) -> Any:
             },
         ),
         (
-            f"Eq. 4 is off by {_most(check.forward_error)}, Eq. 5 by {_most(check.gradient_error)} at most",
+            f"Eq. 4 is off by {_most(check.forward_error)}, Eq. 5 by "
+            f"{_most(check.gradient_error)} at most",
             "Relative error",
             {"Eq. 4 (forward)": check.forward_error, "Eq. 5 (backward)": check.gradient_error},
         ),
@@ -66,7 +69,8 @@ def gradient_split(check: IdentityCheck) -> Any:
 
 
 def direct_paths(paths: Mapping[str, DirectPath]) -> Any:
-    """Draw which part of a gradient's norm (above) and of its entries (below) comes back through the shortcuts alone.
+    """Draw which part of a gradient's norm (above) and of its entries (below) comes
+    back through the shortcuts alone.
 
     Args:
         paths: Label to what `kp.analysis.direct_path` returned.
@@ -81,7 +85,12 @@ def direct_paths(paths: Mapping[str, DirectPath]) -> Any:
     figure = _style.new_figure(7.0, 5.4)
     panels = figure.subplots(2, 1, sharex=True)
     for axes, field, what, label in (
-        (panels[0], "gain", "of the gradient's norm returns through the shortcuts", "Norm / norm at $x_E$"),
+        (
+            panels[0],
+            "gain",
+            "of the gradient's norm returns through the shortcuts",
+            "Norm / norm at $x_E$",
+        ),
         (panels[1], "survival", "of its entries return", "Share of the entries (%)"),
     ):
         values = {name: getattr(path, field) for name, path in paths.items()}

@@ -1,4 +1,6 @@
-"""Signal propagation by depth: gradients, activations, what branch and shortcut add, what is cut off and what is dead."""
+"""Signal propagation by depth: gradients, activations, what branch and shortcut add,
+what is cut off and what is dead.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +15,8 @@ UNIT = "Unit $l$"
 
 
 def gradient_norms(signals: Mapping[str, Propagation]) -> Any:
-    """Draw `||dE/dx_l||` by depth, a line for each network, on a logarithmic axis where they span more than a decade.
+    """Draw `||dE/dx_l||` by depth, a line for each network, on a logarithmic axis where
+    they span more than a decade.
 
     Args:
         signals: Label to what `kp.analysis.propagation` returned.
@@ -40,19 +43,24 @@ def gradient_norms(signals: Mapping[str, Propagation]) -> Any:
     Source: Eq. 5 of arXiv 1603.05027.
     """
     ratios = [each.gradient_ratio for each in _checked(signals).values()]
-    title = f"The gradient at the first unit is {_style.spread(ratios)} times that after the last unit"
+    title = (
+        f"The gradient at the first unit is {_style.spread(ratios)} times that after the last unit"
+    )
     return _by_depth(signals, "gradient_norm", title, r"Norm of $\partial E/\partial x_l$")
 
 
 def activation_norms(signals: Mapping[str, Propagation]) -> Any:
-    """Draw the norms of x_0 ... x_L by depth, a line for each network. See `gradient_norms`."""
+    """Draw the norms of x_0 ... x_L by depth, a line for each network. See
+    `gradient_norms`.
+    """
     growth = [each.x_norm[-1] / each.x_norm[0] for each in _checked(signals).values()]
     title = f"The signal after the last unit is {_style.spread(growth)} times that before the first unit"
     return _by_depth(signals, "x_norm", title, "Norm of $x_l$")
 
 
 def weight_gradients(signals: Mapping[str, Propagation]) -> Any:
-    """Draw the norms of the gradients of each unit's kernels by depth, an axes for each network. See `gradient_norms`.
+    """Draw the norms of the gradients of each unit's kernels by depth, an axes for each
+    network. See `gradient_norms`.
 
     Raises:
         ValueError: for a network whose units have no kernel.
@@ -61,14 +69,23 @@ def weight_gradients(signals: Mapping[str, Propagation]) -> Any:
     figure = _style.new_figure(7.0, 1.2 + 2.6 * count)
     panels = figure.subplots(count, 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, (label, each) in zip(panels, signals.items(), strict=True):
-        kernels = {name: norms for name, norms in each.weight_gradients.items() if name.endswith("kernel")}
+        kernels = {
+            name: norms for name, norms in each.weight_gradients.items() if name.endswith("kernel")
+        }
         if not kernels:
             raise ValueError(
-                f"No unit of {label!r} has a kernel. Received: {', '.join(each.weight_gradients) or 'no weights'}"
+                f"No unit of {label!r} has a kernel. Received: "
+                f"{', '.join(each.weight_gradients) or 'no weights'}"
             )
-        _style.styled(axes, f"Gradients of the kernels: {label}", UNIT, r"Norm of $\partial E/\partial W_l$")
-        there = {name: np.flatnonzero(~np.isnan(norms)) for name, norms in kernels.items()}  # not every unit has each
-        _style.lines(axes, {name: (there[name], norms[there[name]]) for name, norms in kernels.items()})
+        _style.styled(
+            axes, f"Gradients of the kernels: {label}", UNIT, r"Norm of $\partial E/\partial W_l$"
+        )
+        there = {
+            name: np.flatnonzero(~np.isnan(norms)) for name, norms in kernels.items()
+        }  # not every unit has each
+        _style.lines(
+            axes, {name: (there[name], norms[there[name]]) for name, norms in kernels.items()}
+        )
         _style.decades(axes, kernels.values())
         _style.stages(axes, each.units)
         _style.by_depth(axes)
@@ -79,7 +96,8 @@ def weight_gradients(signals: Mapping[str, Propagation]) -> Any:
 
 
 def residual_ratio(signals: Mapping[str, Propagation]) -> Any:
-    """Draw the norm of what each branch adds over that of what its shortcut adds. See `gradient_norms`.
+    """Draw the norm of what each branch adds over that of what its shortcut adds. See
+    `gradient_norms`.
 
     A plain network has no shortcut: its ratio is infinite and not drawn.
     """
@@ -88,16 +106,21 @@ def residual_ratio(signals: Mapping[str, Propagation]) -> Any:
     title = f"A branch adds {median:.3g} times what its shortcut carries (median)"
     figure = _style.new_figure()
     axes = _style.styled(figure.subplots(), title, UNIT, "Norm of the branch / of the shortcut")
-    ratios = {label: np.where(np.isfinite(each.ratio), each.ratio, np.nan) for label, each in signals.items()}
+    ratios = {
+        label: np.where(np.isfinite(each.ratio), each.ratio, np.nan)
+        for label, each in signals.items()
+    }
     _style.lines(axes, {label: (np.arange(len(ratio)), ratio) for label, ratio in ratios.items()})
     _style.decades(axes, ratios.values())
     return _finished(figure, [axes], signals)
 
 
 def truncation(signals: Mapping[str, Propagation]) -> Any:
-    """Draw by depth which share of the sums f sets to 0 (above) and which share of the channels is dead (below).
+    """Draw by depth which share of the sums f sets to 0 (above) and which share of the
+    channels is dead (below).
 
-    See `gradient_norms`. Source: Sec. 4.1 of arXiv 1603.05027: with f = ReLU, "the signal is impacted if it is negative".
+    See `gradient_norms`. Source: Sec. 4.1 of arXiv 1603.05027: with f = ReLU, "the
+    signal is impacted if it is negative".
     """
     _checked(signals)
     figure = _style.new_figure(7.0, 5.4)

@@ -1,4 +1,6 @@
-"""The audit: clean networks pass, every planted mistake is found where it is, and the figures equal NumPy's."""
+"""The audit: clean networks pass, every planted mistake is found where it is, and the
+figures equal NumPy's.
+"""
 
 import itertools
 import json
@@ -25,28 +27,43 @@ def cifar(depth=20, **options):
 
 def imagenet(**options):
     """Two stages: fewer shapes to compile."""
-    return kp.models.resnet_imagenet((2, 1), width_factor=0.25, input_shape=(16, 16, 3), classes=5, **options)
+    return kp.models.resnet_imagenet(
+        (2, 1), width_factor=0.25, input_shape=(16, 16, 3), classes=5, **options
+    )
 
 
 def statuses(result) -> dict[str, str]:
     """The checks that did not pass."""
-    return {finding.check: str(finding.status) for finding in result.findings if finding.status != Status.PASS}
+    return {
+        finding.check: str(finding.status)
+        for finding in result.findings
+        if finding.status != Status.PASS
+    }
 
 
 ONE_BY_ONE = pytest.mark.skipif(
-    keras.backend.backend() == "jax", reason="the many shapes of a whole ResNet-50 are compiled one by one, for a minute"
+    keras.backend.backend() == "jax",
+    reason="the many shapes of a whole ResNet-50 are compiled one by one, for a minute",
 )
 
 CLEAN = {
     "basic": lambda: cifar(14),
     "bottleneck": lambda: imagenet(block="bottleneck"),
-    "dropout in the branch": lambda: kp.models.wide_resnet(10, 1, input_shape=(8, 8, 3), dropout=0.1),
-    "stochastic depth": lambda: cifar(14, stochastic_depth=0.5, dropout=0.1, dropout_at="before_addition", stacked=True),
+    "dropout in the branch": lambda: kp.models.wide_resnet(
+        10, 1, input_shape=(8, 8, 3), dropout=0.1
+    ),
+    "stochastic depth": lambda: cifar(
+        14, stochastic_depth=0.5, dropout=0.1, dropout_at="before_addition", stacked=True
+    ),
     "layer normalisation": lambda: cifar(14, normalization="layer"),
-    "blurred, squeezed and excited": lambda: imagenet(block="basic", downsampling="blur", squeeze_excitation=4),
+    "blurred, squeezed and excited": lambda: imagenet(
+        block="basic", downsampling="blur", squeeze_excitation=4
+    ),
     "no top": lambda: cifar(14, include_top=False),
     "imagenet": lambda: imagenet(block="basic"),
-    "pre-norm transformer": lambda: kp.models.pre_ln_transformer(2, width=16, input_shape=(8, 8, 3)),
+    "pre-norm transformer": lambda: kp.models.pre_ln_transformer(
+        2, width=16, input_shape=(8, 8, 3)
+    ),
     "gated pre-norm transformer": lambda: kp.models.pre_ln_transformer(
         2, width=16, input_shape=(8, 8, 3), normalization="rms", mlp="swiglu"
     ),
@@ -64,7 +81,9 @@ def test_clean_networks_pass(name):
 
 
 def test_clean_vectors_pass():
-    result = audit(kp.models.dense_resnet(12, width=16, input_shape=(20,)), VECTORS, labels=np.arange(16) % 10)
+    result = audit(
+        kp.models.dense_resnet(12, width=16, input_shape=(20,)), VECTORS, labels=np.arange(16) % 10
+    )
     assert result.passed, result
     assert (result.depth, result.units) == (12, 5)
 
@@ -81,7 +100,15 @@ class Chain:
         options: Options of every convolution.
     """
 
-    def __init__(self, normalized=True, head="na", shortcut=lambda x, activated: x, after=None, dropout=0.0, **options):
+    def __init__(
+        self,
+        normalized=True,
+        head="na",
+        shortcut=lambda x, activated: x,
+        after=None,
+        dropout=0.0,
+        **options,
+    ):
         options = {"kernel_initializer": "he_normal"} | options
         inputs = keras.Input((8, 8, 3))
 
@@ -93,7 +120,9 @@ class Chain:
 
         x = layers.ReLU(name="stem_relu")(norm(conv(inputs, "stem"), "stem_norm"))
         for i in (1, 2, 3):
-            activated = x if i == 1 else layers.ReLU(name=f"unit{i}_relu1")(norm(x, f"unit{i}_norm1"))
+            activated = (
+                x if i == 1 else layers.ReLU(name=f"unit{i}_relu1")(norm(x, f"unit{i}_norm1"))
+            )
             y = conv(activated, f"unit{i}_conv1")
             y = norm(y, f"unit{i}_norm2") if normalized or i != 2 else y
             y = layers.ReLU(name=f"unit{i}_relu2")(y)
@@ -123,7 +152,8 @@ def conv1x1(x, activated):
     return layers.Conv2D(8, 1, use_bias=False, name="on_shortcut")(x)
 
 
-#: Mistake: options of `Chain`, checks that must not pass, and the place that the first of them must name.
+#: Mistake: options of `Chain`, checks that must not pass, and the place that the first of them must
+#: name.
 MISTAKES = {
     "nothing": ({}, {}, None),
     "dropout in the branch": ({"dropout": 0.2}, {}, None),
@@ -139,11 +169,18 @@ MISTAKES = {
     ),
     "norm after addition": (
         {"after": lambda x: layers.BatchNormalization(name="after")(x)},
-        {"identity path": "FAIL", "final activation": "WARN"},  # the norm of unit 3 directly follows it
+        {
+            "identity path": "FAIL",
+            "final activation": "WARN",
+        },  # the norm of unit 3 directly follows it
         "unit3",
     ),
     "scaling": ({"shortcut": lambda x, activated: 0.5 * x}, {"identity path": "FAIL"}, "unit2"),
-    "rescaling": ({"shortcut": lambda x, activated: layers.Rescaling(1.25)(x)}, {"identity path": "FAIL"}, "unit2"),
+    "rescaling": (
+        {"shortcut": lambda x, activated: layers.Rescaling(1.25)(x)},
+        {"identity path": "FAIL"},
+        "unit2",
+    ),
     "gate": ({"shortcut": lambda x, activated: Gate()(x)}, {"identity path": "FAIL"}, "unit2"),
     "convolution": ({"shortcut": conv1x1}, {"identity path": "FAIL"}, "unit2"),
     "dropout on the shortcut": (
@@ -161,7 +198,11 @@ MISTAKES = {
     "final relu alone": ({"head": "a"}, {"final activation": "FAIL"}, "unit3"),
     "doubled final norm": ({"head": "nna"}, {"final activation": "WARN"}, "head_norm1"),
     "doubled final activation": ({"head": "nana"}, {"final activation": "WARN"}, "head_norm0"),
-    "weight without norm": ({"normalized": False}, {"branch order": "FAIL", "normalised input": "FAIL"}, "unit2_conv2"),
+    "weight without norm": (
+        {"normalized": False},
+        {"branch order": "FAIL", "normalised input": "FAIL"},
+        "unit2_conv2",
+    ),
     "one seed": (
         {"kernel_initializer": keras.initializers.HeNormal(seed=3)},
         {"distinct weights": "FAIL"},
@@ -196,7 +237,9 @@ def test_each_mistake_is_found_at_its_place_and_nothing_else(mistake):
     assert str(result.worst) == max(wanted.values(), key=list(Status).index, default="PASS")
     if mistake in WORDS:
         found = result["identity path"]
-        assert found.detail.startswith(f"In 1 of 3 units, the identity path has {WORDS[mistake]}. In {place}: ")
+        assert found.detail.startswith(
+            f"In 1 of 3 units, the identity path has {WORDS[mistake]}. In {place}: "
+        )
         assert len(found.locations) == 1
 
 
@@ -216,18 +259,28 @@ def test_the_layer_on_the_identity_path_is_named(layer, check):
 
 
 class ActivatedShortcuts:
-    """A network of six units whose identity shortcuts start after BN-ReLU, without a last BN-ReLU."""
+    """A network of six units whose identity shortcuts start after BN-ReLU, without a
+    last BN-ReLU.
+    """
 
     def __init__(self):
         inputs = keras.Input((8, 8, 3))
 
         def conv(x, filters, name, size=3, strides=1):
-            return layers.Conv2D(filters, size, strides, padding="same", use_bias=False, name=name)(x)
+            return layers.Conv2D(filters, size, strides, padding="same", use_bias=False, name=name)(
+                x
+            )
 
         x = conv(inputs, 4, "stem")
-        for i, (filters, strides) in enumerate([(4, 1), (4, 1), (8, 2), (8, 1), (16, 2), (16, 1)], start=1):
-            activated = layers.ReLU(name=f"relu{i}a")(layers.BatchNormalization(name=f"norm{i}a")(x))
-            shortcut = activated if strides == 1 else conv(activated, filters, f"projection{i}", 1, 2)
+        for i, (filters, strides) in enumerate(
+            [(4, 1), (4, 1), (8, 2), (8, 1), (16, 2), (16, 1)], start=1
+        ):
+            activated = layers.ReLU(name=f"relu{i}a")(
+                layers.BatchNormalization(name=f"norm{i}a")(x)
+            )
+            shortcut = (
+                activated if strides == 1 else conv(activated, filters, f"projection{i}", 1, 2)
+            )
             y = conv(activated, filters, f"conv{i}a", strides=strides)
             y = layers.ReLU(name=f"relu{i}b")(layers.BatchNormalization(name=f"norm{i}b")(y))
             x = layers.Add(name=f"unit{i}")([shortcut, conv(y, filters, f"conv{i}b")])
@@ -243,19 +296,24 @@ def test_shortcuts_that_start_after_an_activation():
         "branch order": "WARN",
         "final activation": "FAIL",
     }
-    path, activation, order = (result[name] for name in ("identity path", "activation after addition", "branch order"))
+    path, activation, order = (
+        result[name] for name in ("identity path", "activation after addition", "branch order")
+    )
     assert set(path.locations) == set(activation.locations) == {"unit2", "unit4", "unit6"}
     first, *others = (name[-1] for name in path.locations)
     assert path.advice == (
-        f"Take norm{first}a and relu{first}a off the shortcut, and likewise the layers on the shortcuts of "
-        f"unit{others[0]} and unit{others[1]}."
+        f"Take norm{first}a and relu{first}a off the shortcut, and likewise the layers on the "
+        f"shortcuts of unit{others[0]} and unit{others[1]}."
     )
     names = [f"norm{name[-1]}a" for name in activation.locations]
-    assert activation.advice == f"Start each shortcut at the addition, before {names[0]}, {names[1]} and {names[2]}."
+    assert (
+        activation.advice
+        == f"Start each shortcut at the addition, before {names[0]}, {names[1]} and {names[2]}."
+    )
     assert order.locations == ("conv2a", "conv4a", "conv6a")
     assert order.detail == (
-        "In 3 of 6 units, the normalisation and activation before a weight layer also feed the shortcut "
-        "(first: before conv2a). Most units are read as 'bn_after_addition'."
+        "In 3 of 6 units, the normalisation and activation before a weight layer also feed the "
+        "shortcut (first: before conv2a). Most units are read as 'bn_after_addition'."
     )
     assert order.advice == "Start each shortcut at the addition, before norm2a, norm4a and norm6a."
     text = str(result)
@@ -266,12 +324,16 @@ def test_shortcuts_that_start_after_an_activation():
 
 
 def test_advice_without_a_shared_activation():
-    """A ReLU between additions is no pair of normalisation and activation that a shortcut could start before."""
+    """A ReLU between additions is no pair of normalisation and activation that a
+    shortcut could start before.
+    """
     result = audit(Chain(after=layers.ReLU(name="oops")).model, IMAGES)
     assert result["identity path"].advice == "Take oops off the shortcut."
     assert result["activation after addition"].advice.startswith("Use full pre-activation")
     found = audit(Chain(normalized=False).model, IMAGES)["branch order"]
-    assert found.detail.startswith("In 1 of 3 units, a weight layer has no normalisation and activation right before it")
+    assert found.detail.startswith(
+        "In 1 of 3 units, a weight layer has no normalisation and activation right before it"
+    )
 
 
 def multiply(model, factors):
@@ -299,7 +361,9 @@ def test_weights_of_the_wrong_size(name, factor, check, status):
 
 def test_a_branch_of_zeros_never_learns_and_one_zero_weight_does():
     assert audit(multiply(Chain().model, {"unit2_conv2": 0}), IMAGES).passed
-    found = audit(multiply(Chain().model, {"unit2_conv1": 0, "unit2_conv2": 0}), IMAGES)["live weights"]
+    found = audit(multiply(Chain().model, {"unit2_conv1": 0, "unit2_conv2": 0}), IMAGES)[
+        "live weights"
+    ]
     assert (found.status, found.locations) == (Status.FAIL, ("unit2",))
 
 
@@ -322,11 +386,17 @@ def test_raw_pixels():
 
 
 ARRANGEMENTS = {
-    "original": ({"identity path", "activation after addition", "branch order", "normalised input"}, "WARN"),
+    "original": (
+        {"identity path", "activation after addition", "branch order", "normalised input"},
+        "WARN",
+    ),
     "bn_after_addition": ({"identity path", "activation after addition", "branch order"}, "FAIL"),
     "relu_before_addition": ({"branch order", "normalised input"}, "WARN"),
     "relu_only_preactivation": ({"branch order", "normalised input"}, "WARN"),
-    "bn_only_preactivation": ({"identity path", "activation after addition", "branch order"}, "WARN"),
+    "bn_only_preactivation": (
+        {"identity path", "activation after addition", "branch order"},
+        "WARN",
+    ),
     "full_preactivation": (set(), "PASS"),
 }
 
@@ -348,20 +418,33 @@ def test_post_activation_fails_in_a_deep_network():
         x = layers.ReLU()(layers.Add(name=f"unit{i}")([x, y]))
     result = audit(keras.Model(inputs, layers.Dense(3)(x)), VECTORS)
     assert result.depth == 200
-    assert result["activation after addition"].status == result["identity path"].status == Status.FAIL
+    assert (
+        result["activation after addition"].status == result["identity path"].status == Status.FAIL
+    )
     # the first sum is half negative, the others are what a ReLU returned
-    assert result["activation after addition"].locations[0] == result["identity path"].locations[0] == "unit2"
+    assert (
+        result["activation after addition"].locations[0]
+        == result["identity path"].locations[0]
+        == "unit2"
+    )
 
 
 def test_the_share_of_values_cut_is_that_of_the_zeros():
     model = cifar(14, arrangement="original")
     outputs = keras.Model(model.input, model.unit_outputs).predict(IMAGES, verbose=0)
-    # x_{l+1} = ReLU(sum) is 0 if the sum was cut; an x_{l+1} counts if the next unit keeps its shape
-    shares = [np.mean(x == 0) for x, following in itertools.pairwise(outputs) if x.shape == following.shape]
+    # x_{l+1} = ReLU(sum) is 0 if the sum was cut; an x_{l+1} counts if the next unit keeps its
+    # shape
+    shares = [
+        np.mean(x == 0)
+        for x, following in itertools.pairwise(outputs)
+        if x.shape == following.shape
+    ]
     found = audit(model, IMAGES)["activation after addition"]
     np.testing.assert_allclose(found.figure, np.mean(shares), rtol=1e-6)
     units = [unit.name for unit in model.units]
-    worst = max((share, name) for share, name in zip(shares, [units[i] for i in (1, 3, 5)], strict=True))
+    worst = max(
+        (share, name) for share, name in zip(shares, [units[i] for i in (1, 3, 5)], strict=True)
+    )
     assert found.locations[0] == worst[1]
 
 
@@ -370,14 +453,25 @@ def sigmoid(x):
 
 
 def test_the_change_on_the_identity_path_is_that_of_numpy():
-    """`||x - (1 - g) x|| / ||x||` with a NumPy gate; without normalisation, training equals inference."""
+    """`||x - (1 - g) x|| / ||x||` with a NumPy gate; without normalisation, training
+    equals inference.
+    """
     model = kp.models.dense_resnet(
-        8, width=6, input_shape=(20,), shortcut="shortcut_only_gating", normalization="none", gate_bias=-1.0
+        8,
+        width=6,
+        input_shape=(20,),
+        shortcut="shortcut_only_gating",
+        normalization="none",
+        gate_bias=-1.0,
     )
-    outputs = keras.Model(model.input, [model.units[0].input, *model.unit_outputs]).predict(VECTORS, verbose=0)
+    outputs = keras.Model(model.input, [model.units[0].input, *model.unit_outputs]).predict(
+        VECTORS, verbose=0
+    )
     wanted = {}
     for x, unit in zip(outputs, model.units, strict=False):
-        weights = {weight.path.split(f"{unit.name}/")[1]: np.array(weight) for weight in unit.weights}
+        weights = {
+            weight.path.split(f"{unit.name}/")[1]: np.array(weight) for weight in unit.weights
+        }
         gate = sigmoid(x @ weights["gate/dense/kernel"] + weights["gate/dense/bias"])
         wanted[unit.name] = np.linalg.norm(gate * x) / np.linalg.norm(x)
     found = audit(model, VECTORS)["identity path"]
@@ -386,25 +480,34 @@ def test_the_change_on_the_identity_path_is_that_of_numpy():
 
 
 class Plain:
-    """Forward pass of a dense pre-activation tanh network without normalisation, in NumPy, float64."""
+    """Forward pass of a dense pre-activation tanh network without normalisation, in
+    NumPy, float64.
+    """
 
     def __init__(self, model):
         self.weights = {weight.path: np.array(weight, "float64") for weight in model.weights}
         self.units = [unit.name for unit in model.units]
 
     def x(self, images, added=None, until=None):
-        """Return x_1 ... x_L and the output; `added` is an index and a shift of that x_l."""
+        """Return x_1 ... x_L and the output; `added` is an index and a shift of that
+        x_l.
+        """
         x = np.tanh(images @ self.weights["stem_dense/kernel"])
         outputs = []
         for i, name in enumerate(self.units):
             y = x if i == 0 else np.tanh(x)
-            y = np.tanh(y @ self.weights[f"{name}/branch/dense_1/kernel"]) @ self.weights[f"{name}/branch/dense_2/kernel"]
+            y = (
+                np.tanh(y @ self.weights[f"{name}/branch/dense_1/kernel"])
+                @ self.weights[f"{name}/branch/dense_2/kernel"]
+            )
             x = x + y
             if added is not None and added[0] == i:
                 x = x + added[1]
             outputs.append(x)
         head = np.tanh(x)
-        return outputs, head @ self.weights["head_classifier/kernel"] + self.weights["head_classifier/bias"]
+        return outputs, head @ self.weights["head_classifier/kernel"] + self.weights[
+            "head_classifier/bias"
+        ]
 
     def gradient_norm(self, images, unit, loss, step=1e-6):
         """Return the gradient norm by central differences."""
@@ -427,7 +530,9 @@ def cross_entropy(output):
     return np.mean(np.log(np.exp(output).sum(-1)) - output[np.arange(len(output)), labels])
 
 
-@pytest.mark.parametrize(("loss", "ending"), [(half_square, None), (cross_entropy, None), (cross_entropy, "softmax")])
+@pytest.mark.parametrize(
+    ("loss", "ending"), [(half_square, None), (cross_entropy, None), (cross_entropy, "softmax")]
+)
 def test_the_gradient_ratio_is_that_of_finite_differences(loss, ending):
     model = kp.models.dense_resnet(
         10,
@@ -443,7 +548,9 @@ def test_the_gradient_ratio_is_that_of_finite_differences(loss, ending):
     x = VECTORS[:4]
     labels = np.arange(4) % 3 if loss is cross_entropy else None
     found = audit(model, x, labels=labels)
-    wanted = plain.gradient_norm(x.astype("float64"), 0, loss) / plain.gradient_norm(x.astype("float64"), 3, loss)
+    wanted = plain.gradient_norm(x.astype("float64"), 0, loss) / plain.gradient_norm(
+        x.astype("float64"), 3, loss
+    )
     np.testing.assert_allclose(found["gradient of the signal"].figure, wanted, rtol=1e-3)
     outputs, logits = plain.x(x)
     np.testing.assert_allclose(found["output scale"].figure, np.sqrt(np.mean(logits**2)), rtol=1e-4)
@@ -451,7 +558,9 @@ def test_the_gradient_ratio_is_that_of_finite_differences(loss, ending):
     np.testing.assert_allclose(found["signal growth"].figure, growth, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("gain", "status"), [(1.0, "WARN"), (6.0, "FAIL")], ids=["grow", "explode"])
+@pytest.mark.parametrize(
+    ("gain", "status"), [(1.0, "WARN"), (6.0, "FAIL")], ids=["grow", "explode"]
+)
 def test_gradients_that_explode(gain, status):
     """Without normalisation each branch multiplies the signal and its gradient."""
     model = kp.models.dense_resnet(
@@ -459,7 +568,9 @@ def test_gradients_that_explode(gain, status):
         width=16,
         input_shape=(20,),
         normalization="none",
-        kernel_initializer=keras.initializers.VarianceScaling(2 * gain, "fan_in", "untruncated_normal", seed=0),
+        kernel_initializer=keras.initializers.VarianceScaling(
+            2 * gain, "fan_in", "untruncated_normal", seed=0
+        ),
     )
     result = audit(model, VECTORS)
     assert str(result["gradient of the signal"].status) == status
@@ -473,7 +584,12 @@ def test_gradients_that_vanish():
     shortcut = kp.shortcuts.ConstantScaling(0.1, 1.0)
     small = keras.initializers.VarianceScaling(1e-2, "fan_in", "untruncated_normal", seed=0)
     model = kp.models.dense_resnet(
-        14, width=16, input_shape=(20,), shortcut=shortcut, normalization="none", kernel_initializer=small
+        14,
+        width=16,
+        input_shape=(20,),
+        shortcut=shortcut,
+        normalization="none",
+        kernel_initializer=small,
     )
     found = audit(model, VECTORS)["gradient of the signal"]
     assert found.status == Status.FAIL
@@ -523,7 +639,10 @@ class PostNorm(keras.Layer):
         super().__init__(**kwargs)
         self.pre = pre
         self.attention = layers.MultiHeadAttention(2, 8, name="attention")
-        self.norm_1, self.norm_2 = layers.LayerNormalization(name="norm_1"), layers.LayerNormalization(name="norm_2")
+        self.norm_1, self.norm_2 = (
+            layers.LayerNormalization(name="norm_1"),
+            layers.LayerNormalization(name="norm_2"),
+        )
         self.dense_1 = layers.Dense(32, activation="gelu", name="dense_1")
         self.dense_2 = layers.Dense(16, name="dense_2")
 
@@ -548,7 +667,9 @@ class Transformer(keras.Model):
 
     def __init__(self, pre):
         super().__init__(name="transformer")
-        self.embedding = layers.Embedding(50, 16, embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0, seed=0))
+        self.embedding = layers.Embedding(
+            50, 16, embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0, seed=0)
+        )
         self.blocks = [PostNorm(pre, name=f"block{i}") for i in (1, 2)]
         self.norm = layers.LayerNormalization(name="norm") if pre else None
         self.classifier = layers.Dense(4, name="classifier")
@@ -576,23 +697,38 @@ def test_transformers_of_keras_layers(pre):
     found = result["identity path"]
     assert found.status == Status.FAIL
     # the first unit reads the embedding directly
-    assert set(found.locations) == {"block1 (addition 2)", "block2 (addition 1)", "block2 (addition 2)"}
+    assert set(found.locations) == {
+        "block1 (addition 2)",
+        "block2 (addition 1)",
+        "block2 (addition 2)",
+    }
     assert result["normalised input"].locations == ("block1/attention",)
     order = result["branch order"]
-    assert "In 3 of 4 units, the normalisation before a weight layer also feeds the shortcut (first: before " in order.detail
-    assert "In 1 of 4 units, a weight layer has no normalisation right before it (first: block1/attention)" in order.detail
+    assert (
+        "In 3 of 4 units, the normalisation before a weight layer also feeds the shortcut "
+        "(first: before " in order.detail
+    )
+    assert (
+        "In 1 of 4 units, a weight layer has no normalisation right before it (first: "
+        "block1/attention)" in order.detail
+    )
     assert order.advice.endswith("Put a normalisation right before block1/attention.")
 
 
 def test_sequential_of_units():
-    model = keras.Sequential([keras.Input((8, 8, 8)), *(kp.ResidualUnit(8, name=f"unit{i}") for i in (1, 2, 3))])
+    model = keras.Sequential(
+        [keras.Input((8, 8, 8)), *(kp.ResidualUnit(8, name=f"unit{i}") for i in (1, 2, 3))]
+    )
     found = audit(model, images(4, 8, 8, 8))
     assert statuses(found) == {"final activation": "FAIL"}
     assert found["final activation"].locations == ("unit3",)
 
 
 def test_plain_units_in_between():
-    units = [kp.ResidualUnit(8, name=f"unit{i}", shortcut="none" if i == 2 else "identity") for i in (1, 2, 3)]
+    units = [
+        kp.ResidualUnit(8, name=f"unit{i}", shortcut="none" if i == 2 else "identity")
+        for i in (1, 2, 3)
+    ]
     result = audit(keras.Sequential([keras.Input((8, 8, 8)), *units]), images(4, 8, 8, 8))
     assert result.units == 2
     assert result["identity path"].locations == ("unit3",)
@@ -604,7 +740,13 @@ def test_resnet50v2_of_keras():
     model = keras.applications.ResNet50V2(weights=None, input_shape=(32, 32, 3), classes=10)
     result = audit(model, images(4, 32, 32, 3))
     passed = {finding.check for finding in result.findings if finding.status == Status.PASS}
-    assert {"identity path", "activation after addition", "branch order", "normalised input", "final activation"} <= passed
+    assert {
+        "identity path",
+        "activation after addition",
+        "branch order",
+        "normalised input",
+        "final activation",
+    } <= passed
     assert (result.arrangement, result.depth, result.units) == ("full_preactivation", 50, 16)
     # a projection at the start of each stage, a max pooling in the last unit of three
     assert "change the shape are exempt: 7." in result["identity path"].detail
@@ -616,7 +758,11 @@ def test_resnet50_of_keras():
     model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
     result = audit(model, images(4, 32, 32, 3), labels=np.arange(4))
     assert (result.arrangement, result.depth, result.units) == ("original", 50, 16)
-    assert str(result["identity path"].status) == str(result["activation after addition"].status) == "WARN"
+    assert (
+        str(result["identity path"].status)
+        == str(result["activation after addition"].status)
+        == "WARN"
+    )
     assert result["final activation"].status == Status.PASS
 
 
@@ -654,14 +800,23 @@ def test_report():
 )
 def test_verdict(found, words):
     status = {status.name[0]: status for status in Status}
-    findings = [Finding(str(i), status[letter], 0.5, "", (), "", "", "", "") for i, letter in enumerate(found)]
+    findings = [
+        Finding(str(i), status[letter], 0.5, "", (), "", "", "", "")
+        for i, letter in enumerate(found)
+    ]
     text = str(Audit("net", None, 20, 9, tuple(findings)))
-    assert text.splitlines()[0] == f"net: 9 residual units, 20 weight layers, no known arrangement. {words}"
+    assert (
+        text.splitlines()[0]
+        == f"net: 9 residual units, 20 weight layers, no known arrangement. {words}"
+    )
 
 
 def test_limits():
     limits = Limits((0.5, 2), (0.1, 10))
-    assert (str(limits), str(Limits((0, 10), (0, 100)))) == ("healthy: 0.5 to 2", "healthy: up to 10")
+    assert (str(limits), str(Limits((0, 10), (0, 100)))) == (
+        "healthy: 0.5 to 2",
+        "healthy: up to 10",
+    )
     assert [str(limits.status(value)) for value in (0.5, 2, 2.1, 0.1, 10, 10.1, 0.09, np.nan, np.inf)] == [
         "PASS", "PASS", "WARN", "WARN", "WARN", "FAIL", "FAIL", "FAIL", "FAIL",
     ]  # fmt: skip
@@ -687,15 +842,29 @@ class Untraceable(keras.Model):
 
 def test_errors():
     model = Chain().model
-    assert "at least one example. Received: an array of shape (0, 8, 8, 3)" in error_of(lambda: audit(model, IMAGES[:0]))
-    assert "at least 2 examples, for batch statistics. Received: 1" in error_of(lambda: audit(model, IMAGES[:1]))
+    assert "at least one example. Received: an array of shape (0, 8, 8, 3)" in error_of(
+        lambda: audit(model, IMAGES[:0])
+    )
+    assert "at least 2 examples, for batch statistics. Received: 1" in error_of(
+        lambda: audit(model, IMAGES[:1])
+    )
     assert "must be finite" in error_of(lambda: audit(model, np.full_like(IMAGES, np.nan)))
-    assert "(None, 8, 8, 3). Received: (8, 9, 8, 3)" in error_of(lambda: audit(model, images(8, 9, 8, 3)))
-    assert "The model has 1 inputs. Received: 2 arrays" in error_of(lambda: audit(model, [IMAGES, IMAGES]))
-    assert "one per example. Received: int64 of shape (3,)" in error_of(lambda: audit(model, IMAGES, labels=np.arange(3)))
-    assert "one per example. Received: float64" in error_of(lambda: audit(model, IMAGES, labels=np.zeros(8)))
+    assert "(None, 8, 8, 3). Received: (8, 9, 8, 3)" in error_of(
+        lambda: audit(model, images(8, 9, 8, 3))
+    )
+    assert "The model has 1 inputs. Received: 2 arrays" in error_of(
+        lambda: audit(model, [IMAGES, IMAGES])
+    )
+    assert "one per example. Received: int64 of shape (3,)" in error_of(
+        lambda: audit(model, IMAGES, labels=np.arange(3))
+    )
+    assert "one per example. Received: float64" in error_of(
+        lambda: audit(model, IMAGES, labels=np.zeros(8))
+    )
     unbuilt = keras.Sequential([layers.Dense(3)], name="unbuilt")
-    assert "The model 'unbuilt' is not built. Call it once on a batch" in error_of(lambda: audit(unbuilt, VECTORS))
+    assert "The model 'unbuilt' is not built. Call it once on a batch" in error_of(
+        lambda: audit(unbuilt, VECTORS)
+    )
     assert "has no residual unit. The audit checks models in which two paths" in error_of(
         lambda: audit(kp.models.vanilla_cnn(5, filters=4, input_shape=(8, 8, 3)), IMAGES)
     )

@@ -1,4 +1,6 @@
-"""Units taken out of a network, against networks that were built without them; lengths of paths."""
+"""Units taken out of a network, against networks that were built without them; lengths
+of paths.
+"""
 
 import itertools
 
@@ -17,7 +19,9 @@ def test_errors_without_units(stacked):
     model = kp.models.stack(model) if stacked else model
     images = harness.images(30, 8, 8, 2)
     classes = np.argmax(keras.ops.convert_to_numpy(model(images)), axis=-1)
-    found = kp.analysis.lesions(model, images, classes, [(), (1,), (3, 5), (1, 3, 5)], batch_size=16)
+    found = kp.analysis.lesions(
+        model, images, classes, [(), (1,), (3, 5), (1, 3, 5)], batch_size=16
+    )
     assert found.intact_error == found.error[0] == 0  # the labels are the network's own answers
     assert found.units == tuple(unit.name for unit in model.units)
 
@@ -25,9 +29,13 @@ def test_errors_without_units(stacked):
     classifier = model.get_layer("head_classifier").get_weights()
     for without, error in zip(found.dropped, found.error, strict=True):
         x = first_input(model, images)
-        for i, unit in enumerate(units):  # units 1, 3, 5 keep the shape: without F they are the identity
+        for i, unit in enumerate(
+            units
+        ):  # units 1, 3, 5 keep the shape: without F they are the identity
             x = x if i in without else unit(x)
-        pooled = units[0].__class__(harness.weights(model), 1).run("N A", x, "head_norm").mean((1, 2))
+        pooled = (
+            units[0].__class__(harness.weights(model), 1).run("N A", x, "head_norm").mean((1, 2))
+        )
         wanted = np.argmax(pooled @ classifier[0] + classifier[1], axis=-1)
         assert error == pytest.approx((wanted != classes).mean())
     assert found.error[3] > 0
@@ -69,7 +77,9 @@ def test_batches_are_of_one_size():
     images = harness.images(5, 4)
     found = kp.analysis.lesions(model, images, np.argmax(images, axis=-1), [(0,)], batch_size=2)
     assert found.error[0] == 0
-    want = np.argmax(keras.ops.convert_to_numpy(model(images)), axis=-1) != np.argmax(images, axis=-1)
+    want = np.argmax(keras.ops.convert_to_numpy(model(images)), axis=-1) != np.argmax(
+        images, axis=-1
+    )
     assert found.intact_error == pytest.approx(want.mean())
 
 
@@ -78,13 +88,17 @@ def test_random_sets():
     assert [len(each) for each in sets] == [0] * 50 + [2] * 50 + [6] * 50
     assert len(set(sets[50:100])) > 10
     assert all(len(set(each)) == len(each) and max(each, default=0) < 6 for each in sets)
-    assert list(kp.analysis.random_lesions(6, [2], repeats=3, seed=1)) == list(kp.analysis.random_lesions(6, [2], 3, seed=1))
+    assert list(kp.analysis.random_lesions(6, [2], repeats=3, seed=1)) == list(
+        kp.analysis.random_lesions(6, [2], 3, seed=1)
+    )
 
 
 @pytest.mark.parametrize("units", [1, 2, 5])
 def test_path_lengths_are_counted(units):
     lengths = [sum(path) for path in itertools.product((0, 1), repeat=units)]
-    np.testing.assert_allclose(kp.analysis.path_lengths(units), np.bincount(lengths) / 2**units, rtol=1e-12)
+    np.testing.assert_allclose(
+        kp.analysis.path_lengths(units), np.bincount(lengths) / 2**units, rtol=1e-12
+    )
 
 
 def test_path_lengths_of_deep_networks():
@@ -96,10 +110,21 @@ def test_path_lengths_of_deep_networks():
 @pytest.mark.parametrize(
     ("call", "parts"),
     [
-        (lambda: kp.analysis.lesions(network(), harness.images(2, 8, 8, 2), [0, 1], [(3,)]), ["3 units", "(3,)"]),
-        (lambda: kp.analysis.lesions(network(), [harness.images(2, 8, 8, 2)], [0, 1]), ["one input", "1 arrays"]),
+        (
+            lambda: kp.analysis.lesions(network(), harness.images(2, 8, 8, 2), [0, 1], [(3,)]),
+            ["3 units", "(3,)"],
+        ),
+        (
+            lambda: kp.analysis.lesions(network(), [harness.images(2, 8, 8, 2)], [0, 1]),
+            ["one input", "1 arrays"],
+        ),
         (lambda: kp.analysis.lesions(network(), harness.images(2, 8, 8, 2), None), ["labels=None"]),
-        (lambda: kp.analysis.lesions(network(), harness.images(2, 8, 8, 2), [0, 1], batch_size=0), ["batch_size=0"]),
+        (
+            lambda: kp.analysis.lesions(
+                network(), harness.images(2, 8, 8, 2), [0, 1], batch_size=0
+            ),
+            ["batch_size=0"],
+        ),
         (lambda: list(kp.analysis.random_lesions(3, [4], 1)), ["from 0 to 3", "4"]),
         (lambda: kp.analysis.path_lengths(0), ["units=0"]),
     ],

@@ -1,4 +1,6 @@
-"""The figures: they hold the numbers they are given, and the diagrams hold the rows of the tables, in order."""
+"""The figures: they hold the numbers they are given, and the diagrams hold the rows of
+the tables, in order.
+"""
 
 import ast
 import io
@@ -31,14 +33,26 @@ def signals(seed=0, units=UNITS, **changes) -> Propagation:
     rng = np.random.default_rng(seed)
     names = ("residual_norm", "residual_mean", "residual_std", "shortcut_norm", "cut", "dead")
     fields = {name: rng.uniform(0.1, 1, len(units)) for name in names}
-    fields |= {name: rng.uniform(0.1, 1, len(units) + 1) for name in ("x_norm", "x_mean", "x_std", "gradient_norm")}
-    weights = {name: rng.uniform(0.1, 1, len(units)) for name in ("branch/conv_1/kernel", "branch/norm_1/gamma")}
-    return Propagation(**{"units": units, "weight_gradients": weights, "loss": 2.0, **fields, **changes})
+    fields |= {
+        name: rng.uniform(0.1, 1, len(units) + 1)
+        for name in ("x_norm", "x_mean", "x_std", "gradient_norm")
+    }
+    weights = {
+        name: rng.uniform(0.1, 1, len(units))
+        for name in ("branch/conv_1/kernel", "branch/norm_1/gamma")
+    }
+    return Propagation(
+        **{"units": units, "weight_gradients": weights, "loss": 2.0, **fields, **changes}
+    )
 
 
 def labelled(axes) -> dict[str, np.ndarray]:
     """Return label to y-data of the lines that have a label."""
-    return {line.get_label(): line.get_ydata() for line in axes.lines if not line.get_label().startswith("_")}
+    return {
+        line.get_label(): line.get_ydata()
+        for line in axes.lines
+        if not line.get_label().startswith("_")
+    }
 
 
 def title(axes) -> str:
@@ -47,7 +61,9 @@ def title(axes) -> str:
 
 
 def png(figure) -> Image.Image:
-    """Draw the figure, warnings being errors, and return the picture; no text is cut off or overlaps."""
+    """Draw the figure, warnings being errors, and return the picture; no text is cut
+    off or overlaps.
+    """
     layout.check(figure)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=60)
@@ -56,7 +72,9 @@ def png(figure) -> Image.Image:
 
 class TestPropagation:
     @pytest.mark.parametrize(
-        ("draw", "field"), [(figures.gradient_norms, "gradient_norm"), (figures.activation_norms, "x_norm")], ids=["grad", "x"]
+        ("draw", "field"),
+        [(figures.gradient_norms, "gradient_norm"), (figures.activation_norms, "x_norm")],
+        ids=["grad", "x"],
     )
     def test_by_depth(self, draw, field):
         nets = {"a": signals(0), "b": signals(1)}
@@ -73,7 +91,11 @@ class TestPropagation:
         net = signals(gradient_norm=np.array([30.0, 1.0, 1.0, 2.0]))
         assert "15 times" in title(figures.gradient_norms({"a": net}).axes[0])
 
-    @pytest.mark.parametrize(("values", "scale"), [([1, 2, 9, 3], "linear"), ([1, 2, 11, 3], "log")], ids=["less", "more"])
+    @pytest.mark.parametrize(
+        ("values", "scale"),
+        [([1, 2, 9, 3], "linear"), ([1, 2, 11, 3], "log")],
+        ids=["less", "more"],
+    )
     def test_more_than_a_decade_is_logarithmic(self, values, scale):
         figure = figures.activation_norms({"a": signals(x_norm=np.array(values, float))})
         assert figure.axes[0].get_yscale() == scale
@@ -84,7 +106,9 @@ class TestPropagation:
         assert [text.get_text() for text in axes.texts] == ["stage 1", "stage 2"]
 
     def test_networks_of_different_units_have_no_common_stages(self):
-        axes = figures.gradient_norms({"a": signals(), "b": signals(units=("stage1_unit1", "stage2_unit1"))}).axes[0]
+        axes = figures.gradient_norms(
+            {"a": signals(), "b": signals(units=("stage1_unit1", "stage2_unit1"))}
+        ).axes[0]
         assert not axes.texts
 
     def test_weight_gradients_are_those_of_kernels(self):
@@ -92,11 +116,18 @@ class TestPropagation:
         figure = figures.weight_gradients(nets)
         for axes, net in zip(figure.axes, nets.values(), strict=True):
             assert list(labelled(axes)) == ["branch/conv_1/kernel"]
-            np.testing.assert_array_equal(axes.lines[0].get_ydata(), net.weight_gradients["branch/conv_1/kernel"])
+            np.testing.assert_array_equal(
+                axes.lines[0].get_ydata(), net.weight_gradients["branch/conv_1/kernel"]
+            )
         png(figure)
 
     def test_weights_that_some_units_lack(self):
-        net = signals(weight_gradients={"a/kernel": np.array([1.0, np.nan, 3.0]), "b/kernel": np.array([np.nan, 2.0, np.nan])})
+        net = signals(
+            weight_gradients={
+                "a/kernel": np.array([1.0, np.nan, 3.0]),
+                "b/kernel": np.array([np.nan, 2.0, np.nan]),
+            }
+        )
         first, second, *_ = figures.weight_gradients({"net": net}).axes[0].lines
         assert (first.get_xdata().tolist(), first.get_ydata().tolist()) == ([0, 2], [1, 3])
         assert (second.get_xdata().tolist(), second.get_ydata().tolist()) == ([1], [2])
@@ -121,15 +152,29 @@ class TestPropagation:
 
     def test_real_network(self):
         model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25)
-        net = kp.analysis.propagation(model, np.random.default_rng(0).normal(size=(4, 8, 8, 1)), np.arange(4))
-        for draw in (figures.gradient_norms, figures.weight_gradients, figures.residual_ratio, figures.truncation):
+        net = kp.analysis.propagation(
+            model, np.random.default_rng(0).normal(size=(4, 8, 8, 1)), np.arange(4)
+        )
+        for draw in (
+            figures.gradient_norms,
+            figures.weight_gradients,
+            figures.residual_ratio,
+            figures.truncation,
+        ):
             png(draw({"net": net}))
 
     def test_errors(self):
-        for draw in (figures.gradient_norms, figures.weight_gradients, figures.residual_ratio, figures.truncation):
+        for draw in (
+            figures.gradient_norms,
+            figures.weight_gradients,
+            figures.residual_ratio,
+            figures.truncation,
+        ):
             with pytest.raises(ValueError, match="empty mapping"):
                 draw({})
-        with pytest.raises(ValueError, match=r"No unit of 'a' has a kernel. Received: branch/scale"):
+        with pytest.raises(
+            ValueError, match=r"No unit of 'a' has a kernel. Received: branch/scale"
+        ):
             figures.weight_gradients({"a": signals(weight_gradients={"branch/scale": np.ones(3)})})
 
 
@@ -137,7 +182,9 @@ class TestChannels:
     @pytest.mark.parametrize("stacked", [False, True], ids=["single", "stacked"])
     @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
     def test_profile_is_the_mean_size_of_unit_outputs(self, stacked, training):
-        model = kp.models.resnet_cifar(14, input_shape=(8, 8, 1), width_factor=0.25, stacked=stacked)
+        model = kp.models.resnet_cifar(
+            14, input_shape=(8, 8, 1), width_factor=0.25, stacked=stacked
+        )
         x = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype("float32")
         before = [np.array(weight) for weight in model.get_weights()]
         profile = figures.channel_profile(model, x, training=training)
@@ -154,7 +201,9 @@ class TestChannels:
     def test_channels_first(self):
         if keras.backend.backend() == "tensorflow":
             pytest.skip("TensorFlow's convolutions on a CPU want the channels last")
-        model = kp.models.resnet_cifar(8, input_shape=(1, 8, 8), width_factor=0.25, data_format="channels_first")
+        model = kp.models.resnet_cifar(
+            8, input_shape=(1, 8, 8), width_factor=0.25, data_format="channels_first"
+        )
         assert figures.channel_profile(model, np.ones((2, 1, 8, 8))).size.shape == (16, 3)
 
     def test_another_packages_network(self):
@@ -164,7 +213,9 @@ class TestChannels:
         model = keras.Model(inputs, x)
         values = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
         want = np.abs(keras.ops.convert_to_numpy(model(values))).mean(0)
-        np.testing.assert_allclose(figures.channel_profile(model, values).size[:, 0], want, rtol=1e-5)
+        np.testing.assert_allclose(
+            figures.channel_profile(model, values).size[:, 0], want, rtol=1e-5
+        )
 
     def test_heat_map(self):
         size = np.array([[1.0, 2.0, 0.0], [np.nan, 4.0, 100.0]])
@@ -209,8 +260,14 @@ def symbols_to_words(symbols: str, block: str) -> list[str]:
 
 
 def texts_by_height(axes) -> list[str]:
-    """Return what a drawn diagram's boxes say, from left to right and from top to bottom."""
-    boxes = {(text.get_position()): text.get_text() for text in axes.texts if not text.get_text().startswith("$")}
+    """Return what a drawn diagram's boxes say, from left to right and from top to
+    bottom.
+    """
+    boxes = {
+        (text.get_position()): text.get_text()
+        for text in axes.texts
+        if not text.get_text().startswith("$")
+    }
     boxes = {place: text for place, text in boxes.items() if text not in ("+", "")}
     return [boxes[place] for place in sorted(boxes, key=lambda place: (place[0], -place[1]))]
 
@@ -231,13 +288,17 @@ class TestDiagrams:
 
     @pytest.mark.parametrize("shortcut", FIG_2)
     def test_drawing(self, shortcut):
-        """What is drawn stands where it belongs: paths side by side, each from top to bottom, f below the addition."""
+        """What is drawn stands where it belongs: paths side by side, each from top to
+        bottom, f below the addition.
+        """
         parts = figures.diagram("original", shortcut, "bottleneck")
         figure = figures.unit_diagram("original", shortcut, "bottleneck")
         [axes] = figure.axes
         left = [box.text for box in (*parts.shortcut, *parts.after_addition)]
         want = [*left, *(box.text for box in (*parts.gate, *parts.branch))]
-        assert texts_by_height(axes) == [text.replace("* ", "\N{MULTIPLICATION SIGN} ") for text in want]
+        assert texts_by_height(axes) == [
+            text.replace("* ", "\N{MULTIPLICATION SIGN} ") for text in want
+        ]
         assert len(axes.patches) == len(parts.boxes)
         heights = {text.get_text(): text.get_position()[1] for text in axes.texts}
         assert heights["$x_l$"] > max(patch.get_y() for patch in axes.patches)
@@ -248,8 +309,14 @@ class TestDiagrams:
         png(figure)
 
     def test_no_two_boxes_overlap(self):
-        for axes in [*figures.shortcuts_figure().axes, *figures.arrangements_figure("bottleneck").axes]:
-            places = [(patch.get_x(), patch.get_y(), patch.get_width(), patch.get_height()) for patch in axes.patches]
+        for axes in [
+            *figures.shortcuts_figure().axes,
+            *figures.arrangements_figure("bottleneck").axes,
+        ]:
+            places = [
+                (patch.get_x(), patch.get_y(), patch.get_width(), patch.get_height())
+                for patch in axes.patches
+            ]
             for i, (x, y, width, height) in enumerate(places):
                 for other_x, other_y, *_ in places[:i]:
                     assert abs(x - other_x) >= width or abs(y - other_y) >= height
@@ -270,10 +337,20 @@ class TestDiagrams:
 
     def test_without_normalization(self):
         parts = figures.diagram("original", normalization="none")
-        assert [box.text for box in (*parts.branch, *parts.after_addition)] == ["3x3 conv", "ReLU", "3x3 conv", "ReLU"]
+        assert [box.text for box in (*parts.branch, *parts.after_addition)] == [
+            "3x3 conv",
+            "ReLU",
+            "3x3 conv",
+            "ReLU",
+        ]
 
     def test_a_new_row_draws_itself(self):
-        row = kp.Arrangement(first=("shift", "activation"), between=("norm",), last=("scale",), after_addition=("norm",))
+        row = kp.Arrangement(
+            first=("shift", "activation"),
+            between=("norm",),
+            last=("scale",),
+            after_addition=("norm",),
+        )
 
         class Halved(kp.shortcuts.ConstantScaling):
             pass
@@ -283,7 +360,14 @@ class TestDiagrams:
                 return x * x, residual
 
         parts = figures.diagram(row, Halved(0.25, 1.0), "basic")
-        assert [box.text for box in parts.branch] == ["+ b", "ReLU", "3x3 conv", "BN", "3x3 conv", "* a"]
+        assert [box.text for box in parts.branch] == [
+            "+ b",
+            "ReLU",
+            "3x3 conv",
+            "BN",
+            "3x3 conv",
+            "* a",
+        ]
         assert [box.text for box in parts.shortcut] == ["* 0.25"]
         assert [box.text for box in figures.diagram(row, Squared()).shortcut] == ["Squared"]
         png(figures.unit_diagram(row, Squared()))
@@ -292,7 +376,10 @@ class TestDiagrams:
         ("block", "errors"),
         [
             ("basic", ["6.61 %", "8.17 %", "7.84 %", "6.71 %", "6.37 %", "no published error"]),
-            ("bottleneck", ["5.93 %", "6.50 %", "6.14 %", "5.91 %", "5.46 %", "no published error"]),
+            (
+                "bottleneck",
+                ["5.93 %", "6.50 %", "6.14 %", "5.91 %", "5.46 %", "no published error"],
+            ),
             ("single", ["no published error"] * 6),
         ],
         ids=["basic", "bottleneck", "single"],
@@ -300,7 +387,13 @@ class TestDiagrams:
     def test_figure_4(self, block, errors):
         figure = figures.arrangements_figure(block)
         titles = [axes.get_title().replace("\n", " ") for axes in figure.axes]
-        names = ["original", "BN after addition", "ReLU before addition", "ReLU-only pre-activation", "full pre-activation"]
+        names = [
+            "original",
+            "BN after addition",
+            "ReLU before addition",
+            "ReLU-only pre-activation",
+            "full pre-activation",
+        ]
         names.append("BN-only pre-activation")
         assert titles == [f"{name} {error}" for name, error in zip(names, errors, strict=True)]
         png(figure)
@@ -308,7 +401,15 @@ class TestDiagrams:
     def test_figure_2(self):
         figure = figures.shortcuts_figure()
         titles = [axes.get_title().split("\n")[1] for axes in figure.axes]
-        assert titles == ["6.61 %", "12.35 %", "8.70 %", "6.91 %", "12.22 %", "fail (> 20 %)", "fail (> 20 %)"]
+        assert titles == [
+            "6.61 %",
+            "12.35 %",
+            "8.70 %",
+            "6.91 %",
+            "12.22 %",
+            "fail (> 20 %)",
+            "fail (> 20 %)",
+        ]
         png(figure)
 
     def test_errors(self):
@@ -333,7 +434,9 @@ class TestSpectra:
         assert (left.get_yscale(), right.get_xscale()) == ("log", "log")
         png(figure)
 
-    @pytest.mark.parametrize("spectra", [{}, {"zero": Spectrum(np.zeros(2), (2, 2), True)}], ids=["none", "zeros"])
+    @pytest.mark.parametrize(
+        "spectra", [{}, {"zero": Spectrum(np.zeros(2), (2, 2), True)}], ids=["none", "zeros"]
+    )
     def test_errors(self, spectra):
         with pytest.raises(ValueError, match="singular value above 0"):
             figures.singular_values(spectra)
@@ -342,7 +445,11 @@ class TestSpectra:
 class TestTraining:
     def test_curves(self):
         runs = {
-            "a": {"loss": [2.0, 1.0, 0.1], "accuracy": [0.1, 0.5, 1.0], "val_accuracy": [0.25, np.nan, 0.75]},
+            "a": {
+                "loss": [2.0, 1.0, 0.1],
+                "accuracy": [0.1, 0.5, 1.0],
+                "val_accuracy": [0.25, np.nan, 0.75],
+            },
             "b": {"loss": [2.0, 1.5], "accuracy": [0.1, 0.2], "val_accuracy": [0.5, 0.625]},
         }
         figure = figures.training_curves(runs, "validation")
@@ -360,7 +467,9 @@ class TestTraining:
         png(figure)
 
     def test_without_validation(self):
-        figure = figures.training_curves({"a": {"loss": [1.0, 0.5], "accuracy": [0.5, 0.9], "val_accuracy": [np.nan] * 2}})
+        figure = figures.training_curves(
+            {"a": {"loss": [1.0, 0.5], "accuracy": [0.5, 0.9], "val_accuracy": [np.nan] * 2}}
+        )
         assert figure.axes[1].get_ylabel() == "Training error (%)"
         png(figure)
 
@@ -389,31 +498,49 @@ class TestTraining:
         }
         figure = figures.training_health({name: np.array(values) for name, values in table.items()})
         panels = {title(axes): labelled(axes) for axes in figure.axes if axes.get_visible()}
-        names = {key: f"{row.figure[0].upper()}{row.figure[1:]}" for key, row in HEALTHY_RANGES.items()}
+        names = {
+            key: f"{row.figure[0].upper()}{row.figure[1:]}" for key, row in HEALTHY_RANGES.items()
+        }
         panels = {key: panels[name] for key, name in names.items() if name in panels}
         assert panels["gradient_norm"]["network"].tolist() == [1, 2]
         ratio = panels["gradient_weight_ratio"]
-        np.testing.assert_allclose([ratio["least"], ratio["median"], ratio["largest"]], [[0.1, 0.2], [1.05, 0.2], [2, 0.2]])
+        np.testing.assert_allclose(
+            [ratio["least"], ratio["median"], ratio["largest"]], [[0.1, 0.2], [1.05, 0.2], [2, 0.2]]
+        )
         np.testing.assert_allclose(panels["update_ratio"]["largest"], [0.05, 0.02])
         np.testing.assert_allclose(panels["activation_mean"]["median"], [-0.1, -20])
         assert len(panels) == 6
         png(figure)
 
     def test_health_of_a_real_run(self, tmp_path):
-        images, labels = np.random.default_rng(0).normal(size=(8, 8, 8, 1)).astype("float32"), np.arange(8)
+        images, labels = (
+            np.random.default_rng(0).normal(size=(8, 8, 8, 1)).astype("float32"),
+            np.arange(8),
+        )
         model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25)
-        model.compile(kp.optimizers.CoupledSGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        health = kp.health.TrainingHealth(interval=1, csv=tmp_path / "health.csv", report=lambda message: None)
+        model.compile(
+            kp.optimizers.CoupledSGD(0.01),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        health = kp.health.TrainingHealth(
+            interval=1, csv=tmp_path / "health.csv", report=lambda message: None
+        )
         model.fit(images, labels, batch_size=4, verbose=0, callbacks=[health])
-        names, *rows = [line.split(",") for line in (tmp_path / "health.csv").read_text().splitlines()]
+        names, *rows = [
+            line.split(",") for line in (tmp_path / "health.csv").read_text().splitlines()
+        ]
         columns = zip(*([float(cell or "nan") for cell in row] for row in rows), strict=True)
         figure = figures.training_health(dict(zip(names, columns, strict=True)))
         np.testing.assert_allclose(
-            labelled(figure.axes[0])["network"], [record.gradient_norm for record in health.history], rtol=1e-5
+            labelled(figure.axes[0])["network"],
+            [record.gradient_norm for record in health.history],
+            rtol=1e-5,
         )
         update = labelled(figure.axes[2])["largest"]
         kernels = [name.endswith("kernel") for name in health.weights]
-        np.testing.assert_allclose(update, [r.update_ratios[kernels].max() for r in health.history], rtol=1e-5)
+        np.testing.assert_allclose(
+            update, [r.update_ratios[kernels].max() for r in health.history], rtol=1e-5
+        )
         png(figure)
 
     def test_errors(self):
@@ -451,7 +578,9 @@ class TestEnsemble:
         assert [bar.get_height() for bar in bars] == shares.tolist()
         # within two deviations, 1.58 each, of 5: 2 to 8
         inside = sum([1, 10, 45, 120, 210, 252, 210, 120, 45, 10, 1][2:9]) / 1024
-        assert title(figure.axes[0]) == f"{100 * inside:.1f} % of the paths go through 2 to 8 branches"
+        assert (
+            title(figure.axes[0]) == f"{100 * inside:.1f} % of the paths go through 2 to 8 branches"
+        )
         png(figure)
 
     def test_errors(self):
@@ -463,9 +592,16 @@ class TestEnsemble:
 
 class TestIdentities:
     def test_gradient_split(self):
-        rows = np.array([[1e-7, np.nan, 2e-7], [1.0, np.nan, 3.0], [0.5, np.nan, 0.25], [1e-8, np.nan, 1e-7]])
+        rows = np.array(
+            [[1e-7, np.nan, 2e-7], [1.0, np.nan, 3.0], [0.5, np.nan, 0.25], [1e-8, np.nan, 1e-7]]
+        )
         figure = figures.gradient_split(IdentityCheck(UNITS, np.array([0, -1, 2]), *rows))
-        drawn = [line.get_ydata() for axes in figure.axes for line in axes.lines if len(line.get_xdata()) == 3]
+        drawn = [
+            line.get_ydata()
+            for axes in figure.axes
+            for line in axes.lines
+            if len(line.get_xdata()) == 3
+        ]
         np.testing.assert_array_equal(drawn, rows[[1, 2, 0, 3]])
         assert title(figure.axes[1]) == "Eq. 4 is off by 2.0e-07, Eq. 5 by 1.0e-07 at most"
         png(figure)
@@ -487,7 +623,9 @@ class TestMeanField:
 
     def diagram(self) -> PhaseDiagram:
         scale = np.array([[1.0, 2.0], [np.inf, 3.0], [4.0, 5.0]])
-        return PhaseDiagram(self.WEIGHTS, self.BIASES, np.ones((3, 2)), self.CHI, np.ones((3, 2)), scale)
+        return PhaseDiagram(
+            self.WEIGHTS, self.BIASES, np.ones((3, 2)), self.CHI, np.ones((3, 2)), scale
+        )
 
     def test_phases(self):
         figure = figures.phases(self.diagram(), {"net": (2.0, 0.0)})
@@ -507,7 +645,9 @@ class TestMeanField:
         png(figure)
 
     def test_correlation_maps(self):
-        """The closed form of ReLU: (sqrt(1 - c^2) + (pi - arccos c) c) / pi, arXiv 1606.05340's kernel of Cho and Saul."""
+        """The closed form of ReLU: (sqrt(1 - c^2) + (pi - arccos c) c) / pi, arXiv
+        1606.05340's kernel of Cho and Saul.
+        """
         figure = figures.correlation_maps({"He": MeanField("relu", 2.0)})
         line = next(line for line in figure.axes[0].lines if line.get_label() == "He")
         c = line.get_xdata()
@@ -516,7 +656,9 @@ class TestMeanField:
         png(figure)
 
     def test_errors(self):
-        single = PhaseDiagram(self.WEIGHTS[:1], self.BIASES, *(table[:1] for table in [np.ones((3, 2))] * 4))
+        single = PhaseDiagram(
+            self.WEIGHTS[:1], self.BIASES, *(table[:1] for table in [np.ones((3, 2))] * 4)
+        )
         for draw in (figures.phases, figures.depth_scales):
             with pytest.raises(ValueError, match="Received: 1 and 2"):
                 draw(single)
@@ -525,7 +667,10 @@ class TestMeanField:
 
 
 def test_every_axis_is_labelled():
-    drawn = [figures.gradient_norms({"a": signals()}), figures.path_length_shares(kp.analysis.path_lengths(3))]
+    drawn = [
+        figures.gradient_norms({"a": signals()}),
+        figures.path_length_shares(kp.analysis.path_lengths(3)),
+    ]
     drawn += [figures.training_curves({"a": {"loss": [1.0], "accuracy": [0.5]}})]
     for figure in drawn:
         for axes in figure.axes:
@@ -566,7 +711,9 @@ class TestNames:
         png(figure)
 
     def test_names_of_lines_that_end_together_are_moved_apart(self):
-        figure = figures.activation_norms({name: signals(x_norm=np.array([i, 5.0, 1, 3])) for i, name in enumerate("abc", 1)})
+        figure = figures.activation_norms(
+            {name: signals(x_norm=np.array([i, 5.0, 1, 3])) for i, name in enumerate("abc", 1)}
+        )
         assert not figure.legends
         assert len(names_at_ends(figure)) == 3
         png(figure)
@@ -598,7 +745,10 @@ class TestNames:
         np.testing.assert_allclose(*heights, rtol=0.1)
 
     def test_a_panel_without_room_is_named_by_the_other(self):
-        nets = {name: signals(i, dead=np.zeros(3), cut=np.full(3, i / 4)) for i, name in enumerate("abcd")}
+        nets = {
+            name: signals(i, dead=np.zeros(3), cut=np.full(3, i / 4))
+            for i, name in enumerate("abcd")
+        }
         figure = figures.truncation(nets)
         assert not figure.legends
         assert sorted(name for name, _ in names_at_ends(figure)) == ["a", "b", "c", "d"]
@@ -632,7 +782,9 @@ class TestNames:
 
 
 def test_no_global_state():
-    """What else draws in the same process is left alone: pyplot knows of no figure, and no setting has changed."""
+    """What else draws in the same process is left alone: pyplot knows of no figure, and
+    no setting has changed.
+    """
     import matplotlib
     from matplotlib import pyplot
 
@@ -643,10 +795,18 @@ def test_no_global_state():
     assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.parametrize("path", sorted(Path(figures.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(Path(figures.__file__).parent.glob("*.py")), ids=lambda path: path.stem
+)
 def test_matplotlib_is_imported_inside_functions(path):
-    outside = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = [alias.name for node in outside for alias in node.names] + [getattr(node, "module", "") for node in outside]
+    outside = [
+        node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    names = [alias.name for node in outside for alias in node.names] + [
+        getattr(node, "module", "") for node in outside
+    ]
     assert not any(name.startswith("matplotlib") for name in names)
     assert "pyplot" not in path.read_text()
 
@@ -659,11 +819,18 @@ def test_without_matplotlib(monkeypatch):
 
 
 def test_every_colour_is_known_on_dark_pages():
-    """A colour has a dark counterpart, or is drawn over a map that is the same on both pages."""
+    """A colour has a dark counterpart, or is drawn over a map that is the same on both
+    pages.
+    """
     path = figures.path_length_shares(kp.analysis.path_lengths(4))
     check = IdentityCheck(UNITS, np.arange(3), *np.ones((4, 3)))
     nets = {"a": signals(0), "b": signals(1)}
-    drawn = [path, figures.gradient_split(check), figures.truncation(nets), figures.shortcuts_figure()]
+    drawn = [
+        path,
+        figures.gradient_split(check),
+        figures.truncation(nets),
+        figures.shortcuts_figure(),
+    ]
     drawn += [figures.training_curves({"a": {"loss": [1.0, 0.5], "val_accuracy": [0.5, 0.75]}})]
     drawn += [figures.unit_diagram("post_norm", block=block) for block in ("attention", "swiglu")]
     for figure in drawn:

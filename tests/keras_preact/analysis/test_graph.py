@@ -1,4 +1,6 @@
-"""The graph of a model: it computes what the model does, and holds the residual units that are in it."""
+"""The graph of a model: it computes what the model does, and holds the residual units
+that are in it.
+"""
 
 import keras
 import numpy as np
@@ -18,7 +20,9 @@ def close(got, want):
 
 
 class Block(keras.Layer):
-    """A residual unit of a subclass: reshapes by the shape it sees, and drops in training."""
+    """A residual unit of a subclass: reshapes by the shape it sees, and drops in
+    training.
+    """
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -43,17 +47,34 @@ def blocks():
 MODELS = {
     "units": lambda: (kp.models.resnet_cifar(14, input_shape=(8, 8, 3)), IMAGES),
     "options": lambda: (
-        kp.models.resnet_cifar(8, input_shape=(8, 8, 3), downsampling="blur", squeeze_excitation=4, standardize_weights=True),
+        kp.models.resnet_cifar(
+            8,
+            input_shape=(8, 8, 3),
+            downsampling="blur",
+            squeeze_excitation=4,
+            standardize_weights=True,
+        ),
         IMAGES,
     ),
     "stacks": lambda: (
-        kp.models.resnet_cifar(20, input_shape=(8, 8, 3), stacked=True, shortcut="shortcut_only_gating"),
+        kp.models.resnet_cifar(
+            20, input_shape=(8, 8, 3), stacked=True, shortcut="shortcut_only_gating"
+        ),
         IMAGES,
     ),
-    "sequential": lambda: (keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten(), layers.Dense(3, "relu")]), IMAGES),
+    "sequential": lambda: (
+        keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten(), layers.Dense(3, "relu")]),
+        IMAGES,
+    ),
     "subclass": lambda: (blocks(), images(5, 2, 3)),
-    "nested": lambda: (keras.Sequential([keras.Input((2, 3)), blocks(), layers.Flatten()]), images(5, 2, 3)),
-    "transformer": lambda: (kp.models.pre_ln_transformer(2, width=8, input_shape=(8, 8, 3)), IMAGES),
+    "nested": lambda: (
+        keras.Sequential([keras.Input((2, 3)), blocks(), layers.Flatten()]),
+        images(5, 2, 3),
+    ),
+    "transformer": lambda: (
+        kp.models.pre_ln_transformer(2, width=8, input_shape=(8, 8, 3)),
+        IMAGES,
+    ),
 }
 
 
@@ -86,7 +107,9 @@ def test_training_is_that_of_the_graph(training, drops):
     model, x = MODELS["subclass"]()
     graph = Graph(model, x, training=training)
     assert sum(step.kind == "Dropout" for step in graph.steps) == drops
-    assert [unit.kwargs for unit in graph.steps if unit.kind == "Dropout"] == [{"training": True}] * drops
+    assert [unit.kwargs for unit in graph.steps if unit.kind == "Dropout"] == [
+        {"training": True}
+    ] * drops
 
 
 def test_units_of_a_network():
@@ -102,7 +125,14 @@ def test_units_of_a_network():
         assert graph.weights_of(addition.shortcut_steps) == 0
     # the raw x where the shape stays, the activated one where it changes
     totals = [addition.total for addition in graph.additions]
-    assert [addition.start in totals for addition in graph.additions] == [False, True, False, True, False, True]
+    assert [addition.start in totals for addition in graph.additions] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_opaque_layers_stay_one_step():
@@ -120,13 +150,18 @@ def test_opaque_layers_stay_one_step():
 
 
 def test_added():
-    model = keras.Sequential([keras.Input((3,)), layers.Dense(4, name="first"), layers.Dense(2, name="second")])
+    model = keras.Sequential(
+        [keras.Input((3,)), layers.Dense(4, name="first"), layers.Dense(2, name="second")]
+    )
     x, shift = images(5, 3), images(5, 4, seed=2)
     graph = Graph(model, x)
     [middle] = graph.steps[0].outputs
     kernel, bias = (ops.convert_to_numpy(weight) for weight in model.get_layer("second").weights)
     before = ops.convert_to_numpy(model.get_layer("first")(x))
-    close(graph.run(x, added={middle: ops.convert_to_tensor(shift)})[graph.outputs[0]], (before + shift) @ kernel + bias)
+    close(
+        graph.run(x, added={middle: ops.convert_to_tensor(shift)})[graph.outputs[0]],
+        (before + shift) @ kernel + bias,
+    )
 
 
 def test_dominators_are_those_of_the_definition():
@@ -188,5 +223,7 @@ def test_a_model_that_looks_at_values_cannot_be_traced():
         def call(self, x):
             return x if float(ops.sum(x)) > 0 else -x
 
-    with pytest.raises(ValueError, match=r"'looking' \(Looking\) cannot be traced: build it of Keras layers"):
+    with pytest.raises(
+        ValueError, match=r"'looking' \(Looking\) cannot be traced: build it of Keras layers"
+    ):
         Graph(Looking(name="looking"), images(2, 3))

@@ -9,7 +9,12 @@ import pytest
 import keras_preact as kp
 from tests import reference
 from tests.keras_preact import harness
-from tests.keras_preact.analysis.test_propagation import differences, first_input, network, numpy_units
+from tests.keras_preact.analysis.test_propagation import (
+    differences,
+    first_input,
+    network,
+    numpy_units,
+)
 
 CLEAN = ("relu_before_addition", "relu_only_preactivation", "full_preactivation")
 
@@ -30,7 +35,9 @@ def test_which_arrangements_are_clean(arrangement):
         assert check.gradient_error[~changes].min() > 0.05
 
 
-@pytest.mark.parametrize("shortcut", ["constant_scaling", "shortcut_only_gating", "conv1x1", "none"])
+@pytest.mark.parametrize(
+    "shortcut", ["constant_scaling", "shortcut_only_gating", "conv1x1", "none"]
+)
 def test_other_shortcuts_are_not(shortcut):
     model = network(14, arrangement="full_preactivation", shortcut=shortcut)
     check = kp.analysis.check_identities(model, harness.images(3, 8, 8, 2))
@@ -68,14 +75,17 @@ def test_scaled_shortcuts_attenuate(factor, stacked):
     # stages of 4 units; the first of the second and third changes the shape
     left = np.array([4, 3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0])
     np.testing.assert_allclose(path.gain, factor**left, rtol=1e-5)
-    np.testing.assert_allclose(path.gain, [kp.analysis.expected_gain(shortcut, int(n)) for n in left], rtol=1e-5)
+    np.testing.assert_allclose(
+        path.gain, [kp.analysis.expected_gain(shortcut, int(n)) for n in left], rtol=1e-5
+    )
     np.testing.assert_array_equal(path.survival, 1.0)
 
 
 def test_dropout_shortcuts_let_few_entries_through():
     rate = 0.3
     shortcut = kp.shortcuts.Dropout(rate)
-    # nothing stands behind the last addition, and the loss is a sum: the gradient at x_L is 1 everywhere
+    # nothing stands behind the last addition, and the loss is a sum: the gradient at x_L is 1
+    # everywhere
     options = {"arrangement": "relu_before_addition", "include_top": False}
     model = kp.models.dense_resnet(14, width=64, input_shape=(5,), shortcut=shortcut, **options)
     images = harness.images(400, 5)
@@ -95,7 +105,8 @@ def test_the_relu_after_the_addition_blocks_entries():
     images = harness.images(3, 8, 8, 2)
     path = kp.analysis.direct_path(model, images, training=False)
     last = keras.ops.convert_to_numpy(keras.Model(model.input, model.unit_outputs[-1])(images))
-    # behind the last unit there is only the pooling: all entries of the gradient arrive there, and one ReLU is on the way
+    # behind the last unit there is only the pooling: all entries of the gradient arrive there, and
+    # one ReLU is on the way
     assert path.survival[5] == pytest.approx((last > 0).mean())
     assert path.survival[[2, 4, 6]].tolist() == [1, 1, 1]
     assert (path.gain <= 1 + 1e-6).all()
@@ -111,8 +122,18 @@ def test_gates_and_no_shortcut():
     assert kp.analysis.expected_gain("none", 1) == 0
     assert kp.analysis.expected_gain("identity", 1000) == 1
     plain = network(14, shortcut="none")
-    assert kp.analysis.direct_path(plain, harness.images(2, 8, 8, 2)).gain.tolist() == [0, 0, 1, 0, 1, 0, 1]
+    assert kp.analysis.direct_path(plain, harness.images(2, 8, 8, 2)).gain.tolist() == [
+        0,
+        0,
+        1,
+        0,
+        1,
+        0,
+        1,
+    ]
 
 
 def test_gain_of_a_weight_is_not_known():
-    assert "depends on its weights" in harness.error_of(lambda: kp.analysis.expected_gain("conv1x1", 2))
+    assert "depends on its weights" in harness.error_of(
+        lambda: kp.analysis.expected_gain("conv1x1", 2)
+    )

@@ -1,4 +1,6 @@
-"""Jacobians and their singular values: linear maps, the NumPy unit, products of units, the methods against one another."""
+"""Jacobians and their singular values: linear maps, the NumPy unit, products of units,
+the methods against one another.
+"""
 
 import keras
 import numpy as np
@@ -86,17 +88,26 @@ def test_iterative_methods_do_not_form_the_jacobian():
     factors = np.ones((1, 50_000), "float32")
     factors[0, [7, 70, 700]] = 9.0, 5.0, 3.0
     for method in (*ITERATIVE, "auto"):
-        found = jacobians.spectrum(lambda x: x * ops.convert_to_tensor(factors), np.ones_like(factors), k=3, method=method)
+        found = jacobians.spectrum(
+            lambda x: x * ops.convert_to_tensor(factors), np.ones_like(factors), k=3, method=method
+        )
         assert (found.shape, found.exact) == ((50_000, 50_000), False)
         harness.close(found.values, np.array([9.0, 5.0, 3.0]), 1e-4)
 
 
 @pytest.mark.parametrize("strides", [1, 2])
 def test_convolution_as_a_matrix(strides):
-    """Each entry of the matrix is an element of the kernel, at the offset between two pixels."""
+    """Each entry of the matrix is an element of the kernel, at the offset between two
+    pixels.
+    """
     size, inputs, outputs = 5, 2, 3
     unit = kp.ResidualUnit(
-        outputs, block="single", shortcut="none", strides=strides, normalization="none", activation="linear"
+        outputs,
+        block="single",
+        shortcut="none",
+        strides=strides,
+        normalization="none",
+        activation="linear",
     )
     x = harness.images(1, size, size, inputs)
     unit.build(x.shape)
@@ -119,7 +130,9 @@ def test_convolution_as_a_matrix(strides):
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("arrangement", ["full_preactivation", "original"])
 def test_a_unit_is_the_identity_and_its_branch(arrangement, training):
-    """J = D (I + J_F) with J_F by central differences of the NumPy branch, D the derivative of f (Sec. 2 of the paper)."""
+    """J = D (I + J_F) with J_F by central differences of the NumPy branch, D the
+    derivative of f (Sec. 2 of the paper).
+    """
     x = harness.images(2, 3, 3, 2)
     options = {"arrangement": arrangement, "activation": "tanh"}
     unit = harness.unit_on(x, 2, **options)
@@ -150,7 +163,9 @@ def network(stacked=False, **options):
 
 
 def test_product_rule():
-    """The Jacobian of a whole is the product of those of its parts, each where the one before ends."""
+    """The Jacobian of a whole is the product of those of its parts, each where the one
+    before ends.
+    """
     model, images = network(), harness.images(1, 4, 4, 1)
     x = jacobians.between(model, None, 0)(images)
     product = np.eye(4 * 4 * 2)
@@ -166,7 +181,9 @@ def test_product_rule():
 
 def test_between_is_what_the_network_computes():
     model, images = network(), harness.images(2, 4, 4, 1)
-    exact = reference.Network(harness.weights(model), [(2, 4, 1), (3, 1, 2)], "3x3", "single", {"activation": "tanh"})
+    exact = reference.Network(
+        harness.weights(model), [(2, 4, 1), (3, 1, 2)], "3x3", "single", {"activation": "tanh"}
+    )
     exact(images)
     outputs = [exact.first_input, *exact.outputs]
     for last, x in enumerate(outputs):
@@ -178,13 +195,17 @@ def test_between_is_what_the_network_computes():
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_stacked_as_single_units(training):
-    """Whole stacks, parts of stacks and both, and the network's variables stay as they are."""
+    """Whole stacks, parts of stacks and both, and the network's variables stay as they
+    are.
+    """
     single = network()
     stacked = kp.models.stack(single)
     before = harness.weights(stacked)
     for first, last in [(0, 5), (2, 5)]:
         x = ops.convert_to_numpy(jacobians.between(single, None, first)(harness.images(2, 4, 4, 1)))
-        maps = [jacobians.between(model, first, last, training=training) for model in (single, stacked)]
+        maps = [
+            jacobians.between(model, first, last, training=training) for model in (single, stacked)
+        ]
         want, got = (jacobians.jacobian(map_, x) for map_ in maps)
         assert np.abs(want).max() > 0.1
         harness.close(got, want, 1e-4)
@@ -193,7 +214,9 @@ def test_stacked_as_single_units(training):
 
 
 def test_batch_statistics_couple_examples():
-    """At inference the Jacobian of a batch has a block for each example, and nothing elsewhere."""
+    """At inference the Jacobian of a batch has a block for each example, and nothing
+    elsewhere.
+    """
     x = harness.images(3, 2, 2, 2)
     unit = harness.unit_on(x, 2)
     blocks = jacobians.jacobian(unit, x).reshape(3, 8, 3, 8)
@@ -218,14 +241,18 @@ def test_methods_agree_on_a_network():
 def test_seeds_repeat(method):
     matrix = matrix_of(0.9 ** np.arange(40), 40, 40)
     found = [
-        jacobians.spectrum(linear(matrix), np.ones((1, 40), "float32"), k=2, method=method, seed=seed).values.tolist()
+        jacobians.spectrum(
+            linear(matrix), np.ones((1, 40), "float32"), k=2, method=method, seed=seed
+        ).values.tolist()
         for seed in (1, 1, 2)
     ]
     assert found[0] == found[1] != found[2]
 
 
 def test_orthogonal_vanilla_network_is_an_isometry():
-    """Without a nonlinearity, all singular values of a delta-orthogonal CNN are gain ** layers (arXiv 1806.05393)."""
+    """Without a nonlinearity, all singular values of a delta-orthogonal CNN are gain **
+    layers (arXiv 1806.05393).
+    """
     gain, layers = 1.05, 20
     initializer = kp.initializers.DeltaOrthogonal(gain, seed=1)
     options = {"activation": "linear", "kernel_initializer": initializer, "input_shape": (5, 5, 1)}
@@ -237,7 +264,9 @@ def test_orthogonal_vanilla_network_is_an_isometry():
 
 
 def test_conditioning_at_depth():
-    """12 layers: isometric with orthogonal weights, worse with shortcuts and Gaussian ones, far worse without."""
+    """12 layers: isometric with orthogonal weights, worse with shortcuts and Gaussian
+    ones, far worse without.
+    """
     depth, width = 12, 16
     x = harness.images(1, width)
 
@@ -273,13 +302,17 @@ def test_conditioning_at_depth():
 
 
 def test_singular_jacobian():
-    """ReLU in front of which nothing is positive: J = 0 in its rows, and the condition number infinite."""
+    """ReLU in front of which nothing is positive: J = 0 in its rows, and the condition
+    number infinite.
+    """
     found = jacobians.spectrum(ops.relu, np.array([[1.0, -1.0, 2.0]], "float32"))
     assert found.values.tolist() == [1.0, 1.0, 0.0]
     assert found.condition_number == float("inf")
     assert found.mean_square == pytest.approx(2 / 3)
     assert found.isometry_distance == pytest.approx((1 / 3) ** 0.5)
-    assert jacobians.spectrum(lambda x: 0.0 * x, np.ones((1, 3), "float32")).condition_number == float("inf")
+    assert jacobians.spectrum(
+        lambda x: 0.0 * x, np.ones((1, 3), "float32")
+    ).condition_number == float("inf")
 
 
 def double(x):
@@ -301,7 +334,10 @@ FLOATS = np.ones((1, 3), "float32")
         (lambda: jacobians.spectrum(double, FLOATS, k=4), ["(3, 3)", "k=4"]),
         (lambda: jacobians.spectrum(double, FLOATS, k=0), ["positive integer", "k=0"]),
         (lambda: jacobians.spectrum(double, FLOATS, method="svd"), ["'lanczos'", "method='svd'"]),
-        (lambda: jacobians.spectrum(double, FLOATS, k=2).condition_number, ["condition_number", "2 largest of 3"]),
+        (
+            lambda: jacobians.spectrum(double, FLOATS, k=2).condition_number,
+            ["condition_number", "2 largest of 3"],
+        ),
         (lambda: jacobians.spectrum(double, FLOATS, k=2).mean_square, ["mean_square"]),
         (lambda: jacobians.spectrum(double, FLOATS, k=2).isometry_distance, ["isometry_distance"]),
         (lambda: jacobians.between(network(), 3, 8), ["0 to 5", "last=8"]),
@@ -343,4 +379,6 @@ def test_random_functions_are_refused():
         return x * len(calls)
 
     if keras.backend.backend() != "jax":  # which traces it once, and draws once
-        assert "same for the same x" in harness.error_of(lambda: jacobians.jacobian(function, FLOATS))
+        assert "same for the same x" in harness.error_of(
+            lambda: jacobians.jacobian(function, FLOATS)
+        )

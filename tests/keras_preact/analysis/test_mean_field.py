@@ -1,4 +1,6 @@
-"""Mean-field theory against closed forms, the published constants, itself, and wide networks."""
+"""Mean-field theory against closed forms, the published constants, itself, and wide
+networks.
+"""
 
 import math
 
@@ -27,13 +29,17 @@ def pair(activation, c, q):
 def relu_pair(c, q):
     """The arc-cosine kernels of orders 1 and 0 (arXiv 1606.05340; Cho and Saul, 2009)."""
     angle = math.acos(c)
-    return q * (math.sqrt(1 - c**2) + c * (math.pi - angle)) / (2 * math.pi), (math.pi - angle) / (2 * math.pi)
+    return q * (math.sqrt(1 - c**2) + c * (math.pi - angle)) / (2 * math.pi), (math.pi - angle) / (
+        2 * math.pi
+    )
 
 
 def erf_pair(c, q):
     """The arcsine kernel (Williams, 1997), and its derivative by the covariance."""
     ratio = 2 * c * q / (1 + 2 * q)
-    return 2 / math.pi * math.asin(ratio), 4 / math.pi / math.sqrt((1 + 2 * q) ** 2 - (2 * c * q) ** 2)
+    return 2 / math.pi * math.asin(ratio), 4 / math.pi / math.sqrt(
+        (1 + 2 * q) ** 2 - (2 * c * q) ** 2
+    )
 
 
 def linear_pair(c, q):
@@ -52,13 +58,19 @@ def test_closed_forms(name, q):
     np.testing.assert_allclose(field.chi(q), 1.3 * derivative, rtol=1e-10)
     for c in CORRELATIONS:
         product, derivative = CLOSED_FORMS[name](c, q)
-        np.testing.assert_allclose(field.c_map(c, q), (1.3 * product + 0.2) / field.q_map(q), rtol=1e-8, atol=1e-10)
-        np.testing.assert_allclose(field.slope(c, q), 1.3 * derivative * q / field.q_map(q), rtol=1e-6, atol=1e-10)
+        np.testing.assert_allclose(
+            field.c_map(c, q), (1.3 * product + 0.2) / field.q_map(q), rtol=1e-8, atol=1e-10
+        )
+        np.testing.assert_allclose(
+            field.slope(c, q), 1.3 * derivative * q / field.q_map(q), rtol=1e-6, atol=1e-10
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_integrals_against_a_fine_grid(name):
-    """A midpoint sum over 8 standard deviations; hard_silu's derivative jumps somewhere between two of its points."""
+    """A midpoint sum over 8 standard deviations; hard_silu's derivative jumps somewhere
+    between two of its points.
+    """
     phi = mean_field.ACTIVATIONS[name]
     z = (np.arange(-4000, 4000) + 0.5) / 500
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) / 500
@@ -70,21 +82,31 @@ def test_integrals_against_a_fine_grid(name):
         pairs = density[::8, None] * density[::8] * 64
         v = math.sqrt(q) * (0.6 * z[::8, None] + 0.8 * z[::8])
         np.testing.assert_allclose(
-            field.c_map(0.6, q) * field.q_map(q), (pairs * phi.function(u[::8, None]) * phi.function(v)).sum(), rtol=1e-3
+            field.c_map(0.6, q) * field.q_map(q),
+            (pairs * phi.function(u[::8, None]) * phi.function(v)).sum(),
+            rtol=1e-3,
         )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_derivatives_are_those_of_the_functions(name):
-    """Those of the table by differences away from the kinks, those of Keras by value, and of a plain function by itself."""
+    """Those of the table by differences away from the kinks, those of Keras by value,
+    and of a plain function by itself.
+    """
     phi = mean_field.ACTIVATIONS[name]
     x = np.linspace(-6, 6, 1201) + 0.0031
-    np.testing.assert_allclose(phi.derivative(x), (phi.function(x + 1e-6) - phi.function(x - 1e-6)) / 2e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        phi.derivative(x), (phi.function(x + 1e-6) - phi.function(x - 1e-6)) / 2e-6, atol=1e-6
+    )
     if name != "erf":
         keras_function = {"gelu": lambda x: keras.activations.gelu(x, approximate=False)}.get(
             name, keras.activations.get(name)
         )
-        harness.close(ops.convert_to_numpy(keras_function(ops.convert_to_tensor(x, "float32"))), phi.function(x), 1e-4)
+        harness.close(
+            ops.convert_to_numpy(keras_function(ops.convert_to_tensor(x, "float32"))),
+            phi.function(x),
+            1e-4,
+        )
     named, own = MeanField(name, 1.5, 0.1), MeanField(phi.function, 1.5, 0.1)
     assert named.q_map(2.0) == own.q_map(2.0)
     np.testing.assert_allclose(named.chi(2.0), own.chi(2.0), rtol=1e-6)
@@ -100,15 +122,22 @@ def test_slope_is_the_derivative_of_the_map(name):
 
 
 def test_critical_constants():
-    """tanh: 1 without biases (arXiv 1606.05340); near (1.05, 2.01e-5) with (arXiv 1806.05393); ReLU: He's 2."""
+    """tanh: 1 without biases (arXiv 1606.05340); near (1.05, 2.01e-5) with (arXiv
+    1806.05393); ReLU: He's 2.
+    """
     np.testing.assert_allclose(mean_field.critical_weight_variance("tanh"), 1.0, atol=1e-5)
     np.testing.assert_allclose(mean_field.critical_weight_variance("relu"), 2.0, atol=1e-9)
     np.testing.assert_allclose(mean_field.critical_weight_variance("linear"), 1.0, atol=1e-9)
     np.testing.assert_allclose(mean_field.critical_weight_variance("erf"), math.pi / 4, atol=1e-5)
-    np.testing.assert_allclose(mean_field.critical_weight_variance("tanh", 2.01e-5), 1.05, atol=5e-3)
-    published = MeanField("tanh", kp.models.vanilla.WEIGHT_VARIANCE, kp.models.vanilla.BIAS_VARIANCE)
+    np.testing.assert_allclose(
+        mean_field.critical_weight_variance("tanh", 2.01e-5), 1.05, atol=5e-3
+    )
+    published = MeanField(
+        "tanh", kp.models.vanilla.WEIGHT_VARIANCE, kp.models.vanilla.BIAS_VARIANCE
+    )
     assert abs(published.chi(published.q_star) - 1) < 3e-3
-    # near 0 on the critical line of tanh: sigma_b^2 = 4/3 q^3 + O(q^4), sigma_w^2 = 1 + 2 q + O(q^2)
+    # near 0 on the critical line of tanh: sigma_b^2 = 4/3 q^3 + O(q^4), sigma_w^2 = 1 + 2 q +
+    # O(q^2)
     weight_variance = mean_field.critical_weight_variance("tanh", 1e-9)
     q = (3e-9 / 4) ** (1 / 3)
     np.testing.assert_allclose(weight_variance - 1, 2 * q, rtol=2e-2)
@@ -129,23 +158,38 @@ def test_critical_constants():
         (MeanField("relu", 1.5, 0.2, weights=2), 0.8, "ordered"),
     ],
     ids=lambda value: (
-        harness.label(value) if not isinstance(value, MeanField) else f"{value.activation}-{value.weight_variance}"
+        harness.label(value)
+        if not isinstance(value, MeanField)
+        else f"{value.activation}-{value.weight_variance}"
     ),
 )
 def test_fixed_points_and_phases(field, q_star, phase):
     np.testing.assert_allclose(field.q_star, q_star, rtol=1e-4, atol=1e-9)
     assert field.phase == phase
     if field.activation == "erf":
-        np.testing.assert_allclose(2 / math.pi * math.asin(2 * field.q_star / (1 + 2 * field.q_star)), field.q_star, rtol=1e-9)
+        np.testing.assert_allclose(
+            2 / math.pi * math.asin(2 * field.q_star / (1 + 2 * field.q_star)),
+            field.q_star,
+            rtol=1e-9,
+        )
 
 
 @pytest.mark.parametrize("weights", [1, 2])
 @pytest.mark.parametrize(
     ("name", "weight_variance", "bias_variance"),
-    [("tanh", 0.7, 0.1), ("tanh", 1.8, 0.1), ("tanh", 3.0, 0.0), ("erf", 1.5, 0.2), ("relu", 1.2, 0.3), ("gelu", 1.0, 0.1)],
+    [
+        ("tanh", 0.7, 0.1),
+        ("tanh", 1.8, 0.1),
+        ("tanh", 3.0, 0.0),
+        ("erf", 1.5, 0.2),
+        ("relu", 1.2, 0.3),
+        ("gelu", 1.0, 0.1),
+    ],
 )
 def test_depth_scales_are_those_of_the_decay(name, weight_variance, bias_variance, weights):
-    """At depth, distances from the fixed points fall by `exp(-1 / xi)` from a unit to the next."""
+    """At depth, distances from the fixed points fall by `exp(-1 / xi)` from a unit to
+    the next.
+    """
     field = MeanField(name, weight_variance, bias_variance, weights=weights)
     q, c = field.q_star, field.c_star
     np.testing.assert_allclose(field.q_map(q), q, rtol=1e-9)
@@ -169,7 +213,9 @@ def test_depth_scale_diverges_at_criticality():
 
 
 def test_residual_relu_grows_as_a_power():
-    """F alone has chi 1 (He): lengths and gradients double in each unit, or grow by e over all with DepthScaledHe's factor."""
+    """F alone has chi 1 (He): lengths and gradients double in each unit, or grow by e
+    over all with DepthScaledHe's factor.
+    """
     field = MeanField("relu", 2.0, shortcut="identity")
     np.testing.assert_allclose(field.lengths(0.5, 10), 0.5 * 2.0 ** np.arange(11), rtol=1e-9)
     np.testing.assert_allclose(field.gradients(0.5, 10), 2.0 ** np.arange(10, -1, -1), rtol=1e-9)
@@ -180,12 +226,15 @@ def test_residual_relu_grows_as_a_power():
 
 
 def test_residual_tanh_is_between_powers_and_exponentials():
-    """q_l grows linearly, and the logarithm of the gradients as a root of depth (arXiv 1712.08969, Sec. 5)."""
+    """q_l grows linearly, and the logarithm of the gradients as a root of depth (arXiv
+    1712.08969, Sec. 5).
+    """
     field = MeanField("tanh", 1.0, shortcut="identity")
     depth = 4000
     lengths = field.lengths(1.0, depth)
     np.testing.assert_allclose((lengths[depth] - lengths[depth // 2]) / (depth / 2), 1.0, rtol=0.05)
-    # chi = 1 + E sech^4, which is 4/3 / sqrt(2 pi q) for long arguments: the integral of the density's peak
+    # chi = 1 + E sech^4, which is 4/3 / sqrt(2 pi q) for long arguments: the integral of the
+    # density's peak
     np.testing.assert_allclose(field.chi(1e6) - 1, 4 / 3 / math.sqrt(2 * math.pi * 1e6), rtol=1e-4)
     logarithm = np.log(field.gradients(1.0, depth))
     growth = (logarithm[0] - logarithm[depth]) / (logarithm[0] - logarithm[depth // 4])
@@ -194,20 +243,33 @@ def test_residual_tanh_is_between_powers_and_exponentials():
 
 @pytest.mark.parametrize("weights", [1, 2])
 def test_batch_normalisation_in_closed_form(weights):
-    """ReLU: E phi'^2 = 1/2 and Var phi = 1/2 - 1 / 2 pi; q_l = q_0 + l V, and gradients are a quotient of Gamma functions."""
+    """ReLU: E phi'^2 = 1/2 and Var phi = 1/2 - 1 / 2 pi; q_l = q_0 + l V, and gradients
+    are a quotient of Gamma functions.
+    """
     growth = (math.pi / (math.pi - 1)) ** weights
     variance = 2 * (0.5 - 0.5 / math.pi)
     field = MeanField("relu", 2.0, 0.7, shortcut="identity", normalization="batch", weights=weights)
     np.testing.assert_allclose(field.lengths(1.0, 20), 1.0 + variance * np.arange(21), rtol=1e-10)
     start, depth = 1 / variance, 60
 
-    def log_of_product(i):  # product of (j + start + growth) / (j + start) over j from i to the depth
+    def log_of_product(
+        i,
+    ):  # product of (j + start + growth) / (j + start) over j from i to the depth
         terms = (depth + start + growth, i + start, depth + start, i + start + growth)
-        return sum(sign * math.lgamma(term) for sign, term in zip((1, 1, -1, -1), terms, strict=True))
+        return sum(
+            sign * math.lgamma(term) for sign, term in zip((1, 1, -1, -1), terms, strict=True)
+        )
 
     want = [math.exp(log_of_product(i)) for i in range(depth + 1)]
     np.testing.assert_allclose(field.gradients(1.0, depth), want, rtol=1e-9)
-    scaled = MeanField("relu", 2.0, shortcut="identity", normalization="batch", weights=weights, branch_factor=1 / depth)
+    scaled = MeanField(
+        "relu",
+        2.0,
+        shortcut="identity",
+        normalization="batch",
+        weights=weights,
+        branch_factor=1 / depth,
+    )
     assert scaled.gradients(1.0, depth)[0] < math.exp(growth * variance) < want[0]
 
 
@@ -221,7 +283,9 @@ def test_phase_diagram():
             assert diagram.q_star[i, j] == field.q_star
             assert diagram.c_star[i, j] == field.c_star
             assert diagram.xi_c[i, j] == field.xi_c
-            assert (diagram.chi[i, j] > 1) == (weight_variance > mean_field.critical_weight_variance("tanh", bias_variance))
+            assert (diagram.chi[i, j] > 1) == (
+                weight_variance > mean_field.critical_weight_variance("tanh", bias_variance)
+            )
     assert diagram.phase.tolist() == [["ordered"] * 2, ["chaotic", "ordered"], ["chaotic"] * 2]
     beyond = mean_field.phase_diagram("relu", [3.0], [0.1])
     assert beyond.q_star[0, 0] == math.inf
@@ -233,11 +297,15 @@ WIDTH, BATCH, DEPTH, SEEDS = 400, 256, 6, 3
 
 
 def measure(activation, weight_variance, bias_variance, shortcut, normalization, branch_factor):
-    """Lengths, correlations of two halves of a batch, and squared gradient norms at x_0 ... x_L, means over networks."""
+    """Lengths, correlations of two halves of a batch, and squared gradient norms at x_0
+    ... x_L, means over networks.
+    """
     found = []
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
-        initializer = keras.initializers.RandomNormal(stddev=(weight_variance / WIDTH) ** 0.5, seed=seed)
+        initializer = keras.initializers.RandomNormal(
+            stddev=(weight_variance / WIDTH) ** 0.5, seed=seed
+        )
         units = []
         for i in range(DEPTH):
             unit = kp.ResidualUnit(
@@ -248,7 +316,9 @@ def measure(activation, weight_variance, bias_variance, shortcut, normalization,
                 activation=activation,
                 use_bias=True,
                 kernel_initializer=initializer,
-                bias_initializer=keras.initializers.RandomNormal(stddev=bias_variance**0.5, seed=seed),
+                bias_initializer=keras.initializers.RandomNormal(
+                    stddev=bias_variance**0.5, seed=seed
+                ),
             ).at(f"unit{i}")
             unit.build((None, WIDTH))
             for path, weight in zip(harness.paths(unit), unit.weights, strict=True):
@@ -270,7 +340,11 @@ def measure(activation, weight_variance, bias_variance, shortcut, normalization,
         norms = [float(ops.sum(gradient**2)) for gradient in reversed(gradients)]
         lengths = outputs.var(1).mean(-1) if normalization == "batch" else (outputs**2).mean((1, 2))
         first, second = outputs[:, : BATCH // 2], outputs[:, BATCH // 2 :]
-        cosines = (first * second).sum(-1) / np.linalg.norm(first, axis=-1) / np.linalg.norm(second, axis=-1)
+        cosines = (
+            (first * second).sum(-1)
+            / np.linalg.norm(first, axis=-1)
+            / np.linalg.norm(second, axis=-1)
+        )
         found.append([lengths, cosines.mean(-1), np.array(norms) / norms[-1]])
     return np.mean(found, axis=0)
 
@@ -292,10 +366,12 @@ def measure(activation, weight_variance, bias_variance, shortcut, normalization,
 def test_wide_networks(settings, tolerance):
     """Units of two dense layers, within three standard deviations.
 
-    The squared norm of a wide layer's output scatters by `sqrt(a / width)` of itself, where `1 + a` is the kurtosis of phi: by
-    sqrt(5 / 400) for ReLU, about sqrt(0.5 / 400) for tanh. Over 12 plain layers and 3 networks that is 0.07 for tanh; with a
-    shortcut that keeps half of the length, half of it a unit, 0.11 for ReLU. Batch normalisation takes a layer's scatter away
-    again, and adds what is of the order of 1 / batch.
+    The squared norm of a wide layer's output scatters by `sqrt(a / width)` of itself,
+    where `1 + a` is the kurtosis of phi: by sqrt(5 / 400) for ReLU, about sqrt(0.5 /
+    400) for tanh. Over 12 plain layers and 3 networks that is 0.07 for tanh; with a
+    shortcut that keeps half of the length, half of it a unit, 0.11 for ReLU. Batch
+    normalisation takes a layer's scatter away again, and adds what is of the order of 1
+    / batch.
     """
     field = MeanField(*settings[:5], weights=2, branch_factor=settings[5])
     lengths, cosines, norms = measure(*settings)
@@ -320,8 +396,14 @@ def test_wide_networks(settings, tolerance):
         (lambda: MeanField("tanh").lengths(1.0, 0), ["depth=0"]),
         (lambda: MeanField("tanh", shortcut="identity").phase, ["`phase`", "shortcut='identity'"]),
         (lambda: MeanField("tanh", shortcut="identity").xi_c, ["`c_star`", "without shortcut"]),
-        (lambda: MeanField("tanh", normalization="batch").c_map(0.5, 1.0), ["`c_map`", "normalization='batch'"]),
-        (lambda: mean_field.critical_weight_variance(np.zeros_like), ["No weight variance", "bias_variance=0.0"]),
+        (
+            lambda: MeanField("tanh", normalization="batch").c_map(0.5, 1.0),
+            ["`c_map`", "normalization='batch'"],
+        ),
+        (
+            lambda: mean_field.critical_weight_variance(np.zeros_like),
+            ["No weight variance", "bias_variance=0.0"],
+        ),
     ],
     ids=[
         "activation",
@@ -347,7 +429,9 @@ def test_errors(call, words):
 
 @pytest.mark.parametrize("weight_variance", [0.5, 1.0, 1.9])
 def test_relu_without_bias_below_criticality(weight_variance):
-    """Lengths fall to 0, where the activation's slope is not defined: chi is that of every positive length."""
+    """Lengths fall to 0, where the activation's slope is not defined: chi is that of
+    every positive length.
+    """
     field = mean_field.MeanField("relu", weight_variance)
     assert field.q_star == 0
     assert field.phase == "ordered"

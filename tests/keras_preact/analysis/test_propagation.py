@@ -1,4 +1,6 @@
-"""Signal propagation against NumPy: every figure of every unit, gradients by finite differences, any model's graph."""
+"""Signal propagation against NumPy: every figure of every unit, gradients by finite
+differences, any model's graph.
+"""
 
 import json
 
@@ -26,7 +28,10 @@ def network(depth=8, **options):
 
 def numpy_units(model, **options):
     """The network's units in NumPy, float64; `options` are those of the builder."""
-    units = [harness.reference_of(unit, block=unit.block, strides=unit.strides, **options) for unit in model.units]
+    units = [
+        harness.reference_of(unit, block=unit.block, strides=unit.strides, **options)
+        for unit in model.units
+    ]
     units[0].activated_input = True
     for unit in units:
         unit.shape_shortcut = model.units[0].shape_shortcut
@@ -34,7 +39,9 @@ def numpy_units(model, **options):
 
 
 def first_input(model, x):
-    return keras.ops.convert_to_numpy(keras.Model(model.input, model._parts.first_input)(x)).astype("float64")
+    return keras.ops.convert_to_numpy(keras.Model(model.input, model._parts.first_input)(x)).astype(
+        "float64"
+    )
 
 
 def norm(x):
@@ -61,7 +68,9 @@ def test_figures(arrangement, shortcut):
     for unit in numpy_units(model, arrangement=arrangement, shortcut=shortcut):
         start, branch = unit.paths(x)
         # linear in F once x is given: with F = 0 the sum is h(x)
-        through = unit.add(start, np.zeros_like(branch)) if shortcut != "none" else np.zeros_like(branch)
+        through = (
+            unit.add(start, np.zeros_like(branch)) if shortcut != "none" else np.zeros_like(branch)
+        )
         total = unit.add(start, branch)
         before, after = reference.FIG_4[arrangement][2].split("+")
         first = before.split("|")[0] if "|" in before and not unit.activated_input else ""
@@ -77,7 +86,9 @@ def test_figures(arrangement, shortcut):
     for name, values in wanted.items():
         harness.close(getattr(signals, name), np.array(values), 1e-4, name)
     assert signals.units == tuple(unit.name for unit in model.units)
-    assert (signals.cut[:-1] > 0.1).all() == (arrangement in ("original", "bn_after_addition", "bn_only_preactivation"))
+    assert (signals.cut[:-1] > 0.1).all() == (
+        arrangement in ("original", "bn_after_addition", "bn_only_preactivation")
+    )
 
 
 def test_dead_channels():
@@ -138,11 +149,19 @@ def test_gradients(arrangement):
 
     want = np.linalg.norm(differences(loss_of, units[1].weights["branch/norm_1/gamma"]))
     assert signals.weight_gradients["branch/norm_1/gamma"][1] == pytest.approx(want, rel=1e-3)
-    has_none = [np.isnan(norms) for name, norms in signals.weight_gradients.items() if name == "branch/norm_0/gamma"]
-    assert [row.tolist() for row in has_none] == ([[True, False, False]] if arrangement == "full_preactivation" else [])
+    has_none = [
+        np.isnan(norms)
+        for name, norms in signals.weight_gradients.items()
+        if name == "branch/norm_0/gamma"
+    ]
+    assert [row.tolist() for row in has_none] == (
+        [[True, False, False]] if arrangement == "full_preactivation" else []
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"arrangement": "original", "remat": 2}], ids=harness.label)
+@pytest.mark.parametrize(
+    "options", [{}, {"arrangement": "original", "remat": 2}], ids=harness.label
+)
 def test_stacks_are_seen_unit_by_unit(options):
     stacked = network(14, stacked=True, **options)
     images, labels = harness.images(4, 8, 8, 2), np.arange(4)
@@ -153,7 +172,9 @@ def test_stacks_are_seen_unit_by_unit(options):
         harness.close(getattr(got, name), getattr(want, name), 2e-4, name)
     assert got.weight_gradients.keys() == want.weight_gradients.keys()
     for name, norms in got.weight_gradients.items():
-        np.testing.assert_allclose(norms, want.weight_gradients[name], rtol=5e-3, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            norms, want.weight_gradients[name], rtol=5e-3, atol=1e-5, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("analysis", ["propagation", "check_identities", "direct_path", "audit"])
@@ -172,7 +193,9 @@ def foreign(arrangement):
     x = inputs = keras.Input((6,))
     x = keras.layers.Dense(5, name="stem")(x)
     for i in range(3):
-        branch = keras.layers.Dense(7, activation="relu")(x if arrangement == "post" else keras.layers.LayerNormalization()(x))
+        branch = keras.layers.Dense(7, activation="relu")(
+            x if arrangement == "post" else keras.layers.LayerNormalization()(x)
+        )
         x = keras.layers.Add(name=f"sum{i}")([keras.layers.Dense(5)(branch), x])
         if arrangement == "post":
             x = keras.layers.ReLU(name=f"relu{i}")(x)
@@ -190,16 +213,29 @@ def test_models_of_others(arrangement):
     outputs = [keras.ops.convert_to_numpy(output) for output in outputs]
     harness.close(signals.x_norm, [norm(output) for output in outputs], 1e-5)
     sums = [model.get_layer(f"sum{i}") for i in range(3)]
-    sums = [keras.ops.convert_to_numpy(y) for y in keras.Model(model.input, [layer.output for layer in sums])(x)]
-    harness.close(signals.residual_norm, [norm(y - before) for y, before in zip(sums, outputs, strict=False)], 1e-5)
-    harness.close(signals.cut, [(y < 0).mean() if arrangement == "post" else 0.0 for y in sums], 1e-6)
+    sums = [
+        keras.ops.convert_to_numpy(y)
+        for y in keras.Model(model.input, [layer.output for layer in sums])(x)
+    ]
+    harness.close(
+        signals.residual_norm,
+        [norm(y - before) for y, before in zip(sums, outputs, strict=False)],
+        1e-5,
+    )
+    harness.close(
+        signals.cut, [(y < 0).mean() if arrangement == "post" else 0.0 for y in sums], 1e-6
+    )
     assert signals.units == ("sum0", "sum1", "sum2")
     probabilities = keras.ops.convert_to_numpy(model(x))
-    assert signals.loss == pytest.approx(-np.log(probabilities[np.arange(5), labels]).mean(), rel=1e-4)
+    assert signals.loss == pytest.approx(
+        -np.log(probabilities[np.arange(5), labels]).mean(), rel=1e-4
+    )
     assert signals.weight_gradients["weight_2/kernel"].shape == (3,)
 
 
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="its many shapes are compiled one by one, for a minute")
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="its many shapes are compiled one by one, for a minute"
+)
 def test_keras_applications():
     model = keras.applications.ResNet50V2(weights=None, include_top=False, input_shape=(32, 32, 3))
     x = harness.images(2, 32, 32, 3)
@@ -207,15 +243,21 @@ def test_keras_applications():
     assert len(signals.units) == 16
     names = [layer.name for layer in model.layers if layer.name.endswith("_out")]
     outputs = keras.Model(model.input, [model.get_layer(name).output for name in names])(x)
-    harness.close(signals.x_norm[1:], [norm(keras.ops.convert_to_numpy(output)) for output in outputs], 1e-4)
+    harness.close(
+        signals.x_norm[1:], [norm(keras.ops.convert_to_numpy(output)) for output in outputs], 1e-4
+    )
 
 
 def test_own_loss():
     model = network()
     images = harness.images(2, 8, 8, 2)
-    signals = kp.analysis.propagation(model, images, np.ones(2), loss=lambda y, output: 3 * keras.ops.sum(output, axis=-1) * y)
+    signals = kp.analysis.propagation(
+        model, images, np.ones(2), loss=lambda y, output: 3 * keras.ops.sum(output, axis=-1) * y
+    )
     on_x_l = signals.gradient_norm[-1]
-    assert signals.loss == pytest.approx(3 * keras.ops.convert_to_numpy(model(images, training=True)).sum() / 2, rel=1e-3)
+    assert signals.loss == pytest.approx(
+        3 * keras.ops.convert_to_numpy(model(images, training=True)).sum() / 2, rel=1e-3
+    )
     doubled = kp.analysis.propagation(
         model, images, 2 * np.ones(2), loss=lambda y, output: 3 * keras.ops.sum(output, axis=-1) * y
     )
@@ -225,7 +267,9 @@ def test_own_loss():
 def test_plain_networks_and_json():
     signals = kp.analysis.propagation(network(shortcut="none"), harness.images(2, 8, 8, 2))
     assert np.isinf(signals.ratio).all()
-    assert signals.gradient_ratio == pytest.approx(signals.gradient_norm[0] / signals.gradient_norm[-1])
+    assert signals.gradient_ratio == pytest.approx(
+        signals.gradient_norm[0] / signals.gradient_norm[-1]
+    )
     read = json.loads(json.dumps(signals.to_dict()))
     assert read["units"] == list(signals.units)
     np.testing.assert_array_equal(read["x_norm"], signals.x_norm)
@@ -266,5 +310,7 @@ def test_wrong_input(model, x, parts):
 
 
 def test_wrong_labels():
-    message = harness.error_of(lambda: kp.analysis.propagation(network(), harness.images(2, 8, 8, 2), [1, 2, 3]))
+    message = harness.error_of(
+        lambda: kp.analysis.propagation(network(), harness.images(2, 8, 8, 2), [1, 2, 3])
+    )
     assert "3 labels for 2 examples" in message

@@ -1,4 +1,6 @@
-"""Starts the processes of a test, with virtual devices and free ports, and collects what they found."""
+"""Starts the processes of a test, with virtual devices and free ports, and collects
+what they found.
+"""
 
 import functools
 import json
@@ -42,12 +44,18 @@ def addresses(count: int) -> str:
 def keras_variables(count: int) -> list[dict[str, str]]:
     """What Keras' variables are in each of `count` processes."""
     where = addresses(count)
-    names = [f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")]
+    names = [
+        f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
+    ]
     return [dict(zip(names, (where, str(count), str(i)), strict=True)) for i in range(count)]
 
 
-def run(kind: str, tasks: list, devices: int = 1, variables: list[dict[str, str]] | None = None) -> list[list]:
-    """Return the results of each process, of which there is one for each of `variables`."""
+def run(
+    kind: str, tasks: list, devices: int = 1, variables: list[dict[str, str]] | None = None
+) -> list[list]:
+    """Return the results of each process, of which there is one for each of
+    `variables`.
+    """
     case = json.dumps({"kind": kind, "devices": devices, "tasks": tasks})
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{i}.json" for i in range(len(variables or [{}]))]
@@ -81,7 +89,9 @@ def _once(kind: str, tasks: str, devices: int, count: int) -> list[list] | str:
 
 
 def once(kind: str, tasks: str, devices: int, count: int) -> list[list]:
-    """`run` for `tasks` as JSON, by `count` processes that Keras' variables bring together; once in a test run."""
+    """`run` for `tasks` as JSON, by `count` processes that Keras' variables bring
+    together; once in a test run.
+    """
     found = _once(kind, tasks, devices, count)
     assert not isinstance(found, str), found
     return found
@@ -89,6 +99,8 @@ def once(kind: str, tasks: str, devices: int, count: int) -> list[list]:
 
 def error_of(code: str) -> str:
     """Return the last line that Python, which must fail, writes about `code`."""
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 1
     return done.stderr.strip().splitlines()[-1]

@@ -1,4 +1,6 @@
-"""A small network with batch normalisation, and SGD, in NumPy: every device's part of a batch normalised by itself."""
+"""A small network with batch normalisation, and SGD, in NumPy: every device's part of a
+batch normalised by itself.
+"""
 
 import numpy as np
 
@@ -6,15 +8,19 @@ EPSILON, MOMENTUM = 1e-5, 0.9
 
 
 class Normalized:
-    """A 1x1 convolution, batch normalisation, a square, the mean over the image, a classifier.
+    """A 1x1 convolution, batch normalisation, a square, the mean over the image, a
+    classifier.
 
     Args:
-        weights: Kernel `(1, 1, channels in, channels)`, gamma, beta, moving mean and variance, classifier's kernel.
+        weights: Kernel `(1, 1, channels in, channels)`, gamma, beta, moving mean and
+            variance, classifier's kernel.
         groups: Parts of the batch that have batch statistics each.
     """
 
     def __init__(self, weights, groups: int):
-        kernel, self.gamma, self.beta, self.mean, self.variance, self.head = (np.array(w, "float64") for w in weights)
+        kernel, self.gamma, self.beta, self.mean, self.variance, self.head = (
+            np.array(w, "float64") for w in weights
+        )
         self.kernel = kernel[0, 0]
         self.groups = groups
 
@@ -43,7 +49,11 @@ class Normalized:
         on_y = 2 * y * (on_logits @ self.head.T)[:, None, None] / (x.shape[1] * x.shape[2])
         on_y = on_y.reshape(parts.shape)
         on_normal = on_y * self.gamma
-        centred = on_normal - on_normal.mean(1, keepdims=True) - normal * (on_normal * normal).mean(1, keepdims=True)
+        centred = (
+            on_normal
+            - on_normal.mean(1, keepdims=True)
+            - normal * (on_normal * normal).mean(1, keepdims=True)
+        )
         on_h = (centred / deviation).reshape(h.shape)
 
         self.head -= rate * pooled.T @ on_logits

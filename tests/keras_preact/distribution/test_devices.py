@@ -1,4 +1,6 @@
-"""Several devices and processes that train together: the losses and weights of one device, to the rows of the data."""
+"""Several devices and processes that train together: the losses and weights of one
+device, to the rows of the data.
+"""
 
 import functools
 import json
@@ -13,7 +15,12 @@ BACKEND = keras.backend.backend()
 
 #: Backend to (kind, devices of a process, processes).
 SETUPS = {
-    "jax": [("data_parallel", 2, 1), ("data_parallel", 4, 1), ("model_parallel", 2, 1), ("multi_worker", 2, 2)],
+    "jax": [
+        ("data_parallel", 2, 1),
+        ("data_parallel", 4, 1),
+        ("model_parallel", 2, 1),
+        ("multi_worker", 2, 2),
+    ],
     "tensorflow": [("mirrored", 2, 1), ("mirrored", 4, 1), ("multi_worker", 1, 2)],
     "torch": [("multi_worker", 1, 2)],
 }
@@ -49,16 +56,29 @@ MOST = {
     "outside": ("outside", {}),
 }
 TASKS = {setup: MOST for setup in SETUPS[BACKEND]}
-TASKS[SETUPS[BACKEND][0]] = MOST if BACKEND == "torch" else {name: MOST[name] for name in ("attributes", "curve", "outside")}
+TASKS[SETUPS[BACKEND][0]] = (
+    MOST
+    if BACKEND == "torch"
+    else {name: MOST[name] for name in ("attributes", "curve", "outside")}
+)
 if BACKEND == "jax":
     kept = ("attributes", "curve", "ragged 5")
-    TASKS["model_parallel", 2, 1] = {name: MOST[name] for name in kept} | {"sharded": ("sharded", {})}
+    TASKS["model_parallel", 2, 1] = {name: MOST[name] for name in kept} | {
+        "sharded": ("sharded", {})
+    }
 
 
 def cases(*names):
-    """Setups with each of the tasks that they have; the first test of a setup runs all of them."""
+    """Setups with each of the tasks that they have; the first test of a setup runs all
+    of them.
+    """
     found = [
-        pytest.param(setup, name, id=f"{'-'.join(map(str, setup))}-{name}", marks=pytest.mark.slow if setup in SLOW else ())
+        pytest.param(
+            setup,
+            name,
+            id=f"{'-'.join(map(str, setup))}-{name}",
+            marks=pytest.mark.slow if setup in SLOW else (),
+        )
         for setup, tasks in TASKS.items()
         for name in names
         if name in tasks
@@ -70,7 +90,9 @@ def found(setup, name) -> list:
     """What each process of a setup found for a task."""
     tasks = TASKS[setup]
     kind, devices, count = setup
-    results = processes.once(kind, json.dumps([list(task) for task in tasks.values()]), devices, count)
+    results = processes.once(
+        kind, json.dumps([list(task) for task in tasks.values()]), devices, count
+    )
     return [result[list(tasks).index(name)] for result in results]
 
 
@@ -97,7 +119,9 @@ def test_every_row_of_a_batch_is_fed_once(setup, name):
     assert [result["process"] for result in results] == list(range(count))
     assert [result["is_chief"] for result in results] == [i == 0 for i in range(count)]
     replicas = 1 if kind == "model_parallel" else devices * count
-    assert {(result["kind"], result["processes"], result["replicas"]) for result in results} == {(kind, count, replicas)}
+    assert {(result["kind"], result["processes"], result["replicas"]) for result in results} == {
+        (kind, count, replicas)
+    }
 
 
 @cases("curve", "stacked", "averaged", "scaled", "all")
@@ -125,8 +149,12 @@ def test_half_precision(setup, name):
 def test_batch_statistics(setup, name):
     _, devices, count = setup
     for result in found(setup, name):
-        network = reference.Normalized(result["start"], devices * count if name == "per_replica" else 1)
-        images, labels = (array.reshape(-1, worker.BATCH, *array.shape[1:]) for array in worker.data())
+        network = reference.Normalized(
+            result["start"], devices * count if name == "per_replica" else 1
+        )
+        images, labels = (
+            array.reshape(-1, worker.BATCH, *array.shape[1:]) for array in worker.data()
+        )
         losses = [network.step(x, y, rate=0.5) for x, y in zip(images, labels, strict=True)]
         close(result["history"]["loss"], losses, 2e-5)
         close(result["weights"], [weight.tolist() for weight in network.weights], 2e-5)
@@ -141,7 +169,9 @@ def test_an_overflow_on_one_device_skips_the_step_on_all(setup, name):
 
 @cases("ragged 37", "ragged 5")
 def test_uneven_batches(setup, name):
-    """Every image counts once, in evaluation, in validation and in predictions, on every process."""
+    """Every image counts once, in evaluation, in validation and in predictions, on
+    every process.
+    """
     wanted = alone(name)
     _, labels = worker.data(MOST[name][1]["count"], seed=3)
     for result in found(setup, name):
@@ -151,7 +181,11 @@ def test_uneven_batches(setup, name):
             assert len(scores) == len(labels)
             losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(len(labels)), labels]
             right = scores.argmax(1) == labels
-            close([result[figures][key] for key in ("loss", "accuracy")], [losses.mean(), right.mean()], 1e-5)
+            close(
+                [result[figures][key] for key in ("loss", "accuracy")],
+                [losses.mean(), right.mean()],
+                1e-5,
+            )
 
 
 @cases("saved")

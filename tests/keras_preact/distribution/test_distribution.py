@@ -23,7 +23,13 @@ def process(i, count, replicas):
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    for name in (environment.ADDRESSES, environment.PROCESSES, environment.PROCESS, "TF_CONFIG", "WORLD_SIZE"):
+    for name in (
+        environment.ADDRESSES,
+        environment.PROCESSES,
+        environment.PROCESS,
+        "TF_CONFIG",
+        "WORLD_SIZE",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -59,14 +65,18 @@ def test_evaluation_has_every_image_once(workers, count):
         ]
         given = [part for part in parts if len(part[0])]
         spec = (tf.TensorSpec((None, 1), tf.float32), tf.TensorSpec((None,), tf.int64))
-        dataset = tf.data.Dataset.from_generator(lambda given=given: iter(given), output_signature=spec)
+        dataset = tf.data.Dataset.from_generator(
+            lambda given=given: iter(given), output_signature=spec
+        )
         filled = padded(dataset, rows, batch_size, count)
         assert int(filled.cardinality()) == batches
         assert [spec.shape[0] for spec in filled.element_spec] == [batch_size // workers] * 3
         own = list(filled.as_numpy_iterator())
         assert len(own) == batches
         seen.append(own)
-    x, y, weights = (np.concatenate([batch[part] for own in seen for batch in own]) for part in range(3))
+    x, y, weights = (
+        np.concatenate([batch[part] for own in seen for batch in own]) for part in range(3)
+    )
     assert len(weights) == batches * batch_size
     real = weights > 0
     assert sorted(x[real][:, 0]) == list(range(1, count + 1))
@@ -90,7 +100,9 @@ def test_wrong_arguments():
     assert "takes no `devices`" in error_of(lambda: kp.distribution.start(devices=["cpu:0"]))
     with kp.distribution.start() as distribution:
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        assert "nothing to predict" in error_of(lambda: distribution.predict(model, np.zeros((0, 2)), 4))
+        assert "nothing to predict" in error_of(
+            lambda: distribution.predict(model, np.zeros((0, 2)), 4)
+        )
         empty = tf.data.Dataset.from_tensor_slices(np.zeros((4, 2))).batch(2)
         assert "count" in error_of(lambda: distribution.evaluation_data(empty, 2, 0))
     assert "not entered" in error_of(lambda: distribution.training_data(empty))
@@ -122,7 +134,10 @@ def test_processes_that_would_train_apart(monkeypatch):
 
 @pytest.mark.skipif(BACKEND == "jax", reason="JAX looks for launchers by itself")
 def test_processes_that_the_frameworks_own_variables_announce(monkeypatch):
-    own = {"tensorflow": ("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:2", "c:3"]}}'), "torch": ("WORLD_SIZE", "3")}
+    own = {
+        "tensorflow": ("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:2", "c:3"]}}'),
+        "torch": ("WORLD_SIZE", "3"),
+    }
     monkeypatch.setenv(*own[BACKEND])
     assert "announces 3 processes" in error_of(kp.distribution.start)
 
@@ -145,8 +160,12 @@ class TestRefused:
         with distribution:
             assert "inside" in error_of(lambda: distribution.compile(outside, loss="mse"))
             inside = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-            assert "jit_compile" in error_of(lambda: distribution.compile(inside, loss="mse", jit_compile=True))
-            stacked = kp.models.resnet_cifar(20, input_shape=(8, 8, 1), width_factor=0.25, stacked=True)
+            assert "jit_compile" in error_of(
+                lambda: distribution.compile(inside, loss="mse", jit_compile=True)
+            )
+            stacked = kp.models.resnet_cifar(
+                20, input_shape=(8, 8, 1), width_factor=0.25, stacked=True
+            )
             message = error_of(lambda: distribution.compile(stacked, loss="mse"))
             assert "stacked=False" in message
             assert "per_replica" in message

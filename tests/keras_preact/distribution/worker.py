@@ -1,6 +1,8 @@
-"""What one process of a test does: `python worker.py CASE RESULTS`, a JSON in and one out.
+"""What one process of a test does: `python worker.py CASE RESULTS`, a JSON in and one
+out.
 
-CASE: `kind`, `devices` (virtual ones of this process) and `tasks`, a list of `[name, options]`; the result has one for each.
+CASE: `kind`, `devices` (virtual ones of this process) and `tasks`, a list of `[name,
+    options]`; the result has one for each.
 """
 
 import functools
@@ -32,7 +34,9 @@ def residual(**options):
 
 
 def stacked(**options):
-    return kp.models.resnet_cifar(20, input_shape=(SIZE, SIZE, 3), width_factor=0.25, stacked=True, **options)
+    return kp.models.resnet_cifar(
+        20, input_shape=(SIZE, SIZE, 3), width_factor=0.25, stacked=True, **options
+    )
 
 
 def unit():
@@ -47,17 +51,29 @@ def normalized():
     normalization = _batch_norm.BatchNormalization(momentum=0.9, epsilon=1e-5)
     rest = [layers.GlobalAveragePooling2D(), layers.Dense(10, use_bias=False)]
     conv = layers.Conv2D(4, 1, use_bias=False)
-    return keras.Sequential([keras.Input((SIZE, SIZE, 3)), conv, normalization, layers.Activation(keras.ops.square), *rest])
+    return keras.Sequential(
+        [
+            keras.Input((SIZE, SIZE, 3)),
+            conv,
+            normalization,
+            layers.Activation(keras.ops.square),
+            *rest,
+        ]
+    )
 
 
 def linear():
-    return keras.Sequential([keras.Input((SIZE, SIZE, 3)), keras.layers.Flatten(), keras.layers.Dense(10)])
+    return keras.Sequential(
+        [keras.Input((SIZE, SIZE, 3)), keras.layers.Flatten(), keras.layers.Dense(10)]
+    )
 
 
 NETWORKS = {
     "residual": residual,
     "stacked": stacked,
-    "loop": lambda: kp.models.resnet_cifar(20, input_shape=(SIZE, SIZE, 3), width_factor=0.25, stacked=True, execution="loop"),
+    "loop": lambda: kp.models.resnet_cifar(
+        20, input_shape=(SIZE, SIZE, 3), width_factor=0.25, stacked=True, execution="loop"
+    ),
     "unit": unit,
     "normalized": normalized,
     "linear": linear,
@@ -72,7 +88,9 @@ OPTIMIZERS = {
     "plain": sgd,
     "simple": lambda: keras.optimizers.SGD(0.5),
     "averaged": lambda: sgd(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2),
-    "scaled": lambda: keras.optimizers.LossScaleOptimizer(sgd(global_clipnorm=0.3), initial_scale=4.0),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        sgd(global_clipnorm=0.3), initial_scale=4.0
+    ),
     "all": lambda: keras.optimizers.LossScaleOptimizer(
         sgd(gradient_accumulation_steps=2, clipnorm=0.1), initial_scale=4.0, dynamic_growth_steps=3
     ),
@@ -85,7 +103,9 @@ def made(distribution, network, optimizer="plain", policy="float32", **options):
     model = NETWORKS[network]()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     chosen = OPTIMIZERS[optimizer]()
-    distribution.compile(model, optimizer=chosen, loss=loss, weighted_metrics=["accuracy"], **options)
+    distribution.compile(
+        model, optimizer=chosen, loss=loss, weighted_metrics=["accuracy"], **options
+    )
     keras.config.set_dtype_policy("float32")
     return model
 
@@ -93,44 +113,73 @@ def made(distribution, network, optimizer="plain", policy="float32", **options):
 def local(distribution, images, labels):
     """This process's rows of every batch as a data set, whatever is left at the end."""
     rows = distribution.rows(BATCH)
-    parts = [(images[i : i + BATCH][rows], labels[i : i + BATCH][rows]) for i in range(0, len(images), BATCH)]
+    parts = [
+        (images[i : i + BATCH][rows], labels[i : i + BATCH][rows])
+        for i in range(0, len(images), BATCH)
+    ]
     # not from_generator: TensorFlow computes in place in the arrays that come from there
     batches = [tf.data.Dataset.from_tensors(part) for part in parts]
     present = [batch for batch, part in zip(batches, parts, strict=True) if len(part[0])]
-    return functools.reduce(lambda before, batch: before.concatenate(batch), present, batches[0].take(0))
+    return functools.reduce(
+        lambda before, batch: before.concatenate(batch), present, batches[0].take(0)
+    )
 
 
 def fit(distribution, model, steps, images=None, **options):
     given, labels = data()
     size = BATCH // distribution.processes
     parts = local(distribution, given if images is None else images, labels)
-    fixed = parts.map(lambda x, y: (tf.ensure_shape(x, (size, SIZE, SIZE, 3)), tf.ensure_shape(y, (size,))))
+    fixed = parts.map(
+        lambda x, y: (tf.ensure_shape(x, (size, SIZE, SIZE, 3)), tf.ensure_shape(y, (size,)))
+    )
     batches = distribution.training_data(fixed.repeat())
-    return model.fit(batches, steps_per_epoch=1, epochs=steps, verbose=0, shuffle=False, **options).history
+    return model.fit(
+        batches, steps_per_epoch=1, epochs=steps, verbose=0, shuffle=False, **options
+    ).history
 
 
 def train(distribution, network, steps, health=0, **options):
-    """Loss and accuracy of every step, the weights before the first and behind the last, and what a health callback saw."""
+    """Loss and accuracy of every step, the weights before the first and behind the
+    last, and what a health callback saw.
+    """
     model = made(distribution, network, **options)
     start = model.get_weights()
     watch = kp.TrainingHealth(health or 1, sample=data()[0][:4], report=lambda message: None)
     history = fit(distribution, model, steps, callbacks=[watch] if health else [])
     records = [
-        [[record.loss], record.gradient_norms, record.weight_norms, record.update_norms, record.activation_means]
+        [
+            [record.loss],
+            record.gradient_norms,
+            record.weight_norms,
+            record.update_norms,
+            record.activation_means,
+        ]
         for record in watch.history
     ]
     seen = [record.step for record in watch.history]
-    return {"history": history, "start": start, "weights": model.get_weights(), "records": records, "seen": seen}
+    return {
+        "history": history,
+        "start": start,
+        "weights": model.get_weights(),
+        "records": records,
+        "seen": seen,
+    }
 
 
 def overflow(distribution):
-    """Training where the part of the last device alone has a gradient that is not finite."""
+    """Training where the part of the last device alone has a gradient that is not
+    finite.
+    """
     model = made(distribution, "linear", "all")
     images = data()[0]
     images[BATCH - 1 :: BATCH] = np.inf
     before = model.get_weights()
     fit(distribution, model, 2, images)
-    return {"before": before, "after": model.get_weights(), "scale": float(model.optimizer.dynamic_scale.numpy())}
+    return {
+        "before": before,
+        "after": model.get_weights(),
+        "scale": float(model.optimizer.dynamic_scale.numpy()),
+    }
 
 
 def ragged(distribution, count):
@@ -162,18 +211,27 @@ def sharded(distribution):
     """The kernels of which no device has the whole."""
     model = made(distribution, "residual")
     kernels = [weight for weight in model.trainable_weights if weight.path.endswith("kernel")]
-    return [[list(kernel.shape), list(kernel.value.addressable_shards[0].data.shape)] for kernel in kernels]
+    return [
+        [list(kernel.shape), list(kernel.value.addressable_shards[0].data.shape)]
+        for kernel in kernels
+    ]
 
 
 def saved(distribution):
-    """Weights in memory and in a file, and the file's network outside of the distribution."""
+    """Weights in memory and in a file, and the file's network outside of the
+    distribution.
+    """
     model = made(distribution, "unit")
     fit(distribution, model, 2)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.keras")
         model.save(path)
         loaded = keras.models.load_model(path)
-    return {"weights": model.get_weights(), "loaded": loaded.get_weights(), "config": str(loaded.get_config())}
+    return {
+        "weights": model.get_weights(),
+        "loaded": loaded.get_weights(),
+        "config": str(loaded.get_config()),
+    }
 
 
 def refused(distribution, network, **options):
@@ -184,7 +242,9 @@ def refused(distribution, network, **options):
     return None
 
 
-TASKS = {task.__name__: task for task in (train, overflow, ragged, attributes, sharded, saved, refused)}
+TASKS = {
+    task.__name__: task for task in (train, overflow, ragged, attributes, sharded, saved, refused)
+}
 
 
 def outside(kind, batch_norm):
@@ -215,8 +275,16 @@ def outside(kind, batch_norm):
     alone = keras.Sequential([keras.Input((4,)), _batch_norm.BatchNormalization()])
     alone.compile("sgd", "mse")
     alone.fit(images[:6, 0, :4, 0], np.zeros((6, 4)), verbose=0)
-    own = sorted(name for owner in (model, model.optimizer) for name in vars(owner) if name in OVERRIDDEN)
-    return {"same": settings() == before, "inside": inside != before, "left": own, "closed": message, "twice": twice}
+    own = sorted(
+        name for owner in (model, model.optimizer) for name in vars(owner) if name in OVERRIDDEN
+    )
+    return {
+        "same": settings() == before,
+        "inside": inside != before,
+        "left": own,
+        "closed": message,
+        "twice": twice,
+    }
 
 
 OVERRIDDEN = ("fit", "evaluate", "predict", "predict_step", "apply", "get_metrics_result")
@@ -224,18 +292,27 @@ OVERRIDDEN = ("fit", "evaluate", "predict", "predict_step", "apply", "get_metric
 
 def settings():
     """What a distribution changes of this process."""
-    found = [len(_batch_norm._STATISTICS), str(keras.distribution.distribution()), tf.distribute.has_strategy()]
+    found = [
+        len(_batch_norm._STATISTICS),
+        str(keras.distribution.distribution()),
+        tf.distribute.has_strategy(),
+    ]
     if keras.backend.backend() == "tensorflow":
         from keras.src.backend.tensorflow import trainer
 
-        found += [trainer.reduce_per_replica.__module__, trainer.TensorFlowTrainer._maybe_symbolic_build.__module__]
+        found += [
+            trainer.reduce_per_replica.__module__,
+            trainer.TensorFlowTrainer._maybe_symbolic_build.__module__,
+        ]
     return found
 
 
 def setup(devices: int) -> None:
     if keras.backend.backend() == "tensorflow" and devices > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * devices
+        )
     if keras.backend.backend() == "jax":
         import jax
 

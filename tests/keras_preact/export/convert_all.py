@@ -1,6 +1,8 @@
-"""Run by test_formats.py in a process of its own: converts networks in .keras files, with one start of TensorFlow for all.
+"""Run by test_formats.py in a process of its own: converts networks in .keras files,
+with one start of TensorFlow for all.
 
-`python convert_all.py FOLDER ACTIVATION ...`: FOLDER/0.keras becomes FOLDER/0.onnx and FOLDER/0.tflite, and so on.
+`python convert_all.py FOLDER ACTIVATION ...`: FOLDER/0.keras becomes FOLDER/0.onnx and
+    FOLDER/0.tflite, and so on.
 """
 
 import sys

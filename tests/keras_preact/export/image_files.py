@@ -11,7 +11,9 @@ from PIL import Image
 def encode(image, kind="PNG", **options) -> bytes:
     """Return an array or Pillow image as a file."""
     stream = io.BytesIO()
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, kind, **options)
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(
+        stream, kind, **options
+    )
     return stream.getvalue()
 
 
@@ -25,13 +27,23 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int, depth: int, colour: int, data: bytes, more: bytes = b"") -> bytes:
-    """Return a PNG of rows that begin with their filter; `more`: chunks before the data."""
+    """Return a PNG of rows that begin with their filter; `more`: chunks before the
+    data.
+    """
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + more + chunk(b"IDAT", zlib.compress(data, 9)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + more
+        + chunk(b"IDAT", zlib.compress(data, 9))
+        + chunk(b"IEND", b"")
+    )
 
 
 def blocks(data: bytes, size=255) -> bytes:
-    """Return data as GIF holds them: in blocks, each with its length before it, and an empty one."""
+    """Return data as GIF holds them: in blocks, each with its length before it, and an
+    empty one.
+    """
     parts = [data[i : i + size] for i in range(0, len(data), size)]
     return b"".join(bytes([len(part)]) + part for part in parts) + b"\0"
 
@@ -41,8 +53,12 @@ def palette(colours: np.ndarray) -> bytes:
     return np.concatenate([colours, np.zeros((128 - len(colours), 3), "uint8")]).tobytes()
 
 
-def frame(pixels: np.ndarray, place=(0, 0), colours=None, transparent=None, block_size=255) -> bytes:
-    """Return a GIF's frame of numbers below 128, written without compression: the code table is cleared before it grows."""
+def frame(
+    pixels: np.ndarray, place=(0, 0), colours=None, transparent=None, block_size=255
+) -> bytes:
+    """Return a GIF's frame of numbers below 128, written without compression: the code
+    table is cleared before it grows.
+    """
     codes = bytearray()
     for i, pixel in enumerate(pixels.astype("uint8").ravel().tolist()):
         if i % 100 == 0:
@@ -58,7 +74,9 @@ def frame(pixels: np.ndarray, place=(0, 0), colours=None, transparent=None, bloc
 
 
 def gif(screen: tuple[int, int], colours, *parts: bytes, trailer=b";") -> bytes:
-    """Return a GIF of parts such as frames, with a common table of colours unless that is None."""
+    """Return a GIF of parts such as frames, with a common table of colours unless that
+    is None.
+    """
     flags = 0x70 if colours is None else 0xF6
     header = b"GIF89a" + struct.pack("<HHBBB", screen[1], screen[0], flags, 0, 0)
     return header + (b"" if colours is None else palette(colours)) + b"".join(parts) + trailer

@@ -1,6 +1,8 @@
-"""One process with Keras on TensorFlow for what exports from other backends start a process each for.
+"""One process with Keras on TensorFlow for what exports from other backends start a
+process each for.
 
-`python one_process.py` runs a module's main for each line of stdin, `[MODULE, *ARGUMENTS]` as JSON, and answers with a line.
+`python one_process.py` runs a module's main for each line of stdin, `[MODULE,
+*ARGUMENTS]` as JSON, and answers with a line.
 """
 
 import contextlib
@@ -14,10 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 @contextlib.contextmanager
 def started() -> Iterator[Callable]:
-    """Give a stand-in for `_children.run` that has one process run the modules of all calls."""
-    environment = os.environ | {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    """Give a stand-in for `_children.run` that has one process run the modules of all
+    calls.
+    """
+    environment = os.environ | {
+        "KERAS_BACKEND": "tensorflow",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, __file__], env=environment, text=True, **pipes) as process:
+    with subprocess.Popen(
+        [sys.executable, __file__], env=environment, text=True, **pipes
+    ) as process:
 
         def run(arguments: Sequence[str], *_) -> None:
             option, *job = arguments

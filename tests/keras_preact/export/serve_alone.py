@@ -1,6 +1,8 @@
-"""Run by test_export.py in a process of its own: serves SavedModels with TensorFlow, and with no Keras to be had.
+"""Run by test_export.py in a process of its own: serves SavedModels with TensorFlow,
+and with no Keras to be had.
 
-`python serve_alone.py REQUESTS.npz ANSWERS.npz PATH ...`: the requests' keys are `INDEX_OF_PATH/NAME`.
+`python serve_alone.py REQUESTS.npz ANSWERS.npz PATH ...`: the requests' keys are
+    `INDEX_OF_PATH/NAME`.
 """
 
 import json
@@ -16,7 +18,12 @@ from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog  # noqa: E4
 def operations(function) -> list[str]:
     graph = function.graph.as_graph_def()
     nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
-    compiled = [f"{key} {inner.signature.name}" for inner in graph.library.function for key in inner.attr if "Xla" in key]
+    compiled = [
+        f"{key} {inner.signature.name}"
+        for inner in graph.library.function
+        for key in inner.attr
+        if "Xla" in key
+    ]
     return sorted({*compiled, *(node.op for node in nodes)})
 
 
@@ -48,16 +55,26 @@ def describe(loaded, path) -> dict:
         },
         "operations": sorted({op for serve in signatures.values() for op in operations(serve)}),
         "network": operations(signatures["serving_default"]),
-        "variables": sum(int(np.prod(variable.shape)) for variable in {id(v): v for v in loaded.weights}.values()),
-        "refused": {key: {name: refusal(signatures[name], images) for name in takes_images} for key, images in wrong.items()},
+        "variables": sum(
+            int(np.prod(variable.shape)) for variable in {id(v): v for v in loaded.weights}.values()
+        ),
+        "refused": {
+            key: {name: refusal(signatures[name], images) for name in takes_images}
+            for key, images in wrong.items()
+        },
         "warmed up": [warm_up(signatures, *request) for request in requests_in(path)],
     }
 
 
 def requests_in(path):
-    for record in tf.data.TFRecordDataset(f"{path}/assets.extra/tf_serving_warmup_requests").as_numpy_iterator():
+    for record in tf.data.TFRecordDataset(
+        f"{path}/assets.extra/tf_serving_warmup_requests"
+    ).as_numpy_iterator():
         request = PredictionLog.FromString(record).predict_log.request
-        yield request.model_spec.signature_name, {key: tf.make_ndarray(value) for key, value in request.inputs.items()}
+        yield (
+            request.model_spec.signature_name,
+            {key: tf.make_ndarray(value) for key, value in request.inputs.items()},
+        )
 
 
 def warm_up(signatures, name, inputs) -> tuple[str, int]:
@@ -68,7 +85,10 @@ def warm_up(signatures, name, inputs) -> tuple[str, int]:
 
 def main(requests: str, answers: str, *paths: str) -> None:
     models = [tf.saved_model.load(path) for path in paths]
-    results = {f"{i}/description": json.dumps(describe(*pair)) for i, pair in enumerate(zip(models, paths, strict=True))}
+    results = {
+        f"{i}/description": json.dumps(describe(*pair))
+        for i, pair in enumerate(zip(models, paths, strict=True))
+    }
     files: dict[str, list[bytes]] = {}
     for key, values in np.load(requests).items():
         i, name = key.split("/")

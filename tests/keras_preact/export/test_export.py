@@ -1,4 +1,6 @@
-"""`kp.export.save`: what it writes, what a process with TensorFlow alone makes of it, and what failures leave behind."""
+"""`kp.export.save`: what it writes, what a process with TensorFlow alone makes of it,
+and what failures leave behind.
+"""
 
 import contextlib
 import dataclasses
@@ -43,37 +45,68 @@ def sequential(*last):
 
 def grouped():
     return kp.models.resnet_cifar(
-        11, groups=2, width_factor=0.25, block="bottleneck", input_shape=(None, None, 3), classifier_activation="softmax"
+        11,
+        groups=2,
+        width_factor=0.25,
+        block="bottleneck",
+        input_shape=(None, None, 3),
+        classifier_activation="softmax",
     )
 
 
 def mixed():
     return kp.models.resnet_cifar(
-        8, width_factor=0.25, input_shape=(8, 8, 1), classifier_activation="sigmoid", dtype="mixed_bfloat16", **PIXELS
+        8,
+        width_factor=0.25,
+        input_shape=(8, 8, 1),
+        classifier_activation="sigmoid",
+        dtype="mixed_bfloat16",
+        **PIXELS,
     )
 
 
 def stacked():
     return two_stages(
-        stacked=True, remat=True, stochastic_depth=0.5, shortcut="dropout", width=8, input_shape=(8, 8, 1), **PIXELS
+        stacked=True,
+        remat=True,
+        stochastic_depth=0.5,
+        shortcut="dropout",
+        width=8,
+        input_shape=(8, 8, 1),
+        **PIXELS,
     )
 
 
 #: Name to model, and the shapes it is served.
 MODELS = {
     "pixels": (lambda: kp.models.resnet_cifar(8, input_shape=(8, 8, 1), **PIXELS), (8, 8, 1)),
-    "not folded": (lambda: kp.models.resnet_cifar(8, width_factor=0.5, input_shape=(8, 8, 1)), (8, 8, 1)),
+    "not folded": (
+        lambda: kp.models.resnet_cifar(8, width_factor=0.5, input_shape=(8, 8, 1)),
+        (8, 8, 1),
+    ),
     "softmax, any size, grouped": (grouped, (9, 12, 3)),
     "mixed precision, sigmoid": (mixed, (8, 8, 1)),
-    "dropout, dense": (lambda: kp.models.dense_resnet(6, input_shape=(20,), classes=10, shortcut="dropout"), (20,)),
+    "dropout, dense": (
+        lambda: kp.models.dense_resnet(6, input_shape=(20,), classes=10, shortcut="dropout"),
+        (20,),
+    ),
     "stacked, dropout": (stacked, (8, 8, 1)),
     "functional": (lambda: sequential(keras.layers.Dense(10, activation="softmax")), (6,)),
 }
-if keras.backend.backend() != "tensorflow":  # what differs there is the file that TensorFlow is handed, by a process for each
-    handed_over = ("pixels", "softmax, any size, grouped", "mixed precision, sigmoid", "stacked, dropout")
+if (
+    keras.backend.backend() != "tensorflow"
+):  # what differs there is the file that TensorFlow is handed, by a process for each
+    handed_over = (
+        "pixels",
+        "softmax, any size, grouped",
+        "mixed precision, sigmoid",
+        "stacked, dropout",
+    )
     MODELS = {name: MODELS[name] for name in handed_over}
 PREPROCESSING = kp.model_entry("digits_resnet8_preact").preprocessing
-COLOURS = kp.preprocessing.Preprocessing((100, 120, 140), (50, 60, 70), 12, resize=12, crop="center")
+COLOURS = kp.preprocessing.Preprocessing(
+    (100, 120, 140), (50, 60, 70), 12, resize=12, crop="center"
+)
 #: Largest difference, as a share of the largest logit: rounding in float32, in bfloat16.
 TOLERANCE = {name: 8 / 256 if name.startswith("mixed") else 1e-5 for name in MODELS}
 
@@ -93,10 +126,16 @@ class Export:
 
 
 def draw(i, name, shape):
-    """Return random images as the model takes them, and pixels for image files if it takes these."""
+    """Return random images as the model takes them, and pixels for image files if it
+    takes these.
+    """
     random = np.random.default_rng(i)
-    images = random.uniform(0, 255 if "pixels" in name or "mixed" in name else 1, (3, *shape)).astype("float32")
-    files = random.integers(0, 256, (3, 12, 12, 3) if "any size" in name else (3, *shape), dtype="uint8")
+    images = random.uniform(
+        0, 255 if "pixels" in name or "mixed" in name else 1, (3, *shape)
+    ).astype("float32")
+    files = random.integers(
+        0, 256, (3, 12, 12, 3) if "any size" in name else (3, *shape), dtype="uint8"
+    )
     return images, files if len(shape) == 3 else None
 
 
@@ -108,7 +147,9 @@ def png(pixels):
 
 @pytest.fixture(scope="module")
 def one_process_for_all():
-    """A stand-in for `_children.run`, which exports call on other backends than TensorFlow; None on this one."""
+    """A stand-in for `_children.run`, which exports call on other backends than
+    TensorFlow; None on this one.
+    """
     if keras.backend.backend() == "tensorflow":
         yield None
     else:
@@ -118,12 +159,18 @@ def one_process_for_all():
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory, one_process_for_all):
-    """Every model of MODELS exported, and what a process with TensorFlow alone says of them: one start for all."""
+    """Every model of MODELS exported, and what a process with TensorFlow alone says of
+    them: one start for all.
+    """
     folder = tmp_path_factory.mktemp("saved_models")
     built, paths, drawn, requests = {}, [], [], {}
     with pytest.MonkeyPatch.context() as patch:
         for i, (name, (make, shape)) in enumerate(MODELS.items()):
-            if i == 1:  # the first one goes through save()'s own processes and check, the others are checked here
+            if (
+                i == 1
+                # the first one goes through save()'s own processes and check, the others are checked
+                # here
+            ):
                 patch.setattr(_check, "compare", lambda *_: {})
                 if one_process_for_all:
                     patch.setattr(_children, "run", one_process_for_all)
@@ -146,10 +193,19 @@ def exports(tmp_path_factory, one_process_for_all):
             images, files = drawn[-1]
             requests |= {f"{i}/all": images, f"{i}/one": images[1:2]}
             if files is not None:
-                requests |= {f"{i}/file{j}": np.frombuffer(png(file), "uint8") for j, file in enumerate(files)}
+                requests |= {
+                    f"{i}/file{j}": np.frombuffer(png(file), "uint8")
+                    for j, file in enumerate(files)
+                }
     np.savez(folder / "requests.npz", **requests)
     script = Path(__file__).with_name("serve_alone.py")
-    command = [sys.executable, str(script), str(folder / "requests.npz"), str(folder / "answers.npz"), *map(str, paths)]
+    command = [
+        sys.executable,
+        str(script),
+        str(folder / "requests.npz"),
+        str(folder / "answers.npz"),
+        *map(str, paths),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answers = dict(np.load(folder / "answers.npz"))
@@ -158,7 +214,11 @@ def exports(tmp_path_factory, one_process_for_all):
             built[name],
             paths[i],
             *drawn[i],
-            {key.split("/", 1)[1]: value for key, value in answers.items() if key.startswith(f"{i}/")},
+            {
+                key.split("/", 1)[1]: value
+                for key, value in answers.items()
+                if key.startswith(f"{i}/")
+            },
             json.loads(str(answers[f"{i}/description"])),
         )
         for i, name in enumerate(MODELS)
@@ -182,7 +242,9 @@ def test_layout(exports):
     names = {entry.name for entry in path.iterdir()}
     assert names >= {"saved_model.pb", "variables", "assets", "assets.extra"}
     assert path.stat().st_mode & 0o777 == 0o755  # a server under another user reads it
-    assert (path / "assets.extra" / "model_card.json").read_text() == (path.parent / "model_card.json").read_text()
+    assert (path / "assets.extra" / "model_card.json").read_text() == (
+        path.parent / "model_card.json"
+    ).read_text()
 
 
 def test_outputs_are_those_of_the_model(export, name):
@@ -204,7 +266,9 @@ def test_batch_size_is_free(export):
         assert export.served[f"one/{output}"].shape == (1, 10)
         all_logits = np.abs(export.served["all/logits"]).max()
         np.testing.assert_allclose(
-            export.served[f"one/{output}"], export.served[f"all/{output}"][1:2], atol=1e-5 * max(1, all_logits)
+            export.served[f"one/{output}"],
+            export.served[f"all/{output}"][1:2],
+            atol=1e-5 * max(1, all_logits),
         )
 
 
@@ -214,33 +278,53 @@ def test_signatures(export, name):
     images = {"images": ["float32", [None, *shape]]}
     scores = {key: ["float32", [None, 10]] for key in ("logits", "probabilities")}
     width = export.served["all/features"].shape[-1]
-    wanted = {"serving_default": [images, scores], "features": [images, {"features": ["float32", [None, width]]}]}
+    wanted = {
+        "serving_default": [images, scores],
+        "features": [images, {"features": ["float32", [None, width]]}],
+    }
     if len(shape) == 3:
-        named = {"classes": ["string", [None, 3]], "scores": ["float32", [None, 3]], "indices": ["int32", [None, 3]]}
+        named = {
+            "classes": ["string", [None, 3]],
+            "scores": ["float32", [None, 3]],
+            "indices": ["int32", [None, 3]],
+        }
         wanted["predict_bytes"] = [{"image_bytes": ["string", [None]]}, named]
     assert export.description["signatures"] == wanted
     in_card = {
-        key: [{name: [spec["dtype"], spec["shape"]] for name, spec in part[side].items()} for side in ("inputs", "outputs")]
+        key: [
+            {name: [spec["dtype"], spec["shape"]] for name, spec in part[side].items()}
+            for side in ("inputs", "outputs")
+        ]
         for key, part in export.card["signatures"].items()
     }
     assert in_card == wanted
 
 
 def test_features_are_what_the_classifier_reads(export, name):
-    """The served logits and probabilities come from the served features and the classifier's own weights."""
+    """The served logits and probabilities come from the served features and the
+    classifier's own weights.
+    """
     kernel, bias = export.model.get_weights()[-2:]
     logits = export.served["all/features"] @ kernel + bias
-    np.testing.assert_allclose(export.served["all/logits"], logits, atol=1e-5 * max(1, np.abs(logits).max()))
+    np.testing.assert_allclose(
+        export.served["all/logits"], logits, atol=1e-5 * max(1, np.abs(logits).max())
+    )
     assert export.served["all/features"].dtype == np.float32
 
 
 def test_image_files(export, name):
-    """predict_bytes decodes, normalises where the network does not, and names what the network finds."""
+    """predict_bytes decodes, normalises where the network does not, and names what the
+    network finds.
+    """
     if export.pixels is None:
         assert "predict_bytes" not in export.description["signatures"]
         return
     preprocessing = COLOURS if "any size" in name else PREPROCESSING
-    own = export.pixels.astype("float32") if export.card["pixels"] else preprocessing.normalize(export.pixels)
+    own = (
+        export.pixels.astype("float32")
+        if export.card["pixels"]
+        else preprocessing.normalize(export.pixels)
+    )
     np.testing.assert_allclose(export.served["files/decoded"], own, atol=1e-6)
     scores = export.model.predict(own, verbose=0).astype("float64")
     if export.model.get_config()["classifier_activation"] is None:
@@ -248,9 +332,15 @@ def test_image_files(export, name):
         scores /= scores.sum(-1, keepdims=True)
     indices = export.served["files/indices"]
     allowed = 4 * TOLERANCE[name]
-    np.testing.assert_allclose(export.served["files/scores"], -np.sort(-scores, axis=-1)[:, :3], rtol=0, atol=allowed)
-    np.testing.assert_allclose(export.served["files/scores"], np.take_along_axis(scores, indices, -1), rtol=0, atol=allowed)
-    assert export.served["files/classes"].tolist() == [[f"digit {i}" for i in row] for row in indices]
+    np.testing.assert_allclose(
+        export.served["files/scores"], -np.sort(-scores, axis=-1)[:, :3], rtol=0, atol=allowed
+    )
+    np.testing.assert_allclose(
+        export.served["files/scores"], np.take_along_axis(scores, indices, -1), rtol=0, atol=allowed
+    )
+    assert export.served["files/classes"].tolist() == [
+        [f"digit {i}" for i in row] for row in indices
+    ]
 
 
 def test_wrong_images_are_refused(export):
@@ -262,10 +352,20 @@ def test_wrong_images_are_refused(export):
 
 
 def test_every_weight_once_and_operations_that_any_server_has(export, name):
-    unread = [] if name == "not folded" else [weight for weight in export.model.weights if FOLDED.search(weight.path)]
+    unread = (
+        []
+        if name == "not folded"
+        else [weight for weight in export.model.weights if FOLDED.search(weight.path)]
+    )
     assert bool(unread) == (name not in ("not folded", "functional"))
-    assert export.description["variables"] == export.model.count_params() - sum(int(np.prod(w.shape)) for w in unread)
-    assert not [op for op in export.description["operations"] if "Assign" in op or "Random" in op or "Xla" in op]
+    assert export.description["variables"] == export.model.count_params() - sum(
+        int(np.prod(w.shape)) for w in unread
+    )
+    assert not [
+        op
+        for op in export.description["operations"]
+        if "Assign" in op or "Random" in op or "Xla" in op
+    ]
     network = export.description["network"]  # files are decoded one by one
     assert not [op for op in network if "While" in op or "TensorList" in op]
     if name == "pixels":  # in the others the names of the weights take more room than the weights
@@ -287,9 +387,17 @@ def test_card(exports):
     assert card["versions"]["numpy"] == np.__version__
     assert card["parameters"]["total"] == export.model.count_params()
     assert card["model"]["class"] == "ResidualNetwork"
-    assert kp.models.ResidualNetwork.from_config(card["model"]["config"]).count_params() == export.model.count_params()
+    assert (
+        kp.models.ResidualNetwork.from_config(card["model"]["config"]).count_params()
+        == export.model.count_params()
+    )
     assert card["pixels"] is True
-    assert (card["activation"], card["top_k"], card["batch_sizes"], card["precision"]) == ("softmax", 3, [1, 3], "float32")
+    assert (card["activation"], card["top_k"], card["batch_sizes"], card["precision"]) == (
+        "softmax",
+        3,
+        [1, 3],
+        "float32",
+    )
     assert card["check"]["batch_sizes"] == [1, 3]
     assert "accuracy" not in card["check"]
     largest, allowed = card["check"]["largest_difference"], card["check"]["allowed_difference"]
@@ -300,10 +408,15 @@ def test_card(exports):
 def test_card_holds_the_hash_of_every_file(exports):
     export = exports["pixels"]
     own = Path("assets.extra/model_card.json")
-    files = {path.relative_to(export.path) for path in export.path.rglob("*") if path.is_file()} - {own}
+    files = {path.relative_to(export.path) for path in export.path.rglob("*") if path.is_file()} - {
+        own
+    }
     assert {str(path) for path in files} == set(export.card["files"])
     for path in files:
-        assert hashlib.sha256((export.path / path).read_bytes()).hexdigest() == export.card["files"][str(path)]
+        assert (
+            hashlib.sha256((export.path / path).read_bytes()).hexdigest()
+            == export.card["files"][str(path)]
+        )
 
 
 def test_warm_up_requests(export, name):
@@ -313,13 +426,17 @@ def test_warm_up_requests(export, name):
 
 
 def test_channels_first_is_served_channels_last():
-    model = kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(1, 12, 8), data_format="channels_first", **PIXELS)
+    model = kp.models.resnet_cifar(
+        8, width_factor=0.25, input_shape=(1, 12, 8), data_format="channels_first", **PIXELS
+    )
     randomize(model)
     scores = _scores.take_apart(model)
     images = _check.samples(scores)
     assert images.shape == (3, 12, 8, 1)
     logits = keras.ops.convert_to_numpy(scores.model(images, training=False))
-    np.testing.assert_allclose(logits, _check.expected(scores, images)["logits"], atol=1e-5 * max(1, np.abs(logits).max()))
+    np.testing.assert_allclose(
+        logits, _check.expected(scores, images)["logits"], atol=1e-5 * max(1, np.abs(logits).max())
+    )
 
 
 @pytest.mark.parametrize(
@@ -339,7 +456,9 @@ def test_logits_of_other_models(last, activation, output_is):
     wanted = _check.expected(scores, x)
     logits = keras.ops.convert_to_numpy(scores.model(x))
     np.testing.assert_allclose(logits, wanted["logits"], atol=1e-6)
-    np.testing.assert_allclose(_scores.PROBABILITIES[activation](logits), wanted["probabilities"], atol=1e-6)
+    np.testing.assert_allclose(
+        _scores.PROBABILITIES[activation](logits), wanted["probabilities"], atol=1e-6
+    )
 
 
 def test_probabilities_of_extreme_logits():
@@ -348,7 +467,8 @@ def test_probabilities_of_extreme_logits():
     np.testing.assert_array_equal(_scores.PROBABILITIES["softmax"](x), [[0, 0, 1]])
 
 
-# --- versions, wrong input, failures: without the work of writing a graph -----------------------------------------------
+# --- versions, wrong input, failures: without the work of writing a graph
+# -----------------------------------------------
 
 
 @pytest.fixture
@@ -380,12 +500,21 @@ def test_versions(small, tmp_path):
     assert save(4) == 4
     assert card_version() == 8  # the card beside the versions is the highest one's
     assert json.loads((tmp_path / "m/4/assets.extra/model_card.json").read_text())["version"] == 4
-    with pytest.raises(ValueError, match=r"has a version 7.*next free one is 9.*Received: version=7"):
+    with pytest.raises(
+        ValueError, match=r"has a version 7.*next free one is 9.*Received: version=7"
+    ):
         save(7)
     for version in (0, -1, 1.5, "2", True):
         with pytest.raises(ValueError, match="positive integer"):
             save(version)
-    assert sorted(entry.name for entry in (tmp_path / "m").iterdir()) == ["1", "2", "4", "7", "8", "model_card.json"]
+    assert sorted(entry.name for entry in (tmp_path / "m").iterdir()) == [
+        "1",
+        "2",
+        "4",
+        "7",
+        "8",
+        "model_card.json",
+    ]
 
 
 @pytest.mark.usefixtures("quick")
@@ -419,8 +548,14 @@ def test_a_version_that_another_process_takes_meanwhile(small, tmp_path, monkeyp
         ({"batch_sizes": (0, 2)}, "positive integer"),
         ({"precision": "int8"}, "precision"),
         ({"precision": "bfloat16"}, "needs validation_data"),
-        ({"precision": "bfloat16", "validation_data": (np.zeros((3, 4)), np.zeros(2))}, r"shapes \(3, 4\) and \(2,\)"),
-        ({"precision": "bfloat16", "validation_data": (np.zeros((3, 6)), np.zeros(3))}, "networks of this package"),
+        (
+            {"precision": "bfloat16", "validation_data": (np.zeros((3, 4)), np.zeros(2))},
+            r"shapes \(3, 4\) and \(2,\)",
+        ),
+        (
+            {"precision": "bfloat16", "validation_data": (np.zeros((3, 6)), np.zeros(3))},
+            "networks of this package",
+        ),
     ],
 )
 def test_wrong_arguments(small, tmp_path, arguments, message):
@@ -437,7 +572,10 @@ def test_wrong_models(tmp_path):
         (keras.Sequential([keras.layers.Dense(2)]), "keras.Input"),
         (two, "one output.*Received: 1 inputs and 2 outputs"),
         (sequential(keras.layers.Dense(2, activation="tanh")), "must end in a Dense layer"),
-        (sequential(keras.layers.Dense(2), keras.layers.BatchNormalization()), "must end in a Dense layer"),
+        (
+            sequential(keras.layers.Dense(2), keras.layers.BatchNormalization()),
+            "must end in a Dense layer",
+        ),
         (keras.layers.Dense(2), "Only a built functional"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -454,7 +592,9 @@ def test_a_file_in_the_way(small, tmp_path):
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), kp.export.ExportError("differs"), OSError("gone")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), kp.export.ExportError("differs"), OSError("gone")], ids=repr
+)
 @pytest.mark.parametrize("at", ["check", "rename", "card"])
 def test_a_failure_leaves_nothing(small, tmp_path, monkeypatch, error, at):
     def fail(*_):
@@ -488,19 +628,30 @@ def test_preprocessing_of_other_channels(tmp_path):
     with pytest.raises(ValueError, match=r"each of the model's 1 channels.*Received"):
         kp.export.save(model, tmp_path / "m", classes=DIGITS, preprocessing=COLOURS)
     with pytest.raises(TypeError, match="unknown"):
-        kp.export.save(model, tmp_path / "m", classes=DIGITS, preprocessing=PREPROCESSING.to_dict() | {"unknown": 1})
+        kp.export.save(
+            model,
+            tmp_path / "m",
+            classes=DIGITS,
+            preprocessing=PREPROCESSING.to_dict() | {"unknown": 1},
+        )
     assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
 def few_processes(monkeypatch, one_process_for_all):
-    """Run SavedModels in this process, which has TensorFlow; a process without Keras does it for the first of `exports`."""
+    """Run SavedModels in this process, which has TensorFlow; a process without Keras
+    does it for the first of `exports`.
+    """
     if one_process_for_all:
         monkeypatch.setattr(_children, "run", one_process_for_all)
 
     def replay(path, batches, folder, runtime="saved_model"):
         serve = _replay.RUNTIMES[runtime](str(path))
-        return {f"{name}/{key}": value for name, images in batches.items() for key, value in serve(images).items()}
+        return {
+            f"{name}/{key}": value
+            for name, images in batches.items()
+            for key, value in serve(images).items()
+        }
 
     monkeypatch.setattr(_check, "replay", replay)
 
@@ -536,19 +687,34 @@ def test_bfloat16(labelled, tmp_path):
     right = float((outputs["logits"].numpy().argmax(-1) == labels).mean())
     card = json.loads((path / "assets.extra/model_card.json").read_text())
     assert card["precision"] == "bfloat16"
-    assert card["check"]["accuracy"] == {"images": 70, "model": 1.0, "bfloat16": right, "max_loss": 0.1}
+    assert card["check"]["accuracy"] == {
+        "images": 70,
+        "model": 1.0,
+        "bfloat16": right,
+        "max_loss": 0.1,
+    }
     logits = model.predict(images, verbose=0)
     difference = np.abs(outputs["logits"].numpy() - logits).max()
     assert 0 < difference < 8 / 256 * np.abs(logits).max()
 
 
 @pytest.mark.usefixtures("few_processes")
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 def test_bfloat16_that_loses_too_much(labelled, tmp_path):
     model, images, labels = labelled
-    with pytest.raises(kp.export.ExportError, match=r"Of 70 images [\d.]+ % are right in bfloat16, 100.00 % by the model"):
+    with pytest.raises(
+        kp.export.ExportError,
+        match=r"Of 70 images [\d.]+ % are right in bfloat16, 100.00 % by the model",
+    ):
         kp.export.save(
-            model, tmp_path / "m", classes=DIGITS, precision="bfloat16", validation_data=(images, labels), max_accuracy_loss=-1
+            model,
+            tmp_path / "m",
+            classes=DIGITS,
+            precision="bfloat16",
+            validation_data=(images, labels),
+            max_accuracy_loss=-1,
         )
     assert not list(tmp_path.iterdir())
 
@@ -562,9 +728,13 @@ def test_bfloat16_that_loses_too_much(labelled, tmp_path):
     ],
     ids=str,
 )
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="folded by the process on TensorFlow")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="folded by the process on TensorFlow"
+)
 def test_folded_networks_give_the_same(arrangement, options):
-    """Every arrangement, with single units and stacks, projections, biases, statistics far from the start: within 1e-5."""
+    """Every arrangement, with single units and stacks, projections, biases, statistics
+    far from the start: within 1e-5.
+    """
     # a standardised kernel would lose the factor again
     folded = re.compile(r"^$" if options.get("standardize_weights") else FOLDED_IN[arrangement])
     options = options | {"arrangement": arrangement, "shape_shortcut": "projection"}
@@ -575,10 +745,16 @@ def test_folded_networks_give_the_same(arrangement, options):
     images = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype("float32")
     wanted = [output.numpy() for output in core(images, training=False)]
     values = _values.of(core, fold=True)
-    norms = {weight.path.rsplit("/", 1)[0] for weight in model.weights if weight.path.endswith("/gamma")}
+    norms = {
+        weight.path.rsplit("/", 1)[0] for weight in model.weights if weight.path.endswith("/gamma")
+    }
     unread = {variable.path for variable in values.unread}
-    assert {path.rsplit("/", 1)[0] for path in unread} == {path for path in norms if folded.search(path)}
-    assert all(path.rsplit("/", 1)[1] in ("gamma", "moving_mean", "moving_variance") for path in unread)
+    assert {path.rsplit("/", 1)[0] for path in unread} == {
+        path for path in norms if folded.search(path)
+    }
+    assert all(
+        path.rsplit("/", 1)[1] in ("gamma", "moving_mean", "moving_variance") for path in unread
+    )
     with values.active():
         outputs = [output.numpy() for output in core(images, training=False)]
     for output, own in zip(outputs, wanted, strict=True):
@@ -599,7 +775,9 @@ def test_diverged_weights_are_not_exported(small, tmp_path, monkeypatch):
 def test_a_different_result_is_an_error(exports, tmp_path):
     other = MODELS["pixels"][0]()
     randomize(other, seed=1)
-    with pytest.raises(kp.export.ExportError, match=r"logits differ from the model's by up to .* is allowed"):
+    with pytest.raises(
+        kp.export.ExportError, match=r"logits differ from the model's by up to .* is allowed"
+    ):
         _check.compare(_scores.take_apart(other), exports["pixels"].path, tmp_path)
 
 
@@ -607,16 +785,27 @@ def test_full_disk(exports, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(OSError, match=r"no room for the export in .*m \(File too large\); nothing of it was left behind"):
+        with pytest.raises(
+            OSError,
+            match=r"no room for the export in .*m \(File too large\); nothing of it was left behind",
+        ):
             kp.export.save(exports["pixels"].model, tmp_path / "m", classes=DIGITS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow writes in the same process, torch as JAX does")
+@pytest.mark.skipif(
+    keras.backend.backend() != "jax",
+    reason="TensorFlow writes in the same process, torch as JAX does",
+)
 def test_a_layer_that_cannot_be_imported(tmp_path):
-    model = sequential(keras.layers.Lambda(lambda x: x * 2, output_shape=(5,)), keras.layers.Dense(2))
-    with pytest.raises(kp.export.ExportError, match=r"(?s)failed \(exit status 1\).*registered.*Its last lines:.*Lambda"):
+    model = sequential(
+        keras.layers.Lambda(lambda x: x * 2, output_shape=(5,)), keras.layers.Dense(2)
+    )
+    with pytest.raises(
+        kp.export.ExportError,
+        match=r"(?s)failed \(exit status 1\).*registered.*Its last lines:.*Lambda",
+    ):
         kp.export.save(model, tmp_path / "m", classes=["a", "b"])
     assert not list(tmp_path.iterdir())

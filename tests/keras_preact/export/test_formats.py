@@ -1,4 +1,6 @@
-"""`kp.export.save_onnx` and `save_litert`: what ONNX Runtime and LiteRT make of the files, and what failures leave behind."""
+"""`kp.export.save_onnx` and `save_litert`: what ONNX Runtime and LiteRT make of the
+files, and what failures leave behind.
+"""
 
 import collections
 import dataclasses
@@ -32,31 +34,62 @@ DIGITS = [f"digit {i}" for i in range(10)]
 
 
 def cifar(depth=8, **options):
-    return kp.models.resnet_cifar(depth, **{"width_factor": 0.25, "input_shape": (8, 8, 1)} | options)
+    return kp.models.resnet_cifar(
+        depth, **{"width_factor": 0.25, "input_shape": (8, 8, 1)} | options
+    )
 
 
 def stacked():
     return two_stages(
-        stacked=True, remat=True, stochastic_depth=0.5, shortcut="dropout", width=4, input_shape=(8, 8, 1), **PIXELS
+        stacked=True,
+        remat=True,
+        stochastic_depth=0.5,
+        shortcut="dropout",
+        width=4,
+        input_shape=(8, 8, 1),
+        **PIXELS,
     )
 
 
 #: Name to model, and the shape of an image that it is asked about, channels last.
 MODELS = {
     "pixels": (lambda: cifar(**PIXELS), (8, 8, 1)),
-    "original": (lambda: cifar(arrangement="original", classifier_activation="softmax", **PIXELS), (8, 8, 1)),
+    "original": (
+        lambda: cifar(arrangement="original", classifier_activation="softmax", **PIXELS),
+        (8, 8, 1),
+    ),
     "stacked, dropout": (stacked, (8, 8, 1)),
     "mixed precision": (lambda: cifar(dtype="mixed_bfloat16", **PIXELS), (8, 8, 1)),
-    "channels first": (lambda: cifar(input_shape=(1, 12, 8), data_format="channels_first", **PIXELS), (12, 8, 1)),
+    "channels first": (
+        lambda: cifar(input_shape=(1, 12, 8), data_format="channels_first", **PIXELS),
+        (12, 8, 1),
+    ),
     "any size, grouped": (
-        lambda: cifar(11, groups=2, block="bottleneck", input_shape=(None, None, 3), classifier_activation="sigmoid"),
+        lambda: cifar(
+            11,
+            groups=2,
+            block="bottleneck",
+            input_shape=(None, None, 3),
+            classifier_activation="sigmoid",
+        ),
         (9, 12, 3),
     ),
-    "dense": (lambda: kp.models.dense_resnet(6, input_shape=(20,), classes=10, shortcut="dropout"), (20,)),
-    "transformer": (lambda: kp.models.pre_ln_transformer(2, width=32, patch_size=2, input_shape=(8, 8, 1)), (8, 8, 1)),
+    "dense": (
+        lambda: kp.models.dense_resnet(6, input_shape=(20,), classes=10, shortcut="dropout"),
+        (20,),
+    ),
+    "transformer": (
+        lambda: kp.models.pre_ln_transformer(2, width=32, patch_size=2, input_shape=(8, 8, 1)),
+        (8, 8, 1),
+    ),
 }
-if keras.backend.backend() != "tensorflow":  # what differs there is the file that TensorFlow is handed
-    MODELS = {name: MODELS[name] for name in ("pixels", "stacked, dropout", "mixed precision", "any size, grouped")}
+if (
+    keras.backend.backend() != "tensorflow"
+):  # what differs there is the file that TensorFlow is handed
+    MODELS = {
+        name: MODELS[name]
+        for name in ("pixels", "stacked, dropout", "mixed precision", "any size, grouped")
+    }
 #: Largest difference, as a share of the largest logit: rounding in float32, in bfloat16.
 TOLERANCE = {name: 8 / 256 if name.startswith("mixed") else 1e-5 for name in MODELS}
 
@@ -71,7 +104,9 @@ def run(name: str, path: Path, images: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def logits_of(model, images: np.ndarray) -> np.ndarray:
-    """Return the logits of a network, from its own code on the backend of these tests, in float64."""
+    """Return the logits of a network, from its own code on the backend of these tests,
+    in float64.
+    """
     if model.get_config().get("data_format") == "channels_first" and images.ndim == 4:
         images = np.moveaxis(images, -1, 1)
     output = keras.Model(model.inputs[0], model.logits)(images, training=False)
@@ -88,7 +123,9 @@ class Converted:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Every model of MODELS in both formats: the steps of an export, with one process for all."""
+    """Every model of MODELS in both formats: the steps of an export, with one process
+    for all.
+    """
     folder = tmp_path_factory.mktemp("files")
     results, activations = {}, []
     for i, (name, (make, shape)) in enumerate(MODELS.items()):
@@ -97,12 +134,24 @@ def files(tmp_path_factory):
         scores = formats._in_float32(model, _scores.take_apart(model), FORMATS["onnx"])
         scores.model.save(folder / f"{i}.keras")
         activations.append(scores.activation)
-        images = np.random.default_rng(i).uniform(0, 255 if scores.takes_pixels else 1, (5, *shape)).astype("float32")
+        images = (
+            np.random.default_rng(i)
+            .uniform(0, 255 if scores.takes_pixels else 1, (5, *shape))
+            .astype("float32")
+        )
         paths = {key: folder / f"{i}{kind.suffix}" for key, kind in FORMATS.items()}
         results[name] = Converted(model, paths, images, logits_of(model, images))
     script = str(Path(__file__).with_name("convert_all.py"))
-    environment = os.environ | {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, script, str(folder), *activations], env=environment, capture_output=True, text=True)
+    environment = os.environ | {
+        "KERAS_BACKEND": "tensorflow",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    done = subprocess.run(
+        [sys.executable, script, str(folder), *activations],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return results
 
@@ -123,8 +172,12 @@ def test_outputs_are_those_of_the_model(files, name, kind):
         assert {key: (value.dtype, value.shape) for key, value in outputs.items()} == {
             key: (np.float32, (n, 10)) for key in ("logits", "probabilities")
         }
-        np.testing.assert_allclose(outputs["logits"], wanted[:n], rtol=0, atol=TOLERANCE[name] * scale)
-        np.testing.assert_allclose(outputs["probabilities"], probabilities[:n], rtol=0, atol=TOLERANCE[name] * scale)
+        np.testing.assert_allclose(
+            outputs["logits"], wanted[:n], rtol=0, atol=TOLERANCE[name] * scale
+        )
+        np.testing.assert_allclose(
+            outputs["probabilities"], probabilities[:n], rtol=0, atol=TOLERANCE[name] * scale
+        )
 
 
 def test_onnx_form(files, name):
@@ -134,7 +187,10 @@ def test_onnx_form(files, name):
 
     def form(values):
         return {
-            value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim] for value in values
+            value.name: [
+                size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim
+            ]
+            for value in values
         }
 
     size = ("height", "width", 3) if "any size" in name else MODELS[name][1]
@@ -147,7 +203,9 @@ def test_any_size_in_onnx_and_litert(files):
     images = np.random.default_rng(0).normal(size=(2, 16, 11, 3)).astype("float32")
     wanted = logits_of(file.model, images)
     for kind, path in file.paths.items():
-        np.testing.assert_allclose(run(kind, path, images)["logits"], wanted, atol=1e-5 * max(1, np.abs(wanted).max()))
+        np.testing.assert_allclose(
+            run(kind, path, images)["logits"], wanted, atol=1e-5 * max(1, np.abs(wanted).max())
+        )
 
 
 def test_litert_batch_size_through_the_interpreter(files):
@@ -162,7 +220,8 @@ def test_litert_batch_size_through_the_interpreter(files):
         interpreter.set_tensor(images["index"], file.images[:n])
         interpreter.invoke()
         closest = min(
-            np.abs(interpreter.get_tensor(output["index"]) - wanted[:n]).max() for output in interpreter.get_output_details()
+            np.abs(interpreter.get_tensor(output["index"]) - wanted[:n]).max()
+            for output in interpreter.get_output_details()
         )
         assert closest <= 1e-5 * max(1, np.abs(wanted).max())
 
@@ -178,13 +237,27 @@ def operations(name: str, path: Path) -> collections.Counter:
 def test_plain_operations(files, name, kind):
     found = operations(kind, files[name].paths[kind])
     assert "if" not in {operation.lower() for operation in found}
-    for word in ("loop", "while", "scan", "call", "random", "dropout", "batchnorm", "flex", "custom", "variable"):
+    for word in (
+        "loop",
+        "while",
+        "scan",
+        "call",
+        "random",
+        "dropout",
+        "batchnorm",
+        "flex",
+        "custom",
+        "variable",
+    ):
         assert not [operation for operation in found if word in operation.lower()]
     if name == "stacked, dropout":
-        assert found["Conv" if kind == "onnx" else "CONV_2D"] == 13  # the units of the stacks, each by itself
+        assert (
+            found["Conv" if kind == "onnx" else "CONV_2D"] == 13
+        )  # the units of the stacks, each by itself
 
 
-# --- the whole way --------------------------------------------------------------------------------------------------------
+# --- the whole way
+# --------------------------------------------------------------------------------------------------------
 
 
 def metadata_of(name: str, path: Path) -> dict:
@@ -194,7 +267,8 @@ def metadata_of(name: str, path: Path) -> dict:
         return json.loads(archive.read("metadata.json"))
 
 
-#: Formats with the network that goes the whole way to each. Other backends hand it over in the same way for both.
+#: Formats with the network that goes the whole way to each. Other backends hand it over in the same
+#: way for both.
 WHOLE_WAY = {"onnx": "mixed precision", "litert": "stacked, dropout"}
 if keras.backend.backend() != "tensorflow":
     del WHOLE_WAY["litert"]
@@ -223,39 +297,52 @@ def test_save(files, tmp_path, kind, model_name):
     assert _scores.take_apart(file.model).dtypes == dtypes
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 @pytest.mark.parametrize("kind", ["onnx", pytest.param("litert", marks=pytest.mark.slow)])
 def test_an_operation_that_the_format_lacks(tmp_path, kind):
     inputs = keras.Input((6,))
     x = keras.ops.erfinv(keras.layers.Dense(4, activation="tanh")(inputs))
     model = keras.Model(inputs, keras.layers.Dense(2)(x))
     path = tmp_path / f"m{FORMATS[kind].suffix}"
-    with pytest.raises(kp.export.ExportError, match=rf"(?s)to {FORMATS[kind].title} failed.*Erfinv"):
+    with pytest.raises(
+        kp.export.ExportError, match=rf"(?s)to {FORMATS[kind].title} failed.*Erfinv"
+    ):
         SAVE[kind](model, path, classes=["a", "b"])
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_different_result_is_an_error(files, tmp_path, kind):
     other = MODELS["pixels"][0]()
     randomize(other, seed=1)
     path = files["pixels"].paths[kind]
-    message = rf"The {FORMATS[kind].title} file's logits differ from the model's by up to .* is allowed"
+    message = (
+        rf"The {FORMATS[kind].title} file's logits differ from the model's by up to .* is allowed"
+    )
     with pytest.raises(kp.export.ExportError, match=message):
         _check.compare(_scores.take_apart(other), path, tmp_path, kind)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_damaged_file_is_an_error(files, tmp_path, kind):
     path = tmp_path / "damaged"
     path.write_bytes(files["pixels"].paths[kind].read_bytes()[:5000])
-    with pytest.raises(kp.export.ExportError, match=rf"Running the {FORMATS[kind].title} file with .* failed"):
+    with pytest.raises(
+        kp.export.ExportError, match=rf"Running the {FORMATS[kind].title} file with .* failed"
+    ):
         _check.compare(_scores.take_apart(files["pixels"].model), path, tmp_path, kind)
 
 
-# --- paths, wrong input, failures: without the work of converting -----------------------------------------------------------
+# --- paths, wrong input, failures: without the work of converting
+# -----------------------------------------------------------
 
 
 @pytest.fixture
@@ -267,7 +354,9 @@ def small():
 def quick(monkeypatch):
     """Neither convert nor check."""
     monkeypatch.setattr(formats, "_write_graph", lambda scores, path: path.mkdir())
-    monkeypatch.setattr(_children, "run", lambda arguments, *_: Path(arguments[4]).write_bytes(b"file"))
+    monkeypatch.setattr(
+        _children, "run", lambda arguments, *_: Path(arguments[4]).write_bytes(b"file")
+    )
     monkeypatch.setattr(_check, "compare", lambda *_: {})
 
 
@@ -328,7 +417,10 @@ def test_wrong_models(tmp_path):
     mixed = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="mixed_bfloat16")])
     for model, message in (
         (cifar(include_top=False), "include_top=True"),
-        (mixed, r"LiteRT files compute in float32: .*dtype='float32'.*Received: layers that compute in bfloat16"),
+        (
+            mixed,
+            r"LiteRT files compute in float32: .*dtype='float32'.*Received: layers that compute in bfloat16",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             save_litert(model, tmp_path / "m.tflite", classes=["a", "b"])
@@ -337,17 +429,28 @@ def test_wrong_models(tmp_path):
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_missing_package(small, tmp_path, monkeypatch, kind):
-    monkeypatch.setitem(FORMATS, kind, dataclasses.replace(FORMATS[kind], modules=("json", "no_such_package")))
-    with pytest.raises(ImportError, match=rf"needs no_such_package: pip install 'keras-preact\[{kind}\]'"):
+    monkeypatch.setitem(
+        FORMATS, kind, dataclasses.replace(FORMATS[kind], modules=("json", "no_such_package"))
+    )
+    with pytest.raises(
+        ImportError, match=rf"needs no_such_package: pip install 'keras-preact\[{kind}\]'"
+    ):
         SAVE[kind](small, tmp_path / f"m{FORMATS[kind].suffix}", classes=["a", "b"])
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), kp.export.ExportError("differs"), OSError("gone")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), kp.export.ExportError("differs"), OSError("gone")], ids=repr
+)
 @pytest.mark.parametrize(
     ("place", "step"),
-    [(formats, "_write_graph"), (_children, "run"), (_check, "compare"), (_directory, "sync_entry")],
+    [
+        (formats, "_write_graph"),
+        (_children, "run"),
+        (_check, "compare"),
+        (_directory, "sync_entry"),
+    ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
 def test_a_failure_leaves_nothing(small, tmp_path, monkeypatch, error, place, step):
@@ -377,7 +480,10 @@ def test_full_disk(files, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
-        with pytest.raises(OSError, match=r"no room for the export in .* \(File too large\); nothing of it was left behind"):
+        with pytest.raises(
+            OSError,
+            match=r"no room for the export in .* \(File too large\); nothing of it was left behind",
+        ):
             save_litert(files["pixels"].model, tmp_path / "m.tflite", classes=DIGITS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

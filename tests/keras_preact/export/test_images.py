@@ -1,4 +1,6 @@
-"""Image files to pixels in TensorFlow's graph: against Pillow, against the training's decoder, and against an attacker."""
+"""Image files to pixels in TensorFlow's graph: against Pillow, against the training's
+decoder, and against an attacker.
+"""
 
 import functools
 import io
@@ -21,7 +23,9 @@ from keras_preact.preprocessing import Preprocessing
 from tests.keras_preact.export import image_files as files
 
 tf = pytest.importorskip("tensorflow")
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 FILES = tf.TensorSpec([None], tf.string, name="image_bytes")
 GRAY = np.arange(128, dtype="uint8")[:, None].repeat(3, axis=1)  # a GIF's colours: from black on
@@ -31,13 +35,17 @@ COLOURS[0] = 0
 
 @pytest.fixture(autouse=True)
 def fixed_seed():
-    """Nothing draws from Keras' or TensorFlow's seeds, and with a new one TensorFlow would prepare every decoder again."""
+    """Nothing draws from Keras' or TensorFlow's seeds, and with a new one TensorFlow
+    would prepare every decoder again.
+    """
 
 
 @functools.cache
 def decoder(size=(12, 20), channels=3, preprocessing=None, max_pixels=MAX_PIXELS):
     """A Decoder in a graph, as it is exported."""
-    return tf.function(Decoder(size, channels, preprocessing, max_pixels), input_signature=[FILES], autograph=False)
+    return tf.function(
+        Decoder(size, channels, preprocessing, max_pixels), input_signature=[FILES], autograph=False
+    )
 
 
 def decode(*data: bytes, **options) -> np.ndarray:
@@ -45,7 +53,9 @@ def decode(*data: bytes, **options) -> np.ndarray:
 
 
 def error(*data: bytes, **options) -> str:
-    """The message of the InvalidArgumentError that must come; of the graph's own sentences, that between the markers."""
+    """The message of the InvalidArgumentError that must come; of the graph's own
+    sentences, that between the markers.
+    """
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         decode(*data, **options)
     message = caught.value.message
@@ -59,7 +69,9 @@ def indexed(height=12, width=20, seed=0) -> np.ndarray:
 def pillow(data: bytes) -> np.ndarray:
     """A file's pixels, black where nothing is drawn."""
     image = Image.open(io.BytesIO(data)).convert("RGBA")
-    return np.asarray(Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image).convert("RGB"))
+    return np.asarray(
+        Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image).convert("RGB")
+    )
 
 
 @functools.cache
@@ -76,7 +88,9 @@ def kinds() -> dict[str, bytes]:
         "png rgba": files.encode(files.noise(channels=4)),
         "png 1 bit": files.encode(Image.fromarray(gray).convert("1")),
         "png palette": files.encode(with_palette),
-        "png palette transparent": files.encode(with_palette, transparency=bytes(range(0, 160, 10))),
+        "png palette transparent": files.encode(
+            with_palette, transparency=bytes(range(0, 160, 10))
+        ),
         "png gray 16 bits": files.encode(deep[..., 0].astype("uint16")),
         "png rgb 16 bits": files.png(20, 12, 16, 2, rows),
         "jpeg rgb": files.encode(colour, "JPEG"),
@@ -98,23 +112,33 @@ def test_as_the_training_decodes(kind, channels):
     assert found.dtype == np.float32
     assert found.shape == (1, 12, 20, channels)
     try:
-        want = tf.io.decode_image(data, channels=channels, expand_animations=False).numpy()  # as training.data.readers has it
+        want = tf.io.decode_image(
+            data, channels=channels, expand_animations=False
+        ).numpy()  # as training.data.readers has it
     except tf.errors.InvalidArgumentError:  # GIF and CMYK do not become gray there
-        want = tf.image.rgb_to_grayscale(tf.io.decode_image(data, channels=3, expand_animations=False))
+        want = tf.image.rgb_to_grayscale(
+            tf.io.decode_image(data, channels=3, expand_animations=False)
+        )
     np.testing.assert_array_equal(found[0], want)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in kinds() if "jpeg" not in kind and "16" not in kind])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in kinds() if "jpeg" not in kind and "16" not in kind]
+)
 def test_as_pillow_decodes(kind):
     data = kinds()[kind]
     image = Image.open(io.BytesIO(data))
     rgba = np.asarray(image.convert("RGBA"))
     want = rgba[..., :3]
-    assert ("alpha" in kind or "transparent" in kind or "rgba" in kind) == (rgba[..., 3].min() < 255)
+    assert ("alpha" in kind or "transparent" in kind or "rgba" in kind) == (
+        rgba[..., 3].min() < 255
+    )
     np.testing.assert_array_equal(decode(data)[0], want)
     np.testing.assert_array_equal(decode(data, channels=4)[0], rgba)
     if image.mode in ("L", "1"):
-        np.testing.assert_array_equal(decode(data, channels=1)[0, ..., 0], np.asarray(image.convert("L")))
+        np.testing.assert_array_equal(
+            decode(data, channels=1)[0, ..., 0], np.asarray(image.convert("L"))
+        )
     else:
         gray = np.asarray(Image.fromarray(want).convert("L"), "float32")
         np.testing.assert_allclose(decode(data, channels=1)[0, ..., 0], gray, atol=1)
@@ -123,7 +147,9 @@ def test_as_pillow_decodes(kind):
 @pytest.mark.parametrize("kind", [kind for kind in kinds() if "jpeg" in kind or "16" in kind])
 def test_others_are_opaque(kind):
     colours, opaque = decode(kinds()[kind])[0], np.full((12, 20), 255)
-    np.testing.assert_array_equal(decode(kinds()[kind], channels=4)[0], np.dstack([colours, opaque]))
+    np.testing.assert_array_equal(
+        decode(kinds()[kind], channels=4)[0], np.dstack([colours, opaque])
+    )
 
 
 def test_jpeg_is_about_what_pillow_makes_of_it():
@@ -132,7 +158,9 @@ def test_jpeg_is_about_what_pillow_makes_of_it():
         data = files.encode(smooth.convert(mode), "JPEG", quality=95)
         want = Image.open(io.BytesIO(data)).convert("RGB")
         np.testing.assert_allclose(decode(data)[0], np.asarray(want, "float32"), atol=12)
-        np.testing.assert_allclose(decode(data, channels=1)[0, ..., 0], np.asarray(want.convert("L"), "float32"), atol=12)
+        np.testing.assert_allclose(
+            decode(data, channels=1)[0, ..., 0], np.asarray(want.convert("L"), "float32"), atol=12
+        )
 
 
 def test_of_16_bits_the_upper_8_count():
@@ -149,9 +177,13 @@ GIFS = {
     "own colours": files.gif((12, 20), GRAY, files.frame(indexed(), colours=COLOURS)),
     "only own colours": files.gif((12, 20), None, files.frame(indexed(), colours=COLOURS)),
     "smaller frame": files.gif((12, 20), COLOURS, files.frame(indexed(5, 7), place=(4, 11))),
-    "smaller frame in the corner": files.gif((12, 20), COLOURS, files.frame(indexed(5, 7), place=(7, 13))),
+    "smaller frame in the corner": files.gif(
+        (12, 20), COLOURS, files.frame(indexed(5, 7), place=(7, 13))
+    ),
     "larger frame": files.gif((3, 2), COLOURS, files.frame(indexed())),
-    "frame beyond the screen": files.gif((6, 9), COLOURS, files.frame(indexed(5, 7), place=(7, 13))),
+    "frame beyond the screen": files.gif(
+        (6, 9), COLOURS, files.frame(indexed(5, 7), place=(7, 13))
+    ),
     "transparent": files.gif((12, 20), COLOURS, files.frame(indexed() % 4, transparent=2)),
     "extensions": files.gif(
         (12, 20),
@@ -162,13 +194,25 @@ GIFS = {
         files.frame(indexed() % 4, transparent=1),
     ),
     "no trailer": files.gif((12, 20), COLOURS, files.frame(indexed()), trailer=b""),
-    "junk behind": files.gif((12, 20), COLOURS, files.frame(indexed()), trailer=b";" + bytes(range(256))),
+    "junk behind": files.gif(
+        (12, 20), COLOURS, files.frame(indexed()), trailer=b";" + bytes(range(256))
+    ),
     **{
-        f"blocks of {size}": files.gif((12, 20), COLOURS, files.frame(indexed(), block_size=size)) for size in (1, 2, 100, 254)
+        f"blocks of {size}": files.gif((12, 20), COLOURS, files.frame(indexed(), block_size=size))
+        for size in (1, 2, 100, 254)
     },
-    "animation": files.gif((12, 20), COLOURS, files.frame(indexed()), *(files.frame(indexed(seed=s)) for s in range(1, 5))),
-    "larger second frame": files.gif((12, 20), COLOURS, files.frame(indexed()), files.frame(indexed(30, 40, seed=1))),
-    "damaged second frame": files.gif((12, 20), COLOURS, files.frame(indexed()), files.frame(indexed(seed=1))[:50], b"\xff"),
+    "animation": files.gif(
+        (12, 20),
+        COLOURS,
+        files.frame(indexed()),
+        *(files.frame(indexed(seed=s)) for s in range(1, 5)),
+    ),
+    "larger second frame": files.gif(
+        (12, 20), COLOURS, files.frame(indexed()), files.frame(indexed(30, 40, seed=1))
+    ),
+    "damaged second frame": files.gif(
+        (12, 20), COLOURS, files.frame(indexed()), files.frame(indexed(seed=1))[:50], b"\xff"
+    ),
 }
 
 
@@ -181,7 +225,9 @@ def test_the_first_frame_of_a_gif_on_its_screen(name):
 
 def test_gifs_that_pillow_writes():
     frames = [Image.fromarray(files.noise(seed=seed)) for seed in range(4)]
-    data = files.encode(frames[0], "GIF", save_all=True, append_images=frames[1:], duration=50, loop=0)
+    data = files.encode(
+        frames[0], "GIF", save_all=True, append_images=frames[1:], duration=50, loop=0
+    )
     assert Image.open(io.BytesIO(data)).n_frames == 4
     np.testing.assert_array_equal(decode(data)[0], pillow(data))
     large = files.encode(files.noise(300, 400, 1), "GIF")  # hundreds of blocks, interlaced
@@ -189,7 +235,9 @@ def test_gifs_that_pillow_writes():
 
 
 def test_long_runs_of_blocks():
-    """More equal blocks than are looked at in one step, and an end at any place in such a step."""
+    """More equal blocks than are looked at in one step, and an end at any place in such
+    a step.
+    """
     for count in (_gif.WINDOW - 1, _gif.WINDOW, _gif.WINDOW + 1, 2 * _gif.WINDOW):
         comment = b"\x21\xfe" + files.blocks(bytes(3 * count), 3)
         data = files.gif((12, 20), COLOURS, comment, files.frame(indexed()))
@@ -199,7 +247,16 @@ def test_long_runs_of_blocks():
 class TestRefused:
     @pytest.mark.parametrize(
         "junk",
-        [b"", b"G", b"no image", bytes(100), b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"GIF88a" + bytes(50), b"BM" + bytes(60)],
+        [
+            b"",
+            b"G",
+            b"no image",
+            bytes(100),
+            b"\x89PNG\r\n\x1a\n",
+            b"\xff\xd8",
+            b"GIF88a" + bytes(50),
+            b"BM" + bytes(60),
+        ],
     )
     def test_what_is_no_image(self, junk):
         assert error(files.encode(files.noise()), junk) == "image 1 is no PNG, JPEG or GIF"
@@ -219,21 +276,30 @@ class TestRefused:
         jpeg[place : place + 2] = b"\0\0"
         assert error(bytes(jpeg))
         frame = files.frame(indexed(1, 1))[:5] + bytes(4) + b"\0\x07" + files.blocks(b"\x80\x81")
-        assert error(files.gif((12, 20), COLOURS, frame)) == "image 0 is a GIF with an empty first frame"
+        assert (
+            error(files.gif((12, 20), COLOURS, frame))
+            == "image 0 is a GIF with an empty first frame"
+        )
         assert error(files.gif((12, 20), COLOURS)) == "image 0 is a GIF without a whole first frame"
 
     def test_sizes_at_the_limit(self):
         for kind in ("PNG", "JPEG", "GIF"):
             data = files.encode(files.noise(), kind)
-            assert error(data, max_pixels=239) == "image 0 is 20 x 12 pixels; at most 239 pixels are decoded"
+            assert (
+                error(data, max_pixels=239)
+                == "image 0 is 20 x 12 pixels; at most 239 pixels are decoded"
+            )
             assert decode(data, max_pixels=240).shape == (1, 12, 20, 3)
 
     @pytest.mark.parametrize(
-        ("width", "height"), [(50_000, 50_000), (2**31 - 1, 2**31 - 1), (MAX_PIXELS + 1, 1), (1, MAX_PIXELS + 1)]
+        ("width", "height"),
+        [(50_000, 50_000), (2**31 - 1, 2**31 - 1), (MAX_PIXELS + 1, 1), (1, MAX_PIXELS + 1)],
     )
     def test_sizes_in_a_png(self, width, height):
         message = error(files.encode(files.noise()), files.png(width, height, 8, 2, b""))
-        assert message == f"image 1 is {width} x {height} pixels; at most 50000000 pixels are decoded"
+        assert (
+            message == f"image 1 is {width} x {height} pixels; at most 50000000 pixels are decoded"
+        )
 
     def test_sizes_that_are_negative_numbers(self):
         assert error(files.png(2**32 - 1, 2**32 - 1, 8, 2, b"")) == "image 0 is -1 x -1 pixels"
@@ -262,12 +328,17 @@ class TestRefused:
         assert error(data) == "image 0 is a GIF without a whole first frame"
 
 
-@pytest.mark.parametrize("kind", ["png rgb", "png palette transparent", "jpeg rgb", "jpeg progressive", "gif"])
+@pytest.mark.parametrize(
+    "kind", ["png rgb", "png palette transparent", "jpeg rgb", "jpeg progressive", "gif"]
+)
 def test_no_part_of_a_truncated_file(kind):
     data = kinds()[kind]
     whole = decode(data)
     decode_one = decoder()
-    for length in [*range(0, len(data), max(1, len(data) // 60)), *range(len(data) - 20, len(data))]:
+    for length in [
+        *range(0, len(data), max(1, len(data) // 60)),
+        *range(len(data) - 20, len(data)),
+    ]:
         try:
             pixels = decode_one(tf.constant([data[:length]])).numpy()
         except tf.errors.InvalidArgumentError:
@@ -277,7 +348,9 @@ def test_no_part_of_a_truncated_file(kind):
 
 
 def test_pixels_missing_in_a_gif():
-    """The chain of blocks is whole, but the compressed data end, or go wrong, before the last pixel."""
+    """The chain of blocks is whole, but the compressed data end, or go wrong, before
+    the last pixel.
+    """
     for codes in (b"\x80\1\2\3\x81", b"\x80\1\2\3", b"\x80\1\xff\xff\xff\xff", b""):
         frame = files.frame(indexed())[:10] + b"\x07" + files.blocks(codes)
         assert error(files.gif((12, 20), COLOURS, frame)).startswith("not ours: ")
@@ -302,7 +375,8 @@ def decodes_or_raises(data: bytes) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    start=st.sampled_from([b"", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff", b"GIF89a"]), rest=st.binary(max_size=300)
+    start=st.sampled_from([b"", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff", b"GIF89a"]),
+    rest=st.binary(max_size=300),
 )
 def test_junk(start, rest):
     decodes_or_raises(start + rest)
@@ -362,7 +436,9 @@ for path in paths:
 
 
 def test_bombs_take_no_memory(tmp_path):
-    """The highest use of memory of a process, beside the same process before it: of files that could take GB."""
+    """The highest use of memory of a process, beside the same process before it: of
+    files that could take GB.
+    """
     black = Image.new("L", (3000, 1000))
     empty = files.encode(black, "GIF")
     start = empty.index(b"\x2c", 13 + 3 * 2 ** (1 + empty[10] % 8))
@@ -370,7 +446,10 @@ def test_bombs_take_no_memory(tmp_path):
     rows = bytes(50_001) * 1000  # of 50,000: the header is what counts
     bombs = {
         "large.png": (files.png(50_000, 50_000, 8, 0, rows), "image 0 is 50000 x 50000 pixels"),
-        "large.gif": (files.gif((65535, 65535), COLOURS, files.frame(indexed())), "image 0 is 65535 x 65535 pixels"),
+        "large.gif": (
+            files.gif((65535, 65535), COLOURS, files.frame(indexed())),
+            "image 0 is 65535 x 65535 pixels",
+        ),
         "animation.gif": (empty[:start] + empty[start:-1] * 2000 + b";", "decoded"),
         "strip.png": (files.encode(Image.new("L", (1_000_000, 1))), "decoded"),
         "tower.png": (files.encode(Image.new("L", (1, 1_000_000))), "decoded"),
@@ -382,7 +461,9 @@ def test_bombs_take_no_memory(tmp_path):
         assert len(data) < 20 * 2**20
         (tmp_path / name).write_bytes(data)
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", BOMBS, str(tmp_path)], capture_output=True, text=True, cwd=root)
+    done = subprocess.run(
+        [sys.executable, "-c", BOMBS, str(tmp_path)], capture_output=True, text=True, cwd=root
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 2 * len(bombs)
@@ -399,7 +480,9 @@ def freeze(function):
 
 
 def test_saved_and_frozen_it_refuses_the_same(tmp_path):
-    """No operation calls Python, and no check is lost with the graph that nothing depends on."""
+    """No operation calls Python, and no check is lost with the graph that nothing
+    depends on.
+    """
     module = tf.Module()
     module.decode = decoder()
     tf.saved_model.save(module, str(tmp_path))
@@ -407,14 +490,22 @@ def test_saved_and_frozen_it_refuses_the_same(tmp_path):
     concrete = loaded.decode.get_concrete_function()
     graph = concrete.graph.as_graph_def()
     operations = {
-        node.op for part in [graph, *graph.library.function] for node in getattr(part, "node_def", None) or part.node
+        node.op
+        for part in [graph, *graph.library.function]
+        for node in getattr(part, "node_def", None) or part.node
     }
     assert {"DecodePng", "DecodeJpeg", "DecodeGif", "Assert"} <= operations
     assert not any("PyFunc" in operation for operation in operations)
     good, large = files.encode(files.noise()), files.png(50_000, 50_000, 8, 2, b"")
     for run in (loaded.decode, freeze(concrete)):
-        np.testing.assert_array_equal(np.asarray(run(tf.constant([good]))).reshape(12, 20, 3), files.noise())
-        for bad, message in ((b"junk", "is no PNG"), (large, "50000 x 50000"), (good[:-5], "Invalid PNG")):
+        np.testing.assert_array_equal(
+            np.asarray(run(tf.constant([good]))).reshape(12, 20, 3), files.noise()
+        )
+        for bad, message in (
+            (b"junk", "is no PNG"),
+            (large, "50000 x 50000"),
+            (good[:-5], "Invalid PNG"),
+        ):
             with pytest.raises(tf.errors.InvalidArgumentError, match=message):
                 run(tf.constant([good, bad]))
         with pytest.raises(tf.errors.InvalidArgumentError, match="holds no image"):
@@ -427,8 +518,22 @@ def test_the_same_pixels_as_in_the_training_s_evaluation(tmp_path):
     from training.config import Data
     from training.data import evaluation_batches, load
 
-    shapes = [(60, 80), (81, 60), (37, 90), (28, 28), (32, 32), (5, 4), (300, 299), (29, 1000), (1, 700), (700, 2)]
-    data = [files.encode(files.noise(*shape, seed=i), ("PNG", "JPEG")[i % 2]) for i, shape in enumerate(shapes)]
+    shapes = [
+        (60, 80),
+        (81, 60),
+        (37, 90),
+        (28, 28),
+        (32, 32),
+        (5, 4),
+        (300, 299),
+        (29, 1000),
+        (1, 700),
+        (700, 2),
+    ]
+    data = [
+        files.encode(files.noise(*shape, seed=i), ("PNG", "JPEG")[i % 2])
+        for i, shape in enumerate(shapes)
+    ]
     data += [each for kind, each in kinds().items() if not kind.startswith("gif")]
     for split in ("train", "test"):
         (tmp_path / split / "a").mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""TensorFlow Serving's configuration, parsed as the server parses it: with its messages, from protobuf's text format."""
+"""TensorFlow Serving's configuration, parsed as the server parses it: with its
+messages, from protobuf's text format.
+"""
 
 import json
 import os
@@ -8,19 +10,28 @@ from pathlib import Path
 
 import keras
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format, wrappers_pb2
+from google.protobuf import (
+    descriptor_pb2,
+    descriptor_pool,
+    message_factory,
+    text_format,
+    wrappers_pb2,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_preact.export import tf_serving
 from keras_preact.export._serving_config import write_config
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 FILES = ["batching.config", "monitoring.config", "models.config"]
 
-#: Messages that tensorflow-serving-api leaves out, by TensorFlow Serving's session_bundle_config.proto and
-#: monitoring_config.proto: name, number, label (1 optional, 3 repeated), type (3 int64, 8 bool, 9 string, 11 message).
+#: Messages that tensorflow-serving-api leaves out, by TensorFlow Serving's
+#: session_bundle_config.proto and monitoring_config.proto: name, number, label (1 optional, 3
+#: repeated), type (3 int64, 8 bool, 9 string, 11 message).
 INT64 = ".google.protobuf.Int64Value"
 MESSAGES = {
     "BatchingParameters": [
@@ -39,7 +50,9 @@ MESSAGES = {
 
 def message(name):
     """Return an empty message of a kind that stands in MESSAGES."""
-    file = descriptor_pb2.FileDescriptorProto(name="serving.proto", package="tensorflow.serving", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="serving.proto", package="tensorflow.serving", syntax="proto3"
+    )
     file.dependency.append(wrappers_pb2.DESCRIPTOR.name)
     for kind, fields in MESSAGES.items():
         entry = file.message_type.add(name=kind)
@@ -48,21 +61,31 @@ def message(name):
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(wrappers_pb2.DESCRIPTOR.serialized_pb)
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"tensorflow.serving.{name}"))()
+    return message_factory.GetMessageClass(
+        pool.FindMessageTypeByName(f"tensorflow.serving.{name}")
+    )()
 
 
 def models(directory):
     from tensorflow_serving.config import model_server_config_pb2
 
     text = (directory / "models.config").read_text()
-    return list(text_format.Parse(text, model_server_config_pb2.ModelServerConfig()).model_config_list.config)
+    return list(
+        text_format.Parse(
+            text, model_server_config_pb2.ModelServerConfig()
+        ).model_config_list.config
+    )
 
 
 def batching(directory):
     """Return the allowed sizes, and what else is set."""
-    parsed = text_format.Parse((directory / "batching.config").read_text(), message("BatchingParameters"))
+    parsed = text_format.Parse(
+        (directory / "batching.config").read_text(), message("BatchingParameters")
+    )
     values = {field.name: value for field, value in parsed.ListFields()}
-    return list(values.pop("allowed_batch_sizes")), {name: value.value for name, value in values.items()}
+    return list(values.pop("allowed_batch_sizes")), {
+        name: value.value for name, value in values.items()
+    }
 
 
 @pytest.fixture
@@ -73,7 +96,9 @@ def directory(tmp_path):
         (version / "assets.extra").mkdir(parents=True)
         if sizes:
             (version / "saved_model.pb").touch()
-            (version / "assets.extra" / "model_card.json").write_text(json.dumps({"batch_sizes": sizes}))
+            (version / "assets.extra" / "model_card.json").write_text(
+                json.dumps({"batch_sizes": sizes})
+            )
     (tmp_path / ".export-x" / "1").mkdir(parents=True)
     (tmp_path / ".export-x" / "1" / "saved_model.pb").touch()
     (tmp_path / "README.md").touch()
@@ -86,7 +111,10 @@ def test_the_three_files(directory):
     assert paths == [directory / name for name in FILES]
     assert set(directory.iterdir()) - before == set(paths)
     first, second = models(directory)
-    assert [(first.name, first.base_path), (second.name, second.base_path)] == [("a", "/models/a"), ("b", "/models/b")]
+    assert [(first.name, first.base_path), (second.name, second.base_path)] == [
+        ("a", "/models/a"),
+        ("b", "/models/b"),
+    ]
     for model in (first, second):
         assert model.model_platform == "tensorflow"
         assert model.model_version_policy.latest.num_versions == 1
@@ -99,7 +127,9 @@ def test_the_three_files(directory):
     # version 10 of b, not 2: versions are numbers
     others = {"batch_timeout_micros": 0, "max_enqueued_batches": 10, "num_batch_threads": 4}
     assert batching(directory) == ([1, 3, 4, 8], {"max_batch_size": 8} | others)
-    monitoring = text_format.Parse((directory / "monitoring.config").read_text(), message("MonitoringConfig"))
+    monitoring = text_format.Parse(
+        (directory / "monitoring.config").read_text(), message("MonitoringConfig")
+    )
     assert monitoring.prometheus_config.enable
     assert monitoring.prometheus_config.path == "/monitoring/prometheus/metrics"
 
@@ -116,9 +146,23 @@ def test_versions(directory, versions, policy):
 
 
 def test_parameters(directory):
-    write_config(directory, base_path="gs://bucket/m/", batch_timeout_micros=500, max_enqueued_batches=7, num_batch_threads=3)
-    assert [model.base_path for model in models(directory)] == ["gs://bucket/m/a", "gs://bucket/m/b"]
-    expected = {"max_batch_size": 8, "batch_timeout_micros": 500, "max_enqueued_batches": 7, "num_batch_threads": 3}
+    write_config(
+        directory,
+        base_path="gs://bucket/m/",
+        batch_timeout_micros=500,
+        max_enqueued_batches=7,
+        num_batch_threads=3,
+    )
+    assert [model.base_path for model in models(directory)] == [
+        "gs://bucket/m/a",
+        "gs://bucket/m/b",
+    ]
+    expected = {
+        "max_batch_size": 8,
+        "batch_timeout_micros": 500,
+        "max_enqueued_batches": 7,
+        "num_batch_threads": 3,
+    }
     assert batching(directory)[1] == expected
 
 
@@ -135,10 +179,15 @@ def test_models_without_batch_sizes(tmp_path, card):
     assert values["max_batch_size"] == 32
 
 
-NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=30)
+NAMES = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=30
+)
 
 
-@given(names=st.sets(NAMES.filter(lambda name: not name.startswith(".")), min_size=1, max_size=4), base=NAMES)
+@given(
+    names=st.sets(NAMES.filter(lambda name: not name.startswith(".")), min_size=1, max_size=4),
+    base=NAMES,
+)
 @settings(max_examples=50, deadline=None)
 def test_any_name_is_told_as_it_is(tmp_path_factory, names, base):
     directory = tmp_path_factory.mktemp("models")
@@ -146,7 +195,9 @@ def test_any_name_is_told_as_it_is(tmp_path_factory, names, base):
         (directory / name / "1").mkdir(parents=True)
         (directory / name / "1" / "saved_model.pb").touch()
     write_config(directory, base_path="/" + base)
-    assert {model.name: model.base_path for model in models(directory)} == {name: f"/{base}/{name}" for name in names}
+    assert {model.name: model.base_path for model in models(directory)} == {
+        name: f"/{base}/{name}" for name in names
+    }
     assert (directory / "models.config").read_bytes().isascii()
 
 
@@ -167,8 +218,14 @@ def test_written_again(directory):
         ({"versions": 0}, "`versions` must be a positive integer. Received: versions=0"),
         ({"max_enqueued_batches": 0}, "Received: max_enqueued_batches=0"),
         ({"num_batch_threads": 1.5}, "Received: num_batch_threads=1.5"),
-        ({"batch_timeout_micros": -1}, "must be an integer, 0 or more. Received: batch_timeout_micros=-1"),
-        ({"base_path": "models"}, "must be an absolute path such as /models, or an address. Received: base_path='models'"),
+        (
+            {"batch_timeout_micros": -1},
+            "must be an integer, 0 or more. Received: batch_timeout_micros=-1",
+        ),
+        (
+            {"base_path": "models"},
+            "must be an absolute path such as /models, or an address. Received: base_path='models'",
+        ),
     ],
 )
 def test_arguments_that_cannot_work(directory, options, message):
@@ -189,13 +246,17 @@ def test_cards_that_are_none(directory, card):
 @pytest.mark.parametrize("name", [".", "missing", "README.md"])
 def test_no_models(tmp_path, name):
     (tmp_path / "README.md").touch()
-    with pytest.raises(ValueError, match=r"There must be a model, NAME/VERSION/saved_model\.pb, in `directory`"):
+    with pytest.raises(
+        ValueError, match=r"There must be a model, NAME/VERSION/saved_model\.pb, in `directory`"
+    ):
         write_config(tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 
 
 def test_a_model_in_place_of_its_folder(directory):
-    with pytest.raises(ValueError, match=f"It looks like one model; its folder of models would be {directory}"):
+    with pytest.raises(
+        ValueError, match=f"It looks like one model; its folder of models would be {directory}"
+    ):
         write_config(directory / "a")
 
 
@@ -212,13 +273,22 @@ def test_a_failure_leaves_the_files_as_they_were(directory):
 
 
 def command(*arguments, cwd):
-    line = [sys.executable, "-W", "error::RuntimeWarning", "-m", "keras_preact.export.tf_serving", *map(str, arguments)]
+    line = [
+        sys.executable,
+        "-W",
+        "error::RuntimeWarning",
+        "-m",
+        "keras_preact.export.tf_serving",
+        *map(str, arguments),
+    ]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     return subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True)
 
 
 def test_command(directory):
-    done = command(directory.name, "--versions", "all", "--batch-timeout-micros", 200, cwd=directory.parent)
+    done = command(
+        directory.name, "--versions", "all", "--batch-timeout-micros", 200, cwd=directory.parent
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{directory.name}/{name}" for name in FILES]
     assert models(directory)[0].model_version_policy.WhichOneof("policy_choice") == "all"
@@ -241,12 +311,27 @@ def test_mistakes_on_the_command_line(capsys, arguments, message):
 
 
 def test_help(capsys):
-    """It names every option with its default, and a server's command line with the files that are written."""
+    """It names every option with its default, and a server's command line with the
+    files that are written.
+    """
     with pytest.raises(SystemExit) as end:
         tf_serving.main(["--help"])
     assert end.value.code == 0
     text = capsys.readouterr().out
-    for option in ("--base-path", "--versions", "--batch-timeout-micros", "--max-enqueued-batches", "--num-batch-threads"):
+    for option in (
+        "--base-path",
+        "--versions",
+        "--batch-timeout-micros",
+        "--max-enqueued-batches",
+        "--num-batch-threads",
+    ):
         assert option in text
-    for default in ("(/models)", "(1)", "(0)", "(10)", "(4)", *(f"/models/{name}" for name in FILES)):
+    for default in (
+        "(/models)",
+        "(1)",
+        "(0)",
+        "(10)",
+        "(4)",
+        *(f"/models/{name}" for name in FILES),
+    ):
         assert default in text

@@ -1,4 +1,6 @@
-"""Warm-up requests: read with TensorFlow Serving's own messages, and by TensorFlow's own reader of tensors."""
+"""Warm-up requests: read with TensorFlow Serving's own messages, and by TensorFlow's
+own reader of tensors.
+"""
 
 import keras
 import numpy as np
@@ -9,7 +11,9 @@ from hypothesis.extra import numpy as arrays
 
 from keras_preact.export import _warmup
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 PATH = "assets.extra/tf_serving_warmup_requests"
 
@@ -34,17 +38,23 @@ def same(ours, theirs):
 
 
 def numbers():
-    dtypes = st.sampled_from(["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "uint16", "bool"])
+    dtypes = st.sampled_from(
+        ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "uint16", "bool"]
+    )
     shapes = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
     varied = dtypes.flatmap(lambda dtype: arrays.arrays(dtype, shapes))
-    constant = dtypes.flatmap(lambda dtype: st.builds(np.full, shapes, arrays.from_dtype(np.dtype(dtype)), st.just(dtype)))
+    constant = dtypes.flatmap(
+        lambda dtype: st.builds(np.full, shapes, arrays.from_dtype(np.dtype(dtype)), st.just(dtype))
+    )
     return varied | constant
 
 
 def strings():
     def array(shape, values):
         result = np.empty(shape, object)
-        result[...] = np.resize(np.array([*values, None], object)[:-1], shape)  # the None: no array of fixed length
+        result[...] = np.resize(
+            np.array([*values, None], object)[:-1], shape
+        )  # the None: no array of fixed length
         return result
 
     shapes = arrays.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
@@ -52,7 +62,11 @@ def strings():
 
 
 REQUESTS = st.lists(
-    st.tuples(st.text(max_size=200), st.dictionaries(st.text(max_size=8), numbers() | strings(), max_size=3)), max_size=4
+    st.tuples(
+        st.text(max_size=200),
+        st.dictionaries(st.text(max_size=8), numbers() | strings(), max_size=3),
+    ),
+    max_size=4,
 )
 
 
@@ -76,7 +90,10 @@ def test_every_request_comes_back(tmp_path_factory, requests):
             dtype = tf.string if array.dtype == object else array.dtype
             assert tensor.dtype == tf.as_dtype(dtype).as_datatype_enum
             same(
-                tf.io.parse_tensor(tensor.SerializeToString(), dtype).numpy() if array.ndim else tf.make_ndarray(tensor), array
+                tf.io.parse_tensor(tensor.SerializeToString(), dtype).numpy()
+                if array.ndim
+                else tf.make_ndarray(tensor),
+                array,
             )
         # nothing else is said
         request.ClearField("inputs")
@@ -94,14 +111,19 @@ def test_every_request_comes_back(tmp_path_factory, requests):
 def test_equal_values_take_the_room_of_one(tmp_path):
     images = np.full((32, 224, 224, 3), 127.5, "float32")
     files = np.full(64, b"\x89PNG" + bytes(1000), object)
-    _warmup.write(tmp_path, [("serving_default", {"images": images}), ("predict_bytes", {"image_bytes": files})])
+    _warmup.write(
+        tmp_path,
+        [("serving_default", {"images": images}), ("predict_bytes", {"image_bytes": files})],
+    )
     assert (tmp_path / PATH).stat().st_size < 1400
     [(_, first), (_, second)] = _warmup.read(tmp_path)
     same(first["images"], images)
     same(second["image_bytes"], files)
 
 
-@pytest.mark.parametrize("array", [np.array([0.0, -0.0]), np.array([np.nan, 0.0]), np.array([b"a", b"a\0"], object)])
+@pytest.mark.parametrize(
+    "array", [np.array([0.0, -0.0]), np.array([np.nan, 0.0]), np.array([b"a", b"a\0"], object)]
+)
 def test_values_that_are_only_nearly_equal_are_kept(tmp_path, array):
     _warmup.write(tmp_path, [("s", {"x": array})])
     [(_, inputs)] = _warmup.read(tmp_path)

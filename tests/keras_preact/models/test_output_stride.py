@@ -1,4 +1,6 @@
-"""Output strides: the dilated network computes what the strided one does, and all places between, with the same weights."""
+"""Output strides: the dilated network computes what the strided one does, and all
+places between, with the same weights.
+"""
 
 import keras
 import numpy as np
@@ -23,7 +25,10 @@ PLACES = ("stage1", "stage2", "stage3", "stage4", "head")
 
 def maps(model, x) -> dict[str, np.ndarray]:
     extractor = transfer.feature_extractor(model, PLACES)
-    return {name: keras.ops.convert_to_numpy(tensor) for name, tensor in extractor(x, training=False).items()}
+    return {
+        name: keras.ops.convert_to_numpy(tensor)
+        for name, tensor in extractor(x, training=False).items()
+    }
 
 
 def check(strided, dilated, output_stride, strides, data_format="channels_last") -> None:
@@ -34,10 +39,16 @@ def check(strided, dilated, output_stride, strides, data_format="channels_last")
     for name, stride in zip(PLACES, (*strides, strides[-1]), strict=True):
         step = max(1, stride // output_stride)
         places = slice(None, None, step)
-        index = (slice(None), places, places) if data_format == "channels_last" else (slice(None), slice(None), places, places)
+        index = (
+            (slice(None), places, places)
+            if data_format == "channels_last"
+            else (slice(None), slice(None), places, places)
+        )
         side = 1 if data_format == "channels_last" else 2
         assert found[name].shape[side] == SIZE // min(stride, output_stride)
-        np.testing.assert_allclose(found[name][index], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            found[name][index], expected[name], rtol=1e-4, atol=1e-5, err_msg=name
+        )
         if step > 1:  # the places between are no copies
             shifted = np.roll(found[name], -1, axis=(side, side + 1))[index]
             assert np.abs(shifted - expected[name]).max() > 1e-3
@@ -61,7 +72,10 @@ def test_sampled_it_is_the_strided_network(output_stride, block, strided_unit):
     check(strided, network(output_stride, **options), output_stride, STRIDES[strided_unit])
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="where units dilate does not depend on the backend")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow",
+    reason="where units dilate does not depend on the backend",
+)
 @pytest.mark.parametrize(
     "options",
     [
@@ -98,35 +112,46 @@ def test_32_is_the_network_itself():
     same = network(32)
     same.set_weights(strided.get_weights())
     x = harness.images(1, SIZE, SIZE, 3)
-    np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(model(x)) for model in (same, strided)))
+    np.testing.assert_array_equal(
+        *(keras.ops.convert_to_numpy(model(x)) for model in (same, strided))
+    )
 
 
 def test_weights_of_files_fit(tmp_path):
-    """Names and shapes are the same, so that a file of one is a file of the other; and .keras files keep the stride."""
+    """Names and shapes are the same, so that a file of one is a file of the other; and
+    .keras files keep the stride.
+    """
     strided = network(None)
     harness.randomize(strided)
     strided.save_weights(tmp_path / "strided.weights.h5")
     dilated = network(8)
     dilated.load_weights(tmp_path / "strided.weights.h5")
-    assert {w.path: tuple(w.shape) for w in dilated.weights} == {w.path: tuple(w.shape) for w in strided.weights}
+    assert {w.path: tuple(w.shape) for w in dilated.weights} == {
+        w.path: tuple(w.shape) for w in strided.weights
+    }
     for path, value in harness.weights(strided).items():
         np.testing.assert_array_equal(harness.weights(dilated)[path], value, err_msg=path)
     dilated.save(tmp_path / "dilated.keras")
     loaded = keras.saving.load_model(tmp_path / "dilated.keras")
     x = harness.images(1, SIZE, SIZE, 3)
-    np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(model(x)) for model in (loaded, dilated)))
+    np.testing.assert_array_equal(
+        *(keras.ops.convert_to_numpy(model(x)) for model in (loaded, dilated))
+    )
     assert loaded.stage_outputs["stage4"].shape[1:3] == (8, 8)
 
 
 def test_a_cifar_network():
     """Its strides are 1, 2 and 4."""
     strided, dilated = (
-        kp.models.resnet_cifar(14, width_factor=0.25, input_shape=(16, 16, 3), output_stride=stride) for stride in (None, 1)
+        kp.models.resnet_cifar(14, width_factor=0.25, input_shape=(16, 16, 3), output_stride=stride)
+        for stride in (None, 1)
     )
     harness.randomize(strided)
     dilated.set_weights(strided.get_weights())
     x = harness.images(1, 16, 16, 3)
-    found, expected = (transfer.feature_extractor(model, ["head"])(x)["head"] for model in (dilated, strided))
+    found, expected = (
+        transfer.feature_extractor(model, ["head"])(x)["head"] for model in (dilated, strided)
+    )
     found, expected = map(keras.ops.convert_to_numpy, (found, expected))
     assert found.shape[1:3] == (16, 16)
     np.testing.assert_allclose(found[:, ::4, ::4], expected, rtol=1e-4, atol=1e-5)

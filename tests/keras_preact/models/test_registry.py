@@ -1,4 +1,6 @@
-"""Every registered model: small ones are built, of the others the arithmetic is checked."""
+"""Every registered model: small ones are built, of the others the arithmetic is
+checked.
+"""
 
 import fnmatch
 import json
@@ -43,12 +45,16 @@ ARRANGEMENTS = {
 
 @pytest.fixture
 def plan(monkeypatch):
-    """Return a function from an entry's name to what its builder hands to `ResidualNetwork`, without building that."""
+    """Return a function from an entry's name to what its builder hands to
+    `ResidualNetwork`, without building that.
+    """
     calls = []
 
     def record(stages, **options):
         calls.append(
-            types.SimpleNamespace(stages=[(stage.filters, stage.units, stage.strides) for stage in stages], **options)
+            types.SimpleNamespace(
+                stages=[(stage.filters, stage.units, stage.strides) for stage in stages], **options
+            )
         )
         return calls[-1]
 
@@ -65,19 +71,34 @@ def plan(monkeypatch):
 def test_names():
     names = set(kp.list_models())
     cifar_depths = (20, 32, 44, 56, 110, 164, 1001, 1202)
-    expected = {f"cifar_resnet{depth}_{kind}" for depth in cifar_depths for kind in ("preact", "original")}
+    expected = {
+        f"cifar_resnet{depth}_{kind}" for depth in cifar_depths for kind in ("preact", "original")
+    }
     expected |= {f"cifar_resnet{depth}_{kind}" for depth in (110, 164) for kind in ARRANGEMENTS}
-    expected |= {f"imagenet_resnet{d}_{kind}" for d in (18, 34, 50, 101, 152, 200) for kind in ("preact", "original")}
+    expected |= {
+        f"imagenet_resnet{d}_{kind}"
+        for d in (18, 34, 50, 101, 152, 200)
+        for kind in ("preact", "original")
+    }
     expected |= {"imagenet_resnext50_32x4d_preact", "imagenet_resnext101_32x8d_preact"}
     expected |= {"cifar_wide_resnet16_8", "cifar_wide_resnet28_10", "cifar_wide_resnet40_4"}
-    expected |= {"digits_resnet8_preact", "digits_resnet20_preact", "dense_resnet6", "dense_resnet12"}
+    expected |= {
+        "digits_resnet8_preact",
+        "digits_resnet20_preact",
+        "dense_resnet6",
+        "dense_resnet12",
+    }
     expected |= {"digits_transformer6_preln", "digits_transformer6_postln"}
     assert names == expected
     assert len(kp.list_models()) == len(names)
 
 
 def test_list_is_in_natural_order():
-    depths = [int(re.search(r"\d+", name)[0]) for name in kp.list_models("cifar_resnet*_preact") if "only" not in name]
+    depths = [
+        int(re.search(r"\d+", name)[0])
+        for name in kp.list_models("cifar_resnet*_preact")
+        if "only" not in name
+    ]
     assert depths == [20, 32, 44, 56, 110, 164, 1001, 1202]
     assert kp.list_models("digits_resnet*") == ["digits_resnet8_preact", "digits_resnet20_preact"]
     assert kp.list_models("vgg*") == []
@@ -88,7 +109,11 @@ def test_every_small_model_is_built():
         numbers = re.findall(r"\d+", entry.name)
         if "transformer" in entry.name:
             return 2 * int(numbers[0])
-        weights = 3 if "resnext" in entry.name or numbers[0] in ("50", "101", "152", "164", "200", "1001") else 2
+        weights = (
+            3
+            if "resnext" in entry.name or numbers[0] in ("50", "101", "152", "164", "200", "1001")
+            else 2
+        )
         return (int(numbers[0]) - 2) // weights
 
     assert sorted(BUILT) == sorted(name for name, entry in MODELS.items() if units(entry) <= 12)
@@ -98,7 +123,9 @@ def test_every_small_model_is_built():
 def test_built_model(name):
     entry = kp.model_entry(name)
     is_large = name.startswith(("imagenet", "cifar_wide"))
-    model = kp.create_model(name, **{"kernel_initializer": "zeros"} if is_large else {})  # millions of random draws take long
+    model = kp.create_model(
+        name, **{"kernel_initializer": "zeros"} if is_large else {}
+    )  # millions of random draws take long
     assert model.name == name
     assert model.input_shape == (None, *entry.input_shape)
     assert model.output_shape == (None, entry.classes)
@@ -113,19 +140,24 @@ def test_built_model(name):
     assert [(w.path, w.shape) for w in again.weights] == [(w.path, w.shape) for w in model.weights]
     if entry.parameters:
         sizes = {weight.path: math.prod(weight.shape) for weight in model.trainable_weights}
-        weighty = [size for path, size in sizes.items() if "kernel" in path or "head_classifier" in path]
+        weighty = [
+            size for path, size in sizes.items() if "kernel" in path or "head_classifier" in path
+        ]
         assert (sum(sizes.values()), sum(weighty)) == entry.parameters
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "transformer" not in name])
 def test_planned_model(name, plan):
-    """The stages that the builder makes give the depth that stands in the name, and the published numbers of parameters."""
+    """The stages that the builder makes give the depth that stands in the name, and the
+    published numbers of parameters.
+    """
     entry = kp.model_entry(name)
     made = plan(name)
     json.dumps(dict(entry.arguments))
     units = [units for _, units, _ in made.stages]
     weights = {"basic": 2, "bottleneck": 3, "dense": 2}[made.block]
-    # stem and classifier; a wide network counts its projections, too, of which the stem's widening is one
+    # stem and classifier; a wide network counts its projections, too, of which the stem's widening
+    # is one
     extra = 4 if "wide" in name else 2
     depth = int(re.search(r"\d+", name)[0])
     assert weights * sum(units) + extra == depth
@@ -137,12 +169,16 @@ def test_planned_model(name, plan):
     assert strides == {1: [1], 3: [1, 2, 2], 4: [1, 2, 2, 2]}[len(strides)]
     if entry.parameters:
         assert made.shape_shortcut == ("zero_pad" if made.block == "basic" else "projection")
-        assert entry.parameters == (basic_parameters if made.block == "basic" else bottleneck_parameters)(made)
+        assert entry.parameters == (
+            basic_parameters if made.block == "basic" else bottleneck_parameters
+        )(made)
         assert entry.parameters == PARAMETER_COUNTS[f"ResNet-{depth}"]
 
 
 def basic_parameters(made):
-    """Return the counts of a network of basic units with zero padding, whatever its arrangement."""
+    """Return the counts of a network of basic units with zero padding, whatever its
+    arrangement.
+    """
     norm, conv, channels = 2 * 16, 9 * 3 * 16, 16
     for width, units, _ in made.stages:
         conv += 9 * channels * width + (2 * units - 1) * 9 * width * width
@@ -153,7 +189,9 @@ def basic_parameters(made):
 
 
 def bottleneck_parameters(made):
-    """Return the counts of a network of fully pre-activated bottlenecks: the stem's norm is that of the first unit."""
+    """Return the counts of a network of fully pre-activated bottlenecks: the stem's
+    norm is that of the first unit.
+    """
     norm, conv, channels = 0, 9 * 3 * 16, 16
     for width, units, _ in made.stages:
         conv += channels * 4 * width  # projection
@@ -194,7 +232,10 @@ def test_widths(plan):
         ("cifar_resnet110_preact", [("2", "cifar10", 6.37), ("3", "cifar10", 6.37)]),
         ("cifar_resnet164_bn_after_addition", [("2", "cifar10", 6.50)]),
         ("cifar_resnet164_bn_only_preact", []),
-        ("cifar_resnet1001_preact", [("3", "cifar10", 4.92), ("3", "cifar100", 22.71), ("4", "cifar10", 4.62)]),
+        (
+            "cifar_resnet1001_preact",
+            [("3", "cifar10", 4.92), ("3", "cifar100", 22.71), ("4", "cifar10", 4.62)],
+        ),
         ("imagenet_resnet152_original", [("5", "imagenet", 23.0), ("5", "imagenet", 21.3)]),
         ("imagenet_resnet200_preact", [("5", "imagenet", 20.7), ("5", "imagenet", 20.1)]),
         ("digits_resnet20_preact", []),
@@ -221,10 +262,19 @@ def test_preprocessing_of_entries():
 
 
 def test_overrides_go_to_the_builder(plan):
-    made = plan("cifar_resnet110_original", classes=100, shortcut="dropout", input_shape=(None, None, 1), width_factor=0.25)
+    made = plan(
+        "cifar_resnet110_original",
+        classes=100,
+        shortcut="dropout",
+        input_shape=(None, None, 1),
+        width_factor=0.25,
+    )
     assert (made.classes, made.shortcut, made.input_shape) == (100, "dropout", (None, None, 1))
     assert made.stages[0] == (4, 18, 1)
-    assert plan("cifar_resnet110_original", arrangement="full_preactivation").arrangement == "full_preactivation"
+    assert (
+        plan("cifar_resnet110_original", arrangement="full_preactivation").arrangement
+        == "full_preactivation"
+    )
 
 
 def test_data_format_turns_the_input_shape(plan):
@@ -246,7 +296,9 @@ def test_include_preprocessing_takes_raw_pixels(name):
     pixels = np.random.default_rng(0).integers(0, 256, (3, *entry.input_shape)).astype("float32")
     expected = plain(entry.preprocessing.normalize(pixels), training=False)
     np.testing.assert_allclose(
-        keras.ops.convert_to_numpy(raw(pixels, training=False)), keras.ops.convert_to_numpy(expected), atol=1e-5
+        keras.ops.convert_to_numpy(raw(pixels, training=False)),
+        keras.ops.convert_to_numpy(expected),
+        atol=1e-5,
     )
 
 
@@ -261,11 +313,15 @@ def test_include_preprocessing_needs_the_entrys_channels(plan):
     with pytest.raises(ValueError, match="are for 1 channels"):
         plan("digits_resnet8_preact", input_shape=(8, 8, 3), include_preprocessing=True)
     assert plan("dense_resnet6", input_shape=(20,), include_preprocessing=True).input_shape == (20,)
-    assert plan("cifar_resnet20_preact", input_shape=(None, 64, 3), include_preprocessing=True).mean == (125.3, 123.0, 113.9)
+    assert plan(
+        "cifar_resnet20_preact", input_shape=(None, 64, 3), include_preprocessing=True
+    ).mean == (125.3, 123.0, 113.9)
 
 
 def test_include_preprocessing_has_no_rival(plan):
-    with pytest.raises(ValueError, match="mean= and std= in place of include_preprocessing=True") as error:
+    with pytest.raises(
+        ValueError, match="mean= and std= in place of include_preprocessing=True"
+    ) as error:
         plan("cifar_resnet20_preact", include_preprocessing=True, std=2.0)
     assert "Received: std=2.0" in str(error.value)
 
@@ -282,7 +338,9 @@ def test_weights_from_a_file(tmp_path, suffix, kind):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("other", [{"classes": 7}, {"arrangement": "original"}, {"depth": 20}, {"width_factor": 0.5}])
+@pytest.mark.parametrize(
+    "other", [{"classes": 7}, {"arrangement": "original"}, {"depth": 20}, {"width_factor": 0.5}]
+)
 @pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
 def test_weights_of_another_network(tmp_path, other, suffix):
     path = tmp_path / f"digits{suffix}"
@@ -309,7 +367,12 @@ def write_hdf5(path):
 
 @pytest.mark.parametrize(
     ("write", "suffix"),
-    [(write_text, ".weights.h5"), (write_text, ".keras"), (write_zip, ".keras"), (write_hdf5, ".weights.h5")],
+    [
+        (write_text, ".weights.h5"),
+        (write_text, ".keras"),
+        (write_zip, ".keras"),
+        (write_hdf5, ".weights.h5"),
+    ],
 )
 def test_damaged_weights(tmp_path, write, suffix):
     path = tmp_path / f"digits{suffix}"
@@ -331,7 +394,10 @@ def test_weights_fit_with_and_without_preprocessing(tmp_path):
 @pytest.mark.parametrize(
     ("weights", "parts"),
     [
-        ("imagenet", ("No pretrained weights are published", ".weights.h5 or .keras", "weights='imagenet'")),
+        (
+            "imagenet",
+            ("No pretrained weights are published", ".weights.h5 or .keras", "weights='imagenet'"),
+        ),
         (True, ("No pretrained weights are published", "weights='True'")),
         ("nowhere/a.keras", ("names no file", "weights='nowhere/a.keras'")),
     ],
@@ -345,7 +411,8 @@ def test_bad_weights_are_found_before_building(plan, weights, parts):
 
 @pytest.mark.parametrize("function", [kp.create_model, kp.model_entry])
 @pytest.mark.parametrize(
-    ("name", "near"), [("cifar_resnet110_preakt", "cifar_resnet110_preact"), ("dense_resnet", "dense_resnet6")]
+    ("name", "near"),
+    [("cifar_resnet110_preakt", "cifar_resnet110_preact"), ("dense_resnet", "dense_resnet6")],
 )
 def test_unknown_name(function, name, near):
     with pytest.raises(ValueError, match="Unknown name") as error:
@@ -371,4 +438,6 @@ def test_entries_cannot_be_changed():
 
 def test_patterns_are_shell_patterns():
     for pattern in ("cifar_*", "*_preact", "imagenet_resnet[15]*", "*"):
-        assert set(kp.list_models(pattern)) == {name for name in MODELS if fnmatch.fnmatchcase(name, pattern)}
+        assert set(kp.list_models(pattern)) == {
+            name for name in MODELS if fnmatch.fnmatchcase(name, pattern)
+        }

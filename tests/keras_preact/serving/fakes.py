@@ -1,4 +1,6 @@
-"""A model computed by hand, a repository that lends it, and a server of them in a thread: all but the HTTP of a real one."""
+"""A model computed by hand, a repository that lends it, and a server of them in a
+thread: all but the HTTP of a real one.
+"""
 
 import asyncio
 import contextlib
@@ -27,7 +29,10 @@ SIGNATURES = {
         Signature(
             "serving_default",
             (IMAGES,),
-            (TensorSpec("logits", "float32", (None, 3)), TensorSpec("probabilities", "float32", (None, 3))),
+            (
+                TensorSpec("logits", "float32", (None, 3)),
+                TensorSpec("probabilities", "float32", (None, 3)),
+            ),
         ),
         Signature("features", (IMAGES,), (TensorSpec("features", "float32", (None, 4)),)),
         Signature(
@@ -49,7 +54,9 @@ SIGNATURES = {
 
 
 class FakeServable:
-    """Logits: the first value of an image, the sum of all, zero. Bytes: as many as the digits they are."""
+    """Logits: the first value of an image, the sum of all, zero. Bytes: as many as the
+    digits they are.
+    """
 
     name = "toy"
     classes = CLASSES
@@ -75,22 +82,30 @@ class FakeServable:
         if "image_bytes" in inputs:
             if not all(data.isdigit() for data in inputs["image_bytes"]):
                 raise RequestError("Not an image.")
-            images = np.array([np.full(SHAPE, int(data[:3])) for data in inputs["image_bytes"]], np.float32)
+            images = np.array(
+                [np.full(SHAPE, int(data[:3])) for data in inputs["image_bytes"]], np.float32
+            )
         elif "images" in inputs:
             images = inputs["images"]
             if images.shape[1:] != SHAPE or not len(images) or not np.isfinite(images).all():
-                raise RequestError(f"`images` must be finite, of shape (any, 2, 2, 1). Received: {images.shape}")
+                raise RequestError(
+                    f"`images` must be finite, of shape (any, 2, 2, 1). Received: {images.shape}"
+                )
         else:
             number, flag = inputs["number"], inputs["flag"]
             if len(number) != len(flag):
                 raise RequestError("`number` and `flag` must have as many rows.")
             texts = np.empty(len(number), dtype=object)
-            texts[:] = [f"{n}{f}".encode() for n, f in zip(number.tolist(), flag.tolist(), strict=True)]
+            texts[:] = [
+                f"{n}{f}".encode() for n, f in zip(number.tolist(), flag.tolist(), strict=True)
+            ]
             return {"text_bytes": texts, "twice": number + number}
         assert images.dtype == np.float32
         if (images == 666).any():
             raise KeyError("/secret/path of TensorFlow")
-        logits = np.stack([images[:, 0, 0, 0], images.sum((1, 2, 3)), np.zeros(len(images))], 1).astype(np.float32)
+        logits = np.stack(
+            [images[:, 0, 0, 0], images.sum((1, 2, 3)), np.zeros(len(images))], 1
+        ).astype(np.float32)
         exponents = np.exp(logits - logits.max(1, keepdims=True))
         probabilities = exponents / exponents.sum(1, keepdims=True)
         order = np.argsort(-probabilities, axis=1, kind="stable")[:, :2]
@@ -106,7 +121,9 @@ class FakeServable:
 
 
 class FakeRepository:
-    """Lends one model, `toy`; there are also `slow`, which is being loaded, and `bad`, which failed."""
+    """Lends one model, `toy`; there are also `slow`, which is being loaded, and `bad`,
+    which failed.
+    """
 
     def __init__(self, servable: FakeServable | None = None):
         self.servable = servable or FakeServable()
@@ -139,9 +156,13 @@ class FakeRepository:
 
     def status(self, name):
         states = {
-            "bad": SimpleNamespace(version=1, state="END", error_code="INTERNAL", error_message="It is broken."),
+            "bad": SimpleNamespace(
+                version=1, state="END", error_code="INTERNAL", error_message="It is broken."
+            ),
             "slow": SimpleNamespace(version=1, state="LOADING", error_code="OK", error_message=""),
-            "toy": SimpleNamespace(version=self.servable.version, state="AVAILABLE", error_code="OK", error_message=""),
+            "toy": SimpleNamespace(
+                version=self.servable.version, state="AVAILABLE", error_code="OK", error_message=""
+            ),
         }
         if name not in states:
             raise NotFound("There is no such model.")

@@ -21,9 +21,11 @@ CLIENTS = 8
 
 
 class Load:
-    """Clients that ask and ask, each on one connection, until they are told to stop or the server is gone.
+    """Clients that ask and ask, each on one connection, until they are told to stop or
+    the server is gone.
 
-    `answers` of each client: `(status, answer)` in their order; `ends`: what ended its connection, None if it was told.
+    `answers` of each client: `(status, answer)` in their order; `ends`: what ended its
+    connection, None if it was told.
     """
 
     def __init__(self, server):
@@ -45,7 +47,11 @@ class Load:
     def wait_for_more(self, answers=3):
         """Wait until every client got so many answers more."""
         counts = [len(some) + answers for some in self.answers]
-        wait_for(lambda: all(len(some) >= count for some, count in zip(self.answers, counts, strict=True)))
+        wait_for(
+            lambda: all(
+                len(some) >= count for some, count in zip(self.answers, counts, strict=True)
+            )
+        )
 
     @property
     def ends(self):
@@ -61,10 +67,14 @@ class Load:
                     return error
 
     def versions(self, saved_models):
-        """Return which version gave each answer of each client, in order. Every answer must be one of them."""
+        """Return which version gave each answer of each client, in order. Every answer
+        must be one of them.
+        """
         found = []
         for images, answers in zip(self.images, self.answers, strict=True):
-            expected = {version: model.probabilities(images) for version, model in saved_models.items()}
+            expected = {
+                version: model.probabilities(images) for version, model in saved_models.items()
+            }
             found.append([])
             for status, answer in answers:
                 assert status == 200, answer

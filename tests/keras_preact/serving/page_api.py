@@ -19,10 +19,13 @@ from starlette.routing import Route
 
 from keras_preact.serving import page
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
 
-#: Milliseconds for the browser to do what it was told: Playwright's own 5 seconds can be too short on busy cores.
+#: Milliseconds for the browser to do what it was told: Playwright's own 5 seconds can be too short
+#: on busy cores.
 PATIENCE = 20_000
 sync_api.expect.set_options(timeout=PATIENCE)
 
@@ -51,7 +54,10 @@ class Api:
         self.go = threading.Event()
         self.go.set()
         self.now = self.most = 0
-        routes = [Route("/v1/models", self.list), Route("/v1/models/{rest:path}", self.classify, methods=["POST"])]
+        routes = [
+            Route("/v1/models", self.list),
+            Route("/v1/models/{rest:path}", self.classify, methods=["POST"]),
+        ]
         self.app = Starlette(routes=[*page.routes, *routes])
 
     def unauthorized(self, request):
@@ -73,9 +79,13 @@ class Api:
         if self.unauthorized(request):
             return JSONResponse({"error": "no"}, 401)
         if self.refusal:
-            return JSONResponse({"error": f"said the server {EVIL}"}, self.refusal[0], self.refusal[1])
+            return JSONResponse(
+                {"error": f"said the server {EVIL}"}, self.refusal[0], self.refusal[1]
+            )
         width = Image.open(io.BytesIO(image)).width  # each image its own answer
-        return JSONResponse({"results": [[[f"width {width}", 0.9], *RESULTS]] if width != 32 else [RESULTS]})
+        return JSONResponse(
+            {"results": [[[f"width {width}", 0.9], *RESULTS]] if width != 32 else [RESULTS]}
+        )
 
 
 @contextlib.contextmanager
@@ -106,14 +116,21 @@ def chromium():
 
 @contextlib.contextmanager
 def watched(browser, address):
-    """A page of the browser; afterwards: nothing left the server's origin, nothing failed but what the server refused."""
+    """A page of the browser; afterwards: nothing left the server's origin, nothing
+    failed but what the server refused.
+    """
     context = browser.new_context()
     tab = context.new_page()
     tab.set_default_timeout(PATIENCE)
     requests, complaints = [], []
     tab.on("request", lambda request: requests.append(request.url))
     tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on(
+        "console",
+        lambda message: (
+            complaints.append(message.text) if message.type in ("error", "warning") else None
+        ),
+    )
     yield tab
     title = tab.title()
     context.close()
@@ -136,7 +153,9 @@ TRANSFER = """files => {
 
 
 def transfer(tab, *files):
-    return tab.evaluate_handle(TRANSFER, [[name, base64.b64encode(data).decode()] for name, data in files])
+    return tab.evaluate_handle(
+        TRANSFER, [[name, base64.b64encode(data).decode()] for name, data in files]
+    )
 
 
 def drop(tab, *files):
@@ -150,7 +169,9 @@ def opened(tab, address):
 
 
 def rows(card):
-    """The classes, percentages and lengths of the bars (parts of the whole length) of a card."""
+    """The classes, percentages and lengths of the bars (parts of the whole length) of a
+    card.
+    """
     sync_api.expect(card).to_have_attribute("data-state", "answered")
     return card.locator("ol li").evaluate_all("""rows => rows.map(row => {
         const width = selector => row.querySelector(selector).offsetWidth;

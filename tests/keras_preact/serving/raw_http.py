@@ -27,7 +27,9 @@ def received(connection):
 
 
 def exchange(server, *parts):
-    """Send bytes, and return the status and the JSON of the answer, behind which the server closes the connection."""
+    """Send bytes, and return the status and the JSON of the answer, behind which the
+    server closes the connection.
+    """
     with connected(server) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for part in parts:

@@ -28,7 +28,9 @@ def export(directory, version=1, seed=0):
     """Export a small CIFAR model; another seed gives other weights."""
     keras.utils.set_random_seed(seed)
     model = kp.create_model("cifar_resnet20_preact", include_preprocessing=True, width_factor=0.25)
-    return kp.export.save(model, directory / NAME, classes=CLASSES, version=version, batch_sizes=[1, 2, 4, 8])
+    return kp.export.save(
+        model, directory / NAME, classes=CLASSES, version=version, batch_sizes=[1, 2, 4, 8]
+    )
 
 
 class SavedModel:
@@ -40,28 +42,46 @@ class SavedModel:
         self._loaded = tf.saved_model.load(str(path))
 
     def probabilities(self, images):
-        return self._loaded.signatures["serving_default"](images=images.astype("float32"))["probabilities"].numpy()
+        return self._loaded.signatures["serving_default"](images=images.astype("float32"))[
+            "probabilities"
+        ].numpy()
 
     def classes(self, file):
         import tensorflow as tf
 
         outputs = self._loaded.signatures["predict_bytes"](image_bytes=tf.constant([file]))
-        return [name.decode() for name in outputs["classes"].numpy()[0]], outputs["scores"].numpy()[0]
+        return [name.decode() for name in outputs["classes"].numpy()[0]], outputs["scores"].numpy()[
+            0
+        ]
 
 
 class Server:
-    """A server process on a free port. It is killed when the context ends, if it has not ended by itself."""
+    """A server process on a free port. It is killed when the context ends, if it has
+    not ended by itself.
+    """
 
     def __init__(self, directory, log, *options):
         self._log = log
-        command = [sys.executable, "-m", "keras_preact.serving", str(directory), "--port", "0", *map(str, options)]
+        command = [
+            sys.executable,
+            "-m",
+            "keras_preact.serving",
+            str(directory),
+            "--port",
+            "0",
+            *map(str, options),
+        ]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
         with open(log, "wb") as file:
-            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+            self.process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment
+            )
 
     def __enter__(self):
         try:
-            printed = wait_for(lambda: self._ended() or re.search(r"http://127\.0\.0\.1:(\d+)", self.log()))
+            printed = wait_for(
+                lambda: self._ended() or re.search(r"http://127\.0\.0\.1:(\d+)", self.log())
+            )
             self.port = int(printed[1])
             wait_for(lambda: self._ended() or self.get("/v2/health/ready")[0] == 200)
             return self
@@ -115,7 +135,13 @@ class Server:
         }
 
     def in_progress(self):
-        return int(float(re.search(rb"^keras_preact_requests_in_progress (\S+)", self.get("/metrics")[1], re.M)[1]))
+        return int(
+            float(
+                re.search(
+                    rb"^keras_preact_requests_in_progress (\S+)", self.get("/metrics")[1], re.M
+                )[1]
+            )
+        )
 
 
 def wait_for(condition):
@@ -143,7 +169,9 @@ def predict_body(images):
 
 
 def classify_body(*files):
-    return json.dumps({"examples": [{"image_bytes": {"b64": base64.b64encode(file).decode()}} for file in files]}).encode()
+    return json.dumps(
+        {"examples": [{"image_bytes": {"b64": base64.b64encode(file).decode()}} for file in files]}
+    ).encode()
 
 
 def random_images(seed, n=1):
@@ -153,18 +181,26 @@ def random_images(seed, n=1):
 def encoded(seed, kind="PNG", size=(40, 36)):
     """A file of an image of noise."""
     file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype="uint8")).save(file, kind)
+    Image.fromarray(
+        np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype="uint8")
+    ).save(file, kind)
     return file.getvalue()
 
 
 def check_probabilities(answer, expected):
-    """Compare the answer of :predict with what the SavedModel gives. Batches of other sizes round otherwise, no more."""
-    np.testing.assert_allclose([row["probabilities"] for row in answer["predictions"]], expected, rtol=1e-4, atol=1e-6)
+    """Compare the answer of :predict with what the SavedModel gives. Batches of other
+    sizes round otherwise, no more.
+    """
+    np.testing.assert_allclose(
+        [row["probabilities"] for row in answer["predictions"]], expected, rtol=1e-4, atol=1e-6
+    )
 
 
 def check_classes(answer, expected):
     names, scores = expected
-    np.testing.assert_allclose([score for _, score in answer["results"][0]], scores, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        [score for _, score in answer["results"][0]], scores, rtol=1e-4, atol=1e-6
+    )
     assert [name for name, _ in answer["results"][0]] == names
 
 
@@ -178,7 +214,9 @@ def check_refusal(status, answer):
 
 @contextlib.contextmanager
 def unharmed(server, saved_model):
-    """Give the server; afterwards it has nothing left to do, met no error of its own, and answers as the SavedModel does."""
+    """Give the server; afterwards it has nothing left to do, met no error of its own,
+    and answers as the SavedModel does.
+    """
     yield server
     assert server.process.poll() is None, server.log()
     wait_for(lambda: server.in_progress() == 0)

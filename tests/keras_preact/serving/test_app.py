@@ -1,4 +1,6 @@
-"""What stands around the APIs: errors without a trace of the inside, ids, tokens, logs, metrics, JSON of every kind of bad."""
+"""What stands around the APIs: errors without a trace of the inside, ids, tokens, logs,
+metrics, JSON of every kind of bad.
+"""
 
 import gzip
 import json
@@ -8,13 +10,19 @@ import re
 import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 pytest.importorskip("uvicorn")
 from keras_preact.serving import json_body, logs  # noqa: E402
 from tests.keras_preact.serving import fakes  # noqa: E402
 
-PREDICT, CLASSIFY, INFER = "/v1/models/toy:predict", "/v1/models/toy:classify", "/v2/models/toy/infer"
+PREDICT, CLASSIFY, INFER = (
+    "/v1/models/toy:predict",
+    "/v1/models/toy:classify",
+    "/v2/models/toy/infer",
+)
 ROW = [[[1.0], [2.0]], [[3.0], [4.0]]]
 EVIL = [[[666.0], [2.0]], [[3.0], [4.0]]]  # on which the model raises
 INSTANCES = {"instances": [ROW]}
@@ -80,7 +88,12 @@ def test_a_text_with_colons_is_no_second_key():
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])
 def test_compressed_bodies_are_refused(server, encoding):
-    answer = server.ask("POST", PREDICT, gzip.compress(json.dumps(INSTANCES).encode()), {"Content-Encoding": encoding})
+    answer = server.ask(
+        "POST",
+        PREDICT,
+        gzip.compress(json.dumps(INSTANCES).encode()),
+        {"Content-Encoding": encoding},
+    )
     assert answer.status == 415
     assert "Content-Encoding" in answer.json["error"]
     assert server.ask("POST", PREDICT, INSTANCES, {"Content-Encoding": "identity"}).status == 200
@@ -90,11 +103,36 @@ ERRORS = [
     *(("POST", path, body) for path in (PREDICT, CLASSIFY, INFER) for body in BAD_JSON.values()),
     ("POST", PREDICT, {"instances": [EVIL]}),
     ("POST", CLASSIFY, {"examples": [{"images": EVIL}]}),
-    ("POST", INFER, {"inputs": [{"name": "images", "shape": [1, 2, 2, 1], "datatype": "FP32", "data": [666, 1, 1, 1]}]}),
+    (
+        "POST",
+        INFER,
+        {
+            "inputs": [
+                {
+                    "name": "images",
+                    "shape": [1, 2, 2, 1],
+                    "datatype": "FP32",
+                    "data": [666, 1, 1, 1],
+                }
+            ]
+        },
+    ),
     ("POST", "/v1/models/toy:regress", {}),
     ("POST", "/v1/models/..%2F..%2Fetc:predict", {}),
-    *(("GET", path, None) for path in ("/nope", "/v1/models/nope", "/v2/models/nope", "/v2/models/slow", "/static/../app.py")),
-    *(("PATCH", path, None) for path in ("/", "/metrics", "/v2", "/v1/models", PREDICT, INFER, "/v2/health/live")),
+    *(
+        ("GET", path, None)
+        for path in (
+            "/nope",
+            "/v1/models/nope",
+            "/v2/models/nope",
+            "/v2/models/slow",
+            "/static/../app.py",
+        )
+    ),
+    *(
+        ("PATCH", path, None)
+        for path in ("/", "/metrics", "/v2", "/v1/models", PREDICT, INFER, "/v2/health/live")
+    ),
 ]
 
 
@@ -123,7 +161,8 @@ def test_methods_that_would_work_are_named(server):
 
 
 @pytest.mark.parametrize(
-    ("sent", "kept"), [("abc-1.2_Z", True), ("a" * 64, True), ("a" * 65, False), ("a b", False), ("é", False)]
+    ("sent", "kept"),
+    [("abc-1.2_Z", True), ("a" * 64, True), ("a" * 65, False), ("a b", False), ("é", False)],
 )
 def test_request_ids(server, sent, kept):
     given = server.ask("GET", "/v2", headers={"X-Request-ID": sent}).headers["X-Request-ID"]
@@ -136,16 +175,29 @@ def test_the_log_has_a_line_of_json_for_each_request(server, caplog):
     server.ask("POST", PREDICT, INSTANCES, {"X-Request-ID": "one"})
     server.ask("GET", "/v1/models/no%20%22such", headers={"X-Request-ID": "two"})
     records = [
-        fakes.wait_for(lambda name=name: [one for one in caplog.records if one.id == name])[0] for name in ("one", "two")
+        fakes.wait_for(lambda name=name: [one for one in caplog.records if one.id == name])[0]
+        for name in ("one", "two")
     ]
     text = [logs.JsonFormatter().format(record) for record in records]
     assert "\n" not in "".join(text)
     one, two = map(json.loads, text)
-    assert one.items() >= {"method": "POST", "path": PREDICT, "model": "toy", "version": "7", "status": 200}.items()
+    assert (
+        one.items()
+        >= {
+            "method": "POST",
+            "path": PREDICT,
+            "model": "toy",
+            "version": "7",
+            "status": 200,
+        }.items()
+    )
     assert one["ms"] > 0
     assert one["bytes"] > 0
     assert one["time"].endswith("+00:00")
-    assert two.items() >= {"path": '/v1/models/no "such', "model": "", "version": "", "status": 404}.items()
+    assert (
+        two.items()
+        >= {"path": '/v1/models/no "such', "model": "", "version": "", "status": 404}.items()
+    )
 
 
 def metrics(server):
@@ -154,7 +206,11 @@ def metrics(server):
     answer = server.ask("GET", "/metrics")
     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     families = parser.text_string_to_metric_families(answer.body.decode())
-    return {(one.name, frozenset(one.labels.items())): one.value for family in families for one in family.samples}
+    return {
+        (one.name, frozenset(one.labels.items())): one.value
+        for family in families
+        for one in family.samples
+    }
 
 
 def test_metrics_count_requests():
@@ -165,7 +221,8 @@ def test_metrics_count_requests():
         labels = {"api": "predict", "model": "toy", "version": "7"}
         found = metrics(server)
         count = {
-            one: found["keras_preact_requests_total", frozenset((labels | {"status": one}).items())] for one in ("200", "400")
+            one: found["keras_preact_requests_total", frozenset((labels | {"status": one}).items())]
+            for one in ("200", "400")
         }
         assert count == {"200": 3, "400": 1}
         assert found["keras_preact_request_seconds_count", frozenset(labels.items())] == 4
@@ -178,8 +235,16 @@ def test_metrics_count_requests():
         toy = {"model": "toy", "version": "7"}
         assert found["keras_preact_queue_images", frozenset(toy.items())] == 5
         assert found["keras_preact_batch_rows_sum", frozenset(toy.items())] == 3
-        assert found["keras_preact_model_load_seconds_sum", frozenset({"model": "toy"}.items())] == 1.5
-        assert found["keras_preact_model_loads_total", frozenset({"model": "bad", "outcome": "failure"}.items())] == 1
+        assert (
+            found["keras_preact_model_load_seconds_sum", frozenset({"model": "toy"}.items())] == 1.5
+        )
+        assert (
+            found[
+                "keras_preact_model_loads_total",
+                frozenset({"model": "bad", "outcome": "failure"}.items()),
+            ]
+            == 1
+        )
         assert any(name == "process_resident_memory_bytes" for name, _ in found)
 
 

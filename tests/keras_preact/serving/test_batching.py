@@ -1,4 +1,6 @@
-"""Whatever arrives, and whoever gives up: each answer is that of its own rows, and nobody waits for ever."""
+"""Whatever arrives, and whoever gives up: each answer is that of its own rows, and
+nobody waits for ever.
+"""
 
 import asyncio
 import threading
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 from keras_preact.serving.batching import Batcher, ComputationError
 from keras_preact.serving.errors import DeadlineExceeded, TooBusy, TooLarge, Unavailable
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 GENEROUS = 60  # seconds after which a test that hangs fails
 
@@ -57,7 +61,9 @@ def rows(number: int, start: float = 0) -> np.ndarray:
 
 
 def run(scenario, network, max_batch_size=8, wait_seconds=0.0, max_queue=100, workers=1, **options):
-    """Run a coroutine function of a batcher; it is closed afterwards, and must leave no thread."""
+    """Run a coroutine function of a batcher; it is closed afterwards, and must leave no
+    thread.
+    """
     before = threading.active_count()
 
     async def main():
@@ -106,7 +112,9 @@ def test_what_waits_is_computed_together_whole_requests_first_come_first_served(
         await network.is_entered()
         sizes = [3, 4, 2, 8, 1]
         starts = [100 * i for i in range(len(sizes))]
-        tasks = await start(*(batcher.submit(rows(n, s), None) for n, s in zip(sizes, starts, strict=True)))
+        tasks = await start(
+            *(batcher.submit(rows(n, s), None) for n, s in zip(sizes, starts, strict=True))
+        )
         assert batcher.waiting == sum(sizes)
         network.release()
         for task, n, s in zip(tasks, sizes, starts, strict=True):
@@ -157,7 +165,9 @@ def test_waiting_for_others_ends():
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_without_batching_every_request_runs_by_itself_as_many_at_once_as_there_are_workers(workers):
+def test_without_batching_every_request_runs_by_itself_as_many_at_once_as_there_are_workers(
+    workers,
+):
     network = Network(free=False)
 
     async def scenario(batcher):
@@ -266,7 +276,11 @@ def test_a_failure_goes_to_everyone_in_the_batch_and_to_nobody_else():
     async def scenario(batcher):
         tasks = await start(batcher.submit(rows(1), None))
         await network.is_entered()
-        tasks += await start(batcher.submit(rows(4), None), batcher.submit(rows(4, -1), None), batcher.submit(rows(5), None))
+        tasks += await start(
+            batcher.submit(rows(4), None),
+            batcher.submit(rows(4, -1), None),
+            batcher.submit(rows(5), None),
+        )
         network.release()
         first, good, bad, last = await asyncio.gather(*tasks, return_exceptions=True)
         check_answer(first, rows(1))
@@ -334,7 +348,9 @@ def test_batches_are_reported():
 
 
 STEPS = st.one_of(
-    st.tuples(st.just("submit"), st.integers(1, 8), st.sampled_from([None, None, 0.0, 0.002, 30.0])),
+    st.tuples(
+        st.just("submit"), st.integers(1, 8), st.sampled_from([None, None, 0.0, 0.002, 30.0])
+    ),
     st.tuples(st.just("cancel"), st.integers(0, 1000), st.none()),
     st.tuples(st.just("compute"), st.integers(1, 3), st.none()),
 )
@@ -349,7 +365,9 @@ STEPS = st.one_of(
     wait=st.sampled_from([0, 0.001]),
 )
 def test_any_schedule(steps, max_queue, workers, together, wait):
-    """No two rows are equal, so an answer that holds another's rows, or its own in another order, shows."""
+    """No two rows are equal, so an answer that holds another's rows, or its own in
+    another order, shows.
+    """
     network = Network(free=False)
     requests: list[tuple[np.ndarray, asyncio.Task, float | None]] = []
 
@@ -369,7 +387,14 @@ def test_any_schedule(steps, max_queue, workers, together, wait):
         network.release()
         return await asyncio.gather(*(task for _, task, _ in requests), return_exceptions=True)
 
-    results = run(scenario, network, max_queue=max_queue, workers=workers, together=together, wait_seconds=wait)
+    results = run(
+        scenario,
+        network,
+        max_queue=max_queue,
+        workers=workers,
+        together=together,
+        wait_seconds=wait,
+    )
     answered = []
     for (own, _, seconds), result in zip(requests, results, strict=True):
         if isinstance(result, dict):

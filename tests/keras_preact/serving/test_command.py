@@ -13,7 +13,9 @@ import sys
 import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 pytest.importorskip("uvicorn")
 from google.protobuf import json_format  # noqa: E402
@@ -26,7 +28,9 @@ from tests.keras_preact.serving import small_model  # noqa: E402
 
 @contextlib.contextmanager
 def started(log, *arguments, **environment):
-    """Run the command until the context ends; gives the process and the port that it printed."""
+    """Run the command until the context ends; gives the process and the port that it
+    printed.
+    """
     with open(log, "wb") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "keras_preact.serving", *map(str, arguments)],
@@ -44,7 +48,9 @@ def started(log, *arguments, **environment):
 
 
 def ask(port, method, path, body=None, headers=()):
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    ) as connection:
         connection.request(method, path, body, dict(headers))
         response = connection.getresponse()
         return response.status, response.read()
@@ -59,10 +65,18 @@ def test_serves_exported_models_until_it_is_told_to_stop(tmp_path):
     version = small_model.write(models / "small" / "3")
     (models / "broken" / "1").mkdir(parents=True)
     (models / "broken" / "1" / "saved_model.pb").write_bytes(b"none")
-    with started(log, models, "--host", "0.0.0.0", "--port", 0, "--header-seconds", 60) as (process, line):
+    with started(log, models, "--host", "0.0.0.0", "--port", 0, "--header-seconds", 60) as (
+        process,
+        line,
+    ):
         port = port_of(line)
         assert line == f"Serving at http://0.0.0.0:{port}: broken (not available), small 3\n"
-        status, body = ask(port, "POST", "/v1/models/small:predict", json.dumps({"instances": small_model.pixels(2).tolist()}))
+        status, body = ask(
+            port,
+            "POST",
+            "/v1/models/small:predict",
+            json.dumps({"instances": small_model.pixels(2).tolist()}),
+        )
         assert (status, len(json.loads(body)["predictions"])) == (200, 2)
 
         # TensorFlow Serving's metadata: the SignatureDefs of the SavedModel, all fields of them.
@@ -78,7 +92,9 @@ def test_serves_exported_models_until_it_is_told_to_stop(tmp_path):
         assert parsed == saved.meta_graphs[0].signature_def["predict_bytes"]
 
         metrics = ask(port, "GET", "/metrics")[1].decode()
-        assert re.search(r'^keras_preact_batch_rows_count\{model="small",version="3"\} [1-9]', metrics, re.M)
+        assert re.search(
+            r'^keras_preact_batch_rows_count\{model="small",version="3"\} [1-9]', metrics, re.M
+        )
         assert 'keras_preact_model_loads_total{model="broken",outcome="failure"} 1.0' in metrics
         assert 'keras_preact_model_loads_total{model="small",outcome="success"} 1.0' in metrics
         assert "_created" not in metrics
@@ -90,7 +106,10 @@ def test_serves_exported_models_until_it_is_told_to_stop(tmp_path):
             assert process.wait(60) == 0
         assert process.stdout.read() == b""
     written = log.read_text()
-    assert "Warning: no token is set: everybody who can reach 0.0.0.0 can use this server. Set one with --tok" in written
+    assert (
+        "Warning: no token is set: everybody who can reach 0.0.0.0 can use this server. Set one "
+        "with --tok" in written
+    )
     lines = [json.loads(line) for line in written.splitlines() if line.startswith("{")]
     requests = [line for line in lines if line["message"] == "request"]
     assert [(line["path"], line["status"]) for line in requests][:2] == [
@@ -103,11 +122,17 @@ def test_serves_exported_models_until_it_is_told_to_stop(tmp_path):
 def test_an_empty_directory_is_served_with_a_token_from_the_environment(tmp_path):
     (tmp_path / "models").mkdir()
     log = tmp_path / "log"
-    with started(log, tmp_path / "models", "--port", 0, KERAS_PREACT_TOKEN="secret") as (process, line):
+    with started(log, tmp_path / "models", "--port", 0, KERAS_PREACT_TOKEN="secret") as (
+        process,
+        line,
+    ):
         port = port_of(line)
         assert line == f"Serving at http://127.0.0.1:{port}: no models yet\n"
         assert ask(port, "GET", "/v1/models")[0] == 401
-        assert ask(port, "GET", "/v1/models", headers={"Authorization": "Bearer secret"}) == (200, b'{"models":[]}')
+        assert ask(port, "GET", "/v1/models", headers={"Authorization": "Bearer secret"}) == (
+            200,
+            b'{"models":[]}',
+        )
         assert ask(port, "GET", "/v2/health/ready")[0] == 503
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
@@ -116,7 +141,9 @@ def test_an_empty_directory_is_served_with_a_token_from_the_environment(tmp_path
     assert "secret" not in log.read_text()
 
 
-@pytest.mark.parametrize(("host", "message"), [("127.0.0.1", "Address already in use"), ("no-such-host.invalid", "")])
+@pytest.mark.parametrize(
+    ("host", "message"), [("127.0.0.1", "Address already in use"), ("no-such-host.invalid", "")]
+)
 def test_an_address_that_cannot_be_taken_is_said_in_one_line(tmp_path, capsys, host, message):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

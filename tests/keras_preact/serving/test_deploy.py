@@ -1,4 +1,6 @@
-"""The files for containers: what a cluster would refuse, and where they disagree with each other or with the servers."""
+"""The files for containers: what a cluster would refuse, and where they disagree with
+each other or with the servers.
+"""
 
 import dataclasses
 import re
@@ -18,7 +20,9 @@ from keras_preact.serving.app import create_app
 from keras_preact.serving.settings import Settings
 from tests.training.commands import ROOT
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 DEPLOY = ROOT / "keras_preact" / "serving" / "deploy"
 #: Seconds from SIGTERM until the project's server is gone, whatever happens.
@@ -49,7 +53,9 @@ class Cluster:
 
 @pytest.fixture(params=SERVERS)
 def cluster(request):
-    return Cluster(request.param, {document["kind"]: document for document in manifests(request.param)})
+    return Cluster(
+        request.param, {document["kind"]: document for document in manifests(request.param)}
+    )
 
 
 def compose(server):
@@ -57,7 +63,9 @@ def compose(server):
 
 
 def arguments(words):
-    """Return what stands behind each option of a command line; None behind one without a value."""
+    """Return what stands behind each option of a command line; None behind one without
+    a value.
+    """
     options = [word[2:].split("=", 1) for word in words if word.startswith("--")]
     return {option[0]: option[1] if len(option) > 1 else None for option in options}
 
@@ -66,7 +74,12 @@ def arguments(words):
 @pytest.mark.parametrize("version", ["1.28", kubernetes_validate.latest_version()])
 def test_every_document_is_valid(server, version):
     documents = manifests(server)
-    assert [one["kind"] for one in documents] == ["Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget"]
+    assert [one["kind"] for one in documents] == [
+        "Deployment",
+        "Service",
+        "HorizontalPodAutoscaler",
+        "PodDisruptionBudget",
+    ]
     for document in documents:
         kubernetes_validate.validate(document, version, strict=True)
 
@@ -101,13 +114,19 @@ def test_volumes(cluster):
     volumes = {volume["name"]: volume for volume in cluster.pod["spec"]["volumes"]}
     mounts = {mount["name"]: mount for mount in cluster.container["volumeMounts"]}
     assert volumes.keys() == mounts.keys() == {"models", "tmp"}
-    assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "saved-models", "readOnly": True}
+    assert volumes["models"]["persistentVolumeClaim"] == {
+        "claimName": "saved-models",
+        "readOnly": True,
+    }
     assert mounts["models"] == {"name": "models", "mountPath": "/models", "readOnly": True}
 
 
 def test_probes_ask_what_answers(cluster, tmp_path):
     app = create_app(Settings(tmp_path))
-    open_paths = {"keras-preact": {route.path for route in app.routes if hasattr(route, "path")}, "tf-serving": {METRICS_PATH}}
+    open_paths = {
+        "keras-preact": {route.path for route in app.routes if hasattr(route, "path")},
+        "tf-serving": {METRICS_PATH},
+    }
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         probe = cluster.container[name]
         handler = probe.get("httpGet") or probe["tcpSocket"]
@@ -122,7 +141,10 @@ def test_probes_ask_what_answers(cluster, tmp_path):
 
 
 def test_no_request_is_lost_when_pods_are_replaced(cluster):
-    assert cluster.kinds["Deployment"]["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert cluster.kinds["Deployment"]["spec"]["strategy"]["rollingUpdate"] == {
+        "maxSurge": 1,
+        "maxUnavailable": 0,
+    }
     assert cluster.kinds["HorizontalPodAutoscaler"]["spec"]["minReplicas"] >= 2
     assert cluster.kinds["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
     program, seconds = cluster.container["lifecycle"]["preStop"]["exec"]["command"]
@@ -149,7 +171,9 @@ def test_nothing_runs_as_root(cluster):
 
 def test_as_many_threads_as_cores(cluster):
     resources = cluster.container["resources"]
-    option = {"tf-serving": "tensorflow_intra_op_parallelism", "keras-preact": "threads"}[cluster.name]
+    option = {"tf-serving": "tensorflow_intra_op_parallelism", "keras-preact": "threads"}[
+        cluster.name
+    ]
     assert resources["limits"].keys() == resources["requests"].keys() == {"cpu", "memory"}
     assert int(arguments(cluster.container["args"])[option]) == resources["limits"]["cpu"]
     service = compose(cluster.name)
@@ -158,16 +182,22 @@ def test_as_many_threads_as_cores(cluster):
 
 
 def test_autoscalers_count_what_the_adapter_gives(cluster, tmp_path):
-    by_type = {metric["type"]: metric for metric in cluster.kinds["HorizontalPodAutoscaler"]["spec"]["metrics"]}
+    by_type = {
+        metric["type"]: metric
+        for metric in cluster.kinds["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    }
     assert by_type.keys() == {"Resource", "Pods"}
     assert by_type["Resource"]["resource"]["name"] == "cpu"
     name = by_type["Pods"]["pods"]["metric"]["name"]
     rules = yaml.safe_load((DEPLOY / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     [rule] = [rule for rule in rules if rule["name"]["as"] == name]
-    assert rule["resources"]["overrides"] == {kind: {"resource": kind} for kind in ("namespace", "pod")}
+    assert rule["resources"]["overrides"] == {
+        kind: {"resource": kind} for kind in ("namespace", "pod")
+    }
     [series] = re.findall(r'__name__="([^"]+)"', rule["seriesQuery"])
     if cluster.name == "tf-serving":
-        # /tensorflow/serving/request_count, as its exporter writes it; a counter, of which the rate is asked
+        # /tensorflow/serving/request_count, as its exporter writes it; a counter, of which the rate
+        # is asked
         assert series == ":tensorflow:serving:request_count"
         assert "rate(<<.Series>>{<<.LabelMatchers>>}[2m])" in rule["metricsQuery"]
     else:
@@ -214,7 +244,9 @@ def test_the_projects_server_understands_its_command_lines(tmp_path, monkeypatch
         assert (told.host, told.port, told.threads, told.token) == ("0.0.0.0", 8501, 4, "secret")
     # the token is not in the manifest
     reference = variable["valueFrom"]["secretKeyRef"]
-    command = f"kubectl create secret generic {reference['name']} --from-literal={reference['key']}="
+    command = (
+        f"kubectl create secret generic {reference['name']} --from-literal={reference['key']}="
+    )
     assert command in (DEPLOY / "README.md").read_text()
 
 
@@ -251,20 +283,28 @@ def test_the_dockerfile_names_what_exists(tmp_path):
     build = compose("keras-preact")["build"]
     assert (DEPLOY / build["context"]).resolve() == ROOT
     assert ROOT / build["dockerfile"] == DEPLOY / "Dockerfile"
-    instructions = [line.split(maxsplit=1) for line in (DEPLOY / "Dockerfile").read_text().splitlines() if line[:1] not in "#"]
+    instructions = [
+        line.split(maxsplit=1)
+        for line in (DEPLOY / "Dockerfile").read_text().splitlines()
+        if line[:1] not in "#"
+    ]
     copied = [word for name, text in instructions if name == "COPY" for word in text.split()[:-1]]
     for path in copied:
         assert (ROOT / path).exists(), path
     # what setuptools reads besides the package
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {"pyproject.toml", "keras_preact", project["readme"], *project["license-files"]} <= set(copied)
+    assert {"pyproject.toml", "keras_preact", project["readme"], *project["license-files"]} <= set(
+        copied
+    )
     [install] = [shlex.split(text) for name, text in instructions if name == "RUN"]
     assert install[install.index("-c") + 1] in copied
     extra = re.fullmatch(r"\.\[(\w+)\]", install[-1])[1]
     assert extra in project["optional-dependencies"]
     [user] = [text for name, text in instructions if name == "USER"]
     assert user == compose("keras-preact")["user"]
-    words = {name: yaml.safe_load(text) for name, text in instructions if name in ("ENTRYPOINT", "CMD")}
+    words = {
+        name: yaml.safe_load(text) for name, text in instructions if name in ("ENTRYPOINT", "CMD")
+    }
     assert words["ENTRYPOINT"] == ["python", "-m", "keras_preact.serving"]
     assert words["CMD"][0] == "/models"
     assert server_settings([str(tmp_path), *words["CMD"][1:]]).host == "0.0.0.0"

@@ -13,9 +13,12 @@ import keras_preact as kp
 from keras_preact.serving import engines
 from keras_preact.serving.settings import Settings
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
-#: Largest difference from TensorFlow in float32, times the largest value. bfloat16 has 8 bits: 4 roundings of each sum.
+#: Largest difference from TensorFlow in float32, times the largest value. bfloat16 has 8 bits: 4
+#: roundings of each sum.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 4 * 2.0**-8}
 
 
@@ -41,7 +44,9 @@ def settings(tmp_path, **options) -> Settings:
 
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("engine", engines.ENGINES)
-def test_the_outputs_are_the_models_for_every_batch_size(engine, precision, model, loaded, tmp_path):
+def test_the_outputs_are_the_models_for_every_batch_size(
+    engine, precision, model, loaded, tmp_path
+):
     pytest.importorskip(engine)
     from tests.keras_preact.serving import small_model
 
@@ -59,7 +64,9 @@ def test_the_outputs_are_the_models_for_every_batch_size(engine, precision, mode
 
 #: Networks whose graphs differ: pools and projections, stacks of units, no images.
 NETWORKS = {
-    "imagenet": lambda: kp.models.resnet_imagenet((1, 2), block="bottleneck", input_shape=(64, 64, 3), classes=10),
+    "imagenet": lambda: kp.models.resnet_imagenet(
+        (1, 2), block="bottleneck", input_shape=(64, 64, 3), classes=10
+    ),
     "stacks": lambda: kp.models.resnet_cifar(20, stacked=True, input_shape=(16, 16, 3)),
     "vectors": lambda: kp.models.dense_resnet(6, input_shape=(20,), classes=10),
 }
@@ -88,12 +95,18 @@ def test_exported_networks(network, precision, tmp_path):
         outputs = engines.ENGINES[engine](frozen, settings(tmp_path), precision)(images)
         for name, value in wanted.items():
             # many roundings behind one another, of which few have the same sign
-            allowed = (1 if precision == "float32" else 4) * TOLERANCE[precision] * max(1, np.abs(value).max())
+            allowed = (
+                (1 if precision == "float32" else 4)
+                * TOLERANCE[precision]
+                * max(1, np.abs(value).max())
+            )
             np.testing.assert_allclose(outputs[name], value, rtol=0, atol=allowed)
 
 
 def test_openvino_does_not_round_to_fewer_bits_by_itself(model, loaded, tmp_path):
-    """On a CPU that is faster in bfloat16 it would; there the two differ by a thousand times more than float32 rounds."""
+    """On a CPU that is faster in bfloat16 it would; there the two differ by a thousand
+    times more than float32 rounds.
+    """
     openvino = pytest.importorskip("openvino")
     from tests.keras_preact.serving import small_model
 
@@ -103,7 +116,10 @@ def test_openvino_does_not_round_to_fewer_bits_by_itself(model, loaded, tmp_path
     wanted = model.core(images)["logits"].numpy()
     differences = {
         precision: np.abs(
-            engines.openvino(engines.freeze(loaded.core), settings(tmp_path), precision)(images)["logits"] - wanted
+            engines.openvino(engines.freeze(loaded.core), settings(tmp_path), precision)(images)[
+                "logits"
+            ]
+            - wanted
         )
         for precision in TOLERANCE
     }
@@ -115,7 +131,9 @@ def test_answers_stay_as_they_are_while_other_threads_compute(engine, loaded, tm
     pytest.importorskip(engine)
     from tests.keras_preact.serving import small_model
 
-    run = engines.ENGINES[engine](engines.freeze(loaded.core), settings(tmp_path, threads=1), "float32")
+    run = engines.ENGINES[engine](
+        engines.freeze(loaded.core), settings(tmp_path, threads=1), "float32"
+    )
     batches = [small_model.pixels(number, seed=number) for number in (1, 2, 3, 4)]
     wanted = [run(batch)["logits"].copy() for batch in batches]
     answers: dict[int, list[np.ndarray]] = {}

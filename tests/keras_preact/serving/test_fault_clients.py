@@ -1,4 +1,6 @@
-"""Bad clients of a server process: slow, silent, gone, or no clients at all. The others do not notice."""
+"""Bad clients of a server process: slow, silent, gone, or no clients at all. The others
+do not notice.
+"""
 
 import concurrent.futures
 import contextlib
@@ -12,7 +14,9 @@ from pathlib import Path
 import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 pytest.importorskip("uvicorn")
 from tests.keras_preact.serving.server_process import (  # noqa: E402
@@ -39,7 +43,9 @@ HEADER_SECONDS, BODY_SECONDS = 1.5, 2.0
 @pytest.fixture(scope="module")
 def running(directory, tmp_path_factory):
     log = tmp_path_factory.mktemp("log") / "log"
-    with Server(directory, log, "--header-seconds", HEADER_SECONDS, "--body-seconds", BODY_SECONDS) as server:
+    with Server(
+        directory, log, "--header-seconds", HEADER_SECONDS, "--body-seconds", BODY_SECONDS
+    ) as server:
         yield server
 
 
@@ -50,7 +56,12 @@ def server(running, saved_model):
 
 
 def request_bytes(body, path=PREDICT, **headers):
-    lines = [f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {len(body)}", *(f"{k}: {v}" for k, v in headers.items())]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: a",
+        f"Content-Length: {len(body)}",
+        *(f"{k}: {v}" for k, v in headers.items()),
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
@@ -59,7 +70,9 @@ def plug(server):
 
 
 def trickle(server, data, step=0.05):
-    """Send `data` a byte at a time until the server has enough of it, and return what it says to that."""
+    """Send `data` a byte at a time until the server has enough of it, and return what
+    it says to that.
+    """
     with plug(server) as client:
         client.settimeout(step)
         received = b""
@@ -117,9 +130,14 @@ def test_a_client_that_takes_no_answer_is_cut_off(server):
         ends = tuple(f":{port:04X}" for port in (server.port, client.getsockname()[1]))
 
         def is_open():
-            """Whether the server's end is; the client hears of its end only when the system has given up to tell it."""
+            """Whether the server's end is; the client hears of its end only when the
+            system has given up to tell it.
+            """
             connections = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
-            return any((local[-5:], remote[-5:], state) == (*ends, "01") for _, local, remote, state, *_ in connections)
+            return any(
+                (local[-5:], remote[-5:], state) == (*ends, "01")
+                for _, local, remote, state, *_ in connections
+            )
 
         def ask_more():
             nonlocal data
@@ -132,7 +150,9 @@ def test_a_client_that_takes_no_answer_is_cut_off(server):
         assert data, "all of it was taken in"
 
 
-@pytest.mark.parametrize("when", ["in its headers", "in its body", "before the answer", "in the answer"])
+@pytest.mark.parametrize(
+    "when", ["in its headers", "in its body", "before the answer", "in the answer"]
+)
 @pytest.mark.parametrize("how", ["closed", "reset"])
 def test_clients_that_leave_are_forgotten(server, when, how):
     data = request_bytes(predict_body(random_images(2, 8)))
@@ -155,13 +175,27 @@ def test_clients_that_leave_are_forgotten(server, when, how):
         b"GET /" + b"a" * 1_000_000,
         b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200_000,
         b"POST " + PREDICT.encode() + b" HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n",
-        b"POST " + PREDICT.encode() + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999999\r\n\r\n",
-        b"POST " + PREDICT.encode() + b" HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST "
+        + PREDICT.encode()
+        + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"POST "
+        + PREDICT.encode()
+        + b" HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"POST "
         + PREDICT.encode()
         + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
-    ids=["TLS", "version", "empty lines", "long path", "many headers", "negative", "too many digits", "chunk", "two lengths"],
+    ids=[
+        "TLS",
+        "version",
+        "empty lines",
+        "long path",
+        "many headers",
+        "negative",
+        "too many digits",
+        "chunk",
+        "two lengths",
+    ],
 )
 def test_what_is_not_http_is_refused(server, data):
     with plug(server) as client:
@@ -175,9 +209,13 @@ def test_what_is_not_http_is_refused(server, data):
 
 @pytest.fixture
 def patient(directory, saved_model, tmp_path):
-    """A server that leaves idle connections open: each of 64 clients in one process may wait long for its turn."""
+    """A server that leaves idle connections open: each of 64 clients in one process may
+    wait long for its turn.
+    """
     with (
-        Server(directory, tmp_path / "log", "--header-seconds", PATIENCE, "--body-seconds", PATIENCE) as running,
+        Server(
+            directory, tmp_path / "log", "--header-seconds", PATIENCE, "--body-seconds", PATIENCE
+        ) as running,
         unharmed(running, saved_model) as server,
     ):
         yield server
@@ -200,17 +238,28 @@ def test_no_good_request_fails_among_bad_ones(patient, saved_model):
                     path, body = bad[next(refused) % len(bad)]
                     check_refusal(*post(connection, path, body)[:2])
                 elif i % 2:
-                    answers.append(("file", number, post(connection, CLASSIFY, classify_body(encoded(number)))))
+                    answers.append(
+                        ("file", number, post(connection, CLASSIFY, classify_body(encoded(number))))
+                    )
                 else:
                     rows = 1 + number % 3
-                    answers.append(("rows", number, post(connection, PREDICT, predict_body(random_images(number, rows)))))
+                    answers.append(
+                        (
+                            "rows",
+                            number,
+                            post(connection, PREDICT, predict_body(random_images(number, rows))),
+                        )
+                    )
         return answers
 
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         answers = [answer for some in pool.map(client, range(clients)) for answer in some]
     assert len(answers) == clients * each * 7 // 8
     files = {number: saved_model.classes(encoded(number)) for number in range(clients)}
-    rows = {number: saved_model.probabilities(random_images(number, 1 + number % 3)) for number in range(clients)}
+    rows = {
+        number: saved_model.probabilities(random_images(number, 1 + number % 3))
+        for number in range(clients)
+    }
     for kind, number, (status, answer, _) in answers:
         assert status == 200, answer
         if kind == "file":

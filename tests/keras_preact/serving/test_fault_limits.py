@@ -1,4 +1,6 @@
-"""More than a server process takes in at once: who is sent away comes again, and is served."""
+"""More than a server process takes in at once: who is sent away comes again, and is
+served.
+"""
 
 import concurrent.futures
 import contextlib
@@ -9,7 +11,9 @@ import keras
 import pytest
 
 pytestmark = [
-    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"),
+    pytest.mark.skipif(
+        keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+    ),
     pytest.mark.slow,  # most tests start a server of their own
 ]
 
@@ -28,10 +32,16 @@ from tests.keras_preact.serving.server_process import (  # noqa: E402
 
 
 def test_what_is_beyond_the_limits_is_sent_away_and_served_later(directory, tmp_path, saved_model):
-    """All places are taken by requests without their last byte: the next one hears when to come again."""
+    """All places are taken by requests without their last byte: the next one hears when
+    to come again.
+    """
     places, body = 4, predict_body(random_images(0))
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(Server(directory, tmp_path / "log", "--max-requests", places, "--body-seconds", PATIENCE))
+        server = stack.enter_context(
+            Server(
+                directory, tmp_path / "log", "--max-requests", places, "--body-seconds", PATIENCE
+            )
+        )
         held = [stack.enter_context(contextlib.closing(server.connect())) for _ in range(places)]
         for connection in held:
             connection.putrequest("POST", PREDICT)
@@ -52,7 +62,9 @@ def test_what_is_beyond_the_limits_is_sent_away_and_served_later(directory, tmp_
 
 
 def test_nobody_is_left_behind_by_a_short_queue(directory, tmp_path, saved_model):
-    """Far more clients than places: who is sent away and comes again gets the right answer in the end."""
+    """Far more clients than places: who is sent away and comes again gets the right
+    answer in the end.
+    """
     clients = 48
     sent_away = []
 
@@ -73,6 +85,8 @@ def test_nobody_is_left_behind_by_a_short_queue(directory, tmp_path, saved_model
         with concurrent.futures.ThreadPoolExecutor(clients) as pool:
             answers = [pool.submit(client, number) for number in range(clients)]
             for number, answer in enumerate(answers):
-                check_probabilities(answer.result(PATIENCE), saved_model.probabilities(random_images(number)))
+                check_probabilities(
+                    answer.result(PATIENCE), saved_model.probabilities(random_images(number))
+                )
         assert all(seconds >= 1 for seconds in sent_away)
         check_answers(server, saved_model)

@@ -1,4 +1,6 @@
-"""A server process that is stopped or killed in mid-load: no answer is lost that could be given, and no client hangs."""
+"""A server process that is stopped or killed in mid-load: no answer is lost that could
+be given, and no client hangs.
+"""
 
 import contextlib
 import http.client
@@ -8,7 +10,9 @@ import keras
 import pytest
 
 pytestmark = [
-    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"),
+    pytest.mark.skipif(
+        keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+    ),
     pytest.mark.slow,  # most tests start a server of their own
 ]
 
@@ -33,7 +37,9 @@ def server(directory, tmp_path):
 
 
 def test_sigterm_lets_every_accepted_request_finish(server, saved_model):
-    """Requests are in the server's hands, each but for its last byte; those bytes come after the signal."""
+    """Requests are in the server's hands, each but for its last byte; those bytes come
+    after the signal.
+    """
     count = 40
     images = [random_images(seed, 1 + seed % 4) for seed in range(count)]
     with contextlib.ExitStack() as stack:
@@ -63,7 +69,9 @@ def test_sigterm_under_load_cuts_no_answer(server, saved_model):
         ends = load.ends
     assert server.process.wait(PATIENCE) == 0, server.log()
     for end, answers in zip(ends, load.answers, strict=True):
-        assert not isinstance(end, http.client.IncompleteRead)  # what is over is the connection, between two answers
+        assert not isinstance(
+            end, http.client.IncompleteRead
+        )  # what is over is the connection, between two answers
         while answers[-1][0] == 503:  # while it stops, a new request may be refused
             answers.pop()
     load.versions({1: saved_model})
@@ -72,7 +80,10 @@ def test_sigterm_under_load_cuts_no_answer(server, saved_model):
 
 def test_a_second_sigterm_does_not_wait_for_clients(directory, tmp_path):
     patient = ("--drain-seconds", 10 * PATIENCE, "--body-seconds", 10 * PATIENCE)
-    with Server(directory, tmp_path / "log", *patient) as server, contextlib.closing(server.connect()) as connection:
+    with (
+        Server(directory, tmp_path / "log", *patient) as server,
+        contextlib.closing(server.connect()) as connection,
+    ):
         connection.putrequest("POST", PREDICT)
         connection.putheader("Content-Length", "100")
         connection.endheaders(b"{")
@@ -83,7 +94,9 @@ def test_a_second_sigterm_does_not_wait_for_clients(directory, tmp_path):
         server.process.wait(PATIENCE)
 
 
-def test_sigkill_under_load_hangs_nobody_and_another_server_takes_over(server, directory, saved_model, tmp_path):
+def test_sigkill_under_load_hangs_nobody_and_another_server_takes_over(
+    server, directory, saved_model, tmp_path
+):
     with Load(server) as load:
         server.process.kill()
         ends = load.ends

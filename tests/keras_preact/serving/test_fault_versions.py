@@ -1,4 +1,6 @@
-"""Versions of a model that come, go and are broken under load: no request fails, every answer is right."""
+"""Versions of a model that come, go and are broken under load: no request fails, every
+answer is right.
+"""
 
 import shutil
 
@@ -6,7 +8,9 @@ import keras
 import pytest
 
 pytestmark = [
-    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"),
+    pytest.mark.skipif(
+        keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+    ),
     pytest.mark.slow,  # most tests start a server of their own
 ]
 
@@ -93,7 +97,9 @@ def test_broken_versions_appear_and_the_good_one_goes_on(server, model, exported
             shutil.copytree(exported / "2", work)
             breakage(work)
             work.rename(model / str(number))
-            _, message = wait_for(lambda n=number: (one := server.states().get(n)) and one[0] == "END" and one)
+            _, message = wait_for(
+                lambda n=number: (one := server.states().get(n)) and one[0] == "END" and one
+            )
             assert len(message) > 10, message
             assert str(model.parent) not in message
             assert server.states()[1] == ("AVAILABLE", "")
@@ -102,8 +108,12 @@ def test_broken_versions_appear_and_the_good_one_goes_on(server, model, exported
     assert server.process.poll() is None
 
 
-def test_a_version_that_is_copied_slowly_is_served_once_it_is_whole(server, model, exported, saved_models):
-    """Copied in place, file after file, without the rename that makes it appear at once."""
+def test_a_version_that_is_copied_slowly_is_served_once_it_is_whole(
+    server, model, exported, saved_models
+):
+    """Copied in place, file after file, without the rename that makes it appear at
+    once.
+    """
     with Load(server) as load:
         files = sorted(path for path in (exported / "2").rglob("*") if path.is_file())
         for path in files:
@@ -126,11 +136,18 @@ def test_a_new_version_takes_over_under_load(server, model, exported, saved_mode
     with Load(server) as load:
         shutil.copytree(exported / "2", model / ".new")
         (model / ".new").rename(model / "2")
-        wait_for(lambda: server.states() == {1: ("END", ""), 2: ("AVAILABLE", "")} or 1 not in server.states())
+        wait_for(
+            lambda: (
+                server.states() == {1: ("END", ""), 2: ("AVAILABLE", "")}
+                or 1 not in server.states()
+            )
+        )
         load.wait_for_more()
     assert set(load.ends) == {None}
     for versions in load.versions(saved_models):
-        assert versions == sorted(versions)  # once the new one has answered, the old one does not any more
+        assert versions == sorted(
+            versions
+        )  # once the new one has answered, the old one does not any more
         assert (versions[0], versions[-1]) == (1, 2)
 
 

@@ -1,4 +1,6 @@
-"""Bad requests to a server process: each gets a refusal in plain words, and nothing else happens."""
+"""Bad requests to a server process: each gets a refusal in plain words, and nothing
+else happens.
+"""
 
 import concurrent.futures
 import contextlib
@@ -12,7 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 pytest.importorskip("uvicorn")
 from tests.keras_preact.serving.server_process import (  # noqa: E402
@@ -47,10 +51,17 @@ def png_header(width, height):
     """A PNG whose header says this size; its data are those of no image."""
 
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(1000)))
+        + chunk(b"IEND", b"")
+    )
 
 
 def damaged(file):
@@ -84,7 +95,9 @@ def test_files_that_are_no_images_are_refused(server, file):
         (CLASSIFY, classify_body(PNG, file, JPEG)),
         (
             PREDICT,
-            json.dumps({"signature_name": "predict_bytes"} | json.loads(classify_body(file))).replace("examples", "instances"),
+            json.dumps(
+                {"signature_name": "predict_bytes"} | json.loads(classify_body(file))
+            ).replace("examples", "instances"),
         ),
     ):
         status, answer, _ = server.post(path, body)
@@ -116,7 +129,9 @@ BODIES = {
     "truth": json.dumps({"instances": [[*WELL[:31], [[True, 0, 0]] * 32]]}).encode(),
     "NaN": json.dumps({"instances": [[*WELL[:31], [[float("nan"), 0, 0]] * 32]]}).encode(),
     "infinity": json.dumps({"instances": [[*WELL[:31], [[float("inf"), 0, 0]] * 32]]}).encode(),
-    "too large for float32": json.dumps({"instances": [[*WELL[:31], [[1e39, 0, 0]] * 32]]}).encode(),
+    "too large for float32": json.dumps(
+        {"instances": [[*WELL[:31], [[1e39, 0, 0]] * 32]]}
+    ).encode(),
     "too large for any float": predict_body([WELL]).replace(b"[0, 0, 0]", b"[1e999, 0, 0]", 1),
     "many digits": predict_body([WELL]).replace(b"[0, 0, 0]", b"[" + b"9" * 10_000 + b", 0, 0]", 1),
     "too many": predict_body([WELL] * 9),
@@ -132,7 +147,12 @@ def test_bodies_that_are_no_requests_are_refused(server, body):
 
 def tensor(data, shape=(1, 32, 32, 3), datatype="FP32"):
     """The body and headers of a request with a binary tensor."""
-    about = {"name": "images", "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
+    about = {
+        "name": "images",
+        "shape": shape,
+        "datatype": datatype,
+        "parameters": {"binary_data_size": len(data)},
+    }
     head = json.dumps({"inputs": [about]}).encode()
     return head + data, {"Inference-Header-Content-Length": str(len(head))}
 
@@ -143,7 +163,9 @@ TENSORS = {
     "one infinity": tensor(b"\x00\x00\x80\x7f" + IMAGE.tobytes()[4:]),
     "too few bytes": tensor(IMAGE.tobytes()[:-4]),
     "too many bytes": tensor(IMAGE.tobytes() + bytes(4)),
-    "another dtype": tensor(IMAGE.astype("float64").tobytes(), datatype="FP64", shape=(1, 32, 32, 2)),
+    "another dtype": tensor(
+        IMAGE.astype("float64").tobytes(), datatype="FP64", shape=(1, 32, 32, 2)
+    ),
     "unknown dtype": tensor(IMAGE.tobytes(), datatype="COMPLEX"),
     "no example": tensor(b"", shape=(0, 32, 32, 3)),
     "negative shape": tensor(IMAGE.tobytes(), shape=(-1, 32, 32, -3)),
@@ -183,7 +205,9 @@ def test_a_body_beyond_the_limit_is_refused(server):
     assert status == 413
     pieces = (bytes(2**20) for _ in range(40))  # no length is announced
     with contextlib.closing(server.connect()) as connection, contextlib.suppress(ConnectionError):
-        connection.request("POST", PREDICT, pieces, encode_chunked=True, headers={"Transfer-Encoding": "chunked"})
+        connection.request(
+            "POST", PREDICT, pieces, encode_chunked=True, headers={"Transfer-Encoding": "chunked"}
+        )
         assert connection.getresponse().status == 413
 
 
@@ -203,12 +227,18 @@ def test_a_small_file_of_a_huge_image_takes_no_memory(server, kind):
     else:
         frame = GIF.index(b"\x2c", 13 + 3 * 256)
         bomb = (
-            GIF[:6] + struct.pack("<HH", side, side) + GIF[10 : frame + 5] + struct.pack("<HH", side, side) + GIF[frame + 9 :]
+            GIF[:6]
+            + struct.pack("<HH", side, side)
+            + GIF[10 : frame + 5]
+            + struct.pack("<HH", side, side)
+            + GIF[frame + 9 :]
         )
     server.post(CLASSIFY, classify_body(PNG))
     before = server.memory()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for status, answer, _ in pool.map(lambda _: server.post(CLASSIFY, classify_body(bomb, PNG)), range(16)):
+        for status, answer, _ in pool.map(
+            lambda _: server.post(CLASSIFY, classify_body(bomb, PNG)), range(16)
+        ):
             check_refusal(status, answer)
             assert "50000 x 50000" in answer["error"]
     assert server.memory() - before < 150 * 2**20

@@ -10,12 +10,18 @@ import keras
 import pytest
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 pytest.importorskip("uvicorn")
 from tests.keras_preact.serving import fakes  # noqa: E402
 
-PREDICT, CLASSIFY, INFER = "/v1/models/toy:predict", "/v1/models/toy:classify", "/v2/models/toy/infer"
+PREDICT, CLASSIFY, INFER = (
+    "/v1/models/toy:predict",
+    "/v1/models/toy:classify",
+    "/v2/models/toy/infer",
+)
 ROW = [[[1.5], [2]], [[3], [4]]]
 TENSOR = {"name": "images", "datatype": "FP32", "shape": [1, 2, 2, 1], "data": [1, 2.5, 3, 4]}
 VALID = [
@@ -27,8 +33,21 @@ VALID = [
     (PREDICT, {"inputs": {"number": [1], "flag": [False]}, "signature_name": "pair"}),
     (CLASSIFY, {"examples": [{"image_bytes": {"b64": "MTI="}}, {"image_bytes": "3"}]}),
     (CLASSIFY, {"examples": [{"images": ROW}], "context": {}}),
-    (INFER, {"id": "1", "inputs": [TENSOR], "outputs": [{"name": "logits", "parameters": {"binary_data": False}}]}),
-    (INFER, {"inputs": [TENSOR | {"datatype": "INT64", "data": [1, 2, 3, 4]}], "parameters": {"signature_name": "features"}}),
+    (
+        INFER,
+        {
+            "id": "1",
+            "inputs": [TENSOR],
+            "outputs": [{"name": "logits", "parameters": {"binary_data": False}}],
+        },
+    ),
+    (
+        INFER,
+        {
+            "inputs": [TENSOR | {"datatype": "INT64", "data": [1, 2, 3, 4]}],
+            "parameters": {"signature_name": "features"},
+        },
+    ),
     (
         INFER,
         {
@@ -78,7 +97,19 @@ WORDS = sorted(
         "id",
         "pair",
     }
-    | {"FP32", "BYTES", "INT64", "BOOL", "UINT8", "number", "flag", "content_type", "base64", "MTI=", ""}
+    | {
+        "FP32",
+        "BYTES",
+        "INT64",
+        "BOOL",
+        "UINT8",
+        "number",
+        "flag",
+        "content_type",
+        "base64",
+        "MTI=",
+        "",
+    }
 )
 LEAVES = st.one_of(
     st.none(),
@@ -92,14 +123,18 @@ LEAVES = st.one_of(
 VALUES = st.recursive(
     LEAVES,
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=3), inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=3), inner, max_size=4)
     ),
     max_leaves=12,
 )
 SETTINGS = hypothesis.settings(
     max_examples=300,
     deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+    suppress_health_check=[
+        hypothesis.HealthCheck.function_scoped_fixture,
+        hypothesis.HealthCheck.too_slow,
+    ],
 )
 
 
@@ -107,7 +142,9 @@ SETTINGS = hypothesis.settings(
 def connection():
     with (
         fakes.serving() as running,
-        contextlib.closing(http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)) as one,
+        contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
+        ) as one,
     ):
         yield one
 
@@ -127,13 +164,21 @@ def check(status, answer):
 
 def places(value, at=()):
     """Return the path of every value inside a document."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [at, *(place for key, item in inner for place in places(item, (*at, key)))]
 
 
 @st.composite
 def mutated(draw):
-    """A request that works, but for one value that is another, missing, there twice, or under another name."""
+    """A request that works, but for one value that is another, missing, there twice, or
+    under another name.
+    """
     path, document = copy.deepcopy(draw(st.sampled_from(VALID)))
     *above, key = draw(st.sampled_from(places(document)[1:]))
     owner = document
@@ -173,7 +218,12 @@ def test_any_json(connection, path, document):
 
 
 @SETTINGS
-@hypothesis.given(request=st.sampled_from(VALID), at=st.integers(0, 200), cut=st.integers(0, 5), put=st.binary(max_size=5))
+@hypothesis.given(
+    request=st.sampled_from(VALID),
+    at=st.integers(0, 200),
+    cut=st.integers(0, 5),
+    put=st.binary(max_size=5),
+)
 def test_bytes_changed_anywhere(connection, request, at, cut, put):
     path, document = request
     body = json.dumps(document).encode()
@@ -182,10 +232,16 @@ def test_bytes_changed_anywhere(connection, request, at, cut, put):
 
 @SETTINGS
 @hypothesis.given(
-    tail=st.binary(max_size=40), size=st.integers(-1, 40), datatype=st.sampled_from(["FP32", "BYTES", "FP64", "BOOL"])
+    tail=st.binary(max_size=40),
+    size=st.integers(-1, 40),
+    datatype=st.sampled_from(["FP32", "BYTES", "FP64", "BOOL"]),
 )
 def test_any_binary_tensor(connection, tail, size, datatype):
-    tensor = {"name": "image_bytes" if datatype == "BYTES" else "images", "datatype": datatype, "shape": [1, 2, 2, 1]}
+    tensor = {
+        "name": "image_bytes" if datatype == "BYTES" else "images",
+        "datatype": datatype,
+        "shape": [1, 2, 2, 1],
+    }
     if datatype == "BYTES":
         tensor["shape"] = [1]
     head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": size}}]}).encode()

@@ -1,4 +1,6 @@
-"""Limits on requests and their bodies, and the end of a server: what is too much ends, and the server goes on."""
+"""Limits on requests and their bodies, and the end of a server: what is too much ends,
+and the server goes on.
+"""
 
 import concurrent.futures
 import contextlib
@@ -8,17 +10,28 @@ import threading
 import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 pytest.importorskip("uvicorn")
 from tests.keras_preact.serving import fakes  # noqa: E402
 from tests.keras_preact.serving.fakes import wait_for  # noqa: E402
-from tests.keras_preact.serving.raw_http import BODY, POST, PREDICT, connected, exchange, still_serves  # noqa: E402
+from tests.keras_preact.serving.raw_http import (
+    BODY,
+    POST,
+    PREDICT,
+    connected,
+    exchange,
+    still_serves,
+)  # noqa: E402
 
 
 @contextlib.contextmanager
 def held(server, number=1):
-    """Keep requests in progress until the context ends; gives the futures of their answers."""
+    """Keep requests in progress until the context ends; gives the futures of their
+    answers.
+    """
     server.servable.hold = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(number) as pool:
         try:
@@ -35,21 +48,28 @@ def test_a_body_announced_too_large_is_not_read():
         status, answer = exchange(server, POST + b"Content-Length: 1001\r\n\r\n", b"")
         assert status == 413
         assert "1000 bytes. Received: one of 1001" in answer["error"]
-        assert exchange(server, POST + b"Content-Length: 99999999999999999999999\r\n\r\n")[0] in (400, 413)
+        assert exchange(server, POST + b"Content-Length: 99999999999999999999999\r\n\r\n")[0] in (
+            400,
+            413,
+        )
         assert server.ask("POST", PREDICT, BODY.ljust(1000)).status == 200
         still_serves(server)
 
 
 def test_a_large_body_gets_its_answer_although_it_is_not_read():
     with fakes.serving(max_body_bytes=1000) as server:
-        assert server.ask("POST", PREDICT, bytes(5_000_000)).status == 413  # the client sends it all before it looks
+        assert (
+            server.ask("POST", PREDICT, bytes(5_000_000)).status == 413
+        )  # the client sends it all before it looks
         still_serves(server)
 
 
 def test_a_body_of_chunks_is_counted():
     with fakes.serving(max_body_bytes=1000) as server:
         chunk = b"64\r\n" + bytes(100) + b"\r\n"
-        status, answer = exchange(server, POST + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 11)
+        status, answer = exchange(
+            server, POST + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 11
+        )
         assert status == 413
         assert "Received: a longer one" in answer["error"]
         chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
@@ -111,7 +131,9 @@ def test_a_client_that_goes_takes_its_work_with_it(caplog):
             connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
             assert server.servable.started.wait(60)
         assert server.servable.cancelled.wait(60)
-        wait_for(lambda: [record for record in caplog.records if getattr(record, "status", None) == 499])
+        wait_for(
+            lambda: [record for record in caplog.records if getattr(record, "status", None) == 499]
+        )
         server.servable.hold = None
         with connected(server) as connection:
             connection.sendall(POST + b"Content-Length: 100\r\n\r\n{")
@@ -151,5 +173,8 @@ def test_it_is_not_ready_from_the_moment_that_it_stops():
 def test_what_does_not_finish_in_time_is_told_so():
     with fakes.serving(drain_seconds=0.2) as server, held(server) as [answer]:
         server.server.handle_exit(signal.SIGTERM, None)
-        assert (answer.result(60).status, answer.result().json) == (503, {"error": "The server is stopping."})
+        assert (answer.result(60).status, answer.result().json) == (
+            503,
+            {"error": "The server is stopping."},
+        )
         wait_for(lambda: not server.repository.running)

@@ -1,4 +1,6 @@
-"""The Open Inference Protocol over real sockets: JSON and binary tensors, against a model computed by hand."""
+"""The Open Inference Protocol over real sockets: JSON and binary tensors, against a
+model computed by hand.
+"""
 
 import json
 import re
@@ -8,14 +10,21 @@ import keras
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 pytest.importorskip("uvicorn")
 from tests.keras_preact.serving import fakes  # noqa: E402
 
 INFER = "/v2/models/toy/infer"
 IMAGES = np.arange(8, dtype="float32").reshape(2, 2, 2, 1) / 4
-TENSOR = {"name": "images", "datatype": "FP32", "shape": [2, 2, 2, 1], "data": IMAGES.ravel().tolist()}
+TENSOR = {
+    "name": "images",
+    "datatype": "FP32",
+    "shape": [2, 2, 2, 1],
+    "data": IMAGES.ravel().tolist(),
+}
 FEATURES = {"outputs": [{"name": "features"}]}
 
 
@@ -64,12 +73,18 @@ def test_an_answer_in_json(server):
     answer = server.ask("POST", INFER, {"id": "number 1", "inputs": [TENSOR]})
     assert answer.status == 200
     document = answer.json
-    assert (document["model_name"], document["model_version"], document["id"]) == ("toy", "7", "number 1")
+    assert (document["model_name"], document["model_version"], document["id"]) == (
+        "toy",
+        "7",
+        "number 1",
+    )
     assert [(one["name"], one["datatype"], one["shape"]) for one in document["outputs"]] == [
         ("logits", "FP32", [2, 3]),
         ("probabilities", "FP32", [2, 3]),
     ]
-    np.testing.assert_allclose(outputs_of(answer)["logits"], [[i[0, 0, 0], i.sum(), 0] for i in IMAGES])
+    np.testing.assert_allclose(
+        outputs_of(answer)["logits"], [[i[0, 0, 0], i.sum(), 0] for i in IMAGES]
+    )
     assert "id" not in server.ask("POST", INFER, {"inputs": [TENSOR]}).json
 
 
@@ -109,10 +124,16 @@ def test_data_may_be_nested(server, data):
 def test_numbers_of_every_type_become_the_inputs(server, datatype, dtype, form):
     values = np.array([0, 1, 2, 3, 4, 5, 6, 127], dtype).reshape(IMAGES.shape)
     if form == "json":
-        answer = server.ask("POST", INFER, {"inputs": [TENSOR | {"datatype": datatype, "data": values.tolist()}]} | FEATURES)
+        answer = server.ask(
+            "POST",
+            INFER,
+            {"inputs": [TENSOR | {"datatype": datatype, "data": values.tolist()}]} | FEATURES,
+        )
     else:
         parameters = {"binary_data_size": values.nbytes}
-        answer = ask_binary(server, FEATURES, values.tobytes(), datatype=datatype, parameters=parameters)
+        answer = ask_binary(
+            server, FEATURES, values.tobytes(), datatype=datatype, parameters=parameters
+        )
     np.testing.assert_array_equal(outputs_of(answer)["features"], values.reshape(2, 4))
 
 
@@ -121,11 +142,16 @@ def test_binary_answers(server, binary):
     document = {"inputs": [TENSOR], "parameters": {"binary_data_output": binary}}
     plain = outputs_of(server.ask("POST", INFER, {"inputs": [TENSOR]}))
     answer = server.ask("POST", INFER, document)
-    assert answer.headers["Content-Type"] == ("application/octet-stream" if binary else "application/json")
+    assert answer.headers["Content-Type"] == (
+        "application/octet-stream" if binary else "application/json"
+    )
     for name, array in outputs_of(answer).items():
         np.testing.assert_array_equal(array, plain[name])
     # An output's own word counts more than the request's.
-    document["outputs"] = [{"name": "logits", "parameters": {"binary_data": not binary}}, {"name": "probabilities"}]
+    document["outputs"] = [
+        {"name": "logits", "parameters": {"binary_data": not binary}},
+        {"name": "probabilities"},
+    ]
     answer = server.ask("POST", INFER, document)
     length = answer.headers["Inference-Header-Content-Length"]
     tensors = json.loads(answer.body[: int(length)])["outputs"]
@@ -146,7 +172,9 @@ def test_binary_answers(server, binary):
 def test_images_as_bytes(server, tensor, tail):
     tensor = {"name": "image_bytes", "datatype": "BYTES", "shape": [2]} | tensor
     for binary in (False, True):
-        answer = ask_binary(server, {"inputs": [tensor], "parameters": {"binary_data_output": binary}}, *tail)
+        answer = ask_binary(
+            server, {"inputs": [tensor], "parameters": {"binary_data_output": binary}}, *tail
+        )
         assert answer.status == 200, answer.body
         outputs = outputs_of(answer)
         assert outputs["classes"].tolist() == [["dog", "cat"], ["cat", "dog"]]
@@ -158,7 +186,12 @@ def test_images_as_bytes(server, tensor, tail):
 def test_several_binary_inputs_in_their_order(server):
     inputs = [
         {"name": "flag", "datatype": "BOOL", "shape": [2], "parameters": {"binary_data_size": 2}},
-        {"name": "number", "datatype": "INT64", "shape": [2], "parameters": {"binary_data_size": 16}},
+        {
+            "name": "number",
+            "datatype": "INT64",
+            "shape": [2],
+            "parameters": {"binary_data_size": 16},
+        },
     ]
     answer = ask_binary(server, {"inputs": inputs}, b"\1\0", struct.pack("<qq", 5, -1))
     twice = next(one for one in answer.json["outputs"] if one["name"] == "twice")
@@ -172,9 +205,15 @@ REFUSED = [
     ({}, "`inputs` must be a list"),
     ({"inputs": [7]}, "the number 7"),
     ({"inputs": [TENSOR, TENSOR]}, "a `name` of its own"),
-    ({"inputs": [TENSOR | {"name": "nope"}]}, r'serving_default: images to .*Received: inputs the text "nope"'),
+    (
+        {"inputs": [TENSOR | {"name": "nope"}]},
+        r'serving_default: images to .*Received: inputs the text "nope"',
+    ),
     ({"inputs": [TENSOR], "outputs": [{"name": "nope"}]}, "nope"),
-    ({"inputs": [TENSOR], "outputs": [{"name": "features"}, {"name": "logits"}]}, "those of one signature"),
+    (
+        {"inputs": [TENSOR], "outputs": [{"name": "features"}, {"name": "logits"}]},
+        "those of one signature",
+    ),
     ({"inputs": [TENSOR], "outputs": {"name": "logits"}}, "`outputs` must be a list"),
     ({"inputs": [TENSOR], "parameters": {"signature_name": "pair"}}, "number and flag"),
     ({"inputs": [TENSOR], "parameters": {"signature_name": 7}}, "signature_name"),
@@ -217,8 +256,16 @@ def test_what_does_not_fit_is_refused_with_its_reason(server, body, message):
         ({"parameters": {"binary_data_size": -1}}, bytes(32), "binary_data_size"),
         ({"parameters": {"binary_data_size": True}}, bytes(32), "binary_data_size"),
         ({"parameters": {"binary_data_size": 8}, "datatype": "BOOL"}, b"\2" * 8, "0 and 1"),
-        ({"parameters": {"binary_data_size": 8}, "datatype": "BYTES"}, b"\xff" * 8, "first 0 hold 0 elements"),
-        ({"parameters": {"binary_data_size": 36}, "datatype": "BYTES"}, bytes(36), "first 32 hold 8 elements"),
+        (
+            {"parameters": {"binary_data_size": 8}, "datatype": "BYTES"},
+            b"\xff" * 8,
+            "first 0 hold 0 elements",
+        ),
+        (
+            {"parameters": {"binary_data_size": 36}, "datatype": "BYTES"},
+            bytes(36),
+            "first 32 hold 8 elements",
+        ),
         ({"parameters": {"binary_data_size": 2}, "datatype": "BYTES"}, bytes(2), "hold 0 elements"),
     ],
 )
@@ -230,7 +277,9 @@ def test_bytes_that_do_not_fit_are_refused(server, tensor, tail, message):
 
 @pytest.mark.parametrize("length", ["-1", "x", "1" * 30, "100000", "²"])
 def test_a_length_of_the_json_that_is_none(server, length):
-    answer = server.ask("POST", INFER, {"inputs": [TENSOR]}, {"Inference-Header-Content-Length": length})
+    answer = server.ask(
+        "POST", INFER, {"inputs": [TENSOR]}, {"Inference-Header-Content-Length": length}
+    )
     assert answer.status == 400
 
 
@@ -244,7 +293,9 @@ def test_metadata_and_health(server):
     assert about["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 2, 2, 1]}]
     assert [tensor["name"] for tensor in about["outputs"]] == ["logits", "probabilities"]
     assert about["signatures"].keys() == fakes.SIGNATURES.keys()
-    assert about["signatures"]["predict_bytes"]["inputs"] == [{"name": "image_bytes", "datatype": "BYTES", "shape": [-1]}]
+    assert about["signatures"]["predict_bytes"]["inputs"] == [
+        {"name": "image_bytes", "datatype": "BYTES", "shape": [-1]}
+    ]
     assert server.ask("GET", "/v2/models/toy/ready").json == {"name": "toy", "ready": True}
     for path, status in [("slow", 503), ("nope", 404), ("toy/versions/8", 404)]:
         answer = server.ask("GET", f"/v2/models/{path}/ready")

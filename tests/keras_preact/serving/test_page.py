@@ -6,7 +6,9 @@ import re
 import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 sync_api = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("uvicorn")
@@ -61,7 +63,9 @@ def test_shows_the_classes_of_an_image(tab, address, api, way):
     if way == "drop":
         drop(tab, ("cat.png", png()))
     elif way == "choose":
-        tab.set_input_files("#files", [{"name": "cat.png", "mimeType": "image/png", "buffer": png()}])
+        tab.set_input_files(
+            "#files", [{"name": "cat.png", "mimeType": "image/png", "buffer": png()}]
+        )
     else:
         tab.evaluate(
             "data => document.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data}))",
@@ -78,9 +82,13 @@ def test_shows_the_classes_of_an_image(tab, address, api, way):
     assert [bar for *_, bar in shown] == pytest.approx([score for _, score in RESULTS], abs=0.01)
     assert api.asked == [("cifar/versions/3:classify", png())]
     sync_api.expect(card.locator("h3")).to_have_text("cat.png")
-    sync_api.expect(card.locator(".meta")).to_have_text(re.compile(r"^cifar, version 3 · [\d.]+\s(ms|s)$"))
+    sync_api.expect(card.locator(".meta")).to_have_text(
+        re.compile(r"^cifar, version 3 · [\d.]+\s(ms|s)$")
+    )
     sync_api.expect(tab.locator("#said")).to_have_text("cat.png: tabby cat, 75.0\xa0%")
-    assert card.locator("img").evaluate("image => image.decode().then(() => [image.naturalWidth, image.className])") == [
+    assert card.locator("img").evaluate(
+        "image => image.decode().then(() => [image.naturalWidth, image.className])"
+    ) == [
         32,
         "tiny",
     ]
@@ -88,8 +96,9 @@ def test_shows_the_classes_of_an_image(tab, address, api, way):
 
 @needs_browser
 def test_works_by_keyboard_alone(tab, address):
-    # Playwright does not wait until the browser hands file choosers over, so an Enter right behind the request can open
-    # a real one, which nobody sees. Asking at the start leaves it the rest of the page's way.
+    # Playwright does not wait until the browser hands file choosers over, so an Enter right behind
+    # the request can open a real one, which nobody sees. Asking at the start leaves it the rest of
+    # the page's way.
     tab.on("filechooser", lambda chooser: None)
     opened(tab, address)
     tab.keyboard.press("Tab")
@@ -115,14 +124,21 @@ def test_asks_about_many_images_a_few_at_a_time(tab, address, api):
     api.go.set()
     sync_api.expect(tab.locator(".card[data-state=answered]")).to_have_count(len(widths))
     cards = tab.locator(".card").all()
-    assert [card.locator("h3").text_content() for card in cards] == [f"{width}.png" for width in widths]
+    assert [card.locator("h3").text_content() for card in cards] == [
+        f"{width}.png" for width in widths
+    ]
     assert [rows(card)[0][0] for card in cards] == [f"width {width}" for width in widths]
     assert api.most <= 3
 
 
 @needs_browser
 def test_asks_the_model_that_is_chosen(tab, address, api):
-    api.models = [model("a b?c", (2, 11)), model("cifar"), model("numbers", takes_images=False), model("new", state="LOADING")]
+    api.models = [
+        model("a b?c", (2, 11)),
+        model("cifar"),
+        model("numbers", takes_images=False),
+        model("new", state="LOADING"),
+    ]
     opened(tab, address)
     menu = tab.get_by_label("Model")
     options = ["a b?c, version 11", "a b?c, version 2", "cifar"]
@@ -133,7 +149,9 @@ def test_asks_the_model_that_is_chosen(tab, address, api):
         rows(tab.locator(".card").first)
         sync_api.expect(tab.locator(".meta").first).to_contain_text(option)
         version = re.search(r"version \d+", tab.locator(".meta").first.text_content())[0]
-        sync_api.expect(tab.locator("#about")).to_have_text(f"{version} · 10 classes · sees 32\xa0\xd7\xa032 pixels")
+        sync_api.expect(tab.locator("#about")).to_have_text(
+            f"{version} · 10 classes · sees 32\xa0\xd7\xa032 pixels"
+        )
     assert [path for path, _ in api.asked] == [
         "a b?c/versions/11:classify",
         "a b?c/versions/2:classify",
@@ -152,7 +170,12 @@ def test_asks_the_model_that_is_chosen(tab, address, api):
         (413, {}, "This file is larger than the server takes.", False),
         (404, {}, "The server no longer has this model.", True),
         (429, {"Retry-After": "2"}, "The server is busy. Try again in 2 seconds.", True),
-        (503, {"Retry-After": "0.5"}, "The model cannot answer at the moment. Try again in a second.", True),
+        (
+            503,
+            {"Retry-After": "0.5"},
+            "The model cannot answer at the moment. Try again in a second.",
+            True,
+        ),
         (500, {}, "The server failed to answer (status 500).", True),
     ],
 )
@@ -180,7 +203,9 @@ def test_tells_when_the_server_is_gone(browser):
             tab = opened(stack.enter_context(watched(browser, address)), address)
         drop(tab, ("cat.png", png()))
         for place in (".what", "#notice"):
-            sync_api.expect(tab.locator(place)).to_have_text("The server does not answer. Is it still running?")
+            sync_api.expect(tab.locator(place)).to_have_text(
+                "The server does not answer. Is it still running?"
+            )
 
 
 @needs_browser
@@ -222,7 +247,9 @@ def test_asks_for_the_token_and_forgets_it(tab, address, api):
     for wrong in ("wrong", "schlüssel", "\U0001f511"):
         field.fill(wrong)
         field.press("Enter")
-        sync_api.expect(tab.locator("#notice")).to_have_text("The server did not accept this token.")
+        sync_api.expect(tab.locator("#notice")).to_have_text(
+            "The server did not accept this token."
+        )
         sync_api.expect(field).to_have_value("")
     field.fill(api.token)
     field.press("Enter")
@@ -238,7 +265,11 @@ def test_asks_for_the_token_and_forgets_it(tab, address, api):
     field.press("Enter")
     assert rows(tab.locator(".card").first)[0][0] == "width 60"
 
-    assert tab.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+    assert tab.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [
+        0,
+        0,
+        "",
+    ]
     tab.reload()
     sync_api.expect(field).to_be_visible()
 
@@ -286,7 +317,11 @@ def test_is_readable_in_light_and_dark_and_fits_a_phone(tab, address, api, schem
     sync_api.expect(tab.locator(".card").first).to_have_attribute("data-state", "failed")
     texts += tab.evaluate(CONTRASTS)
     assert (
-        tab.evaluate("Math.max(...[...document.querySelectorAll('body *')].map(x => x.getBoundingClientRect().right))") <= 360
+        tab.evaluate(
+            "Math.max(...[...document.querySelectorAll('body *')].map(x => "
+            "x.getBoundingClientRect().right))"
+        )
+        <= 360
     )
     api.models = []
     tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
@@ -295,5 +330,9 @@ def test_is_readable_in_light_and_dark_and_fits_a_phone(tab, address, api, schem
     assert len(texts) > 20
     assert [(text, ratio) for text, ratio in texts if ratio < 4.5] == []
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
-    assert (tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(19, 21, 23)") == (scheme == "dark")
-    assert tab.locator(".bar").first.evaluate("bar => getComputedStyle(bar).animationName") == "none"
+    assert (
+        tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(19, 21, 23)"
+    ) == (scheme == "dark")
+    assert (
+        tab.locator(".bar").first.evaluate("bar => getComputedStyle(bar).animationName") == "none"
+    )

@@ -6,7 +6,9 @@ from urllib.error import HTTPError
 import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 pytest.importorskip("playwright.sync_api")
 pytest.importorskip("uvicorn")
@@ -23,14 +25,20 @@ def address():
 def test_the_policy_holds_the_browser(address):
     with chromium() as browser:
         tab = opened(browser.new_page(), address)
-        tab.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.ran = 1\">')")
+        tab.evaluate(
+            "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.ran = "
+            "1\">')"
+        )
         tab.evaluate("""() => {
             const script = document.createElement("script");
             script.textContent = "window.ran = 1";
             document.body.append(script);
         }""")
         with serving(Api().app) as other:
-            assert tab.evaluate("url => fetch(url, {mode: 'no-cors'}).catch(String)", other) == "TypeError: Failed to fetch"
+            assert (
+                tab.evaluate("url => fetch(url, {mode: 'no-cors'}).catch(String)", other)
+                == "TypeError: Failed to fetch"
+            )
         assert tab.evaluate("window.ran === undefined")
 
 
@@ -58,10 +66,16 @@ def test_files_have_types_and_are_checked_again(address, path, kind):
     with pytest.raises(HTTPError) as error:
         urllib.request.urlopen(request)
     with error.value as response:
-        assert (response.code, response.read(), response.headers["ETag"]) == (304, b"", headers["ETag"])
+        assert (response.code, response.read(), response.headers["ETag"]) == (
+            304,
+            b"",
+            headers["ETag"],
+        )
 
 
-@pytest.mark.parametrize("path", ["static/", "static/../page.py", "static/%2e%2e/page.py", "static/index.html.bak"])
+@pytest.mark.parametrize(
+    "path", ["static/", "static/../page.py", "static/%2e%2e/page.py", "static/index.html.bak"]
+)
 def test_serves_nothing_else(address, path):
     with pytest.raises(HTTPError) as error:
         urllib.request.urlopen(address + path)

@@ -1,4 +1,6 @@
-"""The page in a real browser, served by the whole server with exported models: it shows what their SavedModels answer."""
+"""The page in a real browser, served by the whole server with exported models: it shows
+what their SavedModels answer.
+"""
 
 import urllib.request
 
@@ -8,7 +10,9 @@ import pytest
 
 import keras_preact as kp
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 sync_api = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("uvicorn")
@@ -37,7 +41,9 @@ def directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("models")
     images = kp.create_model("cifar_resnet20_preact", include_preprocessing=True, width_factor=0.25)
     kp.export.save(images, directory / "pictures", classes=CLASSES, version=7, batch_sizes=[1, 2])
-    numbers = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
+    numbers = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)]
+    )
     kp.export.save(numbers, directory / "numbers", classes=["a", "b", "c"], batch_sizes=[1])
     return directory
 
@@ -58,15 +64,23 @@ def answers(directory, files):
 def test_shows_what_the_model_answers(directory):
     files = [png(size) for size in (32, 50, 300)]
     settings = Settings(directory, token="a-token", max_body_bytes=500_000)
-    with serving(create_app(settings)) as address, chromium() as browser, watched(browser, address) as tab:
+    with (
+        serving(create_app(settings)) as address,
+        chromium() as browser,
+        watched(browser, address) as tab,
+    ):
         tab.goto(address)
         field = tab.get_by_label("The server asks for a token")
         field.fill("another")
         field.press("Enter")
-        sync_api.expect(tab.locator("#notice")).to_have_text("The server did not accept this token.")
+        sync_api.expect(tab.locator("#notice")).to_have_text(
+            "The server did not accept this token."
+        )
         field.fill("a-token")
         field.press("Enter")
-        sync_api.expect(tab.locator("#about")).to_have_text("version 7 \xb7 10 classes \xb7 sees 32\xa0\xd7\xa032 pixels")
+        sync_api.expect(tab.locator("#about")).to_have_text(
+            "version 7 \xb7 10 classes \xb7 sees 32\xa0\xd7\xa032 pixels"
+        )
         drop(
             tab,
             *((f"{EVIL}{i}.png", file) for i, file in enumerate(files)),
@@ -79,9 +93,16 @@ def test_shows_what_the_model_answers(directory):
             shown = rows(card)
             assert [name for name, *_ in shown] == [name for name, _ in answer]
             assert [score for _, score, _ in shown] == [percent(score) for _, score in answer]
-            np.testing.assert_allclose([bar for *_, bar in shown], [score for _, score in answer], atol=0.01)
+            np.testing.assert_allclose(
+                [bar for *_, bar in shown], [score for _, score in answer], atol=0.01
+            )
         for card, text in zip(
-            cards[3:], ["This file could not be read as an image.", "This file is larger than the server takes."], strict=True
+            cards[3:],
+            [
+                "This file could not be read as an image.",
+                "This file is larger than the server takes.",
+            ],
+            strict=True,
         ):
             sync_api.expect(card.locator(".what")).to_have_text(text)
 
@@ -89,11 +110,19 @@ def test_shows_what_the_model_answers(directory):
 @needs_browser
 def test_says_when_there_is_nothing_for_images(directory, tmp_path):
     (tmp_path / "numbers").symlink_to(directory / "numbers")
-    with serving(create_app(Settings(tmp_path))) as address, chromium() as browser, watched(browser, address) as tab:
+    with (
+        serving(create_app(Settings(tmp_path))) as address,
+        chromium() as browser,
+        watched(browser, address) as tab,
+    ):
         tab.goto(address)
-        sync_api.expect(tab.locator("#notice")).to_have_text("The model here, numbers, does not take images.")
+        sync_api.expect(tab.locator("#notice")).to_have_text(
+            "The model here, numbers, does not take images."
+        )
         (tmp_path / "pictures").symlink_to(directory / "pictures")
-        wait_for(lambda: b'"takes_images":true' in urllib.request.urlopen(f"{address}v1/models").read())
+        wait_for(
+            lambda: b'"takes_images":true' in urllib.request.urlopen(f"{address}v1/models").read()
+        )
         opened(tab, address)
         drop(tab, ("cat.png", png()))
         rows(tab.locator(".card"))

@@ -1,4 +1,6 @@
-"""Connections: headers that do not end, what is not HTTP, requests in a row, over raw sockets."""
+"""Connections: headers that do not end, what is not HTTP, requests in a row, over raw
+sockets.
+"""
 
 import contextlib
 import json
@@ -8,13 +10,22 @@ import threading
 import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 pytest.importorskip("uvicorn")
 from keras_preact.serving.protocol import MAX_HEAD_BYTES  # noqa: E402
 from tests.keras_preact.serving import fakes  # noqa: E402
 from tests.keras_preact.serving.fakes import wait_for  # noqa: E402
-from tests.keras_preact.serving.raw_http import BODY, POST, connected, exchange, received, still_serves  # noqa: E402
+from tests.keras_preact.serving.raw_http import (
+    BODY,
+    POST,
+    connected,
+    exchange,
+    received,
+    still_serves,
+)  # noqa: E402
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", POST, POST + b"X-", b"GET"])
@@ -51,7 +62,9 @@ def test_headers_that_come_in_drops_end(first, drop):
 @pytest.mark.parametrize("lines", [[b"X: " + b"a" * 10**6], [b"X%d: a" % i for i in range(20_000)]])
 def test_headers_without_end(lines):
     with fakes.serving() as server:
-        status, answer = exchange(server, b"GET /v2 HTTP/1.1\r\nHost: a\r\n", *(line + b"\r\n" for line in lines))
+        status, answer = exchange(
+            server, b"GET /v2 HTTP/1.1\r\nHost: a\r\n", *(line + b"\r\n" for line in lines)
+        )
         assert (status, str(MAX_HEAD_BYTES) in answer["error"]) == (431, True)
         assert server.ask("GET", "/v2", headers={"X": "a" * (MAX_HEAD_BYTES // 2)}).status == 200
         still_serves(server)
@@ -62,7 +75,9 @@ def test_what_frames_a_body_is_bounded(flood):
     """Trailers, and extensions of chunks: neither is body."""
     end = b"0\r\n" if flood.startswith(b"X") else b""
     with fakes.serving() as server:
-        status, _ = exchange(server, POST + b"Transfer-Encoding: chunked\r\n\r\n" + end, *[flood] * 50_000)
+        status, _ = exchange(
+            server, POST + b"Transfer-Encoding: chunked\r\n\r\n" + end, *[flood] * 50_000
+        )
         assert status in (400, 431)
         still_serves(server)
 
@@ -92,7 +107,11 @@ def test_pipelined_requests_are_answered_in_order():
         with connected(server) as connection:
             one = POST + b"X-Request-ID: %d\r\nContent-Length: %d\r\n"
             requests = [
-                one % (i, len(BODY)) + (b"Connection: close\r\n" if i == 4 else b"") + b"\r\n" + BODY for i in range(5)
+                one % (i, len(BODY))
+                + (b"Connection: close\r\n" if i == 4 else b"")
+                + b"\r\n"
+                + BODY
+                for i in range(5)
             ]
             connection.sendall(b"".join(requests))
             answers = received(connection)
@@ -104,8 +123,15 @@ def test_pipelined_requests_are_answered_in_order():
 
 def test_a_client_that_does_not_take_its_answer_is_cut_off():
     rows = 400_000
-    tensor = {"name": "images", "datatype": "FP32", "shape": [rows, 2, 2, 1], "parameters": {"binary_data_size": 16 * rows}}
-    head = json.dumps({"inputs": [tensor], "outputs": [{"name": "features", "parameters": {"binary_data": True}}]}).encode()
+    tensor = {
+        "name": "images",
+        "datatype": "FP32",
+        "shape": [rows, 2, 2, 1],
+        "parameters": {"binary_data_size": 16 * rows},
+    }
+    head = json.dumps(
+        {"inputs": [tensor], "outputs": [{"name": "features", "parameters": {"binary_data": True}}]}
+    ).encode()
     lengths = f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(head) + 16 * rows}\r\n"
     request = f"POST /v2/models/toy/infer HTTP/1.1\r\n{lengths}\r\n"
     with fakes.serving(header_seconds=0.3) as server, socket.socket() as connection:

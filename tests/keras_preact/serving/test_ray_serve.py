@@ -1,4 +1,6 @@
-"""Ray Serve: the options, and a deployment on a Ray of its own, asked through Ray's HTTP proxy."""
+"""Ray Serve: the options, and a deployment on a Ray of its own, asked through Ray's
+HTTP proxy.
+"""
 
 import asyncio
 import importlib
@@ -21,11 +23,14 @@ from tests.keras_preact.serving import server_process as client
 from tests.keras_preact.serving import small_model
 from tests.training.commands import ROOT, finish
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 MODULE = "keras_preact.serving.ray_serve"
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install 'keras-preact[ray,serving]')"
+    importlib.util.find_spec("ray") is None,
+    reason="Ray is not installed (pip install 'keras-preact[ray,serving]')",
 )
 
 
@@ -38,7 +43,9 @@ def test_without_ray(monkeypatch):
 
 @pytest.fixture
 def build():
-    """Return a function that builds an application, and returns Ray's description of it and the settings of a replica."""
+    """Return a function that builds an application, and returns Ray's description of it
+    and the settings of a replica.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own use of what pydantic will remove
         from keras_preact.serving import ray_serve
@@ -64,16 +71,31 @@ def test_options(build, monkeypatch):
         "versions": "all",
     }
     deployment, settings = build(**text, drain_seconds="3.5", deadline_seconds=2)
-    assert (settings.directory, settings.max_requests, settings.batching) == (Path("/tmp/models"), 7, False)
-    assert (settings.versions, settings.drain_seconds, settings.threads, settings.token) == (None, 3.5, 4, "secret")
+    assert (settings.directory, settings.max_requests, settings.batching) == (
+        Path("/tmp/models"),
+        7,
+        False,
+    )
+    assert (settings.versions, settings.drain_seconds, settings.threads, settings.token) == (
+        None,
+        3.5,
+        4,
+        "secret",
+    )
     assert deployment.num_replicas == 2
     assert deployment.max_ongoing_requests == deployment.max_queued_requests == 7
     assert deployment.ray_actor_options["num_cpus"] == 4
     assert deployment._deployment_config.graceful_shutdown_timeout_s == 5.5
 
-    deployment, settings = build(directory=Path("/models"), max_replicas=3, target_requests=2.5, num_cpus=0.5, token="other")
+    deployment, settings = build(
+        directory=Path("/models"), max_replicas=3, target_requests=2.5, num_cpus=0.5, token="other"
+    )
     scaling = deployment._deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (1, 3, 2.5)
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (
+        1,
+        3,
+        2.5,
+    )
     assert (settings.threads, settings.token, settings.versions) == (1, "other", 1)
     assert build(directory="/models", threads=3)[1].threads == 3
 
@@ -85,12 +107,24 @@ def test_options(build, monkeypatch):
         ({}, "`directory` must be given: the folder of models. Received: nothing"),
         ({"directory": "m", "replica": 2}, "Unknown option. Did you mean 'replicas'"),
         ({"directory": "m", "port": 8000}, "Unknown option.*Received: option='port'"),
-        ({"directory": "m", "replicas": 0}, "`replicas` must be a positive integer. Received: replicas=0"),
+        (
+            {"directory": "m", "replicas": 0},
+            "`replicas` must be a positive integer. Received: replicas=0",
+        ),
         ({"directory": "m", "replicas": "two"}, "`replicas`: .*integer.* Received: replicas='two'"),
-        ({"directory": "m", "replicas": 3, "max_replicas": 2}, "at least replicas=3. Received: max_replicas=2"),
-        ({"directory": "m", "num_cpus": "-1"}, "`num_cpus` must be at least 0. Received: num_cpus=-1"),
+        (
+            {"directory": "m", "replicas": 3, "max_replicas": 2},
+            "at least replicas=3. Received: max_replicas=2",
+        ),
+        (
+            {"directory": "m", "num_cpus": "-1"},
+            "`num_cpus` must be at least 0. Received: num_cpus=-1",
+        ),
         ({"directory": "m", "target_requests": 0}, "`target_requests` must be at least 0.01"),
-        ({"directory": "m", "max_queue": "0"}, "`max_queue` must be a whole number above 0. Received: max_queue=0"),
+        (
+            {"directory": "m", "max_queue": "0"},
+            "`max_queue` must be a whole number above 0. Received: max_queue=0",
+        ),
         ({"directory": "m", "versions": "newest"}, "`versions`: .*Received: versions='newest'"),
     ],
 )
@@ -119,7 +153,8 @@ def test_a_replica_with_nothing_to_serve_is_not_healthy(tmp_path, build):
     asyncio.run(check())
 
 
-# Serves DIRECTORY as `serve run` does, sends the requests that stand on stdin, and prints the answers.
+# Serves DIRECTORY as `serve run` does, sends the requests that stand on stdin, and prints the
+# answers.
 DRIVER = """
 import http.client, json, sys
 
@@ -151,12 +186,17 @@ finally:
 
 @pytest.fixture
 def ray_driver(free_port):
-    """Return a function that runs DRIVER and returns the answers, and end what is left of Ray."""
-    temporary = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # short: the names of sockets have no room for more
+    """Return a function that runs DRIVER and returns the answers, and end what is left
+    of Ray.
+    """
+    temporary = Path(
+        tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    )  # short: the names of sockets have no room for more
     settings = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # on busy cores its proxy takes longer than the 5 s that Ray waits
+        # on busy cores its proxy takes longer than the 5 s that Ray waits
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -178,7 +218,9 @@ def ray_driver(free_port):
             status, out, _ = finish(process, timeout=400)
         assert status == 0, out
         assert "Traceback" not in out, out
-        [answers] = [line.removeprefix("ANSWERS") for line in out.splitlines() if line.startswith("ANSWERS")]
+        [answers] = [
+            line.removeprefix("ANSWERS") for line in out.splitlines() if line.startswith("ANSWERS")
+        ]
         return json.loads(answers)
 
     yield run
@@ -210,9 +252,14 @@ def test_ray_serves_what_the_saved_model_computes(tmp_path, ray_driver):
         ],
     )
     assert predicted[0] == 200, predicted
-    client.check_probabilities(json.loads(predicted[1]), client.SavedModel(version).probabilities(images))
+    client.check_probabilities(
+        json.loads(predicted[1]), client.SavedModel(version).probabilities(images)
+    )
     assert state[0] == broken[0] == 200
-    assert [json.loads(one[1])["model_version_status"][0]["state"] for one in (state, broken)] == ["AVAILABLE", "END"]
+    assert [json.loads(one[1])["model_version_status"][0]["state"] for one in (state, broken)] == [
+        "AVAILABLE",
+        "END",
+    ]
     assert (bad[0], unknown[0]) == (400, 404), (bad, unknown)
     for status, body in (bad, unknown):
         client.check_refusal(status, json.loads(body))

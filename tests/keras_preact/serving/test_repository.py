@@ -1,4 +1,6 @@
-"""The repository with real folders and renames; what it loads from them is a stand-in that knows whether it was closed."""
+"""The repository with real folders and renames; what it loads from them is a stand-in
+that knows whether it was closed.
+"""
 
 import asyncio
 import contextlib
@@ -19,7 +21,9 @@ from keras_preact.serving.repository import Repository, VersionStatus
 from keras_preact.serving.servable import LoadError
 from keras_preact.serving.settings import Settings
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 BROKEN = "broken"
 
@@ -48,7 +52,9 @@ class Loaded:
 
 
 class Loader:
-    """Loads what holds "good". Holds on while `open` is not set, and knows how many loads run at once."""
+    """Loads what holds "good". Holds on while `open` is not set, and knows how many
+    loads run at once.
+    """
 
     def __init__(self, error: BaseException | None = None):
         self.error = error or LoadError("The file is broken.")
@@ -83,7 +89,9 @@ async def until(condition) -> None:
 
 @pytest.fixture
 def polled(monkeypatch):
-    """Return a function that waits until all that is in the directory now was seen and dealt with."""
+    """Return a function that waits until all that is in the directory now was seen and
+    dealt with.
+    """
     looks = itertools.count()
     last = [0]
     scan = _scan.models
@@ -138,7 +146,10 @@ def test_what_is_a_model(tmp_path):
     async def scenario():
         async with serving(tmp_path, Loader(), versions=None) as repository:
             assert repository.names() == ["one", "two"]
-            assert repository.status("one") == [VersionStatus(1, "AVAILABLE"), VersionStatus(12, "AVAILABLE")]
+            assert repository.status("one") == [
+                VersionStatus(1, "AVAILABLE"),
+                VersionStatus(12, "AVAILABLE"),
+            ]
             assert repository.status("two") == [VersionStatus(3, "AVAILABLE")]
             assert repository.ready()
 
@@ -159,7 +170,9 @@ def test_a_directory_that_is_one_model(tmp_path, monkeypatch, directory):
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("versions", "served"), [(1, [10]), (2, [9, 10]), (3, [2, 9, 10]), (None, [2, 9, 10])])
+@pytest.mark.parametrize(
+    ("versions", "served"), [(1, [10]), (2, [9, 10]), (3, [2, 9, 10]), (None, [2, 9, 10])]
+)
 def test_the_highest_versions_are_served(tmp_path, versions, served):
     for version in (2, 9, 10):
         export(tmp_path / "model", version)
@@ -207,12 +220,28 @@ def test_a_new_version_takes_over_without_a_gap(tmp_path):
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (LoadError("It was exported by a newer one."), ("INVALID_ARGUMENT", "It was exported by a newer one.")),
+        (
+            LoadError("It was exported by a newer one."),
+            ("INVALID_ARGUMENT", "It was exported by a newer one."),
+        ),
         (MemoryError("/secret"), ("RESOURCE_EXHAUSTED", "There was not enough memory to load it.")),
-        (ValueError("/secret/1"), ("INTERNAL", "Loading it failed (ValueError); the server's log says more.")),
+        (
+            ValueError("/secret/1"),
+            ("INTERNAL", "Loading it failed (ValueError); the server's log says more."),
+        ),
         *(
-            (error("/secret"), ("INTERNAL", f"Loading it failed ({error.__name__}); the server's log says more."))
-            for error in (OSError, StopIteration, SystemExit, KeyboardInterrupt, RecursionError, asyncio.CancelledError)
+            (
+                error("/secret"),
+                ("INTERNAL", f"Loading it failed ({error.__name__}); the server's log says more."),
+            )
+            for error in (
+                OSError,
+                StopIteration,
+                SystemExit,
+                KeyboardInterrupt,
+                RecursionError,
+                asyncio.CancelledError,
+            )
         ),
     ],
 )
@@ -221,10 +250,15 @@ def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, status):
 
     async def scenario():
         loader, seen = Loader(error), []
-        async with serving(tmp_path, loader, lambda *arguments: seen.append(arguments)) as repository:
+        async with serving(
+            tmp_path, loader, lambda *arguments: seen.append(arguments)
+        ) as repository:
             broken = export(tmp_path / "model", 2, BROKEN)
             await until(lambda: states(repository, "model").get(2) == "END")
-            assert repository.status("model") == [VersionStatus(1, "AVAILABLE"), VersionStatus(2, "END", *status)]
+            assert repository.status("model") == [
+                VersionStatus(1, "AVAILABLE"),
+                VersionStatus(2, "END", *status),
+            ]
             assert leased(repository, "model") == 1
             assert repository.ready()
             with pytest.raises(Unavailable, match="its status says why"):
@@ -235,7 +269,11 @@ def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, status):
             (broken / "saved_model.pb").write_text("good")
             await until(lambda: states(repository, "model") == {1: "END", 2: "AVAILABLE"})
             assert leased(repository, "model") == 2
-            assert [(name, version, error) for name, version, _, error in seen if error is None or version == 2] == [
+            assert [
+                (name, version, error)
+                for name, version, _, error in seen
+                if error is None or version == 2
+            ] == [
                 ("model", 1, None),
                 *(("model", 2, error) for _ in range(len(seen) - 2)),
                 ("model", 2, None),
@@ -262,8 +300,12 @@ def test_a_broken_version_is_passed_over_at_the_start(tmp_path, versions):
 CHANGES = {
     "a new file": lambda path: (path / "variables" / "more").write_text(""),
     "a file gone": lambda path: (path / "variables" / "variables.index").unlink(),
-    "a name": lambda path: (path / "variables" / "variables.index").rename(path / "variables" / "other"),
-    "a size": lambda path: (path / "variables" / "variables.index").write_text("longer than it was"),
+    "a name": lambda path: (path / "variables" / "variables.index").rename(
+        path / "variables" / "other"
+    ),
+    "a size": lambda path: (path / "variables" / "variables.index").write_text(
+        "longer than it was"
+    ),
     "a time": lambda path: os.utime(path / "variables" / "variables.index", (1, 1)),
 }
 
@@ -380,7 +422,10 @@ def test_an_error_of_the_file_system_changes_nothing(tmp_path, polled, caplog, b
             assert leased(repository, "model") == 1
             assert "model" in repository.names()
             assert repository.ready()
-            assert len([record for record in caplog.records if "could not be read" in record.message]) == 1
+            assert (
+                len([record for record in caplog.records if "could not be read" in record.message])
+                == 1
+            )
             if link.name == "model":
                 export(tmp_path / "models" / "third", 1)
                 await until(lambda: "third" in repository.names())
@@ -406,7 +451,12 @@ def test_no_directory_yet(tmp_path):
 @pytest.mark.parametrize(
     ("name", "version", "error", "message"),
     [
-        ("digit", None, NotFound, "Did you mean 'digits'? Available: cifar, digits. Received: 'digit'"),
+        (
+            "digit",
+            None,
+            NotFound,
+            "Did you mean 'digits'? Available: cifar, digits. Received: 'digit'",
+        ),
         ("", None, NotFound, "Available: cifar, digits. Received: ''"),
         ("digits", 2, NotFound, "'digits' is served in the versions [3]. Received: version 2"),
         ("digits", 0, NotFound, "'digits' is served in the versions [3]. Received: version 0"),
@@ -466,7 +516,10 @@ def test_stop_while_a_version_is_being_loaded(tmp_path, drain_seconds):
         repository = Repository(Settings(tmp_path, drain_seconds=drain_seconds), loader)
         starting = asyncio.create_task(repository.start())
         await until(lambda: loader.attempts)
-        assert [states(repository, name) for name in ("first", "second")] == [{1: "LOADING"}, {1: "START"}]
+        assert [states(repository, name) for name in ("first", "second")] == [
+            {1: "LOADING"},
+            {1: "START"},
+        ]
         assert not repository.ready()
         with pytest.raises(Unavailable, match="'second' is being loaded"):
             repository.lease("second")
@@ -500,7 +553,10 @@ def test_a_lease_that_lasts_is_logged_and_closing_may_fail(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "keras_preact.serving"):
         asyncio.run(scenario())
     records = [record for record in caplog.records if record.message.startswith("loaded ")]
-    assert [(record.model, record.version) for record in records] == [("stubborn", 1), ("stubborn", 2)]
+    assert [(record.model, record.version) for record in records] == [
+        ("stubborn", 1),
+        ("stubborn", 2),
+    ]
 
 
 def test_an_exception_in_a_pass_does_not_end_the_polling(tmp_path, caplog):
@@ -521,7 +577,9 @@ def test_an_exception_in_a_pass_does_not_end_the_polling(tmp_path, caplog):
 
 
 class World:
-    """Random changes to a model's folder, in which at every moment there is some version, though maybe a broken one."""
+    """Random changes to a model's folder, in which at every moment there is some
+    version, though maybe a broken one.
+    """
 
     def __init__(self, model: Path, seed: int):
         self.model = model
@@ -541,7 +599,9 @@ class World:
         self.versions[number] = content
 
     def repair(self) -> None:
-        for number in [number for number, content in self.versions.items() if content == BROKEN][:1]:
+        for number in [number for number, content in self.versions.items() if content == BROKEN][
+            :1
+        ]:
             (self.model / str(number) / "saved_model.pb").write_text("good")
             self.versions[number] = "good"
 
@@ -568,7 +628,11 @@ def test_leases_while_versions_come_and_go(tmp_path, polled, seed, versions):
     async def client(repository: Repository, number: int) -> None:
         choice = random.Random(f"{seed} {number}")
         while world.versions:
-            available = [version for version, state in states(repository, "model").items() if state == "AVAILABLE"]
+            available = [
+                version
+                for version, state in states(repository, "model").items()
+                if state == "AVAILABLE"
+            ]
             wanted = choice.choice([None, None, *available])
             # Never refused: there is an available version at every moment
             with repository.lease("model", wanted) as servable:
@@ -582,7 +646,9 @@ def test_leases_while_versions_come_and_go(tmp_path, polled, seed, versions):
 
     async def scenario():
         loader = Loader()
-        async with serving(tmp_path / "models", loader, versions=versions, poll_seconds=0.0005) as repository:
+        async with serving(
+            tmp_path / "models", loader, versions=versions, poll_seconds=0.0005
+        ) as repository:
             clients = [asyncio.create_task(client(repository, number)) for number in range(20)]
             for _ in range(150):
                 world.step()
@@ -596,7 +662,14 @@ def test_leases_while_versions_come_and_go(tmp_path, polled, seed, versions):
             good = sorted(number for number, content in world.versions.items() if content == "good")
             served = good if versions is None else good[-versions:]
             await until(
-                lambda: [number for number, state in states(repository, "model").items() if state == "AVAILABLE"] == served
+                lambda: (
+                    [
+                        number
+                        for number, state in states(repository, "model").items()
+                        if state == "AVAILABLE"
+                    ]
+                    == served
+                )
             )
             await until(lambda: sum(not loaded.closed for loaded in loader.loaded) == len(served))
             world.versions = {}
@@ -627,7 +700,9 @@ def test_a_look_never_misses_both_the_old_version_and_the_new(tmp_path):
     thread.start()
     looks = 0
     while not done.is_set():
-        with contextlib.suppress(OSError):  # it changed whenever it was read: nothing is concluded from that
+        with contextlib.suppress(
+            OSError
+        ):  # it changed whenever it was read: nothing is concluded from that
             assert _scan.versions(tmp_path / "model")
         looks += 1
     thread.join()

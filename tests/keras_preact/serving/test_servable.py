@@ -1,4 +1,6 @@
-"""A loaded version answers as its SavedModel does, and says what is wrong with everything else."""
+"""A loaded version answers as its SavedModel does, and says what is wrong with
+everything else.
+"""
 
 import asyncio
 import gc
@@ -16,7 +18,9 @@ from keras_preact.serving.errors import DeadlineExceeded, RequestError, TooBusy,
 from keras_preact.serving.servable import LoadError, load
 from keras_preact.serving.settings import Settings
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 if keras.backend.backend() == "tensorflow":
     from tests.keras_preact.serving import small_model
@@ -51,15 +55,25 @@ def images_of(number: int, seed: int = 0) -> tuple[np.ndarray, list[bytes]]:
 
 
 def test_it_knows_what_it_is(servable, version):
-    assert (servable.name, servable.version, servable.classes) == ("insects", 7, small_model.CLASSES)
+    assert (servable.name, servable.version, servable.classes) == (
+        "insects",
+        7,
+        small_model.CLASSES,
+    )
     assert sorted(servable.signatures) == ["features", "predict_bytes", "serving_default"]
     [images] = servable.signatures["serving_default"].inputs
-    assert (images.name, images.dtype, images.shape) == ("images", "float32", (None, *small_model.SHAPE))
+    assert (images.name, images.dtype, images.shape) == (
+        "images",
+        "float32",
+        (None, *small_model.SHAPE),
+    )
     assert servable.waiting == 0
     definition = servable.signature_defs["predict_bytes"]
     assert definition["method_name"] == "tensorflow/serving/predict"
     assert definition["inputs"]["image_bytes"]["dtype"] == "DT_STRING"
-    assert definition["outputs"]["scores"]["tensor_shape"]["dim"][1]["size"] == str(small_model.TOP_K)
+    assert definition["outputs"]["scores"]["tensor_shape"]["dim"][1]["size"] == str(
+        small_model.TOP_K
+    )
     assert str(version.parent.parent) not in json.dumps(servable.signature_defs)
 
 
@@ -79,15 +93,22 @@ def test_numbers_of_every_type(dtype, servable, reference):
 @pytest.mark.parametrize("as_array", [False, True])
 def test_files_of_images_are_answered_as_the_saved_model_does(as_array, servable, reference):
     _, files = images_of(4)
-    wanted = {name: value.numpy() for name, value in reference.predict_bytes(np.array(files, object)).items()}
+    wanted = {
+        name: value.numpy()
+        for name, value in reference.predict_bytes(np.array(files, object)).items()
+    }
     # two classes have equal scores; the first must come first
     assert any({1, 3} <= set(row) for row in wanted["indices"].tolist())
-    answer = predict(servable, "predict_bytes", image_bytes=np.array(files, object) if as_array else files)
+    answer = predict(
+        servable, "predict_bytes", image_bytes=np.array(files, object) if as_array else files
+    )
     assert sorted(answer) == sorted(wanted)
     assert answer["indices"].dtype == np.int32
     np.testing.assert_array_equal(answer["indices"], wanted["indices"])
     np.testing.assert_allclose(answer["scores"], wanted["scores"], rtol=1e-5)
-    assert answer["classes"].tolist() == [[name.decode() for name in row] for row in wanted["classes"].tolist()]
+    assert answer["classes"].tolist() == [
+        [name.decode() for name in row] for row in wanted["classes"].tolist()
+    ]
 
 
 GOOD = np.zeros((2, 8, 8, 3), "float32")
@@ -102,17 +123,37 @@ def spoiled(value) -> np.ndarray:
 @pytest.mark.parametrize(
     ("signature", "inputs", "message"),
     [
-        ("classify", {"images": GOOD}, "no signature 'classify'. It has: features, predict_bytes, serving_default"),
+        (
+            "classify",
+            {"images": GOOD},
+            "no signature 'classify'. It has: features, predict_bytes, serving_default",
+        ),
         ("features", {}, "takes one input, `images`. Received: none"),
         ("features", {"pixels": GOOD}, "takes one input, `images`. Received: 'pixels'"),
-        ("features", {"images": GOOD, "more": GOOD}, "takes one input, `images`. Received: 'images', 'more'"),
-        ("features", {"images": GOOD > 0}, "`images` must hold numbers. Received: values of the type bool"),
+        (
+            "features",
+            {"images": GOOD, "more": GOOD},
+            "takes one input, `images`. Received: 'images', 'more'",
+        ),
+        (
+            "features",
+            {"images": GOOD > 0},
+            "`images` must hold numbers. Received: values of the type bool",
+        ),
         ("features", {"images": GOOD.astype("complex64")}, "`images` must hold numbers"),
         ("features", {"images": np.array(["a"])}, "`images` must hold numbers"),
         ("features", {"images": [b"a"]}, "`images` must hold numbers"),
-        ("features", {"images": np.array([b"a", None])}, "`images` must hold numbers. Received: values of the type object"),
+        (
+            "features",
+            {"images": np.array([b"a", None])},
+            "`images` must hold numbers. Received: values of the type object",
+        ),
         ("features", {"images": GOOD[0]}, r"(examples, 8, 8, 3). Received: the shape (8, 8, 3)"),
-        ("features", {"images": GOOD[:, 1:]}, r"(examples, 8, 8, 3). Received: the shape (2, 7, 8, 3)"),
+        (
+            "features",
+            {"images": GOOD[:, 1:]},
+            r"(examples, 8, 8, 3). Received: the shape (2, 7, 8, 3)",
+        ),
         ("features", {"images": np.float32(3)}, r"(examples, 8, 8, 3). Received: the shape ()"),
         ("features", {"images": GOOD[:0]}, "at least one example"),
         ("features", {"images": spoiled(np.nan)}, "another one in example 1."),
@@ -120,10 +161,22 @@ def spoiled(value) -> np.ndarray:
         ("features", {"images": spoiled(1e300)}, "another one in example 1."),
         ("predict_bytes", {"images": GOOD}, "takes one input, `image_bytes`. Received: 'images'"),
         ("predict_bytes", {"image_bytes": []}, "at least one example"),
-        ("predict_bytes", {"image_bytes": ["text"]}, "Received: a value of the type str as number 0."),
-        ("predict_bytes", {"image_bytes": [b"", 3]}, "Received: a value of the type int as number 1."),
+        (
+            "predict_bytes",
+            {"image_bytes": ["text"]},
+            "Received: a value of the type str as number 0.",
+        ),
+        (
+            "predict_bytes",
+            {"image_bytes": [b"", 3]},
+            "Received: a value of the type int as number 1.",
+        ),
         ("predict_bytes", {"image_bytes": GOOD}, "(examples,). Received: the shape (2, 8, 8, 3)"),
-        ("predict_bytes", {"image_bytes": np.array([[b"a"]], object)}, "(examples,). Received: the shape (1, 1)"),
+        (
+            "predict_bytes",
+            {"image_bytes": np.array([[b"a"]], object)},
+            "(examples,). Received: the shape (1, 1)",
+        ),
         ("predict_bytes", {"image_bytes": [b""]}, "image 0 is damaged or cut off"),
     ],
 )
@@ -156,7 +209,10 @@ def test_a_damaged_image_is_named_and_spoils_nobodys_batch(version, reference):
             [b"no image at all", files[5][:-9]],
             [files[5]],
         ]
-        tasks = [servable.predict("predict_bytes", {"image_bytes": request}, None) for request in requests]
+        tasks = [
+            servable.predict("predict_bytes", {"image_bytes": request}, None)
+            for request in requests
+        ]
         try:
             return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), GENEROUS)
         finally:
@@ -198,12 +254,16 @@ def test_many_clients_at_once_each_get_their_own_answer(engine, options, version
             await servable.close()
 
     servable = load(
-        version, Settings(version, engine=engine, max_queue=500, **options), lambda *report: batches.append(report)
+        version,
+        Settings(version, engine=engine, max_queue=500, **options),
+        lambda *report: batches.append(report),
     )
     warmup = len(batches)
     assert [report[:3] for report in batches] == [("insects", 7, number) for number in (1, 2, 4, 1)]
     asyncio.run(main(servable))
-    assert sum(report[2] for report in batches[warmup:]) == sum(1 + start % 4 for start in range(56))
+    assert sum(report[2] for report in batches[warmup:]) == sum(
+        1 + start % 4 for start in range(56)
+    )
     assert max(report[2] for report in batches) <= 4
     if options == {"batching": False}:
         assert len(batches) - warmup == 56
@@ -223,7 +283,9 @@ def test_images_that_wait_to_be_decoded_are_bounded_and_late_ones_are_dropped(ve
     async def main():
         def request(number, seconds=None):
             deadline = seconds and asyncio.get_running_loop().time() + seconds
-            return asyncio.ensure_future(servable.predict("predict_bytes", {"image_bytes": files[:number]}, deadline))
+            return asyncio.ensure_future(
+                servable.predict("predict_bytes", {"image_bytes": files[:number]}, deadline)
+            )
 
         try:
             first = request(3)
@@ -282,7 +344,12 @@ def refusal(version, **options) -> str:
     return str(caught.value)
 
 
-FILES = ["saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001", "fingerprint.pb"]
+FILES = [
+    "saved_model.pb",
+    "variables/variables.index",
+    "variables/variables.data-00000-of-00001",
+    "fingerprint.pb",
+]
 
 
 @pytest.mark.parametrize("name", [*FILES, "assets.extra/tf_serving_warmup_requests"])
@@ -292,7 +359,8 @@ def test_a_flipped_bit_is_found(name, version, tmp_path):
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     assert (
-        refusal(file.parents[name.count("/")]) == f"Its {name} is damaged: the SHA-256 hash is not the one in the model card."
+        refusal(file.parents[name.count("/")])
+        == f"Its {name} is damaged: the SHA-256 hash is not the one in the model card."
     )
 
 
@@ -338,7 +406,9 @@ def test_saved_models_of_another_kind(tmp_path):
         shutil.rmtree(other)
         (other / "assets.extra").mkdir(parents=True)
         write()
-        (other / "assets.extra" / "model_card.json").write_text(json.dumps(card | {"files": small_model.hashes(other)}))
+        (other / "assets.extra" / "model_card.json").write_text(
+            json.dumps(card | {"files": small_model.hashes(other)})
+        )
 
     replace(lambda: tf.saved_model.save(tf.Module(), str(other)))
     assert "no function `core`" in refusal(other)
@@ -347,23 +417,33 @@ def test_saved_models_of_another_kind(tmp_path):
 
 
 def test_an_engine_that_there_is_not(version):
-    assert refusal(version, engine="abacus") == "There is no engine 'abacus'. There are: tensorflow, openvino."
+    assert (
+        refusal(version, engine="abacus")
+        == "There is no engine 'abacus'. There are: tensorflow, openvino."
+    )
 
 
 def test_a_version_whose_warm_up_fails_is_not_served(tmp_path):
     signatures = small_model.signatures()
     signatures["serving_default"]["inputs"]["images"]["shape"] = [None, 9, 9, 3]
     version = small_model.write(tmp_path / "models" / "insects" / "1", signatures=signatures)
-    assert "A warm-up request of it fails: `images` must have the shape (examples, 9, 9, 3)" in refusal(version)
+    assert (
+        "A warm-up request of it fails: `images` must have the shape (examples, 9, 9, 3)"
+        in refusal(version)
+    )
 
 
 def test_without_warm_up_and_with_smaller_batches_than_it_was_exported_for(version, tmp_path):
     reports = []
-    servable = load(version, Settings(tmp_path, max_batch_size=2), lambda *report: reports.append(report))
+    servable = load(
+        version, Settings(tmp_path, max_batch_size=2), lambda *report: reports.append(report)
+    )
     assert [rows for _, _, rows, _ in reports] == [1, 2, 1]
     with pytest.raises(TooLarge, match="at most 2"):
         predict(servable, "features", images=small_model.pixels(3))
     asyncio.run(servable.close())
-    servable = load(small_model.write(tmp_path / "models" / "insects" / "1", warmup=False), Settings(tmp_path))
+    servable = load(
+        small_model.write(tmp_path / "models" / "insects" / "1", warmup=False), Settings(tmp_path)
+    )
     assert predict(servable, "features", images=GOOD)["features"].shape == (2, 6)
     asyncio.run(servable.close())

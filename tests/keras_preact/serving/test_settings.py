@@ -6,7 +6,9 @@ from pathlib import Path
 import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 pytest.importorskip("uvicorn")
 from keras_preact.serving import __main__ as command  # noqa: E402
@@ -53,10 +55,32 @@ def test_the_token_is_in_no_representation():
 def test_every_setting_is_an_option(tmp_path, monkeypatch):
     (tmp_path / "token").write_text(" secret\n")
     wanted = Settings(
-        tmp_path, "0.0.0.0", 0, "tensorflow", None, 0.5, 8, 2.5, False, 3, 7, 1000, 5000, 9, 1.5, 2.5, 3.5, 4.5, "secret"
+        tmp_path,
+        "0.0.0.0",
+        0,
+        "tensorflow",
+        None,
+        0.5,
+        8,
+        2.5,
+        False,
+        3,
+        7,
+        1000,
+        5000,
+        9,
+        1.5,
+        2.5,
+        3.5,
+        4.5,
+        "secret",
     )
     defaults = Settings(tmp_path)
-    same = [f.name for f in dataclasses.fields(Settings) if getattr(wanted, f.name) == getattr(defaults, f.name)]
+    same = [
+        f.name
+        for f in dataclasses.fields(Settings)
+        if getattr(wanted, f.name) == getattr(defaults, f.name)
+    ]
     assert same == ["directory", "engine"]  # the others are told apart from their defaults
     arguments = f"""--host 0.0.0.0 --port 0 --engine tensorflow --versions all --poll-seconds 0.5 --max-batch-size 8
         --batch-wait-ms 2.5 --no-batching --threads 3 --max-queue 7 --max-body-bytes 1000 --max-pending-bytes 5000
@@ -65,7 +89,9 @@ def test_every_setting_is_an_option(tmp_path, monkeypatch):
     assert command.settings([str(tmp_path), *arguments.split()]) == wanted
     assert command.settings([str(tmp_path)]) == defaults
     monkeypatch.setenv(command.TOKEN_VARIABLE, "from the file or not")
-    assert command.settings([str(tmp_path), "--token-file", str(tmp_path / "token")]).token == "secret"
+    assert (
+        command.settings([str(tmp_path), "--token-file", str(tmp_path / "token")]).token == "secret"
+    )
     monkeypatch.setenv(command.TOKEN_VARIABLE, "variable")
     assert command.settings([str(tmp_path)]).token == "variable"
 
@@ -87,7 +113,10 @@ def test_every_option_has_a_word_of_help():
 )
 def test_what_is_wrong_is_said_in_one_line(arguments, message, tmp_path, capsys):
     (tmp_path / "empty").write_text("\n")
-    arguments = [one.replace("DIRECTORY", str(tmp_path)).replace("MISSING", str(tmp_path / "missing")) for one in arguments]
+    arguments = [
+        one.replace("DIRECTORY", str(tmp_path)).replace("MISSING", str(tmp_path / "missing"))
+        for one in arguments
+    ]
     with pytest.raises(SystemExit) as ended:
         command.settings(arguments)
     assert ended.value.code == 2

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from google.protobuf import json_format
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 pytest.importorskip("uvicorn")
 from tests.keras_preact.serving import fakes  # noqa: E402
@@ -39,17 +41,24 @@ def test_rows_are_answered_by_rows(server):
     assert answer.headers["Content-Type"] == "application/json"
     assert answer.json.keys() == {"predictions"}
     assert [row.keys() for row in answer.json["predictions"]] == [{"logits", "probabilities"}] * 2
-    np.testing.assert_allclose([row["logits"] for row in answer.json["predictions"]], expected_logits())
-    np.testing.assert_allclose([sum(row["probabilities"]) for row in answer.json["predictions"]], 1, rtol=1e-6)
+    np.testing.assert_allclose(
+        [row["logits"] for row in answer.json["predictions"]], expected_logits()
+    )
+    np.testing.assert_allclose(
+        [sum(row["probabilities"]) for row in answer.json["predictions"]], 1, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("path", [PREDICT, "/v1/models/toy/versions/7:predict"])
 @pytest.mark.parametrize("instances", [ROWS, [{"images": row} for row in ROWS]])
 @pytest.mark.parametrize(
-    "headers", [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}]
+    "headers",
+    [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}],
 )
 def test_one_output_stands_alone(server, path, instances, headers):
-    answer = server.ask("POST", path, {"signature_name": "features", "instances": instances}, headers)
+    answer = server.ask(
+        "POST", path, {"signature_name": "features", "instances": instances}, headers
+    )
     assert (answer.status, answer.json) == (200, {"predictions": IMAGES.reshape(2, 4).tolist()})
 
 
@@ -66,7 +75,10 @@ def test_columns_are_answered_by_columns(server, inputs):
 @pytest.mark.parametrize("name", ["", "serving_default"])
 def test_the_default_signature_may_be_named_or_left_empty(server, name):
     body = {"signature_name": name, "instances": ROWS}
-    assert server.ask("POST", PREDICT, body).json == server.ask("POST", PREDICT, {"instances": ROWS}).json
+    assert (
+        server.ask("POST", PREDICT, body).json
+        == server.ask("POST", PREDICT, {"instances": ROWS}).json
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,18 +90,29 @@ def test_the_default_signature_may_be_named_or_left_empty(server, name):
     ],
 )
 def test_bytes_come_as_base64(server, body):
-    rows = server.ask("POST", PREDICT, body | {"signature_name": "predict_bytes"}).json["predictions"]
+    rows = server.ask("POST", PREDICT, body | {"signature_name": "predict_bytes"}).json[
+        "predictions"
+    ]
     assert [row["classes"] for row in rows] == [["dog", "cat"], ["cat", "dog"]]
     assert [row["indices"] for row in rows] == [[1, 0], [0, 1]]
     np.testing.assert_allclose(rows[1]["scores"], [1 / 3, 1 / 3], rtol=1e-6)
     columns = {"signature_name": "predict_bytes", "inputs": [b64(b"12"), b64(b"0")]}
-    assert server.ask("POST", PREDICT, columns).json["outputs"]["classes"] == [["dog", "cat"], ["cat", "dog"]]
+    assert server.ask("POST", PREDICT, columns).json["outputs"]["classes"] == [
+        ["dog", "cat"],
+        ["cat", "dog"],
+    ]
 
 
 def test_several_inputs_of_other_types_and_bytes_as_output(server):
-    body = {"signature_name": "pair", "instances": [{"number": 5, "flag": True}, {"flag": False, "number": -1}]}
+    body = {
+        "signature_name": "pair",
+        "instances": [{"number": 5, "flag": True}, {"flag": False, "number": -1}],
+    }
     assert server.ask("POST", PREDICT, body).json == {
-        "predictions": [{"text_bytes": b64(b"5True"), "twice": 10}, {"text_bytes": b64(b"-1False"), "twice": -2}]
+        "predictions": [
+            {"text_bytes": b64(b"5True"), "twice": 10},
+            {"text_bytes": b64(b"-1False"), "twice": -2},
+        ]
     }
     body = {"signature_name": "pair", "inputs": {"number": [5, -1], "flag": [True, False]}}
     assert server.ask("POST", PREDICT, body).json == {
@@ -106,7 +129,10 @@ REFUSED = [
     ({"instances": [{"pictures": ROWS[0]}]}, 'Received: an object with the keys "pictures"'),
     ({"instances": [{"images": ROWS[0]}, ROWS[1]]}, "all of them"),
     ({"inputs": {"images": ROWS, "more": 1}}, "an object with the inputs of serving_default"),
-    ({"instances": ROWS, "signature_name": "nope"}, "features, pair, predict_bytes, serving_default"),
+    (
+        {"instances": ROWS, "signature_name": "nope"},
+        "features, pair, predict_bytes, serving_default",
+    ),
     ({"instances": ROWS, "signature_name": ["features"]}, "a list of 1"),
     ({"instances": [[[1, 2], [3, 4]]]}, "nested 4 deep"),
     ({"instances": [[[[1], [2]], [[3]]]]}, "equal length"),
@@ -120,7 +146,10 @@ REFUSED = [
     ({"instances": [{"b64": "M!I"}], "signature_name": "predict_bytes"}, "base64"),
     ({"instances": [{"b64": 7}], "signature_name": "predict_bytes"}, "b64"),
     ({"instances": [7], "signature_name": "predict_bytes"}, "the number 7"),
-    ({"inputs": {"number": [2**31], "flag": [True]}, "signature_name": "pair"}, "-2147483648 to 2147483647"),
+    (
+        {"inputs": {"number": [2**31], "flag": [True]}, "signature_name": "pair"},
+        "-2147483648 to 2147483647",
+    ),
     ({"inputs": {"number": [2**70], "flag": [True]}, "signature_name": "pair"}, "whole numbers"),
     ({"inputs": {"number": [1.0], "flag": [True]}, "signature_name": "pair"}, "whole numbers"),
     ({"inputs": {"number": [1], "flag": [1]}, "signature_name": "pair"}, "true or false"),
@@ -136,14 +165,19 @@ def test_what_does_not_fit_is_refused_with_its_reason(server, body, message):
 
 
 def test_classes_of_encoded_images(server):
-    answer = server.ask("POST", CLASSIFY, {"examples": [{"image_bytes": b64(b"12")}, {"image_bytes": b64(b"0")}]})
+    answer = server.ask(
+        "POST", CLASSIFY, {"examples": [{"image_bytes": b64(b"12")}, {"image_bytes": b64(b"0")}]}
+    )
     [first, second] = answer.json["results"]
     assert [label for label, _ in first] == ["dog", "cat"]
     assert first[0][1] > 0.99
     np.testing.assert_allclose([score for _, score in second], 1 / 3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("examples", [[{"images": row} for row in ROWS], [{"images": np.ravel(row).tolist()} for row in ROWS]])
+@pytest.mark.parametrize(
+    "examples",
+    [[{"images": row} for row in ROWS], [{"images": np.ravel(row).tolist()} for row in ROWS]],
+)
 def test_classes_of_pixels_nested_or_flat(server, examples):
     results = server.ask("POST", CLASSIFY, {"examples": examples}).json["results"]
     probabilities = server.ask("POST", PREDICT, {"inputs": ROWS}).json["outputs"]["probabilities"]
@@ -154,7 +188,10 @@ def test_classes_of_pixels_nested_or_flat(server, examples):
 
 def test_examples_share_their_context(server):
     alone = server.ask("POST", CLASSIFY, {"examples": [{"images": ROWS[0]}]}).json
-    assert server.ask("POST", CLASSIFY, {"context": {"images": ROWS[0]}, "examples": [{}]}).json == alone
+    assert (
+        server.ask("POST", CLASSIFY, {"context": {"images": ROWS[0]}, "examples": [{}]}).json
+        == alone
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +228,11 @@ def test_status_is_the_message_that_clients_parse(server):
         [version] = parsed.model_version_status
         assert (version.version, version.state) == (7, apis.ModelVersionStatus.AVAILABLE)
     [broken] = server.ask("GET", "/v1/models/bad").json["model_version_status"]
-    assert broken == {"version": "1", "state": "END", "status": {"error_code": "INTERNAL", "error_message": "It is broken."}}
+    assert broken == {
+        "version": "1",
+        "state": "END",
+        "status": {"error_code": "INTERNAL", "error_message": "It is broken."},
+    }
 
 
 def test_metadata_names_the_version(server):

@@ -1,9 +1,13 @@
-"""With a token, everything but the probes and the page is closed to those who do not send it."""
+"""With a token, everything but the probes and the page is closed to those who do not
+send it.
+"""
 
 import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 pytest.importorskip("uvicorn")
 from tests.keras_preact.serving import fakes  # noqa: E402

@@ -10,7 +10,13 @@ from tests.keras_preact import harness
 
 
 def network(**options):
-    options = {"width_factor": 0.25, "input_shape": (8, 8, 3), "classes": 5, "mean": 100.0, "std": 50.0} | options
+    options = {
+        "width_factor": 0.25,
+        "input_shape": (8, 8, 3),
+        "classes": 5,
+        "mean": 100.0,
+        "std": 50.0,
+    } | options
     model = kp.models.resnet_cifar(14, **options)
     harness.randomize(model)
     return model
@@ -19,9 +25,17 @@ def network(**options):
 def below_top(model) -> dict[str, np.ndarray]:
     """Weights and seeds, these by order: their names count on."""
     weights = {weight.path: weight for weight in model.weights}
-    seeds = [variable for variable in model.variables if id(variable) not in {id(w) for w in model.weights}]
+    seeds = [
+        variable
+        for variable in model.variables
+        if id(variable) not in {id(w) for w in model.weights}
+    ]
     found = weights | {f"seed{i}": seed for i, seed in enumerate(seeds)}
-    return {path: keras.ops.convert_to_numpy(each.value) for path, each in found.items() if "classifier" not in path}
+    return {
+        path: keras.ops.convert_to_numpy(each.value)
+        for path, each in found.items()
+        if "classifier" not in path
+    }
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -37,9 +51,9 @@ def test_the_rest_is_kept(stacked, classes, tmp_path):
     assert after.keys() == before.keys()
     for path, value in before.items():
         np.testing.assert_array_equal(after[path], value, err_msg=path)
-    assert [(each.name, each.trainable) for each in new.layers if "classifier" not in each.name] == [
-        (each.name, each.trainable) for each in model.layers if "classifier" not in each.name
-    ]
+    assert [
+        (each.name, each.trainable) for each in new.layers if "classifier" not in each.name
+    ] == [(each.name, each.trainable) for each in model.layers if "classifier" not in each.name]
     x = harness.images(2, 8, 8, 3) * 100
     pool = transfer.feature_extractor(model, ["pool"])(x)["pool"]
     found = new(x)
@@ -49,10 +63,14 @@ def test_the_rest_is_kept(stacked, classes, tmp_path):
         assert tuple(top.bias.shape) == (classes,)
         np.testing.assert_array_equal(top.get_weights()[1], np.zeros(classes))
         pool = top(pool)
-    np.testing.assert_allclose(*map(keras.ops.convert_to_numpy, (found, pool)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        *map(keras.ops.convert_to_numpy, (found, pool)), rtol=1e-5, atol=1e-5
+    )
     new.save(tmp_path / "new.keras")
     again = keras.saving.load_model(tmp_path / "new.keras")
-    np.testing.assert_allclose(*map(keras.ops.convert_to_numpy, (again(x), new(x))), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        *map(keras.ops.convert_to_numpy, (again(x), new(x))), rtol=1e-6, atol=1e-6
+    )
     assert [each.trainable for each in again.layers] == [each.trainable for each in new.layers]
 
 
@@ -68,9 +86,13 @@ def test_the_old_network_is_not_touched():
 def test_the_new_classifier_is_drawn_as_the_builder_draws_it():
     seeded = keras.initializers.HeNormal(seed=7)
     model = network(kernel_initializer=seeded)
-    built = kp.models.resnet_cifar(14, width_factor=0.25, input_shape=(8, 8, 3), classes=5, kernel_initializer=seeded)
+    built = kp.models.resnet_cifar(
+        14, width_factor=0.25, input_shape=(8, 8, 3), classes=5, kernel_initializer=seeded
+    )
     new = transfer.reset_classifier(model, 5)
-    found, expected, old = (each.get_layer("head_classifier").get_weights()[0] for each in (new, built, model))
+    found, expected, old = (
+        each.get_layer("head_classifier").get_weights()[0] for each in (new, built, model)
+    )
     np.testing.assert_array_equal(found, expected)
     assert np.abs(found - old).max() > 0.1
 
@@ -79,15 +101,22 @@ def test_a_frozen_classifier_is_not_passed_on():
     model = network()
     model.trainable = False
     new = transfer.reset_classifier(model, 3)
-    assert {weight.path for weight in new.trainable_weights} == {"head_classifier/kernel", "head_classifier/bias"}
+    assert {weight.path for weight in new.trainable_weights} == {
+        "head_classifier/kernel",
+        "head_classifier/bias",
+    }
 
 
 def test_activation_and_a_network_without_top():
     bare = kp.models.resnet_cifar(14, width_factor=0.25, input_shape=(8, 8, 3), include_top=False)
     new = transfer.reset_classifier(bare, 4, activation="softmax")
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(new(harness.images(2, 8, 8, 3))).sum(-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(new(harness.images(2, 8, 8, 3))).sum(-1), 1, rtol=1e-5
+    )
     assert transfer.reset_classifier(bare, 0).output_shape == (None, 16)
-    largest = kp.models.resnet_cifar(14, width_factor=0.25, input_shape=(8, 8, 3), include_top=False, pooling="max")
+    largest = kp.models.resnet_cifar(
+        14, width_factor=0.25, input_shape=(8, 8, 3), include_top=False, pooling="max"
+    )
     assert transfer.reset_classifier(largest, 0).get_config()["pooling"] == "max"
 
 
@@ -100,4 +129,6 @@ def test_a_transformer():
 
 @pytest.mark.parametrize("classes", [-1, 2.5, True, False, None])
 def test_classes(classes):
-    assert "`classes` must be a positive integer" in harness.error_of(lambda: transfer.reset_classifier(network(), classes))
+    assert "`classes` must be a positive integer" in harness.error_of(
+        lambda: transfer.reset_classifier(network(), classes)
+    )

@@ -9,7 +9,9 @@ import keras_preact as kp
 
 
 def network(**options):
-    return kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(16, 16, 3), mean=(1.0, 2.0, 3.0), std=2.0, **options)
+    return kp.models.resnet_cifar(
+        8, width_factor=0.25, input_shape=(16, 16, 3), mean=(1.0, 2.0, 3.0), std=2.0, **options
+    )
 
 
 def randomised(model):
@@ -31,7 +33,9 @@ def test_computes_with_the_same_weights(stacked):
     assert [weight.path for weight in copy.weights] == [weight.path for weight in model.weights]
     images = np.random.default_rng(1).uniform(0, 9, (2, 16, 16, 3)).astype("float32")
     same_size = kp.transfer.changed_copy(copy, input_shape=(16, 16, 3))
-    np.testing.assert_array_equal(ops.convert_to_numpy(same_size(images)), ops.convert_to_numpy(model(images)))
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(same_size(images)), ops.convert_to_numpy(model(images))
+    )
 
     for weight in copy.weights:
         weight.assign(np.zeros(weight.shape))
@@ -43,7 +47,10 @@ def test_layers_stay_frozen_and_new_ones_are_drawn():
     model = randomised(network(classes=4))
     kp.transfer.freeze(model, up_to="head")
     copy = kp.transfer.changed_copy(model, ("head_classifier",), classes=7)
-    assert [weight.path for weight in copy.trainable_weights] == ["head_classifier/kernel", "head_classifier/bias"]
+    assert [weight.path for weight in copy.trainable_weights] == [
+        "head_classifier/kernel",
+        "head_classifier/bias",
+    ]
     assert copy.output_shape == (None, 7)
     np.testing.assert_array_equal(copy.get_layer("head_classifier").bias, 0.0)
     assert not model.get_layer("stem_conv").trainable
@@ -53,7 +60,9 @@ def test_bad_changes():
     model = network()
     with pytest.raises(ValueError, match=r"head_classifier/bias.*head_classifier/kernel"):
         kp.transfer.changed_copy(model, classes=3)
-    with pytest.raises(ValueError, match=r"can be changed in .*dropout, .*Received: drop_out, size"):
+    with pytest.raises(
+        ValueError, match=r"can be changed in .*dropout, .*Received: drop_out, size"
+    ):
         kp.transfer.changed_copy(model, size=3, drop_out=0.1)
     with pytest.raises(ValueError, match="network of residual units"):
         kp.transfer.changed_copy(keras.Sequential(), dropout=0.1)

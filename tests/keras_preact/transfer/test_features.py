@@ -1,4 +1,6 @@
-"""Feature extractors: what they return is what the network computes, for single and stacked units."""
+"""Feature extractors: what they return is what the network computes, for single and
+stacked units.
+"""
 
 import keras
 import numpy as np
@@ -55,24 +57,41 @@ def test_every_place(stacked):
     expected = by_hand(model, x)
     for asked in (EVERYTHING, ["stage3", "stem", "pool"], ["pool"], ["stage2_unit2", "head"]):
         extractor = transfer.feature_extractor(model, asked)
-        found = values(extractor(x, training=False)) if len(asked) > 1 else extractor.predict(x, verbose=0)
+        found = (
+            values(extractor(x, training=False))
+            if len(asked) > 1
+            else extractor.predict(x, verbose=0)
+        )
         assert found.keys() == set(asked)
         for name in asked:
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-4, err_msg=f"{name} of {asked}")
+            np.testing.assert_allclose(
+                found[name], expected[name], rtol=1e-4, atol=1e-4, err_msg=f"{name} of {asked}"
+            )
 
 
 def test_all_stages_unless_told_otherwise_and_numbers_count_them():
     model = network()
     assert list(transfer.feature_extractor(model).output) == ["stage1", "stage2", "stage3"]
-    assert list(transfer.feature_extractor(model, [-1, 0, 1]).output) == ["stage3", "stem", "stage1"]
+    assert list(transfer.feature_extractor(model, [-1, 0, 1]).output) == [
+        "stage3",
+        "stem",
+        "stage1",
+    ]
 
 
 def test_raw_and_activated():
-    """x_L is raw, with both signs; the head's map is not; an original network's x_l are activated."""
+    """x_L is raw, with both signs; the head's map is not; an original network's x_l are
+    activated.
+    """
     x = harness.images(2, 12, 12, 3)
     found = values(transfer.feature_extractor(network(), ["stage3", "head"])(x))
     assert found["stage3"].min() < 0 <= found["head"].min()
-    assert values(transfer.feature_extractor(network(arrangement="original"), ["stage3"])(x))["stage3"].min() >= 0
+    assert (
+        values(transfer.feature_extractor(network(arrangement="original"), ["stage3"])(x))[
+            "stage3"
+        ].min()
+        >= 0
+    )
 
 
 def test_layers_are_shared():
@@ -85,10 +104,15 @@ def test_layers_are_shared():
 def test_a_transformer_and_vectors():
     model = kp.models.pre_ln_transformer(2, width=8, input_shape=(8, 8, 1))
     assert list(transfer.feature_extractor(model).output) == ["layer1", "layer2"]
-    assert transfer.feature_extractor(model, ["layer2_attention"]).output["layer2_attention"].shape == (None, 4, 8)
+    assert transfer.feature_extractor(model, ["layer2_attention"]).output[
+        "layer2_attention"
+    ].shape == (None, 4, 8)
     dense = kp.models.dense_resnet(4, width=8, input_shape=(8,), classes=3)
     assert (
-        "pool" not in harness.error_of(lambda: transfer.feature_extractor(dense, ["pool"])).split("Available")[1].split(".")[0]
+        "pool"
+        not in harness.error_of(lambda: transfer.feature_extractor(dense, ["pool"]))
+        .split("Available")[1]
+        .split(".")[0]
     )
 
 
@@ -107,4 +131,6 @@ def test_unknown_places(asked, message):
 
 
 def test_other_models():
-    assert "network of residual units" in harness.error_of(lambda: transfer.feature_extractor(keras.Sequential()))
+    assert "network of residual units" in harness.error_of(
+        lambda: transfer.feature_extractor(keras.Sequential())
+    )

@@ -1,4 +1,6 @@
-"""What is frozen stays as it is to the bit, weights and moving statistics, and what stands behind is trained."""
+"""What is frozen stays as it is to the bit, weights and moving statistics, and what
+stands behind is trained.
+"""
 
 import keras
 import numpy as np
@@ -10,8 +12,13 @@ from tests.keras_preact import harness
 
 
 def network(units=(2, 2, 1), **options):
-    """Of a CIFAR network's parts; most units are of one shape, for which JAX compiles once."""
-    stages = [(width, each, strides) for (width, strides), each in zip([(4, 1), (4, 1), (8, 2)], units, strict=True)]
+    """Of a CIFAR network's parts; most units are of one shape, for which JAX compiles
+    once.
+    """
+    stages = [
+        (width, each, strides)
+        for (width, strides), each in zip([(4, 1), (4, 1), (8, 2)], units, strict=True)
+    ]
     options |= {"block": "basic", "input_shape": (6, 6, 3), "classes": 4}
     model = kp.models.ResidualNetwork(stages, stem="3x3", stem_filters=4, **options)
     harness.randomize(model)
@@ -19,15 +26,24 @@ def network(units=(2, 2, 1), **options):
 
 
 def changed_by_fit(model, **options) -> set[str]:
-    """Train for some steps; return the paths of the weights that are not what they were, moving statistics among them.
+    """Train for some steps; return the paths of the weights that are not what they
+    were, moving statistics among them.
 
     Step by step if not told otherwise: tracing takes TensorFlow seconds.
     """
     before = harness.weights(model)
     options = options or {"run_eagerly": True}
-    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
+    model.compile(
+        keras.optimizers.Adam(0.01),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        **options,
+    )
     model.fit(harness.images(8, 6, 6, 3), np.arange(8) % 4, batch_size=4, verbose=0)
-    return {path for path, value in harness.weights(model).items() if not np.array_equal(value, before[path])}
+    return {
+        path
+        for path, value in harness.weights(model).items()
+        if not np.array_equal(value, before[path])
+    }
 
 
 def behind(model, frozen: tuple[str, ...]) -> set[str]:
@@ -119,7 +135,9 @@ def test_batch_norm(stacked, again, tmp_path):
 
 def test_other_normalisations():
     for kind, found in (("layer", "LayerNormalization"), ("none", "none")):
-        message = harness.error_of(lambda kind=kind: transfer.freeze_batch_norm(network(normalization=kind)))
+        message = harness.error_of(
+            lambda kind=kind: transfer.freeze_batch_norm(network(normalization=kind))
+        )
         assert f"with {found}" in message
 
 

@@ -1,4 +1,6 @@
-"""Rates by layer: what an optimizer changes in a weight, times the weight's factor, on every backend and for any optimizer."""
+"""Rates by layer: what an optimizer changes in a weight, times the weight's factor, on
+every backend and for any optimizer.
+"""
 
 import keras
 import numpy as np
@@ -13,12 +15,21 @@ FACTORS = {"stem": 0.0, "stage1": 0.25, "stage2_unit1": 3.0, "stage2": 0.5, "hea
 
 def factor_of(path: str) -> float:
     """Say it once more, by hand."""
-    beginnings = {"stem": 0.0, "stage1": 0.25, "stage2_unit1": 3.0, "stage2_unit2": 0.5, "stage3": 1.0, "head": 2.0}
+    beginnings = {
+        "stem": 0.0,
+        "stage1": 0.25,
+        "stage2_unit1": 3.0,
+        "stage2_unit2": 0.5,
+        "stage3": 1.0,
+        "head": 2.0,
+    }
     return next(factor for beginning, factor in beginnings.items() if path.startswith(beginning))
 
 
 def network(units=(1, 2, 2), **options):
-    """Of dense layers: an optimizer sees no more of a network than its weights and their paths."""
+    """Of dense layers: an optimizer sees no more of a network than its weights and
+    their paths.
+    """
     stages = [(4, each, 1) for each in units]
     options |= {"block": "dense", "input_shape": (5,), "classes": 4}
     model = kp.models.ResidualNetwork(stages, stem="dense", stem_filters=4, **options)
@@ -28,7 +39,9 @@ def network(units=(1, 2, 2), **options):
 
 def gradients(model, seed: int) -> list[np.ndarray]:
     random = np.random.default_rng(seed)
-    return [random.normal(size=weight.shape).astype("float32") for weight in model.trainable_weights]
+    return [
+        random.normal(size=weight.shape).astype("float32") for weight in model.trainable_weights
+    ]
 
 
 def step(optimizer, model, seed: int) -> dict[str, np.ndarray]:
@@ -43,7 +56,9 @@ def step(optimizer, model, seed: int) -> dict[str, np.ndarray]:
     else:
         optimizer.apply(tensors, model.trainable_weights)
     after = harness.weights(model)
-    return {weight.path: after[weight.path] - before[weight.path] for weight in model.trainable_weights}
+    return {
+        weight.path: after[weight.path] - before[weight.path] for weight in model.trainable_weights
+    }
 
 
 OPTIMIZERS = {
@@ -54,14 +69,19 @@ OPTIMIZERS = {
     "nadam": lambda: keras.optimizers.Nadam(0.1),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.1, momentum=0.5),
     "lion": lambda: keras.optimizers.Lion(0.01, weight_decay=0.5),
-    "coupled": lambda: kp.optimizers.CoupledSGD(0.1, nesterov=True, coupled_weight_decay=0.5, global_clipnorm=3.0),
+    "coupled": lambda: kp.optimizers.CoupledSGD(
+        0.1, nesterov=True, coupled_weight_decay=0.5, global_clipnorm=3.0
+    ),
 }
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_is_the_plain_optimizer_s_times_the_factor(name):
     plain_model, model = network(), network()
-    optimizer, ours = OPTIMIZERS[name](), transfer.layerwise_rates(OPTIMIZERS[name](), model, factors=FACTORS)
+    optimizer, ours = (
+        OPTIMIZERS[name](),
+        transfer.layerwise_rates(OPTIMIZERS[name](), model, factors=FACTORS),
+    )
     if optimizer.weight_decay:
         for each in (optimizer, ours):
             each.exclude_from_weight_decay(var_names=["gamma", "head_norm"])
@@ -76,8 +96,13 @@ def test_three_steps_of_momentum_and_schedule_in_closed_form():
     """v = m v - f r(t) g, w += v, decay outside the momentum: w -= f r(t) d w."""
     model = network()
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [0.4, 0.2, 0.1])
-    optimizer = transfer.layerwise_rates(keras.optimizers.SGD(rate, momentum=0.5, weight_decay=0.1), model, factors=FACTORS)
-    expected = {weight.path: harness.weights(model)[weight.path].astype("float64") for weight in model.trainable_weights}
+    optimizer = transfer.layerwise_rates(
+        keras.optimizers.SGD(rate, momentum=0.5, weight_decay=0.1), model, factors=FACTORS
+    )
+    expected = {
+        weight.path: harness.weights(model)[weight.path].astype("float64")
+        for weight in model.trainable_weights
+    }
     velocity = {path: np.zeros_like(value) for path, value in expected.items()}
     for i, r in enumerate((0.4, 0.2, 0.1)):
         for weight, gradient in zip(model.trainable_weights, gradients(model, i), strict=True):
@@ -87,7 +112,9 @@ def test_three_steps_of_momentum_and_schedule_in_closed_form():
             expected[path] = expected[path] + velocity[path]
         step(optimizer, model, i)
     for path, value in expected.items():
-        np.testing.assert_allclose(harness.weights(model)[path], value, rtol=1e-5, atol=1e-5, err_msg=path)
+        np.testing.assert_allclose(
+            harness.weights(model)[path], value, rtol=1e-5, atol=1e-5, err_msg=path
+        )
 
 
 def fit(model, epochs=1, **options):
@@ -112,15 +139,25 @@ def test_files_hold_it_with_its_state(name, stacked, tmp_path):
     optimizer = loaded.optimizer
     assert isinstance(optimizer, transfer.LayerwiseRates)
     assert optimizer.get_config() == model.optimizer.get_config()
-    assert optimizer.factors == {"stem": 0.0625, "stage1": 0.125, "stage2": 0.25, "stage3": 0.5, "head": 1.0}
+    assert optimizer.factors == {
+        "stem": 0.0625,
+        "stage1": 0.125,
+        "stage2": 0.25,
+        "stage3": 0.5,
+        "head": 1.0,
+    }
     fit(model)
     fit(loaded)
     for path, value in harness.weights(model).items():
-        np.testing.assert_allclose(harness.weights(loaded)[path], value, rtol=1e-5, atol=1e-6, err_msg=path)
+        np.testing.assert_allclose(
+            harness.weights(loaded)[path], value, rtol=1e-5, atol=1e-6, err_msg=path
+        )
 
 
 def test_plain_again():
-    """The config holds the optimizer that it was made of, whatever backend it was made on."""
+    """The config holds the optimizer that it was made of, whatever backend it was made
+    on.
+    """
     model = network()
     optimizer = transfer.layerwise_rates(OPTIMIZERS["coupled"](), model, decay=0.5)
     assert isinstance(optimizer, kp.optimizers.CoupledSGD)
@@ -132,13 +169,19 @@ def test_plain_again():
 def test_accumulated_gradients():
     """Two parts are one update with their mean."""
     whole, parts = network(), network()
-    optimizer = transfer.layerwise_rates(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), parts, factors=FACTORS)
+    optimizer = transfer.layerwise_rates(
+        keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), parts, factors=FACTORS
+    )
     compiled(parts, optimizer)
     assert all(not change.any() for change in step(optimizer, parts, 0).values())
     changes = step(optimizer, parts, 1)
-    for weight, one, other in zip(whole.trainable_weights, gradients(whole, 0), gradients(whole, 1), strict=True):
+    for weight, one, other in zip(
+        whole.trainable_weights, gradients(whole, 0), gradients(whole, 1), strict=True
+    ):
         expected = -0.1 * factor_of(weight.path) * (one + other) / 2
-        np.testing.assert_allclose(changes[weight.path], expected, rtol=1e-4, atol=1e-6, err_msg=weight.path)
+        np.testing.assert_allclose(
+            changes[weight.path], expected, rtol=1e-4, atol=1e-6, err_msg=weight.path
+        )
 
 
 def test_loss_scale_around_it():
@@ -151,7 +194,9 @@ def test_loss_scale_around_it():
     for model in (plain, scaled):
         fit(model)
     for path, value in harness.weights(plain).items():
-        np.testing.assert_allclose(harness.weights(scaled)[path], value, rtol=1e-4, atol=1e-5, err_msg=path)
+        np.testing.assert_allclose(
+            harness.weights(scaled)[path], value, rtol=1e-4, atol=1e-5, err_msg=path
+        )
     np.testing.assert_array_equal(harness.weights(scaled)["stem_dense/kernel"], stem)
 
 
@@ -166,7 +211,9 @@ def test_training_health_sees_the_updates(tmp_path):
     compiled(plain, transfer.layerwise_rates(keras.optimizers.SGD(0.1), plain, factors=FACTORS))
     fit(plain)
     for path, value in harness.weights(plain).items():
-        np.testing.assert_allclose(harness.weights(model)[path], value, rtol=1e-5, atol=1e-6, err_msg=path)
+        np.testing.assert_allclose(
+            harness.weights(model)[path], value, rtol=1e-5, atol=1e-6, err_msg=path
+        )
 
 
 class TestErrors:

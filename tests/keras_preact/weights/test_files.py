@@ -1,4 +1,6 @@
-"""State files: what other libraries write is read as they meant it, and nothing in a file is executed."""
+"""State files: what other libraries write is read as they meant it, and nothing in a
+file is executed.
+"""
 
 import argparse
 import os
@@ -15,10 +17,16 @@ from keras_preact import weights
 torch = pytest.importorskip("torch")
 import safetensors.torch  # noqa: E402
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "torch", reason="needs torch, and no other backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="needs torch, and no other backend"
+)
 
 KERNEL = np.arange(24, dtype="float32").reshape(2, 3, 4) / 7
-STATE = {"fc.weight": KERNEL, "fc.bias": np.float32([1, -2]), "norm.num_batches_tracked": np.int64(3)}
+STATE = {
+    "fc.weight": KERNEL,
+    "fc.bias": np.float32([1, -2]),
+    "norm.num_batches_tracked": np.int64(3),
+}
 
 
 def tensors(prefix="", scale=1):
@@ -35,7 +43,12 @@ def assert_is_state(read, scale=1):
 #: What a .pth file may hold.
 CHECKPOINTS = {
     "plain": tensors(),
-    "training": {"epoch": 3, "state_dict": tensors(), "optimizer": {"state": {}}, "args": argparse.Namespace(lr=0.1)},
+    "training": {
+        "epoch": 3,
+        "state_dict": tensors(),
+        "optimizer": {"state": {}},
+        "args": argparse.Namespace(lr=0.1),
+    },
     "model": {"model": tensors()},
     "averaged": {"state_dict": tensors(scale=2), "state_dict_ema": tensors()},
     "data_parallel": {"state_dict": tensors("module.")},
@@ -63,14 +76,18 @@ except OSError as error:
 
 @pytest.fixture(scope="module")
 def child(tmp_path_factory):
-    """The lines that a process of its own printed, the file that it could not replace, and what was in that before."""
+    """The lines that a process of its own printed, the file that it could not replace,
+    and what was in that before.
+    """
     pytest.importorskip("resource")
     halves = tmp_path_factory.mktemp("halves") / "w.safetensors"
     safetensors.torch.save_file({"w": torch.ones(2, dtype=torch.bfloat16)}, halves)
     full = tmp_path_factory.mktemp("full") / "w.safetensors"
     weights.write_state(full, STATE)
     before = full.read_bytes()
-    done = subprocess.run([sys.executable, "-c", CHILD, halves, full], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, halves, full], capture_output=True, text=True, check=True
+    )
     return done.stdout.splitlines(), full, before
 
 
@@ -114,7 +131,9 @@ class TestReading:
 class TestWriting:
     def test_round_trip(self, tmp_path):
         path = tmp_path / "w.safetensors"
-        weights.write_state(path, STATE | {"fc.weight": KERNEL.transpose(2, 0, 1)})  # not dense in memory
+        weights.write_state(
+            path, STATE | {"fc.weight": KERNEL.transpose(2, 0, 1)}
+        )  # not dense in memory
         read = weights.read_state(path)
         np.testing.assert_array_equal(read["fc.weight"], KERNEL.transpose(2, 0, 1))
         assert_is_state(read | {"fc.weight": KERNEL})
@@ -125,7 +144,9 @@ class TestWriting:
         weights.write_state(path, {"w": np.zeros(2)})
         weights.write_state(path, STATE)
         before = path.read_bytes()
-        with pytest.raises(ValueError, match=r"arrays of numbers\. Received: 'w' of the type object"):
+        with pytest.raises(
+            ValueError, match=r"arrays of numbers\. Received: 'w' of the type object"
+        ):
             weights.write_state(path, {"w": np.array([None])})
         with pytest.raises(OSError, match=r"missing"):
             weights.write_state(tmp_path / "missing" / "w.safetensors", STATE)
@@ -166,7 +187,9 @@ class TestRefusal:
             path.write_bytes(pickle.dumps({"state_dict": {"w": Malicious(ran)}}))
         else:
             new = kind == "torch"
-            torch.save({"state_dict": {"w": Malicious(ran)}}, path, _use_new_zipfile_serialization=new)
+            torch.save(
+                {"state_dict": {"w": Malicious(ran)}}, path, _use_new_zipfile_serialization=new
+            )
         with pytest.raises(ValueError, match=r"w\.(npz|pth)"):
             weights.read_state(path)
         assert not ran.exists()
@@ -186,7 +209,9 @@ class TestRefusal:
         if suffix == ".npz":
             np.savez(path, **STATE)
         else:
-            torch.save(tensors(), path) if suffix == ".pth" else safetensors.torch.save_file(tensors(), path)
+            torch.save(tensors(), path) if suffix == ".pth" else safetensors.torch.save_file(
+                tensors(), path
+            )
         whole = path.read_bytes()
         for length in (0, 1, 7, 100, len(whole) // 2, len(whole) - 1):
             path.write_bytes(whole[:length])

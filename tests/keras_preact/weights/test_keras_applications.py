@@ -1,4 +1,6 @@
-"""keras.applications' ResNetV2 and ours compute the same, from models and files, here and back."""
+"""keras.applications' ResNetV2 and ours compute the same, from models and files, here
+and back.
+"""
 
 import keras
 import numpy as np
@@ -18,14 +20,21 @@ once = pytest.mark.skipif(BACKEND != "tensorflow", reason="nothing of it depends
 
 
 def small(shape=(48, 48, 3), **options) -> keras.Model:
-    """A ResNetV2 of their parts with 2, 3 and 2 units, 8, 16 and 32 wide, and random weights."""
+    """A ResNetV2 of their parts with 2, 3 and 2 units, 8, 16 and 32 wide, and random
+    weights.
+    """
 
     def stack(x):
         x = resnet.stack_residual_blocks_v2(x, 8, 2, name="conv2")
         x = resnet.stack_residual_blocks_v2(x, 16, 3, name="conv3")
         return resnet.stack_residual_blocks_v2(x, 32, 2, stride1=1, name="conv4")
 
-    options = {"weights": None, "classes": 5, "classifier_activation": None, "input_shape": shape} | options
+    options = {
+        "weights": None,
+        "classes": 5,
+        "classifier_activation": None,
+        "input_shape": shape,
+    } | options
     model = resnet.ResNet(stack, True, True, **options)
     harness.randomize(model)
     return model
@@ -59,7 +68,12 @@ def test_a_small_network(stacked):
 @single
 @pytest.mark.parametrize(
     "options",
-    [{}, {"classifier_activation": "sigmoid"}, {"include_top": False}, {"include_top": False, "pooling": "avg"}],
+    [
+        {},
+        {"classifier_activation": "sigmoid"},
+        {"include_top": False},
+        {"include_top": False, "pooling": "avg"},
+    ],
     ids=str,
 )
 def test_heads(options):
@@ -79,7 +93,9 @@ def test_other_channels_and_classes():
     ours = kp.weights.from_keras_applications(theirs, input_shape=(48, 48, 1), classes=3)
     assert ours.output_shape == (None, 3)
     grey = harness.images(2, 48, 48, 1)
-    their_maps = keras.Model(theirs.inputs[0], theirs.get_layer("post_relu").output)(np.repeat(grey, 3, -1))
+    their_maps = keras.Model(theirs.inputs[0], theirs.get_layer("post_relu").output)(
+        np.repeat(grey, 3, -1)
+    )
     maps = keras.Model(ours.inputs[0], ours.get_layer("head_activation").output)(grey)
     np.testing.assert_allclose(*map(keras.ops.convert_to_numpy, (maps, their_maps)), atol=1e-4)
 
@@ -109,7 +125,9 @@ WHOLE = [
     ("ResNet50V2", {"classes": 7}),
     ("ResNet50V2", {"include_top": False}),
     ("ResNet101V2", {"include_top": False, "pooling": "avg"}),
-    pytest.param("ResNet152V2", {"classes": 3, "classifier_activation": None}, marks=pytest.mark.slow),
+    pytest.param(
+        "ResNet152V2", {"classes": 3, "classifier_activation": None}, marks=pytest.mark.slow
+    ),
 ]
 
 
@@ -133,14 +151,21 @@ def test_whole_networks_and_back(name, options):
 @once
 @pytest.mark.parametrize(
     ("include_top", "names"),
-    [(True, ("model.keras", "model.weights.h5", "model.h5", "weights.h5")), (False, ("model.weights.h5", "weights.h5"))],
+    [
+        (True, ("model.keras", "model.weights.h5", "model.h5", "weights.h5")),
+        (False, ("model.weights.h5", "weights.h5")),
+    ],
 )
 def test_files(tmp_path, include_top, names):
     """Every kind of file that Keras writes, or wrote: that of downloads is the last."""
     import h5py
 
     theirs = keras.applications.ResNet50V2(
-        weights=None, include_top=include_top, classes=3, input_shape=(64, 64, 1), classifier_activation=None
+        weights=None,
+        include_top=include_top,
+        classes=3,
+        input_shape=(64, 64, 1),
+        classifier_activation=None,
     )
     harness.randomize(theirs)
     theirs.save_weights(tmp_path / "model.weights.h5")
@@ -170,10 +195,14 @@ def test_files_that_are_none(tmp_path):
 @once
 def test_models_that_are_none():
     with pytest.raises(ValueError, match="conv1_bn"):
-        kp.weights.from_keras_applications(keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3)))
+        kp.weights.from_keras_applications(
+            keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3))
+        )
     inputs = keras.Input((48, 48, 3))
     scaled = small(shape=None, input_tensor=keras.layers.Rescaling(1 / 255)(inputs))
-    with pytest.raises(ValueError, match=r"without other layers.* Received: a model with rescaling"):
+    with pytest.raises(
+        ValueError, match=r"without other layers.* Received: a model with rescaling"
+    ):
         kp.weights.from_keras_applications(scaled)
 
 
@@ -195,14 +224,26 @@ def test_models_that_are_none():
 )
 def test_to_keras_applications_refuses_what_computes_otherwise(options, named):
     """Most of these have weights of the same names and shapes."""
-    recipe = {**keras_applications.recipe(), "strided_unit": "last", "include_top": False, "kernel_initializer": "zeros"}
-    units = 50 if options.keys() & {"strided_unit", "width_factor"} else (1, 1, 1, 1)  # else it is the stages that differ
+    recipe = {
+        **keras_applications.recipe(),
+        "strided_unit": "last",
+        "include_top": False,
+        "kernel_initializer": "zeros",
+    }
+    units = (
+        50 if options.keys() & {"strided_unit", "width_factor"} else (1, 1, 1, 1)
+    )  # else it is the stages that differ
     model = kp.models.resnet_imagenet(units, input_shape=(32, 32, 3), **recipe | options)
     assert named in harness.error_of(lambda: kp.weights.to_keras_applications(model))
 
 
 @once
 def test_what_acts_in_training_alone_does_not_matter():
-    options = {**keras_applications.recipe(), "stochastic_depth": 0.2, "dropout": 0.1, "zero_init_last": True}
+    options = {
+        **keras_applications.recipe(),
+        "stochastic_depth": 0.2,
+        "dropout": 0.1,
+        "zero_init_last": True,
+    }
     model = kp.models.resnet_imagenet((1, 1), input_shape=(32, 32, 3), **options)
     structure.check_computes_as(model, keras_applications.recipe(), "theirs")

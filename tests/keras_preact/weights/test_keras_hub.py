@@ -1,4 +1,6 @@
-"""keras-hub's pre-activation ResNetBackbone, and classifiers around it, compute what ours do, here and back."""
+"""keras-hub's pre-activation ResNetBackbone, and classifiers around it, compute what
+ours do, here and back.
+"""
 
 import keras
 import numpy as np
@@ -10,19 +12,25 @@ from tests.keras_preact import harness
 keras_hub = pytest.importorskip("keras_hub")
 
 BLOCKS = ["basic_block", "bottleneck_block"]
-once = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+once = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 
 def backbone(block_type, **options):
     """Of 2 and 2 units with random weights."""
     options = {"use_pre_activation": True, "image_shape": (40, 40, 3)} | options
-    model = keras_hub.models.ResNetBackbone([64], [7], [64, 72], [2, 2], [1, 2], block_type, **options)
+    model = keras_hub.models.ResNetBackbone(
+        [64], [7], [64, 72], [2, 2], [1, 2], block_type, **options
+    )
     harness.randomize(model)
     return model
 
 
 def classifier(block_type, **options):
-    model = keras_hub.models.ImageClassifier(backbone=backbone(block_type), num_classes=5, **options)
+    model = keras_hub.models.ImageClassifier(
+        backbone=backbone(block_type), num_classes=5, **options
+    )
     harness.randomize(model, seed=2)
     return model
 
@@ -31,7 +39,9 @@ def check_same(one, other, shape=(40, 40, 3)):
     images = harness.images(2, *shape)
     expected = keras.ops.convert_to_numpy(one(images))
     assert expected.std() > 0.01
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(other(images)), expected, atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(other(images)), expected, atol=1e-4, rtol=1e-4
+    )
 
 
 def check_equal_weights(one, other):
@@ -65,7 +75,10 @@ def test_classifiers_and_back(options):
 @once
 def test_other_channels_classes_and_heads():
     theirs = classifier("basic_block")
-    assert kp.weights.from_keras_hub(theirs, classes=3, input_shape=(40, 40, 1)).output_shape == (None, 3)
+    assert kp.weights.from_keras_hub(theirs, classes=3, input_shape=(40, 40, 1)).output_shape == (
+        None,
+        3,
+    )
     check_same(theirs.backbone, kp.weights.from_keras_hub(theirs, include_top=False, pooling=None))
     assert kp.weights.from_keras_hub(theirs.backbone, classes=7).output_shape == (None, 7)
 
@@ -85,8 +98,14 @@ def test_any_size_and_channels_first():
     ("options", "received"),
     [
         ({"use_pre_activation": False}, "use_pre_activation=False"),
-        ({"block_type": "basic_block_vd", "use_pre_activation": False}, "block_type='basic_block_vd'"),
-        ({"input_conv_filters": [32, 64], "input_conv_kernel_sizes": [7, 3]}, r"input_conv_kernel_sizes=\[7, 3\]"),
+        (
+            {"block_type": "basic_block_vd", "use_pre_activation": False},
+            "block_type='basic_block_vd'",
+        ),
+        (
+            {"input_conv_filters": [32, 64], "input_conv_kernel_sizes": [7, 3]},
+            r"input_conv_kernel_sizes=\[7, 3\]",
+        ),
     ],
     ids=str,
 )
@@ -132,9 +151,18 @@ def test_to_keras_hub_refuses_what_computes_otherwise(options, named):
 
 @once
 @pytest.mark.parametrize(
-    ("block", "stages", "stage"), [("basic", [(64, 1, 2)], 1), ("bottleneck", [(64, 1, 1), (64, 1, 1)], 2)]
+    ("block", "stages", "stage"),
+    [("basic", [(64, 1, 2)], 1), ("bottleneck", [(64, 1, 1), (64, 1, 1)], 2)],
 )
 def test_to_keras_hub_refuses_projections_where_it_has_none(block, stages, stage):
-    options = {"stem": "7x7", "stem_filters": 64, "input_shape": (32, 32, 3), "classes": 3, "stride_on": "3x3"}
-    model = kp.models.ResidualNetwork(stages, block=block, arrangement="full_preactivation_raw_stem", **options)
+    options = {
+        "stem": "7x7",
+        "stem_filters": 64,
+        "input_shape": (32, 32, 3),
+        "classes": 3,
+        "stride_on": "3x3",
+    }
+    model = kp.models.ResidualNetwork(
+        stages, block=block, arrangement="full_preactivation_raw_stem", **options
+    )
     assert f"differs in stage {stage}" in harness.error_of(lambda: kp.weights.to_keras_hub(model))

@@ -1,4 +1,6 @@
-"""timm's networks and ours have equal outputs, and take each other's weights; timm itself is the reference."""
+"""timm's networks and ours have equal outputs, and take each other's weights; timm
+itself is the reference.
+"""
 
 import functools
 import itertools
@@ -26,8 +28,12 @@ SMALL = {"layers": (1, 2, 1, 1), "stem_chs": 32, "num_classes": 7}
 
 #: Small networks of timm's class: every kind of unit and stem that the whole ones have.
 TINY = {
-    "basic": lambda **options: ResNetV2(channels=(32, 64, 64, 96), basic=True, bottle_ratio=1.0, **BATCH, **SMALL | options),
-    "bottleneck": lambda **options: ResNetV2(channels=(128, 256, 256, 384), **BATCH, **SMALL | options),
+    "basic": lambda **options: ResNetV2(
+        channels=(32, 64, 64, 96), basic=True, bottle_ratio=1.0, **BATCH, **SMALL | options
+    ),
+    "bottleneck": lambda **options: ResNetV2(
+        channels=(128, 256, 256, 384), **BATCH, **SMALL | options
+    ),
     "bit": lambda **options: ResNetV2(channels=(128, 256, 256, 384), **BIT, **SMALL | options),
 }
 
@@ -37,7 +43,9 @@ def ours_on(model, images):
 
 
 def images(size=32, channels=3, width=None):
-    return np.random.default_rng(5).normal(size=(2, size, width or size, channels)).astype("float32")
+    return (
+        np.random.default_rng(5).normal(size=(2, size, width or size, channels)).astype("float32")
+    )
 
 
 def assert_close(ours, theirs, tolerance=1e-4):
@@ -50,18 +58,23 @@ class TestFromTimm:
     def test_outputs(self, kind):
         net = randomized(TINY[kind]())
         model = weights.from_timm(net.state_dict(), input_shape=(None, None, 3))
-        for x in (images(), images(33, width=46)):  # the zero padding of the pooling shows at the border
+        for x in (
+            images(),
+            images(33, width=46),
+        ):  # the zero padding of the pooling shows at the border
             assert_close(ours_on(model, x), theirs_on(net, x))
 
-    @pytest.mark.skipif(keras.backend.backend() == "jax", reason="it compiles for minutes; the small ones run there")
+    @pytest.mark.skipif(
+        keras.backend.backend() == "jax", reason="it compiles for minutes; the small ones run there"
+    )
     @pytest.mark.parametrize("name", ["resnetv2_18", "resnetv2_50", "resnetv2_50x1_bit"])
     def test_outputs_of_whole_networks(self, name):
         net = randomized(timm.create_model(name, num_classes=10))
         model = weights.from_timm(net.state_dict(), input_shape=(64, 64, 3))
         assert model.name == name
-        assert model.count_params() - sum(np.prod(w.shape) for w in model.non_trainable_weights) == sum(
-            p.numel() for p in net.parameters()
-        )
+        assert model.count_params() - sum(
+            np.prod(w.shape) for w in model.non_trainable_weights
+        ) == sum(p.numel() for p in net.parameters())
         assert_close(ours_on(model, images(64)), theirs_on(net, images(64)))
         assert weights.to_timm(model).keys() == net.state_dict().keys()
 
@@ -70,7 +83,13 @@ class TestFromTimm:
         net = randomized(TINY["basic"]())
         state, path = net.state_dict(), tmp_path / f"net{suffix}"
         if suffix == ".pth":
-            torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}, "epoch": 1}, path)
+            torch.save(
+                {
+                    "state_dict": {f"module.{name}": tensor for name, tensor in state.items()},
+                    "epoch": 1,
+                },
+                path,
+            )
         else:
             weights.write_state(path, {name: tensor.numpy() for name, tensor in state.items()})
         model = weights.from_timm(path, input_shape=(32, 32, 3))
@@ -78,7 +97,12 @@ class TestFromTimm:
 
     def test_options_go_to_the_network(self):
         net = randomized(TINY["basic"](layers=(1, 3, 1, 1)))
-        options = {"stacked": True, "data_format": "channels_first", "classifier_activation": "softmax", "name": "mine"}
+        options = {
+            "stacked": True,
+            "data_format": "channels_first",
+            "classifier_activation": "softmax",
+            "name": "mine",
+        }
         model = weights.from_timm(net.state_dict(), **options)
         assert (model.name, model.input_shape) == ("mine", (None, 3, 224, 224))
         assert [segment.name for segment in model.segments][1:3] == ["stage2_unit1", "stage2_units"]
@@ -91,13 +115,19 @@ class TestFromTimm:
         net = randomized(TINY["basic"]())
         x = images()
         with torch.no_grad():
-            features = net.forward_head(net.forward_features(torch.tensor(np.moveaxis(x, -1, 1))), pre_logits=True).numpy()
-        without = weights.from_timm(net.state_dict(), input_shape=(32, 32, 3), include_top=False, pooling="avg")
+            features = net.forward_head(
+                net.forward_features(torch.tensor(np.moveaxis(x, -1, 1))), pre_logits=True
+            ).numpy()
+        without = weights.from_timm(
+            net.state_dict(), input_shape=(32, 32, 3), include_top=False, pooling="avg"
+        )
         assert_close(ours_on(without, x), features)
         net.reset_classifier(0)
         headless = weights.from_timm(net.state_dict(), input_shape=(32, 32, 3))
         assert_close(ours_on(headless, x), features)
-        assert weights.from_timm(net.state_dict(), input_shape=(32, 32, 3), classes=4).output_shape == (None, 4)
+        assert weights.from_timm(
+            net.state_dict(), input_shape=(32, 32, 3), classes=4
+        ).output_shape == (None, 4)
 
     @pytest.mark.parametrize("channels", [1, 4, 7])
     def test_other_channels_and_classes_as_timm_adapts_them(self, tmp_path, channels):
@@ -105,7 +135,9 @@ class TestFromTimm:
         small = {"layers": (1, 1, 1, 1), "channels": (32, 32, 32, 32), "stem_chs": 32}
         net = randomized(timm.create_model("resnetv2_18", num_classes=7, **small))
         path = tmp_path / "net.safetensors"
-        weights.write_state(path, {name: tensor.numpy() for name, tensor in net.state_dict().items()})
+        weights.write_state(
+            path, {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+        )
         adapted = timm.create_model(
             "resnetv2_18",
             pretrained=True,
@@ -147,10 +179,22 @@ class TestFromTimm:
     def test_other_weights(self):
         state = TINY["basic"]().state_dict()
         for changed, message in (
-            ({"conv1.weight": state["stem.conv.weight"]}, r"no weights of a timm ResNetV2.*conv1\.weight"),
-            ({name: t for name, t in state.items() if not name.startswith("stages.3")}, r"4 stages\. Received: weights of 3"),
-            ({name: t for name, t in state.items() if name != "stages.1.blocks.0.conv1.weight"}, r"conv1\.weight.*lack"),
-            (state | {"stages.1.blocks.0.conv2.weight": torch.zeros(65, 64, 3, 3)}, r"a weight with 65 channels"),
+            (
+                {"conv1.weight": state["stem.conv.weight"]},
+                r"no weights of a timm ResNetV2.*conv1\.weight",
+            ),
+            (
+                {name: t for name, t in state.items() if not name.startswith("stages.3")},
+                r"4 stages\. Received: weights of 3",
+            ),
+            (
+                {name: t for name, t in state.items() if name != "stages.1.blocks.0.conv1.weight"},
+                r"conv1\.weight.*lack",
+            ),
+            (
+                state | {"stages.1.blocks.0.conv2.weight": torch.zeros(65, 64, 3, 3)},
+                r"a weight with 65 channels",
+            ),
         ):
             with pytest.raises(ValueError, match=message):
                 weights.from_timm(changed)
@@ -174,7 +218,10 @@ class TestToTimm:
     def test_timm_loads_it_and_computes_the_same(self, kind):
         model = weights.from_timm(TINY[kind]().state_dict(), input_shape=(32, 32, 3))
         for weight, seed in zip(model.weights, itertools.count(), strict=False):
-            weight.assign(np.random.default_rng(seed).uniform(0.5, 1, weight.shape) * (0.1 if weight.ndim == 4 else 1))
+            weight.assign(
+                np.random.default_rng(seed).uniform(0.5, 1, weight.shape)
+                * (0.1 if weight.ndim == 4 else 1)
+            )
         net = TINY[kind]()
         state = {name: torch.tensor(array) for name, array in weights.to_timm(model).items()}
         assert all(state[name].dtype == tensor.dtype for name, tensor in net.state_dict().items())
@@ -185,9 +232,17 @@ class TestToTimm:
         options = {"input_shape": (32, 32, 3), "classes": 2, "width_factor": 0.125}
         raw = {"arrangement": "full_preactivation_raw_stem", **options}
         for model, message in (
-            (kp.models.resnet_imagenet(18, **options), r"arrangement='full_preactivation' where it has"),
+            (
+                kp.models.resnet_imagenet(18, **options),
+                r"arrangement='full_preactivation' where it has",
+            ),
             (kp.models.resnet_imagenet((1, 1, 1), block="basic", **raw), r"strides \[1, 2, 2, 2\]"),
-            (kp.models.resnet_imagenet(18, normalization=keras.layers.BatchNormalization(), **raw), r"normalization="),
+            (
+                kp.models.resnet_imagenet(
+                    18, normalization=keras.layers.BatchNormalization(), **raw
+                ),
+                r"normalization=",
+            ),
             (kp.models.resnet_imagenet(18, activation="gelu", **raw), r"activation='gelu'"),
             (keras.Sequential(), r"must be a ResidualNetwork"),
         ):
@@ -195,8 +250,23 @@ class TestToTimm:
                 weights.to_timm(model)
 
     def test_networks_of_ours_that_timm_has(self):
-        options = {"arrangement": "full_preactivation_raw_stem", "input_shape": (32, 32, 3), "classes": 2, "width_factor": 0.5}
+        options = {
+            "arrangement": "full_preactivation_raw_stem",
+            "input_shape": (32, 32, 3),
+            "classes": 2,
+            "width_factor": 0.5,
+        }
         model = kp.models.resnet_imagenet((1, 1, 1, 1), block="basic", **options)
-        net = ResNetV2(**BATCH, layers=(1, 1, 1, 1), channels=(32, 64, 128, 256), basic=True, bottle_ratio=1.0, num_classes=2)
-        net.load_state_dict({name: torch.tensor(array) for name, array in weights.to_timm(model).items()}, strict=True)
+        net = ResNetV2(
+            **BATCH,
+            layers=(1, 1, 1, 1),
+            channels=(32, 64, 128, 256),
+            basic=True,
+            bottle_ratio=1.0,
+            num_classes=2,
+        )
+        net.load_state_dict(
+            {name: torch.tensor(array) for name, array in weights.to_timm(model).items()},
+            strict=True,
+        )
         assert_close(theirs_on(net.eval(), images()), ours_on(model, images()))

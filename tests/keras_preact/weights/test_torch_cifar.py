@@ -1,4 +1,6 @@
-"""Networks for CIFAR of Torch: replicas with the released code's nesting and with the ports' attributes agree with ours."""
+"""Networks for CIFAR of Torch: replicas with the released code's nesting and with the
+ports' attributes agree with ours.
+"""
 
 import keras
 import numpy as np
@@ -47,7 +49,9 @@ def branch(channels, filters, block, stride):
     return [conv(channels, filters, 1, stride), *between, conv(filters, filters, 3), *behind]
 
 
-def containers(units, block="bottleneck", shortcut="projection", widths=(16, 32, 64), linear=nn.Linear):
+def containers(
+    units, block="bottleneck", shortcut="projection", widths=(16, 32, 64), linear=nn.Linear
+):
     """The released network as a tree of containers."""
     expansion = 4 if block == "bottleneck" else 1
     channels = widths[0]
@@ -71,7 +75,13 @@ def containers(units, block="bottleneck", shortcut="projection", widths=(16, 32,
             stage.append(nn.Sequential(*unit))
             channels = out
         stages.append(nn.Sequential(*stage))
-    head = [nn.BatchNorm2d(channels), nn.ReLU(), nn.AvgPool2d(8), nn.Flatten(), linear(channels, 10)]
+    head = [
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        nn.AvgPool2d(8),
+        nn.Flatten(),
+        linear(channels, 10),
+    ]
     return nn.Sequential(conv(3, widths[0], 3), *stages, *head)
 
 
@@ -82,12 +92,18 @@ def linear_in_a_container(*sizes):
 class AttributesUnit(nn.Module):
     def __init__(self, channels, filters, block, stride, downsample, stride_on):
         super().__init__()
-        sizes, widths = ((3, 3), (filters,) * 2) if block == "basic" else ((1, 3, 1), (filters, filters, 4 * filters))
+        sizes, widths = (
+            ((3, 3), (filters,) * 2)
+            if block == "basic"
+            else ((1, 3, 1), (filters, filters, 4 * filters))
+        )
         strided = 0 if block == "basic" or stride_on == "first" else 1
         self.length = len(sizes)
         for i, (size, width) in enumerate(zip(sizes, widths, strict=True)):
             setattr(self, f"bn{i + 1}", nn.BatchNorm2d(channels))
-            setattr(self, f"conv{i + 1}", conv(channels, width, size, stride if i == strided else 1))
+            setattr(
+                self, f"conv{i + 1}", conv(channels, width, size, stride if i == strided else 1)
+            )
             channels = width
         self.downsample = downsample
 
@@ -108,10 +124,15 @@ class Attributes(nn.Module):
         for s, (filters, first_stride) in enumerate(zip(widths, (1, 2, 2), strict=True), 1):
             stage = []
             for u in range(units):
-                out, stride = filters * (4 if block == "bottleneck" else 1), first_stride if u == 0 else 1
+                out, stride = (
+                    filters * (4 if block == "bottleneck" else 1),
+                    first_stride if u == 0 else 1,
+                )
                 changes = stride > 1 or out != channels
                 downsample = nn.Sequential(conv(channels, out, 1, stride)) if changes else None
-                stage.append(AttributesUnit(channels, filters, block, stride, downsample, stride_on))
+                stage.append(
+                    AttributesUnit(channels, filters, block, stride, downsample, stride_on)
+                )
                 channels = out
             setattr(self, f"layer{s}", nn.Sequential(*stage))
         self.bn = nn.BatchNorm2d(channels)
@@ -127,7 +148,9 @@ TINY = {
     "bottleneck": lambda: containers(2, widths=(4, 8, 12)),
     "basic": lambda: containers(3, "basic", "zero_pad", (8, 16, 32)),
     "basic with projections": lambda: containers(2, "basic", widths=(4, 8, 12)),
-    "linear in a container": lambda: containers(1, "basic", widths=(4, 8, 12), linear=linear_in_a_container),
+    "linear in a container": lambda: containers(
+        1, "basic", widths=(4, 8, 12), linear=linear_in_a_container
+    ),
     "attributes, bottleneck": lambda: Attributes(2, widths=(4, 8, 12)),
     "attributes, basic": lambda: Attributes(2, "basic", (4, 8, 12)),
 }
@@ -138,7 +161,10 @@ def images(channels=3):
 
 
 def assert_equal_outputs(model, net):
-    ours, theirs = keras.ops.convert_to_numpy(model(images(), training=False)), theirs_on(net, images())
+    ours, theirs = (
+        keras.ops.convert_to_numpy(model(images(), training=False)),
+        theirs_on(net, images()),
+    )
     assert ours.shape == theirs.shape
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * np.abs(theirs).max())
 
@@ -156,10 +182,15 @@ def test_outputs_and_the_way_back(kind):
         np.testing.assert_array_equal(state[name], tensor.numpy())
 
 
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="it compiles for minutes; the small ones run there")
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="it compiles for minutes; the small ones run there"
+)
 @pytest.mark.parametrize(
     ("name", "make"),
-    [("cifar_resnet164", lambda: containers(18)), ("cifar_resnet110", lambda: containers(18, "basic", "zero_pad"))],
+    [
+        ("cifar_resnet164", lambda: containers(18)),
+        ("cifar_resnet110", lambda: containers(18, "basic", "zero_pad")),
+    ],
 )
 def test_the_papers_networks(name, make, tmp_path):
     net = randomized(make())
@@ -170,7 +201,10 @@ def test_the_papers_networks(name, make, tmp_path):
     own = kp.create_model(f"{name}_preact")
     same = {"name": "", "shortcut": ""}  # the pattern of the shortcut has a counted name
     assert model.get_config() | same == own.get_config() | same
-    net.load_state_dict({key: torch.tensor(array) for key, array in weights.to_torch_cifar(own).items()}, strict=True)
+    net.load_state_dict(
+        {key: torch.tensor(array) for key, array in weights.to_torch_cifar(own).items()},
+        strict=True,
+    )
     assert_equal_outputs(own, net.eval())
 
 
@@ -184,15 +218,22 @@ def test_other_channels_and_classes():
     model = weights.from_torch_cifar(net.state_dict(), input_shape=(32, 32, 1), classes=100)
     assert (model.input_shape, model.output_shape) == ((None, 32, 32, 1), (None, 100))
     own, given = weights.to_torch_cifar(model), net.state_dict()
-    np.testing.assert_allclose(own["0.weight"], given["0.weight"].sum(1, keepdim=True).numpy(), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        own["0.weight"], given["0.weight"].sum(1, keepdim=True).numpy(), rtol=1e-6, atol=1e-7
+    )
     np.testing.assert_array_equal(own["3.0.2.0.0.weight"], given["3.0.2.0.0.weight"].numpy())
 
 
 class TestRefusal:
     def test_other_weights(self):
         state = TINY["attributes, basic"]().state_dict()
-        torchvision = {name: tensor for name, tensor in state.items() if not name.startswith("bn.")}  # has bn1 there
-        with pytest.raises(ValueError, match=r"no weights of a pre-activation network for CIFAR.*They are: conv1\.weight"):
+        torchvision = {
+            name: tensor for name, tensor in state.items() if not name.startswith("bn.")
+        }  # has bn1 there
+        with pytest.raises(
+            ValueError,
+            match=r"no weights of a pre-activation network for CIFAR.*They are: conv1\.weight",
+        ):
             weights.from_torch_cifar(torchvision)
         with pytest.raises(ValueError, match=r"3 stages\. Received: weights of 4"):
             weights.from_torch_cifar(state | {"layer4.0.conv1.weight": torch.zeros(4, 4, 3, 3)})
@@ -207,13 +248,24 @@ class TestRefusal:
     def test_networks_that_neither_has(self):
         options = {"input_shape": (8, 8, 3), "width_factor": 0.25}
         for model, message in (
-            (kp.models.resnet_cifar(20, arrangement="original", **options), r"the released code for CIFAR does: arrangement="),
-            (kp.models.resnet_cifar(29, block="bottleneck", stride_on="3x3", **options), r"stride_on='3x3' where"),
+            (
+                kp.models.resnet_cifar(20, arrangement="original", **options),
+                r"the released code for CIFAR does: arrangement=",
+            ),
+            (
+                kp.models.resnet_cifar(29, block="bottleneck", stride_on="3x3", **options),
+                r"stride_on='3x3' where",
+            ),
             (
                 kp.models.resnet_cifar(20, arrangement="full_preactivation_raw_stem", **options),
                 r"PyTorch ports.* does: activate_shape_shortcut=True where it has False; shape_shortcut='zero_pad'",
             ),
-            (kp.models.resnet_imagenet((1, 1, 1), block="basic", input_shape=(32, 32, 3), width_factor=0.25), r"stem='7x7'"),
+            (
+                kp.models.resnet_imagenet(
+                    (1, 1, 1), block="basic", input_shape=(32, 32, 3), width_factor=0.25
+                ),
+                r"stem='7x7'",
+            ),
             (None, r"must be a ResidualNetwork"),
         ):
             with pytest.raises(ValueError, match=message):

@@ -10,9 +10,14 @@ from tests.keras_preact import harness
 
 
 def network(**options):
-    """Three units in the first stage and two in the second; 34 pixels and more make maps of several pixels."""
+    """Three units in the first stage and two in the second; 34 pixels and more make
+    maps of several pixels.
+    """
     return kp.models.resnet_imagenet(
-        (3, 2), block="basic", width_factor=1 / 16, **{"input_shape": (34, 34, 3), "classes": 4} | options
+        (3, 2),
+        block="basic",
+        width_factor=1 / 16,
+        **{"input_shape": (34, 34, 3), "classes": 4} | options,
     )
 
 
@@ -26,7 +31,10 @@ def same_names(model) -> list[layout.Entry]:
 
 def random_state(model, seed=3) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return {f"their/{path}": rng.uniform(0.5, 1, value.shape).astype("float32") for path, value in values(model).items()}
+    return {
+        f"their/{path}": rng.uniform(0.5, 1, value.shape).astype("float32")
+        for path, value in values(model).items()
+    }
 
 
 def check_equal(one, other):
@@ -53,7 +61,13 @@ def test_load_and_extract(stacked):
     model = network(stacked=stacked)
     state = random_state(model)
     assert transfer.load(model, state, same_names(model)) == transfer.Adapted()
-    check_equal({f"their/{path}": value for path, value in harness.weights(kp.models.unstack(model)).items()}, state)
+    check_equal(
+        {
+            f"their/{path}": value
+            for path, value in harness.weights(kp.models.unstack(model)).items()
+        },
+        state,
+    )
     check_equal(transfer.extract(model, same_names(model)), state)
 
 
@@ -76,7 +90,12 @@ def test_nothing_is_assigned_where_anything_is_wrong(stacked):
     assert error.value.missing == ["stage1_unit2/branch/norm_1/gamma"]
     assert error.value.left_over == ["their/other"]
     assert error.value.shapes == {"head_norm/beta": ((8,), (2, 2))}
-    for part in ("1 missing", "1 left over: their/other", "head_norm/beta is (8,) here and (2, 2) there", model.name):
+    for part in (
+        "1 missing",
+        "1 left over: their/other",
+        "head_norm/beta is (8,) here and (2, 2) there",
+        model.name,
+    ):
         assert part in str(error.value)
     check_equal(values(model), before)
 
@@ -100,7 +119,9 @@ def test_a_message_shows_a_dozen_and_the_error_holds_all():
         transfer.load(model, {}, same_names(model))
     paths = list(transfer.named(model))
     assert error.value.missing == paths
-    assert f"{len(paths)} missing: {', '.join(paths[:12])} and {len(paths) - 12} more" in str(error.value)
+    assert f"{len(paths)} missing: {', '.join(paths[:12])} and {len(paths) - 12} more" in str(
+        error.value
+    )
 
 
 def test_extract_loses_nothing():
@@ -113,7 +134,9 @@ def test_extract_loses_nothing():
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 5, 6])
 def test_a_stem_of_other_channels(channels):
-    """For images whose channels are equal it computes what it did: exactly with one or a multiple of the known channels."""
+    """For images whose channels are equal it computes what it did: exactly with one or
+    a multiple of the known channels.
+    """
     source, model = network(), network(input_shape=(34, 34, channels))
     harness.randomize(source)
     state, entries = transfer.extract(source, same_names(source)), same_names(source)
@@ -124,7 +147,10 @@ def test_a_stem_of_other_channels(channels):
         np.testing.assert_allclose(own[:, :, c], kernel[:, :, c % 3] * 3 / channels, rtol=1e-6)
     if channels in (1, 3, 6):
         grey = harness.images(2, 34, 34, 1)
-        outputs = [keras.ops.convert_to_numpy(net(np.repeat(grey, n, -1))) for net, n in ((source, 3), (model, channels))]
+        outputs = [
+            keras.ops.convert_to_numpy(net(np.repeat(grey, n, -1)))
+            for net, n in ((source, 3), (model, channels))
+        ]
         np.testing.assert_allclose(outputs[1], outputs[0], atol=2e-5)
     del adapted
     check_equal(
@@ -138,7 +164,9 @@ def test_a_classifier_of_other_classes_keeps_its_weights():
     harness.randomize(source)
     harness.randomize(model, seed=5)
     before = values(model)
-    assert transfer.load(model, transfer.extract(source, same_names(source)), same_names(source)).classes == (4, 7)
+    assert transfer.load(
+        model, transfer.extract(source, same_names(source)), same_names(source)
+    ).classes == (4, 7)
     own = ("head_classifier/kernel", "head_classifier/bias")
     check_equal(values(model), values(source) | {path: before[path] for path in own})
 
@@ -146,7 +174,9 @@ def test_a_classifier_of_other_classes_keeps_its_weights():
 def test_a_source_without_classifier():
     model = network()
     state = {name: value for name, value in random_state(model).items() if "classifier" not in name}
-    with pytest.raises(transfer.WeightsMismatch, match="2 missing: head_classifier/kernel, head_classifier/bias"):
+    with pytest.raises(
+        transfer.WeightsMismatch, match="2 missing: head_classifier/kernel, head_classifier/bias"
+    ):
         transfer.load(model, state, same_names(model))
     before = values(model)
     transfer.load(model, state, same_names(model), new_classifier=True)
@@ -166,7 +196,8 @@ def test_transforms(transform, ours, theirs):
     array = np.arange(np.prod(ours)).reshape(ours)
     there = transform.to_theirs(array)
     assert there.shape == theirs
-    # one output's weights are one slice, on the last axis here and the first there, in the order (in, height, width) there
+    # one output's weights are one slice, on the last axis here and the first there, in the order
+    # (in, height, width) there
     order = array[..., 1].transpose(2, 0, 1) if len(ours) == 4 else array[..., 1]
     np.testing.assert_array_equal(there[1].reshape(-1), order.reshape(-1))
     np.testing.assert_array_equal(transform.to_ours(there), array)
@@ -174,7 +205,11 @@ def test_transforms(transform, ours, theirs):
 
 def test_a_layout_makes_rows_for_every_unit():
     table = layout.Layout(
-        {"stem_conv": "first"}, {"branch/norm_0": "_bn"}, lambda s, u: f"s{s}u{u}", layout.TORCH_LEAVES, separator="."
+        {"stem_conv": "first"},
+        {"branch/norm_0": "_bn"},
+        lambda s, u: f"s{s}u{u}",
+        layout.TORCH_LEAVES,
+        separator=".",
     )
     rows = {entry.ours: entry.theirs for entry in table.entries([1, 2])}
     assert rows["stem_conv/kernel"] == "first.weight"

@@ -1,4 +1,6 @@
-"""Torch's networks that ours are compared with: drawn anew, and run on images with the channels last."""
+"""Torch's networks that ours are compared with: drawn anew, and run on images with the
+channels last.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ def randomized(net, seed=0):
             elif tensor.ndim == 1:
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3)
             elif tensor.ndim:
-                tensor.copy_(torch.randn(tensor.shape, generator=generator) * (2 / tensor[0].numel()) ** 0.5)
+                tensor.copy_(
+                    torch.randn(tensor.shape, generator=generator) * (2 / tensor[0].numel()) ** 0.5
+                )
     return net.eval()
 
 

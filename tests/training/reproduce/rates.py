@@ -5,7 +5,10 @@ import numpy as np
 EPOCH = 50_000 // 64
 
 #: Iterations in all, and those from which on the rate is a tenth.
-RUNS = {"cifar10": (64_000, (32_000, 48_000)), "cifar10_batch64": (200 * EPOCH, (81 * EPOCH, 122 * EPOCH))}
+RUNS = {
+    "cifar10": (64_000, (32_000, 48_000)),
+    "cifar10_batch64": (200 * EPOCH, (81 * EPOCH, 122 * EPOCH)),
+}
 
 
 def paper_rates(recipe):

@@ -39,10 +39,18 @@ def record(
         {"dataset": TRIALS[trial].dataset, "iterations": 10 * points, "dtype": "float32"},
         {"fingerprint": fingerprint, "commit": "0123abc", "modified": False},
         {"name": TRIALS[trial].dataset, "fingerprint": "d", "train": 50_000, "test": test},
-        {"name": device, "cpu": "Xeon", "backend": "jax", "versions": {"keras": "3.15.1", "jax": "0.10.0"}},
+        {
+            "name": device,
+            "cpu": "Xeon",
+            "backend": "jax",
+            "versions": {"keras": "3.15.1", "jax": "0.10.0"},
+        },
         {
             **{name: curve for name in ("train_error", "test_error")},
-            **{name: [None if value is None else loss for value in curve] for name in ("train_loss", "test_loss")},
+            **{
+                name: [None if value is None else loss for value in curve]
+                for name in ("train_loss", "test_loss")
+            },
             "iteration": [10 * (i + 1) for i in range(points)],
             "seconds": [seconds] * points,
             "learning_rate": [0.1] * points,
@@ -51,13 +59,25 @@ def record(
             **{name: error for name in ("test_error", "train_error")},
             **{name: None if error is None else loss for name in ("train_loss", "test_loss")},
         },
-        {"seconds": seconds, "compile_seconds": 1.0, "images_per_second": speed, "visits": 1, "together": together},
+        {
+            "seconds": seconds,
+            "compile_seconds": 1.0,
+            "images_per_second": speed,
+            "visits": 1,
+            "together": together,
+        },
         1_727_962,
         10 * points if error is None else None,
     )
 
 
-def write(folder: Path, trial: str, errors: Sequence[float | None], losses: Sequence[float] = (), **options) -> None:
+def write(
+    folder: Path,
+    trial: str,
+    errors: Sequence[float | None],
+    losses: Sequence[float] = (),
+    **options,
+) -> None:
     """Write a file for each of the errors, which are of seeds 0, 1, ..."""
     losses = losses or [0.5] * len(errors)
     for seed, (error, loss) in enumerate(zip(errors, losses, strict=True)):

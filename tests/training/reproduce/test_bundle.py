@@ -19,7 +19,9 @@ from training.cli import UserError
 from training.reproduce import bundle, fingerprints, images
 
 # children of these tests compute with JAX, which is not there with every backend
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="nothing of it depends on the backend"
+)
 
 HERE = "{}.{}".format(*sys.version_info[:2])
 #: Stands in front of everything in a process: what a machine has not is not found there.
@@ -59,12 +61,18 @@ def machine(built, tmp_path):
     return Path(shutil.copytree(built, tmp_path / "machine"))
 
 
-def run(machine: Path, *arguments: object, code: str | None = None, **variables: str) -> subprocess.CompletedProcess:
-    """Start the runner in another working folder; `code` stands in for Python's -m in front of the arguments."""
+def run(
+    machine: Path, *arguments: object, code: str | None = None, **variables: str
+) -> subprocess.CompletedProcess:
+    """Start the runner in another working folder; `code` stands in for Python's -m in
+    front of the arguments.
+    """
     site = machine.parent / "site"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(BLOCK)
-    environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ} | {"PYTHONPATH": str(site)}
+    environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ} | {
+        "PYTHONPATH": str(site)
+    }
     environment |= variables
     command = [sys.executable, *(["-c", code] if code else [machine / "run_bundle.py"]), *arguments]
     options = {"env": environment, "cwd": site, "stdin": subprocess.DEVNULL, "timeout": 300}
@@ -85,7 +93,10 @@ def test_pieces(built):
     assert files.keys() == {*manifest["pieces"], "bundle-manifest.json", "run_bundle.py"}
     for name, described in manifest["pieces"].items():
         contents = files[name].read_bytes()
-        assert (len(contents), hashlib.sha256(contents).hexdigest()) == (described["bytes"], described["sha256"])
+        assert (len(contents), hashlib.sha256(contents).hexdigest()) == (
+            described["bytes"],
+            described["sha256"],
+        )
         assert len(contents) < 2**20
     assert manifest["python"] == HERE
     assert "digits-images-0.zip" in files
@@ -93,7 +104,9 @@ def test_pieces(built):
 
 
 def test_code(built, tmp_path):
-    """The pieces hold the sources of both packages, which git knows or would add, and nothing else."""
+    """The pieces hold the sources of both packages, which git knows or would add, and
+    nothing else.
+    """
     for path in built.glob("code-and-wheels-*.zip"):
         with zipfile.ZipFile(path) as archive:
             archive.extractall(tmp_path)
@@ -105,9 +118,16 @@ def test_code(built, tmp_path):
         assert all((copied / path).read_bytes() == (source / path).read_bytes() for path in ours)
     assert not list(tmp_path.rglob("*.pyc"))
     origin = json.loads((tmp_path / "bundle.json").read_text())
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(training.__file__).parent, capture_output=True, text=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        cwd=Path(training.__file__).parent,
+        capture_output=True,
+        text=True,
+    )
     assert origin["commit"] == (head.stdout.strip() or None)
-    assert [path.name for path in (tmp_path / "wheels").iterdir()] == ["standin-1.0-py3-none-any.whl"]
+    assert [path.name for path in (tmp_path / "wheels").iterdir()] == [
+        "standin-1.0-py3-none-any.whl"
+    ]
 
 
 def test_help(machine):
@@ -116,7 +136,9 @@ def test_help(machine):
     assert "usage: keras-preact reproduce" in done.stdout
     (tree,) = machine.glob("unpacked-*")
     assert (tree / "site-packages" / "standin.py").is_file()
-    before = {path: path.stat().st_mtime_ns for path in tree.rglob("*") if "__pycache__" not in str(path)}
+    before = {
+        path: path.stat().st_mtime_ns for path in tree.rglob("*") if "__pycache__" not in str(path)
+    }
     assert not list(machine.glob(".*"))
 
     (machine / "results" / "digits" / "some" / "seed-0.json").write_text("changed")
@@ -126,7 +148,9 @@ def test_help(machine):
 
 
 def test_environment(machine):
-    """What runs is the bundle's code on JAX with the bundle's data, also in the processes that it starts."""
+    """What runs is the bundle's code on JAX with the bundle's data, also in the
+    processes that it starts.
+    """
     seen = """
 import json, os, subprocess, sys
 import keras, training, keras_preact
@@ -139,7 +163,9 @@ print(json.dumps({
 """
     # a checkout in the working folder must not be taken for the bundle's code
     (machine / "training").mkdir()
-    (machine / "training" / "__init__.py").write_text("raise SystemExit('not the code of the bundle')")
+    (machine / "training" / "__init__.py").write_text(
+        "raise SystemExit('not the code of the bundle')"
+    )
     probe = machine.parent / "site" / "probe.py"
     probe.parent.mkdir()
     probe.write_text(seen)
@@ -165,7 +191,9 @@ print(json.dumps({
 
 @pytest.mark.slow
 def test_smoke(machine):
-    """The command that trains gets through where TensorFlow, scikit-learn and matplotlib cannot be imported."""
+    """The command that trains gets through where TensorFlow, scikit-learn and
+    matplotlib cannot be imported.
+    """
     rows = ("--rows", "digits/resnet110-full_preactivation")
     fast = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"  # to compile
     done = run(machine, "digits", "--smoke", "--seeds", 1, "--processes", 1, *rows, XLA_FLAGS=fast)
@@ -174,7 +202,9 @@ def test_smoke(machine):
 
 
 def test_arrival(built, tmp_path):
-    """The files arrive one by one, and until the last is there, a start says what is missing."""
+    """The files arrive one by one, and until the last is there, a start says what is
+    missing.
+    """
     machine = tmp_path / "machine"
     machine.mkdir()
     expected = sorted(path.name for path in built.glob("*.zip"))
@@ -205,7 +235,10 @@ def test_damaged(machine):
 def test_wrong_python(machine):
     manifest = machine / "bundle-manifest.json"
     manifest.write_text(manifest.read_text().replace(f'"python": "{HERE}"', '"python": "3.9"'))
-    assert f"This bundle is for Python 3.9, and this is Python {HERE}: start it with python3.9" in error_of(machine)
+    assert (
+        f"This bundle is for Python 3.9, and this is Python {HERE}: start it with python3.9"
+        in error_of(machine)
+    )
 
 
 def test_lacking_machine(machine):
@@ -221,18 +254,30 @@ def test_lacking_machine(machine):
 
 
 def test_archives_are_taken_over(built, tmp_path, capsys):
-    """Data of an earlier bundle are copied, or cut anew where its pieces are too large; nothing is made where one stands."""
+    """Data of an earlier bundle are copied, or cut anew where its pieces are too large;
+    nothing is made where one stands.
+    """
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (1_500, 32, 32, 3), "uint8"), np.arange(1_500) % 10
-    cifar = images.Images("cifar10", tuple("abcdefghij"), x[:1_000], y[:1_000], x[1_000:], y[1_000:])
+    cifar = images.Images(
+        "cifar10", tuple("abcdefghij"), x[:1_000], y[:1_000], x[1_000:], y[1_000:]
+    )
     (large,) = images.write_archive(cifar, tmp_path / "data")
     nothing = tmp_path / "nothing"
     nothing.mkdir()
     for mib in (10, 2):
-        bundle.bundle(tmp_path / str(mib), data_dir=tmp_path / "data", python=HERE, piece_mib=mib, wheels=nothing)
+        bundle.bundle(
+            tmp_path / str(mib),
+            data_dir=tmp_path / "data",
+            python=HERE,
+            piece_mib=mib,
+            wheels=nothing,
+        )
         assert images.read("cifar10", tmp_path / str(mib)).fingerprint == cifar.fingerprint
     assert (tmp_path / "10" / large.name).read_bytes() == large.read_bytes()
-    assert [path.stat().st_size < 2 * 2**20 for path in images.pieces("cifar10", tmp_path / "2")] == [True] * 3
+    assert [
+        path.stat().st_size < 2 * 2**20 for path in images.pieces("cifar10", tmp_path / "2")
+    ] == [True] * 3
     assert "cifar10-images-2.zip" in capsys.readouterr().out
     with pytest.raises(UserError, match="exists and is not empty"):
         bundle.bundle(tmp_path / "10", wheels=nothing)
@@ -240,7 +285,10 @@ def test_archives_are_taken_over(built, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("options", "part"),
-    [({"piece_mib": 0}, "must be positive"), ({"wheels": Path("missing")}, "--wheels must be a folder. Received: missing")],
+    [
+        ({"piece_mib": 0}, "must be positive"),
+        ({"wheels": Path("missing")}, "--wheels must be a folder. Received: missing"),
+    ],
     ids=["piece", "wheels"],
 )
 def test_mistakes(options, part, tmp_path):

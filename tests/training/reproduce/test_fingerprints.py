@@ -15,30 +15,66 @@ import keras_preact
 from tests.training.commands import ROOT
 from training.reproduce import fingerprints
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 PACKAGES = {"keras_preact": fingerprints.LIBRARY, "training": fingerprints.SCRIPTS}
 
-#: Modules that a run loads and that compute none of its numbers, by what they are for instead. What else a run loads must
-#: be in the fingerprint; a new module belongs here only if no change in it can change a number.
+#: Modules that a run loads and that compute none of its numbers, by what they are for instead. What
+#: else a run loads must be in the fingerprint; a new module belongs here only if no change in it
+#: can change a number.
 OTHERS = {
-    "put together what is there": ("keras_preact/__init__.py", "training/__init__.py", "training/data/__init__.py"),
+    "put together what is there": (
+        "keras_preact/__init__.py",
+        "training/__init__.py",
+        "training/data/__init__.py",
+    ),
     "names, texts and tables; recipes and networks stand in the record itself": (
-        *("keras_preact/advice.py", "keras_preact/published.py", "keras_preact/recommend.py", "keras_preact/preprocessing.py"),
-        *("training/config.py", "training/recipes.py", "training/reproduce/trials.py", "training/reproduce/__init__.py"),
+        *(
+            "keras_preact/advice.py",
+            "keras_preact/published.py",
+            "keras_preact/recommend.py",
+            "keras_preact/preprocessing.py",
+        ),
+        *(
+            "training/config.py",
+            "training/recipes.py",
+            "training/reproduce/trials.py",
+            "training/reproduce/__init__.py",
+        ),
     ),
     "other networks": ("keras_preact/transformer.py",),
     "other pipelines; the images have a fingerprint of their own": (
-        *(f"training/data/{name}.py" for name in ("finishing", "images", "mixing", "pipelines", "rand_augment", "readers")),
-        *("training/data/sources.py", "training/reproduce/images.py", "training/reproduce/smoke.py"),
+        *(
+            f"training/data/{name}.py"
+            for name in ("finishing", "images", "mixing", "pipelines", "rand_augment", "readers")
+        ),
+        *(
+            "training/data/sources.py",
+            "training/reproduce/images.py",
+            "training/reproduce/smoke.py",
+        ),
     ),
     "processes, files and messages": (
         *(
             f"training/{name}.py"
-            for name in ("_tensorflow", "backends", "callbacks", "checkpoints", "cli", "commands", "runs", "signals")
+            for name in (
+                "_tensorflow",
+                "backends",
+                "callbacks",
+                "checkpoints",
+                "cli",
+                "commands",
+                "runs",
+                "signals",
+            )
         ),
         *("training/terminal.py", "training/variables.py"),
-        *(f"training/reproduce/{name}.py" for name in ("fingerprints", "pieces", "results", "worker")),
+        *(
+            f"training/reproduce/{name}.py"
+            for name in ("fingerprints", "pieces", "results", "worker")
+        ),
     ),
 }
 #: Parts of the library that networks do not use.
@@ -47,20 +83,33 @@ OTHER_FOLDERS = ("keras_preact/export/", "keras_preact/health/", "keras_preact/t
 
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of the two packages, and a function that returns its fingerprint and the files that it is made of."""
+    """A copy of the two packages, and a function that returns its fingerprint and the
+    files that it is made of.
+    """
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return tmp_path
 
 
 def hashed(root: Path) -> list[Path]:
     """Return the files in the fingerprint of a tree."""
-    return sorted({path for package, globs in PACKAGES.items() for glob in globs for path in (root / package).glob(glob)})
+    return sorted(
+        {
+            path
+            for package, globs in PACKAGES.items()
+            for glob in globs
+            for path in (root / package).glob(glob)
+        }
+    )
 
 
 def fingerprint(root: Path, monkeypatch) -> str:
     monkeypatch.setattr(keras_preact, "__file__", str(root / "keras_preact" / "__init__.py"))
-    monkeypatch.setattr(fingerprints, "__file__", str(root / "training" / "reproduce" / "fingerprints.py"))
+    monkeypatch.setattr(
+        fingerprints, "__file__", str(root / "training" / "reproduce" / "fingerprints.py")
+    )
     return fingerprints.source.__wrapped__()
 
 
@@ -76,7 +125,13 @@ def test_comments_docstrings_and_layout_do_not_count(tree, monkeypatch):
         text = path.read_text()
         docstring = '\n\n\n"""Another documentation of the module."""\n# and a comment\n\n'
         text = re.sub(r'\A""".*?"""\n', docstring, text, flags=re.DOTALL)
-        text = re.sub(r'^( +)""".*?"""$', r'\1"""Another."""  # of a function', text, count=1, flags=re.DOTALL | re.MULTILINE)
+        text = re.sub(
+            r'^( +)""".*?"""$',
+            r'\1"""Another."""  # of a function',
+            text,
+            count=1,
+            flags=re.DOTALL | re.MULTILINE,
+        )
         text = re.sub(r"^(def .*:)$", r"\1\n    # a comment\n", text, flags=re.MULTILINE)
         assert text != path.read_text()
         path.write_text(text + "\n\n# the end\n")
@@ -132,7 +187,9 @@ def test_files_that_do_not_compute_do_not_count(tree, monkeypatch):
     assert fingerprint(tree, monkeypatch) == before
 
 
-@pytest.mark.parametrize("name", [f"{package}/{glob}" for package, globs in PACKAGES.items() for glob in globs])
+@pytest.mark.parametrize(
+    "name", [f"{package}/{glob}" for package, globs in PACKAGES.items() for glob in globs]
+)
 def test_every_pattern_finds_something(name):
     assert list(ROOT.glob(name))
 
@@ -154,8 +211,15 @@ print(module.source())
 @pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
 def test_all_versions_of_python_agree(version):
     python = shutil.which(f"python{version}")
-    works = python and subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0
-    pyenv = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{version}.*/bin/python"))
+    works = (
+        python
+        and subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0
+    )
+    pyenv = sorted(
+        Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(
+            f"versions/{version}.*/bin/python"
+        )
+    )
     if not works and not pyenv:
         pytest.skip(f"there is no Python {version}")
     command = [python if works else str(pyenv[-1]), "-c", ALONE, str(ROOT)]
@@ -180,21 +244,33 @@ def test_all_that_a_run_loads_is_known(tmp_path):
     """So that no module that computes is forgotten."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", LOADED, str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    loaded = {str(Path(file).relative_to(ROOT)) for file in json.loads(done.stdout.splitlines()[-1])}
+    loaded = {
+        str(Path(file).relative_to(ROOT)) for file in json.loads(done.stdout.splitlines()[-1])
+    }
     in_fingerprint = {str(path.relative_to(ROOT)) for path in hashed(ROOT)}
     others = {name for names in OTHERS.values() for name in names}
-    unknown = {name for name in loaded - in_fingerprint - others if not name.startswith(OTHER_FOLDERS)}
+    unknown = {
+        name for name in loaded - in_fingerprint - others if not name.startswith(OTHER_FOLDERS)
+    }
     assert not unknown, "Do they compute? Then they belong into the fingerprint."
     assert not others & in_fingerprint
     assert others <= loaded
-    assert {"keras_preact/units.py", "training/reproduce/on_device.py", "training/plans.py"} <= loaded & in_fingerprint
+    assert {
+        "keras_preact/units.py",
+        "training/reproduce/on_device.py",
+        "training/plans.py",
+    } <= loaded & in_fingerprint
 
 
 def git(root: Path, *arguments: str) -> str:
     author = ["-c", "user.name=name", "-c", "user.email=mail", "-c", "commit.gpgsign=false"]
-    return subprocess.run(["git", "-C", root, *author, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", root, *author, *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def test_where_the_sources_are_from(tree, monkeypatch):

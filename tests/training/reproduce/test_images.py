@@ -1,4 +1,6 @@
-"""Archives of images: nothing is lost, no piece is too large, and damage is found wherever it is."""
+"""Archives of images: nothing is lost, no piece is too large, and damage is found
+wherever it is.
+"""
 
 import io
 import json
@@ -19,21 +21,31 @@ from training.config import Data
 from training.reproduce import images
 
 # children of these tests compute with JAX, which is not there with every backend
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="nothing of it depends on the backend"
+)
 
 ROOT = Path(__file__).parents[3]
 
 
 def coloured(train=1_230, test=517, channels=3, seed=0) -> images.Images:
-    """Return images of 8 x 6 pixels of noise, in numbers that fill no mosaic, and no row of one."""
+    """Return images of 8 x 6 pixels of noise, in numbers that fill no mosaic, and no
+    row of one.
+    """
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 256, (train + test, 8, 6, channels), "uint8")
     y = rng.integers(0, 3, train + test)
-    return images.Images("cifar10", ("ant", "bee", "cat"), x[:train], y[:train], x[train:], y[train:])
+    return images.Images(
+        "cifar10", ("ant", "bee", "cat"), x[:train], y[:train], x[train:], y[train:]
+    )
 
 
 def assert_same(one: images.Images, other: images.Images) -> None:
-    assert (one.name, one.classes, one.fingerprint) == (other.name, other.classes, other.fingerprint)
+    assert (one.name, one.classes, one.fingerprint) == (
+        other.name,
+        other.classes,
+        other.fingerprint,
+    )
     for part in ("train_x", "train_y", "test_x", "test_y"):
         a, b = getattr(one, part), getattr(other, part)
         assert a.dtype == b.dtype
@@ -50,7 +62,10 @@ def test_load_digits():
 
 def test_load_tfds(tmp_path):
     rng = np.random.default_rng(0)
-    x = {split: rng.integers(0, 256, (count, 32, 32, 3), "uint8") for split, count in (("train", 70), ("test", 30))}
+    x = {
+        split: rng.integers(0, 256, (count, 32, 32, 3), "uint8")
+        for split, count in (("train", 70), ("test", 30))
+    }
     y = {split: rng.integers(0, 10, len(x[split])) for split in x}
     write_tfds("cifar10", tmp_path, x, y)
     loaded = images.load("cifar10", tmp_path)
@@ -81,7 +96,9 @@ def test_fingerprint():
         getattr(changed, part)[-1] ^= 1
         assert changed.fingerprint != one.fingerprint
     renamed = images.Images("other", one.classes, one.train_x, one.train_y, one.test_x, one.test_y)
-    flat = images.Images(one.name, one.classes, one.train_x.reshape(-1, 6, 8, 3), one.train_y, one.test_x, one.test_y)
+    flat = images.Images(
+        one.name, one.classes, one.train_x.reshape(-1, 6, 8, 3), one.train_y, one.test_x, one.test_y
+    )
     assert len({one.fingerprint, renamed.fingerprint, flat.fingerprint}) == 3
 
 
@@ -90,7 +107,9 @@ def test_archive(channels, tmp_path):
     whole = coloured(channels=channels)
     limit = 60_000 * channels  # a mosaic of noise has 24,000 bytes a channel
     written = images.write_archive(whole, tmp_path / "one", limit)
-    assert [path.name for path in written] == [f"cifar10-images-{number}.zip" for number in range(len(written))]
+    assert [path.name for path in written] == [
+        f"cifar10-images-{number}.zip" for number in range(len(written))
+    ]
     assert len(written) > 1
     assert all(path.stat().st_size < limit for path in written)
     assert_same(images.read("cifar10", tmp_path / "one"), whole)
@@ -111,7 +130,9 @@ def test_digits_archive(tmp_path, monkeypatch):
 
 
 def test_limit_is_exact(tmp_path):
-    """A piece fills the limit as far as whole mosaics do, and a limit that a piece just reaches is not kept."""
+    """A piece fills the limit as far as whole mosaics do, and a limit that a piece just
+    reaches is not kept.
+    """
     whole = coloured(400, 100)
     (path,) = images.write_archive(whole, tmp_path / "a")
     size = path.stat().st_size
@@ -138,7 +159,9 @@ def test_format(tmp_path):
                 assert picture.format == "WEBP"
                 for i, label in enumerate(mosaic["labels"]):
                     top, left = i // 20 * 8, i % 20 * 6
-                    x[mosaic["split"]].append(np.asarray(picture.crop((left, top, left + 6, top + 8)))[..., :1])
+                    x[mosaic["split"]].append(
+                        np.asarray(picture.crop((left, top, left + 6, top + 8)))[..., :1]
+                    )
                     y[mosaic["split"]].append(label)
     for split in x:
         np.testing.assert_array_equal(np.array(x[split]), getattr(whole, f"{split}_x"))
@@ -165,7 +188,11 @@ def test_flipped_bytes(tmp_path):
     (path,) = images.write_archive(whole, tmp_path)
     contents = path.read_bytes()
     size = len(contents)
-    places = {*range(60), *range(size - 250, size), *np.random.default_rng(0).integers(0, size, 100).tolist()}
+    places = {
+        *range(60),
+        *range(size - 250, size),
+        *np.random.default_rng(0).integers(0, size, 100).tolist(),
+    }
     found = 0
     for place in places:
         path.write_bytes(contents[:place] + bytes([contents[place] ^ 0xFF]) + contents[place + 1 :])
@@ -195,10 +222,15 @@ def test_wrong_labels(tmp_path):
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     manifest = json.loads(members["manifest.json"])
-    for change, part in (({"mosaics": manifest["mosaics"][::-1]}, "do not match"), ({"format": 2}, "has format 2")):
+    for change, part in (
+        ({"mosaics": manifest["mosaics"][::-1]}, "do not match"),
+        ({"format": 2}, "has format 2"),
+    ):
         manifest["mosaics"][0]["labels"][0] ^= 1
         with zipfile.ZipFile(path, "w") as archive:
-            for name, contents in (members | {"manifest.json": json.dumps(manifest | change)}).items():
+            for name, contents in (
+                members | {"manifest.json": json.dumps(manifest | change)}
+            ).items():
                 archive.writestr(name, contents)
         with pytest.raises(UserError, match=part):
             images.read("cifar10", tmp_path)
@@ -212,11 +244,14 @@ def test_wrong_shape(shape, tmp_path):
 
 
 def test_without_tensorflow(tmp_path):
-    """An archive is read in a process in which neither TensorFlow nor what else the machine lacks can be imported."""
+    """An archive is read in a process in which neither TensorFlow nor what else the
+    machine lacks can be imported.
+    """
     images.write_archive(whole := coloured(), tmp_path)
     blocked = dict.fromkeys(("tensorflow", "tensorflow_datasets", "sklearn", "matplotlib"))
     code = (
-        f"import sys; sys.modules.update({blocked}); from pathlib import Path; from training.reproduce import images\n"
+        f"import sys; sys.modules.update({blocked}); from pathlib import Path; from "
+        "training.reproduce import images\n"
         f"print(images.load('cifar10', Path({str(tmp_path)!r})).fingerprint)"
     )
     options = {"env": {"KERAS_BACKEND": "jax", "PYTHONPATH": str(ROOT)}, "cwd": tmp_path}

@@ -1,4 +1,6 @@
-"""What bundles are made of: zips below a size, and wheels for another Python, which a real pip picks."""
+"""What bundles are made of: zips below a size, and wheels for another Python, which a
+real pip picks.
+"""
 
 import zipfile
 
@@ -10,14 +12,23 @@ from training.cli import UserError
 from training.reproduce import pieces
 from training.reproduce.bundle import wheels
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 
 def test_zips(tmp_path):
-    """No piece reaches the limit, not even with bytes that deflating makes longer; all files arrive in their order."""
+    """No piece reaches the limit, not even with bytes that deflating makes longer; all
+    files arrive in their order.
+    """
     rng = np.random.default_rng(0)
-    members = [(f"folder/{number}.whl", rng.bytes(size)) for number, size in enumerate(rng.integers(0, 9_000, 40))]
-    members += [(f"{number}.py", rng.bytes(size)) for number, size in enumerate(rng.integers(0, 9_000, 40))]
+    members = [
+        (f"folder/{number}.whl", rng.bytes(size))
+        for number, size in enumerate(rng.integers(0, 9_000, 40))
+    ]
+    members += [
+        (f"{number}.py", rng.bytes(size)) for number, size in enumerate(rng.integers(0, 9_000, 40))
+    ]
     paths = pieces.write_zips(members, tmp_path, "piece", 10_000)
     assert all(path.stat().st_size < 10_000 for path in paths)
     assert len(paths) < 60
@@ -46,10 +57,14 @@ def test_new_folder(tmp_path):
 
 def write_wheel(folder, name: str, tag: str, *needs: str) -> None:
     project, version = name.split("-")
-    about = f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n" + "".join(f"Requires-Dist: {n}\n" for n in needs)
+    about = f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n" + "".join(
+        f"Requires-Dist: {n}\n" for n in needs
+    )
     with zipfile.ZipFile(folder / f"{name}-{tag}.whl", "w") as wheel:
         wheel.writestr(f"{name}.dist-info/METADATA", about)
-        wheel.writestr(f"{name}.dist-info/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        wheel.writestr(
+            f"{name}.dist-info/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n"
+        )
         wheel.writestr(f"{name}.dist-info/RECORD", "")
 
 
@@ -67,7 +82,9 @@ def index(tmp_path, monkeypatch):
 
 
 def test_download(index):
-    """Those of the given Python and platform, of the versions in constraints.txt, without what the machine has."""
+    """Those of the given Python and platform, of the versions in constraints.txt,
+    without what the machine has.
+    """
     write_wheel(index, "keras-3.1", "py3-none-any", "h5py", "numpy")
     write_wheel(index, "keras-3.2", "py3-none-any", "h5py", "numpy")
     write_wheel(index, "tyro-1.0", "py3-none-any", "ml_dtypes")
@@ -77,13 +94,18 @@ def test_download(index):
         write_wheel(index, "numpy-2.0", f"{python}-{python}-manylinux_2_27_x86_64")
     write_wheel(index, "h5py-3.1", "cp312-cp312-manylinux_2_34_x86_64")  # too new for the platform
     found = dict(wheels.wheels("3.12", "manylinux_2_28_x86_64"))
-    kept = ["h5py-3.0-cp312-cp312-manylinux2014_x86_64.whl", "keras-3.1-py3-none-any.whl", "tyro-1.0-py3-none-any.whl"]
+    kept = [
+        "h5py-3.0-cp312-cp312-manylinux2014_x86_64.whl",
+        "keras-3.1-py3-none-any.whl",
+        "tyro-1.0-py3-none-any.whl",
+    ]
     assert list(found) == kept
     assert all(contents == (index / name).read_bytes() for name, contents in found.items())
 
 
 def test_nothing_to_download(index):
     with pytest.raises(
-        UserError, match=r"cannot download the wheels for Python 3\.12 on win_amd64: ERROR: .*keras.*--wheels FOLDER"
+        UserError,
+        match=r"cannot download the wheels for Python 3\.12 on win_amd64: ERROR: .*keras.*--wheels FOLDER",
     ):
         list(wheels.wheels("3.12", "win_amd64"))

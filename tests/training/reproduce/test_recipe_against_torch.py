@@ -1,8 +1,10 @@
-"""Steps of the paper's CIFAR recipe against the same in PyTorch: loss, gradients, velocities, weights, moving statistics.
+"""Steps of the paper's CIFAR recipe against the same in PyTorch: loss, gradients,
+velocities, weights, moving statistics.
 
-In float64, where the two differ by rounding alone. In float32 a sum rounded otherwise takes some ReLU across 0, and with
-random labels the gradient of one among thousands is a percent of a weight's: an error in the decay, 1e-4 of a weight, would
-not be seen. There the forward pass is compared.
+In float64, where the two differ by rounding alone. In float32 a sum rounded otherwise
+takes some ReLU across 0, and with random labels the gradient of one among thousands is
+a percent of a weight's: an error in the decay, 1e-4 of a weight, would not be seen.
+There the forward pass is compared.
 """
 
 import contextlib
@@ -30,8 +32,9 @@ BACKEND = keras.backend.backend()
 MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 SIZE, STEPS, WIDTH = 8, 3, 4
 
-#: Relative to the largest value of the same weight; rounding was seen to make 3e-13 of it. TensorFlow makes tensors of plain
-#: numbers in float32, so that rate and decay are off by 2e-8, and the velocities by 2e-7.
+#: Relative to the largest value of the same weight; rounding was seen to make 3e-13 of it.
+#: TensorFlow makes tensors of plain numbers in float32, so that rate and decay are off by 2e-8, and
+#: the velocities by 2e-7.
 TOLERANCE = 1e-6 if BACKEND == "tensorflow" else 1e-11
 #: What an error in the recipe goes beyond.
 NOTICED = 1e-5
@@ -39,9 +42,12 @@ NOTICED = 1e-5
 
 @pytest.fixture
 def float64(monkeypatch):
-    """All of Keras in float64: the loss and the rate, which follow floatx, and batch normalisation."""
+    """All of Keras in float64: the loss and the rate, which follow floatx, and batch
+    normalisation.
+    """
     before = keras.config.floatx()
-    # result_type(float64, float32), in which batch normalisation computes, is float32 but on TensorFlow
+    # result_type(float64, float32), in which batch normalisation computes, is float32 but on
+    # TensorFlow
     monkeypatch.setitem(dtypes.BIT64_TO_BIT32_DTYPE, "float64", "float64")
     wide = contextlib.nullcontext()
     if BACKEND == "jax":
@@ -72,9 +78,15 @@ class Case:
         return f"{self.arrangement}-{self.block}-{self.recipe}-{self.start}"
 
     def model(self, dtype="float64", **options):
-        options = {"block": self.block, "arrangement": self.arrangement, "data_format": "channels_last"} | options
+        options = {
+            "block": self.block,
+            "arrangement": self.arrangement,
+            "data_format": "channels_last",
+        } | options
         shape = (SIZE, SIZE, 3)
-        model = kp.models.resnet_cifar(self.depth, width_factor=WIDTH / 16, input_shape=shape, dtype=dtype, **options)
+        model = kp.models.resnet_cifar(
+            self.depth, width_factor=WIDTH / 16, input_shape=shape, dtype=dtype, **options
+        )
         harness.randomize(model)
         return model
 
@@ -87,7 +99,10 @@ class Case:
             yield images, crops.draw(random, n), random.integers(0, 10, n)
 
     def batches(self):
-        return [(torch_recipe.batch(images, MEAN, STD, *numbers), labels) for images, numbers, labels in self.draws()]
+        return [
+            (torch_recipe.batch(images, MEAN, STD, *numbers), labels)
+            for images, numbers, labels in self.draws()
+        ]
 
     def ours(self, model, optimizer=None, loss=None):
         optimizer = optimizer or networks.optimizer(self.config, self.rate, model)
@@ -98,7 +113,9 @@ class Case:
         for images, labels in self.batches():
             model.reset_metrics()
             value = float(model.train_on_batch(np.moveaxis(images.numpy(), 1, -1), labels))
-            velocities = (np.array(keras.ops.convert_to_numpy(each.value)) for each in optimizer.momentums)
+            velocities = (
+                np.array(keras.ops.convert_to_numpy(each.value)) for each in optimizer.momentums
+            )
             velocities = dict(zip(paths, velocities, strict=True))
             states.append(torch_recipe.State(value, harness.weights(model), velocities))
         return states
@@ -108,13 +125,17 @@ class Case:
         net = torch_recipe.ResNet(self.arrangement, self.block, units, WIDTH)
         rates = paper_rates(self.recipe)[self.start :][:STEPS].tolist()
         options = {"nesterov": self.recipe == "cifar10_batch64"} | options
-        return torch_recipe.train(torch_recipe.with_weights(net, weights), list(weights), self.batches(), rates, **options)
+        return torch_recipe.train(
+            torch_recipe.with_weights(net, weights), list(weights), self.batches(), rates, **options
+        )
 
 
 def difference(got, want):
     """The largest of all weights, each relative to its largest value."""
     assert got.keys() == want.keys()
-    return max(float(np.abs(got[path] - want[path]).max() / np.abs(want[path]).max()) for path in want)
+    return max(
+        float(np.abs(got[path] - want[path]).max() / np.abs(want[path]).max()) for path in want
+    )
 
 
 def differences(ours, theirs):
@@ -146,18 +167,26 @@ def test_steps_agree(case, float64):
     assert {where: value for where, value in found.items() if not value < TOLERANCE} == {}
     # the first velocity is -rate (gradient + decay * weight)
     rate = paper_rates(case.recipe)[case.start]
-    got = {path: -velocity / rate - 1e-4 * weights[path] for path, velocity in ours[0].velocities.items()}
+    got = {
+        path: -velocity / rate - 1e-4 * weights[path]
+        for path, velocity in ours[0].velocities.items()
+    }
     assert difference(got, gradients) < TOLERANCE
 
 
 def test_float32_goes_forward_alike():
-    """Loss and moving statistics of the first step, whose batch statistics come from the backend's kernels here."""
+    """Loss and moving statistics of the first step, whose batch statistics come from
+    the backend's kernels here.
+    """
     case = Case(arrangement="original")
     model = case.model("float32")
     weights = {path: value.astype("float64") for path, value in harness.weights(model).items()}
     ours, (theirs, _) = case.ours(model)[0], case.theirs(weights)
     assert ours.loss == pytest.approx(theirs[0].loss, rel=1e-5)
-    got, want = ({path: value for path, value in state.weights.items() if "moving" in path} for state in (ours, theirs[0]))
+    got, want = (
+        {path: value for path, value in state.weights.items() if "moving" in path}
+        for state in (ours, theirs[0])
+    )
     assert difference(got, want) < 1e-5
 
 
@@ -176,17 +205,30 @@ NOT_OURS = {
     "no decay": (Case(), lambda case: {"optimizer": coupled(case, coupled_weight_decay=0)}),
     "decay outside the momentum": (
         Case(),
-        lambda case: {"optimizer": keras.optimizers.SGD(case.rate, momentum=0.9, weight_decay=1e-4)},
+        lambda case: {
+            "optimizer": keras.optimizers.SGD(case.rate, momentum=0.9, weight_decay=1e-4)
+        },
     ),
-    "twice the decay, as of L2(1e-4)": (Case(), lambda case: {"optimizer": coupled(case, coupled_weight_decay=2e-4)}),
-    "norms not decayed": (Case(), lambda case: {"optimizer": coupled(case, exclude_from_decay=("norm",))}),
+    "twice the decay, as of L2(1e-4)": (
+        Case(),
+        lambda case: {"optimizer": coupled(case, coupled_weight_decay=2e-4)},
+    ),
+    "norms not decayed": (
+        Case(),
+        lambda case: {"optimizer": coupled(case, exclude_from_decay=("norm",))},
+    ),
     "Nesterov": (Case(), lambda case: {"optimizer": coupled(case, nesterov=True)}),
     "no Nesterov": (CASES[4], lambda case: {"optimizer": coupled(case)}),
     "a long warm-up": (
         BEHIND_WARMUP,
-        lambda case: {"optimizer": kp.optimizers.CoupledSGD(kp.schedules.step_schedule(warmup_steps=401))},
+        lambda case: {
+            "optimizer": kp.optimizers.CoupledSGD(kp.schedules.step_schedule(warmup_steps=401))
+        },
     ),
-    "smoothed labels": (Case(), lambda case: {"loss": kp.losses.SparseCategoricalCrossentropy(label_smoothing=0.01)}),
+    "smoothed labels": (
+        Case(),
+        lambda case: {"loss": kp.losses.SparseCategoricalCrossentropy(label_smoothing=0.01)},
+    ),
     "momentum of the statistics": (Case(), lambda case: {"normalization": norms(momentum=0.99)}),
     "epsilon": (Case(), lambda case: {"normalization": norms(epsilon=1e-3)}),
     "stride on the 3x3": (BOTTLENECK, lambda case: {"stride_on": "3x3"}),
@@ -200,7 +242,9 @@ NOT_THEIRS = {
 }
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="what the reference notices does not depend on the backend")
+@pytest.mark.skipif(
+    BACKEND != "torch", reason="what the reference notices does not depend on the backend"
+)
 class TestReferenceNotices:
     @pytest.mark.parametrize("name", NOT_OURS)
     def test_of_ours(self, name, float64):
@@ -222,18 +266,27 @@ class TestReferenceNotices:
 
 
 def test_batches_agree():
-    """Ours is padded, cropped and flipped in 8 bits and normalised by the network's first layer."""
+    """Ours is padded, cropped and flipped in 8 bits and normalised by the network's
+    first layer.
+    """
     case, preprocessing = Case(), kp.preprocessing.PREPROCESSING["cifar10"]
-    normalize = case.model("float32", mean=preprocessing.mean, std=preprocessing.std).get_layer("preprocessing")
+    normalize = case.model("float32", mean=preprocessing.mean, std=preprocessing.std).get_layer(
+        "preprocessing"
+    )
     assert (case.config.data.augmentation, case.config.data.padding) == ("pad_crop_flip", "mean")
     for images, numbers, _ in case.draws():
         assert {*numbers[0], *numbers[1]} == set(range(9))
         assert set(numbers[2]) == {True, False}
-        crop_flip = crops.PadCropFlip(crops.PADDINGS[case.config.data.padding](images, preprocessing.mean))
+        crop_flip = crops.PadCropFlip(
+            crops.PADDINGS[case.config.data.padding](images, preprocessing.mean)
+        )
         got = keras.ops.convert_to_numpy(normalize(crop_flip(np.arange(len(images)), *numbers)))
         want = torch_recipe.batch(images, MEAN, STD, *numbers).numpy()
         np.testing.assert_allclose(np.moveaxis(got, -1, 1), want, atol=1e-6)
-        # the released code pads with zeros behind the normalisation: half a pixel value is between the two
+        # the released code pads with zeros behind the normalisation: half a pixel value is between
+        # the two
         normal = (torch.tensor(images.astype("float64")) - torch.tensor(MEAN)) / torch.tensor(STD)
         zeros = torch.nn.functional.pad(normal.permute(0, 3, 1, 2), (4, 4, 4, 4))
-        assert np.abs(want - torch_recipe.crop_and_flip(zeros, *numbers).numpy()).max() < 0.5 / min(STD)
+        assert np.abs(want - torch_recipe.crop_and_flip(zeros, *numbers).numpy()).max() < 0.5 / min(
+            STD
+        )

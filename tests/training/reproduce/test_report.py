@@ -1,4 +1,6 @@
-"""The report says what the results say: numbers worked out by hand, words for few and for diverged runs, no mixed rows."""
+"""The report says what the results say: numbers worked out by hand, words for few and
+for diverged runs, no mixed rows.
+"""
 
 import dataclasses
 import json
@@ -17,7 +19,9 @@ from training.reproduce import depth, pictures, profiles, results
 from training.reproduce.report import report
 from training.reproduce.trials import FIGURES, TABLES
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 FULL, ORIGINAL = "cifar10/resnet110-full_preactivation", "cifar10/resnet110-original"
 SMALL_FULL, SMALL_ORIGINAL = "digits/resnet110-full_preactivation", "digits/resnet110-original"
@@ -36,7 +40,11 @@ def section(folder: Path, table: str) -> str:
 
 def rows(text: str) -> dict[str, dict[str, str]]:
     """Return the rows of a Markdown table by their labels: heading to cell."""
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
     return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[2:]}
 
 
@@ -44,7 +52,10 @@ def test_nothing_measured(tmp_path):
     found = made(tmp_path / "none")
     assert not {table.title for table in TABLES.values()} & set(found)
     lines = [line for line in found["Not measured yet"].splitlines() if line.startswith("- ")]
-    assert lines == [f"- {table.title}: {len(table.rows)} row{'s' * (len(table.rows) > 1)}" for table in TABLES.values()]
+    assert lines == [
+        f"- {table.title}: {len(table.rows)} row{'s' * (len(table.rows) > 1)}"
+        for table in TABLES.values()
+    ]
     assert "No runs yet." in found["Cost"]
     assert sorted(path.name for path in (tmp_path / "none").iterdir()) == ["README.md"]
 
@@ -59,10 +70,14 @@ def test_measured_tables_come_first(tmp_path):
 
 
 def test_rows_that_fail_in_small_alone_are_explained(tmp_path):
-    write(tmp_path, "digits/resnet110-original-none", [90.0], device="CPU")  # fails in the paper too
+    write(
+        tmp_path, "digits/resnet110-original-none", [90.0], device="CPU"
+    )  # fails in the paper too
     assert "does not contradict" not in section(tmp_path, "digits1")
     write(tmp_path, "digits/resnet110-original-conv1x1", [90.0], device="CPU")
-    [line] = [line for line in section(tmp_path, "digits1").splitlines() if "does not contradict" in line]
+    [line] = [
+        line for line in section(tmp_path, "digits1").splitlines() if "does not contradict" in line
+    ]
     assert line.startswith("- ResNet-110, 1x1 convolution (1x1 conv, 1): over 20 % here")
     assert "has 700 iterations, the paper's has 64,000" in line
     assert "2.30" in line
@@ -88,7 +103,12 @@ def test_row(tmp_path):
     assert own == {
         **{"row": "ResNet-110, full_preactivation", "published": "6.37"},
         **{"median": "6.40", "difference": "+0.03", "mean +- std": "6.50 +- 0.38", "n": "5"},
-        **{"time per run": "1 h 0 min", "images/s": "1,500", "device": "NVIDIA H200", "precision": "float32"},
+        **{
+            "time per run": "1 h 0 min",
+            "images/s": "1,500",
+            "device": "NVIDIA H200",
+            "precision": "float32",
+        },
     }
     # the same trial in another table, beside another row
     assert rows(section(tmp_path, "table3"))["ResNet-110, full_preactivation"] == own
@@ -109,21 +129,30 @@ def test_what_all_rows_have_in_common_is_said_once(tmp_path):
 
 
 def test_networks_are_ordered_each_by_itself(tmp_path):
-    for name, error in (("110-original", 6.0), ("110-full_preactivation", 6.5), ("164-original", 7.0)):
+    for name, error in (
+        ("110-original", 6.0),
+        ("110-full_preactivation", 6.5),
+        ("164-original", 7.0),
+    ):
         write(tmp_path, f"cifar10/resnet{name}", [error])
     write(tmp_path, "cifar10/resnet20-original", [8.8])
     write(tmp_path, "cifar10/resnet32-original", [7.4])
     text = section(tmp_path, "table2")
     assert (
-        "ResNet-110, test error: the paper orders 1 pair of measured rows. Our medians have 0 in its order, 1 reversed" in text
+        "ResNet-110, test error: the paper orders 1 pair of measured rows. Our medians have 0 in "
+        "its order, 1 reversed" in text
     )
     assert "ResNet-164, test error: no two measured rows are ordered in the paper." in text
     # but depths with each other, where they are what the table is about: 20, 32 and 110 layers
-    assert "Test error: the paper orders 3 pairs of measured rows. Our medians have 3" in section(tmp_path, "first_paper")
+    assert "Test error: the paper orders 3 pairs of measured rows. Our medians have 3" in section(
+        tmp_path, "first_paper"
+    )
 
 
 def test_costs_of_two_devices_are_not_taken_together(tmp_path):
-    for seed, (device, seconds) in enumerate([("NVIDIA H200", 60.0), ("NVIDIA H100", 120.0), ("CPU", 6000.0)]):
+    for seed, (device, seconds) in enumerate(
+        [("NVIDIA H200", 60.0), ("NVIDIA H100", 120.0), ("CPU", 6000.0)]
+    ):
         results.write(tmp_path, record(FULL, seed, 6.4, device=device, seconds=seconds))
     found = made(tmp_path)
     own = rows(found[TABLES["table2"].title])["ResNet-110, full_preactivation"]
@@ -138,7 +167,10 @@ def test_cost_counts_a_run_of_two_tables_once(tmp_path):
     for table in ("table1", "table2", "table3", "first_paper"):
         assert f"- {TABLES[table].title}: 20 min 0 s of NVIDIA H200 (2 runs)" in cost
     assert "counted once: 20 min 0 s of NVIDIA H200 (2 runs)" in cost
-    assert "commit 0123abc, sources ffffffffffff, backend jax, jax 0.10.0, keras 3.15.1: 2 runs" in cost
+    assert (
+        "commit 0123abc, sources ffffffffffff, backend jax, jax 0.10.0, keras 3.15.1: 2 runs"
+        in cost
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,23 +195,36 @@ def test_goal(tmp_path, errors, median, difference, count, reached):
     assert own["mean +- std"] == ("-" if None in errors else median)
 
 
-@pytest.mark.parametrize(("error", "median", "reached"), [(None, "fail", True), (20.5, "20.50", True), (19.5, "19.50", False)])
+@pytest.mark.parametrize(
+    ("error", "median", "reached"),
+    [(None, "fail", True), (20.5, "20.50", True), (19.5, "19.50", False)],
+)
 def test_a_published_fail_is_reached_by_a_fail(tmp_path, error, median, reached):
     write(tmp_path, "cifar10/resnet110-original-none", [error])
     text = section(tmp_path, "table1")
     own = rows(text)["ResNet-110, constant scaling (0, 1)"]
-    assert (own["median"], own["difference"]) == (median, "fails as well" if reached else "does not fail")
+    assert (own["median"], own["difference"]) == (
+        median,
+        "fails as well" if reached else "does not fail",
+    )
     assert f"reached by {int(reached)} of 1 measured row." in text
 
 
 def test_order(tmp_path):
     write(tmp_path, FULL, [6.3, 6.4, 6.5])  # the paper: 6.37
     write(tmp_path, ORIGINAL, [9.3, 9.4, 9.5])  # 6.61, clearly above the first
-    write(tmp_path, "cifar10/resnet110-relu_only_preactivation", [6.35, 6.4, 6.6])  # 6.71, equal to the first
-    write(tmp_path, "cifar10/resnet110-bn_after_addition", [9.35])  # 8.17, below the second by its one run
+    write(
+        tmp_path, "cifar10/resnet110-relu_only_preactivation", [6.35, 6.4, 6.6]
+    )  # 6.71, equal to the first
+    write(
+        tmp_path, "cifar10/resnet110-bn_after_addition", [9.35]
+    )  # 8.17, below the second by its one run
     text = section(tmp_path, "table2")
     # pairs of the paper: full < original < relu only < bn; ours: full = relu only < bn < original
-    assert "the paper orders 6 pairs of measured rows. Our medians have 3 in its order, 2 reversed" in text
+    assert (
+        "the paper orders 6 pairs of measured rows. Our medians have 3 in its order, 2 reversed"
+        in text
+    )
     assert ", 1 equal: Kendall's tau is +0.17." in text
     assert (
         "Clearly in its order: 1. Clearly reversed: 1 (relu_only_preactivation is below original). "
@@ -197,7 +242,9 @@ def test_two_fails_are_not_ordered(tmp_path):
     write(tmp_path, "cifar10/resnet110-original-dropout", [25.0])
     assert "no two measured rows are ordered in the paper" in section(tmp_path, "table1")
     write(tmp_path, ORIGINAL, [6.6])
-    assert "orders 2 pairs of measured rows. Our medians have 2 in its order" in section(tmp_path, "table1")
+    assert "orders 2 pairs of measured rows. Our medians have 2 in its order" in section(
+        tmp_path, "table1"
+    )
 
 
 def test_small_table(tmp_path):
@@ -206,7 +253,10 @@ def test_small_table(tmp_path):
     write(tmp_path, SMALL_ORIGINAL, [2.0, 3.0, 2.5], [2.1, 2.2, 2.3], **options)
     text = section(tmp_path, "digits2")
     own = rows(text)["ResNet-110, full_preactivation"]
-    assert (own["published, CIFAR-10"], own["training loss, median"]) == ("6.37", "0.2 (0.1 to 0.4)")
+    assert (own["published, CIFAR-10"], own["training loss, median"]) == (
+        "6.37",
+        "0.2 (0.1 to 0.4)",
+    )
     assert own["mean +- std"] == "3.00 +- 1.00"
     assert own["95 % interval"] == "0.52 to 5.48"  # 4.303 / sqrt 3 on both sides
     loss, error = (line for line in text.splitlines() if "paper orders" in line)
@@ -224,7 +274,11 @@ def test_small_table(tmp_path):
 def test_one_run_has_no_interval(tmp_path):
     write(tmp_path, SMALL_FULL, [2.0], device="CPU")
     own = rows(section(tmp_path, "digits2"))["ResNet-110, full_preactivation"]
-    assert (own["mean +- std"], own["95 % interval"], own["training loss, median"]) == ("2.00", "-", "0.5")
+    assert (own["mean +- std"], own["95 % interval"], own["training loss, median"]) == (
+        "2.00",
+        "-",
+        "0.5",
+    )
 
 
 def test_all_runs_of_a_row_diverged(tmp_path):
@@ -256,8 +310,13 @@ def test_without_matplotlib_nothing_is_written(tmp_path, monkeypatch):
 
 
 def test_same_results_same_bytes(tmp_path, capsys):
-    runs = [record(SMALL_FULL, seed, error, errors=[60.0, error]) for seed, error in enumerate([2.0, 3.0, 2.5])]
-    runs += [record(FULL, seed, error, errors=[60.0, error]) for seed, error in enumerate([6.4, None])]
+    runs = [
+        record(SMALL_FULL, seed, error, errors=[60.0, error])
+        for seed, error in enumerate([2.0, 3.0, 2.5])
+    ]
+    runs += [
+        record(FULL, seed, error, errors=[60.0, error]) for seed, error in enumerate([6.4, None])
+    ]
     runs += [record("cifar10/resnet1001-original", 0, 7.6, errors=[60.0, 7.6])]
     names = ["README.md", "digits2.png", "figure1.png"]
     for folder, made in ((tmp_path / "one", runs), (tmp_path / "other", runs[::-1])):
@@ -303,7 +362,9 @@ def blue(path: Path) -> int:
     return int((np.abs(image - [0x00, 0x72, 0xB2]).sum(-1) < 40).sum())
 
 
-@pytest.mark.parametrize("errors", [[50.0, 20.0, 6.0], [6.0], [90.0, None]], ids=["run", "point", "diverged"])
+@pytest.mark.parametrize(
+    "errors", [[50.0, 20.0, 6.0], [6.0], [90.0, None]], ids=["run", "point", "diverged"]
+)
 def test_curves_of_any_runs_are_drawn(tmp_path, errors):
     def draw(errors, name: str) -> int:
         own = "cifar10/resnet1001-original"
@@ -336,5 +397,7 @@ def test_depth(tmp_path):
 
 
 def test_runs_of_no_row_are_named(tmp_path):
-    results.write(tmp_path, dataclasses.replace(record(FULL, 0, 6.4), trial="cifar10/resnet99-strange"))
+    results.write(
+        tmp_path, dataclasses.replace(record(FULL, 0, 6.4), trial="cifar10/resnet99-strange")
+    )
     assert "Runs of no row: cifar10/resnet99-strange" in made(tmp_path)["Cost"]

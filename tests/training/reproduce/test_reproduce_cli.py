@@ -1,4 +1,6 @@
-"""`python -m training.reproduce` in real processes: what it trains, what it leaves out, and how it is stopped."""
+"""`python -m training.reproduce` in real processes: what it trains, what it leaves out,
+and how it is stopped.
+"""
 
 import json
 import os
@@ -26,8 +28,9 @@ BACKEND = keras.backend.backend()
 once = pytest.mark.skipif(BACKEND != "torch", reason="nothing of it depends on the backend")
 
 REPRODUCE = ("-m", "training.reproduce")
-#: The command line, or a worker of it, with the small trials and a table of them; it starts workers of this file's kind. Two
-#: workers are stand-ins that import nothing: that of the trial named by FAIL, and, with WAIT, one that says which signal came.
+#: The command line, or a worker of it, with the small trials and a table of them; it starts workers
+#: of this file's kind. Two workers are stand-ins that import nothing: that of the trial named by
+#: FAIL, and, with WAIT, one that says which signal came.
 PROGRAM = """
 import json, os, signal, sys
 from training import cli
@@ -65,7 +68,9 @@ def program(tmp_path):
 
 @pytest.fixture
 def digits(program, monkeypatch, capfd):
-    """Return a function that calls the command in this process; its workers are others. What all write is returned, too."""
+    """Return a function that calls the command in this process; its workers are others.
+    What all write is returned, too.
+    """
     monkeypatch.chdir(program)
 
     def call(*options: object) -> tuple[int, str, str]:
@@ -88,7 +93,9 @@ def last_error(err: str) -> str:
 
 
 @once
-def test_rows_are_made_once_and_one_that_fails_keeps_no_other_from_being_made(program, digits, monkeypatch):
+def test_rows_are_made_once_and_one_that_fails_keeps_no_other_from_being_made(
+    program, digits, monkeypatch
+):
     monkeypatch.setenv("FAIL", "digits/tiny")  # the first row
     status, out, err = digits("--rows", "tiny", "tiny-dropout", "--processes", 1)
     assert status == 2
@@ -101,7 +108,10 @@ def test_rows_are_made_once_and_one_that_fails_keeps_no_other_from_being_made(pr
     assert not any((program / "runs").rglob("*.npz"))
     before = file.read_bytes()
     status, out, err = digits("--rows", "tiny-dropout")
-    assert (status, out) == (0, "0 runs of 0 trials are missing; 1 exist already.\nFinished 0 runs in results.\n")
+    assert (status, out) == (
+        0,
+        "0 runs of 0 trials are missing; 1 exist already.\nFinished 0 runs in results.\n",
+    )
     assert file.read_bytes() == before
 
 
@@ -109,11 +119,14 @@ def test_rows_are_made_once_and_one_that_fails_keeps_no_other_from_being_made(pr
 def test_time_that_is_over_leaves_what_goes_on(digits):
     status, out, err = digits("--rows", "tiny", "tiny-dropout", "--device-minutes", 1e-9)
     assert status == 0, err
-    assert out.splitlines()[-1] == "Finished 0 runs in results. 2 are not finished; the same command resumes them."
+    assert (
+        out.splitlines()[-1]
+        == "Finished 0 runs in results. 2 are not finished; the same command resumes them."
+    )
 
 
-# A signal to the command when its worker has said that it goes on; a run that never ends by itself. What a run does with
-# SIGTERM is tested with the runs.
+# A signal to the command when its worker has said that it goes on; a run that never ends by itself.
+# What a run does with SIGTERM is tested with the runs.
 @once
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_is_passed_on(number, expected, program, tmp_path, monkeypatch):
@@ -121,11 +134,17 @@ def test_a_signal_is_passed_on(number, expected, program, tmp_path, monkeypatch)
         monkeypatch.setenv("WAIT", "1")
     else:
         with tiny.installed():
-            assert tiny.make(tmp_path / "before", calls=2)(0) is None  # so that a worker says that it goes on from here
+            assert (
+                tiny.make(tmp_path / "before", calls=2)(0) is None
+            )  # so that a worker says that it goes on from here
         shutil.copytree(tmp_path / "before" / "work", tmp_path / "runs" / "reproduce")
-        (program / "program.py").write_text(PROGRAM.replace("tiny.install()", "tiny.STEPS = 1_000_000\ntiny.install()", 1))
+        (program / "program.py").write_text(
+            PROGRAM.replace("tiny.install()", "tiny.STEPS = 1_000_000\ntiny.install()", 1)
+        )
         change_length(tmp_path / "runs" / "reproduce", 1_000_000)
-    process = commands.start("program.py", "digits", "--rows", "tiny", "--seeds", "1", "--processes", "1", cwd=program)
+    process = commands.start(
+        "program.py", "digits", "--rows", "tiny", "--seeds", "1", "--processes", "1", cwd=program
+    )
     stop = threading.Timer(240, process.kill)
     stop.start()
     try:
@@ -170,14 +189,32 @@ def change_length(work, length: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("table1", "--rows", "resnet111"), r"Unknown row 'resnet111' of table1\. Choose from: cifar10/resnet110-.*"),
-        (("digits", "--seeds", "0"), r"--seeds and --processes must be positive\. Received: 0 and 2"),
-        (("digits", "--processes", "0"), r"--seeds and --processes must be positive\. Received: 5 and 0"),
-        (("digits", "--device-minutes", "-1"), r"--device-minutes must be positive\. Received: -1\.0"),
+        (
+            ("table1", "--rows", "resnet111"),
+            r"Unknown row 'resnet111' of table1\. Choose from: cifar10/resnet110-.*",
+        ),
+        (
+            ("digits", "--seeds", "0"),
+            r"--seeds and --processes must be positive\. Received: 0 and 2",
+        ),
+        (
+            ("digits", "--processes", "0"),
+            r"--seeds and --processes must be positive\. Received: 5 and 0",
+        ),
+        (
+            ("digits", "--device-minutes", "-1"),
+            r"--device-minutes must be positive\. Received: -1\.0",
+        ),
         (("digits", "--together", "0"), r"--together must be positive\. Received: 0"),
         (("table9",), r".*'table9'.*"),
-        (("speed", "--networks", "resnet21"), r"--networks: there is no trial 'resnet21'\. There is: .*resnet20-original.*"),
-        (("speed", "--executions", "0"), r"--processes, --executions and --limit must be positive\. Received: .*"),
+        (
+            ("speed", "--networks", "resnet21"),
+            r"--networks: there is no trial 'resnet21'\. There is: .*resnet20-original.*",
+        ),
+        (
+            ("speed", "--executions", "0"),
+            r"--processes, --executions and --limit must be positive\. Received: .*",
+        ),
     ],
 )
 def test_mistakes_are_named(options, message, capsys):
@@ -191,12 +228,19 @@ def test_rows_are_chosen_by_label_name_or_part():
         return [trial.name for trial in main.chosen(tables, rows)]
 
     assert names(["table2"]) == [row.trial.name for row in trials.TABLES["table2"].rows]
-    assert names(["table1"], "resnet110-original") == ["cifar10/resnet110-original"]  # not those that begin so
+    assert names(["table1"], "resnet110-original") == [
+        "cifar10/resnet110-original"
+    ]  # not those that begin so
     assert names(["table1"], "cifar10/resnet110-original") == ["cifar10/resnet110-original"]
     assert names(["table1"], "ResNet-110, identity (1, 1)") == ["cifar10/resnet110-original"]
     assert len(names(["table1"], "gating")) == 5
-    assert names(["table2"], "resnet164-original", "resnet110-original") == names(["table2"], "original")[:2]
-    assert names(["digits1", "digits2"], "resnet110-original") == ["digits/resnet110-original"]  # which is in both
+    assert (
+        names(["table2"], "resnet164-original", "resnet110-original")
+        == names(["table2"], "original")[:2]
+    )
+    assert names(["digits1", "digits2"], "resnet110-original") == [
+        "digits/resnet110-original"
+    ]  # which is in both
     with pytest.raises(UserError, match="Unknown row 'resnet164-original' of table1"):
         main.chosen(["table1"], ["gating", "resnet164-original"])
 
@@ -218,10 +262,16 @@ def test_cores_are_shared():
 
 @once
 def test_a_worker_starts_on_its_cores(monkeypatch):
-    monkeypatch.setattr(children, "command", lambda *_: [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"])
+    monkeypatch.setattr(
+        children,
+        "command",
+        lambda *_: [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"],
+    )
     usable = os.sched_getaffinity(0)
     for cores in [[core] for core in usable] + [[]]:
-        out, _ = workers.start("worker", "", cores, 1, BACKEND, stdout=subprocess.PIPE, text=True).communicate(timeout=60)
+        out, _ = workers.start(
+            "worker", "", cores, 1, BACKEND, stdout=subprocess.PIPE, text=True
+        ).communicate(timeout=60)
         assert out == f"{set(cores) or usable}\n"
         assert os.sched_getaffinity(0) == usable
 
@@ -237,7 +287,9 @@ def test_smoke(tmp_path):
     assert out.splitlines()[-1].startswith("Finished 2 runs in ")
     assert not (tmp_path / "results").exists()
     records = results.read(tmp_path / "runs" / "reproduce" / "smoke" / "results")
-    assert [(record.trial, record.config["iterations"]) for record in records] == [(f"cifar10/{name}", 8) for name in networks]
+    assert [(record.trial, record.config["iterations"]) for record in records] == [
+        (f"cifar10/{name}", 8) for name in networks
+    ]
     assert [record.cost["together"] for record in records] == [2, 2]
 
 
@@ -253,11 +305,16 @@ for command in () if job else ("report", "next"):
 
 @pytest.mark.skipif(BACKEND != "jax", reason="a machine with JAX alone")
 def test_without_tensorflow(program):
-    """The worker is a process of the command: both find no TensorFlow, scikit-learn or matplotlib."""
+    """The worker is a process of the command: both find no TensorFlow, scikit-learn or
+    matplotlib.
+    """
     (program / "program.py").write_text(PROGRAM + HELP)
     options = ("digits", "--smoke", "--rows", "tiny", "--seeds", 1, "--processes", 1)
     done = run_without(TENSORFLOW, program / "program.py", *options, cwd=program, backend="jax")
     assert done.returncode == 0, done.stderr
     (record,) = results.read(program / "runs" / "reproduce" / "smoke" / "results")
     assert record.device["backend"] == "jax"
-    assert [line for line in done.stdout.splitlines() if "ended with" in line] == ["report ended with 0", "next ended with 0"]
+    assert [line for line in done.stdout.splitlines() if "ended with" in line] == [
+        "report ended with 0",
+        "next ended with 0",
+    ]

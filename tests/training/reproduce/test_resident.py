@@ -1,4 +1,6 @@
-"""Images that are cut out on the device are those that the host cuts out, to the last bit."""
+"""Images that are cut out on the device are those that the host cuts out, to the last
+bit.
+"""
 
 import keras
 import numpy as np
@@ -69,7 +71,9 @@ def test_the_code_of_an_image_is_the_image_itself():
     images = random_images(300, 4, 7, 1)
     cut = Cut(crops.PADDINGS["black"](images, (0.0,)))
     numbers = np.array([0, 299, 7, 7, 150])
-    np.testing.assert_array_equal(ops.convert_to_numpy(compiled(cut)(encode(numbers))), images[numbers])
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(compiled(cut)(encode(numbers))), images[numbers]
+    )
 
 
 def test_every_code_is_its_crop():
@@ -100,5 +104,7 @@ def test_images_stay_as_they_are_under_every_policy():
 @pytest.mark.parametrize("shape", [(2**31 // 162 + 1, 1, 1, 1), (2**15, 256, 256, 3)])
 def test_too_many_images(shape):
     padded = np.broadcast_to(np.zeros((1, 1, 1, 1), "uint8"), shape)  # which takes one byte
-    with pytest.raises(UserError, match=f"Too many images to stay on the device. Received: {shape[0]:,}"):
+    with pytest.raises(
+        UserError, match=f"Too many images to stay on the device. Received: {shape[0]:,}"
+    ):
         Cut(padded)

@@ -1,4 +1,6 @@
-"""Results are files that hold what was measured, all of it, and are refused where they do not."""
+"""Results are files that hold what was measured, all of it, and are refused where they
+do not.
+"""
 
 import dataclasses
 import json
@@ -11,7 +13,9 @@ from tests.training.reproduce.records import record
 from training.cli import UserError
 from training.reproduce import results
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 TRIAL, OTHER = "cifar10/resnet110-original", "cifar10/resnet110-full_preactivation"
 
@@ -54,7 +58,12 @@ def test_runs_are_read_trial_by_trial(tmp_path):
     (tmp_path / "depth").mkdir()
     (tmp_path / "depth" / "plain-20.json").write_text("{}")
     found = results.read(tmp_path)
-    assert [(each.trial, each.seed) for each in found] == [(OTHER, 9), (OTHER, 10), (TRIAL, 0), (TRIAL, 2)]
+    assert [(each.trial, each.seed) for each in found] == [
+        (OTHER, 9),
+        (OTHER, 10),
+        (TRIAL, 0),
+        (TRIAL, 2),
+    ]
     assert {name: [each.seed for each in runs] for name, runs in results.groups(found).items()} == {
         OTHER: [9, 10],
         TRIAL: [0, 2],
@@ -89,8 +98,14 @@ CHANGES = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_row_is_of_one_kind(what):
-    runs = [record(TRIAL, 0, 6.5), record(OTHER, 0, 6.5), dataclasses.replace(record(TRIAL, 1, 6.5), **CHANGES[what])]
-    with pytest.raises(UserError, match=rf"^{TRIAL}: runs of different {what} .*seed 0: .*seed 1: "):
+    runs = [
+        record(TRIAL, 0, 6.5),
+        record(OTHER, 0, 6.5),
+        dataclasses.replace(record(TRIAL, 1, 6.5), **CHANGES[what]),
+    ]
+    with pytest.raises(
+        UserError, match=rf"^{TRIAL}: runs of different {what} .*seed 0: .*seed 1: "
+    ):
         results.groups(runs)
     results.groups(runs[1:])  # rows need not be of one kind together
 
@@ -106,5 +121,7 @@ def test_what_may_differ_in_a_row():
 def test_a_written_run_is_of_the_kind_of_the_same_run_in_memory(tmp_path):
     """JSON has lists for tuples, and fewer digits."""
     run = record(TRIAL, 0, 6.5)
-    run = dataclasses.replace(run, config={**run.config, "schedule": {"drops": (32_000, 48_000), "factor": 0.1 + 1e-16}})
+    run = dataclasses.replace(
+        run, config={**run.config, "schedule": {"drops": (32_000, 48_000), "factor": 0.1 + 1e-16}}
+    )
     results.check_same(results.read_one(results.write(tmp_path, run)), run)

@@ -1,4 +1,6 @@
-"""A run that is stopped anywhere goes on as if it had never been, and every run stands for itself."""
+"""A run that is stopped anywhere goes on as if it had never been, and every run stands
+for itself.
+"""
 
 import dataclasses
 import functools
@@ -36,18 +38,22 @@ def compiled(number: int, together: int) -> Run:
 def again(number: int, folder: Path, calls: float = math.inf, together: int = 1) -> Run:
     """Return one of two runs with dropout that are compiled once.
 
-    Of two that take turns, neither holds what the other one has just done: what goes on does so from the files alone. What
-    they did before must not count.
+    Of two that take turns, neither holds what the other one has just done: what goes on
+    does so from the files alone. What they did before must not count.
     """
     run = compiled(number % 2, together)
-    run.settings = dataclasses.replace(run.settings, results=folder / "results", work=folder / "work")
+    run.settings = dataclasses.replace(
+        run.settings, results=folder / "results", work=folder / "work"
+    )
     run.out_of_time = tiny.Calls(calls)
     return run
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The folder of a run with dropout, seed 1, from beginning to end, what it returned, and what its training left."""
+    """The folder of a run with dropout, seed 1, from beginning to end, what it
+    returned, and what its training left.
+    """
     folder = tmp_path_factory.mktemp("uninterrupted")
     with tiny.installed():
         run = again(0, folder)
@@ -64,12 +70,19 @@ def assert_same_run(ours: results.Record, theirs: results.Record) -> None:
     for name, value in theirs.final.items():
         assert ours.final[name] == pytest.approx(value, rel=2e-6)
     results.check_same(ours, theirs)
-    assert (ours.trial, ours.seed, ours.parameters) == (theirs.trial, theirs.seed, theirs.parameters)
+    assert (ours.trial, ours.seed, ours.parameters) == (
+        theirs.trial,
+        theirs.seed,
+        theirs.parameters,
+    )
 
 
-# With a call at the beginning, behind each execution and behind each leg: before the first step, within a leg, at the end of
-# one (noticed by the step, which is measured then), and between two (noticed behind the measurement).
-@pytest.mark.parametrize(("together", "visits"), [(1, [(0, 0), (2, 2), (2, 4), (5, 8)]), (2, [(1, 2), (2, 4)])])
+# With a call at the beginning, behind each execution and behind each leg: before the first step,
+# within a leg, at the end of one (noticed by the step, which is measured then), and between two
+# (noticed behind the measurement).
+@pytest.mark.parametrize(
+    ("together", "visits"), [(1, [(0, 0), (2, 2), (2, 4), (5, 8)]), (2, [(1, 2), (2, 4)])]
+)
 def test_a_run_goes_on_where_it_was_stopped(together, visits, uninterrupted, tmp_path):
     if together > 1 and BACKEND == "torch":
         pytest.skip("torch computes step by step")
@@ -90,7 +103,9 @@ def test_a_run_goes_on_where_it_was_stopped(together, visits, uninterrupted, tmp
     assert record.cost["images_per_second"] > 0
     if together > 1:  # what is compiled otherwise may differ in the last bits
         other = again(len(visits) + 1, tmp_path / "other", together=together)
-        np.testing.assert_allclose(whole.curves["train_loss"], record.curves["train_loss"], rtol=1e-3)
+        np.testing.assert_allclose(
+            whole.curves["train_loss"], record.curves["train_loss"], rtol=1e-3
+        )
         whole, expected = other(1), tiny.values(other)
     assert_same_run(record, whole)
     tiny.assert_identical(values, expected)
@@ -105,7 +120,8 @@ def test_the_curve(uninterrupted):
     folder, record, _ = uninterrupted
     curves = record.curves
     assert curves["iteration"] == [4, 8, 12]
-    # the rates of the last step of every leg: 0.01 for 3 iterations, 0.1 up to 6, 0.01 up to 10, then 0.001
+    # the rates of the last step of every leg: 0.01 for 3 iterations, 0.1 up to 6, 0.01 up to 10,
+    # then 0.001
     np.testing.assert_allclose(curves["learning_rate"], [0.1, 0.01, 0.001], rtol=1e-6)
     assert {len(values) for values in curves.values()} == {3}
     assert record.final == {name: curves[name][-1] for name in record.final}
@@ -121,8 +137,9 @@ def test_the_curve(uninterrupted):
     assert (read.trial, read.seed, read.parameters) == (tiny.DROPOUT.name, 1, record.parameters)
 
 
-# A process that SIGTERM reaches twice: when its clock is looked at for the third time, in a step within a leg; and, once more
-# from the beginning, in the last measurement: the next seed must not be begun.
+# A process that SIGTERM reaches twice: when its clock is looked at for the third time, in a step
+# within a leg; and, once more from the beginning, in the last measurement: the next seed must not
+# be begun.
 STOPPED = """
 import dataclasses, os, pathlib, signal, sys
 from tests.training.reproduce import tiny
@@ -221,13 +238,19 @@ def changes(monkeypatch):
     recipe = dataclasses.replace(tiny.recipe(), batch_size=3)
     return {
         "code": lambda: monkeypatch.setattr(fingerprints, "code", lambda: code),
-        "recipe": lambda: monkeypatch.setattr("training.reproduce.trials.RECIPES", {"tiny": lambda: recipe}),
+        "recipe": lambda: monkeypatch.setattr(
+            "training.reproduce.trials.RECIPES", {"tiny": lambda: recipe}
+        ),
         "data": lambda: None,
     }
 
 
 def contents(folder) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -283,12 +306,19 @@ def test_a_damaged_state_is_no_state(begun, tmp_path):
 
 def test_legs_of_the_papers_recipes():
     """The recipes' runs are measured 64 times or so, and at whole executions."""
-    for trial, points in (("cifar10/resnet110-original", 64), ("cifar10/resnet1001-full_preactivation-batch64", 66)):
+    for trial, points in (
+        ("cifar10/resnet110-original", 64),
+        ("cifar10/resnet1001-full_preactivation-batch64", 66),
+    ):
         from training.reproduce import run, trials
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(run, "LEGS", 64)
-            made = run.Run(trials.TRIALS[trial], _sized(50_000), run.Settings(None, None, "mixed_bfloat16", together=100))
+            made = run.Run(
+                trials.TRIALS[trial],
+                _sized(50_000),
+                run.Settings(None, None, "mixed_bfloat16", together=100),
+            )
         assert made.together == 100
         assert not made.leg_length % 100
         assert math.ceil(made.plan.iterations / made.leg_length) == points

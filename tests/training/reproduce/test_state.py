@@ -10,7 +10,9 @@ import pytest
 from training.cli import UserError
 from training.reproduce.bundle import pack_state, unpack_state
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 
 @pytest.fixture
@@ -18,7 +20,9 @@ def state(tmp_path):
     """A folder as unfinished runs leave one, of 2.5 MiB of numbers and small files."""
     folder = tmp_path / "runs"
     (folder / "a" / "empty").mkdir(parents=True)
-    np.save(folder / "a" / "weights.npy", np.random.default_rng(0).integers(0, 256, 5 * 2**19, "uint8"))
+    np.save(
+        folder / "a" / "weights.npy", np.random.default_rng(0).integers(0, 256, 5 * 2**19, "uint8")
+    )
     (folder / "a" / "state.json").write_text('{"step": 12}\n')
     (folder / "b.csv").write_text("")
     return folder
@@ -32,7 +36,10 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 def test_state(state, tmp_path):
     written = pack_state(state, tmp_path / "out", piece_mib=1)
     sizes = [path.stat().st_size for path in written]
-    assert [path.name for path in written] == ["state.json", *(f"state-{number:04}.part" for number in range(3))]
+    assert [path.name for path in written] == [
+        "state.json",
+        *(f"state-{number:04}.part" for number in range(3)),
+    ]
     assert sizes[1:3] == [2**20, 2**20]
     assert 0 < sizes[3] <= 2**20
     assert set((tmp_path / "out").iterdir()) == set(written)
@@ -43,7 +50,10 @@ def test_state(state, tmp_path):
     with tarfile.open(tmp_path / "whole.tar") as archive:
         archive.extractall(tmp_path / "tar", filter="data")
     assert contents(tmp_path / "tar") == contents(state)
-    for action in (lambda: pack_state(state, tmp_path / "out"), lambda: unpack_state(tmp_path / "out", state)):
+    for action in (
+        lambda: pack_state(state, tmp_path / "out"),
+        lambda: unpack_state(tmp_path / "out", state),
+    ):
         with pytest.raises(UserError, match="exists and is not empty"):
             action()
 
@@ -56,9 +66,15 @@ def test_incomplete_state(state, tmp_path):
         path.unlink()
         with pytest.raises(UserError, match=f"lacks {path.name}"):
             unpack_state(out, target)
-        for damage in (whole[: len(whole) // 2], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:], b""):
+        for damage in (
+            whole[: len(whole) // 2],
+            whole[:100] + bytes([whole[100] ^ 1]) + whole[101:],
+            b"",
+        ):
             path.write_bytes(damage)
-            with pytest.raises(UserError, match=r"damaged.*" + ("" if path.suffix == ".json" else path.name)):
+            with pytest.raises(
+                UserError, match=r"damaged.*" + ("" if path.suffix == ".json" else path.name)
+            ):
                 unpack_state(out, target)
         path.write_bytes(whole)
         assert not target.exists()

@@ -8,14 +8,35 @@ import numpy as np
 import pytest
 
 from training.reproduce import statistics
-from training.reproduce.statistics import Item, clear_order, interval, kendall, mean, median, pairs, quantile, std, welch
+from training.reproduce.statistics import (
+    Item,
+    clear_order,
+    interval,
+    kendall,
+    mean,
+    median,
+    pairs,
+    quantile,
+    std,
+    welch,
+)
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [([6.0], 6.0), ([7, 6], 6.5), ([9, 5, 6], 6), ([6, None, 5], 6), ([6, None], None), ([None], None), ([], None)],
+    [
+        ([6.0], 6.0),
+        ([7, 6], 6.5),
+        ([9, 5, 6], 6),
+        ([6, None, 5], 6),
+        ([6, None], None),
+        ([None], None),
+        ([], None),
+    ],
 )
 def test_median(values, expected):
     assert median(values) == expected
@@ -35,7 +56,9 @@ def test_quantiles_of_one_and_two_degrees_have_closed_forms(level):
 
 
 def test_interval():
-    assert interval([1, 3]) == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-4)  # std is sqrt 2, so std / sqrt n is 1
+    assert interval([1, 3]) == pytest.approx(
+        (2 - 12.7062, 2 + 12.7062), abs=1e-4
+    )  # std is sqrt 2, so std / sqrt n is 1
     low, high = interval([4, 5, 6, 5, 5])
     assert (low + high) / 2 == pytest.approx(5)
     assert high - 5 == pytest.approx(2.776445 * math.sqrt(0.5) / math.sqrt(5), abs=1e-5)

@@ -12,9 +12,12 @@ from training.reproduce import trials
 from training.reproduce.run import build
 from training.reproduce.smoke import images
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
 
-#: Table to what it has of the published ones, its recipe, and the number of its rows, counted in the paper.
+#: Table to what it has of the published ones, its recipe, and the number of its rows, counted in
+#: the paper.
 PUBLISHED = {
     "table1": ("1", "paper", 11),
     "table2": ("2", "paper", 10),
@@ -53,10 +56,15 @@ def test_no_table_of_cifar_is_missing():
 
 def test_a_name_is_a_network_with_its_recipe():
     for one, other in itertools.combinations(ALL, 2):
-        alike = (one.dataset, dict(one.arguments), one.recipe) == (other.dataset, dict(other.arguments), other.recipe)
+        alike = (one.dataset, dict(one.arguments), one.recipe) == (
+            other.dataset,
+            dict(other.arguments),
+            other.recipe,
+        )
         assert (one.name == other.name) == alike, (one, other)
     assert set(trials.TRIALS) == {trial.name for trial in ALL}
-    # of 39 rows: the original ResNet-110 stands in four tables, ResNet-164 and both with full pre-activation in two
+    # of 39 rows: the original ResNet-110 stands in four tables, ResNet-164 and both with full
+    # pre-activation in two
     assert len({trial.name for trial in ALL if trial.dataset.startswith("cifar")}) == 39 - 3 - 1 - 2
 
 
@@ -70,19 +78,42 @@ def test_names_are_paths():
 
 
 def test_the_recipe_of_the_paper():
-    """From its appendix: batch 128, 64k iterations, 0.01 for 400 of them, 0.1, divided by 10 at 32k and 48k."""
+    """From its appendix: batch 128, 64k iterations, 0.01 for 400 of them, 0.1, divided
+    by 10 at 32k and 48k.
+    """
     for trial in ALL:
         if trial.recipe != "paper":
             continue
         config = trial.config(dtype="mixed_bfloat16")
         plan = plans.plan(config, 50_000)
         assert (config.batch_size, plan.iterations) == (128, 64_000)
-        assert (config.data.name, config.data.augmentation, config.data.padding) == (trial.dataset, "pad_crop_flip", "mean")
-        assert (config.optimizer.momentum, config.optimizer.weight_decay, config.optimizer.nesterov) == (0.9, 1e-4, False)
+        assert (config.data.name, config.data.augmentation, config.data.padding) == (
+            trial.dataset,
+            "pad_crop_flip",
+            "mean",
+        )
+        assert (
+            config.optimizer.momentum,
+            config.optimizer.weight_decay,
+            config.optimizer.nesterov,
+        ) == (0.9, 1e-4, False)
         assert config.model.dtype == "mixed_bfloat16"
-        assert (config.optimizer.ema, config.optimizer.clip_norm, config.optimizer.label_smoothing) == (None, None, 0)
+        assert (
+            config.optimizer.ema,
+            config.optimizer.clip_norm,
+            config.optimizer.label_smoothing,
+        ) == (None, None, 0)
     rate = plans.rate_at(plans.learning_rate(config, plan))
-    steps = {0: 0.01, 399: 0.01, 400: 0.1, 31_999: 0.1, 32_000: 0.01, 47_999: 0.01, 48_000: 0.001, 63_999: 0.001}
+    steps = {
+        0: 0.01,
+        399: 0.01,
+        400: 0.1,
+        31_999: 0.1,
+        32_000: 0.01,
+        47_999: 0.01,
+        48_000: 0.001,
+        63_999: 0.001,
+    }
     assert {step: round(rate(step), 6) for step in steps} == steps
     assert config.schedule == recipes.cifar10().schedule
 
@@ -94,14 +125,27 @@ def test_the_recipe_of_table_4():
     assert (config.batch_size, plan.iterations, config.optimizer.nesterov) == (64, 200 * 781, True)
     assert (config.optimizer.momentum, config.optimizer.weight_decay) == (0.9, 1e-4)
     rate = plans.rate_at(plans.learning_rate(config, plan))
-    steps = {0: 0.01, 399: 0.01, 400: 0.1, 81 * 781 - 1: 0.1, 81 * 781: 0.01, 122 * 781 - 1: 0.01, 122 * 781: 0.001}
+    steps = {
+        0: 0.01,
+        399: 0.01,
+        400: 0.1,
+        81 * 781 - 1: 0.1,
+        81 * 781: 0.01,
+        122 * 781 - 1: 0.01,
+        122 * 781: 0.001,
+    }
     assert {step: round(rate(step), 6) for step in steps} == steps
 
 
 def test_the_recipe_in_small():
     config = trials.TABLES["digits1"].rows[0].trial.config()
     plan = plans.plan(config, 1_437)
-    assert (config.batch_size, plan.iterations, config.data.name, config.data.augmentation) == (32, 700, "digits", "none")
+    assert (config.batch_size, plan.iterations, config.data.name, config.data.augmentation) == (
+        32,
+        700,
+        "digits",
+        "none",
+    )
     rate = plans.rate_at(plans.learning_rate(config, plan))
     steps = {0: 0.01, 34: 0.01, 35: 0.1, 349: 0.1, 350: 0.01, 524: 0.01, 525: 0.001, 699: 0.001}
     assert {step: round(rate(step), 6) for step in steps} == steps
@@ -116,14 +160,20 @@ def test_figures_are_of_rows():
 
 
 COUNTED = {
-    "first_paper": [(row.published.network, row.trial) for row in trials.TABLES["first_paper"].rows],
+    "first_paper": [
+        (row.published.network, row.trial) for row in trials.TABLES["first_paper"].rows
+    ],
     "table2": [
-        (row.published.network, row.trial) for row in trials.TABLES["table2"].rows if row.published.row == "full_preactivation"
+        (row.published.network, row.trial)
+        for row in trials.TABLES["table2"].rows
+        if row.published.row == "full_preactivation"
     ],
 }
 
 
-@pytest.mark.parametrize(("network", "trial"), [pair for pairs in COUNTED.values() for pair in pairs])
+@pytest.mark.parametrize(
+    ("network", "trial"), [pair for pairs in COUNTED.values() for pair in pairs]
+)
 def test_networks_have_the_published_number_of_parameters(network, trial):
     built = build(trial, images(trial.dataset), "float32", stacked=True)
     assert sum(weight.value.shape.num_elements() for weight in built.trainable_weights) == (
@@ -134,7 +184,11 @@ def test_networks_have_the_published_number_of_parameters(network, trial):
 
 ROWS = {trial.name: trial for trial in ALL if trial.dataset != "digits"}
 SHALLOW = {name: trial for name, trial in ROWS.items() if trial.arguments["depth"] == 110}
-DEEP = [pytest.param(name, marks=pytest.mark.slow) for name in ROWS if ROWS[name].arguments["depth"] > 110]
+DEEP = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ROWS
+    if ROWS[name].arguments["depth"] > 110
+]
 
 
 @pytest.mark.parametrize("name", SHALLOW)

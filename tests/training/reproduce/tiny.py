@@ -1,4 +1,6 @@
-"""Trials that take seconds: a network of eight layers, few images of 8 x 8 pixels, twelve steps."""
+"""Trials that take seconds: a network of eight layers, few images of 8 x 8 pixels,
+twelve steps.
+"""
 
 import contextlib
 import dataclasses
@@ -19,7 +21,9 @@ STEPS, LEG, BATCH = 12, 4, 4
 ARGUMENTS = {"depth": 8, "width_factor": 0.25, "arrangement": "full_preactivation", "classes": 10}
 PLAIN = Trial("digits/tiny", "digits", "resnet_cifar", ARGUMENTS, "tiny")
 #: Draws random numbers in every step.
-DROPOUT = Trial("digits/tiny-dropout", "digits", "resnet_cifar", ARGUMENTS | {"shortcut": "dropout"}, "tiny")
+DROPOUT = Trial(
+    "digits/tiny-dropout", "digits", "resnet_cifar", ARGUMENTS | {"shortcut": "dropout"}, "tiny"
+)
 DIVERGING = Trial("digits/tiny-diverging", "digits", "resnet_cifar", ARGUMENTS, "diverging")
 
 
@@ -33,7 +37,9 @@ def recipe() -> Config:
 
 def diverging() -> Config:
     return dataclasses.replace(
-        recipe(), optimizer=Optimizer(learning_rate=1e30), schedule=Schedule("steps", (6, 10), length=STEPS, unit="iterations")
+        recipe(),
+        optimizer=Optimizer(learning_rate=1e30),
+        schedule=Schedule("steps", (6, 10), length=STEPS, unit="iterations"),
     )
 
 
@@ -41,7 +47,9 @@ def install() -> None:
     """Put recipes and trials among those of the package, in this process."""
     own = {"tiny": recipe, "diverging": diverging}
     trials.RECIPES = types.MappingProxyType(trials.RECIPES | own)
-    trials.TRIALS = types.MappingProxyType(trials.TRIALS | {each.name: each for each in (PLAIN, DROPOUT, DIVERGING)})
+    trials.TRIALS = types.MappingProxyType(
+        trials.TRIALS | {each.name: each for each in (PLAIN, DROPOUT, DIVERGING)}
+    )
     run.LEGS = STEPS // LEG
 
 
@@ -61,7 +69,14 @@ def images(seed: int = 0, train: int = 30, test: int = 8) -> Images:
     random = np.random.default_rng(seed)
     pixels = random.integers(0, 256, (train + test, 8, 8, 1), "uint8")
     labels = random.integers(0, 10, train + test)
-    return Images("digits", tuple("0123456789"), pixels[:train], labels[:train], pixels[train:], labels[train:])
+    return Images(
+        "digits",
+        tuple("0123456789"),
+        pixels[:train],
+        labels[:train],
+        pixels[train:],
+        labels[train:],
+    )
 
 
 class Calls:
@@ -75,14 +90,24 @@ class Calls:
         return self.left < 0
 
 
-def make(folder, trial: Trial = PLAIN, calls: float = float("inf"), together: int = 1, data: Images | None = None) -> Run:
+def make(
+    folder,
+    trial: Trial = PLAIN,
+    calls: float = float("inf"),
+    together: int = 1,
+    data: Images | None = None,
+) -> Run:
     """Return a run whose results and state are below the folder."""
     settings = Settings(folder / "results", folder / "work", dtype="float32", together=together)
-    return Run(trial, data or images(), settings, out_of_time=Calls(calls), say=lambda message: None)
+    return Run(
+        trial, data or images(), settings, out_of_time=Calls(calls), say=lambda message: None
+    )
 
 
 def values(of: Run) -> list[np.ndarray]:
-    """Return all that training has changed: weights, statistics, states of generators, and the optimizer's variables."""
+    """Return all that training has changed: weights, statistics, states of generators,
+    and the optimizer's variables.
+    """
     assert of.model is not None
     variables = [*of.model.network.variables, *of.model.optimizer.variables]
     return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]

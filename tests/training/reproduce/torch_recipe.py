@@ -1,6 +1,8 @@
-"""The paper's CIFAR networks and a step of their training in PyTorch, from the papers alone: nothing here is the library's.
+"""The paper's CIFAR networks and a step of their training in PyTorch, from the papers
+alone: nothing here is the library's.
 
-Modules are called as the weights of the Keras network are, so that a state goes over by its paths.
+Modules are called as the weights of the Keras network are, so that a state goes over by
+its paths.
 """
 
 import dataclasses
@@ -34,11 +36,15 @@ class OptionA(nn.Module):
         self.missing, self.stride = filters - channels, stride
 
     def forward(self, x):
-        return functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing))
+        return functional.pad(
+            x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing)
+        )
 
 
 class Unit(nn.Module):
-    """Weights, and the change of shape, which is a projection for bottlenecks, option A else. The first weight strides."""
+    """Weights, and the change of shape, which is a projection for bottlenecks, option A
+    else. The first weight strides.
+    """
 
     normalized_projection = False
 
@@ -75,7 +81,8 @@ class PreActivation(Unit):
                 self.branch[f"norm_{i}"] = norm(channels)
 
     def forward(self, x):
-        # the first unit's activation is the stem's; both paths of a unit that changes the shape see the activated x
+        # the first unit's activation is the stem's; both paths of a unit that changes the shape see
+        # the activated x
         activated = x if self.first else relu(self.branch["norm_0"](x))
         f = self.branch["conv_1"](activated)
         for i in range(1, self.weights):
@@ -100,7 +107,9 @@ class Original(Unit):
 
 
 class ResNet(nn.Module):
-    """A 3x3 convolution, three stages of `units` units at one, a half and a quarter of the size, mean, classifier."""
+    """A 3x3 convolution, three stages of `units` units at one, a half and a quarter of
+    the size, mean, classifier.
+    """
 
     def __init__(self, arrangement, block, units, width, classes=10):
         super().__init__()
@@ -110,7 +119,13 @@ class ResNet(nn.Module):
         channels, self.units = width, []
         for stage in range(3):
             for u in range(units):
-                unit = kind(block, channels, width * 2**stage, 2 if stage and not u else 1, first=not self.units)
+                unit = kind(
+                    block,
+                    channels,
+                    width * 2**stage,
+                    2 if stage and not u else 1,
+                    first=not self.units,
+                )
                 self.add_module(f"stage{stage + 1}_unit{u + 1}", unit)
                 self.units.append(unit)
                 channels = unit.filters
@@ -144,7 +159,9 @@ def torch_name(path):
 
 def to_torch(array):
     """A weight in Torch's order: outputs, inputs, height, width."""
-    return torch.tensor(np.ascontiguousarray(array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T))
+    return torch.tensor(
+        np.ascontiguousarray(array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T)
+    )
 
 
 def from_torch(tensor):
@@ -155,13 +172,19 @@ def from_torch(tensor):
 def with_weights(net, weights):
     """Take over weights by path: each of them, and none is left."""
     state = {torch_name(path): to_torch(value) for path, value in weights.items()}
-    state |= {name: value for name, value in net.state_dict().items() if name.endswith("num_batches_tracked")}
+    state |= {
+        name: value
+        for name, value in net.state_dict().items()
+        if name.endswith("num_batches_tracked")
+    }
     net.to(next(iter(state.values())).dtype).load_state_dict(state, strict=True)
     return net
 
 
 def batch(images, mean, std, top, left, flip):
-    """Pad 4, crop, flip half, normalise. The padding is the mean, which is a colour, three whole numbers, in an image file."""
+    """Pad 4, crop, flip half, normalise. The padding is the mean, which is a colour,
+    three whole numbers, in an image file.
+    """
     mean, std = (torch.tensor(each, dtype=torch.float64).view(3, 1, 1) for each in (mean, std))
     pixels = torch.tensor(images).permute(0, 3, 1, 2).double()
     padded = functional.pad(pixels - mean.round(), (4, 4, 4, 4)) + mean.round()
@@ -171,13 +194,20 @@ def batch(images, mean, std, top, left, flip):
 def crop_and_flip(padded, top, left, flip):
     """Cut the images out of their padding of 4, and turn some of them around."""
     height, width = padded.shape[2] - 8, padded.shape[3] - 8
-    crops = [image[:, t : t + height, s : s + width] for image, t, s in zip(padded, top, left, strict=True)]
-    return torch.stack([crop.flip(2) if flipped else crop for crop, flipped in zip(crops, flip, strict=True)])
+    crops = [
+        image[:, t : t + height, s : s + width]
+        for image, t, s in zip(padded, top, left, strict=True)
+    ]
+    return torch.stack(
+        [crop.flip(2) if flipped else crop for crop, flipped in zip(crops, flip, strict=True)]
+    )
 
 
 @dataclasses.dataclass
 class State:
-    """Where training stands: loss of the last batch; by Keras' paths and in its layout the weights and velocities."""
+    """Where training stands: loss of the last batch; by Keras' paths and in its layout
+    the weights and velocities.
+    """
 
     loss: float
     weights: dict
@@ -185,20 +215,29 @@ class State:
 
 
 def train(net, paths, batches, rates, *, nesterov=False, biased=True, rate_inside=True):
-    """Train for a step with each of the batches and rates; return the state behind every step, and the first gradient.
+    """Train for a step with each of the batches and rates; return the state behind
+    every step, and the first gradient.
 
     Args:
         paths: Of the Keras network's weights.
-        biased: Whether the running variances are turned into means of `1/n`, as Keras has them, from Torch's `1/(n - 1)`.
-        rate_inside: Whether the velocity has its own step's rate inside, `v = 0.9 v - rate g`, as in Caffe, where the paper's
-            runs were made, and Keras. Torch keeps `v / rate` and so multiplies the old part along when the rate changes.
+        biased: Whether the running variances are turned into means of `1/n`, as Keras
+            has them, from Torch's `1/(n - 1)`.
+        rate_inside: Whether the velocity has its own step's rate inside, `v = 0.9 v -
+            rate g`, as in Caffe, where the paper's runs were made, and Keras. Torch
+            keeps `v / rate` and so multiplies the old part along when the rate changes.
     """
-    optimizer = torch.optim.SGD(net.parameters(), rates[0], momentum=0.9, weight_decay=1e-4, nesterov=nesterov)
+    optimizer = torch.optim.SGD(
+        net.parameters(), rates[0], momentum=0.9, weight_decay=1e-4, nesterov=nesterov
+    )
     parameters = dict(net.named_parameters())
-    norms = {name: module for name, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    norms = {
+        name: module for name, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)
+    }
     counts = {}
     for name, module in norms.items():
-        module.register_forward_hook(lambda _, inputs, __, name=name: counts.update({name: inputs[0][:, 0].numel()}))
+        module.register_forward_hook(
+            lambda _, inputs, __, name=name: counts.update({name: inputs[0][:, 0].numel()})
+        )
     starts = {name: module.running_var.clone() for name, module in norms.items()}
     states, gradients = [], {}
     net.train()
@@ -211,19 +250,28 @@ def train(net, paths, batches, rates, *, nesterov=False, biased=True, rate_insid
         loss = functional.cross_entropy(net(x.to(net.stem_conv.weight.dtype)), torch.tensor(labels))
         loss.backward()
         if step == 1:
-            gradients = {path: from_torch(parameters[torch_name(path)].grad) for path in paths if "moving" not in path}
+            gradients = {
+                path: from_torch(parameters[torch_name(path)].grad)
+                for path in paths
+                if "moving" not in path
+            }
         optimizer.step()
         tensors = net.state_dict()
-        if biased:  # what is no batch's is start * 0.9^step; in the rest every batch's variance stands times n / (n - 1)
+        # what is no batch's is start * 0.9^step; in the rest every batch's variance stands times n
+        # / (n - 1)
+        if biased:
             for name, n in counts.items():
                 kept = starts[name] * 0.9**step
-                tensors[f"{name}.running_var"] = kept + (tensors[f"{name}.running_var"] - kept) * (n - 1) / n
+                tensors[f"{name}.running_var"] = (
+                    kept + (tensors[f"{name}.running_var"] - kept) * (n - 1) / n
+                )
         states.append(
             State(
                 loss.item(),
                 {path: from_torch(tensors[torch_name(path)]) for path in paths},
                 {
-                    path: -rate * from_torch(optimizer.state[parameters[torch_name(path)]]["momentum_buffer"])
+                    path: -rate
+                    * from_torch(optimizer.state[parameters[torch_name(path)]]["momentum_buffer"])
                     for path in gradients
                 },
             )

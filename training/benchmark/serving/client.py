@@ -1,8 +1,10 @@
-"""Sends one and the same request over connections that are kept, as fast as they are answered: `python client.py JOB`.
+"""Sends one and the same request over connections that are kept, as fast as they are
+answered: `python client.py JOB`.
 
-JOB is JSON, the result one line of JSON on stdout. With `{"answer": n}` it is a server instead, which reads a request and
-answers with n bytes: what the client reaches against it is the most that it can measure. It needs Python's own library alone,
-and nothing of it is imported that takes time, because it shares the cores with the server.
+JOB is JSON, the result one line of JSON on stdout. With `{"answer": n}` it is a server
+instead, which reads a request and answers with n bytes: what the client reaches against
+it is the most that it can measure. It needs Python's own library alone, and nothing of
+it is imported that takes time, because it shares the cores with the server.
 """
 
 import asyncio
@@ -17,7 +19,9 @@ HOST = "127.0.0.1"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the least of `values` that at least this share of them does not exceed (the nearest rank)."""
+    """Return the least of `values` that at least this share of them does not exceed
+    (the nearest rank).
+    """
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
@@ -27,7 +31,9 @@ def summarize(seconds: Sequence[float]) -> dict[str, float]:
 
 
 class Messages:
-    """Cuts what arrives on a connection into HTTP messages; of those only the head is kept."""
+    """Cuts what arrives on a connection into HTTP messages; of those only the head is
+    kept.
+    """
 
     def __init__(self):
         self._head = b""
@@ -94,7 +100,9 @@ class Connection(asyncio.Protocol):
 
 
 class Load:
-    """Connections that send `request`, in phases: each begins with all of them and ends when all are answered."""
+    """Connections that send `request`, in phases: each begins with all of them and ends
+    when all are answered.
+    """
 
     def __init__(self, request: bytes):
         self.request = request
@@ -104,10 +112,15 @@ class Load:
 
     async def connect(self, port: int, number: int) -> None:
         loop = asyncio.get_running_loop()
-        self.connections = [(await loop.create_connection(lambda: Connection(self), HOST, port))[1] for _ in range(number)]
+        self.connections = [
+            (await loop.create_connection(lambda: Connection(self), HOST, port))[1]
+            for _ in range(number)
+        ]
 
     async def phase(self, until: float, requests: float) -> float:
-        """Send until a time of `time.perf_counter`, or this many requests. Returns the seconds to the last answer."""
+        """Send until a time of `time.perf_counter`, or this many requests. Returns the
+        seconds to the last answer.
+        """
         self.seconds, self.refused = [], []
         self._until, self._requests = until, requests
         self._busy, self._sent = 0, 0
@@ -144,8 +157,11 @@ class Load:
             self._over.set_exception(error or ConnectionError("The server closed a connection."))
 
 
-async def measure(port: int, request: bytes, concurrency: int, seconds: float, requests: float = math.inf) -> dict:
-    """Return requests in a second, their latencies, and the share of a core that this process itself took.
+async def measure(
+    port: int, request: bytes, concurrency: int, seconds: float, requests: float = math.inf
+) -> dict:
+    """Return requests in a second, their latencies, and the share of a core that this
+    process itself took.
 
     Args:
         port: Of a server on this machine.

@@ -1,7 +1,8 @@
 """Writes the networks that are measured, in a process of its own.
 
-JOB is JSON: the models, the precisions and the folder. They keep their new weights, so that nothing has to be trained: what a
-network computes takes the same time whatever its weights are, and its accuracy says nothing.
+JOB is JSON: the models, the precisions and the folder. They keep their new weights, so
+that nothing has to be trained: what a network computes takes the same time whatever its
+weights are, and its accuracy says nothing.
 """
 
 import json
@@ -24,12 +25,16 @@ VALIDATION_IMAGES = 16
 
 
 def path_of(folder: Path, model: str, precision: str) -> Path:
-    """Return where an export lies: `folder/MODEL-PRECISION/MODEL/1`, so that a server can be given it alone."""
+    """Return where an export lies: `folder/MODEL-PRECISION/MODEL/1`, so that a server
+    can be given it alone.
+    """
     return folder / f"{name_of(model)}-{precision}" / name_of(model) / "1"
 
 
 def name_of(model: str) -> str:
-    """Return the name under which a model is served: its own, or one made of NAME:option=value."""
+    """Return the name under which a model is served: its own, or one made of
+    NAME:option=value.
+    """
     return re.sub(r"\W", "_", model)
 
 
@@ -39,7 +44,8 @@ def peer_of(model: str) -> str | None:
 
 
 def write(models: Sequence[str], precisions: Sequence[str], folder: Path) -> None:
-    """Export every model in every precision, and its peer; those that lie in `folder` already are taken as they are.
+    """Export every model in every precision, and its peer; those that lie in `folder`
+    already are taken as they are.
 
     Raises:
         UserError: if one could not be exported.
@@ -52,12 +58,16 @@ def write(models: Sequence[str], precisions: Sequence[str], folder: Path) -> Non
         check=False,
     )
     if child.returncode:
-        raise UserError(f"The exporting process ended with status {child.returncode}; its message stands above.")
+        raise UserError(
+            f"The exporting process ended with status {child.returncode}; its message stands above."
+        )
 
 
 def _write_all(models: Sequence[str], precisions: Sequence[str], folder: Path) -> None:
     for model in models:
-        missing = [precision for precision in precisions if not path_of(folder, model, precision).is_dir()]
+        missing = [
+            precision for precision in precisions if not path_of(folder, model, precision).is_dir()
+        ]
         if missing:
             _write(model, missing, folder)
         peer = peer_of(model)
@@ -84,7 +94,8 @@ def _write(model: str, precisions: Sequence[str], folder: Path) -> None:
             classes=[f"class {i}" for i in range(network.output_shape[-1])],
             precision=precision,
             validation_data=(images, labels) if precision == "bfloat16" else None,
-            max_accuracy_loss=1.0,  # the classes of a network that was not trained lie too close together to hold it to any
+            # the classes of a network that was not trained lie too close together to hold it to any
+            max_accuracy_loss=1.0,
         )
 
 
@@ -92,7 +103,9 @@ def _write_peer(peer: str, path: Path) -> None:
     """Export a network of another package as its users do."""
     unfinished = path.with_name("unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
-    candidates.PEERS[peer].build(candidates.PEERS[peer].image_size).export(str(unfinished), verbose=False)
+    candidates.PEERS[peer].build(candidates.PEERS[peer].image_size).export(
+        str(unfinished), verbose=False
+    )
     unfinished.rename(path)
 
 

@@ -1,7 +1,8 @@
 """A network in a process of its own, called in a loop.
 
-JOB is JSON: the SavedModel, and how it is run. For every line on stdin, `{"batch": ..., "seconds": ...}`, it calls the network
-for so long and writes a line of figures to stdout. Between two lines it does nothing.
+JOB is JSON: the SavedModel, and how it is run. For every line on stdin, `{"batch": ...,
+"seconds": ...}`, it calls the network for so long and writes a line of figures to
+stdout. Between two lines it does nothing.
 """
 
 import json
@@ -17,7 +18,8 @@ from ... import children
 from ...cli import UserError
 from .client import summarize
 
-#: How a user without this package's server runs a SavedModel; every other name is one of the server's engines.
+#: How a user without this package's server runs a SavedModel; every other name is one of the
+#: server's engines.
 PLAIN = "loop"
 _WARMUP_CALLS = 2
 _LEAST_CALLS = 2
@@ -62,7 +64,10 @@ class Loop:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise UserError(f"A measuring process ended with status {self._process.wait()}; its message stands above.")
+            raise UserError(
+                f"A measuring process ended with status {self._process.wait()}; its message "
+                "stands above."
+            )
         return json.loads(line)
 
 
@@ -82,7 +87,9 @@ def _plain(path: Path) -> tuple[Callable[[np.ndarray], object], tuple[int, ...]]
     return run, tuple(spec.shape[1:])
 
 
-def _engine(path: Path, engine: str, precision: str) -> tuple[Callable[[np.ndarray], object], tuple[int, ...]]:
+def _engine(
+    path: Path, engine: str, precision: str
+) -> tuple[Callable[[np.ndarray], object], tuple[int, ...]]:
     """Return what the server's engine makes of the network, and the shape of an image."""
     import tensorflow as tf
 
@@ -95,14 +102,20 @@ def _engine(path: Path, engine: str, precision: str) -> tuple[Callable[[np.ndarr
     return engines.ENGINES[engine](frozen, Settings(path.parents[1]), precision), shape
 
 
-def _measure(run: Callable[[np.ndarray], object], images: np.ndarray, seconds: float) -> dict[str, float]:
+def _measure(
+    run: Callable[[np.ndarray], object], images: np.ndarray, seconds: float
+) -> dict[str, float]:
     calls: list[float] = []
     start = time.perf_counter()
     while time.perf_counter() - start < seconds or len(calls) < _LEAST_CALLS:
         before = time.perf_counter()
         run(images)
         calls.append(time.perf_counter() - before)
-    return {"images_per_second": len(images) * len(calls) / sum(calls), **summarize(calls), "calls": len(calls)}
+    return {
+        "images_per_second": len(images) * len(calls) / sum(calls),
+        **summarize(calls),
+        "calls": len(calls),
+    }
 
 
 def main() -> None:
@@ -113,7 +126,9 @@ def main() -> None:
     warm: set[int] = set()
     for line in sys.stdin:
         told = json.loads(line)
-        images = np.random.default_rng(0).integers(0, 256, (told["batch"], *shape)).astype("float32")
+        images = (
+            np.random.default_rng(0).integers(0, 256, (told["batch"], *shape)).astype("float32")
+        )
         for _ in range(0 if told["batch"] in warm else _WARMUP_CALLS):
             run(images)
         warm.add(told["batch"])

@@ -16,12 +16,27 @@ from .options import Options
 from .parts import PARTS, PRECISIONS, Round
 
 #: What in the environment sets threads and devices.
-_ENVIRONMENT = ("OMP_NUM_THREADS", "TF_ENABLE_ONEDNN_OPTS", "TF_NUM_INTRAOP_THREADS", "MALLOC_ARENA_MAX")
-_PACKAGES = ("tensorflow", "keras", "numpy", "openvino", "starlette", "uvicorn", "httptools", "orjson")
+_ENVIRONMENT = (
+    "OMP_NUM_THREADS",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_NUM_INTRAOP_THREADS",
+    "MALLOC_ARENA_MAX",
+)
+_PACKAGES = (
+    "tensorflow",
+    "keras",
+    "numpy",
+    "openvino",
+    "starlette",
+    "uvicorn",
+    "httptools",
+    "orjson",
+)
 
 
 def run(options: Options) -> dict:
-    """Measure what `options` say, print the tables, write the file and return what it holds.
+    """Measure what `options` say, print the tables, write the file and return what it
+    holds.
 
     Raises:
         UserError: for options that do not fit, or if a process fails.
@@ -44,15 +59,22 @@ def run(options: Options) -> dict:
     }
     with _folder(options.exports) as folder:
         _say("exporting")
-        exports.write(options.models, PRECISIONS if "direct" in options.parts else [options.precision], folder)
+        exports.write(
+            options.models, PRECISIONS if "direct" in options.parts else [options.precision], folder
+        )
         for part in options.parts:
             _say(part)
             for figures in PARTS[part](options, folder):
                 rounds[part].append(figures)
                 _say(f"{part}: a round of {len(figures)} candidates")
                 summary = results.summarize(itertools.chain(*rounds.values()))
-                described |= {"summary": summary, "demands": results.judge(summary, "amx_bf16" in flags)}
-                described["seconds"] = round((datetime.datetime.now(datetime.UTC) - started).total_seconds())
+                described |= {
+                    "summary": summary,
+                    "demands": results.judge(summary, "amx_bf16" in flags),
+                }
+                described["seconds"] = round(
+                    (datetime.datetime.now(datetime.UTC) - started).total_seconds()
+                )
                 if options.output is not None:
                     write_json(options.output, described)
     print(_heading(options, described))
@@ -63,11 +85,17 @@ def run(options: Options) -> dict:
 
 
 def cpu_flags() -> list[str]:
-    """Return the CPU's flags for matrices and 16 bits, such as amx_bf16; none where the system does not tell."""
+    """Return the CPU's flags for matrices and 16 bits, such as amx_bf16; none where the
+    system does not tell.
+    """
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    return sorted(flag for flag in flags if flag.startswith("amx_") or flag in ("avx2", "avx512f", "avx512_bf16"))
+    return sorted(
+        flag
+        for flag in flags
+        if flag.startswith("amx_") or flag in ("avx2", "avx512f", "avx512_bf16")
+    )
 
 
 @contextlib.contextmanager
@@ -89,8 +117,8 @@ def _heading(options: Options, described: dict) -> str:
     flags = ", ".join(machine["flags"])
     return "\n".join(
         [
-            f"serving: {options.rounds} round{'s' * (options.rounds > 1)} of {options.seconds:g} s each, "
-            f"{described['seconds']} s in all, on {machine['cpu']} ({flags})",
+            f"serving: {options.rounds} round{'s' * (options.rounds > 1)} of {options.seconds:g} "
+            f"s each, {described['seconds']} s in all, on {machine['cpu']} ({flags})",
             described["about"],
             described["order"],
             "Figures: median (least to most) of the rounds.",

@@ -48,18 +48,26 @@ class Options:
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise UserError(
-                    f"--{name} must be given at least one value, each once. Received: {' '.join(map(str, values))}"
+                    f"--{name} must be given at least one value, each once. Received: "
+                    f"{' '.join(map(str, values))}"
                 )
         for model in self.models:
             name, _ = candidates.parse(model)
             if name in candidates.PEERS:
-                raise UserError(f"--models takes registered models; what is measured beside them is chosen. Received: {model}")
+                raise UserError(
+                    "--models takes registered models; what is measured beside them is chosen. "
+                    f"Received: {model}"
+                )
         for name in ("concurrency", "batches", "rounds", "requests", "seconds", "memory_seconds"):
             given = getattr(self, name)
-            if not all(0 < value < math.inf for value in (given if isinstance(given, tuple) else (given,))):
+            if not all(
+                0 < value < math.inf for value in (given if isinstance(given, tuple) else (given,))
+            ):
                 raise UserError(f"--{name.replace('_', '-')} must be positive. Received: {given}")
         if "openvino" in self.engines and importlib.util.find_spec("openvino") is None:
-            raise UserError("--engines openvino needs OpenVINO: pip install -c constraints.txt -e '.[openvino]'")
+            raise UserError(
+                "--engines openvino needs OpenVINO: pip install -c constraints.txt -e '.[openvino]'"
+            )
         if self.output is not None and not self.output.parent.is_dir():
             raise UserError(f"--output: there is no directory {self.output.parent}")
 

@@ -1,4 +1,6 @@
-"""The real server in a process of its own, what is asked of it, and the process that asks."""
+"""The real server in a process of its own, what is asked of it, and the process that
+asks.
+"""
 
 import io
 import json
@@ -22,7 +24,8 @@ JPEG_SIZE = (500, 375)
 
 
 class Server:
-    """`python -m keras_preact.serving` on a free port. It is killed when the context ends.
+    """`python -m keras_preact.serving` on a free port. It is killed when the context
+    ends.
 
     Args:
         directory: Of the models.
@@ -32,7 +35,15 @@ class Server:
 
     def __init__(self, directory: Path, log: Path, *options: str):
         self._log = log
-        command = [sys.executable, "-m", "keras_preact.serving", str(directory), "--port", "0", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "keras_preact.serving",
+            str(directory),
+            "--port",
+            "0",
+            *options,
+        ]
         with open(log, "wb") as file:
             self._process = subprocess.Popen(
                 command,
@@ -54,11 +65,16 @@ class Server:
         """Return when the models are loaded.
 
         Raises:
-            UserError: if the server ends, cannot load them or takes too long; the message has the end of its log.
+            UserError: if the server ends, cannot load them or takes too long; the
+                message has the end of its log.
         """
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self._process.poll() is None:
-            printed = re.search(r"^Serving at http://[\d.]+:(\d+): (.*)$", self._log.read_text(errors="replace"), re.M)
+            printed = re.search(
+                r"^Serving at http://[\d.]+:(\d+): (.*)$",
+                self._log.read_text(errors="replace"),
+                re.M,
+            )
             if printed is not None and "(not available)" not in printed[2]:
                 self.port = int(printed[1])
                 return
@@ -75,7 +91,9 @@ class Server:
 
 
 class TrivialServer:
-    """Answers every request with `size` bytes, at once. It is killed when the context ends."""
+    """Answers every request with `size` bytes, at once. It is killed when the context
+    ends.
+    """
 
     def __init__(self, size: int):
         self._process = subprocess.Popen(
@@ -92,8 +110,11 @@ class TrivialServer:
         self._process.communicate()
 
 
-def ask(port: int, request: Path, concurrency: int, seconds: float, requests: int | None = None) -> dict[str, float]:
-    """Have a client process send the request in a file for some seconds, or so often; return `client.measure`'s figures.
+def ask(
+    port: int, request: Path, concurrency: int, seconds: float, requests: int | None = None
+) -> dict[str, float]:
+    """Have a client process send the request in a file for some seconds, or so often;
+    return `client.measure`'s figures.
 
     Raises:
         UserError: if it failed.
@@ -102,7 +123,12 @@ def ask(port: int, request: Path, concurrency: int, seconds: float, requests: in
     if requests is not None:
         job["requests"] = requests
     done = subprocess.run(
-        _client(job), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds + PATIENCE, check=False
+        _client(job),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds + PATIENCE,
+        check=False,
     )
     if done.returncode:
         raise UserError(f"The client failed: {children.last_line(done.stderr)}")
@@ -115,26 +141,44 @@ def _client(job: dict) -> list[str]:
 
 
 def tensor_request(model: str, shape: tuple[int, ...]) -> bytes:
-    """Return a request of the Open Inference Protocol with one random image as a binary tensor, probabilities back."""
+    """Return a request of the Open Inference Protocol with one random image as a binary
+    tensor, probabilities back.
+    """
     image = np.random.default_rng(0).integers(0, 256, (1, *shape)).astype("float32")
     given = {"name": "images", "datatype": "FP32", "shape": image.shape}
-    return _request(model, given, image.tobytes(), [{"name": "probabilities", "parameters": {"binary_data": True}}])
+    return _request(
+        model,
+        given,
+        image.tobytes(),
+        [{"name": "probabilities", "parameters": {"binary_data": True}}],
+    )
 
 
 def jpeg_request(model: str) -> bytes:
     """Return a request with one JPEG file, classes and scores back."""
     file = jpeg()
     given = {"name": "image_bytes", "datatype": "BYTES", "shape": [1]}
-    return _request(model, given, len(file).to_bytes(4, "little") + file, [{"name": "classes"}, {"name": "scores"}])
+    return _request(
+        model,
+        given,
+        len(file).to_bytes(4, "little") + file,
+        [{"name": "classes"}, {"name": "scores"}],
+    )
 
 
 def jpeg() -> bytes:
-    """Return a JPEG file of smooth shapes with some noise, about as large as one of a photograph."""
+    """Return a JPEG file of smooth shapes with some noise, about as large as one of a
+    photograph.
+    """
     from PIL import Image
 
     rng = np.random.default_rng(0)
-    shapes = Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype="uint8")).resize(JPEG_SIZE, Image.Resampling.BICUBIC)
-    noisy = np.clip(np.asarray(shapes) + rng.normal(0, 6, (*JPEG_SIZE[::-1], 3)), 0, 255).astype("uint8")
+    shapes = Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype="uint8")).resize(
+        JPEG_SIZE, Image.Resampling.BICUBIC
+    )
+    noisy = np.clip(np.asarray(shapes) + rng.normal(0, 6, (*JPEG_SIZE[::-1], 3)), 0, 255).astype(
+        "uint8"
+    )
     file = io.BytesIO()
     Image.fromarray(noisy).save(file, "JPEG", quality=85)
     return file.getvalue()

@@ -28,7 +28,9 @@ def bundle(
     piece_mib: int = 55,
     wheels: Path | None = None,
 ) -> None:
-    """Write what a machine without network needs to train trials; the arguments are the options of the command."""
+    """Write what a machine without network needs to train trials; the arguments are the
+    options of the command.
+    """
     from .. import fingerprints
 
     below = limit(piece_mib)
@@ -36,20 +38,36 @@ def bundle(
     module = __package__.rpartition(".")[0]
     with new_folder(output) as folder:
         members = [("bundle.json", json.dumps(origin).encode()), *_sources(module), *_results()]
-        members += [(f"wheels/{name}", contents) for name, contents in read_wheels(python, platform, wheels)]
+        members += [
+            (f"wheels/{name}", contents) for name, contents in read_wheels(python, platform, wheels)
+        ]
         written = write_zips(members, folder, "code-and-wheels", below)
         for name in dict.fromkeys((*ALWAYS, *datasets)):
             written += _archive(name, data_dir, folder, below)
         shutil.copyfile(Path(__file__).with_name(RUNNER), folder / RUNNER)
-        manifest = {"format": FORMAT, **origin, "module": module, "python": python, "platform": platform}
-        runs.write_json(folder / MANIFEST, manifest | {"pieces": {path.name: described(path) for path in written}})
+        manifest = {
+            "format": FORMAT,
+            **origin,
+            "module": module,
+            "python": python,
+            "platform": platform,
+        }
+        runs.write_json(
+            folder / MANIFEST,
+            manifest | {"pieces": {path.name: described(path) for path in written}},
+        )
     for path in (RUNNER, MANIFEST, *(path.name for path in written)):
         print(f"{(output / path).stat().st_size:>12,} bytes  {path}")
-    print(f"Written: {output}. Copy all of it into one folder; there: python{python} FOLDER/{RUNNER} --help")
+    print(
+        f"Written: {output}. Copy all of it into one folder; there: python{python} "
+        f"FOLDER/{RUNNER} --help"
+    )
 
 
 def _sources(module: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the sources of both packages, as name below the folder that holds the packages, and contents."""
+    """Yield the sources of both packages, as name below the folder that holds the
+    packages, and contents.
+    """
     for name in ("keras_preact", module.partition(".")[0]):
         folder = Path(str(importlib.import_module(name).__file__)).parent
         for path in _source_files(folder):
@@ -57,10 +75,23 @@ def _sources(module: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _source_files(folder: Path) -> list[Path]:
-    """Return what git knows or would add, or, where it knows nothing, all that Python has not compiled."""
-    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    """Return what git knows or would add, or, where it knows nothing, all that Python
+    has not compiled.
+    """
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(
+            "\0"
+        )
     except (OSError, subprocess.CalledProcessError):
         listed = []
     paths = [folder / name for name in listed if name] or list(folder.rglob("*"))
@@ -75,7 +106,9 @@ def _results() -> Iterator[tuple[str, bytes]]:
 
 
 def _archive(name: str, data_dir: Path | None, folder: Path, below: int) -> list[Path]:
-    """Write the archive of a data set, or copy it where there is one in pieces that are small enough."""
+    """Write the archive of a data set, or copy it where there is one in pieces that are
+    small enough.
+    """
     there = images.pieces(name, data_dir) if data_dir else []
     loaded = images.load(name, data_dir)  # which checks the archive
     if there and all(path.stat().st_size < below for path in there):

@@ -1,10 +1,13 @@
-"""Run training.reproduce with what lies beside this file: `python FOLDER/run_bundle.py ARGUMENTS...`.
+"""Run training.reproduce with what lies beside this file: `python FOLDER/run_bundle.py
+ARGUMENTS...`.
 
-Takes Python, JAX, NumPy and Pillow; the first start unpacks the code and the wheels into FOLDER. Results and unfinished runs
-are kept in FOLDER/results and FOLDER/runs: it is the working folder, which relative paths in ARGUMENTS begin at.
+Takes Python, JAX, NumPy and Pillow; the first start unpacks the code and the wheels
+into FOLDER. Results and unfinished runs are kept in FOLDER/results and FOLDER/runs: it
+is the working folder, which relative paths in ARGUMENTS begin at.
 """
 
-# Standard library only, and nothing that an old Python cannot parse: it is to say that it is too old.
+# Standard library only, and nothing that an old Python cannot parse: it is to say that it is too
+# old.
 import hashlib
 import importlib.util
 import json
@@ -18,7 +21,13 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 MANIFEST = FOLDER / "bundle-manifest.json"
 #: What the machine has to have: module to the name of its package.
-NEEDED = {"jax": "jax", "jaxlib": "jaxlib", "ml_dtypes": "ml_dtypes", "numpy": "numpy", "PIL": "pillow"}
+NEEDED = {
+    "jax": "jax",
+    "jaxlib": "jaxlib",
+    "ml_dtypes": "ml_dtypes",
+    "numpy": "numpy",
+    "PIL": "pillow",
+}
 
 
 def fail(message):
@@ -35,32 +44,50 @@ def read_manifest():
         fail(f"{MANIFEST.name} is missing: copy it from the bundle into {FOLDER}.")
     try:
         manifest = json.loads(contents.decode())
-        return {key: manifest[key] for key in ("python", "module", "pieces")}, hashlib.sha256(contents).hexdigest()
+        return {key: manifest[key] for key in ("python", "module", "pieces")}, hashlib.sha256(
+            contents
+        ).hexdigest()
     except (ValueError, KeyError, TypeError) as error:
         fail(f"{MANIFEST} is damaged: {error!r}. Copy it again.")
 
 
 def check_python(version):
-    """Check that this is the Python that the wheels are for, and that it has what the bundle does not bring."""
+    """Check that this is the Python that the wheels are for, and that it has what the
+    bundle does not bring.
+    """
     own = "{}.{}".format(*sys.version_info[:2])
     if own != version:
         fail(
-            f"This bundle is for Python {version}, and this is Python {own}: start it with python{version}, or make a bundle "
-            f"with --python {own}."
+            f"This bundle is for Python {version}, and this is Python {own}: start it with "
+            f"python{version}, or make a bundle with --python {own}."
         )
-    missing = sorted(NEEDED[module] for module in NEEDED if importlib.util.find_spec(module) is None)
+    missing = sorted(
+        NEEDED[module] for module in NEEDED if importlib.util.find_spec(module) is None
+    )
     if missing:
-        fail("{} lacks {}, which a bundle does not bring: install it there.".format(sys.executable, ", ".join(missing)))
+        fail(
+            "{} lacks {}, which a bundle does not bring: install it there.".format(
+                sys.executable, ", ".join(missing)
+            )
+        )
 
 
 def check_pieces(pieces):
     """Check that all pieces are there, and whole."""
     missing = [name for name in pieces if not (FOLDER / name).is_file()]
     if missing:
-        fail("{} lacks {} of {} pieces: copy {} there.".format(FOLDER, len(missing), len(pieces), ", ".join(missing)))
+        fail(
+            "{} lacks {} of {} pieces: copy {} there.".format(
+                FOLDER, len(missing), len(pieces), ", ".join(missing)
+            )
+        )
     damaged = [name for name in pieces if sha256(FOLDER / name) != pieces[name]["sha256"]]
     if damaged:
-        fail("Damaged, or of another bundle: {} in {}. Copy again.".format(", ".join(damaged), FOLDER))
+        fail(
+            "Damaged, or of another bundle: {} in {}. Copy again.".format(
+                ", ".join(damaged), FOLDER
+            )
+        )
 
 
 def sha256(path):
@@ -73,7 +100,9 @@ def sha256(path):
 
 
 def unpack(pieces, tree):
-    """Unpack code and wheels into `tree`, as a whole; lay the results into the working folder where it lacks them."""
+    """Unpack code and wheels into `tree`, as a whole; lay the results into the working
+    folder where it lacks them.
+    """
     temporary = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=str(FOLDER)))
     try:
         for name in pieces:
@@ -107,14 +136,26 @@ def main():
             unpack(manifest["pieces"], tree)
         os.chdir(str(FOLDER))
     except OSError as error:
-        fail(f"Cannot unpack the bundle in {FOLDER}: {error}. Copy it into a folder that can be written.")
+        fail(
+            f"Cannot unpack the bundle in {FOLDER}: {error}. Copy it into a folder that can be "
+            "written."
+        )
     paths = [str(tree), str(tree / "site-packages"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = dict(os.environ, KERAS_BACKEND="jax", KERAS_PREACT_DATA=str(FOLDER), PYTHONPATH=os.pathsep.join(paths))
-    environment["PYTHONSAFEPATH"] = "1"  # a checkout in the working folder is not to be taken for the bundle's code
+    environment = dict(
+        os.environ,
+        KERAS_BACKEND="jax",
+        KERAS_PREACT_DATA=str(FOLDER),
+        PYTHONPATH=os.pathsep.join(paths),
+    )
+    environment["PYTHONSAFEPATH"] = (
+        "1"  # a checkout in the working folder is not to be taken for the bundle's code
+    )
     # several processes may train on one accelerator
     environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", manifest["module"], *sys.argv[1:]], environment)
+    os.execve(
+        sys.executable, [sys.executable, "-m", manifest["module"], *sys.argv[1:]], environment
+    )
 
 
 if __name__ == "__main__":

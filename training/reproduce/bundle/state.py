@@ -1,4 +1,6 @@
-"""The state of unfinished runs in pieces: a tar file cut into parts, put together only where all of them are whole."""
+"""The state of unfinished runs in pieces: a tar file cut into parts, put together only
+where all of them are whole.
+"""
 
 import hashlib
 import io
@@ -86,14 +88,23 @@ def unpack_state(pieces: Path, run_folder: Path) -> None:
         run_folder: What becomes of them, new or empty.
 
     Raises:
-        UserError: naming the pieces that are missing or damaged; for a folder that holds something.
+        UserError: naming the pieces that are missing or damaged; for a folder that
+            holds something.
     """
     parts = _parts(pieces)
     if missing := [part["file"] for part in parts if not (pieces / part["file"]).is_file()]:
-        raise UserError(f"{pieces} lacks {', '.join(missing)}, of {len(parts)} pieces: copy what is missing.")
-    damaged = [part["file"] for part in parts if part != {"file": part["file"], **described(pieces / part["file"])}]
+        raise UserError(
+            f"{pieces} lacks {', '.join(missing)}, of {len(parts)} pieces: copy what is missing."
+        )
+    damaged = [
+        part["file"]
+        for part in parts
+        if part != {"file": part["file"], **described(pieces / part["file"])}
+    ]
     if damaged:
-        raise UserError(f"{pieces}: damaged, or of another state: {', '.join(damaged)}. Copy them again.")
+        raise UserError(
+            f"{pieces}: damaged, or of another state: {', '.join(damaged)}. Copy them again."
+        )
     with new_folder(run_folder) as folder, tempfile.TemporaryFile(dir=run_folder.parent) as whole:
         for part in parts:
             with (pieces / part["file"]).open("rb") as file:
@@ -107,10 +118,14 @@ def unpack_state(pieces: Path, run_folder: Path) -> None:
 def _parts(pieces: Path) -> list[dict[str, Any]]:
     path = pieces / MANIFEST
     if not path.is_file():
-        raise UserError(f"{pieces} lacks {MANIFEST}, which names the pieces of a state: copy it too.")
+        raise UserError(
+            f"{pieces} lacks {MANIFEST}, which names the pieces of a state: copy it too."
+        )
     try:
         manifest = json.loads(path.read_text())
-        parts = [{key: part[key] for key in ("file", "bytes", "sha256")} for part in manifest["parts"]]
+        parts = [
+            {key: part[key] for key in ("file", "bytes", "sha256")} for part in manifest["parts"]
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged: {error}. Copy it again.") from error
     if manifest.get("format") != FORMAT:

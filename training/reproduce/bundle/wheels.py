@@ -1,4 +1,6 @@
-"""The wheels of a bundle: Keras, tyro and what they need, for another Python and platform than this one's."""
+"""The wheels of a bundle: Keras, tyro and what they need, for another Python and
+platform than this one's.
+"""
 
 import re
 import subprocess
@@ -44,14 +46,27 @@ def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _download(python: str, platform: str, folder: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--python-version", python]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--only-binary=:all:",
+        "--python-version",
+        python,
+    ]
     for tag in _platforms(platform):
         command += ["--platform", tag]
     if CONSTRAINTS.is_file():
         command += ["--constraint", str(CONSTRAINTS)]
-    done = subprocess.run([*command, "--dest", str(folder), *WANTED], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--dest", str(folder), *WANTED], capture_output=True, text=True
+    )
     if done.returncode:
-        told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-1:]
+        told = [
+            line for line in done.stderr.splitlines() if line.startswith("ERROR")
+        ] or done.stderr.splitlines()[-1:]
         raise UserError(
             f"pip cannot download the wheels for Python {python} on {platform}: {' '.join(told)} "
             "Where they have been downloaded to a folder: --wheels FOLDER"
@@ -59,7 +74,9 @@ def _download(python: str, platform: str, folder: Path) -> None:
 
 
 def _platforms(platform: str) -> list[str]:
-    """Return the tags of all wheels that run on a platform; older versions of pip take no more than what they are told."""
+    """Return the tags of all wheels that run on a platform; older versions of pip take
+    no more than what they are told.
+    """
     if not (found := re.fullmatch(r"manylinux_2_(\d+)_(\w+)", platform)):
         return [platform]
     older = [f"manylinux_2_{minor}_{found[2]}" for minor in range(int(found[1]), 4, -1)]
