@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from keras_preact import (
     advice,
     arrangements,
+    blocks,
     initializers,
     losses,
     models,
@@ -24,15 +25,16 @@ from keras_preact import (
     transfer,
 )
 from keras_preact.arrangements import ARRANGEMENTS, Arrangement
+from keras_preact.blocks import BLOCKS
 from keras_preact.models.registry import create_model, list_models, model_entry
 
 # Not later: importing a module sets the package's attribute of its name, which is the function's
 # name here.
 from keras_preact.recommend import Recommendation, recommend
 from keras_preact.shortcuts import SHORTCUTS
-from keras_preact.stacks import UnitStack
+from keras_preact.stacks import LayerStack, UnitStack
 from keras_preact.transformer import TransformerUnit
-from keras_preact.units import BLOCKS, ResidualUnit
+from keras_preact.units import ResidualUnit
 
 if TYPE_CHECKING:
     from keras_preact import analysis, applications, distribution, export, health, hub, weights

@@ -26,20 +26,6 @@ class Statistics:
     groups: int = 1
 
 
-#: The last one is active. No context variable: TensorFlow traces replicas in threads of their own.
-_STATISTICS = [Statistics()]
-
-
-@contextlib.contextmanager
-def statistics(active: Statistics) -> Iterator[None]:
-    """While active, batch normalisation in training takes its statistics like this."""
-    _STATISTICS.append(active)
-    try:
-        yield
-    finally:
-        _STATISTICS.pop()
-
-
 #: Layers whose factors stand in the weights in front of them, while a network is traced for
 #: serving; None: it is not.
 _FOLDED: contextvars.ContextVar[frozenset[int] | None] = contextvars.ContextVar(
@@ -92,6 +78,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
     layer, nor in what is saved.
     """
 
+    #: How it takes statistics in training; a distribution sets it, and no config holds it.
+    statistics = Statistics()
+
     def call(self, inputs, training=None, mask=None):
         if (folded := _FOLDED.get()) is not None:
             if id(self) in folded:
@@ -99,7 +88,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
             if self._has_short_images(inputs):
                 return _tensorflow_short(self, inputs)
         in_training = bool(training and self.trainable)
-        active = _STATISTICS[-1] if in_training else Statistics()
+        active = self.statistics if in_training else Statistics()
         if active != Statistics() and (mask is not None or self.renorm):
             raise ValueError(
                 "Batch normalisation with a mask or renorm=True is not for a batch that several "
@@ -127,7 +116,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return outputs
 
     def _moments(self, inputs, mask):
-        moments = _STATISTICS[-1].moments
+        moments = self.statistics.moments
         return (
             super()._moments(inputs, mask)
             if moments is None

@@ -11,7 +11,6 @@ import keras
 from keras import ops
 
 from keras_preact import _checks, initializers
-from keras_preact._attention import SelfAttention
 from keras_preact._batch_norm import BatchNormalization
 from keras_preact._spatial import PaddedConv2D
 
@@ -77,43 +76,22 @@ class StochasticDepth(keras.Layer):
         return super().get_config() | {"rate": self.rate, "seed": self.seed}
 
 
-#: In place of a kernel size: self-attention.
-ATTENTION = "attention"
-
-KernelSize = int | str | None
-
-
-def weight_name(kernel_size: KernelSize) -> str:
-    """Return the word for a weight layer that stands in the paths of its weights."""
-    return "conv" if isinstance(kernel_size, int) else kernel_size or "dense"
-
-
 def weight(
     filters: int,
-    kernel_size: KernelSize,
+    kernel_size: int | None,
     *,
     strides=1,
-    dilation=1,
-    groups=1,
     standardize=False,
-    num_heads=1,
-    causal=False,
     data_format=None,
     **kwargs,
 ) -> keras.Layer:
-    """Make a weight layer: a convolution, a dense one where `kernel_size` is None, or
-    self-attention.
-    """
+    """Make a weight layer: a convolution, or without a kernel size a dense layer."""
     if kernel_size is None:
         return keras.layers.Dense(filters, **kwargs)
-    if kernel_size == ATTENTION:
-        return SelfAttention(filters, num_heads, causal=causal, **kwargs)
     return PaddedConv2D(
         filters,
         kernel_size,
         strides=strides,
-        dilation_rate=dilation,
-        groups=groups,
         standardize=standardize,
         data_format=data_format,
         **kwargs,
@@ -235,6 +213,11 @@ class Normalization:
         else:
             _checks.lookup(NORMALIZATIONS, kind, "normalization")
             self.kind = kind
+
+    @classmethod
+    def get(cls, kind: "str | dict | keras.Layer | Normalization") -> "Normalization":
+        """Return `kind` itself if it is one already."""
+        return kind if isinstance(kind, Normalization) else cls(kind)
 
     def make(
         self, axis: int, channels: int, *, name: str, dtype=None, gamma_initializer=None

@@ -1,33 +1,70 @@
 """Loops over stacked tensors on each backend.
 
-A step is a function `(carry, slices) -> (carry, outputs)`: a tensor and two lists of
-tensors. A loop of n steps takes for `slices` a list of tensors with a leading axis of
-n, and returns the last carry and, with such an axis again, the outputs.
+A step is a function `(carry, slices) -> (carry, outputs)`. A loop of n steps takes
+tensors with a leading axis of n and gives each step its slices; it returns the last
+carry and, with such an axis again, what the steps returned. Slices and outputs are
+nested structures of tensors.
 """
 
-import contextvars
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-from keras import ops
+from keras import ops, tree
 
-Step = Callable[[Any, list], tuple[Any, list]]
+Step = Callable[[Any, Any], tuple[Any, Any]]
 
 #: Backends that have a loop whose body is traced and compiled once.
 SCAN_BACKENDS = ("jax", "tensorflow")
 
-_SLOW_CONVOLUTIONS = contextvars.ContextVar("slow_convolutions", default=False)
-
-
-def convolutions_are_slow() -> bool:
-    """Whether the code that is traced now becomes the body of a loop for a CPU,
-    compiled by XLA.
-    """
-    return _SLOW_CONVOLUTIONS.get()
-
 
 def repeat(
+    step: Step,
+    carry,
+    stacked,
+    length: int,
+    outputs,
+    *,
+    execution: str,
+    remat: int = 0,
+    unroll: int = 1,
+):
+    """Run `step` for each slice in turn.
+
+    Args:
+        step: The step.
+        carry: What the first step gets, one tensor.
+        stacked: A structure of tensors with a leading axis of `length`.
+        length: Number of steps.
+        outputs: A structure of `keras.KerasTensor`: shape and dtype of what a step
+            returns beside its carry. A loop does not need it.
+        execution: `"scan"` or `"loop"`.
+        remat: Steps per segment whose inside is recomputed for the gradient; 0 for
+            none.
+        unroll: Steps in the body of a scan.
+    """
+    returned: list = []
+
+    def flat_step(carry, slices):
+        carry, result = step(carry, tree.pack_sequence_as(stacked, slices))
+        returned[:] = [result]
+        return carry, tree.flatten(result)
+
+    specs = [(spec.shape, spec.dtype) for spec in tree.flatten(outputs)]
+    carry, flat = _repeat(
+        flat_step,
+        carry,
+        tree.flatten(stacked),
+        length,
+        specs,
+        execution=execution,
+        remat=remat,
+        unroll=unroll,
+    )
+    return carry, tree.pack_sequence_as(returned[0], flat)
+
+
+def _repeat(
     step: Step,
     carry,
     stacked: list,
@@ -38,22 +75,20 @@ def repeat(
     remat: int,
     unroll: int,
 ):
-    """Run `step` for each slice in turn.
-
-    Args:
-        outputs: Shape and dtype of each tensor that a step returns behind its carry.
-        execution: `"scan"` or `"loop"`.
-        remat: Steps that make a segment whose inside is not kept for the gradient, but
-            computed again; 0 for none.
-        unroll: Steps that make the body of a scan.
-    """
+    """As `repeat`, with lists in place of structures."""
     run = _loop if execution == "loop" else _scan
     if remat:
 
         def segment(carry, rows):
-            length = rows[0].shape[0]
-            return repeat(
-                step, carry, rows, length, outputs, execution=execution, remat=0, unroll=unroll
+            return _repeat(
+                step,
+                carry,
+                rows,
+                rows[0].shape[0],
+                outputs,
+                execution=execution,
+                remat=0,
+                unroll=unroll,
             )
 
         return _in_segments(run, _remat(segment, outputs), remat, carry, stacked, length, outputs)
@@ -137,11 +172,7 @@ def _scan(step: Step, carry, stacked: list, length: int, outputs: Sequence):
         return _scan_tensorflow(step, carry, stacked, length, outputs)
     import jax
 
-    token = _SLOW_CONVOLUTIONS.set(jax.default_backend() == "cpu")
-    try:
-        return jax.lax.scan(step, carry, stacked, length)
-    finally:
-        _SLOW_CONVOLUTIONS.reset(token)
+    return jax.lax.scan(step, carry, stacked, length)
 
 
 def _scan_tensorflow(step, carry, stacked, length, outputs):

@@ -5,7 +5,7 @@ stride.
 import keras
 from keras import ops
 
-from keras_preact import _loops, _products
+from keras_preact import _products
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -38,6 +38,9 @@ class PaddedConv2D(keras.layers.Conv2D):
         kwargs.pop("padding", None)  # a config holds it
         super().__init__(filters, kernel_size, padding="same", **kwargs)
         self.standardize = standardize
+        #: Whether to convolve by matrix products, which is faster in a loop that XLA compiles for a
+        #: CPU; a stack sets it. The values are the same.
+        self.as_products = False
         self.pad = 0
         if self.strides != (1, 1):  # at stride 1 "same" is symmetric, and spares a copy of the map
             self.padding, self.pad = "valid", self.kernel_size[0] // 2
@@ -50,7 +53,7 @@ class PaddedConv2D(keras.layers.Conv2D):
     def convolution_op(self, inputs, kernel):
         if self.standardize:
             kernel = standardized(ops.convert_to_tensor(kernel), self.EPSILON, inputs.dtype)
-        if self.strides != (1, 1) or not _loops.convolutions_are_slow():
+        if self.strides != (1, 1) or not self.as_products:
             return super().convolution_op(inputs, kernel)
         # JAX 0.10, two cores, gradient of 17 units of each stage of ResNet-164 in a scan, batch 16:
         # 484, 222, 139 ms with products, 2266, 2257, 1755 ms with convolutions; outside a loop

@@ -1,159 +1,365 @@
-"""F's weights as data: the blocks that a residual unit is made of, and the options that
-each has.
+"""F, the residual branch: one class per block, each with its own options.
+
+A block says which weights a branch has, how wide they are and what they read. Where
+normalisation and activation are is the arrangement's to say.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from fractions import Fraction
 from types import MappingProxyType
+from typing import Any, ClassVar
 
-from keras_preact import _layers
+import keras
+
+from keras_preact import _checks, initializers
+from keras_preact._attention import SelfAttention
+from keras_preact._spatial import PaddedConv2D
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Block:
     """The weights of a residual branch.
 
-    Args:
-        kernels: Kernel size of each weight in turn; None is a dense layer,
-            `"attention"` self-attention over the tokens.
+    A block of your own is a frozen dataclass: its fields are its options. Register it
+    with `keras.saving.register_keras_serializable`.
+
+    Attributes:
+        name: Its name in tables and files.
         expansion: Channels that the unit returns, as a multiple of `filters`.
-        hidden: Channels between the weights, as a multiple of `filters`.
-        multiple: Of which the channels between the weights are one, rounded up.
-        gated: Whether a second weight stands beside each one but the last, and
-            multiplies what stands behind that.
-        activation: The one that belongs to the block; None for the unit's.
+        word: First word in the names of its weights.
+        inputs: What the block reads, in words.
+        ranks: How many dimensions an input may have.
+        activation: The activation that belongs to the block; None for the unit's.
+        gated: Whether a second weight beside each one but the last multiplies what that
+            one returns.
+        strided: Index of the weight that has the unit's strides; None: the block works
+            on vectors and has none.
     """
 
-    kernels: tuple[_layers.KernelSize, ...]
-    expansion: int = 1
-    hidden: Fraction = Fraction(1)
-    multiple: int = 1
-    gated: bool = False
-    activation: str | None = None
+    name: ClassVar[str]
+    expansion: ClassVar[int] = 1
+    word: ClassVar[str]
+    inputs: ClassVar[str]
+    ranks: ClassVar[range]
+    activation: ClassVar[str | None] = None
+    gated: ClassVar[bool] = False
 
     @property
-    def is_dense(self) -> bool:
-        """Whether it works on features that stand last, without a convolution."""
-        return not isinstance(self.kernels[0], int)
+    def strided(self) -> int | None:
+        return None
 
     @property
-    def attends(self) -> bool:
-        return _layers.ATTENTION in self.kernels
+    def kinds(self) -> tuple[str, ...]:
+        """What each weight is, in words, as in a diagram."""
+        return (self.word,)
+
+    def channels(self, filters: int) -> tuple[int, ...]:
+        """Return the channels behind each weight.
+
+        Raises:
+            ValueError: if `filters` does not fit the options.
+        """
+        raise NotImplementedError
+
+    def weight(self, index: int, channels: int, **settings: Any) -> keras.Layer:
+        """Make weight `index` (1, 2, ...) of the branch.
+
+        Args:
+            channels: What it returns, from `channels`.
+            **settings: `name`, `strides`, `use_bias`, `kernel_initializer`,
+                `bias_initializer`, `data_format`, `dtype`.
+        """
+        raise NotImplementedError
+
+    def projection(self, channels: int, *, strides: int, **settings: Any) -> keras.Layer:
+        """Make the weight of a shortcut that changes the shape, called `conv` or
+        `dense`.
+        """
+        raise NotImplementedError
+
+    def get_config(self) -> dict:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict) -> "Block":
+        return cls(**config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Convolutional(Block):
+    """A branch of convolutions over a map.
+
+    Args:
+        squeeze_excitation: Reduction, such as 16, of squeeze-and-excitation at the end
+            of F; None for none.
+        standardize_weights: Standardise the kernels (arXiv 1903.10520). Use it with a
+            normalisation that does not look at the batch, such as `"group"`.
+        dilation: Dilation rate of the 3x3 convolutions.
+        dilated_strides: Strides that are left out and become dilation, after the weight
+            that would have them. The weights are those of a unit with `strides`; its
+            output is every `dilated_strides`-th place of this unit's.
+    """
+
+    squeeze_excitation: int | None = None
+    standardize_weights: bool = False
+    dilation: int = 1
+    dilated_strides: int = 1
+
+    kernel_sizes: ClassVar[tuple[int, ...]]
+    word = "conv"
+    inputs = "(batch, height, width, channels)"
+    ranks = range(4, 5)
+
+    def __post_init__(self) -> None:
+        _checks.positive_int(self.dilation, "dilation")
+        _checks.positive_int(self.dilated_strides, "dilated_strides")
+        if self.squeeze_excitation is not None:
+            _checks.positive_int(self.squeeze_excitation, "squeeze_excitation")
 
     @property
-    def inputs(self) -> tuple[str, range]:
-        """What it takes, in words, and with how many dimensions."""
-        return _INPUTS[_layers.weight_name(self.kernels[0])]
+    def strided(self) -> int:
+        return 0
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(f"{size}x{size} conv" for size in self.kernel_sizes)
+
+    def channels(self, filters: int) -> tuple[int, ...]:
+        return (*[filters] * (len(self.kernel_sizes) - 1), filters * self.expansion)
+
+    def weight(self, index: int, channels: int, *, kernel_initializer, **settings) -> keras.Layer:
+        size = self.kernel_sizes[index - 1]
+        if size == 3:
+            follows = index - 1 > self.strided
+            settings["dilation_rate"] = self.dilation * (self.dilated_strides if follows else 1)
+        return PaddedConv2D(
+            channels,
+            size,
+            kernel_initializer=initializers.of_branch(
+                kernel_initializer, index, len(self.kernel_sizes)
+            ),
+            standardize=self.standardize_weights,
+            **settings,
+        )
+
+    def projection(self, channels: int, **settings: Any) -> keras.Layer:
+        return PaddedConv2D(
+            channels, 1, name="conv", standardize=self.standardize_weights, **settings
+        )
 
 
-_INPUTS = {
-    "conv": ("(batch, height, width, channels)", range(4, 5)),
-    "dense": ("(batch, ..., features)", range(2, 100)),
-    "attention": ("(batch, tokens, features)", range(3, 4)),
-}
+@keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Basic(Convolutional):
+    """Two 3x3 convolutions: Fig. 1 of arXiv 1603.05027."""
 
-#: Name to `Block`. `single` is the 1-layer skip of Table 3. The last three are a transformer's:
-#: arXiv 1706.03762, Sec. 3.2 and 3.3; arXiv 2002.05202 with 2/3 of an MLP's width, as there, so
-#: that three matrices have the size of its two.
-BLOCKS: Mapping[str, Block] = MappingProxyType(
-    {
-        "basic": Block((3, 3)),
-        "bottleneck": Block((1, 3, 1), expansion=4),
-        "dense": Block((None, None)),
-        "single": Block((3,)),
-        "attention": Block((_layers.ATTENTION,)),
-        "mlp": Block((None, None), hidden=Fraction(4)),
-        "swiglu": Block(
-            (None, None), hidden=Fraction(8, 3), multiple=8, gated=True, activation="silu"
-        ),
-    }
+    name = "basic"
+    kernel_sizes = (3, 3)
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Single(Convolutional):
+    """One 3x3 convolution: the 1-layer skip of Table 3."""
+
+    name = "single"
+    kernel_sizes = (3,)
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bottleneck(Convolutional):
+    """1x1, 3x3 and 1x1 convolutions; the last returns `4 * filters` channels.
+
+    Args:
+        groups: Groups of the 3x3 convolution, as in ResNeXt (arXiv 1611.05431).
+        base_width: Width of a group at 64 filters: the 3x3 convolution has
+            `int(filters * base_width / 64) * groups` channels.
+        stride_on: Which convolution has the unit's strides: `"first"` or `"3x3"`. None:
+            the first, and in `kp.models.resnet_imagenet` the 3x3.
+    """
+
+    groups: int = 1
+    base_width: int = 64
+    stride_on: str | None = None
+
+    name = "bottleneck"
+    expansion = 4
+    kernel_sizes = (1, 3, 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.positive_int(self.groups, "groups")
+        _checks.positive_int(self.base_width, "base_width")
+        _checks.one_of(self.stride_on, (None, "first", "3x3"), "stride_on")
+
+    @property
+    def strided(self) -> int:
+        return 1 if self.stride_on == "3x3" else 0
+
+    def channels(self, filters: int) -> tuple[int, ...]:
+        inner = int(filters * self.base_width / 64) * self.groups
+        if not inner:
+            raise ValueError(
+                "`base_width` leaves the 3x3 convolution no channel: int(filters * base_width / "
+                f"64) must be at least 1. Received: filters={filters}, "
+                f"base_width={self.base_width}"
+            )
+        return inner, inner, filters * self.expansion
+
+    def weight(self, index: int, channels: int, **settings) -> keras.Layer:
+        if self.kernel_sizes[index - 1] == 3:
+            settings["groups"] = self.groups
+        return super().weight(index, channels, **settings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Features(Block):
+    """A branch over features that are the last axis, without a convolution."""
+
+    word = "dense"
+    inputs = "(batch, ..., features)"
+    ranks = range(2, 100)
+
+    def projection(self, channels: int, *, strides=1, data_format=None, **settings: Any):
+        return keras.layers.Dense(channels, name="dense", **settings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _TwoDense(Features):
+    """Two dense layers.
+
+    Args:
+        hidden: Width between them; None for the block's own multiple of `filters`.
+    """
+
+    hidden: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.hidden is not None:
+            _checks.positive_int(self.hidden, "hidden")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return (self.word, self.word)
+
+    def default_width(self, filters: int) -> int:
+        return filters
+
+    def channels(self, filters: int) -> tuple[int, ...]:
+        inner = self.default_width(filters) if self.hidden is None else self.hidden
+        return inner, filters
+
+    def weight(
+        self, index: int, channels: int, *, kernel_initializer, data_format=None, **settings
+    ):
+        kernel = initializers.of_branch(kernel_initializer, index, 2)
+        return keras.layers.Dense(channels, kernel_initializer=kernel, **settings)
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dense(_TwoDense):
+    """Two dense layers, for vectors: the paper's unit without space.
+
+    Args:
+        hidden: Width between them; None for `filters`.
+    """
+
+    name = "dense"
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MLP(_TwoDense):
+    """The two dense layers of a transformer (arXiv 1706.03762, Sec. 3.3).
+
+    Args:
+        hidden: Width between them; None for `4 * filters`.
+    """
+
+    name = "mlp"
+
+    def default_width(self, filters: int) -> int:
+        return 4 * filters
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwiGLU(_TwoDense):
+    """The gated MLP `(silu(x W_1) * x W_2) W_3` of arXiv 2002.05202.
+
+    Args:
+        hidden: Width inside; None for `8/3 * filters`, rounded up to a multiple of 8:
+            three matrices then have the size of an MLP's two.
+    """
+
+    name = "swiglu"
+    activation = "silu"
+    gated = True
+
+    def default_width(self, filters: int) -> int:
+        return -(-filters // 3) * 8
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attention(Features):
+    """Multi-head self-attention over tokens (arXiv 1706.03762, Sec. 3.2).
+
+    Args:
+        num_heads: Number of heads; divides `filters`.
+        causal: Whether a token sees only itself and those before it.
+    """
+
+    num_heads: int = 1
+    causal: bool = False
+
+    name = "attention"
+    word = "attention"
+    inputs = "(batch, tokens, features)"
+    ranks = range(3, 4)
+
+    def __post_init__(self) -> None:
+        _checks.positive_int(self.num_heads, "num_heads")
+
+    def channels(self, filters: int) -> tuple[int, ...]:
+        if filters % self.num_heads:
+            raise ValueError(
+                "The heads share the features: `filters` must be a multiple of `num_heads`. "
+                f"Received: filters={filters}, num_heads={self.num_heads}"
+            )
+        return (filters,)
+
+    def weight(self, index: int, channels: int, *, data_format=None, **settings) -> keras.Layer:
+        # its four dense layers are two weights, one after the other, with initialisers of their own
+        return SelfAttention(channels, self.num_heads, causal=self.causal, **settings)
+
+
+#: Name to class; every class can be made without arguments.
+BLOCKS: Mapping[str, type[Block]] = MappingProxyType(
+    {kind.name: kind for kind in (Basic, Bottleneck, Dense, Single, Attention, MLP, SwiGLU)}
 )
 
 
-def check_options(unit) -> None:
-    """Refuse options of a residual unit that its block does not have, or that
-    contradict each other.
+def get(block: str | dict | Block) -> Block:
+    """Return the block of that name, or `block` itself if it is one already.
+
+    Raises:
+        ValueError: for an unknown name; the message holds the nearest ones.
     """
-    if unit.block != "bottleneck" and (unit.groups, unit.base_width) != (1, 64):
-        raise ValueError(
-            "`groups` and `base_width` shape the 3x3 convolution of a bottleneck: use "
-            f"block='bottleneck'. Received: block={unit.block!r}, groups={unit.groups}, "
-            f"base_width={unit.base_width}"
-        )
-    if unit.width < 1:
-        raise ValueError(
-            "`base_width` leaves the 3x3 convolution no channel: int(filters * base_width / 64) "
-            f"must be at least 1. Received: filters={unit.filters}, base_width={unit.base_width}"
-        )
-    if (
-        unit.dropout
-        and unit.dropout_at == "between_weights"
-        and len(unit.branch_block.kernels) == 1
-    ):
-        raise ValueError(
-            f"block={unit.block!r} has one weight and nothing between weights: use "
-            f"dropout_at='before_addition'. Received: dropout={unit.dropout}, "
-            f"dropout_at={unit.dropout_at!r}"
-        )
-    if unit.branch_block.is_dense:
-        _refuse_spatial(unit)
-    if unit.strides > 1 and unit.dilation > 1:
-        raise ValueError(
-            "A unit on a dilated grid has its strides as dilation too: give dilated_strides in "
-            f"place of strides. Received: strides={unit.strides}, dilation={unit.dilation}"
-        )
-    if unit.dilated_strides > 1 and unit.downsampling != "strided":
-        raise ValueError(
-            "Only downsampling='strided' can become dilation: pooled maps have no values in "
-            f"between. Received: downsampling={unit.downsampling!r}, "
-            f"dilated_strides={unit.dilated_strides}"
-        )
-    if unit.hidden is not None and (
-        len(unit.branch_block.kernels) < 2 or not unit.branch_block.is_dense
-    ):
-        blocks = " or ".join(
-            repr(name) for name, row in BLOCKS.items() if row.is_dense and len(row.kernels) > 1
-        )
-        raise ValueError(
-            f"`hidden` is the width between two dense layers: use it with block={blocks}. "
-            f"Received: block={unit.block!r}, hidden={unit.hidden}"
-        )
-    if not unit.branch_block.attends and (unit.num_heads, unit.causal) != (1, False):
-        raise ValueError(
-            "`num_heads` and `causal` shape attention: use block='attention'. "
-            f"Received: block={unit.block!r}, num_heads={unit.num_heads}, causal={unit.causal}"
-        )
-    if unit.filters % unit.num_heads:
-        raise ValueError(
-            "The heads share the features: `filters` must be a multiple of `num_heads`. "
-            f"Received: filters={unit.filters}, num_heads={unit.num_heads}"
-        )
-    if unit.zero_init_last and unit.arrangement.last[-1:] == ("activation",):
-        raise ValueError(
-            "zero_init_last=True would leave F at 0 for ever: the activation at its end has no "
-            f"gradient there. Received: arrangement with last={unit.arrangement.last}"
-        )
+    if isinstance(block, dict):  # from a serialised config
+        block = keras.saving.deserialize_keras_object(block)
+    return block if isinstance(block, Block) else _checks.lookup(BLOCKS, block, "block")()
 
 
-#: Options that work on height and width, and the values that leave them out.
-_SPATIAL = {
-    "strides": 1,
-    "dilation": 1,
-    "dilated_strides": 1,
-    "downsampling": "strided",
-    "squeeze_excitation": None,
-    "standardize_weights": False,
-}
+def serialize(block: Block) -> str | dict:
+    """Return what a config holds: the name, or class and options if these are set."""
+    if BLOCKS.get(block.name) is type(block) and block == type(block)():
+        return block.name
+    return keras.saving.serialize_keras_object(block)
 
 
-def _refuse_spatial(unit) -> None:
-    if given := [
-        f"{name}={getattr(unit, name)!r}"
-        for name, left_out in _SPATIAL.items()
-        if getattr(unit, name) != left_out
-    ]:
-        raise ValueError(
-            f"block={unit.block!r} works on vectors and has no {', '.join(_SPATIAL)}. Received: "
-            f"{', '.join(given)}"
-        )
+def options_of(block: Block | type[Block]) -> set[str]:
+    """Return the names of a block's options."""
+    return {field.name for field in dataclasses.fields(block)}

@@ -1,55 +1,37 @@
-"""UnitStack: equal residual units behind one another as one layer, whose cost to
-compile does not grow with their number.
+"""LayerStack and UnitStack: n equal layers, one after the other, as one layer, whose
+cost to compile does not grow with n.
 """
 
 import contextlib
-import contextvars
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _checks, _loops, _observers, initializers
-from keras_preact.units import ResidualUnit
+from keras_preact import _checks, _loops, initializers
+from keras_preact._spatial import PaddedConv2D
+from keras_preact.units import ResidualUnit, Trace
 
 EXECUTIONS = ("auto", "scan", "loop")
 
 
-_WRITTEN_OUT = contextvars.ContextVar("written_out", default=False)
-
-
-@contextlib.contextmanager
-def written_out() -> Iterator[None]:
-    """While active, stacks that are traced become as many copies of their unit, of
-    which nothing is computed again.
-
-    Plain graphs for serving want it, and analyses: a loop that runs once is not worth
-    compiling.
-    """
-    token = _WRITTEN_OUT.set(True)
-    try:
-        yield
-    finally:
-        _WRITTEN_OUT.reset(token)
-
-
 @dataclasses.dataclass
 class _Body:
-    """Holds what a stack must not track as its own: the unit that it calls with the
-    values of each of its units in turn.
+    """What a stack must not track as its own: the layer that it calls with the values
+    of each of its units in turn.
 
     Args:
-        unit: The unit.
+        unit: The layer.
         stacked: For each variable of `unit`, in order, the values of all units.
         state: Indices of the variables that change in training without a gradient.
-        weights: Indices of all but the states of seeds, which nothing but training
-            reads.
+        weights: Indices of all but the states of seeds, which only training reads.
     """
 
-    unit: ResidualUnit
+    unit: keras.Layer
     stacked: list = dataclasses.field(default_factory=list)
     state: list[int] = dataclasses.field(default_factory=list)
     weights: list[int] = dataclasses.field(default_factory=list)
@@ -64,149 +46,68 @@ class _SeedStates(keras.random.SeedGenerator):
         )
 
 
-def _of_each_unit(initializer: Callable, place: Callable[[int], str]) -> Callable:
-    """Return an initialiser that fills a stack of weights with what `initializer` draws
-    for the unit at each place.
-    """
-
-    def initialize(shape, dtype=None):
-        depth, *own = shape
-        config = (
-            initializer.get_config()
-            if isinstance(initializer, keras.initializers.Initializer)
-            else {}
-        )
-        if "seed" in config:
-            values = [
-                initializers.spawn(initializer, place(i))(own, dtype=dtype) for i in range(depth)
-            ]
-        else:
-            values = [initializer(own, dtype=dtype)] * depth
-        return ops.convert_to_tensor(
-            np.stack([ops.convert_to_numpy(value) for value in values]), dtype
-        )
-
-    return initialize
-
-
-def _seeds_of_each_unit(initializer: Callable, place: Callable[[int], str]) -> Callable:
-    """As `_of_each_unit`, for the states of a seed generator: the seed, and how often
-    it was used.
-    """
-
-    def initialize(shape, dtype=None):
-        seed = int(ops.convert_to_numpy(initializer((2,), dtype=dtype))[0])
-        states = [[initializers.derive_seed(seed, place(i)), 0] for i in range(shape[0])]
-        return ops.convert_to_tensor(states, dtype)
-
-    return initialize
-
-
-def _has_gpu() -> bool:
-    import tensorflow as tf
-
-    return bool(tf.config.list_physical_devices("GPU"))
-
-
-def _structure(unit: ResidualUnit) -> dict:
-    """Return the configuration of a unit without what may differ in a stack: its name,
-    how its weights start, its rate.
-    """
-    config = unit.get_config()
-    for key in ("name", "trainable", "kernel_initializer", "bias_initializer"):
-        del config[key]
-    pattern = unit.shortcut_pattern
-    own = ("name", "trainable", "kernel_initializer", "seed")
-    shortcut = {key: value for key, value in pattern.config.items() if key not in own}
-    drops = unit.stochastic_depth is not None
-    return config | {
-        "shortcut": (pattern.layer_class.__name__, shortcut),
-        "stochastic_depth": drops,
-    }
-
-
-def _check_units(units: Sequence[ResidualUnit]) -> None:
-    for unit in units:
-        if not isinstance(unit, ResidualUnit) or not unit.built:
-            raise ValueError(f"`units` must be built residual units. Received: {unit!r}")
-    if len({unit.trainable for unit in units}) > 1:
-        frozen = ", ".join(unit.name for unit in units if not unit.trainable)
-        raise ValueError(
-            f"The units of a stack are frozen together or not at all. Received: {frozen} frozen "
-            "alone"
-        )
-
-
 @keras.saving.register_keras_serializable("keras_preact")
-class UnitStack(keras.Layer):
-    """`depth` residual units of one configuration behind one another, as one layer.
+class LayerStack(keras.Layer):
+    """`depth` equal layers, one after the other, as one layer that is compiled once.
 
-    The weights of all units stand in one set of variables with a leading axis of
-    `depth`, and the unit is traced and compiled once, whatever the depth. Outputs,
-    gradients and batch statistics are those of single units.
+    Any Keras layer that returns the shape that it gets can be stacked: a layer of
+    keras-hub, or your own.
 
     Args:
-        unit: A `ResidualUnit` that keeps the shape. It is a pattern: its configuration
-            is taken, not its weights.
-        depth: How many units.
-        execution: `"scan"` (a loop whose body is compiled once; TensorFlow and JAX),
-            `"loop"` (as many copies of the unit in the graph), or `"auto"`: a scan
-            where there is one. Weights and checkpoints are the same.
-        remat: Units that make a segment of which only the input is kept for the
-            gradient; the rest is computed again. True for 1, False for none. Kept are
-            then `depth / remat` inputs and the inside of `remat` units: a `remat` near
-            `sqrt(depth)` makes both grow as `sqrt(depth)`, the least memory for deep
-            stacks; what grows smaller with a bottleneck's inside of about 5 inputs'
-            size is best at some `sqrt(depth / 5)`.
-        unroll: Units that make the body of a scan.
-        stochastic_depth: A rate for each unit, in place of the one rate of `unit`.
+        unit: The layer to repeat, as a pattern: it keeps the shape, and is called with
+            one tensor.
+        depth: How many there are.
+        execution: `"scan"`: a loop that the backend compiles once (TensorFlow, JAX).
+            `"loop"`: a Python loop, compiled as `depth` layers. `"auto"`: a scan on the
+            backends that have one. Weights and checkpoints are the same.
+        remat: Units per segment of which only the input is kept for the gradient; the
+            rest is recomputed. True for 1, False for none. Kept are `depth / remat`
+            inputs and the inside of `remat` units: about `sqrt(depth)` needs the least
+            memory. For bottlenecks it is `sqrt(depth / 5)`.
+        unroll: Units in the body of a scan.
         **kwargs: `name`, `trainable`. The dtype policy is the unit's.
 
     Input and output: as the unit's, which are of one shape.
 
-    Every unit starts with values of its own, from the unit's initialisers, and has
-    seeds of its own for dropout. The units' names count on from that of `unit`:
+    Every unit starts with its own values, drawn by the unit's initialisers, and has its
+    own seeds for dropout. The units' names count on from that of `unit`:
     `stage1_unit2`, `stage1_unit3`, ... The path of a weight is that of a unit's:
     `NAME/branch/conv_1/kernel`, of shape `(depth, 3, 3, channels in, channels out)`.
+
+    The unit computes from its input and its variables alone. It must not keep anything
+    in Python between calls, add losses, or have metrics; regularisers are summed over
+    the units; constraints are refused.
 
     On TensorFlow without a GPU a stack asks Keras not to compile with XLA, whose
     convolution gradients are slow in loops.
 
     Raises:
-        ValueError: for a unit that changes the shape, a depth below 1, an execution
-            that the backend does not have.
+        ValueError: for a layer that changes the shape or breaks these rules, a depth
+            below 1, an execution that the backend does not have.
 
     Example:
 
+    >>> import keras
     >>> import numpy as np
     >>> import keras_preact as kp
-    >>> stack = kp.UnitStack(kp.ResidualUnit(16, block="bottleneck"), depth=110, name="units")
-    >>> x = np.zeros((2, 8, 8, 64), "float32")
-    >>> tuple(stack(x).shape), tuple(stack(x, return_outputs=True).shape)
-    ((2, 8, 8, 64), (110, 2, 8, 8, 64))
-    >>> {weight.path: tuple(weight.shape) for weight in stack.weights}["units/branch/conv_1/kernel"]
-    (110, 1, 1, 64, 16)
-    >>> stack.unit(109).branch_block.kernels
-    (1, 3, 1)
+    >>> stack = kp.LayerStack(kp.TransformerUnit(16, num_heads=4), depth=12)
+    >>> tuple(stack(np.zeros((2, 9, 16), "float32")).shape)
+    (2, 9, 16)
     """
 
     def __init__(
         self,
-        unit: ResidualUnit | dict,
+        unit: keras.Layer | dict,
         depth: int,
         *,
         execution: str = "auto",
         remat: bool | int = False,
         unroll: int = 1,
-        stochastic_depth: Sequence[float] | None = None,
         **kwargs,
     ):
         # a config holds a serialised unit
-        pattern: ResidualUnit = (
-            keras.saving.deserialize_keras_object(unit) if isinstance(unit, dict) else unit
-        )
-        if not isinstance(pattern, ResidualUnit):
-            raise ValueError(f"`unit` must be a ResidualUnit. Received: unit={unit!r}")
+        pattern = keras.saving.deserialize_keras_object(unit) if isinstance(unit, dict) else unit
+        self._check_pattern(pattern)
         _checks.positive_int(depth, "depth")
         _checks.positive_int(unroll, "unroll")
         _checks.one_of(execution, EXECUTIONS, "execution")
@@ -218,43 +119,34 @@ class UnitStack(keras.Layer):
                 f"There is no scan on {backend}: use execution='loop' or 'auto'. Received: "
                 f"execution={execution!r}"
             )
-        if pattern.strides > 1:
-            raise ValueError(
-                "A unit of a stack must keep the shape. Received: a unit with "
-                f"strides={pattern.strides}"
-            )
         super().__init__(dtype=pattern.dtype_policy, **kwargs)
-        config = pattern.get_config() | {"trainable": True}
-        rates = None if stochastic_depth is None else [float(rate) for rate in stochastic_depth]
-        if rates is not None:
-            if len(rates) != depth:
-                raise ValueError(
-                    f"`stochastic_depth` must be a rate for each unit. Received: {len(rates)} "
-                    f"rates for depth={depth}"
-                )
-            for rate in rates:
-                _checks.fraction(rate, "stochastic_depth")
-            config["stochastic_depth"] = max(rates)
         self.depth = depth
         self.execution = execution
         self.remat = remat
         self.unroll = unroll
-        self.stochastic_depth = rates
-        self._body = _Body(type(pattern).from_config(config))
+        config = pattern.get_config() | {"trainable": True}
+        self._body = _Body(type(pattern).from_config(self._unit_config(config)))
         if backend == "tensorflow" and not _has_gpu():
             # Train step of ResNet-164 on two cores, batch 16, TensorFlow 2.21: 6.6 s as scans with
             # XLA, 0.37 s without.
             self.supports_jit = False
 
+    def _check_pattern(self, pattern: Any) -> None:
+        if not isinstance(pattern, keras.Layer):
+            raise ValueError(f"`unit` must be a Keras layer. Received: unit={pattern!r}")
+
+    def _unit_config(self, config: dict) -> dict:
+        """Return the config of the layer that runs with the weights of each unit."""
+        return config
+
     @classmethod
-    def from_units(cls, units: Sequence[ResidualUnit], **kwargs) -> "UnitStack":
-        """Return a stack of built units that stand behind one another, with their
-        weights and seeds, and frozen if they are.
+    def from_units(cls, units: Sequence[keras.Layer], **kwargs) -> "LayerStack":
+        """Return a stack of built layers that follow one another, with their weights
+        and seeds; frozen if they are.
 
         Args:
-            units: Of one configuration but for their names, seeds and rates of
-                stochastic depth.
-            **kwargs: Of `UnitStack`.
+            units: Layers of one configuration, apart from names and seeds.
+            **kwargs: Arguments of the stack.
 
         Raises:
             ValueError: for units that are not built, that change the shape, of which
@@ -264,9 +156,6 @@ class UnitStack(keras.Layer):
         if not units:
             raise ValueError("A stack has at least one unit. Received: units=[]")
         _check_units(units)
-        rates = [unit.stochastic_depth for unit in units]
-        if any(rate != rates[0] for rate in rates):
-            kwargs.setdefault("stochastic_depth", rates)
         stack = cls(units[0], len(units), **kwargs)
         stack.build((None, *units[0].get_build_config()["input_shape"][1:]))
         stack.load_units(units)
@@ -275,46 +164,48 @@ class UnitStack(keras.Layer):
     def build(self, input_shape):
         unit = self._body.unit
         with keras.StatelessScope():  # until its end, variables keep their initialisers
-            unit.build(input_shape)
+            returned = tuple(self._build_unit(tuple(input_shape)))
             initial = [variable._initializer for variable in unit.variables]
-        if tuple(unit.compute_output_shape(input_shape)) != tuple(input_shape):
+        if returned != tuple(input_shape):
             raise ValueError(
                 "A unit of a stack must keep the shape. Received: a unit that turns "
-                f"{tuple(input_shape)} into {tuple(unit.compute_output_shape(input_shape))}"
+                f"{tuple(input_shape)} into {returned}"
             )
         weights = {id(variable) for variable in unit.weights}
-        self._stacked_weights: list[
-            keras.Variable
-        ] = []  # a list that Keras tracks, as the one below
+        # lists that Keras tracks
+        self._stacked_weights: list[keras.Variable] = []
         self._seed_states: list[_SeedStates] = []
         for variable, initializer in zip(unit.variables, initial, strict=True):
             shape = (self.depth, *variable.shape)
             if id(variable) in weights:
-                stacked = self._stack(variable, shape, _of_each_unit(initializer, self._place))
+                stacked = self._stack(variable, shape, _per_unit(initializer, self._name_of))
                 self._stacked_weights.append(stacked)
             else:
-                seeds = _SeedStates(_seeds_of_each_unit(initializer, self._place), variable, shape)
+                seeds = _SeedStates(_seeds_per_unit(initializer, self._name_of), variable, shape)
                 self._seed_states.append(seeds)
                 stacked = seeds.state
             self._body.stacked.append(stacked)
-        self._body.state = [
-            i for i, variable in enumerate(unit.variables) if not variable.trainable
-        ]
-        self._body.weights = [
-            i for i, variable in enumerate(unit.variables) if id(variable) in weights
-        ]
+        self._body.state = [i for i, each in enumerate(unit.variables) if not each.trainable]
+        self._body.weights = [i for i, each in enumerate(unit.variables) if id(each) in weights]
 
-    def _stack(
-        self, variable: keras.Variable, shape: tuple, initializer: Callable
-    ) -> keras.Variable:
+    def _build_unit(self, input_shape: tuple) -> tuple:
+        """Build the unit and return the shape of its output."""
+        return _build_pure(self._body.unit, input_shape)
+
+    def _stack(self, variable: keras.Variable, shape: tuple, initializer: Callable):
         """Make the weight that holds `variable` for all units, at its place below the
         stack's name.
         """
-        *scopes, name = variable.path.split(f"{self._body.unit.name}/", 1)[1].split("/")
+        if variable.constraint is not None:
+            raise ValueError(
+                "A constraint looks at one unit's weight, and a stack holds those of all units in "
+                f"one. Received: {variable.path} with {variable.constraint!r}"
+            )
+        *scopes, name = variable.path.split(f"{self._body.unit.name}/", 1)[-1].split("/")
         with contextlib.ExitStack() as place:
             for scope in scopes:
                 place.enter_context(keras.name_scope(scope))
-            return keras.Variable(
+            stacked = keras.Variable(
                 initializer,
                 shape,
                 dtype=variable.dtype,
@@ -323,8 +214,10 @@ class UnitStack(keras.Layer):
                 aggregation=variable.aggregation,
                 name=name,
             )
+        stacked.regularizer = variable.regularizer
+        return stacked
 
-    def _place(self, i: int) -> str:
+    def _name_of(self, i: int) -> str:
         """Return the name of unit `i`."""
         name = self._body.unit.name
         match = re.fullmatch(r"(.*?)(\d+)", name)
@@ -336,75 +229,86 @@ class UnitStack(keras.Layer):
         Args:
             x: The input of the first unit.
             perturbations: `(depth, *x.shape)`, what is added to the output of each
-                unit. With zeros, their gradient is that of every x_{l+1}.
+                unit. With zeros, its gradient is that of every unit's output.
             return_outputs: Whether to return the outputs of all units, `(depth,
-                *x.shape)`, of which the last is the stack's.
+                *x.shape)`; the last one is the stack's.
             training: As in Keras.
+        """
+
+        def step(unit, x, slices):
+            y = self._apply(unit, x, slices, training)
+            y = y + slices["added"] if "added" in slices else y
+            return y, [y] if return_outputs else []
+
+        added = {} if perturbations is None else {"added": ops.cast(perturbations, x.dtype)}
+        outputs = [keras.KerasTensor(x.shape, x.dtype)] if return_outputs else []
+        y, seen = self.run(step, x, added, outputs, training=training)
+        return seen[0] if return_outputs else y
+
+    def _apply(self, unit, x, slices: dict, training):
+        return unit(x, **_training_of(unit, training))
+
+    def run(
+        self, step: Callable, x, slices: dict | None = None, outputs=(), *, unrolled=False, training
+    ):
+        """Run a function of each unit in turn, with that unit's values.
+
+        Args:
+            step: `(unit, x, slices) -> (next x, a structure of tensors)`.
+            x: The first unit's input.
+            slices: Tensors with a leading axis of units: a step gets its slices.
+            outputs: `keras.KerasTensor`s of what a step returns beside the next x.
+            unrolled: Whether to run a Python loop without recomputing, whatever the
+                stack's own execution: a loop that runs once is not worth compiling, and
+                `outputs` may be left out.
+            training: As in Keras.
+
+        Returns:
+            The last x, and what the steps returned, with a leading axis of units.
         """
         unit = self._body.unit
         if unit.trainable != self.trainable:
-            unit.trainable = (
-                self.trainable
-            )  # a frozen batch normalisation keeps to its moving statistics
+            # a frozen batch normalisation uses its moving statistics
+            unit.trainable = self.trainable
         variables = unit.variables
         state = self._body.state if training else []
         read = range(len(variables)) if training else self._body.weights
-        stacked = [ops.convert_to_tensor(self._body.stacked[i]) for i in read]
-        for i in (
-            state
-        ):  # on torch variables change in place, and what is computed again needs the old values
-            stacked[i] = ops.copy(stacked[i])
-        rates = (
-            []
-            if self.stochastic_depth is None
-            else [ops.convert_to_tensor(self.stochastic_depth, "float32")]
-        )
-        added = [] if perturbations is None else [ops.cast(perturbations, x.dtype)]
-        observer = _observers.active()
-        factors = (
-            []
-            if observer is None or observer.factors is None
-            else [observer.take_factors(self.depth)]
-        )
+        values = {i: ops.convert_to_tensor(self._body.stacked[i]) for i in read}
+        for i in state:
+            # on torch variables change in place, and what is recomputed needs the old values
+            values[i] = ops.copy(values[i])
 
-        def step(x, slices):
-            own, rest = slices[: len(read)], slices[len(read) :]
-            inner = observer and observer.of_one(
-                ops.expand_dims(slices[-1], 0) if factors else None
+        def one(x, own):
+            scope = keras.StatelessScope(
+                [(variables[i], value) for i, value in zip(read, own["values"], strict=True)]
             )
-            own_values = [(variables[i], value) for i, value in zip(read, own, strict=True)]
-            watched = inner.active() if inner else contextlib.nullcontext()
-            with keras.StatelessScope(own_values) as scope, watched:
-                y = unit(x, rest[0] if rates else None, training=training)
-            y = y + rest[len(rates)] if added else y
+            with scope:
+                y, seen = step(unit, x, own)
             new = [ops.stop_gradient(scope.get_current_value(variables[i])) for i in state]
-            return y, [*new, *(inner.seen if inner else ()), *([y] if return_outputs else ())]
+            return y, {"state": new, "seen": seen}
 
-        outputs = [(variables[i].shape, stacked[i].dtype) for i in state]
-        if observer:
-            outputs.append(
-                ((1, *(x.shape if observer.shape is None else observer.shape)), "float32")
-            )
-        if return_outputs:
-            outputs.append((x.shape, x.dtype))
-        x, new = _loops.repeat(
-            step,
+        execution = "loop" if unrolled else self._execution()
+        on_slow_path = execution == "scan" and _xla_on_cpu()
+        for layer in unit._flatten_layers():
+            if isinstance(layer, PaddedConv2D):
+                layer.as_products = on_slow_path
+        specs = [keras.KerasTensor(variables[i].shape, values[i].dtype) for i in state]
+        y, new = _loops.repeat(
+            one,
             x,
-            [*stacked, *rates, *added, *factors],
+            {"values": [values[i] for i in read], **(slices or {})},
             self.depth,
-            outputs,
-            execution=self._execution(),
-            remat=0 if _WRITTEN_OUT.get() else int(self.remat),
+            {"state": specs, "seen": outputs},
+            execution=execution,
+            remat=0 if unrolled else int(self.remat),
             unroll=self.unroll,
         )
-        for i, value in zip(state, new[: len(state)], strict=True):
+        for i, value in zip(state, new["state"], strict=True):
             self._body.stacked[i].assign(value)
-        if observer:
-            observer.seen.append(ops.squeeze(new[len(state)], 1))
-        return new[-1] if return_outputs else x
+        return y, new["seen"]
 
     def _execution(self) -> str:
-        if _WRITTEN_OUT.get() or keras.backend.backend() not in _loops.SCAN_BACKENDS:
+        if keras.backend.backend() not in _loops.SCAN_BACKENDS:
             return "loop"
         return "scan" if self.execution == "auto" else self.execution
 
@@ -416,8 +320,8 @@ class UnitStack(keras.Layer):
         return keras.KerasTensor(shape, self.compute_dtype)
 
     @property
-    def pattern(self) -> ResidualUnit:
-        """The unit that is run with the weights of each in turn; its own hold nothing."""
+    def pattern(self) -> keras.Layer:
+        """The layer that runs with the weights of each unit; its own hold nothing."""
         return self._body.unit
 
     @property
@@ -429,26 +333,27 @@ class UnitStack(keras.Layer):
 
     @property
     def unit_names(self) -> list[str]:
-        return [self._place(i) for i in range(self.depth)]
+        return [self._name_of(i) for i in range(self.depth)]
 
-    def unit(self, i: int) -> ResidualUnit:
-        """Return a new unit with the weights and seeds of unit `i`, counted from 0;
-        from the end where it is negative.
+    def unit(self, i: int) -> keras.Layer:
+        """Return a new layer with the weights and seeds of unit `i`, counted from 0; a
+        negative one counts from the end.
         """
         if not -self.depth <= i < self.depth:
             raise IndexError(f"The stack has {self.depth} units. Received: unit({i})")
         self._check_is_built()
-        i %= self.depth
-        rate = (
-            {} if self.stochastic_depth is None else {"stochastic_depth": self.stochastic_depth[i]}
-        )
-        unit = self._body.unit.at(self._place(i), trainable=self.trainable, **rate)
+        unit = self._new_unit(i % self.depth)
         unit.build(self.get_build_config()["input_shape"])
         for own, stacked in zip(unit.variables, self._body.stacked, strict=True):
             own.assign(stacked[i])
         return unit
 
-    def load_units(self, units: Sequence[ResidualUnit]) -> None:
+    def _new_unit(self, i: int) -> keras.Layer:
+        pattern = self._body.unit
+        config = {"name": self._name_of(i), "trainable": self.trainable}
+        return type(pattern).from_config(pattern.get_config() | config)
+
+    def load_units(self, units: Sequence[keras.Layer]) -> None:
         """Take over the weights and seeds of built units, one for each of the stack's
         own, and whether they are trained.
 
@@ -463,23 +368,20 @@ class UnitStack(keras.Layer):
         self._check_same(units)
         columns = zip(*(unit.variables for unit in units), strict=True)
         for stacked, column in zip(self._body.stacked, columns, strict=True):
-            stacked.assign(np.stack([ops.convert_to_numpy(variable.value) for variable in column]))
+            stacked.assign(np.stack([ops.convert_to_numpy(each.value) for each in column]))
         self.trainable = units[0].trainable
 
-    def _check_same(self, units: Sequence[ResidualUnit]) -> None:
+    def _check_same(self, units: Sequence[keras.Layer]) -> None:
         own = _structure(self._body.unit)
         own_shapes = [stacked.shape[1:] for stacked in self._body.stacked]
         for unit in units:
             other = _structure(unit)
-            if different := {
-                key: (own[key], other.get(key)) for key in own if own[key] != other.get(key)
-            }:
-                described = ", ".join(
-                    f"{key}={value[0]!r} and {value[1]!r}" for key, value in different.items()
-                )
+            keys = [key for key in own if own[key] != other.get(key)]
+            if keys:
+                found = ", ".join(f"{key}={own[key]!r} and {other.get(key)!r}" for key in keys)
                 raise ValueError(
                     "The units of a stack must have one configuration. Received: units with "
-                    f"{described}"
+                    f"{found}"
                 )
             shapes = [variable.shape for variable in unit.variables]
             if shapes != own_shapes:
@@ -504,5 +406,278 @@ class UnitStack(keras.Layer):
             "execution": self.execution,
             "remat": self.remat,
             "unroll": self.unroll,
-            "stochastic_depth": self.stochastic_depth,
         }
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class UnitStack(LayerStack):
+    """Equal residual units, one after the other, as one layer that is compiled once.
+
+    Args:
+        unit: A `ResidualUnit` that keeps the shape, as a pattern.
+        depth, execution, remat, unroll: As in `LayerStack`.
+        stochastic_depth: A rate for each unit, in place of the one rate of `unit`.
+        **kwargs: `name`, `trainable`. The dtype policy is the unit's.
+
+    Raises:
+        ValueError: as `LayerStack`, and for a layer that is no `ResidualUnit`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> stack = kp.UnitStack(kp.ResidualUnit(16, block="bottleneck"), depth=110, name="units")
+    >>> x = np.zeros((2, 8, 8, 64), "float32")
+    >>> tuple(stack(x).shape), tuple(stack(x, return_outputs=True).shape)
+    ((2, 8, 8, 64), (110, 2, 8, 8, 64))
+    >>> {weight.path: tuple(weight.shape) for weight in stack.weights}["units/branch/conv_1/kernel"]
+    (110, 1, 1, 64, 16)
+    >>> tuple(stack.trace(x, look=lambda trace: trace.sum).shape)
+    (110, 2, 8, 8, 64)
+    """
+
+    def __init__(
+        self,
+        unit: ResidualUnit | dict,
+        depth: int,
+        *,
+        stochastic_depth: Sequence[float] | None = None,
+        **kwargs,
+    ):
+        self._rates = None if stochastic_depth is None else _check_rates(stochastic_depth, depth)
+        super().__init__(unit, depth, **kwargs)
+
+    def _check_pattern(self, pattern: Any) -> None:
+        if not isinstance(pattern, ResidualUnit):
+            raise ValueError(f"`unit` must be a ResidualUnit. Received: unit={pattern!r}")
+        if pattern.options.strides > 1:
+            raise ValueError(
+                "A unit of a stack must keep the shape. Received: a unit with "
+                f"strides={pattern.options.strides}"
+            )
+
+    def _build_unit(self, input_shape: tuple) -> tuple:
+        unit = self._body.unit
+        unit.build(input_shape)
+        return unit.compute_output_shape(input_shape)
+
+    def _unit_config(self, config: dict) -> dict:
+        rates = self._rates
+        return config if rates is None else config | {"stochastic_depth": max(rates)}
+
+    @property
+    def stochastic_depth(self) -> list[float] | None:
+        return self._rates
+
+    @classmethod
+    def from_units(cls, units: Sequence[ResidualUnit], **kwargs) -> "UnitStack":
+        units = list(units)
+        rates = [unit.options.stochastic_depth for unit in units if isinstance(unit, ResidualUnit)]
+        if any(rate != rates[0] for rate in rates):
+            kwargs.setdefault("stochastic_depth", rates)
+        return super().from_units(units, **kwargs)
+
+    def call(self, x, perturbations=None, return_outputs=False, training=None):
+        return super().call(x, perturbations, return_outputs, training)
+
+    def run(self, step, x, slices=None, outputs=(), **options):
+        rates = {}
+        if self._rates is not None:
+            rates["rate"] = ops.convert_to_tensor(self._rates, "float32")
+        return super().run(step, x, rates | (slices or {}), outputs, **options)
+
+    def _apply(self, unit, x, slices: dict, training):
+        return unit(x, slices.get("rate"), training=training)
+
+    def trace(
+        self,
+        x,
+        *,
+        look: Callable[[Trace], Any] = lambda trace: trace,
+        perturbations=None,
+        residual_scale=None,
+        detach_residual=False,
+        training=None,
+    ):
+        """Return the parts of every unit, in a loop that is not compiled as one.
+
+        Args:
+            x: The input of the first unit.
+            look: A function of a unit's `Trace`. It returns what to keep, a structure
+                of tensors; by default everything.
+            perturbations: `(depth, *x.shape)`, what is added to the output of each
+                unit.
+            residual_scale: `(depth,)`, what multiplies F(x) of each unit.
+            detach_residual: As in `ResidualUnit.trace`.
+            training: As in Keras.
+
+        Returns:
+            What `look` returned for each unit, with a leading axis of units.
+        """
+
+        x = ops.convert_to_tensor(x, self.compute_dtype)
+
+        def step(unit, x, slices):
+            trace = unit.trace(
+                x,
+                drop_rate=slices.get("rate"),
+                residual_scale=slices.get("scale"),
+                detach_residual=detach_residual,
+                training=training,
+            )
+            if "added" in slices:
+                trace = trace._replace(output=trace.output + slices["added"])
+            return trace.output, look(trace)
+
+        slices = {} if perturbations is None else {"added": ops.cast(perturbations, x.dtype)}
+        if residual_scale is not None:
+            slices["scale"] = ops.convert_to_tensor(residual_scale)
+        return self.run(step, x, slices, unrolled=True, training=training)[1]
+
+    def _new_unit(self, i: int) -> ResidualUnit:
+        rate = {} if self._rates is None else {"stochastic_depth": self._rates[i]}
+        return self._body.unit.at(self._name_of(i), trainable=self.trainable, **rate)
+
+    def get_config(self):
+        rates = self._rates
+        return super().get_config() | {"stochastic_depth": rates and list(rates)}
+
+
+def _check_rates(rates: Sequence[float], depth: int) -> list[float]:
+    rates = [float(rate) for rate in rates]
+    if len(rates) != depth:
+        raise ValueError(
+            f"`stochastic_depth` must be a rate for each unit. Received: {len(rates)} rates for "
+            f"depth={depth}"
+        )
+    for rate in rates:
+        _checks.fraction(rate, "stochastic_depth")
+    return rates
+
+
+def _per_unit(initializer: Callable, name_of: Callable[[int], str]) -> Callable:
+    """Return an initialiser that fills a stack of weights with what `initializer` draws
+    for each unit.
+    """
+
+    def initialize(shape, dtype=None):
+        depth, *own = shape
+        is_seeded = isinstance(initializer, keras.initializers.Initializer) and (
+            "seed" in initializer.get_config()
+        )
+        if is_seeded:
+            values = [
+                initializers.spawn(initializer, name_of(i))(own, dtype=dtype) for i in range(depth)
+            ]
+        else:
+            values = [initializer(own, dtype=dtype)] * depth
+        arrays = [ops.convert_to_numpy(value) for value in values]
+        return ops.convert_to_tensor(np.stack(arrays), dtype)
+
+    return initialize
+
+
+def _seeds_per_unit(initializer: Callable, name_of: Callable[[int], str]) -> Callable:
+    """As `_per_unit`, for the states of a seed generator: the seed, and how often it
+    was used.
+    """
+
+    def initialize(shape, dtype=None):
+        seed = int(ops.convert_to_numpy(initializer((2,), dtype=dtype))[0])
+        states = [[initializers.derive_seed(seed, name_of(i)), 0] for i in range(shape[0])]
+        return ops.convert_to_tensor(states, dtype)
+
+    return initialize
+
+
+def _has_gpu() -> bool:
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def _xla_on_cpu() -> bool:
+    """Whether a scan is compiled by XLA for a CPU, where convolutions in loops are slow."""
+    if keras.backend.backend() != "jax":
+        return False
+    import jax
+
+    return jax.default_backend() == "cpu"
+
+
+def _training_of(layer: keras.Layer, training) -> dict:
+    return {"training": training} if layer._call_has_training_arg else {}
+
+
+def _build_pure(unit: keras.Layer, input_shape: tuple) -> tuple:
+    """Build a unit by calls and return the shape of its output.
+
+    Raises:
+        ValueError: for a unit that adds losses, has metrics, or keeps something in
+            Python from one call to the next.
+    """
+    internal = vars(keras.layers.Identity())  # what Keras keeps for itself
+    sizes = [1, *(4 if size is None else size for size in input_shape[1:])]
+
+    def call() -> tuple[tuple, dict]:
+        with keras.StatelessScope(collect_losses=True) as scope:
+            y = unit(ops.zeros(sizes, unit.compute_dtype), **_training_of(unit, True))
+        if scope.losses:
+            raise ValueError(
+                f"A unit of a stack must not add losses. Received: {unit!r}, which adds "
+                f"{len(scope.losses)}"
+            )
+        return tuple(y.shape), {
+            (layer.name, name): value
+            for layer in unit._flatten_layers()
+            for name, value in vars(layer).items()
+            if name not in internal
+        }
+
+    (shape, before), (_, after) = call(), call()
+    if any(layer._metrics for layer in unit._flatten_layers()):
+        raise ValueError(f"A unit of a stack must not have metrics. Received: {unit!r}")
+    changed = [
+        f"{layer}.{name}"
+        for (layer, name), value in after.items()
+        if (layer, name) not in before or not _is_same(before[layer, name], value)
+    ]
+    if changed:
+        raise ValueError(
+            "A unit of a stack must not keep anything in Python between calls: use a variable. "
+            f"Received: {unit!r}, whose call sets {', '.join(changed)}"
+        )
+    return input_shape if list(shape) == sizes else shape
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    plain = (int, float, str, bool, tuple, type(None))
+    return one is other or (isinstance(one, plain) and one == other)
+
+
+def _structure(unit: keras.Layer) -> dict:
+    """Return the configuration of a unit without what may differ in a stack: its name,
+    how its weights start, its rate of stochastic depth.
+    """
+    own = ("name", "trainable", "kernel_initializer", "bias_initializer", "seed")
+    config = {key: value for key, value in unit.get_config().items() if key not in own}
+    if not isinstance(unit, ResidualUnit):
+        return config
+    pattern = unit.options.shortcut
+    shortcut = {key: value for key, value in pattern.config.items() if key not in own}
+    return config | {
+        "shortcut": (pattern.layer_class.__name__, shortcut),
+        "stochastic_depth": unit.options.stochastic_depth is not None,
+    }
+
+
+def _check_units(units: Sequence[keras.Layer]) -> None:
+    for unit in units:
+        if not isinstance(unit, keras.Layer) or not unit.built:
+            raise ValueError(f"`units` must be built. Received: {unit!r}")
+    if len({unit.trainable for unit in units}) > 1:
+        frozen = ", ".join(unit.name for unit in units if not unit.trainable)
+        raise ValueError(
+            f"The units of a stack are frozen together or not at all. Received: {frozen} frozen "
+            "alone"
+        )

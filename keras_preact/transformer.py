@@ -4,7 +4,7 @@ another.
 
 import keras
 
-from keras_preact import initializers
+from keras_preact import blocks, initializers
 from keras_preact.arrangements import Arrangement
 from keras_preact.units import ResidualUnit
 
@@ -48,8 +48,8 @@ class TransformerUnit(keras.Layer):
     >>> import numpy as np
     >>> import keras_preact as kp
     >>> unit = kp.TransformerUnit(16, num_heads=4, mlp="swiglu", normalization="rms")
-    >>> tuple(unit(np.zeros((2, 9, 16), "float32")).shape), unit.mlp.width
-    ((2, 9, 16), 48)
+    >>> tuple(unit(np.zeros((2, 9, 16), "float32")).shape), unit.mlp.options.block.channels(16)
+    ((2, 9, 16), (48, 16))
 
     Source: Fig. 1 of arXiv 2002.04745; Sec. 3 of arXiv 1706.03762.
     """
@@ -94,19 +94,25 @@ class TransformerUnit(keras.Layer):
                 **options,
             )
 
-        kind = {"block": "swiglu"} if mlp == "swiglu" else {"block": "mlp", "activation": mlp}
-        self.attention = unit("attention", block="attention", num_heads=num_heads, causal=causal)
-        self.mlp = unit("mlp", hidden=hidden, **kind)
+        self.attention = unit(
+            "attention", block=blocks.Attention(num_heads=num_heads, causal=causal)
+        )
+        self.mlp = (
+            unit("mlp", block=blocks.SwiGLU(hidden=hidden))
+            if mlp == "swiglu"
+            else unit("mlp", block=blocks.MLP(hidden=hidden), activation=mlp)
+        )
 
     @property
     def units(self) -> list[ResidualUnit]:
         return [self.attention, self.mlp]
 
     def build(self, input_shape):
-        if input_shape[-1] != self.attention.filters:
+        if input_shape[-1] != self.attention.options.filters:
             raise ValueError(
-                f"A token has as many features as the unit is wide, {self.attention.filters}. "
-                f"Received: an input of shape {tuple(input_shape)}"
+                "A token has as many features as the unit is wide, "
+                f"{self.attention.options.filters}. Received: an input of shape "
+                f"{tuple(input_shape)}"
             )
         for unit in self.units:
             unit.build(input_shape)
@@ -118,21 +124,17 @@ class TransformerUnit(keras.Layer):
         return input_shape
 
     def get_config(self):
-        attention, mlp = (unit.get_config() for unit in self.units)
-        shared = (
-            "arrangement",
-            "normalization",
-            "num_heads",
-            "dropout",
-            "stochastic_depth",
-            "causal",
-            "use_bias",
-        )
+        attention, mlp = self.attention.options, self.mlp.options
+        gated = isinstance(mlp.block, blocks.SwiGLU)
+        config = attention.get_config()
+        shared = ("arrangement", "normalization", "dropout", "stochastic_depth", "use_bias")
         return super().get_config() | {
-            "width": attention["filters"],
-            "mlp": mlp["block"] if mlp["block"] == "swiglu" else mlp["activation"],
-            "hidden": mlp["hidden"],
-            **{key: attention[key] for key in shared},
+            "width": attention.filters,
+            "num_heads": attention.block.num_heads,
+            "causal": attention.block.causal,
+            "mlp": "swiglu" if gated else keras.activations.serialize(mlp.activation),
+            "hidden": mlp.block.hidden,
+            **{key: config[key] for key in shared},
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }

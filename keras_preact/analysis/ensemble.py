@@ -89,7 +89,9 @@ def lesions(
             )
 
     def predicted(images, factors):
-        values, _ = observed.run(lambda **_: ops.zeros(()), (), inputs=[images], factors=factors)
+        values, _ = observed.run(
+            lambda trace, axis: ops.zeros(()), inputs=[images], residual_scale=factors
+        )
         return ops.argmax(values[observed.graph.outputs[0]], axis=-1)
 
     compiled = _autodiff.compiled(predicted)

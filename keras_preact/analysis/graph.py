@@ -245,20 +245,22 @@ class Graph:
         inputs,
         added: Mapping[int, Any] | None = None,
         changed: Mapping[int, Callable] | None = None,
+        *,
+        calls: Mapping[int, Callable] | None = None,
     ) -> dict[int, Any]:
         """Return every tensor for these inputs, by its number.
 
         Args:
             inputs: As for the model.
-            added: What is added to tensors, by their numbers. For the output of a
-                `UnitStack`, `(depth, *shape)`: what is added to the outputs of its
-                units.
+            added: What is added to tensors, by their numbers.
             changed: Functions that are applied to tensors, by their numbers.
+            calls: Functions of a step's input that are called in its place, by the
+                number of its output.
         """
         values = dict(zip(self.inputs, map(ops.convert_to_tensor, _as_list(inputs)), strict=True))
         for number in values:
             values[number] = _changed(number, values[number], added, changed)
-        self.run_steps(self.steps, values, added, changed)
+        self.run_steps(self.steps, values, added, changed, calls)
         return values
 
     def walk(self, inputs, until: Mapping[int, int]) -> Iterator[tuple[int, dict[int, Any]]]:
@@ -286,7 +288,12 @@ class Graph:
                 del values[tensor]
 
     def run_steps(
-        self, steps: Iterable[Step], values: dict[int, Any], added=None, changed=None
+        self,
+        steps: Iterable[Step],
+        values: dict[int, Any],
+        added=None,
+        changed=None,
+        calls=None,
     ) -> None:
         """Add to `values`, which hold what the first of some steps read, what the steps
         return.
@@ -296,14 +303,11 @@ class Graph:
                 lambda leaf: values[leaf.tensor] if isinstance(leaf, Ref) else leaf,
                 (step.args, step.kwargs),
             )
-            if isinstance(step.operation, UnitStack) and step.outputs[0] in (added or ()):
-                values[step.outputs[0]] = step.operation(
-                    *args, **kwargs, perturbations=added[step.outputs[0]]
-                )
-                continue
-            for number, value in zip(
-                step.outputs, keras.tree.flatten(step.operation(*args, **kwargs)), strict=True
-            ):
+            if step.outputs[0] in (calls or ()):
+                results = [calls[step.outputs[0]](args[0])]
+            else:
+                results = keras.tree.flatten(step.operation(*args, **kwargs))
+            for number, value in zip(step.outputs, results, strict=True):
                 values[number] = _changed(number, value, added, changed)
 
     @cached_property

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_preact import _autodiff, shortcuts
 from keras_preact.analysis.sites import Observed
+from keras_preact.units import Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +69,9 @@ def check_identities(
     Source: Eq. 4 and 5 of arXiv 1603.05027.
     """
     observed = Observed(model, x, labels, loss, training)
-    _, outputs, gradients, _ = observed.gradients(_output, None)
+    _, outputs, gradients, _ = observed.gradients(_output)
     with keras.StatelessScope():  # batch statistics stay as they are
-        values, residuals = observed.run(lambda residual, **_: ops.cast(residual, "float32"), None)
+        values, residuals = observed.run(lambda trace, axis: ops.cast(trace.residual, "float32"))
     residual = [ops.convert_to_numpy(row) for rows in residuals for row in rows]
     signal = [row for rows in outputs for row in rows]
     gradient = [row.astype("float64") for rows in gradients for row in rows]
@@ -148,7 +149,7 @@ def direct_path(
     Source: Sec. 3 of arXiv 1603.05027.
     """
     observed = Observed(model, x, labels, loss, training)
-    _, outputs, gradients, _ = observed.gradients(_output, None, detached=True)
+    _, outputs, gradients, _ = observed.gradients(_output, detach_residual=True)
     gradient = [row.astype("float64") for rows in gradients for row in rows]
     ends = [
         end if end >= 0 else i - 1
@@ -208,8 +209,8 @@ _GAINS: dict[type, Callable] = {
 }
 
 
-def _output(*, output, **_):
-    return ops.cast(output, "float32")
+def _output(trace: Trace, axis: int):
+    return ops.cast(trace.output, "float32")
 
 
 def _ends(signal: list[np.ndarray]) -> np.ndarray:

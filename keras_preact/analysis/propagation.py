@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact.analysis.sites import Observed
+from keras_preact.units import Trace
 
 #: What is seen of every unit, in the order of `_look`.
 _FIGURES = (
@@ -115,9 +116,7 @@ def propagation(
     """
     observed = Observed(model, x, labels, loss, training)
     variables = model.trainable_variables
-    value, seen, gradients, on_weights = observed.gradients(
-        _look, (len(_FIGURES),), variables=variables
-    )
+    value, seen, gradients, on_weights = observed.gradients(_look, variables=variables)
     figures = dict(zip(_FIGURES, np.concatenate(seen).T, strict=True))
     for name in _FIGURES[3:]:
         figures[name] = figures[name][1:]  # x_0 is no unit's
@@ -142,17 +141,18 @@ def _moments(tensor) -> list:
     ]
 
 
-def _look(*, output, activated=None, shortcut=None, residual=None, total=None, axis=-1):
+def _look(trace: Trace, axis: int):
     """Return `_FIGURES` of one unit; of x_0 those of x."""
-    if residual is None:
-        return ops.stack([*_moments(output), *[ops.zeros(())] * (len(_FIGURES) - 3)])
+    if trace.residual is None:
+        return ops.stack([*_moments(trace.output), *[ops.zeros(())] * (len(_FIGURES) - 3)])
+    activated = trace.activated
     channels = axis % len(activated.shape)
     others = [i for i in range(len(activated.shape)) if i != channels]
     dead = ops.all(ops.equal(activated, 0), axis=others)
-    cut = ops.logical_and(ops.equal(output, 0), ops.not_equal(total, 0))
-    through = ops.zeros(()) if shortcut is None else _moments(shortcut)[0]
+    cut = ops.logical_and(ops.equal(trace.output, 0), ops.not_equal(trace.sum, 0))
+    through = ops.zeros(()) if trace.shortcut is None else _moments(trace.shortcut)[0]
     shares = [ops.mean(ops.cast(share, "float32")) for share in (cut, dead)]
-    return ops.stack([*_moments(output), *_moments(residual), through, *shares])
+    return ops.stack([*_moments(trace.output), *_moments(trace.residual), through, *shares])
 
 
 def _norms(gradient: np.ndarray, units: int) -> np.ndarray:

@@ -10,11 +10,10 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _autodiff
-from keras_preact._observers import Observer
 from keras_preact.analysis import _inputs
 from keras_preact.analysis.graph import Addition, Graph
-from keras_preact.stacks import UnitStack, written_out
-from keras_preact.units import ResidualUnit
+from keras_preact.stacks import UnitStack
+from keras_preact.units import ResidualUnit, Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +47,12 @@ class Site:
     @property
     def is_plain(self) -> bool:
         """Whether its units are those of a plain network, whose shortcut reads nothing."""
-        unit = self.layer.pattern if isinstance(self.layer, UnitStack) else self.layer
-        return unit is not None and not unit.shortcut_pattern.layer_class.reads_input
+        return self.layer is not None and not self.pattern.options.shortcut.layer_class.reads_input
+
+    @property
+    def pattern(self) -> ResidualUnit:
+        """The unit, or the one of a stack."""
+        return self.layer.pattern if self.is_stack else self.layer
 
     def weights(self, graph: Graph) -> list[tuple[str, keras.Variable]]:
         """Return the trainable weights with their names below the unit."""
@@ -71,10 +74,13 @@ class Site:
 
     def branches(self, graph: Graph, values: dict[int, Any], training: bool) -> list[Callable]:
         """Return F of each unit, a function of x_l; `values` are those of all tensors."""
-        if self.is_stack:
-            return [_branch(self.layer.unit(i), training) for i in range(self.depth)]
         if self.layer is not None:
-            return [_branch(self.layer, training)]
+            units = (
+                [self.layer.unit(i) for i in range(self.depth)] if self.is_stack else [self.layer]
+            )
+            return [
+                lambda x, unit=unit: unit.trace(x, training=training).residual for unit in units
+            ]
         addition = self.addition
         assert addition is not None
 
@@ -85,30 +91,40 @@ class Site:
 
         return [branch]
 
-    def show(self, graph: Graph, values: dict[int, Any], observer: Observer):
-        """Return what the observer sees of an addition, `(1, *shape)`."""
+    def trace(self, x, look: Callable, *, residual_scale=None, perturbations=None, **options):
+        """Run the unit or the stack; return its output, and what `look` returned for
+        each unit.
+        """
+        axis = 1 if self.pattern.options.data_format == "channels_first" else -1
+        outputs = []
+
+        def seen(trace: Trace):
+            outputs.append(trace.output)
+            return look(trace, axis)
+
+        if self.is_stack:
+            found = self.layer.trace(
+                x,
+                look=seen,
+                residual_scale=residual_scale,
+                perturbations=perturbations,
+                **options,
+            )
+            return outputs[-1], found
+        if residual_scale is not None:
+            residual_scale = residual_scale[0]
+        found = seen(self.layer.trace(x, residual_scale=residual_scale, **options))
+        return outputs[-1], ops.expand_dims(found, 0)
+
+    def trace_addition(self, graph: Graph, values: dict[int, Any]) -> tuple[Trace, int]:
+        """Return the parts of an addition's unit, and its channel axis."""
         assert self.addition is not None
         reader = next(
             graph.steps[i] for i in self.addition.residual_steps if graph.steps[i].has_kernel
         )
-        seen = observer.look(
-            activated=values[reader.inputs[0]],
-            shortcut=values[self.addition.shortcut],
-            residual=values[self.addition.residual],
-            total=values[self.addition.total],
-            output=values[self.output],
-            axis=reader.channel_axis,
-        )
-        return ops.expand_dims(seen, 0)
-
-
-def _branch(unit: ResidualUnit, training: bool) -> Callable:
-    def branch(x):
-        with Observer(lambda residual, **_: residual, None).active() as observer:
-            unit(x, training=training)
-        return observer.seen[0][0]
-
-    return branch
+        parts = (reader.inputs[0], self.addition.shortcut, self.addition.residual)
+        numbers = (*parts, self.addition.total, self.output)
+        return Trace(*(values[number] for number in numbers)), reader.channel_axis
 
 
 def find_sites(graph: Graph) -> list[Site]:
@@ -203,61 +219,67 @@ class Observed:
         return tuple(name for site in self.sites for name in site.names)
 
     def run(
-        self,
-        look: Callable,
-        shape: tuple | None,
-        *,
-        inputs=None,
-        added=None,
-        factors=None,
-        detached: bool = False,
+        self, look: Callable, *, inputs=None, added=None, residual_scale=None, detach_residual=False
     ):
-        """Return all tensors by their numbers, and what `look` returned for each site,
-        `(units, *shape)`.
+        """Return all tensors by their numbers, and what `look` returned for each unit:
+        a list with a tensor `(units, ...)` for each site.
 
         Args:
-            look, shape, factors, detached: Of an `Observer`.
+            look: A function of a unit's `Trace` and the axis of its channels. It
+                returns one tensor.
             inputs: Others than the batch.
-            added: As for `Graph.run`.
+            added: What is added to x_{l+1}, by its number; for a stack `(depth,
+                *shape)`.
+            residual_scale: `(units,)`, what multiplies F(x_l) of each unit.
+            detach_residual: Whether gradients flow through the shortcuts alone.
         """
-        observer = Observer(look, shape, factors=factors, detached=detached)
-        changed = {
-            site.addition.residual: observer.change
-            for site in self.sites
-            if site.addition is not None
-        }
-        with observer.active(), written_out():
-            values = self.graph.run(self.inputs if inputs is None else inputs, added, changed)
-        seen = iter(observer.seen)
-        return values, [
-            next(seen) if s.addition is None else s.show(self.graph, values, observer)
-            for s in self.sites
-        ]
+        added = dict(added or {})
+        found: dict[int, Any] = {}
+        calls: dict[int, Callable] = {}
+        changed: dict[int, Callable] = {}
+        first = 0
+        for site in self.sites:
+            last = first + site.depth
+            scale = None if residual_scale is None else residual_scale[first:last]
+            first = last
+            if site.addition is None:
+                options = {"residual_scale": scale, "detach_residual": detach_residual}
+                if site.is_stack:
+                    options["perturbations"] = added.pop(site.output, None)
+                calls[site.output] = self._call(site, look, found, options)
+            else:
+                changed[site.addition.residual] = _change(scale, detach_residual)
+        values = self.graph.run(
+            self.inputs if inputs is None else inputs, added, changed, calls=calls
+        )
+        for site in self.sites:
+            if site.addition is not None:
+                seen = look(*site.trace_addition(self.graph, values))
+                found[site.step] = ops.expand_dims(seen, 0)
+        return values, [found[site.step] for site in self.sites]
 
-    def gradients(
-        self,
-        look: Callable,
-        shape: tuple | None,
-        *,
-        detached: bool = False,
-        variables: Sequence = (),
-    ):
+    def _call(self, site: Site, look: Callable, found: dict, options: dict) -> Callable:
+        def call(x):
+            y, found[site.step] = site.trace(x, look, training=self.graph.training, **options)
+            return y
+
+        return call
+
+    def gradients(self, look: Callable, *, detach_residual=False, variables: Sequence = ()):
         """Return E, what `look` returned, the gradients of x_0 and of each site's
         x_{l+1}, and those of `variables`.
 
         What `look` returned and the gradients are lists of arrays with a first axis of
-        units: one array for x_0, one for each site. Of x_0, `look` is given the tensor
-        as `output` alone.
+        units: one array for x_0, one for each site. For x_0, `look` is given a trace
+        with nothing but the output.
         """
         start = self.sites[0].start
         specs = self.graph.specs
         batch = len(self.inputs[0])
 
         def zeros(number: int, units: tuple[int, ...]) -> np.ndarray:
-            return np.zeros(
-                [*units, *(batch if size is None else size for size in specs[number].shape)],
-                "float32",
-            )
+            sizes = (batch if size is None else size for size in specs[number].shape)
+            return np.zeros([*units, *sizes], "float32")
 
         numbers = [start, *(site.output for site in self.sites)]
         arrays = [zeros(start, ())]
@@ -265,10 +287,13 @@ class Observed:
 
         def loss(*added):
             values, seen = self.run(
-                look, shape, added=dict(zip(numbers, added, strict=True)), detached=detached
+                look,
+                added=dict(zip(numbers, added, strict=True)),
+                detach_residual=detach_residual,
             )
             value = self.loss([values[number] for number in self.graph.outputs])
-            return value, [ops.expand_dims(look(output=values[start]), 0), *seen]
+            first = look(Trace(None, None, None, None, values[start]), -1)
+            return value, [ops.expand_dims(first, 0), *seen]
 
         value, seen, gradients, on_weights = _autodiff.value_and_gradients(loss, arrays, variables)
         units = [1, *(site.depth for site in self.sites)]
@@ -284,3 +309,14 @@ class Observed:
             arrays,
             list(map(ops.convert_to_numpy, on_weights)),
         )
+
+
+def _change(scale, detach: bool) -> Callable:
+    """Return what takes the place of F(x_l) of an addition."""
+
+    def change(residual):
+        if detach:
+            residual = ops.stop_gradient(residual)
+        return residual if scale is None else residual * ops.cast(scale[0], residual.dtype)
+
+    return change

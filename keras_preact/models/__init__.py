@@ -2,11 +2,12 @@
 
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import resnet_cifar, wide_resnet
+from keras_preact.models.copies import changed_copy, reset_classifier, stack, unstack
 from keras_preact.models.dense import dense_resnet
 from keras_preact.models.fixup import FIXUP
 from keras_preact.models.imagenet import resnet_imagenet
-from keras_preact.models.network import ResidualNetwork
+from keras_preact.models.network import ResidualNetwork, option_names
 from keras_preact.models.registry import MODELS, ModelEntry
-from keras_preact.models.segments import Stage, stack, unstack
+from keras_preact.models.segments import Stage
 from keras_preact.models.transformer import TransformerNetwork, pre_ln_transformer
 from keras_preact.models.vanilla import vanilla_cnn

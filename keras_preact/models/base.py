@@ -38,7 +38,7 @@ class Parts:
 
 
 class UnitNetwork(keras.Model):
-    """A functional model of residual units behind one another, between a stem and a
+    """A functional model of residual units one after the other, between a stem and a
     head.
 
     A subclass builds the graph and sets `_parts`.
@@ -158,22 +158,33 @@ def plain(value):
     return None if value is None else np.asarray(value, "float64").tolist()
 
 
-def preprocessing(mean, std, *, axis: int, channels: int, dtype: str) -> keras.Layer:
-    """Make the layer that turns pixels into `(x - mean) / std`."""
+def serialized_activation(activation):
+    """Return what a config holds of an activation; None stays."""
+    return None if activation is None else keras.activations.serialize(activation)
+
+
+def preprocessing(mean, std, *, axis: int, channels: int, dtype: str) -> list[keras.Layer]:
+    """Make the layer that turns pixels into `(x - mean) / std`: a list of one, or of
+    none if both are None.
+    """
+    if mean is None and std is None:
+        return []
     mean = np.zeros(()) if mean is None else np.asarray(mean, "float64")
     std = np.ones(()) if std is None else np.asarray(std, "float64")
     for value, argument in ((mean, "mean"), (std, "std")):
         if value.shape not in ((), (1,), (channels,)):
             raise ValueError(
-                f"`{argument}` must be a number or {channels}, one a channel. Received: "
+                f"`{argument}` must be a number or {channels}, one per channel. Received: "
                 f"{argument}={value}"
             )
     if not (std > 0).all():
         raise ValueError(f"`std` must be positive. Received: std={std}")
     mean, variance = (np.broadcast_to(value, (channels,)).tolist() for value in (mean, std**2))
-    return keras.layers.Normalization(
-        axis=axis, mean=mean, variance=variance, name="preprocessing", dtype=dtype
-    )
+    return [
+        keras.layers.Normalization(
+            axis=axis, mean=mean, variance=variance, name="preprocessing", dtype=dtype
+        )
+    ]
 
 
 def classifier(

@@ -1,11 +1,12 @@
 """The paper's networks for CIFAR, and wide residual networks, which grew out of them."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any
 
 from keras_preact import _checks, shortcuts
-from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape, widen
-from keras_preact.units import BLOCKS
+from keras_preact.blocks import BLOCKS, Block, Convolutional
+from keras_preact.blocks import get as get_block
+from keras_preact.models.network import ResidualNetwork, Stage, image_shape, widen
 
 WIDTHS = (16, 32, 64)
 STRIDES = (1, 2, 2)
@@ -14,11 +15,11 @@ STRIDES = (1, 2, 2)
 def resnet_cifar(
     depth: int,
     *,
-    block: str | None = None,
+    block: str | Block | None = None,
     width_factor: float = 1,
     classes: int = 10,
     input_shape: Sequence[int | None] | None = None,
-    **options: Unpack[NetworkOptions],
+    **options: Any,
 ) -> ResidualNetwork:
     """Build the residual network for CIFAR: a 3x3 convolution, three stages at 32, 16
     and 8 pixels, pooling, classifier.
@@ -53,10 +54,11 @@ def resnet_cifar(
     if block is None:
         block, units = _paper_block(depth)
     else:
-        units = _units_a_stage(depth, (block,))[block]
+        name = get_block(block).name
+        units = _units_per_stage(depth, (name,))[name]
     if options.get("shape_shortcut", "auto") == "auto":
         projects = (
-            BLOCKS[block].expansion > 1
+            get_block(block).expansion > 1
             or shortcuts.get(options.get("shortcut", "identity")).projects
         )
         options["shape_shortcut"] = "projection" if projects else "zero_pad"
@@ -79,7 +81,7 @@ def wide_resnet(
     *,
     classes: int = 10,
     input_shape: Sequence[int | None] | None = None,
-    **options: Unpack[NetworkOptions],
+    **options: Any,
 ) -> ResidualNetwork:
     """Build a wide residual network, WRN-depth-width_factor: the CIFAR network with
     wider stages and projections.
@@ -103,7 +105,7 @@ def wide_resnet(
 
     Source: arXiv 1605.07146, Table 1.
     """
-    units = _units_a_stage(depth, ("basic",), extra=4)["basic"]
+    units = _units_per_stage(depth, ("basic",), extra=4)["basic"]
     options.setdefault("name", f"wide_resnet{depth}_{width_factor:g}")
     return ResidualNetwork(
         [
@@ -119,16 +121,17 @@ def wide_resnet(
     )
 
 
-def _units_a_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[str, int]:
+def _units_per_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[str, int]:
     """Return n for each of `blocks` that `depth` fits; if it fits none, raise a
     ValueError with rules and nearest depths.
     """
-    # three stages of n units with so many weights each
-    steps = {block: 3 * len(_checks.lookup(BLOCKS, block, "block").kernels) for block in blocks}
-    if dense := [block for block in blocks if BLOCKS[block].is_dense]:
+    kinds = {block: _checks.lookup(BLOCKS, block, "block") for block in blocks}
+    if features := [name for name, kind in kinds.items() if not issubclass(kind, Convolutional)]:
         raise ValueError(
-            f"A network for images has convolutional blocks. Received: block={dense[0]!r}"
+            f"A network for images has convolutional blocks. Received: block={features[0]!r}"
         )
+    # three stages of n units with so many weights each
+    steps = {block: 3 * len(kind.kernel_sizes) for block, kind in kinds.items()}
     _checks.positive_int(depth, "depth")
     fits = {
         block: (depth - extra) // step
@@ -152,7 +155,7 @@ def _paper_block(depth: int) -> tuple[str, int]:
     """Return the block that the paper would use at `depth`, and n: some depths, 110 and
     164 among them, fit both.
     """
-    fits = _units_a_stage(depth, ("basic", "bottleneck"))
+    fits = _units_per_stage(depth, ("basic", "bottleneck"))
     block = (
         "bottleneck" if "bottleneck" in fits and (depth >= 164 or "basic" not in fits) else "basic"
     )

@@ -1,10 +1,10 @@
 """An MLP of dense residual units."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any
 
 from keras_preact import _checks
-from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage
+from keras_preact.models.network import ResidualNetwork, Stage
 
 
 def dense_resnet(
@@ -13,7 +13,7 @@ def dense_resnet(
     width: int = 64,
     classes: int = 10,
     input_shape: Sequence[int] = (64,),
-    **options: Unpack[NetworkOptions],
+    **options: Any,
 ) -> ResidualNetwork:
     """Build an MLP of dense residual units, for vectors: the paper's unit with dense
     layers for its weights.

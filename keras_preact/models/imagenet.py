@@ -1,11 +1,12 @@
 """The paper's networks for ImageNet."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Unpack
+from typing import Any
 
-from keras_preact import _checks
-from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape, widen
+from keras_preact import _checks, blocks
+from keras_preact.models.network import ResidualNetwork, Stage, image_shape, widen
 
 #: Depth to the block and the units of the four stages. 18 to 152: arXiv 1512.03385, Table 1; 200:
 #: arXiv 1603.05027, Sec. 4.
@@ -24,13 +25,13 @@ DEPTHS: Mapping[int, tuple[str, tuple[int, ...]]] = MappingProxyType(
 def resnet_imagenet(
     depth: int | Sequence[int],
     *,
-    block: str | None = None,
+    block: str | blocks.Block | None = None,
     width_factor: float = 1,
     stem: str = "7x7",
     strided_unit: str = "first",
     classes: int = 1000,
     input_shape: Sequence[int | None] | None = None,
-    **options: Unpack[NetworkOptions],
+    **options: Any,
 ) -> ResidualNetwork:
     """Build the residual network for ImageNet: a 7x7 convolution, max pooling, stages
     from 56 pixels on, pooling, classifier.
@@ -81,7 +82,9 @@ def resnet_imagenet(
         raise ValueError("`depth` must hold the units of at least one stage. Received: depth=()")
     for units in stage_depths:
         _checks.positive_int(units, "depth (units of a stage)")
-    options.setdefault("stride_on", "3x3")
+    made = blocks.get(block or usual_block)
+    if isinstance(made, blocks.Bottleneck) and made.stride_on is None:
+        made = dataclasses.replace(made, stride_on=options.pop("stride_on", "3x3"))
     options.setdefault("name", name)
     unstrided = 0 if strided_unit == "first" else len(stage_depths) - 1
     return ResidualNetwork(
@@ -91,7 +94,7 @@ def resnet_imagenet(
         ],
         stem=stem,
         stem_filters=64,
-        block=block or usual_block,
+        block=made,
         classes=classes,
         input_shape=image_shape(input_shape, 224, options.get("data_format")),
         **options,

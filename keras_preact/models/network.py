@@ -3,18 +3,20 @@ model.
 """
 
 import dataclasses
+import functools
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any
 
 import keras
 
-from keras_preact import _checks, _layers, _spatial, arrangements, initializers, shortcuts
+from keras_preact import _checks, _layers, _spatial, blocks, initializers, shortcuts
 from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.models import base, segments
-from keras_preact.models.segments import Stage
-from keras_preact.units import ResidualUnit
+from keras_preact.models.segments import Segment, Stage
+from keras_preact.units import ResidualUnit, UnitOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,50 +51,160 @@ STEMS: Mapping[str, Stem] = MappingProxyType(
 )
 
 
-class NetworkOptions(TypedDict, total=False):
-    """The options that every builder passes on to `ResidualNetwork`; see there and
-    `ResidualUnit`.
+def nested(block: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a unit: those of its block and the bias of its gate, which
+    a network takes by name as well, moved into the block and the shortcut.
     """
+    options = dict(options)
+    block = blocks.get(block)
+    own = {name: options.pop(name) for name in blocks.options_of(block) & options.keys()}
+    gate_bias = options.pop("gate_bias", None)
+    if gate_bias is not None:
+        options["shortcut"] = shortcuts.get(options.get("shortcut", "identity"), gate_bias)
+    return {**options, "block": dataclasses.replace(block, **own)}
 
-    arrangement: str | arrangements.Arrangement
-    shortcut: str | shortcuts.Shortcut
-    gate_bias: float | None
-    shape_shortcut: str
-    activate_shape_shortcut: bool
-    stride_on: str
-    downsampling: str
-    squeeze_excitation: int | None
-    normalization: str | keras.Layer
-    activation: Any
-    groups: int
-    base_width: int
-    dropout: float
-    dropout_at: str
-    stochastic_depth: float | None
-    use_bias: bool | str
-    bias_initializer: Any
-    kernel_initializer: Any
-    zero_init_last: bool
-    standardize_weights: bool
-    output_stride: int | None
+
+def option_names() -> set[str]:
+    """Return the names of all options that a builder of a `ResidualNetwork` takes:
+    those of network, units, blocks and gates.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> {"stochastic_depth", "output_stride", "groups", "gate_bias"} <= kp.models.option_names()
+    True
+    """
+    network = inspect.signature(ResidualNetwork).parameters
+    units = [field.name for field in dataclasses.fields(UnitOptions)]
+    of_blocks = set().union(*(blocks.options_of(kind) for kind in blocks.BLOCKS.values()))
+    own = {"stages", "stem_filters", "unit_options", "filters", "strides"}
+    return {*network, *units, *of_blocks, "gate_bias"} - own
+
+
+@dataclasses.dataclass
+class _Plan:
+    """Makes the layers of a network: its stem, its stages and its head."""
+
+    stages: list[Stage]
+    stem: Stem
+    stem_filters: int
+    pattern: ResidualUnit
+    mean: Any
+    std: Any
+    classes: int
     include_top: bool
     pooling: str | None
     classifier_activation: Any
-    mean: float | Sequence[float] | None
-    std: float | Sequence[float] | None
-    data_format: str | None
-    dtype: Any
-    name: str | None
-    stacked: bool | None
-    execution: str
-    remat: bool | int
-    unroll: int
+    output_stride: int | None
+    stack_options: dict | None
+    rank: int
+    channels: int
+
+    @property
+    def options(self) -> UnitOptions:
+        return self.pattern.options
+
+    @property
+    def policy(self):
+        return self.pattern.dtype_policy
+
+    @property
+    def axis(self) -> int:
+        return _spatial.channel_axis(self.options.data_format, self.rank)
+
+    @functools.cached_property
+    def kernel(self) -> keras.initializers.Initializer:
+        return initializers.of_network(
+            self.options.kernel_initializer, sum(stage.units for stage in self.stages)
+        )
+
+    def components(self, names, channels: int, prefix: str) -> list[keras.Layer]:
+        return _layers.components(
+            names,
+            self.options.normalization,
+            self.options.activation,
+            axis=self.axis,
+            channels=channels,
+            name=prefix + "_{}",
+            dtype=self.policy,
+        )
+
+    def make_stem(self) -> list[keras.Layer]:
+        """Return all layers before the first unit."""
+        layers = base.preprocessing(
+            self.mean,
+            self.std,
+            axis=self.axis,
+            channels=self.channels,
+            dtype=self.policy.variable_dtype,
+        )
+        stem, options = self.stem, self.options
+        after = self.components(options.arrangement.stem, self.stem_filters, "stem")
+        first = _layers.weight(
+            self.stem_filters,
+            stem.kernel_size,
+            strides=stem.strides,
+            data_format=options.data_format,
+            use_bias=self.pattern.has_bias(after),
+            kernel_initializer=initializers.spawn(self.kernel, "stem"),
+            bias_initializer=initializers.spawn(options.bias_initializer, "stem"),
+            standardize=getattr(options.block, "standardize_weights", False),
+            name="stem_dense" if stem.kernel_size is None else "stem_conv",
+            dtype=self.policy,
+        )
+        layers += [first, *after]
+        if stem.pooling:
+            smooth = DOWNSAMPLINGS[options.downsampling].pooling(
+                "stem", 2, options.data_format, self.policy
+            )
+            pool = _spatial.PaddedMaxPooling2D(
+                3,
+                1 if smooth else 2,
+                zeros=stem.pooling == "zeros",
+                data_format=options.data_format,
+                name="stem_pool",
+                dtype=self.policy,
+            )
+            layers += [pool, *smooth]
+        return layers
+
+    def make_stages(self) -> list[Segment]:
+        """Return the units and stacks."""
+        stride = None
+        if self.output_stride is not None:
+            stride = self.output_stride // self.stem.total_stride
+        return segments.make(self.pattern, self.stages, self.kernel, self.stack_options, stride)
+
+    def make_head(self, channels: int) -> list[keras.Layer]:
+        """Return the layers from the last unit to the pooling."""
+        head = self.components(self.options.arrangement.head, channels, "head")
+        if self.rank == 4 and (self.include_top or self.pooling):
+            layers = keras.layers
+            pool = (
+                layers.GlobalMaxPooling2D
+                if self.pooling == "max"
+                else layers.GlobalAveragePooling2D
+            )
+            head.append(
+                pool(data_format=self.options.data_format, name="head_pool", dtype=self.policy)
+            )
+        return head
+
+    def make_top(self) -> list[keras.Layer]:
+        """Return the classifier and its activation."""
+        if not self.include_top:
+            return []
+        return base.classifier(
+            self.classes,
+            self.classifier_activation,
+            kernel=self.kernel,
+            dtype=self.policy.variable_dtype,
+        )
 
 
 @keras.saving.register_keras_serializable("keras_preact")
 class ResidualNetwork(base.UnitNetwork):
-    """A network of residual units. The builders (`resnet_cifar`, ...) fill in its
-    stages.
+    """A network of residual units. The builders (`resnet_cifar`, ...) fill in its stages.
 
     Args:
         stages: `Stage(filters, units, strides)`, in order.
@@ -100,45 +212,43 @@ class ResidualNetwork(base.UnitNetwork):
             ImageNet), `"7x7_zero_padded"` (the same with zeros around what is pooled:
             TF-slim) or `"dense"` (vectors).
         stem_filters: Width of the stem.
-        block: F's weights, see `ResidualUnit`.
-        input_shape: Without the batch; for images in the order of `data_format`, with
-            None for a size that is not fixed.
+        block: The weights of F, see `ResidualUnit`.
+        input_shape: Shape without the batch; for images in the order of `data_format`,
+            with None for a size that is not fixed.
         classes: Outputs of the classifier.
         include_top: Whether there are a pooling and a classifier. Without, the output
             is the last activation.
         pooling: Without top: `"avg"`, `"max"` or None.
         classifier_activation: None for logits, or `"softmax"`, ...
-        mean, std: In pixel values, a number or one for each channel: the network then
-            starts with `(x - mean) / std` and takes raw pixels. None: no such layer.
+        mean, std: In pixel values, a number or one per channel: the network then starts
+            with `(x - mean) / std` and takes raw pixels. None: no such layer.
         output_stride: How many pixels of the image make one of the last map, such as 8,
-            16 or 32: strides beyond it become dilation. The weights stay those of the
+            16 or 32: strides beyond it become dilation. The weights are those of the
             network without it, whose maps are every so-many-th pixel of these.
-        data_format, dtype, name: As in Keras. Whatever the policy, logits are computed
-            in the variables' dtype.
-        stochastic_depth: The rate of the last unit; that of unit l of L is `l / L` of
-            it. None for none.
+        data_format, dtype, name: As in Keras. Logits are computed in the variables'
+            dtype, whatever the policy.
+        stochastic_depth: Rate of the last unit; unit l of L has `l / L` of it. None for
+            none.
         stacked: Whether the equal units of a stage, all but its first, are one
-            `UnitStack`. None: in every stage if one has 16 of them. The same network
-            with its weights stacked; `kp.models.stack` and `unstack` turn one into the
-            other.
-        execution, remat, unroll: Of the stacks, see `UnitStack`.
-        **unit_options: Of every unit: arrangement, shortcut, gate_bias, shape_shortcut,
-            activate_shape_shortcut, stride_on, downsampling, squeeze_excitation,
-            normalization, activation, groups, base_width, dropout, dropout_at,
-            use_bias, bias_initializer, kernel_initializer, zero_init_last,
-            standardize_weights. The stem has those that concern it.
+            `UnitStack`. None: in every stage if one has 16 of them. The weights are the
+            same, in stacks; `kp.models.stack` and `unstack` turn one into the other.
+        execution, remat, unroll: Arguments of the stacks, see `UnitStack`.
+        **unit_options: Options of every unit, see `ResidualUnit`, and by name those of
+            its block (`squeeze_excitation=16`, `groups=32`; see `kp.blocks`) and
+            `gate_bias`, the first bias of a shortcut with a gate. The stem has those
+            that concern it.
 
     Attributes: `segments`, `units`, `unit_outputs` and `logits`, see `UnitNetwork`;
-        `stage_outputs`.
+    `stage_outputs`.
 
-    The first activation of an arrangement that has one stands right behind the stem's
-    weights, so that both paths of the first unit see it, and that unit has no own; its
-    last one stands behind the last addition (appendix).
+    An arrangement with a first activation has it right after the stem's weights, so
+    that both paths of the first unit read it, and that unit has none of its own; the
+    last activation is after the last addition (appendix).
 
     Layers: `preprocessing`, `stem_conv`, `stem_norm`, `stem_activation`,
-        `stage1_unit1`, `stage1_unit2` ... (`stage1_units`
-    where stacked), `head_norm`, `head_activation`, `head_pool`, `head_classifier`,
-    `head_predictions`, as far as they exist.
+    `stage1_unit1`, `stage1_unit2` ... (`stage1_units` if stacked), `head_norm`,
+    `head_activation`, `head_pool`, `head_classifier`, `head_predictions`, as far as
+    they exist.
 
     Source: Sec. 3 and 4 and the appendix of arXiv 1603.05027, Sec. 4 of arXiv
         1512.03385.
@@ -150,7 +260,7 @@ class ResidualNetwork(base.UnitNetwork):
         *,
         stem: str,
         stem_filters: int,
-        block: str,
+        block: Any,
         input_shape: Sequence[int | None],
         classes: int,
         include_top: bool = True,
@@ -158,10 +268,8 @@ class ResidualNetwork(base.UnitNetwork):
         classifier_activation=None,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
-        data_format: str | None = None,
         dtype=None,
         name: str | None = None,
-        stochastic_depth: float | None = None,
         output_stride: int | None = None,
         stacked: bool | None = None,
         execution: str = "auto",
@@ -171,108 +279,52 @@ class ResidualNetwork(base.UnitNetwork):
     ):
         stages = [stage if isinstance(stage, Stage) else Stage(*stage) for stage in stages]
         front = _checks.lookup(STEMS, stem, "stem")
-        data_format = keras.config.image_data_format() if data_format is None else data_format
-        policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
         _checks.positive_int(classes, "classes")
         _checks.one_of(pooling, (None, "avg", "max"), "pooling")
+        _checks.one_of(stacked, (None, True, False), "stacked")
         # One unit checks the options, and turns them into what a config holds.
         narrowest = min((stage.filters for stage in stages), default=1)
-        pattern = ResidualUnit(
-            narrowest,
-            block=block,
-            data_format=data_format,
-            stochastic_depth=stochastic_depth,
-            dtype=policy,
-            **unit_options,
-        )
-        unit = pattern.get_config()
-        _checks.one_of(stacked, (None, True, False), "stacked")
-        stacked = segments.stacks_pay(stages) if stacked is None else stacked
-        arrangement = pattern.arrangement
-        kernel = initializers.of_network(
-            pattern.kernel_initializer, sum(stage.units for stage in stages)
-        )
-        normalization = _layers.Normalization(unit["normalization"])
-        activation = keras.activations.get(unit["activation"])
-        if classifier_activation is not None:
-            classifier_activation = keras.activations.get(classifier_activation)
+        policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
+        pattern = ResidualUnit(narrowest, dtype=policy, **nested(block, unit_options))
+        data_format = unit_options.get("data_format") or keras.config.image_data_format()
         total_stride = front.total_stride * math.prod(stage.strides for stage in stages)
         if output_stride is not None:
             total_stride = _check_output_stride(output_stride, front, stages)
         input_shape, channels = _check_input_shape(input_shape, front, total_stride, data_format)
-        axis = _spatial.channel_axis(data_format, len(input_shape) + 1)
-
-        def components(names, channels, prefix):
-            return _layers.components(
-                names,
-                normalization,
-                activation,
-                axis=axis,
-                channels=channels,
-                name=prefix + "_{}",
-                dtype=policy,
-            )
-
-        inputs = x = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
-        if mean is not None or std is not None:
-            x = base.preprocessing(
-                mean, std, axis=axis, channels=channels, dtype=policy.variable_dtype
-            )(x)
-        behind = components(arrangement.stem, stem_filters, "stem")
-        first = _layers.weight(
-            stem_filters,
-            front.kernel_size,
-            strides=front.strides,
-            data_format=data_format,
-            use_bias=pattern.has_bias(behind),
-            kernel_initializer=initializers.spawn(kernel, "stem"),
-            bias_initializer=initializers.spawn(pattern.bias_initializer, "stem"),
-            standardize=pattern.standardize_weights,
-            name="stem_dense" if front.kernel_size is None else "stem_conv",
-            dtype=policy,
-        )
-        x = _layers.run_chain([first, *behind], x)
-        if front.pooling:
-            smooth = DOWNSAMPLINGS[pattern.downsampling].pooling("stem", 2, data_format, policy)
-            pool = _spatial.PaddedMaxPooling2D(
-                3,
-                1 if smooth else 2,
-                zeros=front.pooling == "zeros",
-                data_format=data_format,
-                name="stem_pool",
-                dtype=policy,
-            )
-            x = _layers.run_chain([pool, *smooth], x)
-
+        stacked = segments.stacks_pay(stages) if stacked is None else stacked
         stack_options = {"execution": execution, "remat": remat, "unroll": unroll}
-        stage_stride = None if output_stride is None else output_stride // front.total_stride
-        units = segments.make(
-            pattern, stages, kernel, stack_options if stacked else None, stage_stride
+        plan = _Plan(
+            stages=stages,
+            stem=front,
+            stem_filters=stem_filters,
+            pattern=pattern,
+            mean=mean,
+            std=std,
+            classes=classes,
+            include_top=include_top,
+            pooling=pooling,
+            classifier_activation=classifier_activation
+            and keras.activations.get(classifier_activation),
+            output_stride=output_stride,
+            stack_options=stack_options if stacked else None,
+            rank=len(input_shape) + 1,
+            channels=channels,
         )
-        first_input, segment_outputs = x, []
+
+        inputs = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
+        x = first_input = _layers.run_chain(plan.make_stem(), inputs)
+        units, unit_outputs = plan.make_stages(), []
         for segment in units:
             x = segment(x)
-            segment_outputs.append(x)
-
-        head = components(arrangement.head, x.shape[axis], "head")
-        if len(input_shape) == 3 and (include_top or pooling):
-            pool = (
-                keras.layers.GlobalMaxPooling2D
-                if pooling == "max"
-                else keras.layers.GlobalAveragePooling2D
-            )
-            head.append(pool(data_format=data_format, name="head_pool", dtype=policy))
+            unit_outputs.append(x)
+        head, top = plan.make_head(x.shape[plan.axis]), plan.make_top()
         x = _layers.run_chain(head, x)
-        logits = None
-        if include_top:
-            top = base.classifier(
-                classes, classifier_activation, kernel=kernel, dtype=policy.variable_dtype
-            )
-            logits = top[0](x)
-            x = _layers.run_chain(top[1:], logits)
-            head += top
+        logits = top[0](x) if top else None
+        x = _layers.run_chain(top[1:], logits) if top else x
 
         super().__init__(inputs=inputs, outputs=x, name=name)
+        own = ("name", "trainable", "dtype", "filters", "strides")
+        unit = pattern.get_config()
         arguments = {
             "stages": [list(dataclasses.astuple(stage)) for stage in stages],
             "stem": stem,
@@ -281,30 +333,29 @@ class ResidualNetwork(base.UnitNetwork):
             "classes": classes,
             "include_top": include_top,
             "pooling": pooling,
-            "classifier_activation": classifier_activation
-            and keras.activations.serialize(classifier_activation),
+            "classifier_activation": base.serialized_activation(plan.classifier_activation),
             "mean": base.plain(mean),
             "std": base.plain(std),
             "output_stride": output_stride,
             "dtype": keras.dtype_policies.serialize(policy),
             "stacked": stacked,
             **stack_options,
+            **{key: value for key, value in unit.items() if key not in own},
+            "data_format": data_format,
         }
-        own = ("name", "trainable", "dtype", "filters", "strides", "dilation", "dilated_strides")
-        arguments |= {key: value for key, value in unit.items() if key not in own}
         self._parts = base.Parts(
             base.without_marks(arguments),
             tuple(units),
-            tuple(head),
+            (*head, *top),
             first_input,
-            tuple(segment_outputs),
+            tuple(unit_outputs),
             logits,
         )
 
     @property
     def stage_outputs(self) -> dict:
-        """The map behind the last unit of each stage, a Keras tensor, by name:
-        `stage1`, `stage2`, ...
+        """The map after the last unit of each stage, a Keras tensor, by name: `stage1`,
+        `stage2`, ...
         """
         # the last segment of a stage stays
         return {

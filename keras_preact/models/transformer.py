@@ -3,39 +3,16 @@ attention and MLP in turn.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import keras
 from keras import ops
 
-from keras_preact import _checks, _layers, arrangements, initializers
+from keras_preact import _checks, _layers, initializers
 from keras_preact.models import base
 from keras_preact.models.network import image_shape
 from keras_preact.transformer import TransformerUnit
 from keras_preact.units import ResidualUnit
-
-
-class TransformerOptions(TypedDict, total=False):
-    """The options that `pre_ln_transformer` passes on to `TransformerNetwork`; see
-    there and `TransformerUnit`.
-    """
-
-    arrangement: str | arrangements.Arrangement
-    mlp: Any
-    hidden: int | None
-    normalization: str | keras.Layer
-    dropout: float
-    stochastic_depth: float | None
-    causal: bool
-    use_bias: bool
-    bias_initializer: Any
-    kernel_initializer: Any
-    classifier_activation: Any
-    mean: float | Sequence[float] | None
-    std: float | Sequence[float] | None
-    data_format: str | None
-    dtype: Any
-    name: str | None
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -162,8 +139,7 @@ class TransformerNetwork(base.UnitNetwork):
         _checks.one_of(data_format, ("channels_last", "channels_first"), "data_format")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
         input_shape = _check_input_shape(input_shape, patch_size, data_format)
-        if classifier_activation is not None:
-            classifier_activation = keras.activations.get(classifier_activation)
+        activation = classifier_activation and keras.activations.get(classifier_activation)
         # One unit checks the options, and turns them into what a config holds.
         pattern = TransformerUnit(
             width,
@@ -172,80 +148,36 @@ class TransformerNetwork(base.UnitNetwork):
             dtype=policy,
             **unit_options,
         )
-        unit = pattern.get_config()
-        attention = pattern.attention
-        kernel = initializers.of_network(
-            keras.initializers.get(unit["kernel_initializer"]), 2 * depth
-        )
+        kernel = initializers.of_network(pattern.kernel_initializer, 2 * depth)
+
+        inputs = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
         axis = 1 if patch_size and data_format == "channels_first" else len(input_shape)
-
-        def components(names, prefix):
-            return _layers.components(
-                names,
-                attention.normalization,
-                attention.activation,
-                axis=-1,
-                channels=width,
-                name=prefix + "_{}",
-                dtype=policy,
-            )
-
-        inputs = x = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
-        if mean is not None or std is not None:
-            channels = input_shape[axis - 1]
-            x = base.preprocessing(
-                mean, std, axis=axis, channels=channels, dtype=policy.variable_dtype
-            )(x)
-        stem: list[keras.Layer] = []
-        if patch_size:
-            stem.append(Patches(patch_size, data_format, name="stem_patches", dtype=policy))
-        stem.append(
-            _layers.weight(
-                width,
-                None,
-                use_bias=unit["use_bias"],
-                kernel_initializer=initializers.spawn(kernel, "stem"),
-                bias_initializer=initializers.spawn(attention.bias_initializer, "stem"),
-                name="stem_dense",
-                dtype=policy,
-            )
+        normalized = base.preprocessing(
+            mean, std, axis=axis, channels=input_shape[axis - 1], dtype=policy.variable_dtype
         )
-        stem.append(Positions(_seed_at(kernel, "positions"), name="stem_positions", dtype=policy))
-        x = first_input = _layers.run_chain(
-            [*stem, *components(attention.arrangement.stem, "stem")], x
-        )
-
+        stem = _stem(pattern, kernel, patch_size, data_format)
+        x = first_input = _layers.run_chain([*normalized, *stem], inputs)
         units, unit_outputs = _make_units(pattern, depth, kernel), []
         for residual_unit in units:
             x = residual_unit(x)
             unit_outputs.append(x)
-
-        head = components(attention.arrangement.head, "head")
-        head.append(
-            keras.layers.GlobalAveragePooling1D(
-                data_format="channels_last", name="head_pool", dtype=policy
-            )
-        )
-        top = base.classifier(
-            classes, classifier_activation, kernel=kernel, dtype=policy.variable_dtype
-        )
+        head = _head(pattern)
+        top = base.classifier(classes, activation, kernel=kernel, dtype=policy.variable_dtype)
         logits = top[0](_layers.run_chain(head, x))
 
         super().__init__(inputs=inputs, outputs=_layers.run_chain(top[1:], logits), name=name)
+        own = ("name", "trainable", "dtype")
         arguments = {
             "depth": depth,
             "input_shape": list(input_shape),
             "patch_size": patch_size,
             "classes": classes,
-            "classifier_activation": classifier_activation
-            and keras.activations.serialize(classifier_activation),
+            "classifier_activation": base.serialized_activation(activation),
             "mean": base.plain(mean),
             "std": base.plain(std),
             "data_format": data_format,
             "dtype": keras.dtype_policies.serialize(policy),
-        }
-        arguments |= {
-            key: value for key, value in unit.items() if key not in ("name", "trainable", "dtype")
+            **{key: value for key, value in pattern.get_config().items() if key not in own},
         }
         self._parts = base.Parts(
             base.without_marks(arguments),
@@ -257,8 +189,49 @@ class TransformerNetwork(base.UnitNetwork):
         )
 
 
+def _components(pattern: TransformerUnit, names, prefix: str) -> list[keras.Layer]:
+    options = pattern.attention.options
+    return _layers.components(
+        names,
+        options.normalization,
+        options.activation,
+        axis=-1,
+        channels=options.filters,
+        name=prefix + "_{}",
+        dtype=pattern.dtype_policy,
+    )
+
+
+def _stem(pattern: TransformerUnit, kernel, patch_size: int | None, data_format: str) -> list:
+    """Return the layers from the pixels or tokens to the first unit."""
+    options, policy = pattern.attention.options, pattern.dtype_policy
+    patches = (
+        [Patches(patch_size, data_format, name="stem_patches", dtype=policy)] if patch_size else []
+    )
+    embedding = _layers.weight(
+        options.filters,
+        None,
+        use_bias=options.use_bias,
+        kernel_initializer=initializers.spawn(kernel, "stem"),
+        bias_initializer=initializers.spawn(options.bias_initializer, "stem"),
+        name="stem_dense",
+        dtype=policy,
+    )
+    positions = Positions(_seed_at(kernel, "positions"), name="stem_positions", dtype=policy)
+    after = _components(pattern, options.arrangement.stem, "stem")
+    return [*patches, embedding, positions, *after]
+
+
+def _head(pattern: TransformerUnit) -> list[keras.Layer]:
+    """Return the layers from the last unit to the classifier."""
+    pool = keras.layers.GlobalAveragePooling1D(
+        data_format="channels_last", name="head_pool", dtype=pattern.dtype_policy
+    )
+    return [*_components(pattern, pattern.attention.options.arrangement.head, "head"), pool]
+
+
 def _make_units(pattern: TransformerUnit, depth: int, kernel) -> list[ResidualUnit]:
-    last_rate = pattern.attention.stochastic_depth
+    last_rate = pattern.attention.options.stochastic_depth
     units: list[ResidualUnit] = []
     for layer in range(1, depth + 1):
         for unit in pattern.units:
@@ -314,7 +287,7 @@ def pre_ln_transformer(
     classes: int = 10,
     input_shape: Sequence[int] | None = None,
     patch_size: int | None = 4,
-    **options: Unpack[TransformerOptions],
+    **options: Any,
 ) -> TransformerNetwork:
     """Build a transformer whose layers are pre-activation residual units;
     `arrangement="post_norm"` makes it the first one's.

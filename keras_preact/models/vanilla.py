@@ -1,13 +1,13 @@
 """A plain convolutional network that trains at any depth for the way it is initialised."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any
 
 import keras
 
 from keras_preact import _checks, initializers
 from keras_preact.arrangements import Arrangement
-from keras_preact.models.network import NetworkOptions, ResidualNetwork, Stage, image_shape
+from keras_preact.models.network import ResidualNetwork, Stage, image_shape
 
 #: Variances of weights and biases at which a tanh network is critical (arXiv 1806.05393, Sec. 4):
 #: on average, gradients keep their size from layer to layer.
@@ -22,7 +22,7 @@ def vanilla_cnn(
     strides: int = 1,
     classes: int = 10,
     input_shape: Sequence[int | None] | None = None,
-    **options: Unpack[NetworkOptions],
+    **options: Any,
 ) -> ResidualNetwork:
     """Build a plain CNN: 3x3 convolutions of one width with tanh, no shortcut, no
     normalisation, delta-orthogonal weights.
@@ -57,7 +57,7 @@ def vanilla_cnn(
             "`depth` must be n+2: a stem, n units, a classifier; 3 is the least. Received: "
             f"depth={depth}"
         )
-    defaults: NetworkOptions = {
+    defaults: dict[str, Any] = {
         "arrangement": Arrangement(after_addition=("activation",), stem=("activation",)),
         "shortcut": "none",
         "normalization": "none",

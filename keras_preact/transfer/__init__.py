@@ -2,8 +2,7 @@
 frozen parts, rates by layer.
 """
 
-from keras_preact.transfer.classifiers import reset_classifier
-from keras_preact.transfer.copies import changed_copy
+from keras_preact.models.copies import changed_copy, reset_classifier
 from keras_preact.transfer.features import feature_extractor
 from keras_preact.transfer.freezing import freeze, freeze_batch_norm, unfreeze
 from keras_preact.transfer.rates import LayerwiseRates, layerwise_rates

@@ -5,7 +5,7 @@ import keras
 from keras_preact import _layers
 from keras_preact.models.base import UnitNetwork
 from keras_preact.transfer import _places
-from keras_preact.transfer.copies import changed_copy
+from keras_preact.models.copies import changed_copy
 
 
 def freeze(model: UnitNetwork, up_to: str = "head") -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from keras_preact.models.network import nested
 from tests import reference
 
 #: Fields of `reference.Unit` that are arguments of `ResidualUnit` as well.
@@ -80,9 +81,14 @@ def images(*shape, seed=1):
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
 
 
+def unit_of(filters, *, block="basic", **options):
+    """A `ResidualUnit`; the options of its block are given by name, as to a network."""
+    return kp.ResidualUnit(filters, **nested(block, options))
+
+
 def unit_on(x, filters, seed=0, **options):
     """A built `ResidualUnit` with random weights."""
-    unit = kp.ResidualUnit(filters, **options)
+    unit = unit_of(filters, **options)
     unit.build(x.shape)
     randomize(unit, seed)
     return unit
@@ -97,7 +103,7 @@ def reference_of(unit, **options) -> reference.Unit:
         for key, value in options.items()
         if key in (*SHARED_OPTIONS, "training", "factors")
     }
-    return reference.Unit(weights(unit), unit.filters, **options)
+    return reference.Unit(weights(unit), unit.options.filters, **options)
 
 
 def value_and_grad(layer, x, cotangent, training=True):

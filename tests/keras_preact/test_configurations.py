@@ -23,7 +23,6 @@ UNIT_OPTIONS = {
     "shortcut": every(kp.SHORTCUTS),
     "shape_shortcut": every(["auto", "projection", "zero_pad"]),
     "activate_shape_shortcut": st.booleans(),
-    "stride_on": every(["first", "3x3"]),
     "normalization": every(["batch", "layer", "group", "rms", "none"]),
     "activation": every(reference.ACTIVATIONS),
 }
@@ -52,6 +51,7 @@ def units(draw):
     options["strides"] = draw(st.integers(1, 2))
     if block == "bottleneck":
         options["groups"] = draw(st.integers(1, 2))
+        options["stride_on"] = draw(every(["first", "3x3"]))
     return (
         filters,
         (2, *draw(every([(5, 4), (2, 1)])), channels),

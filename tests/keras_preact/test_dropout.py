@@ -95,8 +95,8 @@ def test_between_weights(arrangement, block):
     unit.set_weights(list(values.values()))
     full = keras.ops.convert_to_numpy(unit(x, training=False))
     got = keras.ops.convert_to_numpy(unit(x, training=True))
-    assert unit.dropout == RATE
-    check_dropped(got, full, RATE, times=len(unit.branch_block.kernels) - 1)
+    assert unit.options.dropout == RATE
+    check_dropped(got, full, RATE, times=len(unit.options.block.channels(4)) - 1)
 
 
 @pytest.mark.parametrize(

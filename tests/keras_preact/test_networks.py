@@ -171,7 +171,7 @@ def test_both_paths_of_the_first_unit_see_the_first_activation(arrangement):
         model.input, [model.get_layer("stem_activation").output, model.units[0].output]
     )(x)
     activated, y = (keras.ops.convert_to_numpy(value) for value in ends)
-    branch = kp.ResidualUnit(4, arrangement=model.units[0].arrangement, shortcut="none")
+    branch = kp.ResidualUnit(4, arrangement=model.units[0].options.arrangement, shortcut="none")
     branch.build(activated.shape)
     branch.set_weights(model.units[0].get_weights())
     assert "branch/norm_0/gamma" not in harness.paths(
@@ -345,8 +345,8 @@ def test_units_of_every_depth(model, units):
     model = model()
     names = [f"stage{s}_unit{u}" for s, n in enumerate(stages, 1) for u in range(1, int(n) + 1)]
     assert [unit.name for unit in model.units] == names
-    assert {unit.block for unit in model.units} == {block}
-    strides = [unit.strides for unit in model.units if unit.name.endswith("unit1")]
+    assert {unit.options.block.name for unit in model.units} == {block}
+    strides = [unit.options.strides for unit in model.units if unit.name.endswith("unit1")]
     assert strides == [1] + [2] * (len(stages) - 1)
 
 
@@ -354,7 +354,7 @@ def test_units_of_every_depth(model, units):
 def test_depths_of_the_paper_have_the_papers_block(depth):
     """110 = 6 * 18 + 2 = 9 * 12 + 2 and 164 = 6 * 27 + 2 = 9 * 18 + 2 fit both rules."""
     model = kp.models.resnet_cifar(depth, width_factor=0.125, kernel_initializer="zeros")
-    assert (model.units[0].block, len(model.units)) == {
+    assert (model.units[0].options.block.name, len(model.units)) == {
         110: ("basic", 54),
         164: ("bottleneck", 54),
     }[depth]

@@ -225,7 +225,10 @@ def test_arguments_build_a_network(builder, arguments):
         None,
         arguments.get("classes", 1000 if builder == "resnet_imagenet" else 10),
     )
-    assert all(unit.block == arguments.get("block", unit.block) for unit in model.units)
+    assert all(
+        unit.options.block.name == arguments.get("block", unit.options.block.name)
+        for unit in model.units
+    )
 
 
 def test_parameter_counts():

@@ -178,18 +178,20 @@ def test_options_build_a_network(depth, task):
         model = kp.models.pre_ln_transformer(
             1, width=8, input_shape=(8, 8, 1), **got.model_options()
         )
-        assert {unit.arrangement for unit in model.units} == {kp.arrangements.get("pre_norm")}
-        assert model.units[1].block == "swiglu"
+        assert {unit.options.arrangement for unit in model.units} == {
+            kp.arrangements.get("pre_norm")
+        }
+        assert model.units[1].options.block.name == "swiglu"
     else:
         model = kp.models.resnet_cifar(
             8, width_factor=0.25, input_shape=(8, 8, 1), **got.model_options()
         )
-        assert model.units[0].activation is keras.activations.get(got.activation)
-        assert model.units[0].dropout_at == got.dropout_at
-    assert {unit.dropout for unit in model.units} == {got.dropout}
-    assert {unit.normalization.serialize() for unit in model.units} == {got.normalization}
+        assert model.units[0].options.activation is keras.activations.get(got.activation)
+        assert model.units[0].options.dropout_at == got.dropout_at
+    assert {unit.options.dropout for unit in model.units} == {got.dropout}
+    assert {unit.options.normalization.serialize() for unit in model.units} == {got.normalization}
     kind = type(advice.INITIALIZERS[got.initializer]())
-    assert {type(unit.kernel_initializer) for unit in model.units} == {kind}
+    assert {type(unit.options.kernel_initializer) for unit in model.units} == {kind}
 
 
 @pytest.mark.parametrize(("depth", "task"), ALL)

@@ -167,7 +167,8 @@ def test_stochastic_depth_grows_linearly():
     """Unit l of L has l / L of the rate of the last."""
     for model in (network(stochastic_depth=0.5), network(stochastic_depth=0.5, stacked=False)):
         np.testing.assert_allclose(
-            [unit.stochastic_depth for unit in model.units], [0.5 * i / 6 for i in range(1, 7)]
+            [unit.options.stochastic_depth for unit in model.units],
+            [0.5 * i / 6 for i in range(1, 7)],
         )
     stacks = network(stochastic_depth=0.5).segments[1::2]
     np.testing.assert_allclose(

@@ -640,7 +640,7 @@ def test_the_pattern_stays_as_it_is():
     kp.UnitStack(unit, 3, stochastic_depth=[0.1, 0.2, 0.3]).build(IMAGES)
     assert not unit.built
     assert not unit.weights
-    assert (unit.stochastic_depth, unit.name) == (0.2, "a_unit1")
+    assert (unit.options.stochastic_depth, unit.name) == (0.2, "a_unit1")
 
 
 def test_from_units_takes_weights_seeds_and_rates():

@@ -364,7 +364,7 @@ def test_initializers_for_depth_know_the_last_weight_of_each_branch():
                 value.std(), factor * np.sqrt(2 / value.shape[1]), 0.1, err_msg=path
             )
     model = kp.models.pre_ln_transformer(3, kernel_initializer=kp.initializers.DepthScaledHe())
-    assert {unit.kernel_initializer.units for unit in model.units} == {6}
+    assert {unit.options.kernel_initializer.units for unit in model.units} == {6}
 
 
 def test_dropout_leaves_the_shortcut_alone():
@@ -384,7 +384,7 @@ def test_dropout_leaves_the_shortcut_alone():
 def test_stochastic_depth_grows_with_the_unit():
     model, x = network(stochastic_depth=0.4)
     np.testing.assert_allclose(
-        [unit.stochastic_depth for unit in model.units], [0.1, 0.2, 0.3, 0.4]
+        [unit.options.stochastic_depth for unit in model.units], [0.1, 0.2, 0.3, 0.4]
     )
     np.testing.assert_array_equal(numpy(model(x)), numpy(network()[0](x)))
 
@@ -495,7 +495,7 @@ def test_registered_models(suffix, arrangement):
     options = {"depth": 1, "mlp": "swiglu", "classes": 3}  # in place of the entry's
     model = kp.create_model(name, include_preprocessing=True, **options)
     assert (model.name, model.input_shape, model.output_shape) == (name, (None, 8, 8, 1), (None, 3))
-    assert {unit.arrangement for unit in model.units} == {
+    assert {unit.options.arrangement for unit in model.units} == {
         kp.arrangements.TRANSFORMER_ARRANGEMENTS[arrangement]
     }
     pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1)).astype("float32")
@@ -540,15 +540,15 @@ def test_export(tmp_path):
         ),
         (
             lambda: kp.ResidualUnit(12, num_heads=3),
-            ("block='attention'", "block='basic', num_heads=3"),
+            ("'num_heads'", "kp.blocks.Attention(num_heads=...)"),
         ),
         (
             lambda: kp.ResidualUnit(12, block="mlp", causal=True),
-            ("block='attention'", "causal=True"),
+            ("kp.blocks.Attention(causal=...)",),
         ),
         (
             lambda: kp.ResidualUnit(12, hidden=3),
-            ("'dense' or 'mlp' or 'swiglu'", "block='basic', hidden=3"),
+            ("kp.blocks.Dense(hidden=...) or kp.blocks.MLP(hidden=...)",),
         ),
         (
             lambda: kp.ResidualUnit(12, block="swiglu", activation="gelu"),

@@ -136,7 +136,7 @@ def test_groups_and_base_width(groups, base_width, width):
     """
     options = {"block": "bottleneck", "groups": groups, "strides": 2, "stride_on": "3x3"}
     check(4, (2, 5, 6, 5), make={"base_width": base_width}, **options)
-    unit = kp.ResidualUnit(4, base_width=base_width, **options)
+    unit = harness.unit_of(4, base_width=base_width, **options)
     unit.build((2, 5, 6, 5))
     shapes = {
         path: value.shape

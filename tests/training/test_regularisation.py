@@ -189,4 +189,4 @@ class TestModelOptions:
         options = Optimizer()
         assert (options.ema, options.label_smoothing, options.clip_norm) == (None, 0.0, None)
         for unit in self.units():
-            assert (unit.dropout, unit.stochastic_depth) == (0.0, None)
+            assert (unit.options.dropout, unit.options.stochastic_depth) == (0.0, None)

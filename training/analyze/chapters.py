@@ -69,7 +69,7 @@ def unit(subject: Subject, quick: bool) -> Iterator[Picture]:
     from keras_preact.analysis import figures
 
     last = {
-        each.block: each for each in _units(subject)
+        each.options.block.name: each for each in _units(subject)
     }  # the first activation of the first unit is in the stem
     diagrams = {block: _diagram(each) for block, each in last.items()}
     alt = " ".join(
@@ -77,7 +77,7 @@ def unit(subject: Subject, quick: bool) -> Iterator[Picture]:
         f"addition {', '.join(box.text for box in parts.after_addition) or 'nothing'}."
         for block, parts in diagrams.items()
     )
-    shortcut = {each.shortcut_pattern.layer_class.__name__ for each in last.values()}
+    shortcut = {each.options.shortcut.layer_class.__name__ for each in last.values()}
     yield Picture(
         "unit",
         figures.diagrams_figure(diagrams),
@@ -87,7 +87,7 @@ def unit(subject: Subject, quick: bool) -> Iterator[Picture]:
         {
             block: {
                 "arrangement": each.get_config()["arrangement"],
-                "shortcut": each.shortcut_pattern.layer_class.__name__,
+                "shortcut": each.options.shortcut.layer_class.__name__,
             }
             for block, each in last.items()
         },
@@ -194,7 +194,7 @@ def ensemble(subject: Subject, quick: bool) -> Iterator[Picture]:
     import keras_preact as kp
     from keras_preact.analysis import figures
 
-    if not any(each.shortcut_pattern.layer_class.reads_input for each in _units(subject)):
+    if not any(each.options.shortcut.layer_class.reads_input for each in _units(subject)):
         raise LeftOut("a network without shortcuts has one path")
     units = len(_units(subject))
     shares = kp.analysis.path_lengths(units)
@@ -260,7 +260,7 @@ def mean_field(subject: Subject, quick: bool) -> Iterator[Picture]:
     kind = _units(subject)[-1]
     if quick:
         raise LeftOut(QUICK)
-    name = keras.activations.serialize(kind.activation)
+    name = keras.activations.serialize(kind.options.activation)
     if name not in theory.ACTIVATIONS:
         raise LeftOut(f"the theory has no row for the activation {name}")
     variance = _weight_variance(subject)
@@ -271,7 +271,7 @@ def mean_field(subject: Subject, quick: bool) -> Iterator[Picture]:
     found = f"The kernels of the units have a variance of {variance:.3g} / fan-in (median); the activation is {name}."
     numbers = {"weight_variance": variance, "phases": phases}
     yield Picture("phases", figures.phases(phases, point), found, numbers=numbers)
-    weights = len(kind.branch_block.kernels)
+    weights = len(kind.options.block.kinds)
     fields = {
         "plain": theory.MeanField(name, variance),
         "identity shortcut": theory.MeanField(name, variance, shortcut="identity", weights=weights),
@@ -306,11 +306,11 @@ def _diagram(unit):
     from keras_preact.analysis import figures
 
     names = {
-        "normalization": unit.normalization.serialize(),
-        "activation": keras.activations.serialize(unit.activation),
+        "normalization": unit.options.normalization.serialize(),
+        "activation": keras.activations.serialize(unit.options.activation),
     }
     words = {key: name if isinstance(name, str) else "custom" for key, name in names.items()}
-    return figures.diagram(unit.arrangement, unit.shortcut_pattern.make(), unit.block, **words)
+    return figures.diagram(unit.options.arrangement, unit.options.shortcut.make(), unit.options.block, **words)
 
 
 def _variants(subject: Subject) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def gradients(model: keras.Model, sample, labels) -> Gradients:
     observed = Observed(model, sample, labels)
     variables = model.trainable_variables
     _, _, on_outputs, on_weights = observed.gradients(
-        lambda **_: ops.zeros(()), (), variables=variables
+        lambda trace, axis: ops.zeros(()), variables=variables
     )
     by_id = dict(zip(map(id, variables), on_weights, strict=True))
     words = (

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_preact.analysis.figures import _style
 from keras_preact.analysis.sites import Observed
+from keras_preact.units import Trace
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ def channel_profile(model: keras.Model, x, *, training: bool = True) -> ChannelP
     """
     observed = Observed(model, x, training=training)
     with keras.StatelessScope():
-        _, sizes = observed.run(_size, None)
+        _, sizes = observed.run(_size)
     columns = [ops.convert_to_numpy(column) for columns in sizes for column in columns]
     size = np.full((max(map(len, columns)), len(columns)), np.nan)
     for i, column in enumerate(columns):
@@ -62,7 +63,8 @@ def channel_profile(model: keras.Model, x, *, training: bool = True) -> ChannelP
     return ChannelProfile(observed.units, size)
 
 
-def _size(*, output, axis, **_):
+def _size(trace: Trace, axis: int):
+    output = trace.output
     others = [i for i in range(len(output.shape)) if i != axis % len(output.shape)]
     return ops.mean(ops.abs(ops.cast(output, "float32")), axis=others)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from keras_preact import _checks, _layers, arrangements, published, shortcuts, units
+from keras_preact import arrangements, blocks, published, shortcuts
 from keras_preact.analysis.figures import _style
 
 #: Component of an arrangement to the colour of its box.
@@ -112,7 +112,7 @@ _COMPARED: Mapping[str, str] = MappingProxyType({"basic": "ResNet-110", "bottlen
 def diagram(
     arrangement: str | arrangements.Arrangement,
     shortcut: str | shortcuts.Shortcut = "identity",
-    block: str = "basic",
+    block: str | blocks.Block = "basic",
     *,
     normalization: str = "batch",
     activation: str = "relu",
@@ -136,7 +136,7 @@ def diagram(
     ['* 0.5']
     """
     row = arrangements.get(arrangement)
-    weights = _checks.lookup(units.BLOCKS, block, "block")
+    weights = blocks.get(block)
     h = shortcuts.get(shortcut)
     on_shortcut, on_branch, gate = _on_paths(h)
     words = {"norm": normalization, "activation": weights.activation or activation}
@@ -149,12 +149,12 @@ def diagram(
         ]
 
     branch = components(row.first, "branch")
-    for i, kernel in enumerate(weights.kernels, 1):
-        is_last = i == len(weights.kernels)
-        branch.append(Box("branch", _weight_text(kernel), WEIGHT_COLOUR))
+    for i, kind in enumerate(weights.kinds, 1):
+        is_last = i == len(weights.kinds)
+        branch.append(Box("branch", kind, WEIGHT_COLOUR))
         branch += components(row.last if is_last else row.between, "branch")
         if weights.gated and not is_last:
-            branch.append(Box("branch", f"* {_weight_text(kernel)}", WEIGHT_COLOUR))
+            branch.append(Box("branch", f"* {kind}", WEIGHT_COLOUR))
     return Diagram(
         branch=(*branch, *(Box("branch", text) for text in on_branch)),
         shortcut=tuple(Box("shortcut", text) for text in on_shortcut),
@@ -167,7 +167,7 @@ def diagram(
 def unit_diagram(
     arrangement: str | arrangements.Arrangement,
     shortcut: str | shortcuts.Shortcut = "identity",
-    block: str = "basic",
+    block: str | blocks.Block = "basic",
 ) -> Any:
     """Draw a unit: x_l above, the shortcut to the left, F to the right, the addition,
     f, and x_{l+1} below.
@@ -276,10 +276,6 @@ def shortcuts_figure() -> Any:
 def _on_paths(h: shortcuts.Shortcut) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     known = next((kind for kind in type(h).__mro__ if kind in _ON_PATHS), None)
     return ((type(h).__name__,), (), ()) if known is None else _ON_PATHS[known](h)
-
-
-def _weight_text(kernel: _layers.KernelSize) -> str:
-    return f"{kernel}x{kernel} conv" if isinstance(kernel, int) else _layers.weight_name(kernel)
 
 
 def _key(h: shortcuts.Shortcut) -> str:

@@ -29,7 +29,9 @@ def network(depth=8, **options):
 def numpy_units(model, **options):
     """The network's units in NumPy, float64; `options` are those of the builder."""
     units = [
-        harness.reference_of(unit, block=unit.block, strides=unit.strides, **options)
+        harness.reference_of(
+            unit, block=unit.options.block.name, strides=unit.options.strides, **options
+        )
         for unit in model.units
     ]
     units[0].activated_input = True

@@ -129,7 +129,7 @@ def test_networks_are_what_their_names_say():
         models[name] = kp.models.resnet_cifar(**arguments)
         assert len(models[name].units) == 9
     shortcuts = {
-        name: model.units[1].shortcut_pattern.layer_class.reads_input
+        name: model.units[1].options.shortcut.layer_class.reads_input
         for name, model in models.items()
     }
     assert shortcuts == {"preact": True, "preact_scaled": True, "original": True, "plain": False}
