@@ -151,7 +151,8 @@ class UnitOptions:
             if self.activation not in map(keras.activations.get, (block.activation, "relu")):
                 raise ValueError(
                     f"block={block.name!r} has the activation {block.activation!r}: leave "
-                    f"`activation` out. Received: activation={self.activation!r}"
+                    "`activation` out. Received: "
+                    f"activation={keras.activations.serialize(self.activation)!r}"
                 )
             object.__setattr__(self, "activation", keras.activations.get(block.activation))
         if block.strided is None:

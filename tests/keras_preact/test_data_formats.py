@@ -46,7 +46,7 @@ def test_units(options, changed):
     x = harness.images(2, 5, 6, channels)
 
     def make(data_format):
-        unit = kp.ResidualUnit(filters, strides=strides, data_format=data_format, **options)
+        unit = harness.unit_of(filters, strides=strides, data_format=data_format, **options)
         shape = first(x).shape if data_format == "channels_first" else x.shape
         unit.build(shape)
         assert unit.compute_output_shape(shape) == tuple(unit(np.zeros(shape, "float32")).shape)
@@ -74,7 +74,7 @@ def test_dense_units_have_their_features_last_in_either_format():
     x = harness.images(2, 3, 5, 4)
     for options in ({}, {"shortcut": "conv1x1"}, {"shape_shortcut": "zero_pad"}):
         units = [
-            kp.ResidualUnit(6, block="dense", data_format=name, **options)
+            harness.unit_of(6, block="dense", data_format=name, **options)
             for name in ("channels_last", "channels_first")
         ]
         for unit in units:
@@ -107,7 +107,7 @@ def test_bias_is_added_to_the_channels_of_a_map_as_wide_as_they_are_many(size):
     """
     options = {"use_bias": True, "shortcut": "exclusive_gating"}
     first, last = (
-        kp.ResidualUnit(4, data_format=f"channels_{order}", **options)
+        harness.unit_of(4, data_format=f"channels_{order}", **options)
         for order in ("first", "last")
     )
     x = np.random.default_rng(0).normal(size=(2, size, size, 4)).astype("float32")

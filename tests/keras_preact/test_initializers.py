@@ -143,7 +143,7 @@ def test_initializer_of_a_shortcut_is_its_own():
     ids=str,
 )
 def test_gate_bias_at_the_start(options, bias, changed):
-    unit = kp.ResidualUnit(4, strides=2 if changed else 1, **options)
+    unit = harness.unit_of(4, strides=2 if changed else 1, **options)
     unit.build((2, 6, 6, 3 if changed else 4))
     weights = harness.weights(unit)
     np.testing.assert_array_equal(weights["gate/conv/bias"], np.full(4, bias))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact import _loops, _products
+from keras_preact import _products
 from tests import reference
 from tests.keras_preact import harness
 
@@ -80,7 +80,7 @@ def test_scans_on_a_cpu_hold_no_convolution(unit, options):
 
     if jax.default_backend() != "cpu":
         pytest.skip("convolutions are slow on CPUs alone")
-    unit = kp.ResidualUnit(4, **unit)
+    unit = harness.unit_of(4, **unit)
     x = np.zeros((2, 4, 4, unit.channels_out), "float32")
     stack = kp.UnitStack(unit, 4, **options)
     stack.build(x.shape)
@@ -102,22 +102,3 @@ def test_scans_on_a_cpu_hold_no_convolution(unit, options):
     assert "conv_general_dilated" in primitives(
         kp.ResidualUnit(4), np.zeros((2, 4, 4, 4), "float32")
     )
-
-
-def test_the_switch_is_off_outside_of_a_scan():
-    """Behind a stack, and behind one whose trace fails."""
-    x = np.zeros((1, 4, 4, 2), "float32")
-    kp.UnitStack(kp.ResidualUnit(2), 3)(x)
-    assert not _loops.convolutions_are_slow()
-
-    def fail(carry, slices):
-        assert _loops.convolutions_are_slow() == (keras.backend.backend() == "jax")
-        raise KeyError("a mistake in the step")
-
-    if keras.backend.backend() in _loops.SCAN_BACKENDS:
-        zeros = keras.ops.zeros((3, 2))
-        with pytest.raises(KeyError):
-            _loops.repeat(
-                fail, keras.ops.zeros(2), [zeros], 3, [], execution="scan", remat=0, unroll=1
-            )
-    assert not _loops.convolutions_are_slow()

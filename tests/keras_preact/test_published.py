@@ -7,6 +7,7 @@ import pytest
 
 import keras_preact as kp
 from keras_preact import published
+from tests.keras_preact import harness
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
@@ -91,7 +92,7 @@ def test_table_1_shortcuts():
 def test_table_1_arguments_hold_the_factors_and_biases():
     def units_shortcut(row):
         options = {key: value for key, value in row.arguments.items() if key != "depth"}
-        return kp.shortcuts.get(kp.ResidualUnit(16, **options).get_config()["shortcut"])
+        return kp.shortcuts.get(harness.unit_of(16, **options).get_config()["shortcut"])
 
     rows = {row.row: units_shortcut(row) for row in kp.published.results(table="1")}
     for factors in ((0.5, 1.0), (0.5, 0.5)):

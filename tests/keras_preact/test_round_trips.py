@@ -46,7 +46,7 @@ def output(layer, x):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=harness.label)
 def test_unit(options):
-    unit = kp.ResidualUnit(4, strides=2, name="a_name", **options)
+    unit = harness.unit_of(4, strides=2, name="a_name", **options)
     copy = kp.ResidualUnit.from_config(unit.get_config())
     assert copy.get_config() == unit.get_config()
     assert copy.name == "a_name"

@@ -33,7 +33,7 @@ def single_units(shape, filters, depth, options, seed=0):
     """Built units with random weights, each with its own."""
     units = []
     for i in range(depth):
-        units.append(kp.ResidualUnit(filters, name=f"single{i + 1}", **options))
+        units.append(harness.unit_of(filters, name=f"single{i + 1}", **options))
         units[-1].build(shape)
         harness.randomize(units[-1], seed + i)
     return units
@@ -54,7 +54,7 @@ def columns(units, by_id=None) -> dict[str, np.ndarray]:
 
 def stack_of(units, shape, filters, options, **ways):
     """A stack with the units' weights, carried over by NumPy."""
-    stack = kp.UnitStack(kp.ResidualUnit(filters, **options), len(units), **ways)
+    stack = kp.UnitStack(harness.unit_of(filters, **options), len(units), **ways)
     stack.build(shape)
     values = columns(units)
     assert harness.weights(stack).keys() == values.keys()
@@ -268,7 +268,7 @@ def test_outputs_and_perturbations(ways):
     x = harness.images(*IMAGES)
     options = {"normalization": "layer"}
     units = single_units(IMAGES, 4, 5, options)
-    stack = kp.UnitStack(kp.ResidualUnit(4, **options), 5, **ways)
+    stack = kp.UnitStack(harness.unit_of(4, **options), 5, **ways)
     added = harness.images(5, *IMAGES, seed=4) * 0.1
     cotangent = draw_cotangent(x)
     if ways:
@@ -477,10 +477,10 @@ def test_stochastic_depth(ways):
     assert abs(np.corrcoef(added[1], added[2])[0, 1]) < 0.06
     at_inference = keras.ops.convert_to_numpy(stack(x, return_outputs=True, training=False))
     np.testing.assert_array_equal(np.diff(at_inference[..., 0], axis=0, prepend=x[None, :, 0]), 1)
-    assert [stack.unit(i).stochastic_depth for i in range(3)] == rates
+    assert [stack.unit(i).options.stochastic_depth for i in range(3)] == rates
     same = kp.UnitStack(kp.ResidualUnit(1, block="dense", use_bias=True, stochastic_depth=0.6), 3)
     same.build(x.shape)
-    assert [same.unit(i).stochastic_depth for i in range(3)] == [0.6] * 3
+    assert [same.unit(i).options.stochastic_depth for i in range(3)] == [0.6] * 3
 
 
 # Initial values
@@ -580,8 +580,7 @@ def test_unit_is_a_copy_of_a_slice():
         lambda: kp.UnitStack(
             kp.ResidualUnit(
                 2,
-                block="bottleneck",
-                groups=2,
+                block=kp.blocks.Bottleneck(groups=2),
                 normalization="layer",
                 dtype="mixed_bfloat16",
                 name="u1",
@@ -737,7 +736,7 @@ def test_frozen(when):
 
 
 def built(filters=4, shape=IMAGES, **options):
-    unit = kp.ResidualUnit(filters, **options)
+    unit = harness.unit_of(filters, **options)
     unit.build(shape)
     return unit
 
@@ -786,11 +785,11 @@ WRONG = [
     (lambda: kp.UnitStack.from_units([]), ["at least one unit", "[]"]),
     (
         lambda: kp.UnitStack.from_units([built(), kp.ResidualUnit(4)]),
-        ["built residual units", "built=False"],
+        ["must be built", "built=False"],
     ),
     (
         lambda: kp.UnitStack.from_units([built(), keras.layers.Dense(4)]),
-        ["built residual units", "Dense"],
+        ["must be built", "Dense"],
     ),
     (
         lambda: kp.UnitStack.from_units([built(shape=(2, 5, 4, 3))]),
@@ -842,7 +841,7 @@ def test_scan_where_there_is_none():
         (lambda: [built(), built(8, (2, 5, 4, 8)), built()], ["filters=4 and 8"]),
         (lambda: [built(), built(), built(shape=(2, 5, 4, 3))], ["Received"]),
         (lambda: [built(), kp.ResidualUnit(4), built()], ["built"]),
-        (lambda: [built(), built(), "a unit"], ["built residual units"]),
+        (lambda: [built(), built(), "a unit"], ["must be built"]),
     ],
     ids=["number", "bias", "filters", "channels", "not built", "no unit"],
 )

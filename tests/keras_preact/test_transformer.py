@@ -289,8 +289,8 @@ def test_parameter_counts(options, in_mlp, norm):
 @pytest.mark.parametrize(("width", "hidden"), [(3, 8), (12, 32), (16, 48), (64, 176), (768, 2048)])
 def test_swiglu_is_two_thirds_as_wide_as_an_mlp(width, hidden):
     """Up to the next multiple of 8."""
-    assert kp.ResidualUnit(width, block="swiglu").width == hidden
-    assert kp.ResidualUnit(width, block="mlp").width == 4 * width
+    assert kp.blocks.SwiGLU().channels(width) == (hidden, width)
+    assert kp.blocks.MLP().channels(width) == (4 * width, width)
 
 
 @pytest.mark.parametrize("block", ["attention", "mlp", "swiglu"])

@@ -219,11 +219,17 @@ def test_networks_with_everything(stacked):
             {"dilated_strides": 2, "downsampling": "average"},
             ["downsampling='strided'", "dilated_strides=2"],
         ),
-        ({"block": "dense", "squeeze_excitation": 4}, ["vectors", "squeeze_excitation=4"]),
-        ({"block": "dense", "standardize_weights": True}, ["vectors", "standardize_weights=True"]),
+        (
+            {"block": "dense", "squeeze_excitation": 4},
+            ["kp.blocks.Basic(squeeze_excitation=...)"],
+        ),
+        (
+            {"block": "dense", "standardize_weights": True},
+            ["kp.blocks.Basic(standardize_weights=...)"],
+        ),
     ],
     ids=harness.label,
 )
 def test_wrong_options(options, words):
-    message = harness.error_of(lambda: kp.ResidualUnit(4, **options))
+    message = harness.error_of(lambda: harness.unit_of(4, **options))
     assert all(word in message for word in words), message

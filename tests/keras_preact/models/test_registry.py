@@ -155,7 +155,7 @@ def test_planned_model(name, plan):
     made = plan(name)
     json.dumps(dict(entry.arguments))
     units = [units for _, units, _ in made.stages]
-    weights = {"basic": 2, "bottleneck": 3, "dense": 2}[made.options.block.name]
+    weights = {"basic": 2, "bottleneck": 3, "dense": 2}[kp.blocks.get(made.block).name]
     # stem and classifier; a wide network counts its projections, too, of which the stem's widening
     # is one
     extra = 4 if "wide" in name else 2
@@ -164,15 +164,13 @@ def test_planned_model(name, plan):
     assert (made.name, made.classes, made.input_shape) == (name, entry.classes, entry.input_shape)
     if "_resnet" in name and "wide" not in name and "dense" not in name:
         suffix = re.sub(r".*resnet\d+_", "", name)
-        assert made.options.arrangement == ARRANGEMENTS[suffix]
+        assert made.arrangement == ARRANGEMENTS[suffix]
     strides = [stride for _, _, stride in made.stages]
     assert strides == {1: [1], 3: [1, 2, 2], 4: [1, 2, 2, 2]}[len(strides)]
     if entry.parameters:
-        assert made.options.shape_shortcut == (
-            "zero_pad" if made.options.block.name == "basic" else "projection"
-        )
+        assert made.shape_shortcut == ("zero_pad" if made.block == "basic" else "projection")
         assert entry.parameters == (
-            basic_parameters if made.options.block.name == "basic" else bottleneck_parameters
+            basic_parameters if made.block == "basic" else bottleneck_parameters
         )(made)
         assert entry.parameters == PARAMETER_COUNTS[f"ResNet-{depth}"]
 
@@ -214,7 +212,7 @@ def test_widths(plan):
     assert stages("cifar_wide_resnet28_10") == [(160, 4), (320, 4), (640, 4)]
     assert stages("imagenet_resnet200_preact") == [(64, 3), (128, 24), (256, 36), (512, 3)]
     resnext = plan("imagenet_resnext101_32x8d_preact")
-    assert (resnext.options.block.groups, resnext.options.block.base_width) == (32, 8)
+    assert (resnext.groups, resnext.base_width) == (32, 8)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tests.keras_preact.serving.raw_http import (
     connected,
     exchange,
     still_serves,
-)  # noqa: E402
+)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from tests.keras_preact.serving.raw_http import (
     exchange,
     received,
     still_serves,
-)  # noqa: E402
+)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", POST, POST + b"X-", b"GET"])
