@@ -1,9 +1,14 @@
 """`kp.export.save_onnx` and `save_litert`: a trained classifier as one file for ONNX
 Runtime or LiteRT.
+
+Keras' own exporters (`model.export(format="onnx")` and `"litert"`, 3.15) are not used.
+Both convert a traced model as this package does. But the first makes inputs of the
+constants of a Normalization layer, and keeps function calls where a convolution has
+groups; the second allows operations that LiteRT's interpreter does not have; and both
+choose their own names of inputs and outputs.
 """
 
 import dataclasses
-import errno
 import importlib.util
 import json
 import os
@@ -13,22 +18,20 @@ from typing import Any
 
 import keras
 
-from keras_preact.export import _check, _children, _directory, _plain_graph, _scores
-from keras_preact.export._children import ExportError
+from keras_preact import atomic
+from keras_preact.export import _check, _children, _directory, _graph, _scores
 from keras_preact.export.saved_model import check_classes
-from keras_preact.models.base import UnitNetwork
 from keras_preact.preprocessing import Preprocessing
 
 
 @dataclasses.dataclass(frozen=True)
-class Format:
-    """A kind of file.
+class Target:
+    """A type of file to convert to.
 
     Args:
-        title: As people call it.
-        suffix: Of the file's name.
-        modules: Top-level modules that writing and checking need; those of the extra
-            named like the format.
+        title: Its name in messages.
+        suffix: Ending of the file's name.
+        modules: Top-level modules of the extra, needed to write and check a file.
     """
 
     title: str
@@ -36,10 +39,10 @@ class Format:
     modules: tuple[str, ...]
 
 
-#: Name, which is also that of the extra, of the converter and of the runtime, to the format.
-FORMATS = {
-    "onnx": Format("ONNX", ".onnx", ("onnx", "tf2onnx", "onnxruntime")),
-    "litert": Format("LiteRT", ".tflite", ("ai_edge_litert",)),
+#: Name of the extra, the converter and the runtime, to the type of file.
+TARGETS = {
+    "onnx": Target("ONNX", ".onnx", ("onnx", "tf2onnx", "onnxruntime")),
+    "litert": Target("LiteRT", ".tflite", ("ai_edge_litert",)),
 }
 
 
@@ -50,42 +53,41 @@ def save_onnx(
     classes: Sequence[str],
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a classifier as an ONNX file, opset 18, that ONNX Runtime and other engines
-    run.
+    """Write a classifier as an ONNX file, opset 18, for ONNX Runtime and other engines.
 
     From `images`, float32 `(batch, height, width, channels)` with the sizes of the
-    model's input (free where that has None), or `(batch, features)`, to `logits` and
-    `probabilities`, both float32 `(batch, classes)`; the batch size is free. The
-    channels stand last in a model with `data_format="channels_first"` too. The images
-    are pixels from 0 to 255 if the model has its `preprocessing` layer. Networks in
-    mixed precision are written in float32, which their weights are. Stacks of units are
-    written out. Nothing checks the images.
+    model's input (free if that has None), or `(batch, features)`, to `logits` and
+    `probabilities`, both float32 `(batch, classes)`. The batch size is free. The
+    channels are last even for a model with `data_format="channels_first"`. The images
+    are pixels from 0 to 255 if the model has its `preprocessing` layer; nothing checks
+    them. Networks in mixed precision are written in float32. Stacks of units are
+    unrolled.
 
     The file's `metadata_props` hold, each as JSON, `classes`, `preprocessing`, `pixels`
     (whether the images are pixels) and `activation` (from logits to probabilities).
 
-    Before the file gets its name, ONNX's checker and ONNX Runtime have been over it,
-    and its outputs were compared with the model's. After any failure everything is as
-    it was before. Needs `pip install 'keras-preact[onnx]'`.
+    ONNX's checker and ONNX Runtime test the file, and its outputs are compared with the
+    model's, before it gets its name. After a failure everything is as before. Needs
+    `pip install 'keras-preact[onnx]'`.
 
     Args:
         model: A network of this package with its classifier, or a functional or
             sequential model in float32 that ends in a Dense layer (with a softmax or
-            sigmoid, or without). Its backend may be any; nothing in it is changed.
-        path: Of a file that is not there yet, ending in `.onnx`.
+            sigmoid, or without), on any backend. It stays as it is.
+        path: Path of a new file, ending in `.onnx`.
         classes: A name for each output.
-        preprocessing: What images go through before the network; kept in the file.
+        preprocessing: How images become the network's input. Kept in the file.
 
     Returns:
         The path.
 
     Raises:
         ValueError: for a model without logits or with outputs that are not finite,
-            class names that do not fit, a path that is taken or ends otherwise.
+            wrong class names, a path that exists or has another ending.
         ImportError: if a package is missing; the message names it.
-        OSError: if there is no room for it, or no permission.
-        ExportError: if the network cannot be converted, or the file gives other outputs
-            than the model.
+        OSError: if the disk is full, or without permission.
+        ExportError: if the network cannot be converted, or the file's outputs differ
+            from the model's.
 
     Example:
 
@@ -107,33 +109,28 @@ def save_litert(
     classes: Sequence[str],
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a classifier as a LiteRT (TensorFlow Lite) file, for telephones and small
+    """Write a classifier as a LiteRT (TensorFlow Lite) file, for phones and small
     computers.
 
-    Inputs, outputs and promises are those of `save_onnx`; they belong to the signature
-    `serving_default`. Its runner takes any batch size; an interpreter without it needs
-    `resize_tensor_input` for others than 1. The operations are LiteRT's own, none of
-    TensorFlow's. What ONNX files have as metadata stands in `metadata.json` of a ZIP
-    archive behind the model, as LiteRT's tools keep such files: `unzip -p digits.tflite
-    metadata.json`.
+    Inputs, outputs and checks are those of `save_onnx`; the signature is called
+    `serving_default`. Its runner takes any batch size; an interpreter without a runner
+    needs `resize_tensor_input` for sizes other than 1. The file uses only LiteRT's own
+    operations. The metadata of `save_onnx` are in `metadata.json` of a ZIP archive
+    after the model, as LiteRT's tools write it: `unzip -p digits.tflite metadata.json`.
 
     Needs `pip install 'keras-preact[litert]'`.
 
     Args:
         model: As in `save_onnx`.
-        path: Of a file that is not there yet, ending in `.tflite`.
+        path: Path of a new file, ending in `.tflite`.
         classes: A name for each output.
-        preprocessing: What images go through before the network; kept in the file.
+        preprocessing: How images become the network's input. Kept in the file.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: as `save_onnx`.
-        ImportError: if a package is missing; the message names it.
-        OSError: if there is no room for it, or no permission.
-        ExportError: if the network cannot be converted, or the file gives other outputs
-            than the model.
+        ValueError, ImportError, OSError, ExportError: As `save_onnx`.
 
     Example:
 
@@ -150,15 +147,21 @@ def save_litert(
 
 
 def _save(name: str, model: keras.Model, path: str | Path, classes, preprocessing) -> Path:
-    path, kind = Path(path), FORMATS[name]
-    _check_path(path, kind)
-    missing = [module for module in kind.modules if importlib.util.find_spec(module) is None]
+    path, target = Path(path), TARGETS[name]
+    _check_path(path, target)
+    missing = [module for module in target.modules if importlib.util.find_spec(module) is None]
     if missing:
         raise ImportError(
-            f"Writing {kind.title} needs {', '.join(missing)}: pip install 'keras-preact[{name}]'"
+            f"Writing {target.title} needs {', '.join(missing)}: pip install 'keras-preact[{name}]'"
         )
-    scores = _scores.take_apart(model)
-    written = _in_float32(model, scores, kind)
+    scores = written = _scores.take_apart(model)
+    if not scores.dtypes <= {"float32"}:  # the runtimes lack many operations in fewer bits
+        dtypes = ", ".join(sorted(scores.dtypes))
+        error = (
+            f"{target.title} files compute in float32: build the model with dtype='float32' and "
+            f"give it the same weights. Received: layers that compute in {dtypes}"
+        )
+        written = _scores.take_apart(_scores.in_dtype(model, "float32", error))
     if isinstance(preprocessing, Mapping):
         preprocessing = Preprocessing(**preprocessing)
     metadata = {
@@ -169,80 +172,40 @@ def _save(name: str, model: keras.Model, path: str | Path, classes, preprocessin
     }
     with _children.naming(path.parent), _directory.workshop(path.parent) as temporary:
         graph, file, card = (
-            temporary / part for part in ("graph", f"model{kind.suffix}", "metadata.json")
+            temporary / part for part in ("graph", f"model{target.suffix}", "metadata.json")
         )
         card.write_text(json.dumps(metadata, allow_nan=False), encoding="utf-8")
-        _write_graph(written, graph)
+        # Not folded: the converters do that themselves.
+        _graph.write(written.core, _graph.Plan(scores.activation, fold=False, plain=True), graph)
         script = str(Path(__file__).with_name("_convert.py"))
         _children.run(
             ["-P", script, name, str(graph), str(file), str(card)],
-            f"Converting the network to {kind.title}",
+            f"Converting the network to {target.title}",
         )
         _check.compare(scores, file, temporary, name)
-        _publish(file, path, kind)
+        _publish(file, path, target)
     return path
 
 
-def _check_path(path: Path, kind: Format) -> None:
-    if path.suffix != kind.suffix:
-        raise ValueError(f"`path` must end in {kind.suffix}. Received: {path}")
+def _check_path(path: Path, target: Target) -> None:
+    if path.suffix != target.suffix:
+        raise ValueError(f"`path` must end in {target.suffix}. Received: {path}")
     if path.exists() or path.is_symlink():
         raise ValueError(
-            f"{path} is there already, and a file is never overwritten: remove it, or give "
-            "another path"
+            f"{path} exists, and a file is never overwritten: remove it, or choose another path"
         )
 
 
-def _in_float32(model: keras.Model, scores: _scores.Scores, kind: Format) -> _scores.Scores:
-    """Return the scores of the same network computing in float32: the runtimes lack
-    many operations in fewer bits.
-    """
-    if scores.dtypes <= {"float32"}:
-        return scores
-    if not isinstance(model, UnitNetwork):
-        raise ValueError(
-            f"{kind.title} files compute in float32: build the model with dtype='float32' and "
-            "give it the same weights. Received: layers that compute in "
-            f"{', '.join(sorted(scores.dtypes))}"
-        )
-    twin = type(model).from_config(model.get_config() | {"dtype": "float32"})
-    twin.set_weights(model.get_weights())
-    return _scores.take_apart(twin)
-
-
-def _write_graph(scores: _scores.Scores, path: Path) -> None:
-    """Write the SavedModel that is converted."""
-    if keras.backend.backend() != "tensorflow":
-        arguments = [scores.activation, str(path)]
-        _children.hand_over(
-            scores.model,
-            _plain_graph.__name__,
-            arguments,
-            path.parent,
-            "Writing the network with Keras on TensorFlow",
-        )
-        return
-    import tensorflow as tf
-
-    try:
-        _plain_graph.write(scores.model, scores.activation, path)
-    except tf.errors.OpError as error:
-        words = _children.no_room(error)
-        if words:
-            raise OSError(errno.ENOSPC, words) from error
-        raise ExportError(f"TensorFlow could not write the network: {error.message}") from error
-
-
-def _publish(file: Path, path: Path, kind: Format) -> None:
-    """Give a file its name, which another process may have taken meanwhile."""
-    _directory.sync_entry(file)
+def _publish(file: Path, path: Path, target: Target) -> None:
+    """Give a file its name, unless another process has taken it meanwhile."""
+    atomic.sync(file)
     try:
         os.link(file, path)
     except OSError:  # the name is taken, or the file system has no hard links
-        _check_path(path, kind)
+        _check_path(path, target)
         file.rename(path)
     try:
-        _directory.sync_entry(path.parent)
+        atomic.sync(path.parent)
     except BaseException:
         path.unlink()
         raise

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_preact.export import tf_serving
-from keras_preact.export._serving_config import write_config
+from keras_preact.export.tf_serving import write_config
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
