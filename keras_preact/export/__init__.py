@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from keras_preact.export._children import ExportError
     from keras_preact.export.formats import save_litert, save_onnx
-    from keras_preact.export.saved_model import ExportError, save
+    from keras_preact.export.saved_model import save
     from keras_preact.export.tf_serving import write_config as write_serving_config
 else:
     #: Name to its module, imported at first use: the server reads exports without Keras.
@@ -19,7 +20,7 @@ else:
             "write_serving_config": ("tf_serving", "write_config"),
             "save_litert": ("formats", "save_litert"),
             "save_onnx": ("formats", "save_onnx"),
-            "ExportError": ("saved_model", "ExportError"),
+            "ExportError": ("_children", "ExportError"),
             "save": ("saved_model", "save"),
         }
     )
