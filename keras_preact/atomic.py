@@ -29,7 +29,8 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
     '{}'
     """
     path = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    first, _, endings = path.name.partition(".")  # some writers check all of .weights.h5
+    handle, name = tempfile.mkstemp(prefix=f".{first}-", suffix=f".{endings}", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:

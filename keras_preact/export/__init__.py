@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from keras_preact.export._children import ExportError
-    from keras_preact.export.formats import save_litert, save_onnx
+    from keras_preact.export.runtimes import save_litert, save_onnx
     from keras_preact.export.saved_model import save
     from keras_preact.export.tf_serving import write_config as write_serving_config
 else:
@@ -18,8 +18,8 @@ else:
     _LATER = MappingProxyType(
         {
             "write_serving_config": ("tf_serving", "write_config"),
-            "save_litert": ("formats", "save_litert"),
-            "save_onnx": ("formats", "save_onnx"),
+            "save_litert": ("runtimes", "save_litert"),
+            "save_onnx": ("runtimes", "save_onnx"),
             "ExportError": ("_children", "ExportError"),
             "save": ("saved_model", "save"),
         }

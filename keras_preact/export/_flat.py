@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import keras
 import numpy as np
 
-from keras_preact.stacks import UnitStack
+from keras_preact.stacks import LayerStack
 from keras_preact.units import ResidualUnit
 
 #: Layers that multiply. Scaling the last axis of their kernel scales their output channels.
@@ -37,7 +37,10 @@ def flat(model: keras.Model, *, fold: bool = False) -> keras.Model:
             copies[id(layer)] = _parts(layer, names)
         [x] = args
         for part in copies[id(layer)]:
-            x = part.call(keras.ops.cast(x, part.compute_dtype), training=False)
+            if isinstance(part, _COMPOSITE):
+                x = part.call(keras.ops.cast(x, part.compute_dtype), training=False)
+            else:
+                x = part(x)
         return x
 
     while any(isinstance(layer, _COMPOSITE) for layer in model.layers):
@@ -62,7 +65,7 @@ def flat(model: keras.Model, *, fold: bool = False) -> keras.Model:
     return _rebuilt(model, replace)
 
 
-_COMPOSITE = (ResidualUnit, UnitStack, keras.Model)
+_COMPOSITE = (ResidualUnit, LayerStack, keras.Model)
 
 
 def _rebuilt(model: keras.Model, call: Callable) -> keras.Model:
@@ -74,7 +77,7 @@ def _parts(layer: keras.Layer, names: collections.Counter) -> list[keras.Layer]:
     """Return copies of what a composite layer runs one after the other. Their inner
     layers get names that are unique in the whole graph.
     """
-    if isinstance(layer, UnitStack):
+    if isinstance(layer, LayerStack):
         parts = [layer.unit(i) for i in range(layer.depth)]
     else:
         parts = [_copy(layer)]

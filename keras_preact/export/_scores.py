@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_preact.models.base import UnitNetwork
-from keras_preact.transfer.copies import changed_copy
+from keras_preact.models.copies import changed_copy
 
 #: Name of an activation to its function on a NumPy array of logits in float64.
 PROBABILITIES = {
