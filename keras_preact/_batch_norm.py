@@ -2,10 +2,8 @@
 it, and over several devices.
 """
 
-import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import keras
 from keras import ops
@@ -24,28 +22,6 @@ class Statistics:
 
     moments: Callable | None = None
     groups: int = 1
-
-
-#: Layers whose factors stand in the weights in front of them, while a network is traced for
-#: serving; None: it is not.
-_FOLDED: contextvars.ContextVar[frozenset[int] | None] = contextvars.ContextVar(
-    "folded", default=None
-)
-
-
-@contextlib.contextmanager
-def folded(layers: Iterable[keras.Layer]) -> Iterator[None]:
-    """While active, these layers add `beta` to what they get, which has their mean and
-    variance in it already.
-
-    The others do not stand right behind a convolution then, and those of 16-bit images
-    have TensorFlow's kernel.
-    """
-    token = _FOLDED.set(frozenset(map(id, layers)))
-    try:
-        yield
-    finally:
-        _FOLDED.reset(token)
 
 
 def synchronized_moments(all_reduce: Callable, replicas: int) -> Callable:
@@ -82,11 +58,6 @@ class BatchNormalization(keras.layers.BatchNormalization):
     statistics = Statistics()
 
     def call(self, inputs, training=None, mask=None):
-        if (folded := _FOLDED.get()) is not None:
-            if id(self) in folded:
-                return inputs + ops.cast(self.beta, inputs.dtype)
-            if self._has_short_images(inputs):
-                return _tensorflow_short(self, inputs)
         in_training = bool(training and self.trainable)
         active = self.statistics if in_training else Statistics()
         if active != Statistics() and (mask is not None or self.renorm):
@@ -152,15 +123,6 @@ class BatchNormalization(keras.layers.BatchNormalization):
                 ops.convert_to_tensor(moving) * self.momentum + new * (1.0 - self.momentum)
             )
 
-    def _has_short_images(self, inputs) -> bool:
-        is_image = len(inputs.shape) == 4 and self.axis in (-1, 3)
-        return (
-            is_image
-            and self.scale
-            and self.center
-            and keras.backend.standardize_dtype(inputs.dtype) == "bfloat16"
-        )
-
     def _is_plain(self, inputs, in_training: bool) -> bool:
         """Whether there is a kernel for this."""
         is_image = len(inputs.shape) == 4 and self.axis in (-1, 3)
@@ -190,27 +152,6 @@ def _tensorflow(x, gamma, beta, mean, variance, epsilon: float, training: bool):
         is_training=training,
     )
     return y, mean, variance
-
-
-def _tensorflow_short(layer: BatchNormalization, x):
-    """Normalise bfloat16 images at inference; Keras brings each map to float32 and
-    back.
-    """
-    import tensorflow as tf
-
-    moments = (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance)
-    scale, offset, mean, variance = (
-        tf.cast(ops.convert_to_tensor(variable), tf.float32) for variable in moments
-    )
-    return tf.raw_ops.FusedBatchNormV3(
-        x=x,
-        scale=scale,
-        offset=offset,
-        mean=mean,
-        variance=variance,
-        epsilon=layer.epsilon,
-        is_training=False,
-    )[0]
 
 
 def _torch(x, gamma, beta, mean, variance, epsilon: float, training: bool):

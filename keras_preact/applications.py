@@ -15,7 +15,8 @@ from keras.applications.resnet_v2 import decode_predictions, preprocess_input
 
 from keras_preact.models.imagenet import DEPTHS
 from keras_preact.models.network import ResidualNetwork
-from keras_preact.weights import keras_applications, structure
+from keras_preact.weights import keras_applications
+from keras_preact.weights.family import stages
 
 __all__ = ["ResNet50V2", "ResNet101V2", "ResNet152V2", "decode_predictions", "preprocess_input"]
 
@@ -172,15 +173,16 @@ def _build(
     }
     given["classifier_activation"] = classifier_activation
     if weights is None:
-        stages = keras_applications.stages(keras_applications.FILTERS, DEPTHS[depth][1])
+        family = keras_applications.FAMILY
         arguments = {
-            **keras_applications.recipe(),
+            **family.options,
             "block": "bottleneck",
             "stem_filters": 64,
             "classes": classes,
             **given,
         }
-        model = ResidualNetwork(stages, **arguments)
+        rows = family.stages(keras_applications.FILTERS, DEPTHS[depth][1])
+        model = ResidualNetwork(rows, **arguments)
     else:
         source = _imagenet(depth, include_top) if weights == "imagenet" else weights
         model = keras_applications.from_keras_applications(source, **given)
@@ -207,7 +209,7 @@ def _imagenet(depth: int, include_top: bool) -> keras.Model:
 def _check_fits(model: ResidualNetwork, depth: int, classes: int, weights) -> None:
     """Check that a file held the weights of this depth and so many classes."""
     config = model.get_config()
-    units, wanted = tuple(stage.units for stage in structure.stages(model)), tuple(DEPTHS[depth][1])
+    units, wanted = tuple(stage.units for stage in stages(model)), tuple(DEPTHS[depth][1])
     if units != wanted or (config["include_top"] and config["classes"] != classes):
         raise ValueError(
             f"ResNet{depth}V2 has stages of {wanted} units, and classes={classes} were asked for. "

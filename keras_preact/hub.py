@@ -1,5 +1,5 @@
-"""A network of ours as a backbone of keras-hub, with its feature pyramid and presets,
-and the image classifier around it.
+"""A network as a backbone of keras-hub, with its feature pyramid and presets, and the
+image classifier around it.
 """
 
 import math
@@ -11,7 +11,7 @@ import keras
 from keras_preact.models.network import STEMS, ResidualNetwork
 from keras_preact.models.segments import Stage
 from keras_preact.stacks import UnitStack
-from keras_preact.weights import layout, transfer
+from keras_preact.weights import layout, loading
 from keras_preact.weights.keras_hub import library
 
 library()  # where it is not installed, this says what to install
@@ -139,13 +139,13 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
             raise ValueError(f"`network` must be a ResidualNetwork. Received: network={network!r}")
         policy = keras.dtype_policies.get(network.get_config()["dtype"])
         backbone = cls(**(_arguments(network) | {"name": network.name, "dtype": policy} | changes))
-        places = transfer.named(network)
+        places = loading.named(network)
         state = {
             path: place.value()
             for path, place in places.items()
-            if not path.startswith(transfer.CLASSIFIER)
+            if not path.startswith(loading.CLASSIFIER)
         }
-        transfer.load(backbone.network, state, [layout.Entry(path, path) for path in state])
+        loading.load(backbone.network, state, [layout.Entry(path, path) for path in state])
         return backbone
 
     def get_config(self):

@@ -4,6 +4,6 @@ networks of keras_preact.
 A wheel installs this package as keras_preact_training.
 """
 
-from . import _tensorflow
+import os
 
-_tensorflow.leave_notes_out()
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no notes of TensorFlow, only problems

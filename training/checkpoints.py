@@ -13,7 +13,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_preact.export._directory import sync_entry
+from keras_preact.atomic import sync
 
 from .cli import UserError
 from .variables import GROUPS, Groups, Tensors, array_of, once_metrics_are_built, read, write
@@ -203,7 +203,7 @@ class Checkpoints:
                 file.seek(0)
                 path = self.folder / f"state-{step:09d}-{_hash(file)}.npz"
             temporary.replace(path)
-            sync_entry(self.folder)
+            sync(self.folder)
         except OSError as error:  # that of a full disk does not name the file
             raise UserError(
                 f"Cannot write a checkpoint to {self.folder}: {error}. Older checkpoints are "

@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_preact import weights
+from keras_preact import atomic, weights
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, timm, torch_cifar
@@ -19,12 +18,12 @@ from . import cli
 
 _ENDINGS = (".keras", ".weights.h5", ".safetensors")
 
-#: Names of each kind that the list of what does not fit holds.
+#: Names of each kind in the list of weights that do not fit.
 SHOWN = 20
 
 
 def _own(model: ResidualNetwork, **sizes: Any) -> ResidualNetwork:
-    """Return a network of this package, or one of other sizes with its weights."""
+    """Return a network of this package, or one with its weights and other sizes."""
     if not isinstance(model, UnitNetwork):
         raise cli.UserError(
             "--source-format keras_preact is for a .keras file with a network of this package."
@@ -143,9 +142,8 @@ def convert(
         ) from error
 
     written_format = _target_format(out, model) if target_format == "auto" else target_format
-    with tempfile.TemporaryDirectory(prefix=".convert-", dir=out.parent) as folder:
-        FORMATS[written_format].write(model, Path(folder) / out.name)
-        (Path(folder) / out.name).replace(out)
+    with atomic.replacing(out) as temporary:
+        FORMATS[written_format].write(model, temporary)
     print(f"Read {source} ({name}): {model.name}, {model.count_params():,} parameters.")
     for line in _adapted(as_is, model):
         print(line)

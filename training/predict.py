@@ -5,7 +5,6 @@ server.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +30,7 @@ def predict(
 
     Args:
         model: Directory of an exported model, saved_models/NAME.
-        images: Image files: PNG, JPEG or GIF.
+        images: Image files: PNG or JPEG.
         top: Number of classes to print per image.
         version: Version of the model. If not given: the highest.
     """
@@ -43,9 +42,8 @@ def predict(
     classes = read_classes(path)
     files = [read_file(image) for image in images]
     loaded = load(path)
-    pixels = [
-        decode(loaded, *named) for named in zip(images, files, strict=True)
-    ]  # all, before the first is classified
+    # Decode all images before the first is classified.
+    pixels = [decode(loaded, *named) for named in zip(images, files, strict=True)]
     width = max(map(len, classes))
     for image, values in zip(images, pixels, strict=True):
         probabilities = loaded.core(values)["probabilities"][0].numpy()
@@ -110,7 +108,6 @@ def read_file(path: Path) -> bytes:
 
 def load(path: Path):
     """Return a SavedModel that decodes files of images."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
     try:
@@ -129,8 +126,7 @@ def decode(loaded, path: Path, file: bytes):
     """Return a file's image as the model's core takes it, a batch of one.
 
     Raises:
-        UserError: if the file is no image, too large a one, or damaged; the message
-            holds the reason.
+        UserError: if the file is no image, too large or damaged.
     """
     import tensorflow as tf
 

@@ -1,7 +1,7 @@
-"""Trained classifiers for serving: SavedModel directories in TensorFlow Serving's
-layout, ONNX and LiteRT files.
+"""Export trained classifiers: SavedModels in TensorFlow Serving's layout, ONNX and
+LiteRT files.
 
-Each is compared with its model before anyone can see it.
+An export appears only after its outputs matched the model's.
 """
 
 import importlib
@@ -9,18 +9,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from keras_preact.export._serving_config import write_config as write_serving_config
-    from keras_preact.export.formats import save_litert, save_onnx
-    from keras_preact.export.saved_model import ExportError, save
+    from keras_preact.export._children import ExportError
+    from keras_preact.export.runtimes import save_litert, save_onnx
+    from keras_preact.export.saved_model import save
+    from keras_preact.export.tf_serving import write_config as write_serving_config
 else:
-    #: Name to its module, imported when the name is first used: the server reads exports without
-    #: Keras.
+    #: Name to its module, imported at first use: the server reads exports without Keras.
     _LATER = MappingProxyType(
         {
-            "write_serving_config": ("_serving_config", "write_config"),
-            "save_litert": ("formats", "save_litert"),
-            "save_onnx": ("formats", "save_onnx"),
-            "ExportError": ("saved_model", "ExportError"),
+            "write_serving_config": ("tf_serving", "write_config"),
+            "save_litert": ("runtimes", "save_litert"),
+            "save_onnx": ("runtimes", "save_onnx"),
+            "ExportError": ("_children", "ExportError"),
             "save": ("saved_model", "save"),
         }
     )

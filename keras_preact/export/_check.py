@@ -1,8 +1,9 @@
-"""Compares an exported model, as a process without Keras runs it, with the model it was
-made from.
+"""Compare an exported model, run by a process without Keras, with the model that it was
+made from: its outputs, and for 16 bits its accuracy.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from keras_preact.export._children import ExportError
 
 BATCH_SIZES = (1, 3)
 
-#: Dtype that layers compute in, to the largest difference allowed in logits, times max(1, max
-#: |logit|). float32: sums in another order. The 16-bit ones round every layer's output to 11
-#: (float16) or 8 bits (bfloat16), and each backend leaves out other roundings. Differences up to
-#: 1.3 roundings were seen on JAX and PyTorch in networks of 8 and 56 layers; they grow with the
-#: depth, and 8 are allowed.
-TOLERANCES = {"float64": 1e-5, "float32": 1e-5, "float16": 8 * 2.0**-11, "bfloat16": 8 * 2.0**-8}
+#: Number of labelled images that a process runs at once.
+LABELLED_BATCH = 32
 
+#: Dtype that layers compute in, to the largest difference allowed in logits, times max(1, max
+#: |logit|). float32: sums in another order. In 16 bits every layer's output is rounded to 11
+#: (float16) or 8 bits (bfloat16), and each backend omits other roundings. Differences up to 1.3
+#: roundings were seen on JAX and PyTorch in networks of 8 and 56 layers. They grow with the depth,
+#: and 8 are allowed.
+TOLERANCES = {"float64": 1e-5, "float32": 1e-5, "float16": 8 * 2.0**-11, "bfloat16": 8 * 2.0**-8}
 
 #: Key of `_replay.RUNTIMES` to what it runs, and what with.
 RUNTIMES = {
@@ -31,11 +34,10 @@ RUNTIMES = {
 
 
 def samples(scores: _scores.Scores) -> np.ndarray:
-    """Return random images, channels last: pixels from 0 to 255 where the model
-    normalises them, else standard normal.
+    """Return random images, channels last: pixels from 0 to 255 if the model normalises
+    them, else standard normal.
     """
-    *size, channels = scores.model.input_shape[1:]
-    shape = (max(BATCH_SIZES), *(scores.smallest_size if n is None else n for n in size), channels)
+    shape = (max(BATCH_SIZES), *scores.sample_shape)
     rng = np.random.default_rng(0)
     return (rng.uniform(0, 255, shape) if scores.takes_pixels else rng.normal(size=shape)).astype(
         "float32"
@@ -67,18 +69,17 @@ def expected(scores: _scores.Scores, images: np.ndarray) -> dict[str, np.ndarray
 
 
 def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "saved_model") -> dict:
-    """Run an exported model in a process without Keras and compare; files are written
-    to `folder`.
+    """Run an exported model in a process without Keras and compare the outputs.
 
     Args:
         scores: The model.
-        path: What was exported.
-        folder: Of temporary files.
+        path: The exported model.
+        folder: Folder for temporary files.
         runtime: Key of `_replay.RUNTIMES`.
 
     Returns:
-        What was done and seen, for the model card: samples, batch sizes, the largest
-        differences, what was allowed.
+        For the model card: samples, batch sizes, the largest differences and the
+        allowed ones.
 
     Raises:
         ExportError: if it cannot be loaded, or a difference is larger than allowed.
@@ -91,8 +92,7 @@ def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "sa
     tolerance = max(TOLERANCES.get(dtype, 1e-5) for dtype in scores.dtypes) * max(
         1, np.abs(wanted["logits"]).max()
     )
-    # Softmax and sigmoid change by at most half of what their input does; where logits are small,
-    # 1e-5 it is.
+    # Softmax and sigmoid change by at most half of what their input does.
     allowed = {"logits": tolerance, "probabilities": max(1e-5, tolerance / 2)}
     largest = {}
     for key, values in wanted.items():
@@ -149,14 +149,83 @@ def _check_form(what: str, key: str, outputs: dict[int, np.ndarray], shape: tupl
             )
 
 
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """Labelled images and how many of them a model classifies correctly.
+
+    Args:
+        images: Images as the exported network takes them: float32, channels last.
+        labels: Numbers of the classes, `(n,)`.
+        accuracy: Share that the model classifies correctly.
+        max_loss: Largest allowed difference of the export's accuracy.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    accuracy: float
+    max_loss: float
+
+    @classmethod
+    def of(cls, scores: _scores.Scores, data: tuple | None, max_loss: float) -> "Reference":
+        """Measure a classifier on `data`, its images and labels.
+
+        Raises:
+            ValueError: if there are none, or their numbers differ.
+        """
+        if data is None:
+            raise ValueError(
+                "precision='bfloat16' needs validation_data=(images, labels), on which its "
+                "accuracy is compared with the model's. Received: validation_data=None"
+            )
+        images, labels = (np.asarray(part) for part in data)
+        if len(images) != len(labels) or not len(images) or labels.ndim != 1:
+            raise ValueError(
+                "`validation_data` must be images and as many labels, numbers of classes. "
+                f"Received: shapes {images.shape} and {labels.shape}"
+            )
+        images = images.astype("float32")
+        outputs = scores.probe.predict(images, batch_size=LABELLED_BATCH, verbose=0)[0]
+        if scores.channels_first:
+            images = np.moveaxis(images, 1, -1)
+        return cls(images, labels, float((outputs.argmax(axis=-1) == labels).mean()), max_loss)
+
+    def compare(self, saved_model: Path, folder: Path) -> dict:
+        """Run a SavedModel on the images and compare. Temporary files are written to
+        `folder`.
+
+        Returns:
+            For the model card: both accuracies and the number of images.
+
+        Raises:
+            ExportError: if the accuracy is too low.
+        """
+        parts = range(0, len(self.images), LABELLED_BATCH)
+        batches = {str(i): self.images[i : i + LABELLED_BATCH] for i in parts}
+        outputs = replay(saved_model, batches, folder)
+        predicted = np.concatenate([outputs[f"{i}/logits"].argmax(axis=-1) for i in parts])
+        accuracy = float((predicted == self.labels).mean())
+        if accuracy < self.accuracy - self.max_loss:
+            raise ExportError(
+                f"The accuracy on {len(self.labels)} images is {100 * accuracy:.2f} % in bfloat16 "
+                f"and {100 * self.accuracy:.2f} % in the model: max_accuracy_loss={self.max_loss} "
+                "allows less. Use precision='float32'."
+            )
+        return {
+            "images": len(self.labels),
+            "model": self.accuracy,
+            "bfloat16": accuracy,
+            "max_loss": self.max_loss,
+        }
+
+
 def _numpy(tensor) -> np.ndarray:
     return keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32")).astype("float64")
 
 
 @contextlib.contextmanager
 def _full_precision():
-    """Compute in full float32 on GPUs too, which by themselves round the inputs of
-    products to 10 bits (TF32).
+    """Compute in full float32. GPUs round the inputs of products to 10 bits by default
+    (TF32).
     """
     backend = keras.backend.backend()
     if backend == "jax":

@@ -1,4 +1,4 @@
-"""Python processes that do a part of an export, and what their failures mean."""
+"""Run a part of an export in another Python process, and explain its failures."""
 
 import contextlib
 import errno
@@ -12,25 +12,21 @@ import keras
 
 
 class ExportError(RuntimeError):
-    """An export failed, or gave another result than the model; nothing of it was left
-    behind.
-    """
+    """An export failed, or its outputs differ from the model's. Nothing was written."""
 
 
-#: What the system says, through whatever library, when there is no room for a file.
+#: The system's messages about a full disk, whatever library passes them on.
 _NO_ROOM = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 def no_room(message: object) -> str | None:
-    """Return the system's words in a message about a full disk, None for another
-    message.
-    """
+    """Return the system's words in a message about a full disk. None: another message."""
     return next((words for words in _NO_ROOM if words in str(message)), None)
 
 
 @contextlib.contextmanager
 def naming(place: Path) -> Iterator[None]:
-    """Turn an error about a full disk, whatever raises it, into one that names `place`."""
+    """Turn an error about a full disk into one that names `place`."""
     try:
         yield
     except OSError as error:
@@ -46,15 +42,15 @@ def naming(place: Path) -> Iterator[None]:
 def hand_over(
     model: keras.Model, module: str, arguments: Sequence[str], folder: Path, doing: str
 ) -> None:
-    """Run a module with Keras on TensorFlow, which is given a model in a file: `python
-    -m MODULE FILE *ARGUMENTS *MODULES`.
+    """Run a module with Keras on TensorFlow and give it a model in a file: `python -m
+    MODULE FILE *ARGUMENTS *MODULES`.
 
     Args:
-        model: Its layers may be those of other modules than Keras' own: MODULES names
-            these, to be imported first.
-        module: Its name.
-        arguments: Its own.
-        folder: The file is there for a while.
+        model: The model. MODULES are the modules of its layers outside Keras, to be
+            imported first.
+        module: Name of the module.
+        arguments: Arguments of the module.
+        folder: Folder for the file, which is removed.
         doing: As in `run`.
     """
     file = folder / "scores.keras"
@@ -71,12 +67,12 @@ def hand_over(
 
 
 def run(arguments: Sequence[str], doing: str, hint: str = "") -> None:
-    """Run Python with `arguments`, on the CPU and without a word on the terminal.
+    """Run Python with `arguments`, on the CPU and without output.
 
     Raises:
         OSError: if the disk is full.
-        ExportError: if it fails; the message holds `doing` and the last lines that it
-            wrote.
+        ExportError: if it fails. The message holds `doing`, `hint` and the last lines
+            of the output.
     """
     environment = os.environ | {
         "KERAS_BACKEND": "tensorflow",
@@ -102,7 +98,7 @@ def run(arguments: Sequence[str], doing: str, hint: str = "") -> None:
     status = (
         f"exit status {done.returncode}"
         if done.returncode > 0
-        else f"ended by signal {-done.returncode}"
+        else f"stopped by signal {-done.returncode}"
     )
     raise ExportError(
         "\n".join(

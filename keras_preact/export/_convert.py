@@ -1,10 +1,8 @@
-"""Turns a SavedModel of plain operations into a file for another runtime, in a process
-of its own.
+"""Convert a SavedModel of plain operations to a file for another runtime.
 
-`python -P _convert.py FORMAT SAVED_MODEL FILE METADATA.json`: converters change loggers
-    and other things of the process that
-they run in, write on the terminal what they like, and end it when they fail badly. This
-one has no need of Keras.
+`python -P _convert.py FORMAT SAVED_MODEL FILE METADATA.json`, in a process of its own:
+converters change loggers, write to the terminal and may end the process. It does not
+need Keras.
 """
 
 import json
@@ -24,8 +22,7 @@ def to_onnx(saved_model: str, path: str, metadata: dict) -> None:
 
     loaded = tf.saved_model.load(saved_model)  # must live as long as its signature
     serve = loaded.signatures["serving_default"]
-    # tf2onnx freezes variables itself, but would make inputs of other constants from outside of the
-    # function.
+    # tf2onnx freezes variables itself, but would make inputs of constants from outside the function.
     graph = convert_variables_to_constants_v2(serve, aggressive_inlining=True)
     inputs = {tensor.name: "images" for tensor in graph.inputs}
     outputs = {
@@ -53,8 +50,8 @@ def to_onnx(saved_model: str, path: str, metadata: dict) -> None:
 
 
 def _erfc(context, node, _name, _arguments) -> None:
-    """Replace the complementary error function, in TensorFlow's GELU, which ONNX does
-    not have.
+    """Replace the complementary error function, which ONNX does not have. TensorFlow's
+    GELU uses it.
     """
     import numpy as np
     import tf2onnx
@@ -66,9 +63,7 @@ def _erfc(context, node, _name, _arguments) -> None:
 
 
 def to_litert(saved_model: str, path: str, metadata: dict) -> None:
-    """Write a .tflite file, behind which a ZIP archive with `metadata` in metadata.json
-    stands.
-    """
+    """Write a .tflite file, followed by a ZIP archive with `metadata` in metadata.json."""
     import tensorflow as tf
 
     converter = tf.lite.TFLiteConverter.from_saved_model(
@@ -76,8 +71,7 @@ def to_litert(saved_model: str, path: str, metadata: dict) -> None:
     )
     with open(path, "wb") as file:
         file.write(converter.convert())
-    # As LiteRT's own tools do with the files that belong to a model. The interpreter reads no
-    # further than the model.
+    # As LiteRT's own tools add files to a model. The interpreter reads only the model.
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("metadata.json", json.dumps(metadata, indent=2))
 

@@ -1,5 +1,5 @@
-"""The directory of a served model: numbered versions and a card, each of which appears
-complete or not at all.
+"""The directory of a served model: numbered versions and a card. Each appears complete
+or not at all.
 """
 
 import contextlib
@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_preact import _checks
+from keras_preact import _checks, atomic
 
 CARD = "model_card.json"
-#: Of a version, in its folder.
+#: The card of a version, in the version's folder.
 OWN_CARD = Path("assets.extra") / CARD
 
 
@@ -50,11 +50,8 @@ def check_version(directory: Path, version: int | None) -> None:
 
 @contextlib.contextmanager
 def workshop(directory: Path) -> Iterator[Path]:
-    """Give a hidden folder inside `directory` to build a version in; it is gone
-    afterwards.
-
-    So are `directory` and the folders above it, if this made them and nothing came of
-    it.
+    """Give a hidden folder inside `directory` to build a version in, and remove it
+    afterwards, with `directory` itself if it was made here and is empty.
     """
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
@@ -105,7 +102,7 @@ def publish(temporary: Path, directory: Path, version: int | None, card: dict) -
     try:
         if number == max(versions(directory)):
             (temporary / CARD).replace(directory / CARD)
-        sync_entry(directory)
+        atomic.sync(directory)
     except BaseException:
         target.rename(built)
         raise
@@ -119,17 +116,8 @@ def sha256(path: Path) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Bring every file and folder below `folder` to the disk."""
+    """Write every file and folder below `folder` to the disk."""
     for path, _, files in os.walk(folder):
         for name in files:
-            sync_entry(Path(path) / name)
-        sync_entry(Path(path))
-
-
-def sync_entry(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            atomic.sync(Path(path) / name)
+        atomic.sync(Path(path))

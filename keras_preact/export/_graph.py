@@ -1,25 +1,23 @@
-"""Writes the serving graph: TensorFlow operations and the weights, nothing of Keras.
+"""What an exported SavedModel contains: the network as TensorFlow operations, checks of
+its inputs, signatures; nothing of Keras.
 
-The process that runs this has Keras on TensorFlow. A process on JAX or PyTorch starts
-one (`python -m keras_preact.export._graph`) and hands the model over in a file:
-whatever the training ran on, one and the same graph of plain TensorFlow operations
-comes out, with a free batch size and free image sizes, that any TensorFlow runtime can
-run.
+The process that builds it has Keras on TensorFlow. A process on JAX or PyTorch starts
+one (`python -m keras_preact.export._graph`) and hands over the model in a file.
 """
 
 import dataclasses
+import errno
 import importlib
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from keras_preact import stacks
-from keras_preact.export import _guards, _values
-from keras_preact.export._images import Decoder
+from keras_preact.export import _children
+from keras_preact.export._flat import flat
+from keras_preact.export._images import MAX_PIXELS, Decoder, ensure
 from keras_preact.preprocessing import Preprocessing
 
 #: From images to scores, from images to embeddings, from image files to named classes.
@@ -32,26 +30,28 @@ class Plan:
 
     Args:
         activation: `"softmax"` or `"sigmoid"`: logits to probabilities.
-        classes: Their names.
-        size: Height and width that files of images are brought to; None: they are not
-            taken.
-        preprocessing: How they are brought there, and normalised where the network does
-            not.
+        fold: Whether to fold batch normalisations into the weights before them.
+        plain: Whether a converter reads the graph: one signature from images to scores,
+            without checks.
+        classes: Names of the classes.
+        size: Height and width that image files are resized to. None: no image files.
+        preprocessing: How image files are resized, and normalised if the network does
+            not do it.
         takes_pixels: Whether the network takes pixels from 0 to 255 and normalises them
             itself.
-        max_pixels: Of an image file that is decoded.
-        top_k: Classes that a file is answered with.
-        fold: Whether batch normalisations are folded into the weights in front of them.
+        max_pixels: Largest number of pixels of an image file.
+        top_k: Number of classes in the answer for an image file.
     """
 
     activation: str
-    classes: list[str]
-    size: tuple[int, int] | None
-    preprocessing: Preprocessing | None
-    takes_pixels: bool
-    max_pixels: int
-    top_k: int
     fold: bool
+    plain: bool = False
+    classes: tuple[str, ...] = ()
+    size: tuple[int, int] | None = None
+    preprocessing: Preprocessing | None = None
+    takes_pixels: bool = False
+    max_pixels: int = MAX_PIXELS
+    top_k: int = 1
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -59,50 +59,63 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         fields = json.loads(text)
-        own = fields["preprocessing"]
-        size = fields["size"]
-        return cls(
-            **fields
-            | {
-                "size": size and tuple(size),
-                "preprocessing": None if own is None else Preprocessing(**own),
-            }
-        )
+        for name, kind in (("size", tuple), ("preprocessing", lambda own: Preprocessing(**own))):
+            if fields[name] is not None:
+                fields[name] = kind(fields[name])
+        return cls(**fields)
 
 
 def write(model: keras.Model, plan: Plan, path: Path) -> None:
     """Write a SavedModel.
 
     Args:
-        model: Images to logits and features; Keras runs on TensorFlow.
+        model: Images to logits and features.
         plan: What is written around it.
-        path: A new directory.
+        path: A new directory. Temporary files are written beside it.
+
+    Raises:
+        OSError: if the disk is full.
+        ExportError: if the SavedModel cannot be written.
     """
+    if keras.backend.backend() != "tensorflow":
+        doing = "Writing the SavedModel with Keras on TensorFlow"
+        _children.hand_over(model, __name__, [plan.to_json(), str(path)], path.parent, doing)
+        return
     import tensorflow as tf
 
-    values = _values.of(model, fold=plan.fold)
+    try:
+        build(model, plan, path)
+    except tf.errors.OpError as error:
+        words = _children.no_room(error)
+        if words:
+            raise OSError(errno.ENOSPC, words) from error
+        raise _children.ExportError(
+            f"TensorFlow could not write the SavedModel: {error.message}"
+        ) from error
+
+
+def build(model: keras.Model, plan: Plan, path: Path) -> None:
+    """Write a SavedModel, as `write` does, with Keras on TensorFlow."""
+    import tensorflow as tf
+
+    network = flat(model, fold=plan.fold)
     images = tf.TensorSpec(model.input_shape, tf.float32, name="images")
     files = tf.TensorSpec((None,), tf.string, name="image_bytes")
 
     def compute(images):
-        with values.active():
-            outputs = model(tf.cast(images, model.input_dtype), training=False)
-        logits, features = (tf.cast(output, tf.float32) for output in outputs)
-        return {
-            "logits": logits,
-            "probabilities": to_probabilities(logits, plan.activation),
-            "features": features,
-        }
+        logits, features = (tf.cast(x, tf.float32) for x in network(images, training=False))
+        scores = {"logits": logits, "probabilities": to_probabilities(logits, plan.activation)}
+        return scores if plan.plain else scores | {"features": features}
 
-    # The model itself must stay out of the module: TensorFlow would find its weights a second time
-    # through it, and everything else that Keras keeps.
+    # The model must not be an attribute of the module: TensorFlow would find its weights a second
+    # time through it, and everything else that Keras keeps.
     module = tf.Module()
-    module.weights = values.stored
+    module.weights = [weight.value for weight in network.weights]
     module.core = tf.function(compute, input_signature=[images], autograph=False)
-    # R-164 as plain operations and as loops: equally fast in TensorFlow, but other engines run
-    # loops ten times slower.
-    with stacks.written_out():
-        core = trace(module.core)
+    core = trace(module.core)
+    if plan.plain:
+        tf.saved_model.save(module, str(path), signatures={SERVING_DEFAULT: core})
+        return
 
     def checked(images):
         return core(images=_check(images, model.input_shape))
@@ -124,11 +137,8 @@ def write(model: keras.Model, plan: Plan, path: Path) -> None:
         def classify(image_bytes):
             probabilities = core(images=decode(image_bytes=image_bytes))["probabilities"]
             highest, indices = tf.math.top_k(probabilities, plan.top_k)
-            return {
-                "classes": tf.gather(tf.constant(plan.classes), indices),
-                "scores": highest,
-                "indices": indices,
-            }
+            names = tf.gather(tf.constant(plan.classes), indices)
+            return {"classes": names, "scores": highest, "indices": indices}
 
         signatures[PREDICT_BYTES] = (classify, files)
     functions = {
@@ -146,12 +156,12 @@ def to_probabilities(logits, activation: str):
 
 
 def _check(images, shape: tuple):
-    """Return the images; a loaded signature takes any size, number and value without a
-    word: what is wrong ends here.
+    """Return the images, or raise an error in the graph. A loaded signature accepts any
+    size, number and value by itself.
     """
     import tensorflow as tf
 
-    images = _guards.ensure(tf.shape(images)[0] > 0, images, "images holds no image")
+    images = ensure(tf.shape(images)[0] > 0, images, "images holds no image")
     images = tf.ensure_shape(images, shape)
     return tf.debugging.check_numerics(
         images, "<<images holds a value that is not a finite number>>"
@@ -159,7 +169,7 @@ def _check(images, shape: tuple):
 
 
 def _decoder(plan: Plan, channels: int):
-    """Return the function from files of images to what the network takes."""
+    """Return the function from image files to what the network takes."""
     import tensorflow as tf
 
     assert plan.size is not None
@@ -176,34 +186,28 @@ def _decoder(plan: Plan, channels: int):
 
 
 def trace(function) -> Any:
-    """Return the graph of a tf.function, with those it calls written out.
+    """Return the graph of a tf.function, with the functions that it calls inlined.
 
-    Keras has XLA compile grouped convolutions on its TensorFlow backend, and that
-    demand would stand in the graph: a server would need XLA, and the first request
-    would wait for it. TensorFlow's own convolution has groups too.
+    Keras has XLA compile grouped convolutions on its TensorFlow backend. In the graph,
+    a server would need XLA, and the first request would wait for it. TensorFlow's own
+    convolution has groups too.
     """
     import tensorflow as tf
 
     before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(
-        True
-    )  # means: the functions inside; tracing one makes its graph all the same
+    # Only the inner functions run eagerly: tracing one makes its graph all the same.
+    tf.config.run_functions_eagerly(True)
     try:
         return function.get_concrete_function()
     finally:
         tf.config.run_functions_eagerly(before)
 
 
-def load(file: str, modules: Iterable[str]) -> keras.Model:
-    """Return the model of a .keras file, whose layers `modules` register."""
-    for module in modules:
-        importlib.import_module(module)
-    return keras.saving.load_model(file, compile=False)
-
-
 def main(model: str, plan: str, path: str, *modules: str) -> None:
     """Write the SavedModel of a .keras file, whose layers `modules` register."""
-    write(load(model, modules), Plan.from_json(plan), Path(path))
+    for module in modules:
+        importlib.import_module(module)
+    build(keras.saving.load_model(model, compile=False), Plan.from_json(plan), Path(path))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Encoded images to pixels, with TensorFlow operations alone, for the graph that is
-served.
+"""Decode image files with TensorFlow operations, for the served graph.
 
-Nothing is decoded before its header has been read: some KB can hold an image of any
-size. What is wrong ends in an InvalidArgumentError; of those that the graph raises
-itself, the sentence for the client stands between `<<` and `>>`.
+The header is read before anything is decoded: a few KB can hold an image of any size.
+A wrong file raises an InvalidArgumentError. If the graph raises it itself, the sentence
+for the client is between `<<` and `>>`.
 """
 
 import dataclasses
@@ -12,56 +11,67 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from keras_preact import _checks
-from keras_preact.export import _gif
-from keras_preact.export._guards import ensure
 from keras_preact.preprocessing import Preprocessing, resize_image
 
 #: Height times width of the largest image that is decoded.
 MAX_PIXELS = 50_000_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Format:
-    """A format of image files.
+def ensure(condition, value, *words):
+    """Return `value`, or raise an InvalidArgumentError with a sentence between `<<` and
+    `>>` if the condition is false.
 
     Args:
-        name: What it is called.
-        magic: What a file may begin with.
-        read_header: From a file and what messages call it to the file to decode and its
-            canvas, int64 `(4,)`: height, width, and the pixels' distances from above
-            and from the left.
-        decode: From these two and a number of channels, 1 or 3, to uint8 `(height,
-            width, channels)`.
-        channels: What `decode` takes.
-        limits: Bytes to how often a file may hold them, of what costs time whatever the
-            size of the image.
+        condition: Boolean scalar.
+        value: The tensor that must not be used otherwise. What does not depend on a
+            check may run without it.
+        words: The sentence, strings or string tensors.
+    """
+    import tensorflow as tf
+
+    holds = tf.raw_ops.Assert(condition=condition, data=[tf.strings.join(["<<", *words, ">>"])])
+    with tf.control_dependencies([holds]):
+        return tf.identity(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileType:
+    """A type of image files.
+
+    Args:
+        name: Its name.
+        magic: The first bytes of a file.
+        read_size: Function from a file to its height and width, int64 `(2,)`.
+        decode: Function from a file and a number of channels to uint8 `(height, width,
+            channels)`.
+        channels: Numbers of channels that `decode` takes.
+        limits: Bytes that mark a part that takes time whatever the size of the image,
+            to the largest number of such parts.
     """
 
     name: str
-    magic: tuple[bytes, ...]
-    read_header: Callable[[Any, Any], tuple[Any, Any]]
-    decode: Callable[[Any, Any, int], Any]
+    magic: bytes
+    read_size: Callable[[Any], Any]
+    decode: Callable[[Any, int], Any]
     channels: tuple[int, ...]
-    limits: Mapping[bytes, int] = dataclasses.field(default_factory=dict)
+    limits: Mapping[bytes, int]
 
 
-def _png_header(file, name):
+def _png_size(file):
     import tensorflow as tf
 
     header = tf.strings.substr(tf.strings.join([file, bytes(8)]), 16, 8)
     width_height = tf.ensure_shape(tf.io.decode_raw(header, tf.int32, little_endian=False), [2])
-    return file, tf.concat([tf.cast(tf.reverse(width_height, [0]), tf.int64), [0, 0]], axis=0)
+    return tf.cast(tf.reverse(width_height, [0]), tf.int64)
 
 
-def _jpeg_header(file, name):
+def _jpeg_size(file):
     import tensorflow as tf
 
-    return file, tf.concat(
-        [tf.image.extract_jpeg_shape(file, output_type=tf.int64)[:2], [0, 0]], axis=0
-    )
+    return tf.image.extract_jpeg_shape(file, output_type=tf.int64)[:2]
 
 
-def _decode_jpeg(file, canvas, channels):
+def _decode_jpeg(file, channels):
     import tensorflow as tf
 
     if channels == 3:
@@ -73,7 +83,7 @@ def _decode_jpeg(file, canvas, channels):
     )
 
 
-def _decode_png(file, canvas, channels):
+def _decode_png(file, channels):
     import tensorflow as tf
 
     if channels < 4:
@@ -96,54 +106,39 @@ def _opaque(colours):
     return tf.pad(colours, [[0, 0], [0, 0], [0, 1]], constant_values=255)
 
 
-def _decode_gif(file, canvas, channels):
-    import tensorflow as tf
-
-    pixels = _gif.decode(file, canvas)
-    return pixels if channels == 3 else tf.image.rgb_to_grayscale(pixels)
-
-
-FORMATS = (
-    Format(
+FILE_TYPES = (
+    FileType(
         name="PNG",
-        magic=(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",),
-        read_header=_png_header,
+        magic=b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+        read_size=_png_size,
         decode=_decode_png,
         channels=(1, 3, 4),
-        limits={b"zTXt": 20, b"iTXt": 20},  # texts, unpacked to 8 MB each before they are dropped
+        # Texts, unpacked to 8 MB each before they are dropped.
+        limits={b"zTXt": 20, b"iTXt": 20},
     ),
-    Format(
+    FileType(
         name="JPEG",
-        magic=(b"\xff\xd8\xff",),
-        read_header=_jpeg_header,
+        magic=b"\xff\xd8\xff",
+        read_size=_jpeg_size,
         decode=_decode_jpeg,
         channels=(1, 3),
-        limits={
-            b"\xff\xda": 50
-        },  # scans, each of which may go over the whole image; a progressive file has about ten
-    ),
-    Format(
-        name="GIF",
-        magic=(b"GIF87a", b"GIF89a"),
-        read_header=_gif.first_frame,
-        decode=_decode_gif,
-        channels=(1, 3),
+        # Scans, each of which may cover the whole image. A progressive file has about ten.
+        limits={b"\xff\xda": 50},
     ),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """Encoded images to the pixels that a network was evaluated on.
+    """Turns image files into the pixels that a network was evaluated on.
 
-    The files are PNG, JPEG or GIF. They are read as the training reads them: of 16 bits
-    a channel the upper 8 count, and with 1 or 3 channels transparency is dropped. With
-    4 channels, an image without transparency is opaque. A GIF gives its first frame,
-    black where that is transparent. The orientation in a photograph's EXIF data is not
+    The files are PNG or JPEG, read as in training: of 16 bits per channel the upper 8
+    count, and with 1 or 3 channels transparency is dropped. With 4 channels, an image
+    without transparency is opaque. The orientation in a photograph's EXIF data is not
     applied.
 
     Args:
-        size: Height and width of the pixels that leave.
+        size: Height and width of the result.
         channels: 1, 3 or 4.
         preprocessing: How images of another size are brought to it (`resize_image`).
             None: as a whole.
@@ -172,9 +167,9 @@ class Decoder:
             image_bytes: String tensor `(n,)`, a file each.
 
         Raises:
-            InvalidArgumentError: (when it runs) for no image; an image of another
-                format, of more than `max_pixels`, of no pixels; a damaged one; never a
-                part of one.
+            InvalidArgumentError: (when it runs) for no image, a file of another type,
+                an image of no pixels or more than `max_pixels`, a damaged or
+                incomplete file.
         """
         import tensorflow as tf
 
@@ -194,50 +189,40 @@ class Decoder:
         import tensorflow as tf
 
         name = tf.strings.join(["image ", tf.strings.as_string(number)])
-        fits = [
-            tf.reduce_any([tf.strings.substr(file, 0, len(magic)) == magic for magic in row.magic])
-            for row in FORMATS
-        ]
-        *others, last = [row.name for row in FORMATS]
-        file = ensure(tf.reduce_any(fits), file, name, f" is no {', '.join(others)} or {last}")
+        fits = [tf.strings.substr(file, 0, len(row.magic)) == row.magic for row in FILE_TYPES]
+        names = " or ".join(row.name for row in FILE_TYPES)
+        file = ensure(tf.reduce_any(fits), file, name, f" is no {names}")
         which = tf.argmax(tf.cast(fits, tf.int32), output_type=tf.int32)
-        file, canvas = tf.switch_case(
-            which, [functools.partial(_read_header, row, file, name) for row in FORMATS]
+        size = tf.switch_case(
+            which, [functools.partial(_read_size, row, file, name) for row in FILE_TYPES]
         )
-        canvas = tf.ensure_shape(canvas, [4])
-        height, width = canvas[0], canvas[1]
-        words = [
-            name,
-            " is ",
-            tf.strings.as_string(width),
-            " x ",
-            tf.strings.as_string(height),
-            " pixels",
-        ]
+        height, width = tf.unstack(tf.ensure_shape(size, [2]))
+        sides = (tf.strings.as_string(width), " x ", tf.strings.as_string(height))
+        words = [name, " is ", *sides, " pixels"]
         file = ensure((height > 0) & (width > 0), file, *words)
-        # A quotient, as a product could be too large for 64 bits.
+        # A quotient: the product could be too large for 64 bits.
         small = height <= self.max_pixels // tf.maximum(width, 1)
         file = ensure(small, file, *words, f"; at most {self.max_pixels} pixels are decoded")
         pixels = tf.switch_case(
-            which, [functools.partial(self._read, row, file, canvas) for row in FORMATS]
+            which, [functools.partial(self._read, row, file) for row in FILE_TYPES]
         )
         return resize_image(pixels, self.preprocessing, self.size)
 
-    def _read(self, row: Format, file, canvas):
+    def _read(self, row: FileType, file):
         """Return the pixels of a file at its own size, uint8 (height, width, channels)."""
         import tensorflow as tf
 
         if self.channels in row.channels:
-            pixels = row.decode(file, canvas, self.channels)
+            pixels = row.decode(file, self.channels)
         else:
-            pixels = _opaque(row.decode(file, canvas, 3))
+            pixels = _opaque(row.decode(file, 3))
         return tf.ensure_shape(pixels, [None, None, self.channels])
 
 
-def _read_header(row: Format, file, name):
+def _read_size(row: FileType, file, name):
     import tensorflow as tf
 
     for part, most in row.limits.items():
         pieces = tf.size(tf.strings.split(file, part, maxsplit=most + 1))
         file = ensure(pieces <= most + 1, file, name, f" is a {row.name} with too many parts")
-    return row.read_header(file, name)
+    return row.read_size(file)

@@ -1,5 +1,4 @@
-"""Runs an exported model as a server or a device would, in a process of its own, with
-no Keras to be had.
+"""Run an exported model as a server or a device does, without Keras.
 
 `python -P _replay.py RUNTIME MODEL INPUTS.npz OUTPUTS.npz` reads batches by name and
 writes `NAME/OUTPUT` for each output.
@@ -36,8 +35,7 @@ def _litert(path: str) -> Callable:
     return lambda images: serve(images=images)
 
 
-#: Name to the function from the path of a model to the function from its images to its outputs by
-#: name.
+#: Name to a function that loads a model and returns the function from images to named outputs.
 RUNTIMES = {"saved_model": _saved_model, "onnx": _onnx, "litert": _litert}
 
 

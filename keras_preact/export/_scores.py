@@ -1,6 +1,4 @@
-"""What a classifier computes, taken apart: the logits, and the function that turns them
-into probabilities.
-"""
+"""Find the logits of a classifier, and the function that turns them into probabilities."""
 
 import dataclasses
 
@@ -8,6 +6,7 @@ import keras
 import numpy as np
 
 from keras_preact.models.base import UnitNetwork
+from keras_preact.models.copies import changed_copy
 
 #: Name of an activation to its function on a NumPy array of logits in float64.
 PROBABILITIES = {
@@ -23,20 +22,18 @@ class Scores:
     """A classifier taken apart.
 
     Args:
-        model: Images to logits; its images have the channels last. It shares its layers
-            with the classifier, except where those want the channels first.
-        core: The same to logits and to features, the input of the last dense layer.
+        core: Images with the channels last to logits and to features, the input of the
+            last dense layer. It shares its layers with the classifier, unless that has
+            the channels first.
         probe: The classifier as it is: its own images to logits and its own output.
         activation: Key of `PROBABILITIES`.
-        output_is: What the classifier's own output is: `"logits"`, `"probabilities"`,
+        output_is: What the classifier's own output is: `"logits"`, `"probabilities"`
             or `"other"`.
         channels_first: Whether `probe` takes images with the channels first.
-        takes_pixels: Whether it starts with a layer that normalises pixels.
-        smallest_size: Of an image, where the size is not fixed, one that every network
-            takes.
+        takes_pixels: Whether a layer of the classifier normalises pixels.
+        smallest_size: Height and width of test images if the input has no fixed size.
     """
 
-    model: keras.Model
     core: keras.Model
     probe: keras.Model
     activation: str
@@ -47,12 +44,23 @@ class Scores:
 
     @property
     def classes(self) -> int:
-        return self.model.output_shape[-1]
+        return self.core.output_shape[0][-1]
+
+    @property
+    def input_shape(self) -> tuple[int | None, ...]:
+        """Shape of the images, without the batch."""
+        return self.core.input_shape[1:]
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one test image."""
+        *size, channels = self.input_shape
+        return (*(self.smallest_size if n is None else n for n in size), channels)
 
     @property
     def dtypes(self) -> set[str]:
-        """Names of the dtypes that its layers compute in."""
-        return {layer.compute_dtype for layer in self.model.layers} - {None}
+        """Names of the dtypes that the layers compute in."""
+        return {layer.compute_dtype for layer in self.core.layers} - {None}
 
 
 def take_apart(model: keras.Model) -> Scores:
@@ -78,7 +86,6 @@ def take_apart(model: keras.Model) -> Scores:
         )
     logits, activation, output_is = _find_logits(model)
     return Scores(
-        model=keras.Model(model.inputs[0], logits),
         core=_with_features(model.inputs[0], logits),
         probe=keras.Model(model.inputs[0], [logits, model.outputs[0]]),
         activation=activation,
@@ -101,7 +108,6 @@ def _of_unit_network(model: UnitNetwork) -> Scores:
     name = config["classifier_activation"]
     activation = name if name in PROBABILITIES else "softmax"
     return Scores(
-        model=keras.Model(exported.inputs[0], exported.logits),
         core=_with_features(exported.inputs[0], exported.logits),
         probe=keras.Model(model.inputs[0], [model.logits, model.outputs[0]]),
         activation=activation,
@@ -118,32 +124,21 @@ def _of_unit_network(model: UnitNetwork) -> Scores:
 
 def _channels_last(model: UnitNetwork) -> UnitNetwork:
     """Return the same network for images with the channels last, as clients have them
-    and every TensorFlow on a CPU needs.
+    and TensorFlow needs them on a CPU.
     """
     channels, *size = model.get_config()["input_shape"]
-    return _twin(model, input_shape=[*size, channels], data_format="channels_last")
+    return changed_copy(model, input_shape=[*size, channels], data_format="channels_last")
 
 
-def in_bfloat16(model: keras.Model) -> UnitNetwork:
-    """Return the same network computing in bfloat16, as training with `mixed_bfloat16`
-    does: logits in float32.
+def in_dtype(model: keras.Model, dtype: str, error: str) -> UnitNetwork:
+    """Return the same network with another dtype policy.
 
     Raises:
-        ValueError: for a model that is no network of this package.
+        ValueError: with `error`, for a model that is no network of this package.
     """
     if not isinstance(model, UnitNetwork):
-        raise ValueError(
-            "precision='bfloat16' is for the networks of this package: build another one with "
-            f"dtype='mixed_bfloat16', and export it as it is. Received: model={model!r}"
-        )
-    return _twin(model, dtype="mixed_bfloat16")
-
-
-def _twin(model: UnitNetwork, **changes) -> UnitNetwork:
-    """Return a network with the same weights and another configuration."""
-    twin = type(model).from_config(model.get_config() | changes)
-    twin.set_weights(model.get_weights())
-    return twin
+        raise ValueError(error)
+    return changed_copy(model, dtype=dtype)
 
 
 def _with_features(images, logits) -> keras.Model:
@@ -172,7 +167,7 @@ def _find_logits(model: keras.Model):
             return source, name, "probabilities"
     raise ValueError(
         "The model must end in a Dense layer whose output is the logits: one without activation, "
-        "with activation='softmax' or 'sigmoid', or with such an activation as the layer behind "
+        "with activation='softmax' or 'sigmoid', or with such an activation as the layer after "
         f"it. Received: a model that ends in {last!r}"
     )
 

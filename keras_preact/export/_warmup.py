@@ -1,26 +1,38 @@
-"""Warm-up requests: what a server runs on a version before the first client's request,
-in TensorFlow Serving's file.
+"""Warm-up requests, which a server runs on a version before the first client's request:
+a TFRecord of TensorFlow Serving's PredictionLog messages.
 
-A TFRecord of PredictionLog messages. TensorFlow has no code for them, and the few
-fields that it takes are encoded here: PredictionLog.predict_log (6), PredictLog.request
-(1), PredictRequest.model_spec (1) and .inputs (2), a map, whose entries are messages of
-key (1) and value (2), and ModelSpec.signature_name (3). The model's name is left out: a
-server runs the requests on the version that it loads, whatever its name.
+The model's name is left out: a server runs the requests on the version that it loads.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 
-#: Numbers of images that servers put requests together to, where an export names no others.
+#: Batch sizes of servers, unless an export names others.
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
 #: TensorFlow Serving does not load a version with more.
 MAX_REQUESTS = 1000
+
+
+def message() -> Any:
+    """Return an empty PredictionLog.
+
+    Raises:
+        ImportError: if tensorflow-serving-api is missing.
+    """
+    try:
+        from tensorflow_serving.apis import prediction_log_pb2
+    except ImportError as error:
+        raise ImportError(
+            "Warm-up requests need tensorflow-serving-api: pip install 'keras-preact[tf-serving]'"
+        ) from error
+    return prediction_log_pb2.PredictionLog()
 
 
 def write(version: Path, requests: Iterable[tuple[str, Mapping[str, np.ndarray]]]) -> None:
@@ -28,19 +40,24 @@ def write(version: Path, requests: Iterable[tuple[str, Mapping[str, np.ndarray]]
 
     Args:
         version: The folder of the SavedModel.
-        requests: Pairs of a signature's name and its inputs, arrays by name; strings as
-            arrays of objects. An array of equal values takes the room of one.
+        requests: Pairs of a signature's name and its inputs, arrays by name. Strings
+            are arrays of objects. An array of equal values needs the space of one.
 
     Raises:
-        ValueError: for more than 1000 requests; nothing is written.
+        ValueError: for more than 1000 requests. Nothing is written.
         OSError: if the file cannot be written.
+        ImportError: if tensorflow-serving-api is missing.
     """
     import tensorflow as tf
 
-    records = [
-        _encode(signature, inputs)
-        for signature, inputs in itertools.islice(requests, MAX_REQUESTS + 1)
-    ]
+    records = []
+    for signature, inputs in itertools.islice(requests, MAX_REQUESTS + 1):
+        log = message()
+        request = log.predict_log.request
+        request.model_spec.signature_name = signature
+        for name, array in inputs.items():
+            request.inputs[name].CopyFrom(_tensor(np.asarray(array)))
+        records.append(log.SerializeToString())
     if len(records) > MAX_REQUESTS:
         raise ValueError(
             f"`requests` must hold at most {MAX_REQUESTS}: TensorFlow Serving loads no more. "
@@ -57,111 +74,43 @@ def write(version: Path, requests: Iterable[tuple[str, Mapping[str, np.ndarray]]
 
 
 def read(version: Path) -> list[tuple[str, dict[str, np.ndarray]]]:
-    """Return the warm-up requests of a version, [] if it has none; strings are arrays
+    """Return the warm-up requests of a version, [] if it has none. Strings are arrays
     of objects, which are bytes.
 
     Raises:
-        ValueError: if the file is damaged, or holds other than requests of this kind.
+        ValueError: if the file is damaged, or holds other requests.
+        ImportError: if tensorflow-serving-api is missing.
     """
-    import tensorflow as tf
-    from google.protobuf.message import DecodeError
-
     path = version / FILE
     if not path.exists():
         return []
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    requests = []
     try:
-        return [
-            _decode(record) for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator()
-        ]
-    except (tf.errors.DataLossError, LookupError, TypeError, ValueError, DecodeError) as error:
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            log = message()
+            log.ParseFromString(record)
+            if not log.HasField("predict_log"):
+                raise ValueError("no Predict request")
+            request = log.predict_log.request
+            inputs = {name: tf.make_ndarray(value) for name, value in request.inputs.items()}
+            requests.append((request.model_spec.signature_name, inputs))
+    except (tf.errors.DataLossError, TypeError, ValueError, DecodeError) as error:
         raise ValueError(
             "The warm-up requests cannot be read: one is damaged, or is no Predict request"
         ) from error
+    return requests
 
 
-def _encode(signature: str, inputs: Mapping[str, np.ndarray]) -> bytes:
-    entries = [
-        _field(2, _field(1, name.encode()) + _field(2, _tensor(array)))
-        for name, array in inputs.items()
-    ]
-    request = _field(1, _field(3, signature.encode())) + b"".join(entries)
-    return _field(6, _field(1, request))
-
-
-def _decode(record: bytes) -> tuple[str, dict[str, np.ndarray]]:
-    import tensorflow as tf
-
-    [log] = _fields(record)[6]
-    [request] = _fields(log)[1]
-    fields = _fields(request)
-    [spec] = fields[1]
-    [signature] = _fields(spec)[3]
-    inputs = {}
-    for entry in map(_fields, fields.get(2, [])):
-        [name], [value] = entry[1], entry[2]
-        tensor = tf.make_tensor_proto(0)
-        tensor.ParseFromString(value)
-        inputs[name.decode()] = tf.make_ndarray(tensor)
-    return signature.decode(), inputs
-
-
-def _tensor(array: np.ndarray) -> bytes:
-    """Return a TensorProto. A reader fills up from the last value that is there: of
-    equal values, one is enough.
+def _tensor(array: np.ndarray) -> Any:
+    """Return a TensorProto. Readers repeat the last value: of equal values one is
+    enough.
     """
     import tensorflow as tf
 
-    array = np.asarray(array)
-    if array.size > 1 and _constant(array):
-        return tf.make_tensor_proto(
-            array.flat[0], dtype=array.dtype, shape=array.shape
-        ).SerializeToString()
-    return tf.make_tensor_proto(
-        array, dtype=tf.string if array.dtype == object else None
-    ).SerializeToString()
-
-
-def _constant(array: np.ndarray) -> bool:
-    if array.dtype == object:
-        return all(value == array.flat[0] for value in array.flat)
-    values = np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8)  # the bits: 0.0 equals -0.0
-    return bool((values == values[0]).all())
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """Return a field of a message that has a length: bytes, a string or a message."""
-    return bytes([number << 3 | 2, *_varint(len(content))]) + content
-
-
-def _varint(value: int) -> Iterator[int]:
-    """Give seven bits a byte, the lowest first; the eighth says that more come."""
-    while value > 127:
-        yield value & 127 | 128
-        value >>= 7
-    yield value
-
-
-def _fields(message: bytes) -> dict[int, list[bytes]]:
-    """Return the fields of a message, all of which have a length, by number."""
-    fields: dict[int, list[bytes]] = {}
-    position = 0
-
-    def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = message[position]
-            position += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    while position < len(message):
-        number, wire_type = divmod(varint(), 8)
-        length = varint()
-        if wire_type != 2 or length > len(message) - position:
-            raise ValueError("cut short, or not a field with a length")
-        fields.setdefault(number, []).append(message[position : position + length])
-        position += length
-    return fields
+    dtype = tf.string if array.dtype.kind in "OSU" else array.dtype
+    if array.size > 1 and (array == array.flat[0]).all():
+        return tf.make_tensor_proto(array.flat[0], dtype=dtype, shape=array.shape)
+    return tf.make_tensor_proto(array, dtype=dtype)

@@ -1,7 +1,6 @@
 """`kp.export.save`: a trained classifier as a SavedModel that TensorFlow alone loads."""
 
 import datetime
-import errno
 import importlib.metadata
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +11,7 @@ import keras
 import numpy as np
 
 from keras_preact import _checks
-from keras_preact.export import _accuracy, _check, _children, _directory, _graph, _scores, _warmup
-from keras_preact.export._children import ExportError
+from keras_preact.export import _check, _children, _directory, _graph, _scores, _warmup
 from keras_preact.export._images import MAX_PIXELS
 from keras_preact.preprocessing import Preprocessing
 
@@ -40,66 +38,65 @@ def save(
     """Write a new version of a served model: `DIRECTORY/VERSION/`, a SavedModel, and
     `DIRECTORY/model_card.json`.
 
-    The SavedModel holds every weight once, changes none, gives float32 whatever the
-    network computes in, takes any number of images, and loads with TensorFlow alone.
-    Its signatures:
+    The SavedModel holds every weight once, returns float32 whatever the network
+    computes in, takes any number of images, and loads with TensorFlow alone. Its
+    signatures:
 
     - `serving_default`: from `images`, float32 `(batch, height, width, channels)` with
-      the sizes of the model's input (free where that has None), or `(batch, features)`,
-      to `logits` and `probabilities`, both `(batch, classes)`. The channels stand last
-      in a model with `data_format="channels_first"` too. The images are pixels from 0
-      to 255 if the model has its `preprocessing` layer.
-    - `features`: from `images` to `features`, `(batch, width)`, what the classifier
-      reads.
-    - `predict_bytes`: from `image_bytes`, PNG, JPEG or GIF files, a string each, to
-      `classes` (names), `scores` and `indices` of the most probable, `(batch, top_k)`.
-      The files are decoded, brought to the model's size as `preprocessing` says, and
-      normalised. It is left out for models of other things than images of 1, 3 or 4
-      channels, and where nothing says what size they want or how pixels are normalised
-      (a model without its own layer for it, exported without `preprocessing`).
+      the sizes of the model's input (free if that has None), or `(batch, features)`, to
+      `logits` and `probabilities`, both `(batch, classes)`. The channels are last even
+      for a model with `data_format="channels_first"`. The images are pixels from 0 to
+      255 if the model has its `preprocessing` layer.
+    - `features`: from `images` to `features`, `(batch, width)`, the classifier's input.
+    - `predict_bytes`: from `image_bytes`, PNG or JPEG files as strings, to `classes`
+      (names), `scores` and `indices` of the most probable, `(batch, top_k)`. The files
+      are decoded, resized as `preprocessing` says, and normalised. The signature exists
+      only for images of 1, 3 or 4 channels, and if the size and the normalisation are
+      known (from the model's own layer or from `preprocessing`).
 
-    Images of another size, no image, values that are not finite, damaged files and
-    files of more than `max_image_pixels` end in an error. Requests in
+    Images of another size, an empty batch, values that are not finite, damaged files
+    and files of more than `max_image_pixels` raise an error. Requests in
     `assets.extra/tf_serving_warmup_requests` warm up a server for every signature and
-    batch size.
+    batch size; writing them needs `pip install 'keras-preact[tf-serving]'`.
 
-    Before the new version can be seen, a process in which Keras cannot be imported runs
-    it, and its outputs are compared with the model's. It then appears complete, in one
-    step; after any failure everything is as it was before.
+    A process without Keras runs the new version, and its outputs are compared with the
+    model's. Then the version appears in one step. After a failure everything is as
+    before.
 
     Args:
         model: A `ResidualNetwork` with its classifier, or a functional or sequential
-            model that ends in a Dense layer (with a softmax or sigmoid, or without).
-            Its backend may be any; nothing in it is changed.
-        directory: Such as `saved_models/NAME`; versions that it has already stay.
+            model that ends in a Dense layer (with a softmax or sigmoid, or without), on
+            any backend. It stays as it is.
+        directory: Folder of the model, such as `saved_models/NAME`. Its other versions
+            stay.
         classes: A name for each output.
-        preprocessing: What files of images go through; kept in the card.
-        run: What is known of the training; kept in the card.
-        metrics: Kept in the card.
-        version: A number that is not taken. None: one more than the highest.
-        top_k: Classes that `predict_bytes` answers with; all, where there are fewer.
-        batch_sizes: Of the warm-up requests, and what servers put batches together to.
-        max_image_pixels: Larger image files are not decoded.
-        fold_batch_norm: Whether batch normalisations are folded into the convolutions
-            and dense layers in front of them. The SavedModel's variables are then not
-            those of the model.
+        preprocessing: How image files become the network's input. Kept in the card.
+        run: Description of the training for the card.
+        metrics: Metrics for the card.
+        version: Number of the version. None: the highest plus one.
+        top_k: Number of classes that `predict_bytes` returns, at most all.
+        batch_sizes: Batch sizes of the warm-up requests, and of servers.
+        max_image_pixels: Largest number of pixels of an image file.
+        fold_batch_norm: Whether to fold batch normalisations into the convolutions and
+            dense layers before them. The SavedModel's variables then differ from the
+            model's.
         precision: `"float32"`: as the model computes. `"bfloat16"`: convolutions in 16
-            bits, which CPUs with AMX do several times faster; needs `validation_data`.
-        validation_data: Images, as `model` takes them, and labels `(n,)`: on these the
-            SavedModel in bfloat16 must be about as accurate as the model. Both
-            accuracies are kept in the card.
-        max_accuracy_loss: What it may lose, as a share of the images.
+            bits, several times faster on CPUs with AMX; needs `validation_data`.
+        validation_data: Images, as `model` takes them, and labels `(n,)`. On these the
+            accuracy in bfloat16 is compared with the model's. Kept in the card.
+        max_accuracy_loss: Largest allowed loss of accuracy, as a share of 1.
 
     Returns:
         The path of the version.
 
     Raises:
         ValueError: for a model without logits or with outputs that are not finite,
-            class names that do not fit, a version that is taken (the message names the
-            next free one).
-        OSError: if there is no room for it, or no permission.
-        ExportError: if the SavedModel cannot be written, gives other outputs than the
-            model, or loses accuracy.
+            wrong class names, a version that exists (the message names the next free
+            one).
+        ImportError: if tensorflow-serving-api is missing.
+        OSError: if the disk is full, or without permission.
+        ExportError: if the SavedModel cannot be written, its outputs differ from the
+            model's, or it loses accuracy.
 
     Example:
 
@@ -119,22 +116,41 @@ def save(
     _checks.positive_int(top_k, "top_k")
     _checks.positive_int(max_image_pixels, "max_image_pixels")
     sizes = _check_batch_sizes(batch_sizes)
+    _warmup.message()  # before the work, if its package is missing
     scores, reference = _scores.take_apart(model), None
     if precision == "bfloat16":
-        reference = _accuracy.Reference.of(scores, validation_data, max_accuracy_loss)
-        scores = _scores.take_apart(_scores.in_bfloat16(model))
+        reference = _check.Reference.of(scores, validation_data, max_accuracy_loss)
+        scores = _scores.take_apart(
+            _scores.in_dtype(
+                model,
+                "mixed_bfloat16",
+                "precision='bfloat16' is for the networks of this package: build another one with "
+                f"dtype='mixed_bfloat16', and export it as it is. Received: model={model!r}",
+            )
+        )
     names = check_classes(classes, scores.classes)
     _directory.check_version(directory, version)
-    plan = _plan(scores, names, preprocessing, top_k, max_image_pixels, fold_batch_norm)
-    card = _card(model, scores, plan, run, metrics)
-    card = (
-        {"name": directory.resolve().name, "version": version}
-        | card
-        | {"batch_sizes": sizes, "precision": precision}
+    if isinstance(preprocessing, Mapping):
+        preprocessing = Preprocessing(**preprocessing)
+    plan = _graph.Plan(
+        activation=scores.activation,
+        fold=fold_batch_norm,
+        classes=tuple(names),
+        size=_size_of_files(scores, preprocessing),
+        preprocessing=preprocessing,
+        takes_pixels=scores.takes_pixels,
+        max_pixels=max_image_pixels,
+        top_k=min(top_k, len(names)),
     )
+    card = {"name": directory.resolve().name, "version": version}
+    card |= _card(model, scores, plan, run, metrics)
+    card |= {"batch_sizes": sizes, "precision": precision}
     with _children.naming(directory), _directory.workshop(directory) as temporary:
         path = temporary / "version"
-        _write(scores, plan, path)
+        _graph.write(scores.core, plan, path)
+        for name in ("assets", "assets.extra"):
+            (path / name).mkdir(exist_ok=True)
+        path.chmod(0o755)
         card["check"] = _check.compare(scores, path, temporary)
         if reference is not None:
             card["check"]["accuracy"] = reference.compare(path, temporary)
@@ -153,47 +169,33 @@ def _check_batch_sizes(sizes: Sequence[int]) -> list[int]:
     return list(sizes)
 
 
-def _plan(
-    scores: _scores.Scores, classes, preprocessing, top_k: int, max_pixels: int, fold: bool
-) -> _graph.Plan:
-    if isinstance(preprocessing, Mapping):
-        preprocessing = Preprocessing(**preprocessing)
-    shape = scores.model.input_shape
-    size = None
-    if (
-        len(shape) == 4
-        and shape[3] in (1, 3, 4)
-        and (scores.takes_pixels or preprocessing is not None)
-    ):
-        if preprocessing is not None and len(preprocessing.mean) not in (1, shape[3]):
-            raise ValueError(
-                f"`preprocessing` must hold a mean and a std for each of the model's {shape[3]} "
-                f"channels. Received: {preprocessing}"
-            )
-        if None not in shape[1:3]:
-            size = shape[1:3]
-        elif preprocessing is not None:
-            size = (preprocessing.size, preprocessing.size)
-    return _graph.Plan(
-        activation=scores.activation,
-        classes=classes,
-        size=size,
-        preprocessing=preprocessing,
-        takes_pixels=scores.takes_pixels,
-        max_pixels=max_pixels,
-        top_k=min(top_k, len(classes)),
-        fold=fold,
-    )
+def _size_of_files(
+    scores: _scores.Scores, preprocessing: Preprocessing | None
+) -> tuple[int, int] | None:
+    """Return the height and width that image files are resized to. None: the model does
+    not take image files.
+    """
+    shape = scores.input_shape
+    if len(shape) != 3 or shape[2] not in (1, 3, 4):
+        return None
+    if preprocessing is None:
+        return shape[:2] if scores.takes_pixels and None not in shape else None
+    if len(preprocessing.mean) not in (1, shape[2]):
+        raise ValueError(
+            f"`preprocessing` must hold a mean and a std for each of the model's {shape[2]} "
+            f"channels. Received: {preprocessing}"
+        )
+    return (preprocessing.size, preprocessing.size) if None in shape else shape[:2]
 
 
 def _requests(
     scores: _scores.Scores, plan: _graph.Plan, batch_sizes: list[int]
 ) -> Iterator[tuple[str, dict]]:
-    """Return a request of every signature for every batch size, of black images."""
+    """Return a request for every signature and batch size, of black images."""
     import tensorflow as tf
 
-    *size, channels = scores.model.input_shape[1:]
-    shape = (*(plan.size or [scores.smallest_size if n is None else n for n in size]), channels)
+    *size, channels = scores.sample_shape
+    shape = (*(plan.size or size), channels)
     for n in batch_sizes:
         for signature in (_graph.SERVING_DEFAULT, _graph.FEATURES):
             yield signature, {"images": np.zeros((n, *shape), "float32")}
@@ -202,35 +204,11 @@ def _requests(
             yield _graph.PREDICT_BYTES, {"image_bytes": np.array([file] * n, object)}
 
 
-def _write(scores: _scores.Scores, plan: _graph.Plan, path: Path) -> None:
-    """Write the SavedModel to `path`."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        try:
-            _graph.write(scores.core, plan, path)
-        except tf.errors.OpError as error:
-            words = _children.no_room(error)
-            if words:
-                raise OSError(errno.ENOSPC, words) from error
-            raise ExportError(
-                f"TensorFlow could not write the SavedModel: {error.message}"
-            ) from error
-    else:
-        doing = "Writing the SavedModel with Keras on TensorFlow"
-        _children.hand_over(
-            scores.core, _graph.__name__, [plan.to_json(), str(path)], path.parent, doing
-        )
-    for name in ("assets", "assets.extra"):
-        (path / name).mkdir(exist_ok=True)
-    path.chmod(0o755)
-
-
 def check_classes(classes: Sequence[str], outputs: int) -> list[str]:
     """Return the names of the classes as a list.
 
     Raises:
-        ValueError: if they are not one name of its own for each of so many outputs.
+        ValueError: if they are not a unique name for each output.
     """
     names = list(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
@@ -245,19 +223,19 @@ def check_classes(classes: Sequence[str], outputs: int) -> list[str]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(
-            f"Every class must have a name of its own. Received: {', '.join(map(repr, twice))} "
+            f"Every class must have a unique name. Received: {', '.join(map(repr, twice))} "
             "more than once"
         )
     return names
 
 
 def _card(model, scores: _scores.Scores, plan: _graph.Plan, run, metrics) -> dict[str, Any]:
-    """Return what the card holds of model and training, as JSON can hold it."""
+    """Return the card's description of model and training, as JSON can hold it."""
     trainable = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
     total = model.count_params()
     card = {
         "exported_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "classes": plan.classes,
+        "classes": list(plan.classes),
         "preprocessing": plan.preprocessing and plan.preprocessing.to_dict(),
         "pixels": plan.takes_pixels,
         "max_image_pixels": plan.max_pixels,
@@ -282,11 +260,8 @@ def _card(model, scores: _scores.Scores, plan: _graph.Plan, run, metrics) -> dic
 
 
 def _signatures(scores: _scores.Scores, plan: _graph.Plan) -> dict[str, dict]:
-    images = {"images": _tensor("float32", *scores.model.input_shape[1:])}
-    classes, features = (
-        _tensor("float32", scores.classes),
-        _tensor("float32", scores.core.output_shape[1][-1]),
-    )
+    images = {"images": _tensor("float32", *scores.input_shape)}
+    classes, features = (_tensor("float32", shape[-1]) for shape in scores.core.output_shape)
     signatures = {
         _graph.SERVING_DEFAULT: {
             "inputs": images,
@@ -308,7 +283,7 @@ def _tensor(dtype: str, *shape) -> dict:
 
 
 def _plain(value):
-    """Turn what JSON does not know into what it does."""
+    """Return a value as JSON can hold it."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, np.generic | np.ndarray):

@@ -1,10 +1,9 @@
-"""State files: the names and arrays of a network's weights, as other libraries write
-them; nothing in them is executed.
+"""Read and write state files: the names and arrays of a network's weights, as other
+libraries write them. Nothing in them is executed.
 """
 
 import argparse
 import os
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -14,31 +13,35 @@ from typing import Any
 
 import numpy as np
 
+from keras_preact import atomic
+
 State = dict[str, np.ndarray]
 
-#: Under which of its keys a training checkpoint holds the weights, the first that is there:
-#: averaged ones first, as in timm.
+#: Keys of a training checkpoint that may hold the weights. The first one found is read: averaged
+#: weights first, as in timm.
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
-#: What torch.nn.DataParallel and torch.compile put in front of all names.
+#: Prefixes that torch.nn.DataParallel and torch.compile add to all names.
 WRAPPERS = ("module.", "_orig_mod.")
+#: Number of updates of a batch normalisation in Torch. No network computes with it.
+COUNTER = "num_batches_tracked"
 
 
 def read_state(path: str | os.PathLike) -> State:
     """Read a file of weights.
 
     Args:
-        path: A .safetensors, .npz, .pth, .pt or .bin file; the last three are Torch's,
-            and need torch. A training checkpoint may hold the weights beside other
-            things, as `state_dict`, `model`, or averaged as `state_dict_ema`.
+        path: A .safetensors, .npz, .pth, .pt or .bin file; the last three need torch. A
+            training checkpoint may hold the weights as `state_dict`, `model`, or
+            averaged as `state_dict_ema`.
 
     Returns:
         Name to array, without the `module.` of torch.nn.DataParallel and the
         `_orig_mod.` of torch.compile. Half-precision values are float32.
 
     Raises:
-        ValueError: for a path that is no such file, and for one that is damaged or
-            holds other Python objects than arrays.
-        ImportError: where safetensors or torch is missing.
+        ValueError: for another path, a damaged file, and one with other Python objects
+            than arrays.
+        ImportError: if safetensors or torch is missing.
 
     Example:
 
@@ -46,8 +49,9 @@ def read_state(path: str | os.PathLike) -> State:
     >>> import numpy as np
     >>> import keras_preact as kp
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     kp.weights.write_state(pathlib.Path(folder, "w.safetensors"), {"fc.bias": np.zeros(2, "float32")})
-    ...     kp.weights.read_state(pathlib.Path(folder, "w.safetensors"))
+    ...     path = pathlib.Path(folder, "w.safetensors")
+    ...     kp.weights.write_state(path, {"fc.bias": np.zeros(2, "float32")})
+    ...     kp.weights.read_state(path)
     {'fc.bias': array([0., 0.], dtype=float32)}
     """
     path = Path(path)
@@ -65,7 +69,7 @@ def read_state(path: str | os.PathLike) -> State:
 
 
 def write_state(path: str | os.PathLike, state: Mapping[str, np.ndarray]) -> None:
-    """Write weights to a .safetensors file, whole or not at all; a file that is there
+    """Write weights to a .safetensors file, completely or not at all. An existing file
     is replaced.
 
     Args:
@@ -75,7 +79,7 @@ def write_state(path: str | os.PathLike, state: Mapping[str, np.ndarray]) -> Non
     Raises:
         ValueError: for another ending, and arrays of anything but numbers.
         OSError: if it cannot be written.
-        ImportError: where safetensors is missing.
+        ImportError: if safetensors is missing.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -87,18 +91,32 @@ def write_state(path: str | os.PathLike, state: Mapping[str, np.ndarray]) -> Non
             f"Weights are arrays of numbers. Received: {others[0]!r} of the type "
             f"{dense[others[0]].dtype}"
         )
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
+    with atomic.replacing(path) as temporary:
         try:
             safetensors.numpy.save_file(dense, temporary, metadata={"format": "pt"})
-        except safetensors.SafetensorError as error:  # what its writer makes of a full disk
+        except safetensors.SafetensorError as error:  # for example when the disk is full
             raise OSError(f"Cannot write {path}: {error}") from error
-        temporary.chmod(0o644)  # mkstemp makes private files
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+def torch_state(source: str | os.PathLike | Mapping[str, Any]) -> State:
+    """Return the weights in a file, or in a mapping of names to arrays or Torch's
+    tensors, without counters.
+    """
+    if isinstance(source, str | os.PathLike):
+        state = read_state(source)
+    elif isinstance(source, Mapping):
+        state = {name: as_array(value) for name, value in source.items()}
+    else:
+        raise ValueError(
+            f"`source` must be a file or a mapping of names to arrays. Received: source={source!r}"
+        )
+    return {name: array for name, array in state.items() if name.rsplit(".", 1)[-1] != COUNTER}
+
+
+def with_counters(state: State) -> State:
+    """Return weights with counters of 0 for Torch's batch normalisations."""
+    prefixes = [name.removesuffix("running_var") for name in state if name.endswith(".running_var")]
+    return state | {prefix + COUNTER: np.zeros((), "int64") for prefix in prefixes}
 
 
 def _safetensors():
@@ -182,9 +200,7 @@ def _read_torch(path: Path) -> State:
 
 
 def _state_within(content: Any) -> Mapping:
-    """Return the mapping of names to tensors in what a file holds; an empty one where
-    there is no mapping at all.
-    """
+    """Return the mapping of names to tensors in a file's content, or an empty one."""
     if not isinstance(content, Mapping):
         return {}
     for key in NESTED:
@@ -194,8 +210,8 @@ def _state_within(content: Any) -> Mapping:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """Return an array for an array or a tensor of Torch's; NumPy has no bfloat16, so
-    that fractions are float32.
+    """Return an array for an array or a tensor of Torch's. Fractions are float32: NumPy
+    has no bfloat16.
     """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
@@ -203,7 +219,7 @@ def as_array(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-#: Ending to what reads such a file.
+#: Ending of a file to its reader.
 READERS: Mapping[str, Callable[[Path], State]] = MappingProxyType(
     {
         ".safetensors": _read_safetensors,
@@ -222,9 +238,7 @@ def _unwrapped(name: str) -> str:
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """Return an array in one of NumPy's own types, of at least 32 bits where it holds
-    fractions.
-    """
+    """Return an array in one of NumPy's own types, with at least 32 bits for fractions."""
     return (
         array
         if array.dtype.kind in "iub" or array.dtype in ("float32", "float64")

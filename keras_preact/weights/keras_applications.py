@@ -1,12 +1,12 @@
-"""keras.applications' ResNet50V2, 101V2 and 152V2, and their files, as networks of
-ours, and back.
+"""keras.applications' ResNet50V2, 101V2 and 152V2: weights from and to them and their
+files.
 """
 
 import os
 import pathlib
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,30 +16,37 @@ from keras import ops
 
 from keras_preact import arrangements
 from keras_preact.models.imagenet import DEPTHS
-from keras_preact.models.network import ResidualNetwork, Stage
-from keras_preact.weights import layout, structure, transfer
+from keras_preact.models.network import ResidualNetwork
+from keras_preact.weights import layout
+from keras_preact.weights.family import Family, in_format, some, stages
 
-#: Their names. Every convolution that no normalisation stands behind has a bias.
-LAYOUT = layout.Layout(
-    network=MappingProxyType(
-        {"stem_conv": "conv1_conv", "head_norm": "post_bn", "head_classifier": "predictions"}
+#: Every convolution without a normalisation after it has a bias.
+FAMILY = Family(
+    title="keras.applications' ResNetV2",
+    layout=layout.Layout(
+        network={
+            "stem_conv": "conv1_conv",
+            "head_norm": "post_bn",
+            "head_classifier": "predictions",
+        },
+        unit=layout.unit_names("_preact_bn _1_conv _1_bn _2_conv _2_bn _3_conv _0_conv"),
+        unit_name=lambda stage, unit: f"conv{stage + 1}_block{unit}",
+        leaves=layout.KERAS_LEAVES,
     ),
-    unit=MappingProxyType(
+    unit=re.compile(r"conv(\d+)_block(\d+)_2_conv/"),
+    options=MappingProxyType(
         {
-            "branch/norm_0": "_preact_bn",
-            "branch/conv_1": "_1_conv",
-            "branch/norm_1": "_1_bn",
-            "branch/conv_2": "_2_conv",
-            "branch/norm_2": "_2_bn",
-            "branch/conv_3": "_3_conv",
-            "projection/conv": "_0_conv",
+            "arrangement": arrangements.RAW_STEM,
+            "stem": "7x7_zero_padded",
+            "stride_on": "3x3",
+            "use_bias": "unless_norm",
+            "normalization": keras.layers.BatchNormalization(momentum=0.99, epsilon=1.001e-5),
         }
     ),
-    unit_name=lambda stage, unit: f"conv{stage + 1}_block{unit}",
-    leaves=layout.KERAS_LEAVES,
+    strided_unit="last",
 )
 
-#: Of their stages.
+#: Widths of the stages.
 FILTERS = (64, 128, 256, 512)
 
 #: Depth to their class.
@@ -55,34 +62,9 @@ _LAYERS = re.compile(
     r"conv1_(pad|conv)|pool1_(pad|pool)|conv\d+_block\d+_(preact_bn|preact_relu|0_conv|[123]_(conv|bn|relu|pad)|out)"
     r"|max_pooling2d(_\d+)?|post_(bn|relu)|avg_pool|max_pool|predictions"
 )
-_UNIT = re.compile(r"conv(\d+)_block(\d+)_2_conv/kernel")
 
-#: Names and values of weights, and what else is known of the source: options of `ResidualNetwork`.
+#: Names and values of weights, and options of `ResidualNetwork` read from the source.
 Read = tuple[dict[str, np.ndarray], dict[str, Any]]
-
-
-def recipe() -> dict[str, Any]:
-    """Return the options of `ResidualNetwork` that make it compute what their networks
-    do.
-    """
-    return {
-        "arrangement": arrangements.RAW_STEM,
-        "stem": "7x7_zero_padded",
-        "stride_on": "3x3",
-        "use_bias": "unless_norm",
-        "normalization": keras.layers.BatchNormalization(momentum=0.99, epsilon=1.001e-5),
-    }
-
-
-def stages(filters: Sequence[int], units: Sequence[int]) -> list[Stage]:
-    """Return stages as theirs are: the last unit of each has the stride, and the last
-    stage has none.
-    """
-    last = len(units) - 1
-    return [
-        Stage(width, depth, 1 if s == last else 2, "last")
-        for s, (width, depth) in enumerate(zip(filters, units, strict=True))
-    ]
 
 
 def from_keras_applications(
@@ -92,18 +74,17 @@ def from_keras_applications(
     classes: int | None = None,
     **options,
 ) -> ResidualNetwork:
-    """Make a ResNetV2 of keras.applications into a network of ours that computes the
-    same.
+    """Convert a ResNetV2 of keras.applications to a network that computes the same.
 
     Args:
         source: The model, or a file of one (`.keras`, `.h5`), or of its weights alone
             (`.weights.h5`, and the `.h5` that keras.applications downloads).
-        input_shape: None: the model's; 224 x 224 for a file of weights. With other
+        input_shape: None: the model's; 224 x 224 for a file of weights. For other
             channels the stem's kernel is adapted, see `load`.
-        classes: Of the classifier; where they are not the source's, it starts anew.
-            None: the source's.
-        **options: Of `ResidualNetwork`, such as `stacked=True`, `output_stride=8` or
-            `include_top=False`.
+        classes: Number of classes. Another number than the source's gets a new
+            classifier. None: the source's.
+        **options: Options of `ResidualNetwork`, such as `stacked=True`,
+            `output_stride=8` or `include_top=False`.
 
     Raises:
         ValueError: for a model or a file that is not of a ResNetV2.
@@ -121,47 +102,35 @@ def from_keras_applications(
     state, found = (
         _of_model(source) if isinstance(source, keras.Model) else _of_file(pathlib.Path(source))
     )
-    rows = _stages(state)
-    known = "predictions/kernel" in state
-    given = recipe() | found | {"include_top": known or classes is not None} | options
-    theirs_classes = state["predictions/kernel"].shape[-1] if known else 1000
-    if not given["include_top"]:
-        state = {
-            name: value for name, value in state.items() if not name.startswith("predictions/")
-        }
-    channels, stem_filters = state["conv1_conv/kernel"].shape[2:]
-    theirs = found.get("input_shape", (224, 224, channels))
-    own = structure.in_format(
-        theirs, found.get("data_format", "channels_last"), given.get("data_format")
+    if "conv1_conv/kernel" not in state or not any(map(FAMILY.unit.match, state)):
+        raise ValueError(
+            "The source holds no ResNetV2 of keras.applications, with layers such as conv1_conv "
+            f"and conv2_block1_2_conv. Received: {len(state)} weights, {some(state)}"
+        )
+    structure = FAMILY.structure(state)
+    shape = in_format(
+        found.pop("input_shape", (224, 224, structure.channels)),
+        found.get("data_format", "channels_last"),
+        "channels_last",
     )
-    given |= {
-        "input_shape": own if input_shape is None else input_shape,
-        "classes": classes or theirs_classes,
-    }
-    model = ResidualNetwork(rows, block="bottleneck", stem_filters=stem_filters, **given)
-    transfer.load(
-        model,
-        state,
-        LAYOUT.entries([row.units for row in rows]),
-        new_classifier=not known and classes is not None,
+    return FAMILY.build(
+        structure, state, input_shape=input_shape, classes=classes, shape=shape, **found | options
     )
-    return model
 
 
 def to_keras_applications(model: ResidualNetwork) -> keras.Model:
-    """Make a network of ours into keras.applications' ResNet50V2, ResNet101V2 or
-    ResNet152V2, which computes the same.
+    """Convert a network to keras.applications' ResNet50V2, ResNet101V2 or ResNet152V2.
 
     Args:
-        model: From `from_keras_applications` or `kp.applications`, or of equal
+        model: From `from_keras_applications` or `kp.applications`, or of the same
             structure; stacked or not, trained or not.
 
     Returns:
         Their model, of the same name, in Keras' image data format and dtype policy.
 
     Raises:
-        ValueError: for a network that does not compute what one of theirs does; the
-            message holds the options that differ.
+        ValueError: for a network that does not compute what theirs does. The message
+            holds the options that differ.
 
     Example:
 
@@ -170,15 +139,13 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
     >>> kp.weights.to_keras_applications(ours).get_layer("conv5_block3_out").output.shape
     (None, 2, 2, 2048)
     """
-    structure.check_computes_as(model, recipe(), "keras.applications' ResNetV2")
-    config, own = model.get_config(), structure.stages(model)
-    standard = {
-        depth: stages(FILTERS, units) for depth, (_, units) in DEPTHS.items() if depth in CLASSES
-    }
-    depth = next((depth for depth, rows in standard.items() if rows == own), None)
+    FAMILY.check(model)
+    config, own = model.get_config(), stages(model)
+    depths = (depth for depth in CLASSES if FAMILY.stages(FILTERS, DEPTHS[depth][1]) == own)
+    depth = next(depths, None)
     if config["include_top"] and config["pooling"] == "max":
         raise ValueError(
-            "keras.applications' ResNetV2 have average pooling in front of a classifier. "
+            "keras.applications' ResNetV2 have average pooling before a classifier. "
             "Received: pooling='max'"
         )
     if depth is None or (config["block"], config["stem_filters"]) != ("bottleneck", 64):
@@ -191,16 +158,14 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
     theirs = CLASSES[depth](
         weights=None,
         include_top=config["include_top"],
-        # as `input_shape` it would have to be fixed, and of 32 pixels at least; but this makes a
-        # model of a list of inputs
-        input_tensor=keras.Input(
-            structure.in_format(config["input_shape"], config["data_format"], None)
-        ),
+        # As `input_shape` it would have to be fixed, and of 32 pixels at least. But this makes a
+        # model with a list of inputs.
+        input_tensor=keras.Input(in_format(config["input_shape"], config["data_format"], None)),
         pooling=config["pooling"],
         classes=config["classes"],
         classifier_activation=keras.activations.get(config["classifier_activation"]),
     )
-    state = transfer.extract(model, LAYOUT.entries([row.units for row in own]))
+    state = FAMILY.extract(model)
     for name, weight in _weights(theirs).items():
         weight.assign(state[name])
     return keras.Model(theirs.inputs[0], theirs.outputs[0], name=model.name)
@@ -210,24 +175,6 @@ def _weights(model: keras.Model) -> dict[str, keras.Variable]:
     return {
         f"{layer.name}/{weight.name}": weight for layer in model.layers for weight in layer.weights
     }
-
-
-def _stages(state: Mapping[str, np.ndarray]) -> list[Stage]:
-    """Return the stages of their network with these weights."""
-    found: dict[int, dict[int, int]] = {}
-    for name, value in state.items():
-        if match := _UNIT.fullmatch(name):
-            found.setdefault(int(match[1]), {})[int(match[2])] = value.shape[-1]
-    if not found or "conv1_conv/kernel" not in state:
-        raise ValueError(
-            "The source holds no ResNetV2 of keras.applications, with layers such as conv1_conv "
-            f"and conv2_block1_2_conv. Received: {len(state)} weights, "
-            f"{', '.join(list(state)[: transfer.SHOWN]) or 'none'}"
-        )
-    return stages(
-        [units[min(units)] for _, units in sorted(found.items())],
-        [len(units) for _, units in sorted(found.items())],
-    )
 
 
 def _of_model(model: keras.Model) -> Read:
@@ -240,7 +187,7 @@ def _of_model(model: keras.Model) -> Read:
         raise ValueError(
             "The model must be a ResNetV2 of keras.applications as it is made there, without "
             "other layers: take the part that is one, such as model.get_layer('resnet50v2'). "
-            f"Received: a model with {', '.join(others[: transfer.SHOWN])}"
+            f"Received: a model with {some(others)}"
         )
     state = {name: ops.convert_to_numpy(weight.value) for name, weight in _weights(model).items()}
     if not (stem := layers.get("conv1_conv")):
@@ -291,8 +238,8 @@ def _named_weights(file) -> dict[str, np.ndarray]:
 
 
 def _numbered_weights(path: pathlib.Path, layers) -> dict[str, np.ndarray]:
-    """Read weights as Keras 3 writes them, by the class of a layer and a number; a
-    model in the same order names them.
+    """Read weights as Keras 3 writes them, by the class of a layer and a number. A model
+    with the same order of layers names them.
     """
     count = sum(name == "conv2d" or name.startswith("conv2d_") for name in layers)
     convolutions = {
@@ -306,7 +253,7 @@ def _numbered_weights(path: pathlib.Path, layers) -> dict[str, np.ndarray]:
             f"{', '.join(map(str, convolutions))} convolutions. Received: source={str(path)!r} "
             f"with {count}"
         )
-    image = structure.in_format((32, 32, layers["conv2d/vars/0"].shape[2]), "channels_last", None)
+    image = in_format((32, 32, layers["conv2d/vars/0"].shape[2]), "channels_last", None)
     top = layers.get("dense/vars/0")
     classes = {"include_top": False} if top is None else {"classes": top.shape[1]}
     model = CLASSES[convolutions[count]](weights=None, input_tensor=keras.Input(image), **classes)

@@ -1,9 +1,9 @@
-"""keras-hub's pre-activation ResNetBackbone, and the image classifier around one, as
-networks of ours, and back.
+"""keras-hub's pre-activation ResNetBackbone and the image classifier around one: weights
+from and to them.
 """
 
+import re
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -11,28 +11,31 @@ from keras import ops
 
 from keras_preact import arrangements
 from keras_preact.models.network import ResidualNetwork, Stage
-from keras_preact.weights import layout, structure, transfer
+from keras_preact.weights import layout, loading
+from keras_preact.weights.family import Family, Structure, in_format, stages
 
 #: Our blocks and theirs.
-BLOCKS = MappingProxyType({"basic": "basic_block", "bottleneck": "bottleneck_block"})
+BLOCKS = {"basic": "basic_block", "bottleneck": "bottleneck_block"}
 
-LAYOUT = layout.Layout(
-    network=MappingProxyType(
-        {"stem_conv": "conv1_conv", "head_norm": "post_bn", "head_classifier": "predictions"}
+FAMILY = Family(
+    title="keras-hub's pre-activation ResNetBackbone",
+    layout=layout.Layout(
+        network={
+            "stem_conv": "conv1_conv",
+            "head_norm": "post_bn",
+            "head_classifier": "predictions",
+        },
+        unit=layout.unit_names("_pre_activation_bn _1_conv _1_bn _2_conv _2_bn _3_conv _0_conv"),
+        unit_name=lambda stage, unit: f"stack{stage - 1}_block{unit - 1}",
+        leaves=layout.KERAS_LEAVES,
     ),
-    unit=MappingProxyType(
-        {
-            "branch/norm_0": "_pre_activation_bn",
-            "branch/conv_1": "_1_conv",
-            "branch/norm_1": "_1_bn",
-            "branch/conv_2": "_2_conv",
-            "branch/norm_2": "_2_bn",
-            "branch/conv_3": "_3_conv",
-            "projection/conv": "_0_conv",
-        }
-    ),
-    unit_name=lambda stage, unit: f"stack{stage - 1}_block{unit - 1}",
-    leaves=layout.KERAS_LEAVES,
+    unit=re.compile(r"stack(\d+)_block(\d+)_"),
+    options={
+        "arrangement": arrangements.RAW_STEM,
+        "stem": "7x7",
+        "stride_on": "3x3",
+        "normalization": "batch",
+    },
 )
 
 
@@ -40,25 +43,13 @@ def library() -> Any:
     """Import keras-hub.
 
     Raises:
-        ImportError: where it is not installed.
+        ImportError: if it is not installed.
     """
     try:
         import keras_hub
     except ImportError as error:
         raise ImportError(f"This needs {error.name}: pip install 'keras-preact[hub]'") from error
     return keras_hub
-
-
-def recipe() -> dict[str, Any]:
-    """Return the options of `ResidualNetwork` that make it compute what their backbone
-    does.
-    """
-    return {
-        "arrangement": arrangements.RAW_STEM,
-        "stem": "7x7",
-        "stride_on": "3x3",
-        "normalization": "batch",
-    }
 
 
 def from_keras_hub(
@@ -68,18 +59,17 @@ def from_keras_hub(
     classes: int | None = None,
     **options,
 ) -> ResidualNetwork:
-    """Make a pre-activation ResNetBackbone of keras-hub, or a classifier around one,
-    into a network that computes the same.
+    """Convert a pre-activation ResNetBackbone of keras-hub, or a classifier around one.
 
     Args:
         source: A `keras_hub.models.ResNetBackbone` with `use_pre_activation=True`, or
-            an `ImageClassifier` of one. What its preprocessor does to images is not
-            part of the network.
-        input_shape: None: the source's. With other channels the stem's kernel is
+            an `ImageClassifier` of one. Its preprocessor is not part of the network.
+        input_shape: None: the source's. For other channels the stem's kernel is
             adapted, see `load`.
-        classes: Of the classifier; where they are not the source's, it starts anew.
-            None: the source's.
-        **options: Of `ResidualNetwork`, such as `stacked=True` or `include_top=False`.
+        classes: Number of classes. Another number than the source's gets a new
+            classifier. None: the source's.
+        **options: Options of `ResidualNetwork`, such as `stacked=True` or
+            `include_top=False`.
 
     Raises:
         ValueError: for a source of another kind.
@@ -90,7 +80,8 @@ def from_keras_hub(
     >>> import keras_hub
     >>> import keras_preact as kp
     >>> theirs = keras_hub.models.ResNetBackbone(
-    ...     [64], [7], [64, 128], [1, 2], [1, 2], "basic_block", use_pre_activation=True, image_shape=(32, 32, 3)
+    ...     [64], [7], [64, 128], [1, 2], [1, 2], "basic_block",
+    ...     use_pre_activation=True, image_shape=(32, 32, 3),
     ... )
     >>> kp.weights.from_keras_hub(theirs).output_shape
     (None, 4, 4, 128)
@@ -104,74 +95,71 @@ def from_keras_hub(
         )
     _check_kind(backbone)
     top = source if source is not backbone else None
-    given = recipe() | {
+    given = {
         "name": source.name,
         "data_format": backbone.data_format,
         "dtype": backbone.dtype_policy,
-        "include_top": top is not None or classes is not None,
+        "pooling": None if top is None else top.pooling,
     }
     if top is not None:
-        given |= {"pooling": top.pooling, "classifier_activation": top.activation}
-    given |= options
-    if input_shape is None:
-        input_shape = structure.in_format(
-            backbone.image_shape, backbone.data_format, given["data_format"]
-        )
+        given["classifier_activation"] = top.activation
+    shape = in_format(backbone.image_shape, backbone.data_format, "channels_last")
     rows = zip(
         backbone.stackwise_num_filters,
         backbone.stackwise_num_blocks,
         backbone.stackwise_num_strides,
         strict=True,
     )
-    model = ResidualNetwork(
-        [Stage(*row) for row in rows],
+    found = Structure(
+        stages=[Stage(*row) for row in rows],
         block={theirs: ours for ours, theirs in BLOCKS.items()}[backbone.block_type],
         stem_filters=backbone.input_conv_filters[0],
-        input_shape=input_shape,
-        classes=classes or (1 if top is None else top.num_classes),
-        **given,
+        channels=shape[-1],
+        classes=None if top is None else top.num_classes,
     )
-    read = [backbone] if top is None or not given["include_top"] else [backbone, top.output_dense]
-    state = {name: ops.convert_to_numpy(weight.value) for name, weight in _weights(read).items()}
-    entries = LAYOUT.entries(backbone.stackwise_num_blocks)
-    transfer.load(model, state, entries, new_classifier=top is None and classes is not None)
-    return model
+    layers = [backbone] if top is None else [backbone, top.output_dense]
+    state = {name: ops.convert_to_numpy(weight.value) for name, weight in _weights(layers).items()}
+    return FAMILY.build(
+        found, state, input_shape=input_shape, classes=classes, shape=shape, **given | options
+    )
 
 
 def to_keras_hub(model: ResidualNetwork) -> keras.Model:
-    """Make a network of ours into keras-hub's pre-activation ResNetBackbone, or a
-    classifier around one.
+    """Convert a network to keras-hub's pre-activation ResNetBackbone, or a classifier
+    around one.
 
     Args:
-        model: From `from_keras_hub`, or of equal structure, such as
+        model: From `from_keras_hub`, or of the same structure, such as
             `kp.models.resnet_imagenet(50, arrangement="full_preactivation_raw_stem")`;
             stacked or not.
 
     Returns:
-        A `keras_hub.models.ResNetBackbone`; of a network with a classifier a
+        A `keras_hub.models.ResNetBackbone`, or for a network with a classifier a
         `ResNetImageClassifier` around one.
 
     Raises:
-        ValueError: for a network that does not compute what one of theirs does; the
-            message holds what differs.
+        ValueError: for a network that does not compute what theirs does. The message
+            holds the differences.
 
     Example:
 
     >>> import keras_preact as kp
-    >>> ours = kp.models.resnet_imagenet((1, 1), arrangement="full_preactivation_raw_stem", input_shape=(32, 32, 3), classes=5)
+    >>> ours = kp.models.resnet_imagenet(
+    ...     (1, 1), arrangement="full_preactivation_raw_stem", input_shape=(32, 32, 3), classes=5
+    ... )
     >>> type(kp.weights.to_keras_hub(ours)).__name__
     'ResNetImageClassifier'
     """
     hub = library()
-    structure.check_computes_as(model, recipe(), "keras-hub's pre-activation ResNetBackbone")
-    config, stages = model.get_config(), structure.stages(model)
+    FAMILY.check(model)
     _check_fits(model)
+    config, rows = model.get_config(), stages(model)
     theirs = backbone = hub.models.ResNetBackbone(
         input_conv_filters=[config["stem_filters"]],
         input_conv_kernel_sizes=[7],
-        stackwise_num_filters=[row.filters for row in stages],
-        stackwise_num_blocks=[row.units for row in stages],
-        stackwise_num_strides=[row.strides for row in stages],
+        stackwise_num_filters=[row.filters for row in rows],
+        stackwise_num_blocks=[row.units for row in rows],
+        stackwise_num_strides=[row.strides for row in rows],
         block_type=BLOCKS[config["block"]],
         use_pre_activation=True,
         image_shape=tuple(config["input_shape"]),
@@ -179,7 +167,7 @@ def to_keras_hub(model: ResidualNetwork) -> keras.Model:
         dtype=keras.dtype_policies.get(config["dtype"]),
         name=f"{model.name}_backbone" if config["include_top"] else model.name,
     )
-    read: list[keras.Layer] = [backbone]
+    layers: list[keras.Layer] = [backbone]
     if config["include_top"]:
         theirs = hub.models.ResNetImageClassifier(
             backbone=backbone,
@@ -189,9 +177,9 @@ def to_keras_hub(model: ResidualNetwork) -> keras.Model:
             head_dtype=keras.dtype_policies.get(config["dtype"]).variable_dtype,
             name=model.name,
         )
-        read.append(theirs.output_dense)
-    state = transfer.extract(model, LAYOUT.entries([row.units for row in stages]))
-    for name, weight in _weights(read).items():
+        layers.append(theirs.output_dense)
+    state = FAMILY.extract(model)
+    for name, weight in _weights(layers).items():
         weight.assign(state[name])
     return theirs
 
@@ -212,25 +200,23 @@ def _check_kind(backbone) -> None:
 
 
 def _check_fits(model: ResidualNetwork) -> None:
-    """Check that their backbone can have the sizes of a network, and its projections
-    where it has them.
-    """
-    config, stages, names = model.get_config(), structure.stages(model), transfer.named(model)
-    late = any(row.strided_unit == "last" and row.strides > 1 and row.units > 1 for row in stages)
-    if config["block"] not in BLOCKS or stages[0].filters != 64 or late:
+    """Check that their backbone can have the sizes and the projections of a network."""
+    config, rows, names = model.get_config(), stages(model), loading.named(model)
+    late = any(row.strided_unit == "last" and row.strides > 1 and row.units > 1 for row in rows)
+    if config["block"] not in BLOCKS or rows[0].filters != 64 or late:
         raise ValueError(
             f"keras-hub's ResNetBackbone has blocks {' or '.join(BLOCKS)}, 64 filters in its "
             "first stage, and strides in the first unit of a stage. Received: "
-            f"block={config['block']!r}, stages={stages}"
+            f"block={config['block']!r}, stages={rows}"
         )
-    for s in range(1, len(stages) + 1):
+    for s in range(1, len(rows) + 1):
         if (f"stage{s}_unit1/projection/conv/kernel" in names) != (
             config["block"] == "bottleneck" or s > 1
         ):
             raise ValueError(
                 "keras-hub's ResNetBackbone has a projection in the first unit of every stage, "
                 f"but for the first stage of basic blocks. Received: block={config['block']!r}, "
-                f"stages={stages}, which differs in stage {s}"
+                f"stages={rows}, which differs in stage {s}"
             )
     if not config["include_top"] and config["pooling"]:
         raise ValueError(

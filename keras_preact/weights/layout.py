@@ -1,5 +1,5 @@
-"""What another library calls the weights of a network of residual units: tables of
-names, with the order of axes.
+"""Tables of names: what another library calls the weights of a network of residual
+units, and the order of their axes.
 """
 
 import dataclasses
@@ -11,10 +11,10 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Transform:
-    """How an array changes its axes on the way from a source to us and back.
+    """How the axes of an array change between a source and this package.
 
     Args:
-        to_ours: From the source's array to ours.
+        to_ours: Function from the source's array to ours.
         to_theirs: Its inverse.
     """
 
@@ -29,7 +29,7 @@ CONV_OIHW = Transform(
 )
 #: Torch's (out, in) of a dense layer.
 DENSE_OI = Transform(lambda array: array.transpose(1, 0), lambda array: array.transpose(1, 0))
-#: A dense layer that stands there as a 1x1 convolution, (out, in, 1, 1).
+#: A dense layer stored as a 1x1 convolution, (out, in, 1, 1).
 DENSE_OI11 = Transform(
     lambda array: array.reshape(array.shape[:2]).transpose(1, 0),
     lambda array: array.T[:, :, None, None],
@@ -43,7 +43,7 @@ class Entry:
     Args:
         ours: A path of `named`.
         theirs: The name in the source.
-        transform: Of the array.
+        transform: How the axes change.
     """
 
     ours: str
@@ -76,6 +76,22 @@ TORCH_LEAVES: Mapping[str, Leaves] = MappingProxyType(
     }
 )
 
+#: Our layers in the order of the columns of `unit_names`.
+UNIT_LAYERS = (
+    "branch/norm_0",
+    "branch/conv_1",
+    "branch/norm_1",
+    "branch/conv_2",
+    "branch/norm_2",
+    "branch/conv_3",
+    "projection/conv",
+)
+
+
+def unit_names(names: str) -> Mapping[str, str]:
+    """Return `UNIT_LAYERS` with a source's names for them, separated by spaces."""
+    return MappingProxyType(dict(zip(UNIT_LAYERS, names.split(), strict=False)))
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -83,36 +99,44 @@ class Layout:
 
     Args:
         network: Our layers outside the units (`stem_conv`, `stem_norm`, `head_norm`,
-            `head_classifier`) to the source's.
-        unit: Our layers below a unit (`branch/conv_1`, `projection/conv`) to what the
-            source puts behind the unit's name.
-        unit_name: The source's name of the unit of a stage, both counted from 1, with
-            all that stands in front of a layer's.
+            `head_classifier`) to the source's. Several names: all are read, and the
+            last is written.
+        unit: Our layers below a unit (`branch/conv_1`, `projection/conv`) to the
+            source's, without the unit's name.
+        unit_name: Function from the numbers of stage and unit, from 1, to the start of
+            the names of its layers.
         leaves: For `"conv"`, `"norm"` and `"dense"` the names of their weights.
         separator: Between a layer and its weight.
+        first_unit: As `unit`, for the first unit of each stage. None: `unit`.
 
     Rows for weights that a network lacks do no harm: one layout serves both kinds of
     block, with and without biases.
     """
 
-    network: Mapping[str, str]
+    network: Mapping[str, str | Sequence[str]]
     unit: Mapping[str, str]
     unit_name: Callable[[int, int], str]
     leaves: Mapping[str, Leaves]
     separator: str = "/"
+    first_unit: Mapping[str, str] | None = None
 
     def entries(self, stages: Sequence[int]) -> list[Entry]:
-        """Return the table for a network with so many units in its stages."""
-        layers = dict(self.network)
+        """Return the table for a network with these numbers of units in its stages."""
+        layers = [
+            (ours, name)
+            for ours, names in self.network.items()
+            for name in ([names] if isinstance(names, str) else names)
+        ]
         for s, units in enumerate(stages, 1):
             for u in range(1, units + 1):
-                name = self.unit_name(s, u)
-                layers |= {
-                    f"stage{s}_unit{u}/{ours}": name + theirs for ours, theirs in self.unit.items()
-                }
+                below = self.first_unit if u == 1 and self.first_unit else self.unit
+                layers += [
+                    (f"stage{s}_unit{u}/{ours}", self.unit_name(s, u) + theirs)
+                    for ours, theirs in below.items()
+                ]
         return [
             Entry(f"{ours}/{leaf}", f"{theirs}{self.separator}{their_leaf}", transform)
-            for ours, theirs in layers.items()
+            for ours, theirs in layers
             for leaf, their_leaf, transform in self.leaves[_kind(ours)]
         ]
 

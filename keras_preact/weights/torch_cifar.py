@@ -1,194 +1,87 @@
-"""The pre-activation networks for CIFAR that were trained in Torch, as networks of
-ours, and back: two ways of naming them.
+"""Pre-activation networks for CIFAR that were trained in Torch, under two kinds of
+names: weights from and to them.
 
-`containers`: the released code (resnet-1k-layers) and fb.resnet.torch's preresnet. A
-    network is a tree of containers and a
-weight's name the way to it, as in the state dict that a .t7 file is converted to. From
-0 on:
+`CONTAINERS`: the authors' released code (resnet-1k-layers) and fb.resnet.torch's
+preresnet. A network is a tree of containers, and a weight's name is the way to it, as
+in the state dict of a converted .t7 file. Counted from 0:
 
-    network           0 conv, 1 to 3 stages, 4 BN, 5 ReLU, 6 pooling, 7 view, 8 linear (or 8.1, in a container)
-    first of a stage  0 BN, 1 ReLU, 2 (0 branch, 1 shortcut), 3 addition: both paths see the BN and ReLU
-    every other unit  0 (0 branch, 1 shortcut), 1 addition: BN and ReLU are the branch's first
+    network           0 conv, 1 to 3 stages, 4 BN, 5 ReLU, 6 pooling, 7 view, 8 linear (or 8.1)
+    first of a stage  0 BN, 1 ReLU, 2 (0 branch, 1 shortcut), 3 addition
+    every other unit  0 (0 branch, 1 shortcut), 1 addition: BN and ReLU belong to the branch
 
-`attributes`: the PyTorch ports of these with conv1, layer1.0.bn1, ..., bn, fc. Their
-    networks are other functions: the
-projection reads the raw x, also of the first unit, and the 3x3 convolution of a
-bottleneck has the stride.
+In a stage's first unit both paths read the BN and ReLU.
+
+`ATTRIBUTES`: the PyTorch ports of these with conv1, layer1.0.bn1, ..., bn, fc. They
+compute something else: the projection reads the raw x, also in the first unit, and the
+3x3 convolution of a bottleneck has the stride.
 """
 
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_preact import arrangements
 from keras_preact.models.network import ResidualNetwork
-from keras_preact.weights import _torch_states, layout, structure, transfer
+from keras_preact.weights import files, layout
+from keras_preact.weights.family import Family, Structure, some
 
-STRIDES = (1, 2, 2)
-
-#: Our layers to the way to them below a unit: of a stage's first one, and of the others.
-CONTAINERS_FIRST: Mapping[str, str] = MappingProxyType(
-    {
-        "branch/norm_0": "0",
-        "branch/conv_1": "2.0.0",
-        "branch/norm_1": "2.0.1",
-        "branch/conv_2": "2.0.3",
-        "branch/norm_2": "2.0.4",
-        "branch/conv_3": "2.0.6",
-        "projection/conv": "2.1.0",
-    }
+CONTAINERS = Family(
+    title="the released code for CIFAR",
+    layout=layout.Layout(
+        # Our first BN is after the stem, where both paths of the first unit read it too.
+        network={
+            "stem_conv": "0",
+            "stem_norm": "1.0.0",
+            "head_norm": "4",
+            "head_classifier": ("8.1", "8"),
+        },
+        first_unit=layout.unit_names(".0 .2.0.0 .2.0.1 .2.0.3 .2.0.4 .2.0.6 .2.1.0"),
+        unit=layout.unit_names(".0.0.0 .0.0.2 .0.0.3 .0.0.5 .0.0.6 .0.0.8"),
+        unit_name=lambda stage, unit: f"{stage}.{unit - 1}",
+        leaves=layout.TORCH_LEAVES,
+        separator=".",
+    ),
+    unit=re.compile(r"([123])\.(\d+)\.\d+\."),
+    options={"arrangement": "full_preactivation", "stem": "3x3", "stride_on": "first"},
+    strides=(1, 2, 2),
 )
-CONTAINERS_OTHERS: Mapping[str, str] = MappingProxyType(
-    {
-        "branch/norm_0": "0.0.0",
-        "branch/conv_1": "0.0.2",
-        "branch/norm_1": "0.0.3",
-        "branch/conv_2": "0.0.5",
-        "branch/norm_2": "0.0.6",
-        "branch/conv_3": "0.0.8",
-    }
-)
-ATTRIBUTES: Mapping[str, str] = MappingProxyType(
-    {
-        "branch/norm_0": "bn1",
-        "branch/conv_1": "conv1",
-        "branch/norm_1": "bn2",
-        "branch/conv_2": "conv2",
-        "branch/norm_2": "bn3",
-        "branch/conv_3": "conv3",
-        "projection/conv": "downsample.0",
-    }
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Naming:
-    """How a code names the weights of its networks, and what these compute.
-
-    Args:
-        network: Our layers outside the units to its own.
-        classifiers: What the classifier may be called; the last one is written.
-        first: Our layers below the first unit of a stage to its own.
-        others: The same of the other units.
-        unit_name: Its name of a unit, both counted from 1.
-        unit: Matches names of a unit's weights; the groups are its stage and itself.
-        options: Of `ResidualNetwork`.
-    """
-
-    network: Mapping[str, str]
-    classifiers: Sequence[str]
-    first: Mapping[str, str]
-    others: Mapping[str, str]
-    unit_name: Callable[[int, int], str]
-    unit: re.Pattern
-    options: Mapping[str, Any]
-
-    def names(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state has names of this kind."""
-        outside = (
-            f"{layer}.weight" in state
-            for layer in (self.network["stem_conv"], self.network["head_norm"])
-        )
-        return all(outside) and any(map(self.unit.match, state))
-
-    def weight(self, stage: int, i: int) -> str:
-        """Return the name of the i-th convolution of a stage's first unit."""
-        return f"{self.unit_name(stage, 1)}.{self.first[f'branch/conv_{i}']}.weight"
-
-    def entries(self, stages: Sequence[int]) -> list[layout.Entry]:
-        """Return the table for a network with so many units in its stages."""
-        layers = dict(self.network)
-        for s, units in enumerate(stages, 1):
-            for u in range(1, units + 1):
-                below = self.first if u == 1 else self.others
-                layers |= {
-                    f"stage{s}_unit{u}/{ours}": f"{self.unit_name(s, u)}.{theirs}"
-                    for ours, theirs in below.items()
-                }
-        tables = [layers, *({"head_classifier": name} for name in self.classifiers)]
-        return [
-            entry
-            for table in tables
-            for entry in layout.Layout(table, {}, self.unit_name, layout.TORCH_LEAVES, ".").entries(
-                ()
-            )
-        ]
-
-
-NAMINGS: Mapping[str, Naming] = MappingProxyType(
-    {
-        "containers": Naming(
-            # ours has the first BN behind the stem, where both paths of the first unit see it too
-            network={"stem_conv": "0", "stem_norm": "1.0.0", "head_norm": "4"},
-            classifiers=("8.1", "8"),
-            first=CONTAINERS_FIRST,
-            others=CONTAINERS_OTHERS,
-            unit_name=lambda stage, unit: f"{stage}.{unit - 1}",
-            unit=re.compile(r"([123])\.(\d+)\.\d+\."),
-            options={"arrangement": "full_preactivation", "stem": "3x3", "stride_on": "first"},
-        ),
-        "attributes": Naming(
-            network={"stem_conv": "conv1", "head_norm": "bn"},
-            classifiers=("fc",),
-            first=ATTRIBUTES,
-            others=ATTRIBUTES,
-            unit_name=lambda stage, unit: f"layer{stage}.{unit - 1}",
-            unit=re.compile(r"layer(\d+)\.(\d+)\."),
-            options={
-                "arrangement": arrangements.RAW_STEM,
-                "stem": "3x3",
-                "stride_on": "3x3",
-                "shape_shortcut": "projection",
-                "activate_shape_shortcut": False,
-            },
-        ),
-    }
+ATTRIBUTES = Family(
+    title="the PyTorch ports of the networks for CIFAR",
+    layout=layout.Layout(
+        network={"stem_conv": "conv1", "head_norm": "bn", "head_classifier": "fc"},
+        unit=layout.unit_names(".bn1 .conv1 .bn2 .conv2 .bn3 .conv3 .downsample.0"),
+        unit_name=lambda stage, unit: f"layer{stage}.{unit - 1}",
+        leaves=layout.TORCH_LEAVES,
+        separator=".",
+    ),
+    unit=re.compile(r"layer(\d+)\.(\d+)\."),
+    options={
+        "arrangement": arrangements.RAW_STEM,
+        "stem": "3x3",
+        "stride_on": "3x3",
+        "shape_shortcut": "projection",
+        "activate_shape_shortcut": False,
+    },
+    strides=(1, 2, 2),
 )
 
 
 def is_torch_cifar(state: Mapping[str, Any]) -> bool:
     """Whether names are those of a pre-activation network for CIFAR of Torch."""
-    return any(naming.names(state) for naming in NAMINGS.values())
+    return _family_of(state) is not None
 
 
-def structure_of(state: Mapping[str, np.ndarray]) -> _torch_states.Structure:
-    """Return what a state tells of its network: the code that it is from by its names,
-    depth and widths by its shapes.
-
-    Raises:
-        ValueError: for a state that is none of these networks'.
-    """
-    naming = _naming_of(state)
-    options = dict(naming.options)
-    if "shape_shortcut" not in options:
-        projection = f"{naming.unit_name(2, 1)}.{naming.first['projection/conv']}.weight"
-        options["shape_shortcut"] = "projection" if projection in state else "zero_pad"
-    return _torch_states.read_structure(
-        state,
-        what="A pre-activation network for CIFAR",
-        stem=f"{naming.network['stem_conv']}.weight",
-        classifier=[f"{name}.weight" for name in naming.classifiers],
-        unit=naming.unit,
-        weight=naming.weight,
-        strides=STRIDES,
-        options=options,
-    )
-
-
-def _naming_of(state: Mapping[str, Any]) -> Naming:
-    naming = next((naming for naming in NAMINGS.values() if naming.names(state)), None)
-    if naming is None:
-        raise ValueError(
-            "These are no weights of a pre-activation network for CIFAR: the released code's "
-            "have names such as 0.weight and 1.0.2.0.0.weight, PyTorch ports' conv1.weight, "
-            f"layer1.0.bn1.weight and bn.weight. They are: {', '.join([*state][: transfer.SHOWN])}"
-        )
-    return naming
+def _family_of(state: Mapping[str, Any]) -> Family | None:
+    for family in (CONTAINERS, ATTRIBUTES):
+        layers = [family.layout.network[name] for name in ("stem_conv", "head_norm")]
+        outside = all(f"{layer}.weight" in state for layer in layers)
+        if outside and any(map(family.unit.match, state)):
+            return family
+    return None
 
 
 def from_torch_cifar(
@@ -198,28 +91,27 @@ def from_torch_cifar(
     classes: int | None = None,
     **options,
 ) -> ResidualNetwork:
-    """Make a pre-activation network for CIFAR that was trained in Torch into one of
-    ours that computes the same.
+    """Convert a pre-activation network for CIFAR, trained in Torch, to one that
+    computes the same.
 
     Args:
         source: A file, see `read_state`, or a mapping of names to arrays or tensors.
-            Its names may be those of the released code's tree of containers
-            (`1.0.2.0.0.weight`) or of the PyTorch ports (`layer1.0.conv1.weight`).
-            Depth, widths and block, and whether a change of the shape is a projection
-            or zero padding, follow from it.
-        input_shape: None: 32 x 32 and the channels of the weights. With other channels
+            The names may be those of the released code's tree of containers
+            (`1.0.2.0.0.weight`) or of the PyTorch ports (`layer1.0.conv1.weight`). The
+            weights say depth, widths, block, and whether a change of the shape is a
+            projection or zero padding.
+        input_shape: None: 32 x 32 and the channels of the weights. For other channels
             the stem's kernel is adapted, see `load`.
-        classes: Of the classifier; where they are not the source's, it starts anew.
-            None: the source's.
-        **options: Of `ResidualNetwork`. Where the stride of a bottleneck stands does
-            not show in weights: it is the first convolution's in the released code, the
-            3x3 one's in the ports, and `stride_on=` says otherwise.
+        classes: Number of classes. Another number than the source's gets a new
+            classifier. None: the source's.
+        **options: Options of `ResidualNetwork`. The weights do not say which
+            convolution of a bottleneck has the stride: the first in the released code,
+            the 3x3 one in the ports; `stride_on=` overrides it.
 
     Raises:
         ValueError: for weights of another network.
         WeightsMismatch: for weights that do not fit each other.
-        ImportError: for a file whose format needs safetensors or torch where that is
-            missing.
+        ImportError: if the file needs safetensors or torch, and that is missing.
 
     Example:
 
@@ -230,43 +122,59 @@ def from_torch_cifar(
     >>> kp.weights.from_torch_cifar(state).name
     'cifar_resnet20'
     """
-    state = _torch_states.state_of(source)
-    found = structure_of(state)
-    options.setdefault("name", f"cifar_resnet{_depth(found)}")
-    model = found.build(size=32, input_shape=input_shape, classes=classes, **options)
-    found.load(model, state, _naming_of(state).entries([stage.units for stage in found.stages]))
-    return model
+    state = files.torch_state(source)
+    family = _family_of(state)
+    if family is None:
+        raise ValueError(
+            "These are no weights of a pre-activation network for CIFAR: the released code's "
+            "have names such as 0.weight and 1.0.2.0.0.weight, PyTorch ports' conv1.weight, "
+            f"layer1.0.bn1.weight and bn.weight. They are: {some(state)}"
+        )
+    if family is CONTAINERS:
+        projects = "2.0.2.1.0.weight" in state
+        family = _with_shortcut(family, "projection" if projects else "zero_pad")
+    found = family.structure(state)
+    return family.build(
+        found,
+        state,
+        input_shape=input_shape,
+        classes=classes,
+        shape=(32, 32, found.channels),
+        **{"name": f"cifar_resnet{_depth(found)}"} | options,
+    )
 
 
 def to_torch_cifar(model: ResidualNetwork) -> dict[str, np.ndarray]:
-    """Return a network's weights as the Torch code names them that has this network.
+    """Return a network's weights under the names of the Torch code that has it.
 
     Args:
         model: From `from_torch_cifar`, `resnet_cifar` with full pre-activation (the
-            released code's names), or of a structure equal to one of these.
+            released code's names), or of the same structure.
 
     Raises:
         ValueError: for a network that neither the released code nor the PyTorch ports
-            have; the message holds the options that differ.
+            have. The message holds the options that differ.
         WeightsMismatch: for weights that they have no name for.
     """
     config = model.get_config() if isinstance(model, ResidualNetwork) else {}
-    is_raw = config.get("arrangement") == arrangements.serialize(arrangements.RAW_STEM)
-    naming = NAMINGS["attributes" if is_raw else "containers"]
-    either = {"shape_shortcut": config.get("shape_shortcut", "auto")}
-    target = (
-        "the PyTorch ports of the networks for CIFAR" if is_raw else "the released code for CIFAR"
-    )
-    _torch_states.check_computes_as(model, STRIDES, {**either, **naming.options}, target)
-    return _torch_states.extract(
-        model, naming.entries([stage.units for stage in structure.stages(model)])
-    )
+    if config.get("arrangement") == arrangements.serialize(arrangements.RAW_STEM):
+        family = ATTRIBUTES
+    else:
+        family = _with_shortcut(CONTAINERS, config.get("shape_shortcut", "auto"))
+    return files.with_counters(family.extract(model))
 
 
-def _depth(found: _torch_states.Structure) -> int:
-    """Return the number of weight layers: the convolutions of all units, the stem and
-    the classifier.
+def _with_shortcut(family: Family, shape_shortcut: str) -> Family:
+    """Return the family with one of both changes of the shape: the released code has
+    them as an option.
     """
-    return (
-        sum(stage.units for stage in found.stages) * (3 if found.block == "bottleneck" else 2) + 2
-    )
+    options = {**family.options, "shape_shortcut": shape_shortcut}
+    return dataclasses.replace(family, options=options)
+
+
+def _depth(found: Structure) -> int:
+    """Return the number of weight layers: those of all units, the stem and the
+    classifier.
+    """
+    per_unit = 3 if found.block == "bottleneck" else 2
+    return sum(stage.units for stage in found.stages) * per_unit + 2

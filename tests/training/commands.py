@@ -3,6 +3,7 @@ run that takes seconds.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,8 +80,8 @@ def start(*arguments: object, cwd: Path) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, str]:
-    """Return the exit status of a started process and what it wrote to stdout and
-    stderr; end it if it hangs.
+    """Return the exit status of a started process, its stdout and its stderr without
+    TensorFlow's notes. Kill it if it hangs.
     """
     try:
         out, err = process.communicate(timeout=timeout)
@@ -88,4 +89,10 @@ def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, s
         process.kill()
         process.communicate()
         raise
-    return process.returncode, out, err
+    return process.returncode, out, without_notes(err)
+
+
+def without_notes(stderr: str) -> str:
+    """Remove the notes on oneDNN and GPUs that TensorFlow writes at every log level."""
+    note = r"WARNING: All log messages before absl.*\n|[IE]\d{4} .*\.cc:\d+\] .*\n|To enable.*\n"
+    return re.sub(f"^(?:{note})", "", stderr, flags=re.MULTILINE)

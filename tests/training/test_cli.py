@@ -467,7 +467,7 @@ def model_file(path, **options):
 
 
 class TestRealProcesses:
-    """As a user meets it: nothing else on stderr, no traceback, no notes of TensorFlow."""
+    """As a user meets it: nothing else on stderr, no traceback."""
 
     @once
     def test_unknown_recipe(self, empty_folder):
@@ -494,41 +494,6 @@ class TestRealProcesses:
         assert (status, out) == (2, "")
         assert "runs/digits is neither a run directory" in one_error(err)
         assert list(empty_folder.iterdir()) == []
-
-    def test_what_starting_tensorflow_says_besides_its_notes_is_passed_on(self, empty_folder):
-        """A stand-in for TensorFlow writes to the descriptor itself, as its C++ code
-        does.
-        """
-        lines = [
-            "WARNING: All log messages before absl::InitializeLog() is called are written to "
-            "STDERR",
-            "I0000 00:00:1795230913.771796   12241 cudart_stub.cc:31] Could not find cuda "
-            "drivers on your machine",
-            "E0000 00:00:1795230913.771796   12241 cuda_dnn.cc:8310] a real problem",
-            "E0000 00:00:1795230913.771796   12241 cuda_platform.cc:52] failed call to cuInit: "
-            "UNKNOWN ERROR (303)",
-        ]
-        (empty_folder / "tensorflow.py").write_text(
-            "import os, types\n"
-            "config = types.SimpleNamespace(list_physical_devices=lambda: os.write(2, b'no "
-            "device\\n'))\n"
-            f"os.write(2, {chr(10).join([*lines, '']).encode()!r})\n"
-        )
-        process = start(
-            "-c",
-            "import training, sys; assert 'tensorflow' not in sys.modules; import tensorflow",
-            cwd=empty_folder,
-        )
-        status, out, err = finish(process)
-        assert (status, out, err) == (0, "", f"{lines[2]}\nno device\n")
-
-    def test_looking_for_tensorflow_does_not_start_it(self, empty_folder):
-        (empty_folder / "tensorflow.py").write_text("import sys; sys.exit('started')")
-        code = (
-            "import importlib.util, training; print(importlib.util.find_spec('tensorflow').origin)"
-        )
-        status, out, err = finish(start("-c", code, cwd=empty_folder))
-        assert (status, out, err) == (0, f"{empty_folder / 'tensorflow.py'}\n", "")
 
     def test_without_tensorflow_the_package_is_imported_all_the_same(self, empty_folder):
         code = "import sys; sys.modules['tensorflow'] = None; from training import cli; print(cli.command('train'))"

@@ -14,6 +14,7 @@ from PIL import Image
 
 import keras_preact as kp
 from keras_preact.export._images import Decoder
+from tests.training.commands import without_notes
 from training import predict
 
 pytestmark = pytest.mark.skipif(
@@ -169,7 +170,7 @@ def test_errors(models, images, capsys):
     assert "does not take image files" in error_of(capsys, models / "without files", image)
     assert "right.txt: No such file" in error_of(capsys, gray, image, images / "right.txt")
     (images / "text.png").write_text("no image")
-    assert "text.png: it is no PNG, JPEG or GIF." in error_of(
+    assert "text.png: it is no PNG or JPEG." in error_of(
         capsys, gray, image, images / "text.png"
     )
     Image.new("L", (200, 6)).save(images / "large.png")
@@ -210,7 +211,7 @@ def test_as_a_command_without_keras(models, images):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "RIGHT" in done.stdout
-    assert done.stderr == ""
+    assert without_notes(done.stderr) == ""
 
 
 def test_an_exported_model(tmp_path, capsys):

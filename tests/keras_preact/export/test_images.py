@@ -4,7 +4,6 @@ decoder, and against an attacker.
 
 import functools
 import io
-import struct
 import subprocess
 import sys
 import zlib
@@ -17,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from keras_preact.export import _gif
 from keras_preact.export._images import MAX_PIXELS, Decoder
 from keras_preact.preprocessing import Preprocessing
 from tests.keras_preact.export import image_files as files
@@ -28,16 +26,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 FILES = tf.TensorSpec([None], tf.string, name="image_bytes")
-GRAY = np.arange(128, dtype="uint8")[:, None].repeat(3, axis=1)  # a GIF's colours: from black on
-COLOURS = np.random.default_rng(1).integers(0, 256, (128, 3), "uint8")
-COLOURS[0] = 0
-
-
-@pytest.fixture(autouse=True)
-def fixed_seed():
-    """Nothing draws from Keras' or TensorFlow's seeds, and with a new one TensorFlow
-    would prepare every decoder again.
-    """
 
 
 @functools.cache
@@ -60,18 +48,6 @@ def error(*data: bytes, **options) -> str:
         decode(*data, **options)
     message = caught.value.message
     return message.partition("<<")[2].partition(">>")[0] or f"not ours: {message}"
-
-
-def indexed(height=12, width=20, seed=0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 128, (height, width), "uint8")
-
-
-def pillow(data: bytes) -> np.ndarray:
-    """A file's pixels, black where nothing is drawn."""
-    image = Image.open(io.BytesIO(data)).convert("RGBA")
-    return np.asarray(
-        Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image).convert("RGB")
-    )
 
 
 @functools.cache
@@ -98,9 +74,6 @@ def kinds() -> dict[str, bytes]:
         "jpeg fine": files.encode(colour, "JPEG", quality=95, subsampling=0),
         "jpeg progressive": files.encode(colour, "JPEG", progressive=True),
         "jpeg cmyk": files.encode(Image.fromarray(colour).convert("CMYK"), "JPEG"),
-        "gif": files.encode(colour, "GIF"),
-        "gif gray": files.encode(gray, "GIF"),
-        "gif 87": files.encode(gray, "GIF").replace(b"GIF89a", b"GIF87a"),
     }
 
 
@@ -115,7 +88,7 @@ def test_as_the_training_decodes(kind, channels):
         want = tf.io.decode_image(
             data, channels=channels, expand_animations=False
         ).numpy()  # as training.data.readers has it
-    except tf.errors.InvalidArgumentError:  # GIF and CMYK do not become gray there
+    except tf.errors.InvalidArgumentError:  # CMYK does not become gray there
         want = tf.image.rgb_to_grayscale(
             tf.io.decode_image(data, channels=3, expand_animations=False)
         )
@@ -173,77 +146,6 @@ def test_a_batch_of_formats_keeps_its_order():
     np.testing.assert_array_equal(decode(*data), np.concatenate([decode(one) for one in data]))
 
 
-GIFS = {
-    "own colours": files.gif((12, 20), GRAY, files.frame(indexed(), colours=COLOURS)),
-    "only own colours": files.gif((12, 20), None, files.frame(indexed(), colours=COLOURS)),
-    "smaller frame": files.gif((12, 20), COLOURS, files.frame(indexed(5, 7), place=(4, 11))),
-    "smaller frame in the corner": files.gif(
-        (12, 20), COLOURS, files.frame(indexed(5, 7), place=(7, 13))
-    ),
-    "larger frame": files.gif((3, 2), COLOURS, files.frame(indexed())),
-    "frame beyond the screen": files.gif(
-        (6, 9), COLOURS, files.frame(indexed(5, 7), place=(7, 13))
-    ),
-    "transparent": files.gif((12, 20), COLOURS, files.frame(indexed() % 4, transparent=2)),
-    "extensions": files.gif(
-        (12, 20),
-        COLOURS,
-        b"\x21\xfe" + files.blocks(b"A comment, with an image's sign," + bytes([0x2C]) * 600, 77),
-        b"\x21\xff\x0bNETSCAPE2.0\x03\x01\0\0\0",
-        b"\x21\x01\x0c" + bytes(12) + files.blocks(b"plain text"),
-        files.frame(indexed() % 4, transparent=1),
-    ),
-    "no trailer": files.gif((12, 20), COLOURS, files.frame(indexed()), trailer=b""),
-    "junk behind": files.gif(
-        (12, 20), COLOURS, files.frame(indexed()), trailer=b";" + bytes(range(256))
-    ),
-    **{
-        f"blocks of {size}": files.gif((12, 20), COLOURS, files.frame(indexed(), block_size=size))
-        for size in (1, 2, 100, 254)
-    },
-    "animation": files.gif(
-        (12, 20),
-        COLOURS,
-        files.frame(indexed()),
-        *(files.frame(indexed(seed=s)) for s in range(1, 5)),
-    ),
-    "larger second frame": files.gif(
-        (12, 20), COLOURS, files.frame(indexed()), files.frame(indexed(30, 40, seed=1))
-    ),
-    "damaged second frame": files.gif(
-        (12, 20), COLOURS, files.frame(indexed()), files.frame(indexed(seed=1))[:50], b"\xff"
-    ),
-}
-
-
-@pytest.mark.parametrize("name", GIFS)
-def test_the_first_frame_of_a_gif_on_its_screen(name):
-    want = pillow(GIFS[name])
-    assert want.shape == (12, 20, 3)
-    np.testing.assert_array_equal(decode(GIFS[name])[0], want)
-
-
-def test_gifs_that_pillow_writes():
-    frames = [Image.fromarray(files.noise(seed=seed)) for seed in range(4)]
-    data = files.encode(
-        frames[0], "GIF", save_all=True, append_images=frames[1:], duration=50, loop=0
-    )
-    assert Image.open(io.BytesIO(data)).n_frames == 4
-    np.testing.assert_array_equal(decode(data)[0], pillow(data))
-    large = files.encode(files.noise(300, 400, 1), "GIF")  # hundreds of blocks, interlaced
-    np.testing.assert_array_equal(decode(large, size=(300, 400))[0], pillow(large))
-
-
-def test_long_runs_of_blocks():
-    """More equal blocks than are looked at in one step, and an end at any place in such
-    a step.
-    """
-    for count in (_gif.WINDOW - 1, _gif.WINDOW, _gif.WINDOW + 1, 2 * _gif.WINDOW):
-        comment = b"\x21\xfe" + files.blocks(bytes(3 * count), 3)
-        data = files.gif((12, 20), COLOURS, comment, files.frame(indexed()))
-        np.testing.assert_array_equal(decode(data)[0], pillow(data))
-
-
 class TestRefused:
     @pytest.mark.parametrize(
         "junk",
@@ -254,16 +156,15 @@ class TestRefused:
             bytes(100),
             b"\x89PNG\r\n\x1a\n",
             b"\xff\xd8",
-            b"GIF88a" + bytes(50),
             b"BM" + bytes(60),
         ],
     )
     def test_what_is_no_image(self, junk):
-        assert error(files.encode(files.noise()), junk) == "image 1 is no PNG, JPEG or GIF"
+        assert error(files.encode(files.noise()), junk) == "image 1 is no PNG or JPEG"
 
-    @pytest.mark.parametrize("kind", ["BMP", "WEBP", "TIFF"])
+    @pytest.mark.parametrize("kind", ["GIF", "BMP", "WEBP", "TIFF"])
     def test_other_formats(self, kind):
-        assert error(files.encode(files.noise(), kind)) == "image 0 is no PNG, JPEG or GIF"
+        assert error(files.encode(files.noise(), kind)) == "image 0 is no PNG or JPEG"
 
     def test_no_image(self):
         assert error() == "image_bytes holds no image"
@@ -275,15 +176,9 @@ class TestRefused:
         place = jpeg.index(b"\xff\xc0") + 5
         jpeg[place : place + 2] = b"\0\0"
         assert error(bytes(jpeg))
-        frame = files.frame(indexed(1, 1))[:5] + bytes(4) + b"\0\x07" + files.blocks(b"\x80\x81")
-        assert (
-            error(files.gif((12, 20), COLOURS, frame))
-            == "image 0 is a GIF with an empty first frame"
-        )
-        assert error(files.gif((12, 20), COLOURS)) == "image 0 is a GIF without a whole first frame"
 
     def test_sizes_at_the_limit(self):
-        for kind in ("PNG", "JPEG", "GIF"):
+        for kind in ("PNG", "JPEG"):
             data = files.encode(files.noise(), kind)
             assert (
                 error(data, max_pixels=239)
@@ -304,13 +199,6 @@ class TestRefused:
     def test_sizes_that_are_negative_numbers(self):
         assert error(files.png(2**32 - 1, 2**32 - 1, 8, 2, b"")) == "image 0 is -1 x -1 pixels"
 
-    @pytest.mark.parametrize("part", ["screen", "frame", "place"])
-    def test_sizes_in_a_gif(self, part):
-        place = {"screen": 6, "frame": 13 + 384 + 5, "place": 13 + 384 + 1}[part]
-        data = bytearray(files.gif((12, 20), COLOURS, files.frame(indexed())))
-        data[place : place + 4] = b"\xff\xff\xff\xff"
-        assert "at most 50000000 pixels are decoded" in error(bytes(data))
-
     def test_texts_in_a_png_that_take_long(self):
         text = files.chunk(b"zTXt", b"k\0\0" + zlib.compress(b"some text"))
         data = files.encode(files.noise())
@@ -322,14 +210,9 @@ class TestRefused:
         scan = data[data.rindex(b"\xff\xda") : -2]
         assert error(data[:-2] + 50 * scan + data[-2:]) == "image 0 is a JPEG with too many parts"
 
-    def test_blocks_of_a_gif_that_take_long(self):
-        blocks = b"\1\0\2\0\0" * _gif.MAX_RUNS
-        data = files.gif((12, 20), COLOURS, b"\x21\xfe", blocks, b"\0", files.frame(indexed()))
-        assert error(data) == "image 0 is a GIF without a whole first frame"
-
 
 @pytest.mark.parametrize(
-    "kind", ["png rgb", "png palette transparent", "jpeg rgb", "jpeg progressive", "gif"]
+    "kind", ["png rgb", "png palette transparent", "jpeg rgb", "jpeg progressive"]
 )
 def test_no_part_of_a_truncated_file(kind):
     data = kinds()[kind]
@@ -344,16 +227,7 @@ def test_no_part_of_a_truncated_file(kind):
         except tf.errors.InvalidArgumentError:
             continue
         np.testing.assert_array_equal(pixels, whole)
-        assert length >= len(data) - 1  # only a GIF without the sign of its end is whole
-
-
-def test_pixels_missing_in_a_gif():
-    """The chain of blocks is whole, but the compressed data end, or go wrong, before
-    the last pixel.
-    """
-    for codes in (b"\x80\1\2\3\x81", b"\x80\1\2\3", b"\x80\1\xff\xff\xff\xff", b""):
-        frame = files.frame(indexed())[:10] + b"\x07" + files.blocks(codes)
-        assert error(files.gif((12, 20), COLOURS, frame)).startswith("not ours: ")
+        assert length >= len(data) - 1
 
 
 FUZZED = {
@@ -375,7 +249,7 @@ def decodes_or_raises(data: bytes) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    start=st.sampled_from([b"", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff", b"GIF89a"]),
+    start=st.sampled_from([b"", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff"]),
     rest=st.binary(max_size=300),
 )
 def test_junk(start, rest):
@@ -383,9 +257,9 @@ def test_junk(start, rest):
 
 
 @settings(max_examples=400, deadline=None)
-@given(data=st.data(), name=st.sampled_from(sorted(kinds() | GIFS)))
+@given(data=st.data(), name=st.sampled_from(sorted(kinds())))
 def test_corruptions(data, name):
-    file = bytearray((kinds() | GIFS)[name])
+    file = bytearray(kinds()[name])
     for _ in range(data.draw(st.integers(1, 4), "changes")):
         place = data.draw(st.integers(0, len(file) - 1), "place")
         change = data.draw(st.sampled_from(["byte", "cut", "insert", "double"]), "change")
@@ -439,22 +313,12 @@ def test_bombs_take_no_memory(tmp_path):
     """The highest use of memory of a process, beside the same process before it: of
     files that could take GB.
     """
-    black = Image.new("L", (3000, 1000))
-    empty = files.encode(black, "GIF")
-    start = empty.index(b"\x2c", 13 + 3 * 2 ** (1 + empty[10] % 8))
-    assert struct.unpack("<HHHH", empty[start + 1 : start + 9]) == (0, 0, 3000, 1000)
     rows = bytes(50_001) * 1000  # of 50,000: the header is what counts
     bombs = {
         "large.png": (files.png(50_000, 50_000, 8, 0, rows), "image 0 is 50000 x 50000 pixels"),
-        "large.gif": (
-            files.gif((65535, 65535), COLOURS, files.frame(indexed())),
-            "image 0 is 65535 x 65535 pixels",
-        ),
-        "animation.gif": (empty[:start] + empty[start:-1] * 2000 + b";", "decoded"),
         "strip.png": (files.encode(Image.new("L", (1_000_000, 1))), "decoded"),
         "tower.png": (files.encode(Image.new("L", (1, 1_000_000))), "decoded"),
         "strip.jpeg": (files.encode(Image.new("L", (65_000, 1)), "JPEG"), "decoded"),
-        "wide.gif": (files.encode(Image.new("L", (65_000, 2)), "GIF"), "decoded"),
     }
     (tmp_path / "0 good.png").write_bytes(files.encode(files.noise(600, 800)))
     for name, (data, _) in bombs.items():
@@ -494,7 +358,7 @@ def test_saved_and_frozen_it_refuses_the_same(tmp_path):
         for part in [graph, *graph.library.function]
         for node in getattr(part, "node_def", None) or part.node
     }
-    assert {"DecodePng", "DecodeJpeg", "DecodeGif", "Assert"} <= operations
+    assert {"DecodePng", "DecodeJpeg", "Assert"} <= operations
     assert not any("PyFunc" in operation for operation in operations)
     good, large = files.encode(files.noise()), files.png(50_000, 50_000, 8, 2, b"")
     for run in (loaded.decode, freeze(concrete)):
@@ -534,7 +398,7 @@ def test_the_same_pixels_as_in_the_training_s_evaluation(tmp_path):
         files.encode(files.noise(*shape, seed=i), ("PNG", "JPEG")[i % 2])
         for i, shape in enumerate(shapes)
     ]
-    data += [each for kind, each in kinds().items() if not kind.startswith("gif")]
+    data += kinds().values()
     for split in ("train", "test"):
         (tmp_path / split / "a").mkdir(parents=True)
         for i, each in enumerate(data):

@@ -3,10 +3,6 @@ messages, from protobuf's text format.
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import pytest
@@ -21,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_preact.export import tf_serving
-from keras_preact.export._serving_config import write_config
+from keras_preact.export.tf_serving import write_config
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
@@ -135,35 +131,24 @@ def test_the_three_files(directory):
 
 
 @pytest.mark.parametrize(("versions", "policy"), [(2, "latest"), (None, "all")])
-def test_versions(directory, versions, policy):
-    write_config(directory, versions=versions)
+def test_command(directory, capsys, versions, policy):
+    options = {
+        "--versions": versions or "all",
+        "--base-path": "gs://bucket/m/",
+        "--batch-timeout-micros": 500,
+        "--max-enqueued-batches": 7,
+        "--num-batch-threads": 3,
+    }
+    tf_serving.main([str(directory), *(str(part) for pair in options.items() for part in pair)])
+    assert capsys.readouterr().out.splitlines() == [f"{directory}/{name}" for name in FILES]
     for model in models(directory):
+        assert model.base_path == f"gs://bucket/m/{model.name}"
         assert model.model_version_policy.WhichOneof("policy_choice") == policy
         assert model.model_version_policy.latest.num_versions == (versions or 0)
     sizes, values = batching(directory)
     assert sizes == [1, 2, 3, 4, 8, 64]
-    assert values["max_batch_size"] == 64
-
-
-def test_parameters(directory):
-    write_config(
-        directory,
-        base_path="gs://bucket/m/",
-        batch_timeout_micros=500,
-        max_enqueued_batches=7,
-        num_batch_threads=3,
-    )
-    assert [model.base_path for model in models(directory)] == [
-        "gs://bucket/m/a",
-        "gs://bucket/m/b",
-    ]
-    expected = {
-        "max_batch_size": 8,
-        "batch_timeout_micros": 500,
-        "max_enqueued_batches": 7,
-        "num_batch_threads": 3,
-    }
-    assert batching(directory)[1] == expected
+    others = {"batch_timeout_micros": 500, "max_enqueued_batches": 7, "num_batch_threads": 3}
+    assert values == {"max_batch_size": 64} | others
 
 
 @pytest.mark.parametrize("card", [None, "{}"])
@@ -272,29 +257,6 @@ def test_a_failure_leaves_the_files_as_they_were(directory):
     assert not list(directory.glob(".export-[!x]*"))
 
 
-def command(*arguments, cwd):
-    line = [
-        sys.executable,
-        "-W",
-        "error::RuntimeWarning",
-        "-m",
-        "keras_preact.export.tf_serving",
-        *map(str, arguments),
-    ]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-    return subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True)
-
-
-def test_command(directory):
-    done = command(
-        directory.name, "--versions", "all", "--batch-timeout-micros", 200, cwd=directory.parent
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{directory.name}/{name}" for name in FILES]
-    assert models(directory)[0].model_version_policy.WhichOneof("policy_choice") == "all"
-    assert batching(directory)[1]["batch_timeout_micros"] == 200
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -308,30 +270,3 @@ def test_mistakes_on_the_command_line(capsys, arguments, message):
         tf_serving.main(arguments)
     assert end.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_help(capsys):
-    """It names every option with its default, and a server's command line with the
-    files that are written.
-    """
-    with pytest.raises(SystemExit) as end:
-        tf_serving.main(["--help"])
-    assert end.value.code == 0
-    text = capsys.readouterr().out
-    for option in (
-        "--base-path",
-        "--versions",
-        "--batch-timeout-micros",
-        "--max-enqueued-batches",
-        "--num-batch-threads",
-    ):
-        assert option in text
-    for default in (
-        "(/models)",
-        "(1)",
-        "(0)",
-        "(10)",
-        "(4)",
-        *(f"/models/{name}" for name in FILES),
-    ):
-        assert default in text

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
-from keras_preact.export._serving_config import METRICS_PATH, write_config
+from keras_preact.export.tf_serving import METRICS_PATH, write_config
 from keras_preact.serving.__main__ import END_SECONDS
 from keras_preact.serving.__main__ import settings as server_settings
 from keras_preact.serving.app import create_app

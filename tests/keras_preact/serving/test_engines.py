@@ -83,8 +83,10 @@ def test_exported_networks(network, precision, tmp_path):
 
     model = NETWORKS[network]()
     randomize(model)
-    core = _scores.take_apart(model if precision == "float32" else _scores.in_bfloat16(model)).core
-    plan = _graph.Plan("softmax", list("abcdefghij"), None, None, False, 1, 5, True)
+    core = _scores.take_apart(
+        model if precision == "float32" else kp.transfer.changed_copy(model, dtype="mixed_bfloat16")
+    ).core
+    plan = _graph.Plan("softmax", fold=True)
     _graph.write(core, plan, tmp_path / "1")
     loaded = tf.saved_model.load(str(tmp_path / "1"))
     frozen = engines.freeze(loaded.core)

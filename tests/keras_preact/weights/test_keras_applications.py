@@ -9,7 +9,7 @@ from keras.src.applications import resnet
 from keras.src.legacy.saving import legacy_h5_format
 
 import keras_preact as kp
-from keras_preact.weights import keras_applications, structure, transfer
+from keras_preact.weights import keras_applications, loading
 from tests.keras_preact import harness
 
 BACKEND = keras.backend.backend()
@@ -109,7 +109,7 @@ def test_without_the_classifier_of_the_source():
 def test_a_source_without_classifier_gets_one_if_asked_for():
     theirs = small(include_top=False)
     assert kp.weights.from_keras_applications(theirs, classes=3).output_shape == (None, 3)
-    with pytest.raises(transfer.WeightsMismatch, match="2 missing: head_classifier/kernel"):
+    with pytest.raises(loading.WeightsMismatch, match="2 missing: head_classifier/kernel"):
         kp.weights.from_keras_applications(theirs, include_top=True)
 
 
@@ -217,7 +217,7 @@ def test_models_that_are_none():
         ({"use_bias": True}, "use_bias=True where it has 'unless_norm'"),
         ({"activation": "swish"}, "activation="),
         ({"output_stride": 8}, "output_stride=8"),
-        ({"include_top": True, "pooling": "max"}, "average pooling in front of a classifier"),
+        ({"include_top": True, "pooling": "max"}, "average pooling before a classifier"),
         ({"width_factor": 0.5}, "bottlenecks with 64, 128, 256 and 512 filters"),
     ],
     ids=str,
@@ -225,7 +225,7 @@ def test_models_that_are_none():
 def test_to_keras_applications_refuses_what_computes_otherwise(options, named):
     """Most of these have weights of the same names and shapes."""
     recipe = {
-        **keras_applications.recipe(),
+        **keras_applications.FAMILY.options,
         "strided_unit": "last",
         "include_top": False,
         "kernel_initializer": "zeros",
@@ -240,10 +240,10 @@ def test_to_keras_applications_refuses_what_computes_otherwise(options, named):
 @once
 def test_what_acts_in_training_alone_does_not_matter():
     options = {
-        **keras_applications.recipe(),
+        **keras_applications.FAMILY.options,
         "stochastic_depth": 0.2,
         "dropout": 0.1,
         "zero_init_last": True,
     }
     model = kp.models.resnet_imagenet((1, 1), input_shape=(32, 32, 3), **options)
-    structure.check_computes_as(model, keras_applications.recipe(), "theirs")
+    keras_applications.FAMILY.check(model)

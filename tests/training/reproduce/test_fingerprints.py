@@ -60,7 +60,6 @@ OTHERS = {
         *(
             f"training/{name}.py"
             for name in (
-                "_tensorflow",
                 "backends",
                 "callbacks",
                 "checkpoints",

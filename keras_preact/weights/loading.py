@@ -1,6 +1,4 @@
-"""The core of every converter: the places of a network's weights, a table of names, a
-load that is all or nothing.
-"""
+"""Load and extract a network's weights by a table of names, all of them or none."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,12 +21,11 @@ SHOWN = 12
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
-    """One weight of a network: a variable, or the part of a stack's variable that
-    belongs to one unit.
+    """One weight of a network: a variable, or one unit's part of a stack's variable.
 
     Args:
         variable: Holds the values.
-        index: Of the unit within a stack; None for a variable of its own.
+        index: Number of the unit within a stack. None: the whole variable.
     """
 
     variable: keras.Variable
@@ -47,9 +44,7 @@ class Place:
 
 
 def assign(values: Mapping[Place, np.ndarray]) -> None:
-    """Assign to many places; each variable is written once, however many units it
-    holds.
-    """
+    """Assign to many places. Each variable is written once."""
     whole: dict[int, np.ndarray] = {}
     variables = {id(place.variable): place.variable for place in values}
     for place, value in values.items():
@@ -65,11 +60,10 @@ def assign(values: Mapping[Place, np.ndarray]) -> None:
 
 
 def named(model: keras.Model) -> dict[str, Place]:
-    """Return every weight of a network by its path, unit by unit, whether or not its
-    units are stacked.
+    """Return every weight of a network by its path, for each unit, stacked or not.
 
     Args:
-        model: A network of residual units. The states of seeds are no weights.
+        model: A network of residual units. Seed states are no weights.
 
     Example:
 
@@ -106,10 +100,9 @@ class WeightsMismatch(ValueError):
     """The weights of a source and of a network do not fit each other.
 
     Attributes:
-        missing: Weights of the network that the source lacks, our paths.
-        left_over: Weights of the source that the network lacks, the source's names.
-        shapes: Path to two shapes, the network's and the source's in its own order of
-            axes.
+        missing: Paths of the network's weights that the source lacks.
+        left_over: Names of the source's weights that the network lacks.
+        shapes: Path to two shapes, the network's and the source's.
     """
 
     def __init__(
@@ -146,14 +139,13 @@ def _listed(kind: str, items: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """What `load` changed because the network reads other channels or has other classes
-    than the source.
+    """What `load` adapted.
 
     Args:
-        input_channels: Of the source and of the network; None where the stem's kernel
-            was taken as it is.
-        classes: Of the source and of the network, where the classifier keeps its own
-            new weights; None where it was taken.
+        input_channels: Numbers of channels of the source and of the network. None: the
+            stem's kernel was copied.
+        classes: Numbers of classes of the source and of the network, whose classifier
+            keeps its own weights. None: the classifier was copied.
     """
 
     input_channels: tuple[int, int] | None = None
@@ -169,24 +161,24 @@ def load(
 ) -> Adapted:
     """Load a source's weights into a network: all of them, or none.
 
-    A stem for other input channels takes the kernel of the source summed over its
-    channels (one channel), or repeated and scaled by `channels there / channels here`,
-    so that an image of equal channels gives what it gave. A classifier for another
-    number of classes keeps its own weights.
+    A stem for one channel gets the source's kernel summed over its channels. For other
+    channels the kernel is repeated and scaled by `channels there / channels here`: an
+    image with equal channels gives the same outputs. A classifier for another number of
+    classes keeps its own weights.
 
     Args:
         model: A network of residual units.
         state: The source's names and arrays.
-        entries: The table; rows for weights that neither side has do no harm.
-        new_classifier: Whether the classifier keeps its own weights where the source
-            has none.
+        entries: The table. Rows for weights that neither side has do no harm.
+        new_classifier: Whether the classifier keeps its own weights if the source has
+            none.
 
     Returns:
         What was adapted.
 
     Raises:
-        WeightsMismatch: where a weight of the network has no counterpart, one of the
-            source is left over, or shapes differ; the network is as before.
+        WeightsMismatch: if a weight of either side has no counterpart, or shapes
+            differ. The network is as before.
 
     Example:
 
@@ -245,9 +237,7 @@ def _differs_in_one_axis(own: tuple[int, ...], other: tuple[int, ...], axis: int
 
 
 def of_other_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
-    """Return a stem's kernel, (height, width, in, out), for another number of input
-    channels.
-    """
+    """Return a stem's kernel, (height, width, in, out), for other input channels."""
     known = kernel.shape[2]
     if channels == 1:
         return kernel.sum(axis=2, keepdims=True)
@@ -259,11 +249,10 @@ def extract(model: keras.Model, entries: Iterable[Entry]) -> dict[str, np.ndarra
 
     Args:
         model: A network of residual units.
-        entries: The table; rows for weights that the network lacks do no harm.
+        entries: The table. Rows for weights that the network lacks do no harm.
 
     Raises:
-        WeightsMismatch: for weights that have no row (`missing` holds their paths):
-            they would be lost.
+        WeightsMismatch: for weights without a row; `missing` holds their paths.
     """
     places = named(model)
     table = {entry.ours: entry for entry in entries if entry.ours in places}

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.export import _check, _children, _directory, _scores, formats
-from keras_preact.export.formats import FORMATS, save_litert, save_onnx
+from keras_preact import atomic
+from keras_preact.export import _check, _children, _graph, _scores
+from keras_preact.export.runtimes import TARGETS, save_litert, save_onnx
 from tests.keras_preact.export.networks import two_stages
 from tests.keras_preact.harness import randomize
 
@@ -127,19 +128,21 @@ def files(tmp_path_factory):
     for all.
     """
     folder = tmp_path_factory.mktemp("files")
-    results, activations = {}, []
+    results, plans = {}, []
     for i, (name, (make, shape)) in enumerate(MODELS.items()):
         model = make()
         randomize(model)
-        scores = formats._in_float32(model, _scores.take_apart(model), FORMATS["onnx"])
-        scores.model.save(folder / f"{i}.keras")
-        activations.append(scores.activation)
+        scores = _scores.take_apart(model)
+        if name == "mixed precision":
+            scores = _scores.take_apart(kp.models.changed_copy(model, dtype="float32"))
+        scores.core.save(folder / f"{i}.keras")
+        plans.append(_graph.Plan(scores.activation, fold=False, plain=True).to_json())
         images = (
             np.random.default_rng(i)
             .uniform(0, 255 if scores.takes_pixels else 1, (5, *shape))
             .astype("float32")
         )
-        paths = {key: folder / f"{i}{kind.suffix}" for key, kind in FORMATS.items()}
+        paths = {key: folder / f"{i}{target.suffix}" for key, target in TARGETS.items()}
         results[name] = Converted(model, paths, images, logits_of(model, images))
     script = str(Path(__file__).with_name("convert_all.py"))
     environment = os.environ | {
@@ -147,7 +150,7 @@ def files(tmp_path_factory):
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     done = subprocess.run(
-        [sys.executable, script, str(folder), *activations],
+        [sys.executable, script, str(folder), *plans],
         env=environment,
         capture_output=True,
         text=True,
@@ -161,7 +164,7 @@ def name(request):
     return request.param
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", TARGETS)
 def test_outputs_are_those_of_the_model(files, name, kind):
     file = files[name]
     wanted = file.logits
@@ -233,7 +236,7 @@ def operations(name: str, path: Path) -> collections.Counter:
     return collections.Counter(operation["op_name"] for operation in interpreter._get_ops_details())
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", TARGETS)
 def test_plain_operations(files, name, kind):
     found = operations(kind, files[name].paths[kind])
     assert "if" not in {operation.lower() for operation in found}
@@ -278,7 +281,7 @@ if keras.backend.backend() != "tensorflow":
 def test_save(files, tmp_path, kind, model_name):
     file = files[model_name]
     before, dtypes = file.model.get_weights(), _scores.take_apart(file.model).dtypes
-    path = tmp_path / "files" / f"digits{FORMATS[kind].suffix}"
+    path = tmp_path / "files" / f"digits{TARGETS[kind].suffix}"
     preprocessing = kp.model_entry("digits_resnet8_preact").preprocessing
     assert SAVE[kind](file.model, path, classes=DIGITS, preprocessing=preprocessing) == path
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
@@ -305,9 +308,9 @@ def test_an_operation_that_the_format_lacks(tmp_path, kind):
     inputs = keras.Input((6,))
     x = keras.ops.erfinv(keras.layers.Dense(4, activation="tanh")(inputs))
     model = keras.Model(inputs, keras.layers.Dense(2)(x))
-    path = tmp_path / f"m{FORMATS[kind].suffix}"
+    path = tmp_path / f"m{TARGETS[kind].suffix}"
     with pytest.raises(
-        kp.export.ExportError, match=rf"(?s)to {FORMATS[kind].title} failed.*Erfinv"
+        kp.export.ExportError, match=rf"(?s)to {TARGETS[kind].title} failed.*Erfinv"
     ):
         SAVE[kind](model, path, classes=["a", "b"])
     assert not list(tmp_path.iterdir())
@@ -316,13 +319,13 @@ def test_an_operation_that_the_format_lacks(tmp_path, kind):
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
 )
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", TARGETS)
 def test_a_different_result_is_an_error(files, tmp_path, kind):
     other = MODELS["pixels"][0]()
     randomize(other, seed=1)
     path = files["pixels"].paths[kind]
     message = (
-        rf"The {FORMATS[kind].title} file's logits differ from the model's by up to .* is allowed"
+        rf"The {TARGETS[kind].title} file's logits differ from the model's by up to .* is allowed"
     )
     with pytest.raises(kp.export.ExportError, match=message):
         _check.compare(_scores.take_apart(other), path, tmp_path, kind)
@@ -331,12 +334,12 @@ def test_a_different_result_is_an_error(files, tmp_path, kind):
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
 )
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", TARGETS)
 def test_a_damaged_file_is_an_error(files, tmp_path, kind):
     path = tmp_path / "damaged"
     path.write_bytes(files["pixels"].paths[kind].read_bytes()[:5000])
     with pytest.raises(
-        kp.export.ExportError, match=rf"Running the {FORMATS[kind].title} file with .* failed"
+        kp.export.ExportError, match=rf"Running the {TARGETS[kind].title} file with .* failed"
     ):
         _check.compare(_scores.take_apart(files["pixels"].model), path, tmp_path, kind)
 
@@ -353,7 +356,7 @@ def small():
 @pytest.fixture
 def quick(monkeypatch):
     """Neither convert nor check."""
-    monkeypatch.setattr(formats, "_write_graph", lambda scores, path: path.mkdir())
+    monkeypatch.setattr(_graph, "write", lambda core, plan, path: path.mkdir())
     monkeypatch.setattr(
         _children, "run", lambda arguments, *_: Path(arguments[4]).write_bytes(b"file")
     )
@@ -361,19 +364,19 @@ def quick(monkeypatch):
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", TARGETS)
 def test_a_file_is_never_overwritten(small, tmp_path, monkeypatch, kind):
-    path = tmp_path / f"m{FORMATS[kind].suffix}"
+    path = tmp_path / f"m{TARGETS[kind].suffix}"
     path.write_text("mine")
-    with pytest.raises(ValueError, match="is there already, and a file is never overwritten"):
+    with pytest.raises(ValueError, match="exists, and a file is never overwritten"):
         SAVE[kind](small, path, classes=["a", "b"])
     path.unlink()
     path.symlink_to("nowhere")
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="never overwritten"):
         SAVE[kind](small, path, classes=["a", "b"])
     path.unlink()
     monkeypatch.setattr(_check, "compare", lambda *_: path.write_text("another process"))
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="never overwritten"):
         SAVE[kind](small, path, classes=["a", "b"])
     assert path.read_text() == "another process"
     assert list(tmp_path.iterdir()) == [path]
@@ -427,15 +430,15 @@ def test_wrong_models(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", TARGETS)
 def test_a_missing_package(small, tmp_path, monkeypatch, kind):
     monkeypatch.setitem(
-        FORMATS, kind, dataclasses.replace(FORMATS[kind], modules=("json", "no_such_package"))
+        TARGETS, kind, dataclasses.replace(TARGETS[kind], modules=("json", "no_such_package"))
     )
     with pytest.raises(
         ImportError, match=rf"needs no_such_package: pip install 'keras-preact\[{kind}\]'"
     ):
-        SAVE[kind](small, tmp_path / f"m{FORMATS[kind].suffix}", classes=["a", "b"])
+        SAVE[kind](small, tmp_path / f"m{TARGETS[kind].suffix}", classes=["a", "b"])
     assert not list(tmp_path.iterdir())
 
 
@@ -446,10 +449,10 @@ def test_a_missing_package(small, tmp_path, monkeypatch, kind):
 @pytest.mark.parametrize(
     ("place", "step"),
     [
-        (formats, "_write_graph"),
+        (_graph, "write"),
         (_children, "run"),
         (_check, "compare"),
-        (_directory, "sync_entry"),
+        (atomic, "sync"),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
@@ -470,7 +473,7 @@ def test_a_file_that_may_not_last_is_taken_back(small, tmp_path, monkeypatch):
             assert (path / "m.onnx").exists()
             raise OSError("gone")
 
-    monkeypatch.setattr(_directory, "sync_entry", sync)
+    monkeypatch.setattr(atomic, "sync", sync)
     with pytest.raises(OSError, match="gone"):
         save_onnx(small, tmp_path / "m.onnx", classes=["a", "b"])
     assert not list(tmp_path.iterdir())
@@ -482,7 +485,7 @@ def test_full_disk(files, tmp_path):
     try:
         with pytest.raises(
             OSError,
-            match=r"no room for the export in .* \(File too large\); nothing of it was left behind",
+            match=r"no room for the export in .* \(File too large\)",
         ):
             save_litert(files["pixels"].model, tmp_path / "m.tflite", classes=DIGITS)
     finally:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.weights import layout, transfer
+from keras_preact.weights import layout, loading
 from tests.keras_preact import harness
 
 
@@ -22,11 +22,11 @@ def network(**options):
 
 
 def values(model) -> dict[str, np.ndarray]:
-    return {path: place.value() for path, place in transfer.named(model).items()}
+    return {path: place.value() for path, place in loading.named(model).items()}
 
 
 def same_names(model) -> list[layout.Entry]:
-    return [layout.Entry(path, f"their/{path}") for path in transfer.named(model)]
+    return [layout.Entry(path, f"their/{path}") for path in loading.named(model)]
 
 
 def random_state(model, seed=3) -> dict[str, np.ndarray]:
@@ -60,7 +60,7 @@ def test_names_and_values_are_those_of_single_units():
 def test_load_and_extract(stacked):
     model = network(stacked=stacked)
     state = random_state(model)
-    assert transfer.load(model, state, same_names(model)) == transfer.Adapted()
+    assert loading.load(model, state, same_names(model)) == loading.Adapted()
     check_equal(
         {
             f"their/{path}": value
@@ -68,13 +68,13 @@ def test_load_and_extract(stacked):
         },
         state,
     )
-    check_equal(transfer.extract(model, same_names(model)), state)
+    check_equal(loading.extract(model, same_names(model)), state)
 
 
 def test_one_place_of_a_stack_can_be_assigned_alone():
     model = network(stacked=True)
     before, path = values(model), "stage1_unit3/branch/conv_1/kernel"
-    transfer.named(model)[path].assign(np.ones(before[path].shape, "float32"))
+    loading.named(model)[path].assign(np.ones(before[path].shape, "float32"))
     check_equal(values(model), before | {path: np.ones(before[path].shape, "float32")})
 
 
@@ -85,8 +85,8 @@ def test_nothing_is_assigned_where_anything_is_wrong(stacked):
     del state["their/stage1_unit2/branch/norm_1/gamma"]
     state["their/other"] = np.zeros(3)
     state["their/head_norm/beta"] = np.zeros((2, 2))
-    with pytest.raises(transfer.WeightsMismatch) as error:
-        transfer.load(model, state, same_names(model))
+    with pytest.raises(loading.WeightsMismatch) as error:
+        loading.load(model, state, same_names(model))
     assert error.value.missing == ["stage1_unit2/branch/norm_1/gamma"]
     assert error.value.left_over == ["their/other"]
     assert error.value.shapes == {"head_norm/beta": ((8,), (2, 2))}
@@ -107,17 +107,17 @@ def test_an_array_of_another_rank_is_of_another_shape():
         layout.Entry(row.ours, row.theirs, layout.CONV_OIHW if "conv" in row.ours else layout.SAME)
         for row in same_names(model)
     ]
-    state = transfer.extract(model, entries) | {"their/stem_conv/kernel": np.zeros(5)}
-    with pytest.raises(transfer.WeightsMismatch) as error:
-        transfer.load(model, state, entries)
+    state = loading.extract(model, entries) | {"their/stem_conv/kernel": np.zeros(5)}
+    with pytest.raises(loading.WeightsMismatch) as error:
+        loading.load(model, state, entries)
     assert error.value.shapes == {"stem_conv/kernel": ((7, 7, 3, 64), (5,))}
 
 
 def test_a_message_shows_a_dozen_and_the_error_holds_all():
     model = network()
-    with pytest.raises(transfer.WeightsMismatch) as error:
-        transfer.load(model, {}, same_names(model))
-    paths = list(transfer.named(model))
+    with pytest.raises(loading.WeightsMismatch) as error:
+        loading.load(model, {}, same_names(model))
+    paths = list(loading.named(model))
     assert error.value.missing == paths
     assert f"{len(paths)} missing: {', '.join(paths[:12])} and {len(paths) - 12} more" in str(
         error.value
@@ -127,8 +127,8 @@ def test_a_message_shows_a_dozen_and_the_error_holds_all():
 def test_extract_loses_nothing():
     model = network(use_bias=True)
     entries = [entry for entry in same_names(model) if not entry.ours.endswith("bias")]
-    with pytest.raises(transfer.WeightsMismatch, match="stem_conv/bias") as error:
-        transfer.extract(model, entries)
+    with pytest.raises(loading.WeightsMismatch, match="stem_conv/bias") as error:
+        loading.extract(model, entries)
     assert all(path.endswith("bias") for path in error.value.missing)
 
 
@@ -139,9 +139,9 @@ def test_a_stem_of_other_channels(channels):
     """
     source, model = network(), network(input_shape=(34, 34, channels))
     harness.randomize(source)
-    state, entries = transfer.extract(source, same_names(source)), same_names(source)
-    adapted = transfer.load(model, state, entries)
-    assert adapted == transfer.Adapted(input_channels=None if channels == 3 else (3, channels))
+    state, entries = loading.extract(source, same_names(source)), same_names(source)
+    adapted = loading.load(model, state, entries)
+    assert adapted == loading.Adapted(input_channels=None if channels == 3 else (3, channels))
     kernel, own = state["their/stem_conv/kernel"], values(model)["stem_conv/kernel"]
     for c in range(channels if channels > 1 else 0):
         np.testing.assert_allclose(own[:, :, c], kernel[:, :, c % 3] * 3 / channels, rtol=1e-6)
@@ -164,8 +164,8 @@ def test_a_classifier_of_other_classes_keeps_its_weights():
     harness.randomize(source)
     harness.randomize(model, seed=5)
     before = values(model)
-    assert transfer.load(
-        model, transfer.extract(source, same_names(source)), same_names(source)
+    assert loading.load(
+        model, loading.extract(source, same_names(source)), same_names(source)
     ).classes == (4, 7)
     own = ("head_classifier/kernel", "head_classifier/bias")
     check_equal(values(model), values(source) | {path: before[path] for path in own})
@@ -175,11 +175,11 @@ def test_a_source_without_classifier():
     model = network()
     state = {name: value for name, value in random_state(model).items() if "classifier" not in name}
     with pytest.raises(
-        transfer.WeightsMismatch, match="2 missing: head_classifier/kernel, head_classifier/bias"
+        loading.WeightsMismatch, match="2 missing: head_classifier/kernel, head_classifier/bias"
     ):
-        transfer.load(model, state, same_names(model))
+        loading.load(model, state, same_names(model))
     before = values(model)
-    transfer.load(model, state, same_names(model), new_classifier=True)
+    loading.load(model, state, same_names(model), new_classifier=True)
     assert np.array_equal(values(model)["head_classifier/kernel"], before["head_classifier/kernel"])
     assert np.array_equal(values(model)["head_norm/gamma"], state["their/head_norm/gamma"])
 

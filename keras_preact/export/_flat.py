@@ -1,0 +1,186 @@
+"""A copy of a network for serving: units and stacks unrolled into plain layers, batch
+normalisations folded into the weights before them.
+"""
+
+import collections
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+
+from keras_preact.stacks import LayerStack
+from keras_preact.units import ResidualUnit
+
+#: Layers that multiply. Scaling the last axis of their kernel scales their output channels.
+WEIGHTS = (keras.layers.Conv2D, keras.layers.Dense)
+
+
+def flat(model: keras.Model, *, fold: bool = False) -> keras.Model:
+    """Return a functional model of plain layers that computes what `model` does at
+    inference.
+
+    Residual units, stacks and nested models are replaced by the layers and operations
+    that they call. Kernels of layers that compute in 16 bits are stored in 16 bits.
+
+    Args:
+        model: A functional model with the channels last. It stays as it is.
+        fold: Whether to fold batch normalisations into the convolutions and dense
+            layers before them.
+    """
+    names: collections.Counter[str] = collections.Counter(layer.name for layer in model.layers)
+    copies: dict[int, list[keras.Layer]] = {}
+
+    def inline(layer, *args, **kwargs):
+        if not isinstance(layer, _COMPOSITE):
+            return layer(*args, **kwargs)
+        if id(layer) not in copies:
+            copies[id(layer)] = _parts(layer, names)
+        [x] = args
+        for part in copies[id(layer)]:
+            if isinstance(part, _COMPOSITE):
+                x = part.call(keras.ops.cast(x, part.compute_dtype), training=False)
+            else:
+                x = part(x)
+        return x
+
+    while any(isinstance(layer, _COMPOSITE) for layer in model.layers):
+        model = _rebuilt(model, inline)
+    replacements = {
+        id(layer): _copy(layer, dtype=layer.compute_dtype)
+        for layer in model.layers
+        if isinstance(layer, WEIGHTS) and layer.compute_dtype in ("bfloat16", "float16")
+    }
+    folded: set[int] = set()
+    for weight, norm in _foldable(model) if fold else ():
+        replacements[id(weight)] = _fold(weight, norm)
+        folded.add(id(norm))
+
+    def replace(layer, *args, **kwargs):
+        if id(layer) in folded:
+            return args[0]
+        if _is_short_norm(layer, *args):
+            layer = _FusedNorm(layer)
+        return replacements.get(id(layer), layer)(*args, **kwargs)
+
+    return _rebuilt(model, replace)
+
+
+_COMPOSITE = (ResidualUnit, LayerStack, keras.Model)
+
+
+def _rebuilt(model: keras.Model, call: Callable) -> keras.Model:
+    """Return the graph of `model` with `call(layer, *inputs)` for each layer's call."""
+    return keras.models.clone_model(model, clone_function=lambda layer: layer, call_function=call)
+
+
+def _parts(layer: keras.Layer, names: collections.Counter) -> list[keras.Layer]:
+    """Return copies of what a composite layer runs one after the other. Their inner
+    layers get names that are unique in the whole graph.
+    """
+    if isinstance(layer, LayerStack):
+        parts = [layer.unit(i) for i in range(layer.depth)]
+    else:
+        parts = [_copy(layer)]
+    for part in parts:
+        for inner in part._flatten_layers(include_self=False):
+            name = f"{part.name}_{inner.name}"
+            names[name] += 1
+            inner.name = name if names[name] == 1 else f"{name}_{names[name]}"
+    return parts
+
+
+def _copy(layer: keras.Layer, **changes) -> keras.Layer:
+    """Return a layer with the same values and another configuration."""
+    copy = type(layer).from_config(layer.get_config() | changes)
+    if not copy.built:
+        copy.build_from_config(layer.get_build_config())
+    for own, original in zip(copy.weights, layer.weights, strict=True):
+        own.assign(original.value)
+    return copy
+
+
+def _is_short_norm(layer, x=None, *_) -> bool:
+    return (
+        isinstance(layer, keras.layers.BatchNormalization)
+        and layer.compute_dtype == "bfloat16"
+        and len(x.shape) == 4
+        and layer.scale
+        and layer.center
+    )
+
+
+class _FusedNorm(keras.layers.Layer):
+    """Batch normalisation of bfloat16 images by TensorFlow's kernel. Keras would cast
+    each map to float32 and back.
+    """
+
+    def __init__(self, norm: keras.layers.BatchNormalization):
+        super().__init__(name=f"{norm.name}_fused", dtype="bfloat16")
+        self.epsilon = norm.epsilon
+        self.values = [
+            self.add_weight(shape=value.shape, dtype="float32", name=value.name, autocast=False)
+            for value in norm.weights
+        ]
+        for own, value in zip(self.values, norm.weights, strict=True):
+            own.assign(value.value)
+
+    def call(self, x):
+        import tensorflow as tf
+
+        scale, offset, mean, variance = (value.value for value in self.values)
+        return tf.raw_ops.FusedBatchNormV3(
+            x=x,
+            scale=scale,
+            offset=offset,
+            mean=mean,
+            variance=variance,
+            epsilon=self.epsilon,
+            is_training=False,
+        )[0]
+
+
+def _foldable(model: keras.Model) -> Iterator[tuple[keras.Layer, keras.Layer]]:
+    """Find weights whose output is read by a batch normalisation and nothing else."""
+    nodes = [node for level in model._nodes_by_depth.values() for node in level]
+    made_by = {id(output): node.operation for node in nodes for output in node.outputs}
+    reads = collections.Counter(id(tensor) for node in nodes for tensor in node.input_tensors)
+    reads.update(map(id, model.outputs))
+    calls = collections.Counter(id(node.operation) for node in nodes)
+    for node in nodes:
+        for tensor in node.input_tensors[:1]:
+            pair = made_by.get(id(tensor)), node.operation
+            if (
+                reads[id(tensor)] == 1
+                and all(calls[id(layer)] == 1 for layer in pair)
+                and _fits(*pair)
+            ):
+                yield pair
+
+
+def _fits(weight, norm) -> bool:
+    return (
+        isinstance(weight, WEIGHTS)
+        and not getattr(weight, "standardize", False)  # it would divide the factor out again
+        and weight.activation in (None, keras.activations.linear)
+        and isinstance(norm, keras.layers.BatchNormalization)
+        and norm.axis in (-1, len(weight.kernel.shape) - 1)
+    )
+
+
+def _fold(weight: keras.Layer, norm: keras.layers.BatchNormalization) -> keras.Layer:
+    """Return a copy of `weight` that computes what `norm` makes of its output."""
+
+    def value(variable, default: float) -> np.ndarray:
+        if variable is None:
+            return np.float64(default)
+        return keras.ops.convert_to_numpy(variable).astype("float64")
+
+    factor = value(norm.gamma, 1) / np.sqrt(value(norm.moving_variance, 1) + norm.epsilon)
+    short = {"dtype": weight.compute_dtype} if weight.compute_dtype != weight.dtype else {}
+    copy = type(weight).from_config(weight.get_config() | {"use_bias": True} | short)
+    copy.build_from_config(weight.get_build_config())
+    copy.kernel.assign(value(weight.kernel, 1) * factor)
+    copy.bias.assign(
+        value(norm.beta, 0) + (value(weight.bias, 0) - value(norm.moving_mean, 0)) * factor
+    )
+    return copy

@@ -1,0 +1,272 @@
+"""What converters share: read a network's structure from the names and shapes of its
+weights, build and load our network, and check that a network computes the same.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_preact import _layers
+from keras_preact.models.imagenet import DEPTHS
+from keras_preact.models.network import ResidualNetwork, Stage
+from keras_preact.weights import loading
+from keras_preact.weights.layout import Layout
+
+#: Options of a network that converters do not compare: sizes that they copy, and what changes only
+#: training or the way of computing.
+FREE_OPTIONS = """
+name frozen_layers stages stem_filters block input_shape classes include_top pooling
+classifier_activation data_format dtype stacked execution remat unroll dropout dropout_at
+stochastic_depth kernel_initializer bias_initializer zero_init_last
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """Sizes of a network, read from its weights.
+
+    Args:
+        stages: Its stages.
+        block: `"basic"` or `"bottleneck"`.
+        stem_filters: Width of the stem.
+        channels: Channels of the images.
+        classes: Classes of the classifier. None: there is none.
+    """
+
+    stages: Sequence[Stage]
+    block: str
+    stem_filters: int
+    channels: int
+    classes: int | None
+
+    @property
+    def depth(self) -> int | None:
+        """Depth of the network of the paper or of torchvision with these units."""
+        units = tuple(stage.units for stage in self.stages)
+        rows = (depth for depth, row in DEPTHS.items() if row == (self.block, units))
+        return next(rows, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Networks of another library that name their weights alike and compute alike.
+
+    Args:
+        title: Name for messages, with an owner: `"timm's ResNetV2"`.
+        layout: Their names.
+        unit: Pattern that matches names of a unit's weights. Its groups are the numbers
+            of the stage and of the unit.
+        options: Options of `ResidualNetwork` for the same computation.
+        strides: Strides of the stages, which fix their number. None: any number, with
+            stride 2 in all but the last.
+        strided_unit: Unit of a stage that has the stride, see `Stage`.
+    """
+
+    title: str
+    layout: Layout
+    unit: re.Pattern
+    options: Mapping[str, Any]
+    strides: tuple[int, ...] | None = None
+    strided_unit: str = "first"
+
+    def stages(self, filters: Sequence[int], units: Sequence[int]) -> list[Stage]:
+        """Return stages of these widths and numbers of units."""
+        strides = self.strides or (*[2] * (len(units) - 1), 1)
+        return [Stage(*row, self.strided_unit) for row in zip(filters, units, strides, strict=True)]
+
+    def structure(self, state: Mapping[str, np.ndarray]) -> Structure:
+        """Read the structure of a network from its weights.
+
+        Raises:
+            ValueError: if a weight is missing that every such network has, or a width
+                does not fit the block.
+        """
+        units: dict[int, set[int]] = {}
+        for match in filter(None, map(self.unit.match, state)):
+            units.setdefault(int(match[1]), set()).add(int(match[2]))
+        counts = [len(numbers) for _, numbers in sorted(units.items())]
+        if self.strides and len(counts) != len(self.strides):
+            raise ValueError(
+                f"A network of {self.title} has {len(self.strides)} stages. Received: weights of "
+                f"{len(counts)}"
+            )
+        entries = {entry.ours: entry for entry in self.layout.entries(counts)}
+        known = {
+            entry.ours: entry for entry in self.layout.entries(counts) if entry.theirs in state
+        }
+
+        def kernel(path: str) -> tuple[int, ...]:
+            entry = known.get(path)
+            if entry is None or state[entry.theirs].ndim != 4:
+                raise ValueError(
+                    f"A network of {self.title} has a convolution {entries[path].theirs!r}, which "
+                    f"these weights lack. They are: {some(state)}"
+                )
+            return entry.transform.to_ours(state[entry.theirs]).shape
+
+        block = "bottleneck" if "stage1_unit1/branch/conv_3/kernel" in known else "basic"
+        last, expansion = (3, 4) if block == "bottleneck" else (2, 1)
+        filters = []
+        for s in range(1, len(counts) + 1):
+            paths = [f"stage{s}_unit1/branch/conv_{i}/kernel" for i in (1, last)]
+            inside, outside = (kernel(path)[-1] for path in paths)
+            if outside != inside * expansion:
+                raise ValueError(
+                    f"A {block} block returns {expansion} times the {inside} channels inside it. "
+                    f"Received: {known[paths[0]].theirs!r} and after it a weight with {outside} "
+                    "channels"
+                )
+            filters.append(inside)
+        *_, channels, stem_filters = kernel(loading.STEM)
+        top = known.get("head_classifier/bias")
+        classes = None if top is None else len(state[top.theirs])
+        return Structure(self.stages(filters, counts), block, stem_filters, channels, classes)
+
+    def build(
+        self,
+        found: Structure,
+        state: Mapping[str, np.ndarray],
+        *,
+        input_shape: Sequence[int | None] | None,
+        classes: int | None,
+        shape: Sequence[int | None],
+        **options: Any,
+    ) -> ResidualNetwork:
+        """Build a network and load weights of this family.
+
+        Args:
+            found: The structure of the weights.
+            state: Names to arrays.
+            input_shape: Shape of its images. None: `shape`.
+            classes: Number of classes. None: as in the weights.
+            shape: Shape of the source's images, channels last.
+            **options: Other options of `ResidualNetwork`. They replace the family's.
+
+        Raises:
+            WeightsMismatch: for weights that do not fit the network.
+        """
+        known = found.classes is not None
+        given = {
+            **self.options,
+            "stem_filters": found.stem_filters,
+            "block": found.block,
+            "include_top": known or classes is not None,
+            "pooling": None if known or classes is not None else "avg",
+            **options,
+        }
+        if input_shape is None:
+            input_shape = in_format(shape, "channels_last", given.get("data_format"))
+        model = ResidualNetwork(
+            found.stages, input_shape=input_shape, classes=classes or found.classes or 1, **given
+        )
+        entries = self.entries(model)
+        if model.logits is None:
+            top = {entry.theirs for entry in entries if entry.ours.startswith(loading.CLASSIFIER)}
+            state = {name: array for name, array in state.items() if name not in top}
+        loading.load(model, state, entries, new_classifier=not known and classes is not None)
+        return model
+
+    def entries(self, model: ResidualNetwork) -> list:
+        """Return the table of names for a network."""
+        return self.layout.entries([stage.units for stage in stages(model)])
+
+    def check(self, model: ResidualNetwork) -> None:
+        """Check that a network computes what this family does.
+
+        Raises:
+            ValueError: with the options or strides that differ.
+        """
+        if not isinstance(model, ResidualNetwork):
+            raise ValueError(f"`model` must be a ResidualNetwork. Received: model={model!r}")
+        check_options(model, self.options, self.title)
+        own = [stage.strides for stage in stages(model)]
+        if self.strides and own != list(self.strides):
+            raise ValueError(
+                f"{self.title} has stages with the strides {list(self.strides)}. Received: "
+                f"{model.name!r} with {own}"
+            )
+
+    def extract(self, model: ResidualNetwork) -> dict[str, np.ndarray]:
+        """Return the weights of a network under this family's names.
+
+        Raises:
+            ValueError: for a network that does not compute what this family does.
+            WeightsMismatch: for weights without a name in this family.
+        """
+        self.check(model)
+        return loading.extract(model, self.entries(model))
+
+
+def some(names: Any) -> str:
+    """Return the first names, for a message."""
+    return ", ".join([*names][: loading.SHOWN]) or "none"
+
+
+def check_options(model: ResidualNetwork, options: Mapping[str, Any], title: str) -> None:
+    """Check that a network has these options, apart from `FREE_OPTIONS`.
+
+    Equal names and shapes of weights do not ensure it.
+
+    Raises:
+        ValueError: with the options that differ.
+    """
+    config = model.get_config()
+    wanted = ResidualNetwork(
+        [Stage(8, 1)],
+        block=config["block"],
+        input_shape=(None, None, 3),
+        data_format="channels_last",
+        classes=1,
+        stem_filters=8,
+        **options,
+    ).get_config()
+    # In a basic block the first convolution always has the stride.
+    free = {*FREE_OPTIONS.split()} | ({"stride_on"} if config["block"] == "basic" else set())
+    different = "; ".join(
+        f"{key}={config[key]!r} where it has {wanted[key]!r}"
+        for key in sorted(wanted.keys() - free)
+        if _effective(key, config[key]) != _effective(key, wanted[key])
+    )
+    if different:
+        raise ValueError(
+            f"The network {model.name!r} does not compute what {title} does: {different}"
+        )
+
+
+def stages(model: ResidualNetwork) -> list[Stage]:
+    """Return the stages of a network."""
+    return [Stage(*stage) for stage in model.get_config()["stages"]]
+
+
+def in_format(
+    shape: Sequence[int | None], source: str | None, target: str | None
+) -> tuple[int | None, ...]:
+    """Return the shape of an image in another data format. None: that of Keras."""
+    source, target = (
+        keras.config.image_data_format() if name is None else name for name in (source, target)
+    )
+    if source == target:
+        return tuple(shape)
+    return (shape[-1], *shape[:-1]) if target == "channels_first" else (*shape[1:], shape[0])
+
+
+def _effective(key: str, value):
+    """Return the part of an option that changes the outputs."""
+    if key == "normalization":
+        layers = _layers.Normalization(value).make(-1, 64, name="norm")
+        acting = ("epsilon", "center", "scale", "groups", "rms_scaling", "renorm")
+        return [
+            (type(layer).__name__, {k: v for k, v in layer.get_config().items() if k in acting})
+            for layer in layers
+        ]
+    if key == "shortcut":
+        return (
+            value["class_name"],
+            value["config"].get("shortcut"),
+            value["config"].get("residual"),
+        )
+    return "projection" if (key, value) == ("shape_shortcut", "auto") else value
