@@ -18,7 +18,7 @@ from PIL import Image
 import keras_preact as kp
 from keras_preact.analysis.audit import Audit, Finding, Status
 from keras_preact.analysis.audit.checks import CHECKS
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style as _style
 from tests.training import images as pictures
 from tests.training.commands import error_of, files, run_train
 from training import cli
