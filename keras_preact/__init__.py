@@ -27,10 +27,7 @@ from keras_preact import (
 from keras_preact.arrangements import ARRANGEMENTS, Arrangement
 from keras_preact.blocks import BLOCKS
 from keras_preact.models.registry import create_model, list_models, model_entry
-
-# Not later: importing a module sets the package's attribute of its name, which is the function's
-# name here.
-from keras_preact.recommend import Recommendation, recommend
+from keras_preact.recommendation import Recommendation, recommend
 from keras_preact.shortcuts import SHORTCUTS
 from keras_preact.stacks import LayerStack, UnitStack
 from keras_preact.transformer import TransformerUnit

@@ -1,13 +1,12 @@
-"""What to begin with at a given depth, as tables with their sources: rates, warm-up,
-normalisation, initialiser, dropout.
+"""Settings to start with at a given depth, as tables with their sources. `kp.recommend`
+reads them.
 
-The tables are those of `GUIDE`, rules of thumb, Sec. 8.2 to 8.7. Where the paper says
-otherwise of networks that it trained, or this package measured otherwise, that wins and
-stands in the reason. `kp.recommend` reads them.
+The tables hold the rules of thumb in `GUIDE`, Sec. 8.2 to 8.7. What the paper says about
+its own networks, and what this package measured, comes first; the reason then says so.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import keras
@@ -21,16 +20,16 @@ GUIDE = "Identity Mappings in Deep Residual Networks: A Comprehensive Guide"
 
 @dataclasses.dataclass(frozen=True)
 class DepthRow:
-    """Advice for networks from `start` weight layers on, until the next row.
+    """Advice for networks of at least `start` weight layers, until the next row.
 
     Args:
-        start: Weight layers.
-        learning_rate: Lowest and highest, of SGD with momentum, at a batch of 256.
+        start: Number of weight layers.
+        learning_rate: Lowest and highest rate, for SGD with momentum and batches of 256.
         decay: `"steps"` or `"cosine"`.
-        warmup_epochs: Least and most.
+        warmup_epochs: Shortest and longest warm-up.
         initializer: Key of `INITIALIZERS`; None for the task's.
-        clip_norm: What the norm of the gradient is clipped to; None for no clipping.
-        arrangement_reason, initializer_reason: Why, in a sentence each.
+        clip_norm: Largest norm of the gradient; None for no clipping.
+        arrangement_reason, initializer_reason: Reasons, a sentence each.
     """
 
     start: int
@@ -43,9 +42,8 @@ class DepthRow:
     initializer_reason: str
 
 
-#: Guide, Sec. 8.4, 8.5 and 8.7; the limit of the norm is the upper end of its healthy range, Sec.
-#: 8.8.
-DEPTHS: Sequence[DepthRow] = (
+#: Guide, Sec. 8.4, 8.5 and 8.7; `clip_norm` is the upper end of the healthy range, Sec. 8.8.
+DEPTHS: tuple[DepthRow, ...] = (
     DepthRow(
         start=1,
         learning_rate=(0.1, 0.1),
@@ -53,7 +51,9 @@ DEPTHS: Sequence[DepthRow] = (
         warmup_epochs=(0, 0),
         initializer=None,
         clip_norm=None,
-        arrangement_reason="Post-activation works as well below 50 layers; pre-activation is the one that can grow deeper.",
+        arrangement_reason=(
+            "Post-activation works as well below 50 layers; only pre-activation can grow deeper."
+        ),
         initializer_reason="Standard initialisation is enough below 50 layers.",
     ),
     DepthRow(
@@ -63,8 +63,13 @@ DEPTHS: Sequence[DepthRow] = (
         warmup_epochs=(5, 10),
         initializer=None,
         clip_norm=None,
-        arrangement_reason="Pre-activation is recommended from 50 layers on; watch the gradient norms.",
-        initializer_reason="He's values keep the signal's size from layer to layer; from 50 layers on it matters.",
+        arrangement_reason=(
+            "Pre-activation is recommended from 50 layers on; watch the gradient norms."
+        ),
+        initializer_reason=(
+            "He's values keep the size of the signal from layer to layer, which matters from 50 "
+            "layers on."
+        ),
     ),
     DepthRow(
         start=200,
@@ -73,8 +78,13 @@ DEPTHS: Sequence[DepthRow] = (
         warmup_epochs=(10, 20),
         initializer="delta_orthogonal",
         clip_norm=None,
-        arrangement_reason="Pre-activation is essential from 200 layers on, where post-activation ends in practice.",
-        initializer_reason="Orthogonal weights help from 200 layers on; the paper's own networks there began with He's.",
+        arrangement_reason=(
+            "Pre-activation is essential from 200 layers on, where post-activation hardly trains."
+        ),
+        initializer_reason=(
+            "Orthogonal weights help from 200 layers on; the paper's own networks of that depth "
+            "started with He's values."
+        ),
     ),
     DepthRow(
         start=1000,
@@ -85,11 +95,10 @@ DEPTHS: Sequence[DepthRow] = (
         clip_norm=10.0,
         arrangement_reason="Pre-activation is mandatory from 1000 layers on.",
         initializer_reason=(
-            "The guide requires orthogonal weights from 1000 layers on; this package's 10,001 "
-            "layers with batch normalisation trained with DepthScaledHe, which keeps the "
-            "gradients of both ends alike "
-            "(training/benchmark/measured/very_deep_preact_jax.json), and the paper's 1001 with "
-            "plain He."
+            "The guide requires orthogonal weights from 1000 layers on. Here, 10,001 layers with "
+            "batch normalisation trained with DepthScaledHe, which keeps gradients at both ends "
+            "alike (training/benchmark/measured/very_deep_preact_jax.json); the paper trained "
+            "1001 layers with plain He."
         ),
     ),
 )
@@ -100,13 +109,14 @@ class Task:
     """Advice for a kind of network.
 
     Args:
-        normalization: And the one for small batches.
-        activation: Of the units; `"swiglu"` is the MLP of a transformer.
-        arrangement: Of the units.
-        initializer: Key of `INITIALIZERS`, where the depth asks for no other.
-        transformer: Whether it is for `kp.models.pre_ln_transformer`; else for the
+        normalization, small_batch_normalization: Normalisation of the units, and that
+            for small batches.
+        activation: Activation of the units; `"swiglu"` is the MLP of a transformer.
+        arrangement: Arrangement of the units.
+        initializer: Key of `INITIALIZERS`, unless the depth needs another one.
+        transformer: Whether it is for `kp.models.pre_ln_transformer`; else it is for
             residual networks.
-        normalization_reason, activation_reason: Why, in a sentence each.
+        normalization_reason, activation_reason: Reasons, a sentence each.
     """
 
     normalization: str
@@ -119,7 +129,6 @@ class Task:
     activation_reason: str
 
 
-_BATCH_NORM = "Batch normalisation is proven for images, and its batch statistics are useful."
 _VISION = Task(
     normalization="batch",
     small_batch_normalization="layer",
@@ -127,8 +136,12 @@ _VISION = Task(
     arrangement="full_preactivation",
     initializer="he",
     transformer=False,
-    normalization_reason=_BATCH_NORM,
-    activation_reason="GELU is the smooth one for general purposes; ReLU, the paper's, is the simple and proven one.",
+    normalization_reason=(
+        "Batch normalisation is proven for images, and its batch statistics are useful."
+    ),
+    activation_reason=(
+        "GELU is smooth and works for most purposes; ReLU, the paper's, is simple and proven."
+    ),
 )
 _OF_THE_PAPER = dataclasses.replace(
     _VISION, activation="relu", activation_reason="ReLU is the paper's."
@@ -150,7 +163,9 @@ TASKS: Mapping[str, Task] = MappingProxyType(
             arrangement="pre_norm",
             initializer="glorot",
             transformer=True,
-            normalization_reason="RMS normalisation needs no mean and no batch, and large language models use it.",
+            normalization_reason=(
+                "RMS normalisation needs no mean and no batch; large language models use it."
+            ),
             activation_reason="SwiGLU is the gated activation of large language models.",
         ),
         "cifar": _OF_THE_PAPER,
@@ -158,8 +173,7 @@ TASKS: Mapping[str, Task] = MappingProxyType(
     }
 )
 
-#: Smallest batch at which batch statistics are good enough: arXiv 1803.08494, Fig. 1, where errors
-#: rise below 16 images.
+#: Smallest batch with good batch statistics: in Fig. 1 of arXiv 1803.08494, errors rise below it.
 SMALLEST_BATCH_FOR_STATISTICS = 16
 
 
@@ -168,13 +182,13 @@ class Recipe:
     """How the paper trained its networks for a data set.
 
     Args:
-        deepest: Weight layers of the deepest one.
-        batch_sizes: At which the rate is `learning_rate`; it is scaled from the last of
-            them.
-        learning_rate: Of SGD with momentum 0.9, divided by 10 at the drops.
-        drops: As shares of the training.
-        warmup_iterations: With a tenth of the rate.
-        source: Where it stands.
+        deepest: Number of weight layers of the deepest network.
+        batch_sizes: Batch sizes for `learning_rate`; for others it is scaled from the
+            last one.
+        learning_rate: Rate of SGD with momentum 0.9, divided by 10 at the drops.
+        drops: Times of the drops, as shares of the training.
+        warmup_iterations: Number of first iterations, with a tenth of the rate.
+        source: Paper and section.
     """
 
     deepest: int
@@ -200,8 +214,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     }
 )
 
-#: Name to the factor on the rate for a batch so many times as large: guide, Sec. 8.7; arXiv
-#: 1706.02677.
+#: Name to the factor on the rate for an n times larger batch: guide, Sec. 8.7; arXiv 1706.02677.
 SCALINGS: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {"sqrt": lambda n: n**0.5, "linear": lambda n: n}
 )
@@ -220,18 +233,18 @@ INITIALIZERS: Mapping[str, Callable[[], keras.initializers.Initializer]] = Mappi
 
 @dataclasses.dataclass(frozen=True)
 class DropoutRow:
-    """Advice for networks from `start` parameters on: lowest and highest rate, and what
-    else there is.
+    """Advice for networks of at least `start` parameters: lowest and highest rate, and
+    a remark.
     """
 
     start: int
     rate: tuple[float, float]
-    alternative: str
+    remark: str
 
 
 #: Guide, Sec. 8.6.
-DROPOUTS: Sequence[DropoutRow] = (
+DROPOUTS: tuple[DropoutRow, ...] = (
     DropoutRow(1, (0.1, 0.2), "dropout is fine for small networks"),
-    DropoutRow(100_000_000, (0.0, 0.1), "let it fall to 0 early"),
+    DropoutRow(100_000_000, (0.0, 0.1), "reduce it to 0 early"),
     DropoutRow(1_000_000_000, (0.0, 0.0), "augmentation and more data serve large networks better"),
 )

@@ -14,16 +14,15 @@ def step_schedule(
     warmup_steps: int = 400,
     warmup_learning_rate: float = 0.01,
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """Return a rate that is multiplied by `factor` at every one of `drops`; by default
-    the paper's for CIFAR.
+    """Return a schedule that multiplies the rate by `factor` at each of `drops`. The
+    defaults are the paper's for CIFAR.
 
     Args:
-        learning_rate: Behind the warm-up.
-        drops: Iterations, rising, from which on the rate is lower.
-        factor: What a drop multiplies the rate by.
-        warmup_steps: How many iterations run at `warmup_learning_rate` first; 0 for
-            none.
-        warmup_learning_rate: Their rate.
+        learning_rate: Rate after the warm-up.
+        drops: Iterations of the drops, rising.
+        factor: Factor on the rate at a drop.
+        warmup_steps: Number of first iterations with `warmup_learning_rate`.
+        warmup_learning_rate: Rate of these iterations.
 
     Example:
 
@@ -37,7 +36,7 @@ def step_schedule(
     boundaries = ([warmup_steps] if warmup_steps else []) + list(drops)
     if any(late <= early for early, late in itertools.pairwise(boundaries)):
         raise ValueError(
-            f"`drops` must rise, behind the warm-up. Received: warmup_steps={warmup_steps}, "
+            f"`drops` must rise after the warm-up. Received: warmup_steps={warmup_steps}, "
             f"drops={list(drops)}"
         )
     rates = [learning_rate * factor**i for i in range(len(drops) + 1)]
@@ -45,9 +44,9 @@ def step_schedule(
         rates.insert(0, warmup_learning_rate)
     if not boundaries:
         raise ValueError(
-            "A rate without drops and warm-up is no schedule: give the optimiser the number itself."
+            "Without drops and warm-up the rate is constant: give the optimiser the number itself."
         )
-    # Keras' schedule takes a boundary as the last iteration of the value in front of it
+    # For Keras, a boundary is the last iteration of the value before it.
     return keras.optimizers.schedules.PiecewiseConstantDecay(
         [step - 1 for step in boundaries], rates
     )
@@ -56,14 +55,14 @@ def step_schedule(
 def cosine_schedule(
     learning_rate: float, steps: int, *, warmup_steps: int = 0, final_learning_rate: float = 0.0
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """Return a rate that rises from 0 in a line over `warmup_steps`, then falls as half
-    a cosine until iteration `steps`.
+    """Return a schedule that rises linearly from 0 over `warmup_steps`, then falls along
+    half a cosine until iteration `steps`.
 
     Args:
-        learning_rate: The highest rate.
-        steps: Iterations in all, the warm-up included.
-        warmup_steps: Iterations of the rise.
-        final_learning_rate: The rate at the end and from there on.
+        learning_rate: Highest rate.
+        steps: Total number of iterations, with the warm-up.
+        warmup_steps: Number of iterations of the warm-up.
+        final_learning_rate: Rate at the end and after it.
 
     Example:
 

@@ -15,7 +15,7 @@ import pytest
 
 import keras_preact as kp
 from keras_preact.analysis import figures
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style as _style
 from tests import layout
 
 pytestmark = pytest.mark.skipif(

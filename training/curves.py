@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style as _style
 
 from .cli import UserError
 from .histories import Columns, errors, measured, read

@@ -178,7 +178,7 @@ def draw_confusion(matrix: np.ndarray, classes: list[str], path: Path) -> None:
     """Draw a confusion matrix: a row for each true class, shaded by the share of its
     images.
     """
-    from keras_preact.analysis.figures import _style
+    from keras_preact.analysis.figures import style as _style
 
     n = len(classes)
     named = n <= 50  # names of more classes would overlap

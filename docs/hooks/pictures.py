@@ -24,7 +24,7 @@ from mkdocs.structure.files import File
 
 import keras_preact as kp
 from keras_preact.analysis import figures
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style
 from keras_preact.analysis.figures.diagrams import draw_diagram, in_words
 from training.reproduce import pictures, results
 
@@ -44,7 +44,7 @@ BLOCKS |= {
 COMPARED = ("original", "full_preactivation")
 #: The arrangements of which the front picture shows the training, and their colours: those of the
 #: other figures.
-HUES = dict(zip(COMPARED, _style.HUES, strict=False))
+HUES = dict(zip(COMPARED, style.HUES, strict=False))
 FRONT = ROOT / "docs/pictures"
 
 
@@ -60,7 +60,7 @@ def front(folder: Path = ROOT / "results"):
         A `matplotlib.figure.Figure`, 8 x 5.2 inches.
     """
     every = results.groups(results.read(folder))
-    figure = _style.new_figure(8.0, 5.2)
+    figure = style.new_figure(8.0, 5.2)
     left, right = figure.subfigures(1, 2, width_ratios=[1.15, 1])
     best = min(HUES, key=lambda name: _final(every[_trial(name)]))
     titles = (
@@ -68,12 +68,12 @@ def front(folder: Path = ROOT / "results"):
         f"Lower test error: {in_words(best)}",
     )
     for part, title in zip((left, right), titles, strict=True):
-        part.suptitle(title, x=0.03, ha="left", fontsize=_style.TITLE, color=_style.INK)
+        part.suptitle(title, x=0.03, ha="left", fontsize=style.TITLE, color=style.INK)
     panels = left.subplots(2, 3).flat
     for axes, name in zip(panels, kp.ARRANGEMENTS, strict=True):
         draw_diagram(axes, in_words(name).replace(" ", "\n", 1), figures.diagram(name), 7.2)
         axes.title.set(
-            color=HUES[name].text if name in HUES else _style.INK,
+            color=HUES[name].text if name in HUES else style.INK,
             fontweight="bold" if name in HUES else None,
         )
     _errors(right.subplots(), {name: every[_trial(name)] for name in HUES})
@@ -92,14 +92,14 @@ def _errors(axes, trials: dict[str, Sequence[results.Record]]) -> None:
     """Draw the median and the range of the test errors of trials by iteration, and
     write at their ends what they reach.
     """
-    _style.styled(axes, x="Iteration", y="Test error (%)")
+    style.styled(axes, x="Iteration", y="Test error (%)")
     worst = max(trials, key=lambda name: _final(trials[name]))
     for name, records in trials.items():
         hue = HUES[name]
         iterations, (low, middle, high) = pictures.band(records, "test_error")
         axes.fill_between(iterations, low, high, color=hue.line, alpha=0.2, linewidth=0)
         axes.plot(iterations, middle, color=hue.line, linewidth=2, label=name)
-        look = {"ha": "right", "fontsize": _style.LABEL, "fontweight": "bold", "color": hue.text}
+        look = {"ha": "right", "fontsize": style.LABEL, "fontweight": "bold", "color": hue.text}
         look |= (
             {"xytext": (-2, 24), "va": "bottom"}
             if name == worst
@@ -114,11 +114,11 @@ def _errors(axes, trials: dict[str, Sequence[results.Record]]) -> None:
         "channels,\n"
         f"8\u00d78 digits, median and range of {len(records)} seeds"
     )
-    axes.set_title(text, loc="left", fontsize=_style.SMALL, color=_style.GREY)
+    axes.set_title(text, loc="left", fontsize=style.SMALL, color=style.GREY)
     axes.set_yscale("log")
     axes.set_xlim(0, iterations[-1])
     axes.set_ylim(1, 100)
-    _style.plain_numbers(axes.yaxis)
+    style.plain_numbers(axes.yaxis)
 
 
 def diagrams() -> Iterator[tuple[str, object]]:
@@ -191,11 +191,11 @@ def dark_name(name: str) -> str:
 def on_files(files, config):
     for draw in (diagrams, measurements):
         for name, figure in draw():
-            svg = _style.svg(figure)
+            svg = style.svg(figure)
             files.append(File.generated(config, f"figures/{name}.svg", content=svg))
             files.append(
                 File.generated(
-                    config, f"figures/{dark_name(name + '.svg')}", content=_style.darkened(svg)
+                    config, f"figures/{dark_name(name + '.svg')}", content=style.darkened(svg)
                 )
             )
     for path in sorted((ROOT / "results").glob("*.png")):
@@ -222,8 +222,8 @@ def on_page_markdown(markdown, page, config, files):
 def main() -> None:
     """Write the front picture."""
     FRONT.mkdir(exist_ok=True)
-    svg = _style.svg(front())
-    for name, text in (("front-light.svg", svg), ("front-dark.svg", _style.darkened(svg))):
+    svg = style.svg(front())
+    for name, text in (("front-light.svg", svg), ("front-dark.svg", style.darkened(svg))):
         (FRONT / name).write_text(text, encoding="utf-8")
         print(f"Written: {FRONT / name}, {len(text) / 1000:.0f} kB")
 

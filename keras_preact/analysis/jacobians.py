@@ -1,5 +1,5 @@
-"""Singular values of input-output Jacobians: of a unit, of a stage, of a network, at
-one point.
+"""Singular values of input-output Jacobians, at one point: of a unit, a stage or a
+network.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _autodiff, _checks, _layers
+from keras_preact.analysis import _optional
 from keras_preact.stacks import UnitStack
 
 if TYPE_CHECKING:
@@ -18,19 +19,14 @@ if TYPE_CHECKING:
 
 METHODS = ("auto", "exact", "lanczos", "randomized")
 
-#: The most values, those of J's smaller side, for which `method="auto"` forms J although fewer are
-#: wanted.
+#: `method="auto"` forms J if J has at most this many singular values.
 EXACT_UP_TO = 1000
 
-#: What counts as equal between two singular values, relative to the largest: products in float32
-#: resolve little more.
+#: Relative change below which a singular value has converged: products are in float32.
 TOLERANCE = 1e-5
 
-#: Random directions beyond those that are wanted, and steps of Lanczos' method behind the last
-#: change.
-OVERSAMPLING = 10
-#: The most power iterations of the randomised method.
-POWER_ITERATIONS = 100
+#: The randomised method: directions beyond those that are wanted, and the most iterations.
+OVERSAMPLING, POWER_ITERATIONS = 10, 100
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,16 +34,14 @@ class Spectrum:
     """Singular values of a Jacobian J.
 
     Args:
-        values: In descending order, float64: all `min(outputs, inputs)` of them, or the
-            largest.
-        shape: Of J, `(outputs, inputs)`.
-        exact: Whether they come from J itself; those of an iterative method are never
-            above the true ones but for rounding.
-
-    The properties need all singular values.
+        values: Singular values in descending order, float64: all `min(outputs, inputs)`
+            of them, or the largest.
+        shape: Shape of J, `(outputs, inputs)`.
+        exact: Whether J itself was decomposed. Values of an iterative method are never
+            above the true ones, except for rounding.
 
     Raises:
-        ValueError: in a property, where only the largest values are there.
+        ValueError: in a property that needs all singular values, if some are missing.
 
     Example:
 
@@ -66,10 +60,10 @@ class Spectrum:
 
     @property
     def condition_number(self) -> float:
-        """Largest over smallest singular value; infinite where that is 0.
+        """Largest over smallest singular value; infinite if the smallest is 0.
 
-        Derivatives in float32 have rounding errors of about 1e-7 of the largest
-        singular value: a condition number beyond 1e6 says no more than that.
+        Derivatives are in float32, with rounding errors of about 1e-7 of the largest
+        value: take any condition number above 1e6 as "at least 1e6".
         """
         values = self._all("condition_number")
         zero = max(self.shape) * np.finfo("float64").eps * values[0]  # as in np.linalg.matrix_rank
@@ -77,19 +71,18 @@ class Spectrum:
 
     @property
     def mean_square(self) -> float:
-        """Mean squared singular value, `tr(J J^T) / min(outputs, inputs)`: a squared
-        norm's mean growth.
+        """Mean squared singular value, `tr(J J^T) / min(outputs, inputs)`: mean growth
+        of a squared norm.
         """
         return float(np.mean(self._all("mean_square") ** 2))
 
     @property
     def isometry_distance(self) -> float:
-        """Distance from dynamical isometry, where all singular values are 1: the root
-        mean square of `sigma - 1`.
+        """Root mean square of `sigma - 1`: 0 for an isometry, 1 for J = 0.
 
-        It is the Frobenius norm of `J - Q` over `sqrt(min(outputs, inputs))`, with Q
-        the isometry (orthonormal rows or columns) next to J: the orthogonal factor of
-        J's polar decomposition. 0 for an isometry, 1 for J = 0.
+        It is the distance of J from the nearest isometry Q (the orthogonal factor of
+        the polar decomposition): the Frobenius norm of `J - Q` over `sqrt(min(outputs,
+        inputs))`.
 
         Source: arXiv 1711.04735 for dynamical isometry; the distance is Higham's,
             "Functions of Matrices", 2008, Ch. 8.
@@ -112,27 +105,27 @@ def between(
     *,
     training: bool = False,
 ) -> Callable:
-    """Return the map from x_first to x_last of a network, a function of one tensor that
+    """Return the map from x_first to x_last of a network: a function of one tensor that
     changes no variable.
 
     Args:
-        network: Of single units or of stacks.
-        first: The map starts with unit `first`, counted from 0; its input is what that
-            unit reads. None: the map starts with the network's own input.
-        last: It ends in front of unit `last`. None: behind the last unit; the head is
-            no part of it.
+        network: A network of single units or stacks.
+        first: Number of the first unit, from 0; the map reads that unit's input. None:
+            the map reads the network's input.
+        last: Number of the unit before which the map ends. None: it ends after the last
+            unit, before the head.
         training: Whether batch normalisation uses the statistics of the batch, and
             dropout and stochastic depth drop.
 
     Raises:
-        ValueError: for numbers that are not those of units in order.
+        ValueError: if the numbers are not those of units in order.
 
     Example:
 
     >>> import numpy as np
     >>> import keras_preact as kp
     >>> model = kp.models.resnet_cifar(20, input_shape=(8, 8, 1))
-    >>> x = between(model, None, 3)(np.zeros((1, 8, 8, 1), "float32"))  # x_3, in front of stage 2
+    >>> x = between(model, None, 3)(np.zeros((1, 8, 8, 1), "float32"))  # x_3, before stage 2
     >>> tuple(x.shape), tuple(between(model, 3, 6)(x).shape)
     ((1, 8, 8, 16), (1, 4, 4, 32))
     """
@@ -167,23 +160,23 @@ def _depth(segment) -> int:
 
 
 def jacobian(function: Callable, x) -> np.ndarray:
-    """Return the Jacobian of `function` at `x`, by rows or by columns, whichever are
-    fewer.
+    """Return the Jacobian of `function` at `x`.
+
+    It is computed by rows or by columns, whichever are fewer.
 
     Args:
-        function: A callable of one tensor that returns one, a Keras layer or model.
-            What is random in it must be switched off.
+        function: A function of one tensor that returns one: a callable, a Keras layer
+            or a model. It must not be random.
         x: A tensor or array of floats with a batch axis. The batch is part of the
-            flattened input: the Jacobian of n examples holds a block for each, and what
-            else batch statistics couple. One example is usual.
+            flattened input: the Jacobian of n examples has one block per example, and
+            others if batch statistics couple them. One example is usual.
 
     Returns:
         `(outputs, inputs)`, float64, over the flattened output and input.
 
     Raises:
-        ValueError: for an x that is empty, not finite or not of floats; for a function
-            that returns anything else but one tensor of floats, or another one when
-            called again.
+        ValueError: if x is empty, not finite or not of floats; if the function does not
+            return one tensor of floats, or returns another one when called again.
 
     Example:
 
@@ -191,7 +184,7 @@ def jacobian(function: Callable, x) -> np.ndarray:
     >>> jacobian(lambda x: x**2, np.array([[1.0, 3.0]], "float32")).tolist()
     [[2.0, 0.0], [0.0, 6.0]]
     """
-    return _dense(_LinearMap(function, x))
+    return _LinearMap(function, x).matrix()
 
 
 def spectrum(
@@ -202,55 +195,51 @@ def spectrum(
 
     Args:
         function, x: As in `jacobian`.
-        k: How many of the largest values; None for all.
-        method: `"exact"` forms J and decomposes it. The others know J by products with
-            vectors alone: `"lanczos"`, Golub-Kahan bidiagonalisation with full
-            reorthogonalisation, stops when k values stand; values that are equal are
-            found one after the other. `"randomized"`, subspace iteration on k + 10
-            random directions, has them all at once, and is slower where the values
-            behind the k-th are close to it. `"auto"` is exact where all values are
-            wanted, or J has no more than 1000, and Lanczos' method else.
-        seed: Of the random directions that the iterative methods start from.
-
-    Small singular values converge last in all products with J: there are the largest
-    alone, or all.
+        k: Number of the largest values to return; None for all.
+        method: `"exact"` forms J and decomposes it, as every method does if all values
+            are wanted. The iterative methods multiply J with vectors: `"lanczos"` is
+            ARPACK's method on J^T J; `"randomized"` iterates on a subspace of k + 10
+            random directions, and is slower if the next values are close to the k-th.
+            Lanczos' method needs SciPy. `"auto"` is exact if J has at most 1000
+            singular values, else Lanczos' method.
+        seed: Seed of the iterative methods' random start.
 
     Raises:
-        ValueError: as in `jacobian`, for an unknown method, and for a k above
-            `min(outputs, inputs)`.
+        ValueError: as in `jacobian`; for an unknown method; for a k above `min(outputs,
+            inputs)`.
 
     Example:
 
     >>> import numpy as np
     >>> import keras_preact as kp
-    >>> unit = kp.ResidualUnit(4, normalization="none", kernel_initializer="zeros")  # F = 0: the unit is the identity
+    >>> unit = kp.ResidualUnit(4, normalization="none", kernel_initializer="zeros")  # F = 0
     >>> found = spectrum(unit, np.ones((1, 5, 5, 4), "float32"))
     >>> found.shape, found.condition_number, found.isometry_distance
     ((100, 100), 1.0, 0.0)
 
-    Source: Golub and Kahan, SIAM J. Numer. Anal. 2, 1965; Halko, Martinsson and Tropp,
-        arXiv 0909.4061, Algorithm 4.4.
+    Source: Lehoucq, Sorensen and Yang, "ARPACK Users' Guide", 1998; Halko, Martinsson
+        and Tropp, arXiv 0909.4061, Algorithm 4.4.
     """
     _checks.one_of(method, METHODS, "method")
     linear = _LinearMap(function, x)
-    most = min(linear.shape)
+    total = min(linear.shape)
     if k is not None:
         _checks.positive_int(k, "k")
-        if k > most:
+        if k > total:
             raise ValueError(
-                f"The Jacobian {linear.shape} has {most} singular values. Received: k={k}"
+                f"The Jacobian {linear.shape} has {total} singular values. Received: k={k}"
             )
     if method == "auto":
-        method = "exact" if k is None or most <= EXACT_UP_TO else "lanczos"
-    wanted = most if k is None else k
-    values = _METHODS[method](linear, wanted, np.random.default_rng(seed))
-    return Spectrum(values[:wanted], linear.shape, exact=method == "exact")
+        method = "exact" if total <= EXACT_UP_TO else "lanczos"
+    if method == "exact" or k is None or k == total:
+        values = np.linalg.svd(linear.matrix(), compute_uv=False)
+        return Spectrum(values[:k], linear.shape, exact=True)
+    iterate = {"lanczos": _lanczos, "randomized": _randomized}[method]
+    return Spectrum(iterate(linear, k, np.random.default_rng(seed)), linear.shape, exact=False)
 
 
 class _LinearMap:
-    """J as products with vectors: `push(v)` is J v, `pull(u)` J^T u, in float64 outside
-    of the derivatives.
-    """
+    """J as products with vectors: `push(v)` is J v, `pull(u)` is J^T u."""
 
     def __init__(self, function: Callable, x):
         x = ops.convert_to_tensor(x)
@@ -277,10 +266,16 @@ class _LinearMap:
     def pull(self, u: np.ndarray) -> np.ndarray:
         return _flat(self._pull(ops.convert_to_tensor(u.reshape(self.outputs), self.dtypes[0])))
 
+    def matrix(self) -> np.ndarray:
+        outputs, inputs = self.shape
+        if outputs <= inputs:
+            return np.stack([self.pull(row) for row in np.eye(outputs)])
+        return np.stack([self.push(column) for column in np.eye(inputs)], axis=1)
+
 
 def _value(function: Callable, x) -> Any:
     """Return `function(x)`, one tensor of floats."""
-    # JAX would compile a stack's scan anew in each of the calls.
+    # JAX would compile a stack's scan again in each call.
     run = _autodiff.compiled(function) if keras.backend.backend() == "jax" else function
     with keras.StatelessScope():
         y, again = run(x), run(x)
@@ -304,76 +299,26 @@ def _flat(tensor) -> np.ndarray:
     return ops.convert_to_numpy(tensor).astype("float64").reshape(-1)
 
 
-def _dense(linear: _LinearMap) -> np.ndarray:
-    outputs, inputs = linear.shape
-    if outputs <= inputs:
-        return np.stack([linear.pull(row) for row in np.eye(outputs)])
-    return np.stack([linear.push(column) for column in np.eye(inputs)], axis=1)
-
-
-def _exact(linear: _LinearMap, k: int, rng: np.random.Generator) -> np.ndarray:
-    return np.linalg.svd(_dense(linear), compute_uv=False)
-
-
 def _lanczos(linear: _LinearMap, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Find bases with `J V = U B` and an upper bidiagonal B, whose largest singular
-    values converge to those of J first.
-    """
-    push: Callable = linear.push
-    pull: Callable = linear.pull
-    outputs, inputs = linear.shape
-    if outputs < inputs:  # start on the smaller side, which the basis spans in the end
-        push, pull, outputs, inputs = pull, push, inputs, outputs
-    left, right = np.zeros((0, outputs)), np.zeros((0, inputs))
-    diagonal: list[float] = []
-    above: list[float] = []  # above[j] couples u_j to v_{j+1}
-    values, unchanged = np.zeros(k), 0
-    v = _new_direction(right, rng)
-    while True:
-        right = np.vstack([right, v])
-        u, norm = _orthogonal(push(v), left)
-        alone = norm <= TOLERANCE * max([*diagonal, *above, norm])  # J v lies in what is there
-        diagonal.append(0.0 if alone else norm)
-        left = np.vstack([left, _new_direction(left, rng) if alone else u / norm])
-        v, coupling = _orthogonal(pull(left[-1]), right)
-        closed = coupling <= TOLERANCE * max([*diagonal, *above])
-        if len(diagonal) >= k:
-            before = values
-            vectors, values, _ = np.linalg.svd(np.diag(diagonal) + np.diag(above, 1))
-            tolerance = TOLERANCE * values[0]
-            # A value that has converged need not be among the k largest: others, or equal ones, may
-            # still come up.
-            unchanged = (
-                unchanged + 1 if np.allclose(before[:k], values[:k], rtol=0, atol=tolerance) else 0
-            )
-            residuals = 0.0 if closed else coupling * np.abs(vectors[-1, :k]).max()
-            if len(diagonal) == inputs or (residuals <= tolerance and unchanged >= OVERSAMPLING):
-                return values
-        if closed:  # nothing more comes from here
-            coupling, v = 1.0, _new_direction(right, rng)
-        v = v / coupling
-        above.append(0.0 if closed else coupling)
-
-
-def _orthogonal(vector: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return what of `vector` is orthogonal to the rows of `basis`, and its norm."""
-    for _ in range(2):  # once leaves rounding errors of the size of what it took away
-        vector = vector - (basis @ vector) @ basis
-    return vector, float(np.linalg.norm(vector))
-
-
-def _new_direction(basis: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return a random unit vector orthogonal to the rows of `basis`, 0 where they span
-    everything.
-    """
-    if len(basis) == basis.shape[1]:
-        return np.zeros(basis.shape[1])
-    vector, norm = _orthogonal(rng.normal(size=(basis.shape[1],)), basis)
-    return vector / norm
+    start = rng.normal(size=linear.shape[1])
+    if not linear.push(start).any():  # J = 0, for which ARPACK has no start
+        return np.zeros(k)
+    sparse = _optional.load("scipy.sparse.linalg")
+    operator = sparse.LinearOperator(
+        linear.shape, matvec=linear.push, rmatvec=linear.pull, dtype="float64"
+    )
+    values = sparse.svds(
+        operator,
+        k,
+        tol=TOLERANCE / 10,
+        v0=start[: min(linear.shape)],
+        return_singular_vectors=False,
+    )
+    return np.sort(values)[::-1]
 
 
 def _randomized(linear: _LinearMap, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Iterate `J^T J` on a random subspace until its k largest values stand."""
+    """Iterate J^T J on a random subspace until its k largest values are stable."""
     size = min(k + OVERSAMPLING, *linear.shape)
     basis = np.linalg.qr(rng.normal(size=(linear.shape[1], size)))[0]
     values = np.zeros(size)
@@ -384,7 +329,4 @@ def _randomized(linear: _LinearMap, k: int, rng: np.random.Generator) -> np.ndar
         if np.allclose(values[:k], before[:k], rtol=0, atol=TOLERANCE * values[0]):
             break
         basis = np.linalg.qr(np.stack([linear.pull(column) for column in left.T], axis=1))[0]
-    return values
-
-
-_METHODS: dict[str, Callable] = {"exact": _exact, "lanczos": _lanczos, "randomized": _randomized}
+    return values[:k]

@@ -1,5 +1,5 @@
 """Mean-field theory of wide networks at initialisation: how lengths, correlations and
-gradients go through depth.
+gradients change with depth.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from keras_preact import _checks
+from keras_preact.analysis import _optional
 
 SHORTCUTS = ("none", "identity")
 NORMALIZATIONS = ("none", "batch")
@@ -23,26 +24,19 @@ class Activation:
     derivative: Callable
 
 
-def _sigmoid(x):
-    return 0.5 * (1 + np.tanh(x / 2))
+def _special(name: str) -> Callable:
+    """Return a function of `scipy.special`, which is imported at the first call."""
+    return lambda x: getattr(_optional.load("scipy.special"), name)(x)
 
 
-def _erf(x):
-    return _ERF(x).astype("float64")
-
-
-_ERF = np.frompyfunc(math.erf, 1, 1)
+_erf, _sigmoid, _normal_cdf = map(_special, ("erf", "expit", "ndtr"))
 
 
 def _normal_density(x):
     return np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
 
 
-def _normal_cdf(x):
-    return 0.5 * (1 + _erf(x / math.sqrt(2)))
-
-
-#: Name to `Activation`; the names are Keras' (which has no erf).
+#: Name to `Activation`. The names are those of Keras, which has no erf.
 ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     {
         "linear": Activation(lambda x: x, np.ones_like),
@@ -70,15 +64,15 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     }
 )
 
-#: Lengths below and above which a fixed point is 0 or infinite.
+#: A fixed point below the first length counts as 0, one above the second as infinite.
 SHORTEST, LONGEST = 1e-12, 1e8
 
-#: How far from 1 `chi` may be at criticality.
+#: A network is critical if `chi` is this close to 1.
 CRITICAL_WITHIN = 1e-6
 
-# Gaussian integrals are sums over panels between these points: of z, a standard normal variable,
-# and of the activation's argument, where the activations of the table have their kinks or bend. In
-# each panel, Gauss and Legendre's nodes.
+# Gaussian means are sums over panels, each with Gauss-Legendre nodes. Panels end at these values of
+# z, a standard normal variable, and where the activation's argument has one of the others: there
+# the activations of the table bend or have kinks.
 _Z_BREAKS = np.array([-9.0, -6.0, -4.0, -2.0, 0.0, 2.0, 4.0, 6.0, 9.0])
 _ARGUMENT_BREAKS = np.array([-10.0, -3.0, -1.0, 0.0, 1.0, 3.0, 10.0])
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(14)
@@ -88,29 +82,30 @@ _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(14)
 class MeanField:
     """A wide network of equal units with Gaussian weights, at initialisation.
 
-    A unit is `x_{l+1} = h(x_l) + F(x_l)`, with F so many times activation and weights:
-    `F(x) = W phi(x) + b` for one. Weights have the variance `weight_variance / fan_in`,
-    and the width goes to infinity; for images, the number of channels.
+    A unit is `x_{l+1} = h(x_l) + F(x_l)`. F applies activation and weights one or more
+    times: `F(x) = W phi(x) + b` for one. The width goes to infinity; for images, that
+    is the number of channels.
 
     Args:
-        activation: A name from `ACTIVATIONS`, or a function of a NumPy array; its
-            derivative is then taken by differences.
-        weight_variance: sigma_w^2; He initialisation has 2.
+        activation: A name in `ACTIVATIONS`, or a function of a NumPy array, which is
+            then differentiated numerically.
+        weight_variance: sigma_w^2. A weight has the variance `weight_variance /
+            fan_in`; He initialisation has 2.
         bias_variance: sigma_b^2.
         shortcut: h: `"none"` (a plain network) or `"identity"`.
-        normalization: `"none"`, or `"batch"` in front of every activation (full
-            pre-activation), with the statistics of a large batch of examples that have
-            nothing in common. Biases then do not matter.
-        weights: Of the branch.
-        branch_factor: What F's variance is multiplied by: `1 / units` for
+        normalization: `"none"`, or `"batch"` before each activation (full
+            pre-activation), with the statistics of a large batch of unrelated examples.
+            Biases then have no effect.
+        weights: Number of weights in the branch.
+        branch_factor: Factor on the variance of F: `1 / units` for
             `kp.initializers.DepthScaledHe`.
 
-    A length q is the mean square of the elements of x; with batch normalisation, their
-    variance over the batch.
+    A length q is the mean square of the elements of x; with batch normalisation, it is
+    their variance over the batch. The analysis needs SciPy.
 
     Raises:
-        ValueError: for unknown names and variances that are none; in what only plain
-            networks without normalisation have.
+        ValueError: for unknown names, negative variances, and results that only plain
+            networks or networks without normalisation have.
 
     Example:
 
@@ -145,55 +140,39 @@ class MeanField:
             _not_negative(getattr(self, argument), argument)
 
     def q_map(self, q: float) -> float:
-        """Return the length behind a unit whose input has the length q."""
+        """Return the length after a unit whose input has the length q."""
         _not_negative(q, "q")
         return self._through * q + self.branch_factor * self._branch_lengths(q)[-1]
 
     def c_map(self, c: float, q: float) -> float:
-        """Return the correlation (cosine) of two examples behind a unit, from that of
-        its inputs, c, and their length q.
+        """Return the correlation (cosine) of two examples after a unit.
+
+        Args:
+            c: Correlation before the unit.
+            q: Length of both examples before the unit.
         """
-        _correlation(c)
-        _not_negative(q, "q")
-        self._only("c_map", normalization=True)
-        covariance, lengths = c * q, self._branch_lengths(q)
-        for length in lengths[:-1]:
-            moment = self._pair_mean(self._phi.function, length, _ratio(covariance, length))
-            covariance = self.weight_variance * moment + self.bias_variance
-        return _ratio(self._through * c * q + self.branch_factor * covariance, self.q_map(q))
+        self._without("c_map", "normalization")
+        return self._correlate(c, q)[0]
 
     def slope(self, c: float, q: float) -> float:
-        """Return the derivative of `c_map` by c.
+        """Return the derivative of `c_map` with respect to c.
 
-        By Price's theorem, that of `E phi(u) phi(v)` by the covariance of u and v is `E
-        phi'(u) phi'(v)`.
+        Price's theorem: the derivative of `E phi(u) phi(v)` with respect to the
+        covariance of u and v is `E phi'(u) phi'(v)`.
         """
-        _correlation(c)
-        _not_negative(q, "q")
-        self._only("slope", normalization=True)
-        covariance, factor = c * q, 1.0
-        for length in self._branch_lengths(q)[:-1]:
-            correlation = _ratio(covariance, length)
-            factor *= self.weight_variance * self._pair_mean(
-                self._phi.derivative, length, correlation
-            )
-            covariance = (
-                self.weight_variance * self._pair_mean(self._phi.function, length, correlation)
-                + self.bias_variance
-            )
-        total = self._through + self.branch_factor * factor
-        return total if q == 0 else total * q / self.q_map(q)
+        self._without("slope", "normalization")
+        return self._correlate(c, q)[1]
 
     def chi(self, q: float) -> float:
-        """Return what a gradient's mean squared norm is multiplied by on its way back
-        through a unit, whose input has q.
+        """Return the factor on a gradient's mean squared norm on its way back through a
+        unit whose input has the length q.
 
-        A weight with the activation in front of it multiplies it by `sigma_w^2 E
-        phi'^2`, the identity adds 1. Batch normalisation divides by the length: with `r
-        = E phi'^2 / Var phi`, of a standard normal argument, the factor of a branch of
-        m weights is `r^m V / q`, where `V = sigma_w^2 Var phi` is what the branch adds
-        to q. Behind l units with shortcuts that is about `r^m / l`, and gradients grow
-        towards the start as a power of the depth, `(L / l)^(r^m)`.
+        A weight and the activation before it contribute the factor `sigma_w^2 E
+        phi'^2`; the identity adds 1. Batch normalisation divides by the length. Let `r
+        = E phi'^2 / Var phi` for a standard normal argument, and let `V = sigma_w^2 Var
+        phi` be what the branch adds to q. A branch of m weights then has the factor
+        `r^m V / q`. After l units with shortcuts that is about `r^m / l`: gradients
+        grow towards the start as a power of the depth, `(L / l)^(r^m)`.
 
         Source: arXiv 1611.01232, Sec. 4; with shortcuts, arXiv 1712.08969. `r`, pi /
             (pi - 1) for ReLU, is the growth of a
@@ -201,22 +180,20 @@ class MeanField:
         their product over units is derived here.
         """
         _not_negative(q, "q")
-        lengths = self._branch_lengths(q)[:-1]
-        factor = 1.0
-        for i, length in enumerate(lengths):
-            if self.normalization == "batch":
-                normalized_from = q if i == 0 else self._branch_lengths(q)[-1]
-                factor *= (
-                    self.weight_variance
-                    * self._mean_square(self._phi.derivative, 1.0)
-                    / max(normalized_from, SHORTEST)
-                )
-            else:
-                factor *= self.weight_variance * self._mean_square(self._phi.derivative, length)
-        return self._through + self.branch_factor * factor
+        *lengths, after = self._branch_lengths(q)
+        if self.normalization == "batch":
+            # The first weight reads x / sqrt(q), the others what the weight before them returns.
+            divisors = [max(length, SHORTEST) for length in (q, *[after] * (self.weights - 1))]
+        else:
+            divisors = [1.0] * self.weights
+        factor = self.branch_factor
+        for length, divisor in zip(lengths, divisors, strict=True):
+            slope = self._mean_square(self._phi.derivative, length)
+            factor *= self.weight_variance * slope / divisor
+        return self._through + factor
 
     def lengths(self, q: float, depth: int) -> np.ndarray:
-        """Return q_0 ... q_L, from the length of x_0 on; `(depth + 1,)`."""
+        """Return q_0 ... q_L for the length q of x_0, `(depth + 1,)`."""
         _checks.positive_int(depth, "depth")
         lengths = [float(q)]
         for _ in range(depth):
@@ -239,54 +216,51 @@ class MeanField:
 
     @property
     def q_star(self) -> float:
-        """The length that a network comes to from 1, `q_map(q_star) = q_star`: 0 and
-        infinity as well.
+        """The length that a network converges to from 1: a fixed point of `q_map`, 0 or
+        infinity.
         """
 
-        def grows(q):
+        def growth(q):
             change = self.q_map(q) / q - 1
-            return 0 if abs(change) < 1e-14 else math.copysign(1, change)
+            return 0.0 if abs(change) < 1e-14 else change
 
-        q, direction = 1.0, grows(1.0)
-        while direction and grows(q) == direction:
-            q *= 2.0**direction
+        q, first = 1.0, growth(1.0)
+        if not first:
+            return q
+        step = 2.0 if first > 0 else 0.5
+        while growth(q) * first > 0:
+            q *= step
             if not SHORTEST < q < LONGEST:
-                return math.inf if direction > 0 else 0.0
-        return (
-            _bisect(lambda other: grows(other) != -direction, q * 2.0**-direction, q)
-            if direction
-            else q
-        )
+                return math.inf if first > 0 else 0.0
+        return _root(growth, q / step, q)
 
     @property
     def c_star(self) -> float:
-        """The correlation that two examples come to, at the length `q_star`: 1 where
-        the network is ordered or critical.
-
-        Not a number where `q_star` is infinite.
+        """The correlation that two examples converge to, at the length `q_star`: 1 in
+        an ordered or critical network, NaN if `q_star` is infinite.
         """
-        self._only("c_star", shortcut=True, normalization=True)
+        self._without("c_star", "shortcut", "normalization")
         if self.q_star == math.inf:
             return math.nan
         q = self._final_length
         if self.chi(q) <= 1 + CRITICAL_WITHIN:
             return 1.0
-        # c_map is convex: Newton's method comes from 0 to the first of its two fixed points, and
-        # not beyond
-        c = 0.0
-        for _ in range(50):
-            step = (self.c_map(c, q) - c) / (1 - self.slope(c, q))
-            c += step
-            if abs(step) < 1e-12:
-                break
-        return c
+
+        def distance(c):
+            after, slope = self._correlate(min(c, 1.0), q)
+            return after - c, slope - 1
+
+        # `c_map` is convex: from 0, Newton's method reaches the first of its two fixed points and
+        # does not pass it.
+        find = _optional.load("scipy.optimize").root_scalar
+        return find(distance, x0=0.0, fprime=True, method="newton", xtol=1e-12).root
 
     @property
     def phase(self) -> str:
-        """`"ordered"`, `"critical"` or `"chaotic"`: chi, at `q_star`, below 1, 1, above
-        1. Gradients vanish, stay, explode.
+        """`"ordered"`, `"critical"` or `"chaotic"`: chi, at `q_star`, is below 1, 1, or
+        above 1. Gradients vanish, keep their size, or explode.
         """
-        self._only("phase", shortcut=True, normalization=True)
+        self._without("phase", "shortcut", "normalization")
         return _phase(self._final_chi)
 
     @property
@@ -295,18 +269,17 @@ class MeanField:
 
         Source: Eq. 8 of arXiv 1611.01232.
         """
-        self._only("xi_q", shortcut=True, normalization=True)
-        q, slope = max(self.q_star, 1e-6), 1.0
+        self._without("xi_q", "shortcut", "normalization")
+        q, slope = max(self.q_star, 1e-6), self.branch_factor
         if q == math.inf:
             return math.inf
         for length in self._branch_lengths(q)[:-1]:
-            # the derivative of a Gaussian mean by the variance, with no derivative of the
-            # activation
+            # Derivative of a Gaussian mean by the variance; needs no derivative of the activation.
             mean = self._mean(
                 lambda z, s=length**0.5: self._phi.function(s * z) ** 2 * (z**2 - 1), length
             )
             slope *= self.weight_variance * mean / (2 * length)
-        return _depth_scale(self.branch_factor * slope)
+        return _depth_scale(slope)
 
     @property
     def xi_c(self) -> float:
@@ -324,9 +297,7 @@ class MeanField:
 
     @property
     def _final_length(self) -> float:
-        """The length `q_star`, where it is 0 the limit of small ones: of a ReLU, the
-        slope at 0 itself says nothing.
-        """
+        """The length `q_star`, or a small one if that is 0: a ReLU has no slope at 0."""
         return min(max(self.q_star, SHORTEST), LONGEST)
 
     @property
@@ -340,60 +311,69 @@ class MeanField:
         function, h = self.activation, 1e-5
         return Activation(function, lambda x: (function(x + h) - function(x - h)) / (2 * h))
 
-    def _only(self, what: str, shortcut: bool = False, normalization: bool = False) -> None:
-        if (shortcut and self.shortcut != "none") or (
-            normalization and self.normalization != "none"
-        ):
-            of = (
-                "networks without shortcut and normalization"
-                if shortcut
-                else "networks without normalization"
-            )
+    def _without(self, what: str, *options: str) -> None:
+        """Check that these options of the network are `"none"`."""
+        if any(getattr(self, option) != "none" for option in options):
             raise ValueError(
-                f"`{what}` is of {of}. Received: shortcut={self.shortcut!r}, "
-                f"normalization={self.normalization!r}"
+                f"`{what}` is defined for networks without {' and '.join(options)}. Received: "
+                f"shortcut={self.shortcut!r}, normalization={self.normalization!r}"
             )
 
     def _branch_lengths(self, q: float) -> list[float]:
-        """Return the lengths in front of each weight's activation, and behind the last
-        weight.
-        """
+        """Return the lengths before each weight's activation, and after the last weight."""
         if self.normalization == "batch":
-            mean = self._mean(lambda z: self._phi.function(z), 1.0)
-            return [1.0] * self.weights + [
-                self.weight_variance * (self._mean_square(self._phi.function, 1.0) - mean**2)
-            ]
+            mean = self._mean(self._phi.function, 1.0)
+            variance = self._mean_square(self._phi.function, 1.0) - mean**2
+            return [1.0] * self.weights + [self.weight_variance * variance]
         lengths = [float(q)]
         for _ in range(self.weights):
             square = self._mean_square(self._phi.function, lengths[-1])
             lengths.append(self.weight_variance * square + self.bias_variance)
         return lengths
 
+    def _correlate(self, c: float, q: float) -> tuple[float, float]:
+        """Return the correlation after a unit, and its derivative by c."""
+        if not -1 <= c <= 1:
+            raise ValueError(f"`c` must be a correlation, from -1 to 1. Received: c={c!r}")
+        _not_negative(q, "q")
+        covariance, factor = c * q, 1.0
+        for length in self._branch_lengths(q)[:-1]:
+            before = _ratio(covariance, length)
+            factor *= self.weight_variance * self._pair_mean(self._phi.derivative, length, before)
+            product = self._pair_mean(self._phi.function, length, before)
+            covariance = self.weight_variance * product + self.bias_variance
+        after = self.q_map(q)
+        slope = self._through + self.branch_factor * factor
+        return (
+            _ratio(self._through * c * q + self.branch_factor * covariance, after),
+            slope * q / after if q else slope,
+        )
+
     def _mean_square(self, function: Callable, q: float) -> float:
         return self._mean(lambda z: function(math.sqrt(q) * z) ** 2, q)
 
     @staticmethod
     def _mean(function: Callable, q: float) -> float:
-        """Return the mean of `function(z)`, z standard normal, that bends where
-        `sqrt(q) z` is at a break.
+        """Return the mean of `function(z)`, z standard normal, for a function that bends
+        where `sqrt(q) z` is at a break.
         """
-        z, weights = _rule(_ARGUMENT_BREAKS / max(math.sqrt(q), 1e-150))
+        z, weights = _gauss_rule(_ARGUMENT_BREAKS / max(math.sqrt(q), 1e-150))
         return float(weights @ function(z))
 
     @staticmethod
     def _pair_mean(function: Callable, q: float, c: float) -> float:
-        """Return `E function(u) function(v)` for Gaussian u and v of the variance q and
-        the correlation c.
+        """Return `E function(u) function(v)` for Gaussian u and v of variance q and
+        correlation c.
         """
         scale, rest = math.sqrt(q), math.sqrt(max(1 - c**2, 0.0))
         breaks = _ARGUMENT_BREAKS / max(scale, 1e-150)
         if rest == 0:
-            z, weights = _rule(breaks)
+            z, weights = _gauss_rule(breaks)
             return float(weights @ (function(scale * z) * function(math.copysign(scale, c) * z)))
-        # the mean over v, given u, bends within a few `rest` of where the function does
-        z, weights = _rule(np.concatenate([breaks, breaks - 5 * rest, breaks + 5 * rest]))
-        # v given u: its breaks stand elsewhere for every u
-        inner, inner_weights = _rule((breaks - c * z[:, None]) / rest)
+        # The mean over v, given u, bends within a few `rest` of where the function does.
+        z, weights = _gauss_rule(np.concatenate([breaks, breaks - 5 * rest, breaks + 5 * rest]))
+        # v given u: its breaks differ for each u.
+        inner, inner_weights = _gauss_rule((breaks - c * z[:, None]) / rest)
         given = (inner_weights * function(scale * (c * z[:, None] + rest * inner))).sum(1)
         return float(weights @ (function(scale * z) * given))
 
@@ -417,7 +397,7 @@ class PhaseDiagram:
 
     @property
     def phase(self) -> np.ndarray:
-        """Names of the phases, an array as the others."""
+        """Names of the phases, an array of the same shape."""
         return np.vectorize(_phase)(self.chi)
 
 
@@ -438,22 +418,12 @@ def phase_diagram(
 
     Source: Fig. 1 of arXiv 1611.01232.
     """
-    axes = np.asarray(weight_variances, "float64"), np.asarray(bias_variances, "float64")
-    fields = [
-        [MeanField(activation, float(weight), float(bias)) for bias in axes[1]]
-        for weight in axes[0]
-    ]
-
-    def table(value):
-        return np.array([[value(field) for field in row] for row in fields])
-
-    return PhaseDiagram(
-        *axes,
-        q_star=table(lambda field: field.q_star),
-        chi=table(lambda field: field._final_chi),
-        c_star=table(lambda field: field.c_star),
-        xi_c=table(lambda field: field.xi_c),
-    )
+    axes = [np.asarray(values, "float64") for values in (weight_variances, bias_variances)]
+    cells = []
+    for weight in axes[0]:
+        row = [MeanField(activation, float(weight), float(bias)) for bias in axes[1]]
+        cells.append([(each.q_star, each._final_chi, each.c_star, each.xi_c) for each in row])
+    return PhaseDiagram(*axes, *np.moveaxis(np.array(cells), -1, 0))
 
 
 def critical_weight_variance(activation: str | Callable, bias_variance: float = 0.0) -> float:
@@ -461,7 +431,7 @@ def critical_weight_variance(activation: str | Callable, bias_variance: float = 
     size.
 
     Raises:
-        ValueError: where there is none up to 1e6.
+        ValueError: if there is none up to 1e6.
 
     Example:
 
@@ -471,40 +441,36 @@ def critical_weight_variance(activation: str | Callable, bias_variance: float = 
     Source: Sec. 3 of arXiv 1606.05340.
     """
 
-    def chaotic(weight_variance):
-        return MeanField(activation, weight_variance, bias_variance)._final_chi > 1
+    def excess(weight_variance):
+        return MeanField(activation, weight_variance, bias_variance)._final_chi - 1
 
     high = 1e-3
-    while not chaotic(high):
+    while excess(high) <= 0:
         high *= 2
         if high > 1e6:
             raise ValueError(
                 "No weight variance up to 1e6 is critical. Received: "
                 f"bias_variance={bias_variance!r}"
             )
-    return _bisect(lambda value: not chaotic(value), high / 2, high)
+    return _root(excess, high / 2, high)
 
 
-def _rule(breaks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return nodes and weights of Gaussian means, of functions that bend at `breaks`,
+def _gauss_rule(breaks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return nodes and weights for Gaussian means of functions that bend at `breaks`,
     `(..., n)`; panels may be empty.
     """
     ends = np.broadcast_to(_Z_BREAKS, (*breaks.shape[:-1], len(_Z_BREAKS)))
-    ends = np.sort(
-        np.concatenate([ends, np.clip(breaks, _Z_BREAKS[0], _Z_BREAKS[-1])], axis=-1), axis=-1
-    )
+    clipped = np.clip(breaks, _Z_BREAKS[0], _Z_BREAKS[-1])
+    ends = np.sort(np.concatenate([ends, clipped], axis=-1), axis=-1)
     half, middle = np.diff(ends)[..., None] / 2, (ends[..., 1:, None] + ends[..., :-1, None]) / 2
     z = middle + half * _NODES
     weights = half * _NODE_WEIGHTS * _normal_density(z)
     return z.reshape(*breaks.shape[:-1], -1), weights.reshape(*breaks.shape[:-1], -1)
 
 
-def _bisect(below: Callable, low: float, high: float) -> float:
-    """Return where `below`, true at `low` and false at `high`, changes."""
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) else (low, middle)
-    return (low + high) / 2
+def _root(function: Callable, a: float, b: float) -> float:
+    """Return a root of a function that has different signs at a and b."""
+    return _optional.load("scipy.optimize").brentq(function, a, b, xtol=1e-300, rtol=1e-15)
 
 
 def _depth_scale(slope: float) -> float:
@@ -520,13 +486,8 @@ def _phase(chi: float) -> str:
 
 
 def _ratio(a: float, b: float) -> float:
-    """Return a / b, a correlation; that of nothing is 1."""
+    """Return the correlation a / b; it is 1 if both lengths are 0."""
     return min(a / b, 1.0) if b > 0 else 1.0
-
-
-def _correlation(c: float) -> None:
-    if not -1 <= c <= 1:
-        raise ValueError(f"`c` must be a correlation, from -1 to 1. Received: c={c!r}")
 
 
 def _not_negative(value: float, argument: str) -> None:

@@ -84,9 +84,6 @@ def test_table_1_shortcuts():
     assert {row.network for row in rows} == {"ResNet-110"}
     assert {row.arguments["depth"] for row in rows} == {110}
     assert {row.arguments["arrangement"] for row in rows} == {"original"}
-    assert (
-        min(row.error for row in rows if row.error is not None) == rows[0].error
-    )  # nothing beats the identity
 
 
 def test_table_1_arguments_hold_the_factors_and_biases():
@@ -119,25 +116,11 @@ def test_table_2_arrangements():
     for row in rows:
         assert row.network == f"ResNet-{row.arguments['depth']}"
         assert row.row == row.arguments["arrangement"]
-    for network in ("ResNet-110", "ResNet-164"):
-        by_error = sorted(
-            kp.published.results(table="2", network=network), key=lambda row: row.error
-        )
-        assert by_error[0].row == "full_preactivation"
-        assert by_error[-1].row == "bn_after_addition"
-
-
-def test_no_number_for_the_arrangement_that_is_not_the_papers():
-    assert {row.row for row in kp.published.results(table="2")} == set(kp.ARRANGEMENTS) - {
-        "bn_only_preactivation"
-    }
 
 
 def test_table_3_preactivation_gains():
     rows = kp.published.results(table="3")
     assert fields(rows, "row", "dataset", "network", "error", "mean", "std") == TABLE_3
-    for original, preactivation in zip(rows[::2], rows[1::2], strict=True):
-        assert preactivation.error < original.error
     for row in rows:
         assert row.arguments.get("classes", 10) == {"cifar10": 10, "cifar100": 100}[row.dataset]
         assert row.arguments["arrangement"] == row.row
@@ -160,9 +143,6 @@ def test_table_4_batch_64():
         0.20,
     )
     assert row.remark == "batch 64, 200 epochs, drops at epochs 81 and 122, Nesterov"
-    assert row.error == min(
-        row.error for row in kp.published.results(dataset="cifar10") if row.error is not None
-    )
 
 
 def test_table_5_imagenet():
@@ -190,7 +170,7 @@ def test_every_row_has_its_source_and_statistic():
 
 
 def test_one_net_has_one_median():
-    """A network that stands in several tables has the same number in each."""
+    """A network in several tables has the same number in each."""
     medians: dict = {}
     for row in published.RESULTS:
         if row.statistic == MEDIAN and row.table != "4":
@@ -230,19 +210,6 @@ def test_arguments_build_a_network(builder, arguments):
         unit.options.block.name == arguments.get("block", unit.options.block.name)
         for unit in model.units
     )
-
-
-def test_parameter_counts():
-    assert dict(published.PARAMETER_COUNTS) == {
-        "ResNet-20": (269_722, 268_346),
-        "ResNet-32": (464_154, 461_882),
-        "ResNet-44": (658_586, 655_418),
-        "ResNet-56": (853_018, 848_954),
-        "ResNet-110": (1_727_962, 1_719_866),
-        "ResNet-1202": (19_421_274, 19_331_642),
-        "ResNet-164": (1_703_258, 1_679_034),
-        "ResNet-1001": (10_327_706, 10_178_490),
-    }
 
 
 def test_results_are_filtered_and_keep_their_order():

@@ -7,33 +7,24 @@ import pytest
 import keras_preact as kp
 
 
-@pytest.mark.parametrize(
-    ("step", "rate"),
-    [
-        (0, 0.01),
-        (399, 0.01),
-        (400, 0.1),
-        (31_999, 0.1),
-        (32_000, 0.01),
-        (47_999, 0.01),
-        (48_000, 0.001),
-        (63_999, 0.001),
-    ],
-)
-def test_step_schedule_is_the_papers_for_cifar(step, rate):
-    assert float(kp.schedules.step_schedule()(step)) == pytest.approx(rate)
+def rates(schedule, *steps):
+    return [float(schedule(step)) for step in steps]
+
+
+def test_step_schedule_is_the_papers_for_cifar():
+    schedule = kp.schedules.step_schedule()
+    for first, last, rate in [
+        (0, 399, 0.01),
+        (400, 31_999, 0.1),
+        (32_000, 47_999, 0.01),
+        (48_000, 63_999, 0.001),
+    ]:
+        assert rates(schedule, first, last) == pytest.approx([rate] * 2)
 
 
 def test_step_schedule_without_warmup():
     schedule = kp.schedules.step_schedule(1.0, [10, 20], factor=0.5, warmup_steps=0)
-    assert [float(schedule(step)) for step in (0, 9, 10, 19, 20, 1000)] == [
-        1,
-        1,
-        0.5,
-        0.5,
-        0.25,
-        0.25,
-    ]
+    assert rates(schedule, 0, 9, 10, 19, 20, 1000) == [1, 1, 0.5, 0.5, 0.25, 0.25]
 
 
 @pytest.mark.parametrize("step", [0, 3, 10, 11, 40, 99, 100, 150])
@@ -55,9 +46,9 @@ def test_cosine_schedule_without_warmup_starts_at_the_top():
 
 
 @pytest.mark.parametrize("drops", [(20, 10), (300, 500), (400, 500)])
-def test_drops_that_do_not_rise_behind_the_warmup(drops):
+def test_drops_that_do_not_rise_after_the_warmup(drops):
     with pytest.raises(
-        ValueError, match=r"must rise, behind the warm-up. Received: warmup_steps=400"
+        ValueError, match=r"must rise after the warm-up. Received: warmup_steps=400"
     ):
         kp.schedules.step_schedule(drops=drops)
 

@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 import keras_preact as kp
-from keras_preact.analysis.audit import Audit, Finding, Status
+from keras_preact.analysis.audit import Audit, AuditFinding, Status
 from keras_preact.analysis.audit.checks import CHECKS
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style as _style
 from tests.training import images as pictures
 from tests.training.commands import error_of, files, run_train
 from training import cli
@@ -433,8 +433,8 @@ def test_nothing_is_left_of_an_analysis_that_fails(tmp_path, monkeypatch):
 
 def finding(
     check: str, status: Status, detail: str = "It is so.", advice: str = "Mend it."
-) -> Finding:
-    return Finding(check, status, 0.5, "size", (), detail, "It matters.", advice, "Sec. 1")
+) -> AuditFinding:
+    return AuditFinding(check, status, 0.5, "size", (), detail, "It matters.", advice, "Sec. 1")
 
 
 def picture(name: str) -> Picture:
@@ -521,7 +521,7 @@ class TestVerdict:
 
 def test_page_escapes_what_others_wrote():
     nasty = "<script>alert(\"1\")</script> & 'x'"
-    found = Finding(nasty, Status.FAIL, math.nan, nasty, (nasty,), nasty, nasty, nasty, nasty)
+    found = AuditFinding(nasty, Status.FAIL, math.nan, nasty, (nasty,), nasty, nasty, nasty, nasty)
     figure = kp.analysis.figures.path_length_shares(np.array([0.5, 0.5]))
     audit = Audit(nasty, None, 1, 1, (found,))
     chapters = [("a", nasty, [Picture("unit", figure, nasty, nasty)])]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style as _style
 from tests import layout
 from training import curves
 from training.cli import UserError

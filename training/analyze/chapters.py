@@ -113,7 +113,7 @@ def training(subject: Subject, quick: bool) -> Iterator[Picture]:
 def signals(subject: Subject, quick: bool) -> Iterator[Picture]:
     import keras_preact as kp
     from keras_preact.analysis import figures
-    from keras_preact.analysis.figures import _style
+    from keras_preact.analysis.figures import style as _style
 
     own = kp.analysis.propagation(
         subject.model, subject.x, subject.labels, training=subject.training

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style as _style
 
 from .texts import MAIN, SHOWN_BY, WITHIN_SHAPES
 

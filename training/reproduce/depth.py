@@ -215,7 +215,7 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
         UserError: without a measurement.
         ImportError: without matplotlib.
     """
-    from keras_preact.analysis.figures import _style
+    from keras_preact.analysis.figures import style as _style
 
     if not records:
         raise UserError("There is no measurement of a depth to draw.")

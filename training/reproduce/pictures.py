@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style as _style
 
 from . import statistics
 from .results import Record

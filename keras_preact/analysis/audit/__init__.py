@@ -4,10 +4,11 @@ import keras
 import numpy as np
 
 from keras_preact.analysis import _inputs
-from keras_preact.analysis.audit import measure, structure
+from keras_preact.analysis.audit import measure
+from keras_preact.analysis.audit.anatomy import Anatomy
 from keras_preact.analysis.audit.check import Evidence
 from keras_preact.analysis.audit.checks import CHECKS
-from keras_preact.analysis.audit.report import Audit, Finding, Status
+from keras_preact.analysis.audit.report import Audit, AuditFinding, Status
 from keras_preact.analysis.graph import Graph
 
 
@@ -26,7 +27,7 @@ def audit(model: keras.Model, sample, *, labels=None) -> Audit:
             half the squared norm of the output, averaged over the batch.
 
     Returns:
-        An `Audit` with one `Finding` per row of
+        An `Audit` with one `AuditFinding` per row of
         `keras_preact.analysis.audit.checks.CHECKS`.
 
     The model runs at inference and in training mode, so dropout is found. The limits
@@ -59,18 +60,20 @@ def audit(model: keras.Model, sample, *, labels=None) -> Audit:
     sample = _checked(model, sample)
     labels = None if labels is None else _checked_labels(labels, sample)
     graph = Graph(model, sample)
-    networks = [
-        structure.Network(each) for each in (graph, Graph(model, sample, training=True, like=graph))
-    ]
-    if not networks[0].units:
+    at_inference = Anatomy(graph)
+    network = Anatomy(Graph(model, sample, training=True, like=graph))
+    if not network.units:
         raise ValueError(
             f"The model {model.name!r} has no residual unit. The audit checks models in which two "
             "paths start at one tensor and are added, with weights on at least one path."
         )
-    inference, training = (measure.measure(network, sample) for network in networks)
-    network = networks[1]
-    evidence = Evidence(network, inference, training, measure.gradients(model, sample, labels))
-    findings = tuple(check.finding(evidence) for check in CHECKS)
+    evidence = Evidence(
+        network,
+        inference=measure.measure(at_inference, sample),
+        training=measure.measure(network, sample),
+        gradients=measure.gradients(model, sample, labels),
+    )
+    findings = tuple(check.run(check, evidence) for check in CHECKS)
     return Audit(model.name, network.usual_arrangement, network.depth, len(network.units), findings)
 
 

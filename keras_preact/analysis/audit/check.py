@@ -4,18 +4,18 @@ texts.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
+from keras_preact.analysis.audit.anatomy import Anatomy
 from keras_preact.analysis.audit.measure import Gradients, Measures
-from keras_preact.analysis.audit.report import Finding, Status
-from keras_preact.analysis.audit.structure import Network
+from keras_preact.analysis.audit.report import AuditFinding, Status
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
     """All measurements of a network."""
 
-    network: Network
+    network: Anatomy
     inference: Measures
     training: Measures
     gradients: Gradients
@@ -42,38 +42,15 @@ class Limits:
         low, high = (max(limit, 1e-12) for limit in self.healthy)
         return abs(math.log(value / math.sqrt(low * high)))
 
-    def worst(self, values: dict[str, float]) -> tuple[Status, float, tuple[str, ...]]:
-        """Return the worst status, the worst value and the unhealthy names, worst
-        first.
-        """
-        names = sorted(values, key=lambda name: self.distance(values[name]), reverse=True)
-        unhealthy = tuple(name for name in names if self.status(values[name]) != Status.PASS)
-        return self.status(values[names[0]]), values[names[0]], unhealthy
+    def worst_first(self, values: Mapping[str, float]) -> list[str]:
+        return sorted(values, key=lambda name: self.distance(values[name]), reverse=True)
+
+    def unhealthy(self, values: Mapping[str, float], names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if self.status(values[name]) != Status.PASS)
 
     def __str__(self) -> str:
         low, high = self.healthy
         return f"healthy: {low:g} to {high:g}" if low else f"healthy: up to {high:g}"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 unit`, `2 units`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The result of a check's function: parts of the `Finding`.
-
-    Args:
-        advice: What to do, if it is more exact than the check's advice.
-    """
-
-    status: Status
-    figure: float
-    locations: tuple[str, ...]
-    detail: str
-    advice: str = ""
-    is_ranked: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,31 +59,56 @@ class Check:
 
     Args:
         name: Name of the check.
-        run: Function from the evidence and the limits to an outcome.
+        run: Function from this check and the evidence to a finding.
         unit: What the figure is.
         limits: Limits of the figure.
-        meaning, advice, source: Texts of the `Finding`.
+        meaning, advice, source: Texts of the `AuditFinding`.
     """
 
     name: str
-    run: Callable[[Evidence, Limits], Outcome]
+    run: Callable[["Check", Evidence], AuditFinding]
     unit: str
     limits: Limits
     meaning: str
     advice: str
     source: str
 
-    def finding(self, evidence: Evidence) -> Finding:
-        found = self.run(evidence, self.limits)
-        return Finding(
-            self.name,
-            found.status,
-            float(found.figure),
-            self.unit,
-            found.locations,
-            found.detail,
-            self.meaning,
-            found.advice or self.advice,
-            self.source,
-            found.is_ranked,
+    def finding(
+        self,
+        status: Status,
+        figure: float,
+        locations: Iterable[str],
+        detail: str,
+        advice: str = "",
+        is_ranked: bool = True,
+    ) -> AuditFinding:
+        """Return a finding of this check.
+
+        Args:
+            status, figure, locations, detail, is_ranked: See `AuditFinding`.
+            advice: What to do, if it is more exact than the check's advice.
+        """
+        return AuditFinding(
+            check=self.name,
+            status=status,
+            figure=float(figure),
+            unit=self.unit,
+            locations=tuple(dict.fromkeys(locations)),
+            detail=detail,
+            meaning=self.meaning,
+            advice=advice or self.advice,
+            source=self.source,
+            is_ranked=is_ranked,
         )
+
+    def passed(self, detail: str, figure: float = 0.0) -> AuditFinding:
+        return self.finding(Status.PASS, figure, (), detail)
+
+
+def largest_first(values: Mapping[str, float]) -> list[str]:
+    return sorted(values, key=lambda name: values[name], reverse=True)
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 unit`, `2 units`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact.analysis._inputs import is_softmax
-from keras_preact.analysis.audit.structure import PER_TOKEN, Network, roles
+from keras_preact.analysis.audit.anatomy import PER_TOKEN, Anatomy, roles
 from keras_preact.analysis.graph import Graph
 from keras_preact.analysis.sites import Observed
 
@@ -52,7 +52,7 @@ class Measures:
     output_size: float = float("nan")
 
 
-def measure(network: Network, sample) -> Measures:
+def measure(network: Anatomy, sample) -> Measures:
     """Run the network on `sample` in the mode of its graph, without changing a
     variable.
     """
@@ -60,46 +60,49 @@ def measure(network: Network, sample) -> Measures:
     graph = network.graph
     units = {unit.addition.step: unit for unit in network.units}
     on_path = {i for unit in network.units if unit.keeps_shape for i in unit.path}
-    first = any(
-        getattr(step.operation, "data_format", None) == "channels_first" for step in graph.steps
-    )
+    first = any(step.channel_axis == 1 for step in graph.steps)
+    logits = logits_step(graph)
 
     def spatial(x):
         return _others(x, 1 if first and x.ndim == 4 else -1)
 
+    needed_until = {unit.before: unit.addition.step for unit in network.units}
     with keras.StatelessScope():
-        for i, values in graph.walk(
-            sample, {unit.before: unit.addition.step for unit in network.units}
-        ):
+        for i, values in graph.walk(sample, needed_until):
             step = graph.steps[i]
             if unit := units.get(i):
-                total, before = _array(values[unit.addition.total]), _array(values[unit.before])
+                before, shortcut, total = (
+                    _array(values[tensor])
+                    for tensor in (unit.before, unit.addition.shortcut, unit.addition.total)
+                )
                 found.mean_square[unit.name] = float(np.mean(total**2))
                 if unit.keeps_shape:
-                    _look_at_path(found, unit.name, _array(values[unit.addition.shortcut]), before)
-            if i in on_path and "dropout" in roles(step):
+                    square = float(np.sum(before**2))
+                    product = float(np.sum(shortcut * before))
+                    found.change[unit.name] = _relative(shortcut - before, before)
+                    found.factor[unit.name] = product / square if square else float("nan")
+            kinds = roles(step)
+            if not kinds and not step.has_kernel and i != logits:
+                continue
+            x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
+            if i in on_path and "dropout" in kinds:
                 twice = dict(values)
                 graph.run_steps([step], twice)
-                once, again = (_array(each[step.outputs[0]]) for each in (values, twice))
-                found.random[i] = _relative(again - once, once)
+                found.random[i] = _relative(_array(twice[step.outputs[0]]) - y, y)
             if step.has_kernel:
-                x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
                 found.gains[i] = _relative(y, x) * np.sqrt(x.size / y.size)
                 if np.issubdtype(x.dtype, np.floating):
                     found.inputs[i] = _spread(x, spatial(x))
-            if "norm" in roles(step):
-                y = _array(values[step.outputs[0]])
+            if "norm" in kinds:
                 found.outputs[i] = _spread(y, _normalized_axes(step, y))
-            if roles(step) == ("activation",):
-                x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
-                # a channel whose input is already 0, such as zero padding, is not dead
-                found.dead[i] = float(
-                    np.mean(np.all(y == 0, axis=spatial(y)) & np.any(x != 0, axis=spatial(x)))
-                )
+            if kinds == ("activation",):
+                # A channel whose input is already 0, such as zero padding, is not dead.
+                dead = np.all(y == 0, axis=spatial(y)) & np.any(x != 0, axis=spatial(x))
+                found.dead[i] = float(np.mean(dead))
                 if i in on_path:
                     found.cut[i] = float(np.mean(x != y))
-            if logits_step(graph) == i:
-                found.output_size = float(np.sqrt(np.mean(_array(values[step.outputs[0]]) ** 2)))
+            if i == logits:
+                found.output_size = float(np.sqrt(np.mean(y**2)))
     return found
 
 
@@ -109,13 +112,6 @@ def logits_step(graph: Graph) -> int | None:
     if i is not None and is_softmax(graph.steps[i]) and not graph.steps[i].has_kernel:
         return graph.producers.get(graph.steps[i].inputs[0])
     return i
-
-
-def _look_at_path(found: Measures, name: str, shortcut: np.ndarray, before: np.ndarray) -> None:
-    difference = shortcut - before
-    found.change[name] = _relative(difference, before)
-    square = float(np.sum(before**2))
-    found.factor[name] = float(np.sum(shortcut * before)) / square if square else float("nan")
 
 
 def _array(tensor) -> np.ndarray:
@@ -175,12 +171,9 @@ def gradients(model: keras.Model, sample, labels) -> Gradients:
         lambda trace, axis: ops.zeros(()), variables=variables
     )
     by_id = dict(zip(map(id, variables), on_weights, strict=True))
-    words = (
-        "half the squared norm of the output"
-        if labels is None
-        else "the cross-entropy of the labels"
-    )
-    found = Gradients([], [], [], words)
+    half_square = "half the squared norm of the output"
+    loss = half_square if labels is None else "the cross-entropy of the labels"
+    found = Gradients([], [], [], loss)
     for site, on_output in zip(observed.sites, on_outputs[1:], strict=True):
         if site.is_plain:
             continue  # it has no addition, so it is no residual unit

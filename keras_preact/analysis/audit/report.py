@@ -18,7 +18,7 @@ class Status(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """The result of one check.
 
     Args:
@@ -64,7 +64,8 @@ class Audit:
 
     Example:
 
-    >>> finding = Finding("identity path", Status.FAIL, 0.5, "relative change", ("unit2",), "", "", "", "Sec. 3")
+    >>> texts = ("detail", "meaning", "advice", "source")
+    >>> finding = AuditFinding("identity path", Status.FAIL, 0.5, "change", ("unit2",), *texts)
     >>> audit = Audit("net", "full_preactivation", 20, 9, (finding,))
     >>> audit.passed, audit.worst, audit["identity path"].locations
     (False, <Status.FAIL: 'FAIL'>, ('unit2',))
@@ -74,7 +75,7 @@ class Audit:
     arrangement: str | None
     depth: int
     units: int
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
 
     @property
     def worst(self) -> Status:
@@ -85,20 +86,23 @@ class Audit:
         """Whether every check passed without a warning."""
         return self.worst == Status.PASS
 
-    def __getitem__(self, check: str) -> Finding:
+    def __getitem__(self, check: str) -> AuditFinding:
         """Return the finding of a check by its name."""
-        by_name = {finding.check: finding for finding in self.findings}
-        return by_name[check]
+        return {finding.check: finding for finding in self.findings}[check]
 
     def to_dict(self) -> dict:
         """Return a dict for JSON; a figure that is not finite becomes None."""
-        findings = [dataclasses.asdict(finding) for finding in self.findings]
-        for finding in findings:
-            finding["status"] = str(finding["status"])
-            finding["locations"] = list(finding["locations"])
-            finding["figure"] = finding["figure"] if math.isfinite(finding["figure"]) else None
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return own | {"passed": self.passed, "worst": str(self.worst), "findings": findings}
+        found = dataclasses.asdict(self) | {"passed": self.passed, "worst": str(self.worst)}
+        found["findings"] = [
+            finding
+            | {
+                "status": str(finding["status"]),
+                "locations": list(finding["locations"]),
+                "figure": finding["figure"] if math.isfinite(finding["figure"]) else None,
+            }
+            for finding in found["findings"]
+        ]
+        return found
 
     def to_markdown(self) -> str:
         """Return the table of all checks in Markdown."""
@@ -112,44 +116,45 @@ class Audit:
 
     def __str__(self) -> str:
         order = f"read as {self.arrangement}" if self.arrangement else "no known arrangement"
-        network = f"{self.model}: {self.units} residual unit{'s' * (self.units != 1)}, {self.depth} weight layers, {order}."
-        lines = [*textwrap.wrap(f"{network} {self.worst}: {self.counts}.", WIDTH), ""]
-        lines.append(f"      {'check':<26}{'figure':>9}  {'what it is':<38}  where")
+        network = (
+            f"{self.model}: {self.units} residual unit{'s' * (self.units != 1)}, {self.depth} "
+            f"weight layers, {order}."
+        )
+        lines = textwrap.wrap(f"{network} {self.worst}: {self.counts}.", WIDTH)
+        lines += ["", f"      {'check':<26}{'figure':>9}  {'what it is':<38}  where"]
         for each in self.findings:
-            row = f"{each.status}  {each.check:<26}{each.figure:>9.3g}  {each.unit:<38}  {listed(each.locations, 1)}"
-            lines.append(row[:WIDTH].rstrip())
+            row = f"{each.status}  {each.check:<26}{each.figure:>9.3g}  {each.unit:<38}  "
+            lines.append((row + listed(each.locations, 1))[:WIDTH].rstrip())
         for each in self.findings:
             if each.status != Status.PASS:
-                rank = " (worst first)" if each.is_ranked and len(each.locations) > 1 else ""
-                where = [f"Where{rank}: {listed(each.locations, 5)}."] if each.locations else []
-                remedy = [
-                    f"What to do: {each.advice}",
-                    f"Why: {each.meaning}",
-                    f"Source: {each.source}.",
-                ]
-                lines += ["", f"{each.status}  {each.check}"]
-                for part in (each.detail, *where, *remedy):
-                    lines += textwrap.wrap(part, WIDTH - 6, **_INDENTED)
+                lines += ["", f"{each.status}  {each.check}", *_details(each)]
         return "\n".join(lines)
 
     @property
     def counts(self) -> str:
-        """How many checks fail and warn: `"1 of 15 checks fails, 2 warn"`."""
-        every = len(self.findings)
-        fails, warns = (
-            sum(each.status == status for each in self.findings)
-            for status in (Status.FAIL, Status.WARN)
-        )
-        words = [f"{fails} of {every} checks {'fails' if fails == 1 else 'fail'}"] if fails else []
-        if warns:
-            words.append(
-                f"{warns}{'' if fails else f' of {every} checks'} "
-                f"{'warns' if warns == 1 else 'warn'}"
-            )
-        return ", ".join(words) or f"all {every} checks pass"
+        """Numbers of failures and warnings: `"1 of 15 checks fails, 2 warn"`."""
+        statuses = [finding.status for finding in self.findings]
+        of_all = f" of {len(statuses)} checks"
+        words = []
+        for status, verb in ((Status.FAIL, "fail"), (Status.WARN, "warn")):
+            if number := statuses.count(status):
+                words.append(f"{number}{of_all} {verb}{'s' * (number == 1)}")
+                of_all = ""
+        return ", ".join(words) or f"all{of_all.removeprefix(' of')} pass"
 
 
-_INDENTED: dict = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
+def _details(finding: AuditFinding) -> list[str]:
+    """Return the lines about a check that did not pass."""
+    rank = " (worst first)" if finding.is_ranked and len(finding.locations) > 1 else ""
+    where = [f"Where{rank}: {listed(finding.locations, 5)}."] if finding.locations else []
+    parts = (
+        finding.detail,
+        *where,
+        f"What to do: {finding.advice}",
+        f"Why: {finding.meaning}",
+        f"Source: {finding.source}.",
+    )
+    return [" " * 6 + line for part in parts for line in textwrap.wrap(part, WIDTH - 12)]
 
 
 def listed(locations: Sequence[str], shown: int) -> str:

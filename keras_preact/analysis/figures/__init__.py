@@ -1,5 +1,5 @@
-"""Pictures of the analyses: functions of what they return that give a
-`matplotlib.figure.Figure`, without a global state.
+"""Figures of the analyses: each function takes results and returns a
+`matplotlib.figure.Figure`.
 """
 
 from keras_preact.analysis.figures.channels import ChannelProfile, channel_heat_map, channel_profile

@@ -7,38 +7,36 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style
 from keras_preact.analysis.sites import Observed
 from keras_preact.units import Trace
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChannelProfile:
-    """How large the channels of x_1 ... x_L are.
+    """Mean sizes of the channels of x_1 ... x_L.
 
     Attributes:
         units: Names of the units, in order.
-        size: Mean of |x| over examples and positions, `(channels, L)`, as many channels
-            as the widest x_l has; nan below.
+        size: Mean of |x| over examples and positions, `(channels, L)`, for the channels
+            of the widest x_l; NaN if an x_l has no such channel.
     """
 
     units: tuple[str, ...]
     size: np.ndarray
 
     def to_dict(self) -> dict:
-        """Return the figures as JSON can hold them; None where an x_l has no such
-        channel.
-        """
+        """Return a dict for JSON; NaN becomes None."""
         rows = [[None if np.isnan(value) else float(value) for value in row] for row in self.size]
         return {"units": list(self.units), "size": rows}
 
 
 def channel_profile(model: keras.Model, x, *, training: bool = True) -> ChannelProfile:
-    """Measure the channels of every x_l on a batch; the network stays as it is.
+    """Measure the channels of every x_l on a batch, without changing the network.
 
     Args:
         model: As for `kp.analysis.propagation`.
-        x: A batch of inputs, or a list for a model with several.
+        x: A batch of inputs, or a list for a model with several inputs.
         training: Whether normalisations use the batch and dropout drops.
 
     Raises:
@@ -50,7 +48,7 @@ def channel_profile(model: keras.Model, x, *, training: bool = True) -> ChannelP
     >>> import keras_preact as kp
     >>> model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1))
     >>> profile = channel_profile(model, np.ones((2, 8, 8, 1)))
-    >>> profile.size.shape, int(np.isnan(profile.size[:, 0]).sum())  # the first unit has 16 of 64 channels
+    >>> profile.size.shape, int(np.isnan(profile.size[:, 0]).sum())  # unit 1 has 16 channels
     ((64, 3), 48)
     """
     observed = Observed(model, x, training=training)
@@ -71,53 +69,44 @@ def _size(trace: Trace, axis: int):
 
 def channel_heat_map(profile: ChannelProfile) -> Any:
     """Draw the size of every channel (upwards) at every depth (to the right) as a
-    colour, on a logarithmic scale.
+    colour, on a logarithmic scale if the sizes span more than a decade.
 
     Returns:
-        A `matplotlib.figure.Figure`. Channels of 0 and cells without a channel stay
+        A `matplotlib.figure.Figure`. Channels of 0 and cells without a channel are
         white.
 
     Example:
 
     >>> import numpy as np
     >>> from keras_preact.analysis import figures
-    >>> profile = figures.ChannelProfile(("stage1_unit1", "stage2_unit1"), np.array([[1.0, 2.0], [np.nan, 0.5]]))
+    >>> size = np.array([[1.0, 2.0], [np.nan, 0.5]])
+    >>> profile = figures.ChannelProfile(("stage1_unit1", "stage2_unit1"), size)
     >>> figures.channel_heat_map(profile).axes[0].get_ylabel()
     'Channel'
     """
-    figure = _style.new_figure()
-    there = profile.size[~np.isnan(profile.size)]
-    positive = there[there > 0]
+    figure = style.new_figure()
     from matplotlib.colors import LogNorm, Normalize
 
+    there = profile.size[~np.isnan(profile.size)]
+    positive = there[there > 0]
     least, most = (positive.min(), positive.max()) if positive.size else (0.0, 1.0)
-    norm = (
-        LogNorm(least, most)
-        if 0 < least < most / _style.DECADE
-        else Normalize(min(least, 0.0), most)
-    )
+    is_log = 0 < least < most / style.DECADE
     dead = 100 * float(np.mean(there == 0)) if there.size else 0.0
-    spread = _style.spread((least, most)) if positive.size else "all 0"
-    axes = _style.styled(
-        figure.subplots(),
-        f"Mean size of a channel: {spread}; {dead:.3g} % are 0",
-        "Depth $l$",
-        "Channel",
-    )
+    sizes = style.spread((least, most)) if positive.size else "all 0"
+    title = f"Mean size of a channel: {sizes}; {dead:.3g} % are 0"
+    axes = style.styled(figure.subplots(), title, "Depth $l$", "Channel")
     axes.grid(False)
     rows, columns = profile.size.shape
-    shown = np.ma.masked_where(~(profile.size > 0), profile.size)
-    extent = (0.5, columns + 0.5, -0.5, rows - 0.5)
     picture = axes.imshow(
-        shown,
+        np.ma.masked_where(~(profile.size > 0), profile.size),
         origin="lower",
         aspect="auto",
         interpolation="nearest",
         cmap="cividis",
-        norm=norm,
-        extent=extent,
+        norm=LogNorm(least, most) if is_log else Normalize(min(least, 0.0), most),
+        extent=(0.5, columns + 0.5, -0.5, rows - 0.5),
     )
-    _style.colour_bar(figure, axes, picture, r"Mean of $|x_l|$")
-    _style.by_depth(axes)
+    style.colour_bar(figure, axes, picture, r"Mean of $|x_l|$")
+    style.by_depth(axes)
     axes.margins(0)
     return figure

@@ -1,5 +1,5 @@
-"""Residual units as diagrams, drawn from the tables: Fig. 1, 2 and 4 of the paper, and
-any row that is added to them.
+"""Diagrams of residual units, drawn from the tables: Fig. 1, 2 and 4 of the paper, and
+any row added to the tables.
 """
 
 import dataclasses
@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from keras_preact import arrangements, blocks, published, shortcuts
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style
 
 #: Component of an arrangement to the colour of its box.
 COLOURS: Mapping[str, str] = MappingProxyType(
-    {"norm": _style.BLUE, "activation": _style.ORANGE, "shift": _style.PALE, "scale": _style.PALE}
+    {"norm": style.BLUE, "activation": style.ORANGE, "shift": style.PALE, "scale": style.PALE}
 )
 #: Names of normalisations and activations to what a box says; others keep their names.
 SHORT: Mapping[str, str] = MappingProxyType(
@@ -38,14 +38,14 @@ _WORDS: Mapping[str, str] = MappingProxyType(
         "_": " ",
     }
 )
-WEIGHT_COLOUR = _style.GREEN
-OTHER_COLOUR = _style.PINK
+WEIGHT_COLOUR = style.GREEN
+OTHER_COLOUR = style.PINK
 
-#: Size of a box, distance from one to the next, and from the shortcut to the branch without and
-#: with boxes on it, in units of which an inch has `UNITS`.
+#: Size of a box, distance between boxes, and distance from the shortcut to the branch without and
+#: with boxes on the shortcut. An inch has `UNITS` of these.
 BOX_WIDTH, BOX_HEIGHT, STEP, NEAR, APART = 1.9, 0.58, 0.8, 1.6, 2.15
 UNITS = 2.5
-#: Size of text in a box, in points: of short words, and of those that would not fit.
+#: Size of text in a box, in points: of short words and of longer ones.
 TEXT, LONG_TEXT = 10.0, 8.8
 
 
@@ -55,8 +55,8 @@ class Box:
 
     Args:
         path: `"branch"` (F), `"shortcut"` (h), `"gate"`, or `"after_addition"` (f).
-        text: What it says.
-        colour: Of its inside.
+        text: Text in the box.
+        colour: Colour of its inside.
     """
 
     path: str
@@ -66,12 +66,12 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class Diagram:
-    """The parts of a unit, each path from its beginning to its end.
+    """The parts of a unit, each path from start to end.
 
     Args:
-        branch, shortcut, gate, after_addition: The boxes of the paths; a gate acts on
-            the last boxes of the paths that it scales.
-        connected: Whether there is a shortcut at all.
+        branch, shortcut, gate, after_addition: Boxes of the paths. A gate acts on the
+            last boxes of the paths that it scales.
+        connected: Whether there is a shortcut.
     """
 
     branch: tuple[Box, ...]
@@ -85,12 +85,14 @@ class Diagram:
         return self.branch + self.shortcut + self.gate + self.after_addition
 
 
-#: Class of a shortcut to what is on the shortcut, at the end of the branch and in the gate, from an
-#: instance. A class that is not here gets a box with its name on the shortcut.
-_ON_PATHS: Mapping[
-    type, Callable[[Any], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]
-] = MappingProxyType(
+#: Texts on the shortcut, at the end of the branch and in the gate.
+Texts = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+_GATE = ("1x1 conv", "sigmoid")
+#: Class of a shortcut to a function from an instance to its texts. Any other class gets a box with
+#: its name on the shortcut.
+_ON_PATHS: Mapping[type, Callable[[Any], Texts]] = MappingProxyType(
     {
+        shortcuts.Shortcut: lambda h: ((type(h).__name__,), (), ()),
         shortcuts.Identity: lambda h: ((), (), ()),
         shortcuts.NoShortcut: lambda h: ((), (), ()),
         shortcuts.ConstantScaling: lambda h: (
@@ -98,8 +100,8 @@ _ON_PATHS: Mapping[
             (f"* {h.residual:g}",) * (h.residual != 1),
             (),
         ),
-        shortcuts.ExclusiveGating: lambda h: (("* (1 - g)",), ("* g",), ("1x1 conv", "sigmoid")),
-        shortcuts.ShortcutOnlyGating: lambda h: (("* (1 - g)",), (), ("1x1 conv", "sigmoid")),
+        shortcuts.ExclusiveGating: lambda h: (("* (1 - g)",), ("* g",), _GATE),
+        shortcuts.ShortcutOnlyGating: lambda h: (("* (1 - g)",), (), _GATE),
         shortcuts.Conv1x1: lambda h: (("1x1 conv",), (), ()),
         shortcuts.Dropout: lambda h: ((f"dropout {h.rate:g}",), (), ()),
     }
@@ -117,11 +119,11 @@ def diagram(
     normalization: str = "batch",
     activation: str = "relu",
 ) -> Diagram:
-    """Return the parts of a unit that keeps the shape, read from `kp.ARRANGEMENTS`,
+    """Return the parts of a unit that keeps the shape, from `kp.ARRANGEMENTS`,
     `kp.SHORTCUTS` and `kp.BLOCKS`.
 
     Args:
-        arrangement, shortcut, block, normalization, activation: As those of
+        arrangement, shortcut, block, normalization, activation: As in
             `kp.ResidualUnit`; the last two by name.
 
     Raises:
@@ -138,14 +140,16 @@ def diagram(
     row = arrangements.get(arrangement)
     weights = blocks.get(block)
     h = shortcuts.get(shortcut)
-    on_shortcut, on_branch, gate = _on_paths(h)
+    kind = next(kind for kind in type(h).__mro__ if kind in _ON_PATHS)
+    on_shortcut, on_branch, gate = _ON_PATHS[kind](h)
     words = {"norm": normalization, "activation": weights.activation or activation}
 
     def components(names: Sequence[str], path: str) -> list[Box]:
-        kept = [name for name in names if words.get(name) != "none"]
+        said = {name: words.get(name, name) for name in names}
         return [
-            Box(path, SHORT.get(word := words.get(name, name), word), COLOURS[name])
-            for name in kept
+            Box(path, SHORT.get(said[name], said[name]), COLOURS[name])
+            for name in names
+            if said[name] != "none"
         ]
 
     branch = components(row.first, "branch")
@@ -169,8 +173,8 @@ def unit_diagram(
     shortcut: str | shortcuts.Shortcut = "identity",
     block: str | blocks.Block = "basic",
 ) -> Any:
-    """Draw a unit: x_l above, the shortcut to the left, F to the right, the addition,
-    f, and x_{l+1} below.
+    """Draw a unit: x_l at the top, the shortcut on the left, F on the right, then the
+    addition, f and x_{l+1}.
 
     Args:
         arrangement, shortcut, block: As in `diagram`.
@@ -197,18 +201,17 @@ def diagrams_figure(diagrams: Mapping[str, Diagram], below: str = "") -> Any:
 
     Args:
         diagrams: Title of each unit to what `diagram` returned.
-        below: A line below them all.
+        below: Line of text below all units.
 
     Raises:
         ValueError: for no unit.
     """
-    if not diagrams:
-        raise ValueError("There must be a unit to draw. Received: an empty mapping")
+    style.need(diagrams, "unit")
     height = max(map(_height, diagrams.values()))
     widths = list(map(_width, diagrams.values()))
     titles = [_wrapped(title, width) for title, width in zip(diagrams, widths, strict=True)]
     above = 0.19 * max(title.count("\n") + 1 for title in titles)
-    figure = _style.new_figure(
+    figure = style.new_figure(
         0.2 + sum(widths) / UNITS, 0.25 + above + height / UNITS + (0.25 if below else 0)
     )
     every = figure.subplots(1, len(diagrams), squeeze=False, width_ratios=widths)[0]
@@ -216,7 +219,7 @@ def diagrams_figure(diagrams: Mapping[str, Diagram], below: str = "") -> Any:
         draw_diagram(axes, title, parts, height)
         axes.set_aspect("equal", anchor="N")
     if below:
-        figure.supxlabel(below, fontsize=_style.SMALL, color=_style.GREY)
+        figure.supxlabel(below, fontsize=style.SMALL, color=style.GREY)
     return figure
 
 
@@ -227,13 +230,13 @@ def draw_diagram(axes, title: str, parts: Diagram, height: float | None = None) 
         axes: Empty axes.
         title: Text above the unit.
         parts: What `diagram` returned.
-        height: Height of the axes, in the length of which a box is 0.58 high. None:
-            that of the unit.
+        height: Height of the axes, in units in which a box is 0.58 high. None: the
+            height of the unit.
     """
     axes.set_axis_off()
     axes.set_xlim(-1.05, _width(parts) - 1.05)
     axes.set_ylim(-(height or _height(parts)), 0.5)
-    axes.set_title(title, fontsize=_style.SMALL, color=_style.INK)
+    axes.set_title(title, fontsize=style.SMALL, color=style.INK)
     _draw(axes, parts)
 
 
@@ -243,16 +246,12 @@ def arrangements_figure(block: str = "basic") -> Any:
 
     Source: Fig. 4 and Table 2 of arXiv 1603.05027.
     """
+    columns = {name: diagram(name, block=block) for name in arrangements.ARRANGEMENTS}
     network = _COMPARED.get(block)
-    rows = published.results(table="2", network=network) if network else ()
-    errors = {row.row: f"{row.error:.2f} %" for row in rows}
-    columns = {
-        _titled(name, errors): diagram(name, block=block) for name in arrangements.ARRANGEMENTS
-    }
-    return diagrams_figure(
-        columns,
-        f"Published test error of {network} on CIFAR-10 (Table 2, medians of 5)" if network else "",
-    )
+    if network is None:
+        return _with_errors(columns, {})
+    rows = published.results(table="2", network=network)
+    return _with_errors(columns, {row.row: row for row in rows}, f"{network} on CIFAR-10 (Table 2")
 
 
 def shortcuts_figure() -> Any:
@@ -261,30 +260,37 @@ def shortcuts_figure() -> Any:
 
     Source: Fig. 2 and Table 1 of arXiv 1603.05027.
     """
-    by_config = {}
+    rows = {}
     for row in published.results(table="1"):
         h = shortcuts.get(row.arguments.get("shortcut", "identity"), row.arguments.get("gate_bias"))
-        by_config[_key(h)] = "fail (> 20 %)" if row.error is None else f"{row.error:.2f} %"
+        rows[_key(h)] = row
     keys = {name: _key(kind()) for name, kind in shortcuts.SHORTCUTS.items()}
-    errors = {name: by_config[key] for name, key in keys.items() if key in by_config}
-    columns = {_titled(name, errors): diagram("original", name) for name in shortcuts.SHORTCUTS}
-    return diagrams_figure(
-        columns, "Published test error of ResNet-110 on CIFAR-10 (Table 1, medians of 5)"
+    return _with_errors(
+        {name: diagram("original", name) for name in shortcuts.SHORTCUTS},
+        {name: rows[key] for name, key in keys.items() if key in rows},
+        "ResNet-110 on CIFAR-10 (Table 1",
     )
 
 
-def _on_paths(h: shortcuts.Shortcut) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    known = next((kind for kind in type(h).__mro__ if kind in _ON_PATHS), None)
-    return ((type(h).__name__,), (), ()) if known is None else _ON_PATHS[known](h)
+def _with_errors(
+    diagrams: Mapping[str, Diagram], rows: Mapping[str, published.Result], of: str = ""
+) -> Any:
+    """Draw units with their published errors, by name, in the titles."""
+
+    def error(name: str) -> str:
+        if name not in rows:
+            return "no published error"
+        percent = rows[name].error
+        return "fail (> 20 %)" if percent is None else f"{percent:.2f} %"
+
+    titled = {f"{in_words(name)}\n{error(name)}": parts for name, parts in diagrams.items()}
+    return diagrams_figure(titled, f"Published test error of {of}, medians of 5)" if of else "")
 
 
 def _key(h: shortcuts.Shortcut) -> str:
-    """Return what is equal for equal shortcuts."""
-    config = {
-        key: value
-        for key, value in h.get_config().items()
-        if key not in ("name", "kernel_initializer", "seed")
-    }
+    """Return a text that is equal for equal shortcuts."""
+    ignored = ("name", "kernel_initializer", "seed")
+    config = {key: value for key, value in h.get_config().items() if key not in ignored}
     return f"{type(h).__name__} {config}"
 
 
@@ -301,20 +307,16 @@ def in_words(name: str) -> str:
     return name
 
 
-def _titled(name: str, errors: Mapping[str, str]) -> str:
-    return in_words(name) + "\n" + errors.get(name, "no published error")
-
-
 def _wrapped(title: str, width: float) -> str:
-    """Return a title in lines that are not wider than so many units."""
-    characters = int(72 * width / UNITS / (_style.CHARACTER_WIDTH * _style.SMALL))
+    """Return a title, wrapped to a width."""
+    characters = int(72 * width / UNITS / (style.CHARACTER_WIDTH * style.SMALL))
     return "\n".join(
         textwrap.fill(line, characters, break_on_hyphens=False) for line in title.split("\n")
     )
 
 
 def _right(parts: Diagram) -> float:
-    """Return the place of the branch; the shortcut is at 0."""
+    """Return the horizontal place of the branch; the shortcut is at 0."""
     return 2 * APART if parts.gate else APART if parts.shortcut else NEAR
 
 
@@ -323,7 +325,7 @@ def _width(parts: Diagram) -> float:
 
 
 def _paths(parts: Diagram) -> int:
-    """Return how many boxes the longest path to the addition has."""
+    """Return the number of boxes on the longest path to the addition."""
     return max(len(parts.branch), len(parts.gate) + len(parts.shortcut))
 
 
@@ -336,44 +338,29 @@ def _draw(axes, parts: Diagram) -> None:
     left, right = 0.0, _right(parts)
     end = -STEP * _paths(parts)
     addition, fork = end - STEP, -0.35
+    centred = {"ha": "center", "color": style.INK}
 
-    def line(*points, **settings):
+    def line(*points, width=1.4):
         x, y = zip(*points, strict=True)
-        axes.plot(
-            x,
-            y,
-            **{"color": _style.GREY, "linewidth": 1.4, "zorder": 1, "solid_joinstyle": "round"}
-            | settings,
-        )
+        look = {"color": style.GREY, "zorder": 1, "solid_joinstyle": "round"}
+        axes.plot(x, y, linewidth=width, **look)
 
     def arrow(start, end):
-        style = {
-            "arrowstyle": "-|>",
-            "color": _style.GREY,
-            "linewidth": 1.4,
-            "shrinkA": 0,
-            "shrinkB": 0,
-        }
-        axes.annotate("", end, xytext=start, arrowprops=style, zorder=1)
+        look: dict[str, Any] = {"arrowstyle": "-|>", "color": style.GREY, "linewidth": 1.4}
+        look |= {"shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", end, xytext=start, arrowprops=look, zorder=1)
 
-    axes.text(left, 0.0, "$x_l$", ha="center", va="bottom", fontsize=_style.LABEL, color=_style.INK)
+    axes.text(left, 0.0, "$x_l$", va="bottom", fontsize=style.LABEL, **centred)
     if parts.connected:
-        line((left, 0.0), (left, addition + 0.5), linewidth=2.8, color=_style.GREY)
+        line((left, 0.0), (left, addition + 0.5), width=2.8)
         line((left, fork), (right, fork), (right, addition), (left + 0.5, addition))
         arrow((left, addition + 0.5), (left, addition + 0.25))
         arrow((left + 0.5, addition), (left + 0.25, addition))
-        circle = {"boxstyle": "circle,pad=0.1", "facecolor": "none", "edgecolor": _style.GREY}
-        look = {"ha": "center", "va": "center", "color": _style.INK, "bbox": circle}
-        axes.text(left, addition, "+", fontsize=TEXT, **look)
+        circle = {"boxstyle": "circle,pad=0.1", "facecolor": "none", "edgecolor": style.GREY}
+        axes.text(left, addition, "+", va="center", fontsize=TEXT, bbox=circle, **centred)
     else:
-        line(
-            (left, 0.0),
-            (left, fork),
-            (right, fork),
-            (right, addition),
-            (left, addition),
-            (left, addition - 0.25),
-        )
+        down = ((left, 0.0), (left, fork), (right, fork), (right, addition))
+        line(*down, (left, addition), (left, addition - 0.25))
     for i, box in enumerate(parts.branch):
         _box(axes, box, right, -STEP * (i + 1))
     for i, box in enumerate(reversed(parts.shortcut)):
@@ -392,9 +379,7 @@ def _draw(axes, parts: Diagram) -> None:
         y -= STEP
         _box(axes, box, left, y)
     arrow((left, y - 0.25), (left, y - 0.8))
-    axes.text(
-        left, y - 0.85, "$x_{l+1}$", ha="center", va="top", fontsize=_style.LABEL, color=_style.INK
-    )
+    axes.text(left, y - 0.85, "$x_{l+1}$", va="top", fontsize=style.LABEL, **centred)
 
 
 def _box(axes, box: Box, x: float, y: float) -> None:
@@ -404,10 +389,10 @@ def _box(axes, box: Box, x: float, y: float) -> None:
     look: dict[str, Any] = {
         "boxstyle": "round,pad=0,rounding_size=0.12",
         "facecolor": box.colour,
-        "edgecolor": _style.EDGE,
+        "edgecolor": style.EDGE,
         "linewidth": 0.8,
     }
     axes.add_patch(FancyBboxPatch(corner, BOX_WIDTH, BOX_HEIGHT, zorder=2, **look))
     text = box.text.replace("* ", "\N{MULTIPLICATION SIGN} ")
     size = TEXT if len(text) < 9 else LONG_TEXT
-    axes.text(x, y, text, ha="center", va="center", fontsize=size, color=_style.INK, zorder=3)
+    axes.text(x, y, text, ha="center", va="center", fontsize=size, color=style.INK, zorder=3)

@@ -1,5 +1,5 @@
-"""A residual network as an ensemble of paths: errors without some units, and how long
-the paths are.
+"""A residual network as an ensemble of paths: errors without some units, and the
+lengths of the paths.
 """
 
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_preact.analysis.ensemble import Lesions
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style
 
 
 def lesion_errors(lesions: Lesions) -> Any:
@@ -29,63 +29,55 @@ def lesion_errors(lesions: Lesions) -> Any:
     >>> import numpy as np
     >>> from keras_preact.analysis import figures
     >>> from keras_preact.analysis.ensemble import Lesions
-    >>> found = Lesions(("unit1", "unit2"), ((0,), (1,), (0, 1)), np.array([0.5, 0.25, 0.75]), 0.125)
-    >>> figures.lesion_errors(found).axes[0].lines[0].get_ydata().tolist()  # without 0, 1 and 2 units, in percent
+    >>> errors = np.array([0.5, 0.25, 0.75])
+    >>> found = Lesions(("unit1", "unit2"), ((0,), (1,), (0, 1)), errors, 0.125)
+    >>> axes = figures.lesion_errors(found).axes[0]
+    >>> axes.lines[0].get_ydata().tolist()  # without 0, 1 and 2 units, in percent
     [12.5, 37.5, 75.0]
 
     Source: Fig. 3 and 5 of arXiv 1605.06431.
     """
     if not lesions.dropped:
         raise ValueError("There must be a measurement to draw. Received: no removed units")
-    figure = _style.new_figure()
+    figure = style.new_figure()
+    axes = figure.subplots()
     errors = 100 * np.asarray(lesions.error)
     whole = 100 * lesions.intact_error
-    counts = np.array([len(each) for each in lesions.dropped])
     if lesions.dropped == tuple((i,) for i in range(len(lesions.units))):
-        worst = int(errors.argmax())
-        title = f"Error without one unit: {_style.spread(errors, '.3g')} %, highest without {lesions.units[worst]}"
-        axes = _style.styled(figure.subplots(), title, "Removed unit $l$", "Error (%)")
-        _style.lines(
-            axes, {"without the unit": (np.arange(len(errors)), errors)}, marker="o", markersize=3.5
-        )
-        axes.axhline(
-            whole,
-            color=_style.GREY,
-            linestyle="--",
-            linewidth=1.2,
-            label=f"whole network: {whole:.3g} %",
-        )
-        axes.set_ylim(bottom=0)
-        _style.stages(axes, lesions.units)
+        worst = lesions.units[int(errors.argmax())]
+        title = f"Error without one unit: {style.spread(errors)} %, highest without {worst}"
+        style.styled(axes, title, "Removed unit $l$", "Error (%)")
+        series = {"without the unit": (np.arange(len(errors)), errors)}
+        style.lines(axes, series, marker="o", markersize=3.5)
+        label = f"whole network: {whole:.3g} %"
+        axes.axhline(whole, color=style.GREY, linestyle="--", linewidth=1.2, label=label)
+        style.stages(axes, lesions.units)
     else:
+        counts = np.array([len(each) for each in lesions.dropped])
         levels = np.unique(counts)
         means = [errors[counts == level].mean() for level in levels]
-        title = f"Error with all {len(lesions.units)} units: {whole:.3g} %, without {levels[-1]} of them: {means[-1]:.3g} %"
-        axes = _style.styled(figure.subplots(), title, "Number of removed units", "Error (%)")
-        _style.lines(axes, {"mean": (np.array([0, *levels]), np.array([whole, *means]))})
-        axes.scatter(
-            counts,
-            errors,
-            s=30,
-            color=_style.colour(0),
-            alpha=0.5,
-            linewidths=0,
-            label="one set of units",
+        title = (
+            f"Error with all {len(lesions.units)} units: {whole:.3g} %, without {levels[-1]} of "
+            f"them: {means[-1]:.3g} %"
         )
-        axes.set_ylim(bottom=0)
-    _style.by_depth(axes)
-    _style.name_lines(figure, axes)
+        style.styled(axes, title, "Number of removed units", "Error (%)")
+        style.lines(axes, {"mean": (np.array([0, *levels]), np.array([whole, *means]))})
+        point = {"s": 30, "color": style.colour(0), "alpha": 0.5, "linewidths": 0}
+        axes.scatter(counts, errors, label="one set of units", **point)
+    axes.set_ylim(bottom=0)
+    style.by_depth(axes)
+    style.name_lines(figure, axes)
     return figure
 
 
 def path_length_shares(shares: np.ndarray) -> Any:
-    """Draw which share of all paths is how long.
+    """Draw which share of all paths has which length.
 
     Args:
         shares: What `kp.analysis.path_lengths` returned, `(units + 1,)`.
 
     Raises:
-        ValueError: for what is no distribution over lengths.
+        ValueError: if it is no distribution over lengths.
     """
     shares = np.asarray(shares, "float64")
     if shares.ndim != 1 or len(shares) < 2 or not np.isclose(shares.sum(), 1):
@@ -97,17 +89,13 @@ def path_length_shares(shares: np.ndarray) -> Any:
     mean = float(lengths @ shares)
     deviation = float(np.sqrt((lengths - mean) ** 2 @ shares))
     inside = np.abs(lengths - mean) <= 2 * deviation
-    figure = _style.new_figure()
-    title = f"{100 * shares[inside].sum():.1f} % of the paths go through {lengths[inside][0]} to {lengths[inside][-1]} branches"
-    axes = _style.styled(
-        figure.subplots(), title, "Length of a path (branches)", "Share of the paths (%)"
-    )
-    _style.shares(axes.yaxis)
-    axes.bar(
-        lengths,
-        shares,
-        width=0.9,
-        color=[_style.colour(0) if each else _style.BLUE for each in inside],
-    )
-    _style.by_depth(axes)
+    most, ends = 100 * shares[inside].sum(), lengths[inside][[0, -1]]
+    title = f"{most:.1f} % of the paths go through {ends[0]} to {ends[1]} branches"
+    figure = style.new_figure()
+    axes = figure.subplots()
+    style.styled(axes, title, "Length of a path (branches)", "Share of the paths (%)")
+    style.shares(axes.yaxis)
+    colours = [style.colour(0) if each else style.BLUE for each in inside]
+    axes.bar(lengths, shares, width=0.9, color=colours)
+    style.by_depth(axes)
     return figure

@@ -1,11 +1,11 @@
-"""Eq. 4 and 5 by depth: what the identity shortcuts carry, and what they let through."""
+"""Eq. 4 and 5 by depth: what the identity shortcuts carry and let through."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style
 from keras_preact.analysis.figures.propagation import DEPTH, UNIT
 from keras_preact.analysis.identities import DirectPath, IdentityCheck
 
@@ -27,50 +27,37 @@ def gradient_split(check: IdentityCheck) -> Any:
     >>> from keras_preact.analysis import figures
     >>> from keras_preact.analysis.identities import IdentityCheck
     >>> parts = np.array([[1e-7, 1e-7], [1.0, 1.0], [0.5, 0.2], [1e-7, 1e-7]])
-    >>> figure = figures.gradient_split(IdentityCheck(("unit1", "unit2"), np.array([1, 1]), *parts))
-    >>> [len(axes.lines) for axes in figure.axes]
+    >>> check = IdentityCheck(("unit1", "unit2"), np.array([1, 1]), *parts)
+    >>> [len(axes.lines) for axes in figures.gradient_split(check).axes]
     [2, 2]
 
     Source: Eq. 4 and 5 of arXiv 1603.05027.
     """
-    panels_of = (
-        (
-            "Gradient through the shortcuts and through the branches",
-            "Norm",
-            {
-                "through shortcuts": check.direct_norm,
-                "through branches": check.residual_norm,
-            },
+    parts = {"through shortcuts": check.direct_norm, "through branches": check.residual_norm}
+    errors = {"Eq. 4 (forward)": check.forward_error, "Eq. 5 (backward)": check.gradient_error}
+    forward, backward = map(_most, errors.values())
+    panels = [
+        style.Panel(
+            "Gradient through the shortcuts and through the branches", "Norm", parts, check.units
         ),
-        (
-            f"Eq. 4 is off by {_most(check.forward_error)}, Eq. 5 by "
-            f"{_most(check.gradient_error)} at most",
+        style.Panel(
+            f"Eq. 4 is off by {forward}, Eq. 5 by {backward} at most",
             "Relative error",
-            {"Eq. 4 (forward)": check.forward_error, "Eq. 5 (backward)": check.gradient_error},
+            errors,
+            check.units,
         ),
-    )
-    figure = _style.new_figure(9.0, 5.4)
-    x = np.arange(len(check.units))
-    panels = figure.subplots(2, 1, sharex=True)
-    hues = iter(_style.COLOURS)
-    for axes, (title, label, series) in zip(panels, panels_of, strict=True):
-        _style.styled(axes, title, UNIT, label)
-        for name, values in series.items():
-            _style.lines(axes, {name: (x, values)}, color=next(hues), marker="o", markersize=3.5)
-        _style.decades(axes, series.values())
-        _style.stages(axes, check.units)
-        _style.by_depth(axes)
-    if (check.forward_error > 0).any() or (check.gradient_error > 0).any():
-        panels[1].set_yscale("log", nonpositive="mask")  # rounding, or of the size of 1
-        _style.plain_numbers(panels[1].yaxis)
-    panels[0].set_xlabel("")
-    _style.name_lines(figure, *panels)
+    ]
+    # A unit between two that change the shape is a single point.
+    figure, every = style.depth_figure(panels, UNIT, 9.0, 5.4, marker="o", markersize=3.5)
+    if any((each > 0).any() for each in errors.values()):
+        style.logarithmic(every[1])  # errors are rounding, or of the size of 1
+    style.name_lines(figure, *every)
     return figure
 
 
 def direct_paths(paths: Mapping[str, DirectPath]) -> Any:
-    """Draw which part of a gradient's norm (above) and of its entries (below) comes
-    back through the shortcuts alone.
+    """Draw which part of a gradient's norm (above) and of its entries (below) returns
+    through the shortcuts alone.
 
     Args:
         paths: Label to what `kp.analysis.direct_path` returned.
@@ -80,30 +67,20 @@ def direct_paths(paths: Mapping[str, DirectPath]) -> Any:
 
     Source: Sec. 3 of arXiv 1603.05027.
     """
-    if not paths:
-        raise ValueError("There must be a network to draw. Received: an empty mapping")
-    figure = _style.new_figure(7.0, 5.4)
-    panels = figure.subplots(2, 1, sharex=True)
-    for axes, field, what, label in (
-        (
-            panels[0],
-            "gain",
-            "of the gradient's norm returns through the shortcuts",
-            "Norm / norm at $x_E$",
-        ),
-        (panels[1], "survival", "of its entries return", "Share of the entries (%)"),
+    style.need(paths)
+    panels = []
+    for field, what, label in (
+        ("gain", "of the gradient's norm returns through the shortcuts", "Norm / norm at $x_E$"),
+        ("survival", "of its entries return", "Share of the entries (%)"),
     ):
-        values = {name: getattr(path, field) for name, path in paths.items()}
-        least = min(float(np.nanmin(each)) for each in values.values())
-        _style.styled(axes, f"At least {100 * least:.3g} % {what}", DEPTH, label)
-        _style.lines(axes, {name: (np.arange(len(each)), each) for name, each in values.items()})
-        _style.decades(axes, values.values())
+        series = {name: getattr(path, field) for name, path in paths.items()}
+        title = f"At least {100 * min(map(np.nanmin, series.values())):.3g} % {what}"
+        panels.append(style.Panel(title, label, series, percent=field == "survival"))
+    figure, every = style.depth_figure(panels, DEPTH, height=5.4)
+    for axes in every:
         if axes.get_yscale() == "linear":
             axes.set_ylim(bottom=0)
-        _style.by_depth(axes)
-    _style.shares(panels[1].yaxis)
-    panels[0].set_xlabel("")
-    _style.name_lines(figure, *panels)
+    style.name_lines(figure, *every)
     return figure
 
 

@@ -12,7 +12,7 @@ import pytest
 from keras import layers
 
 import keras_preact as kp
-from keras_preact.analysis.audit import Audit, Finding, Status, audit
+from keras_preact.analysis.audit import Audit, AuditFinding, Status, audit
 from keras_preact.analysis.audit.check import Limits
 from keras_preact.analysis.audit.checks import CHECKS
 from tests.keras_preact.harness import error_of, images
@@ -801,7 +801,7 @@ def test_report():
 def test_verdict(found, words):
     status = {status.name[0]: status for status in Status}
     findings = [
-        Finding(str(i), status[letter], 0.5, "", (), "", "", "", "")
+        AuditFinding(str(i), status[letter], 0.5, "", (), "", "", "", "")
         for i, letter in enumerate(found)
     ]
     text = str(Audit("net", None, 20, 9, tuple(findings)))

@@ -34,7 +34,7 @@ OTHERS = {
         *(
             "keras_preact/advice.py",
             "keras_preact/published.py",
-            "keras_preact/recommend.py",
+            "keras_preact/recommendation.py",
             "keras_preact/preprocessing.py",
         ),
         *(

@@ -1,5 +1,5 @@
-"""The structure of a network: its residual units, the layers on their paths, and the
-order of the layers.
+"""The residual units of any network, the layers on their paths, and the order of the
+layers.
 """
 
 import collections
@@ -13,15 +13,10 @@ import keras
 from keras_preact.analysis.graph import Addition, Graph, Step
 from keras_preact.arrangements import ARRANGEMENTS, TRANSFORMER_ARRANGEMENTS
 
-#: Activations: the class names of their layers and operations, in lower case.
+#: Class names of layers and operations that are activations, in lower case.
 ACTIVATIONS = frozenset(
     name.replace("_", "") for name in dir(keras.activations) if name[0] != "_"
-) - {
-    "linear",
-    "get",
-    "serialize",
-    "deserialize",
-}
+) - {"linear", "get", "serialize", "deserialize"}
 
 #: Normalisations over the features of one token, as in transformers.
 PER_TOKEN = ("LayerNorm", "RMSNorm")
@@ -40,16 +35,15 @@ def roles(step: Step) -> tuple[str, ...]:
         active = callable(function) and function is not keras.activations.linear
         return ("weight",) * step.has_kernel + ("activation",) * active
     if "Norm" in kind:
-        return (
-            () if isinstance(operation, keras.layers.Normalization) else ("norm",)
-        )  # preprocessing
+        is_preprocessing = isinstance(operation, keras.layers.Normalization)
+        return () if is_preprocessing else ("norm",)
     if kind.replace("_", "").lower() in ACTIVATIONS:
         return ("activation",)
     return ("dropout",) if getattr(operation, "seed_generator", None) is not None else ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
+class AuditedUnit:
     """A residual unit of any model.
 
     Args:
@@ -75,43 +69,37 @@ class Unit:
     branch: tuple[int, ...]
 
 
-class Network:
+class Anatomy:
     """The residual units of a graph, and the order of their layers."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
         totals = {addition.total for addition in graph.additions}
-        self.units: list[Unit] = []
-        for addition in graph.additions:
+        names = [self._name(addition) for addition in graph.additions]
+        self.units: list[AuditedUnit] = []
+        for i, (name, addition) in enumerate(zip(names, graph.additions, strict=True)):
+            if names.count(name) > 1:
+                name += f" (addition {names[: i + 1].count(name)})"
             before: int | None = addition.start
             while before is not None and before not in totals:
                 before = graph.dominators[before]
             start = addition.start if before is None else before
             shared = graph.between(start, addition.start) if start != addition.start else ()
             self.units.append(
-                Unit(
-                    self._name(addition),
-                    addition,
-                    start,
-                    before is None,
-                    graph.specs[start].shape[1:] == graph.specs[addition.total].shape[1:],
-                    (*shared, *addition.shortcut_steps),
-                    shared,
-                    tuple(i for i in addition.residual_steps if i not in addition.shortcut_steps),
+                AuditedUnit(
+                    name=name,
+                    addition=addition,
+                    before=start,
+                    is_first=before is None,
+                    keeps_shape=graph.specs[start].shape[1:]
+                    == graph.specs[addition.total].shape[1:],
+                    path=(*shared, *addition.shortcut_steps),
+                    shared=shared,
+                    branch=tuple(
+                        i for i in addition.residual_steps if i not in addition.shortcut_steps
+                    ),
                 )
             )
-        repeated = {
-            name
-            for name, count in collections.Counter(unit.name for unit in self.units).items()
-            if count > 1
-        }
-        seen: collections.Counter = collections.Counter()
-        for i, unit in enumerate(self.units):
-            if unit.name in repeated:
-                seen[unit.name] += 1
-                self.units[i] = dataclasses.replace(
-                    unit, name=f"{unit.name} (addition {seen[unit.name]})"
-                )
 
     def _name(self, addition: Addition) -> str:
         names = [
@@ -127,15 +115,17 @@ class Network:
     def roles(self, steps: Iterable[int]) -> list[str]:
         return [role for i in steps for role in roles(self.graph.steps[i])]
 
+    def order(self, steps: Iterable[int]) -> list[str]:
+        """Return the roles of steps, without dropout."""
+        return [role for role in self.roles(steps) if role != "dropout"]
+
     def weights(self, steps: Iterable[int]) -> list[int]:
         return [i for i in steps if self.graph.steps[i].has_kernel]
 
     @cached_property
     def depth(self) -> int:
         """Number of weight layers that are not on shortcuts."""
-        return len(
-            [i for i in self.weights(range(len(self.graph.steps))) if i not in self.on_shortcuts]
-        )
+        return len(set(self.weights(range(len(self.graph.steps)))) - self.on_shortcuts)
 
     @cached_property
     def on_shortcuts(self) -> frozenset[int]:
@@ -149,14 +139,10 @@ class Network:
         """
         inside = [self.graph.steps[i] for unit in self.units for i in (*unit.shared, *unit.branch)]
         norms = [step for step in inside if "norm" in roles(step)]
-        sequences = all(
-            len(self.graph.specs[unit.addition.total].shape) == 3 for unit in self.units
-        )
-        return (
-            sequences
-            and bool(norms)
-            and all(any(word in step.kind for word in PER_TOKEN) for step in norms)
-        )
+        shapes = [self.graph.specs[unit.addition.total].shape for unit in self.units]
+        if not norms or any(len(shape) != 3 for shape in shapes):
+            return False
+        return all(any(word in step.kind for word in PER_TOKEN) for step in norms)
 
     def upstream(self, tensor: int, stops: Iterable[int] = ()) -> tuple[list[int], int]:
         """Follow a tensor back to a weight layer, an addition or one of the tensors
@@ -169,11 +155,8 @@ class Network:
         stops = set(stops)
         while tensor not in stops and (i := self.graph.producers.get(tensor)) is not None:
             step = self.graph.steps[i]
-            if (
-                step.has_kernel
-                or not step.inputs
-                or (len(step.inputs) > 1 and step.kind not in GATES)
-            ):
+            joins = len(step.inputs) > 1 and step.kind not in GATES
+            if step.has_kernel or not step.inputs or joins:
                 break
             steps.append(i)
             tensor = max(step.inputs, key=self._size)
@@ -189,41 +172,34 @@ class Network:
         steps, end = self.upstream(self.graph.steps[weight].inputs[0], stops)
         producer = self.graph.producers.get(end)
         fused = [] if producer is None or end in stops else roles(self.graph.steps[producer])[1:]
-        return [role for role in (*fused, *self.roles(steps)) if role != "dropout"]
+        return [*fused, *self.order(steps)]
 
-    def first_weights(self, unit: Unit) -> list[int]:
-        """Return the first weight layers of a branch: those with no other one before
-        them.
+    def reading_weights(self, unit: AuditedUnit) -> list[int]:
+        """Return the weight layers of a branch that need a normalisation before them: in
+        a transformer, only those with no other weight layer before them.
         """
+        weights = self.weights(unit.branch)
+        if not self.per_token:
+            return weights
         starts = {unit.addition.start, unit.before}
         return [
-            i
-            for i in self.weights(unit.branch)
-            if self.upstream(self.graph.steps[i].inputs[0], starts)[1] in starts
+            i for i in weights if self.upstream(self.graph.steps[i].inputs[0], starts)[1] in starts
         ]
 
-    def arrangement(self, unit: Unit) -> str | None:
+    def arrangement(self, unit: AuditedUnit) -> str | None:
         """Return a unit's name in `ARRANGEMENTS`, or in `TRANSFORMER_ARRANGEMENTS`."""
-        shared, branch = (
-            [role for role in self.roles(steps) if role != "dropout"]
-            for steps in (unit.shared, unit.branch)
-        )
+        shared, branch = self.order(unit.shared), self.order(unit.branch)
         if self.per_token:  # branches of transformers differ between their weights
-            return next(
-                (
-                    name
-                    for name, row in TRANSFORMER_ARRANGEMENTS.items()
-                    if shared == list(row.after_addition)
-                    and branch[: len(row.first)] == list(row.first)
-                ),
-                None,
-            )
+            for name, row in TRANSFORMER_ARRANGEMENTS.items():
+                first = list(row.first)
+                if shared == list(row.after_addition) and branch[: len(first)] == first:
+                    return name
+            return None
         order = [*shared, *branch]
         count = order.count("weight")
-        # a unit of "bn_after_addition" that changes the shape looks like full pre-activation
-        for name, row in sorted(
-            ARRANGEMENTS.items(), key=lambda item: item[0] != "full_preactivation"
-        ):
+        # A unit of "bn_after_addition" that changes the shape looks like full pre-activation.
+        for name in sorted(ARRANGEMENTS, key=lambda name: name != "full_preactivation"):
+            row = ARRANGEMENTS[name]
             first = () if unit.is_first and row.first else row.first
             f = () if unit.is_first else row.after_addition
             wanted = [*f, *first, "weight", *(*row.between, "weight") * (count - 1), *row.last]
@@ -232,22 +208,21 @@ class Network:
         return None
 
     @cached_property
+    def _typical(self) -> list[AuditedUnit]:
+        """The units without the first and those that change the shape, if there are any."""
+        return [u for u in self.units if u.keeps_shape and not u.is_first] or self.units
+
+    @cached_property
     def usual_arrangement(self) -> str | None:
-        """Arrangement of most units, without the first and those that change the shape."""
-        typical = [
-            unit for unit in self.units if unit.keeps_shape and not unit.is_first
-        ] or self.units
-        return collections.Counter(map(self.arrangement, typical)).most_common(1)[0][0]
+        """Arrangement of most units."""
+        return collections.Counter(map(self.arrangement, self._typical)).most_common(1)[0][0]
 
     @cached_property
     def is_preactivation(self) -> bool:
         """Whether most branches start with a norm, and nothing follows most additions."""
-        typical = [
-            unit for unit in self.units if unit.keeps_shape and not unit.is_first
-        ] or self.units
         share = [
             self.roles(unit.branch)[:1] == ["norm"] and not self.roles(unit.shared)
-            for unit in typical
+            for unit in self._typical
         ]
         return 2 * sum(share) > len(share)
 

@@ -9,7 +9,7 @@ import pytest
 
 import keras_preact as kp
 from keras_preact import advice
-from keras_preact.recommend import recommend
+from keras_preact.recommendation import recommend
 from tests.keras_preact import harness
 
 #: The guide's rows, Sec. 8.4, 8.5 and 8.7: first and last depth, range of the rate, decay, range of
@@ -43,22 +43,16 @@ def test_depths(first, last, rates, decay, warmup):
     )
 
 
-@pytest.mark.parametrize("batch_size", [1, 64, 256, 1024, 1000])
+@pytest.mark.parametrize("batch_size", [1, 256, 1024, 1000])
 @pytest.mark.parametrize(("scaling", "power"), [("sqrt", 0.5), ("linear", 1.0)])
-@pytest.mark.parametrize("depth", [20, 110, 500, 2000])
-def test_rate_grows_with_the_batch(depth, scaling, power, batch_size):
-    base = recommend(depth=depth)
-    got = recommend(depth=depth, scaling=scaling, batch_size=batch_size)
-    factor = (batch_size / 256) ** power
-    assert got.learning_rate == pytest.approx(base.learning_rate * factor)
-    assert got.learning_rate_range == pytest.approx(
-        [rate * factor for rate in base.learning_rate_range]
-    )
-
-
-def test_example_of_the_guide():
-    """Four times the batch, twice the rate."""
-    assert recommend(depth=20, batch_size=1024).learning_rate == pytest.approx(0.2)
+def test_rate_grows_with_the_batch(scaling, power, batch_size):
+    for depth in (20, 500):
+        base = recommend(depth=depth)
+        got = recommend(depth=depth, scaling=scaling, batch_size=batch_size)
+        factor = (batch_size / 256) ** power
+        assert got.learning_rate == pytest.approx(base.learning_rate * factor)
+        rates = [rate * factor for rate in base.learning_rate_range]
+        assert got.learning_rate_range == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(
@@ -104,18 +98,9 @@ def test_the_papers_recipe_wins_for_the_papers_networks(depth):
     """
     got = recommend(depth=depth, task="cifar", batch_size=128)
     schedule = got.schedule(steps_per_epoch=1000, epochs=64)
-    wanted = {
-        0: 0.01,
-        399: 0.01,
-        400: 0.1,
-        31_999: 0.1,
-        32_000: 0.01,
-        47_999: 0.01,
-        48_000: 0.001,
-        63_999: 0.001,
-    }
-    for step, rate in wanted.items():
-        assert float(schedule(step)) == pytest.approx(rate)
+    ends = [(0, 399, 0.01), (400, 31_999, 0.1), (32_000, 47_999, 0.01), (48_000, 63_999, 0.001)]
+    for first, last, rate in ends:
+        assert [float(schedule(step)) for step in (first, last)] == pytest.approx([rate] * 2)
     assert (got.initializer, got.clip_norm) == ("he", None)
     [reason] = [reason for reason in got.reasons if reason.field == "learning_rate"]
     assert "1603.05027" in reason.source
@@ -141,25 +126,16 @@ def test_deeper_than_the_paper_the_guide_speaks(task, deepest):
 
 
 def test_reasons_say_where_guide_and_measurement_differ():
-    """The guide asks for orthogonal weights; ten thousand layers were trained here
-    without.
-    """
-    [reason] = [
-        reason for reason in recommend(depth=10_001).reasons if reason.field == "initializer"
-    ]
+    """The guide requires orthogonal weights; ten thousand layers trained here without."""
+    reasons = {reason.field: reason.sentence for reason in recommend(depth=10_001).reasons}
     for part in ("orthogonal", "10,001", "DepthScaledHe", "very_deep_preact_jax.json"):
-        assert part in reason.sentence
-    [reason] = [
-        reason for reason in recommend(depth=1001).reasons if reason.field == "learning_rate"
-    ]
-    assert "0.1" in reason.sentence
-    assert "task='cifar'" in reason.sentence
+        assert part in reasons["initializer"]
+    assert "at 0.1 (task='cifar')" in reasons["learning_rate"]
 
 
 ALL = [(row.start, task) for row in advice.DEPTHS for task in advice.TASKS]
 
-
-#: Of the options of a model, the depth decides on the initialiser alone.
+#: The depth decides only the initialiser among the options of a model.
 DISTINCT = [
     (1, "vision"),
     (200, "vision"),
@@ -206,20 +182,17 @@ def test_schedule_and_optimizer(depth, task):
     assert rates[-1] < 0.011 * got.learning_rate
 
 
-@pytest.mark.parametrize("depth", [50, 500, 5000])
-def test_warmup_rises_in_a_line_and_a_cosine_follows(depth):
-    got = recommend(depth=depth)
+def test_warmup_rises_in_a_line_and_a_cosine_follows():
+    got = recommend(depth=500)
     schedule, top = got.schedule(steps_per_epoch=10, epochs=100), round(10 * got.warmup_epochs)
     for step in (0, top // 2, top):
         assert float(schedule(step)) == pytest.approx(got.learning_rate * step / top)
     for step in (top + 100, 900, 1000):
-        share = (step - top) / (1000 - top)
-        assert float(schedule(step)) == pytest.approx(
-            got.learning_rate * (1 + math.cos(math.pi * share)) / 2, abs=1e-7
-        )
+        cosine = (1 + math.cos(math.pi * (step - top) / (1000 - top))) / 2
+        assert float(schedule(step)) == pytest.approx(got.learning_rate * cosine, abs=1e-7)
 
 
-def test_a_short_training_has_room_behind_its_warmup():
+def test_a_short_training_has_room_after_its_warmup():
     schedule = recommend(depth=20, task="cifar", batch_size=128).schedule(
         steps_per_epoch=10, epochs=4
     )
@@ -243,19 +216,6 @@ def test_text_and_reasons():
         assert max(map(len, text.splitlines())) <= 100
     with pytest.raises(AttributeError):
         got.depth = 3
-
-
-@pytest.mark.parametrize("task", ["vision", "language"])
-def test_tables_name_what_there_is(task):
-    """Sources and keys: no row names an initialiser, a decay or an arrangement that
-    does not exist.
-    """
-    for row in advice.DEPTHS:
-        assert row.initializer is None or row.initializer in advice.INITIALIZERS
-        got = recommend(depth=row.start, task=task)
-        kp.arrangements.get(got.arrangement)
-        assert isinstance(got.model_options()["kernel_initializer"], keras.initializers.Initializer)
-    assert [row.start for row in advice.DEPTHS] == sorted(row.start for row in advice.DEPTHS)
 
 
 @pytest.mark.parametrize(
