@@ -98,12 +98,15 @@ class Convolutional(Block):
         dilated_strides: Strides that are left out and become dilation, after the weight
             that would have them. The weights are those of a unit with `strides`; its
             output is every `dilated_strides`-th place of this unit's.
+        stride_on: Which convolution has the unit's strides: the `"first"`, or the first
+            `"3x3"`. None: the first, and in `kp.models.resnet_imagenet` the 3x3.
     """
 
     squeeze_excitation: int | None = None
     standardize_weights: bool = False
     dilation: int = 1
     dilated_strides: int = 1
+    stride_on: str | None = None
 
     kernel_sizes: ClassVar[tuple[int, ...]]
     word = "conv"
@@ -113,12 +116,13 @@ class Convolutional(Block):
     def __post_init__(self) -> None:
         _checks.positive_int(self.dilation, "dilation")
         _checks.positive_int(self.dilated_strides, "dilated_strides")
+        _checks.one_of(self.stride_on, (None, "first", "3x3"), "stride_on")
         if self.squeeze_excitation is not None:
             _checks.positive_int(self.squeeze_excitation, "squeeze_excitation")
 
     @property
     def strided(self) -> int:
-        return 0
+        return self.kernel_sizes.index(3) if self.stride_on == "3x3" else 0
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -175,13 +179,10 @@ class Bottleneck(Convolutional):
         groups: Groups of the 3x3 convolution, as in ResNeXt (arXiv 1611.05431).
         base_width: Width of a group at 64 filters: the 3x3 convolution has
             `int(filters * base_width / 64) * groups` channels.
-        stride_on: Which convolution has the unit's strides: `"first"` or `"3x3"`. None:
-            the first, and in `kp.models.resnet_imagenet` the 3x3.
     """
 
     groups: int = 1
     base_width: int = 64
-    stride_on: str | None = None
 
     name = "bottleneck"
     expansion = 4
@@ -191,11 +192,6 @@ class Bottleneck(Convolutional):
         super().__post_init__()
         _checks.positive_int(self.groups, "groups")
         _checks.positive_int(self.base_width, "base_width")
-        _checks.one_of(self.stride_on, (None, "first", "3x3"), "stride_on")
-
-    @property
-    def strided(self) -> int:
-        return 1 if self.stride_on == "3x3" else 0
 
     def channels(self, filters: int) -> tuple[int, ...]:
         inner = int(filters * self.base_width / 64) * self.groups
@@ -355,9 +351,19 @@ def get(block: str | dict | Block) -> Block:
 
 def serialize(block: Block) -> str | dict:
     """Return what a config holds: the name, or class and options if these are set."""
+    if getattr(block, "stride_on", None) == "first":  # so is the default
+        block = dataclasses.replace(block, stride_on=None)
     if BLOCKS.get(block.name) is type(block) and block == type(block)():
         return block.name
     return keras.saving.serialize_keras_object(block)
+
+
+def flattened(config: dict) -> dict:
+    """Return the config of a network with its block as a name, and the options of the
+    block beside it.
+    """
+    block = get(config["block"])
+    return {**config, "block": block.name, **block.get_config()}
 
 
 def options_of(block: Block | type[Block]) -> set[str]:

@@ -333,6 +333,8 @@ class ResidualUnit(keras.Layer):
         """
         if not keras.backend.is_keras_tensor(x):
             x = ops.convert_to_tensor(x, self.compute_dtype)
+        if not self.built:
+            self.build(tuple(x.shape))
         run = functools.partial(_layers.run_chain, training=training)
         activated = run(self.first, x)
         residual = run(self.rest, activated)

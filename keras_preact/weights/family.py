@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_preact import _layers
+from keras_preact import _layers, blocks
 from keras_preact.models.imagenet import DEPTHS
 from keras_preact.models.network import ResidualNetwork, Stage
 from keras_preact.weights import loading
@@ -214,8 +214,8 @@ def check_options(model: ResidualNetwork, options: Mapping[str, Any], title: str
     Raises:
         ValueError: with the options that differ.
     """
-    config = model.get_config()
-    wanted = ResidualNetwork(
+    config = blocks.flattened(model.get_config())
+    built = ResidualNetwork(
         [Stage(8, 1)],
         block=config["block"],
         input_shape=(None, None, 3),
@@ -223,7 +223,8 @@ def check_options(model: ResidualNetwork, options: Mapping[str, Any], title: str
         classes=1,
         stem_filters=8,
         **options,
-    ).get_config()
+    )
+    wanted = blocks.flattened(built.get_config())
     # In a basic block the first convolution always has the stride.
     free = {*FREE_OPTIONS.split()} | ({"stride_on"} if config["block"] == "basic" else set())
     different = "; ".join(
@@ -269,4 +270,6 @@ def _effective(key: str, value):
             value["config"].get("shortcut"),
             value["config"].get("residual"),
         )
-    return "projection" if (key, value) == ("shape_shortcut", "auto") else value
+    if (key, value) == ("shape_shortcut", "auto"):
+        return "projection"
+    return "first" if (key, value) == ("stride_on", None) else value

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import arrangements
+from keras_preact import arrangements, blocks
 from keras_preact.models.imagenet import DEPTHS
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import layout
@@ -140,7 +140,7 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
     (None, 2, 2, 2048)
     """
     FAMILY.check(model)
-    config, own = model.get_config(), stages(model)
+    config, own = blocks.flattened(model.get_config()), stages(model)
     depths = (depth for depth in CLASSES if FAMILY.stages(FILTERS, DEPTHS[depth][1]) == own)
     depth = next(depths, None)
     if config["include_top"] and config["pooling"] == "max":

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_preact import arrangements
+from keras_preact import arrangements, blocks
 from keras_preact.models.network import ResidualNetwork, Stage
 from keras_preact.weights import layout, loading
 from keras_preact.weights.family import Family, Structure, in_format, stages
@@ -153,7 +153,7 @@ def to_keras_hub(model: ResidualNetwork) -> keras.Model:
     hub = library()
     FAMILY.check(model)
     _check_fits(model)
-    config, rows = model.get_config(), stages(model)
+    config, rows = blocks.flattened(model.get_config()), stages(model)
     theirs = backbone = hub.models.ResNetBackbone(
         input_conv_filters=[config["stem_filters"]],
         input_conv_kernel_sizes=[7],
@@ -201,7 +201,8 @@ def _check_kind(backbone) -> None:
 
 def _check_fits(model: ResidualNetwork) -> None:
     """Check that their backbone can have the sizes and the projections of a network."""
-    config, rows, names = model.get_config(), stages(model), loading.named(model)
+    config, rows = blocks.flattened(model.get_config()), stages(model)
+    names = loading.named(model)
     late = any(row.strided_unit == "last" and row.strides > 1 and row.units > 1 for row in rows)
     if config["block"] not in BLOCKS or rows[0].filters != 64 or late:
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact import arrangements
+from keras_preact import arrangements, blocks
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, layout
 from keras_preact.weights.family import Family, Structure, some
@@ -135,7 +135,7 @@ def to_timm(model: ResidualNetwork) -> dict[str, np.ndarray]:
             holds the options that differ.
         WeightsMismatch: for weights that timm has no name for.
     """
-    standardized = isinstance(model, ResidualNetwork) and model.get_config()["standardize_weights"]
+    standardized = isinstance(model, ResidualNetwork) and blocks.flattened(model.get_config())["standardize_weights"]
     return files.with_counters((BIT if standardized else BATCH).extract(model))
 
 
