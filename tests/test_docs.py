@@ -16,15 +16,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import keras
 import pytest
 
 import keras_preact as kp
 from tests import command_lines
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -36,21 +33,20 @@ BLOCKS = [
     for name, page in PAGES.items()
     for i, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.S))
 ]
-LINES = {name: command_lines.code(page) for name, page in PAGES.items()}
-COMMANDS = sorted({line for page in PAGES.values() for line in command_lines.commands(page)})
-MODULES = sorted({line for page in PAGES.values() for line in command_lines.modules(page)})
-#: Those that a page names and does not have in docs/.
-INCLUDED = [
-    ROOT / path
+#: All texts with commands: the pages, README, and files that a page names or includes.
+TEXTS = PAGES | {
+    path: (ROOT / path).read_text()
     for path in (
+        "README.md",
+        "CONTRIBUTING.md",
         "saved_models/README.md",
         "training/launch/README.md",
         "keras_preact/serving/deploy/README.md",
     )
-]
-INCLUDED_COMMANDS = sorted(
-    {line for path in INCLUDED for line in command_lines.commands(path.read_text())}
-)
+}
+LINES = {name: command_lines.code(text) for name, text in TEXTS.items()}
+COMMANDS = sorted({line for text in TEXTS.values() for line in command_lines.commands(text)})
+MODULES = sorted({line for page in PAGES.values() for line in command_lines.modules(page)})
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +93,7 @@ def test_front_page_prints_what_it_shows(workplace):
 
 def test_names_of_the_library_exist():
     names, models = set(), set()
-    for page, text in PAGES.items():
+    for page, text in TEXTS.items():
         for name in re.findall(r"`kp\.(\w+(?:\.\w+)*)", text):
             names.add(name)
             value = kp
@@ -134,15 +130,9 @@ def test_commands_parse(line):
     command_lines.parse(line)
 
 
-@pytest.mark.parametrize("line", INCLUDED_COMMANDS)
-def test_commands_of_included_files_parse(line):
-    command_lines.parse(line)
-
-
 def test_commands_are_found():
     assert len(COMMANDS) > 50
-    assert len(INCLUDED_COMMANDS) > 3
-    everything = "\n".join([*PAGES.values(), *(path.read_text() for path in INCLUDED)])
+    everything = "\n".join(TEXTS.values())
     assert not re.findall(r"python -m training\.(?!launch\.)\S+", everything)
     assert "python -m keras_preact.serving" not in everything
 

@@ -9,7 +9,6 @@ import types
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 
@@ -18,9 +17,7 @@ from keras_preact.analysis import figures
 from keras_preact.analysis.figures import style as _style
 from tests import layout
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
 LIGHT, DARK = (ROOT / f"docs/pictures/front-{kind}.svg" for kind in ("light", "dark"))
@@ -45,7 +42,9 @@ class TestFront:
     def test_committed_files_are_what_the_command_draws(self, front):
         import matplotlib
 
-        pinned = re.search(r"^matplotlib==(\S+)$", (ROOT / "constraints/tested.txt").read_text(), re.M)[1]
+        pinned = re.search(
+            r"^matplotlib==(\S+)$", (ROOT / "constraints/tested.txt").read_text(), re.M
+        )[1]
         if matplotlib.__version__ != pinned:
             pytest.skip(
                 f"another matplotlib draws another file: this is {matplotlib.__version__}, the "
