@@ -14,6 +14,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest import mock
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -142,14 +143,15 @@ def test_modules_have_their_options(line):
     command_lines.check_module(line)
 
 
+def hook(name: str):
+    """Import a module of docs/hooks."""
+    with mock.patch.object(sys, "path", [str(ROOT / "docs" / "hooks"), *sys.path]):
+        return importlib.import_module(name)
+
+
 @pytest.fixture(scope="module")
 def hooks():
-    """The module docs/hooks/benchmarks.py."""
-    sys.path.insert(0, str(ROOT / "docs" / "hooks"))
-    try:
-        return importlib.import_module("benchmarks")
-    finally:
-        sys.path.remove(str(ROOT / "docs" / "hooks"))
+    return hook("benchmarks")
 
 
 def test_benchmarks_are_those_of_the_files(hooks):
@@ -231,12 +233,8 @@ def _rounds(content: dict, candidate: str, figure: str) -> list[float]:
     ]
 
 
-def test_table_of_arrangements_holds_the_published_numbers(hooks):
-    sys.path.insert(0, str(ROOT / "docs" / "hooks"))
-    try:
-        text = importlib.import_module("tables").arrangements()
-    finally:
-        sys.path.remove(str(ROOT / "docs" / "hooks"))
+def test_table_of_arrangements_holds_the_published_numbers():
+    text = hook("tables").arrangements()
     rows = {
         name: cells
         for name, *cells in re.findall(

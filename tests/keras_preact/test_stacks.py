@@ -272,8 +272,18 @@ def test_outputs_and_perturbations(ways):
         )
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow")
-@pytest.mark.parametrize("ways", [{}, {"remat": 2, "unroll": 2}, {"execution": "loop"}], ids=str)
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {},
+        *(
+            pytest.param(ways, marks=pytest.mark.slow)
+            for ways in ({"remat": 2, "unroll": 2}, {"execution": "loop"})
+        ),
+    ],
+    ids=str,
+)
 def test_xla(ways):
     """Compiled by XLA, and step by step without a graph."""
     x = harness.images(*IMAGES)
@@ -293,7 +303,7 @@ def test_xla(ways):
     harness.close(on_x, want_on_x)
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="graphs of TensorFlow")
+@pytest.mark.once
 @pytest.mark.parametrize("ways", [{}, {"execution": "loop"}, {"remat": 2}], ids=str)
 def test_inference_writes_no_variable(ways):
     import tensorflow as tf
@@ -377,7 +387,11 @@ def test_masks_of_a_seeded_shortcut_are_those_of_single_units(ways):
 @pytest.mark.skipif(
     BACKEND == "jax", reason="slow to compile, and the masks under remat are compared above"
 )
-@pytest.mark.parametrize("ways", [{"remat": 2}, {"remat": True, "execution": "loop"}], ids=str)
+@pytest.mark.parametrize(
+    "ways",
+    [{"remat": 2}, pytest.param({"remat": True, "execution": "loop"}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_the_recomputation_has_the_masks_of_the_forward_pass(ways):
     x, cotangent = harness.images(*IMAGES), draw_cotangent(harness.images(*IMAGES))
     plain = kp.UnitStack(kp.ResidualUnit(4, **RANDOM), 3)
@@ -657,13 +671,14 @@ def test_mixed_precision(ways):
     assert 0 < np.abs(got - want).max() < 0.1 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("when", ["made", "built"])
-def test_frozen(when):
+def test_frozen():
     """In training it is what it is at inference, and nothing moves; thawed, everything
     does.
     """
-    stack = kp.UnitStack(kp.ResidualUnit(4), 3, trainable=when != "made")
+    stack = kp.UnitStack(kp.ResidualUnit(4), 3, trainable=False)
     stack.build(IMAGES)
+    assert not stack.trainable_variables
+    stack.trainable = True
     harness.randomize(stack)
     stack.trainable = False
     assert not stack.trainable_variables
