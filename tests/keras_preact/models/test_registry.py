@@ -8,6 +8,7 @@ import math
 import re
 import types
 import zipfile
+from pathlib import Path
 
 import h5py
 import keras
@@ -341,8 +342,7 @@ def test_include_preprocessing_has_no_rival(plan):
     assert "Received: std=2.0" in str(error.value)
 
 
-@pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
-@pytest.mark.parametrize("kind", [str, lambda path: path])
+@pytest.mark.parametrize(("suffix", "kind"), [(".weights.h5", str), (".keras", Path)])
 def test_weights_from_a_file(tmp_path, suffix, kind):
     model = kp.create_model("digits_resnet8_preact")
     path = tmp_path / f"digits{suffix}"
@@ -354,9 +354,14 @@ def test_weights_from_a_file(tmp_path, suffix, kind):
 
 
 @pytest.mark.parametrize(
-    "other", [{"classes": 7}, {"arrangement": "original"}, {"depth": 20}, {"width_factor": 0.5}]
+    ("other", "suffix"),
+    [
+        ({"classes": 7}, ".weights.h5"),
+        ({"arrangement": "original"}, ".keras"),
+        ({"depth": 20}, ".weights.h5"),
+        ({"width_factor": 0.5}, ".keras"),
+    ],
 )
-@pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
 def test_weights_of_another_network(tmp_path, other, suffix):
     path = tmp_path / f"digits{suffix}"
     model = kp.create_model("digits_resnet8_preact", **other)
