@@ -2,8 +2,11 @@
 that depend on none.
 """
 
+import fcntl
 import os
 import random
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # On shared cores, torch is several times slower with more threads.
@@ -41,6 +44,30 @@ def seed_of_the_weights():
     random.seed(0)
     if BACKEND == "torch":
         torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def once_per_run(tmp_path_factory):
+    """Return a function that makes a folder for all tests and workers of a run.
+
+    `once_per_run(name, make)` calls `make(folder)` the first time and returns the
+    folder, which tests must not change.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # the workers' common one
+
+    def folder(name, make):
+        target = root / name
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.exists():
+                part = Path(tempfile.mkdtemp(dir=root))
+                make(part)
+                part.rename(target)
+        return target
+
+    return folder
 
 
 def pytest_collection_modifyitems(config, items):

@@ -274,17 +274,22 @@ class Links(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def site(once_per_run):
     for name in ("material", "mkdocstrings", "latex2mathml"):
         pytest.importorskip(name)
-    target = tmp_path_factory.mktemp("site")
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
-    built = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    return target
+
+    def build(target):
+        built = subprocess.run(
+            [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)],
+            cwd=ROOT,
+            env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert built.returncode == 0, built.stdout + built.stderr
+
+    return once_per_run("site", build)
 
 
 @pytest.mark.slow

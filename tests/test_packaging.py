@@ -61,25 +61,28 @@ def tracked() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built(once_per_run):
     """The wheel and the source distribution of a copy, because a build leaves folders
     behind.
 
     The copy has a run and an exported model, as a working checkout has.
     """
-    source = tmp_path_factory.mktemp("source") / "project"
-    for name in tracked():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, source / name)
-    for folder in ("runs/digits", "saved_models/digits"):
-        (source / folder).mkdir(parents=True)
-        (source / folder / "model.keras").write_text("a run")
-    author = ("-c", "user.name=test", "-c", "user.email=test@example.org")
-    for command in (["init", "-q"], ["add", "-A"], [*author, "commit", "-q", "-m", "copy"]):
-        run("git", *command, cwd=source)
-    out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", out, source, cwd=out)
-    [wheel], [sdist] = out.glob("*.whl"), out.glob("*.tar.gz")
+
+    def build(folder):
+        source = folder / "project"
+        for name in tracked():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+        for own in ("runs/digits", "saved_models/digits"):
+            (source / own).mkdir(parents=True)
+            (source / own / "model.keras").write_text("a run")
+        author = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+        for command in (["init", "-q"], ["add", "-A"], [*author, "commit", "-q", "-m", "copy"]):
+            run("git", *command, cwd=source)
+        run(sys.executable, "-m", "build", "--outdir", folder / "dist", source, cwd=folder)
+
+    dist = once_per_run("distributions", build) / "dist"
+    [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
     return wheel, sdist
 
 
