@@ -63,10 +63,10 @@ needed_torch := $(VENV)/.installed-torch $(VENV)/.with-timm
 tests := $(VENV)/.installed-test $(needed_$(BACKEND))
 pytest = KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 $(bin)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-test: $(tests) ## Run the fast tests on BACKEND. Less than 8 minutes on two cores.
+test: $(tests) ## Run the fast tests on BACKEND.
 	$(pytest) -m "not slow" $(PYTEST_ARGS)
 
-test-all: $(tests) ## Run all tests on BACKEND: real processes, packages, full products.
+test-all: $(tests) ## Run all tests on BACKEND: full products, kills and packages too.
 	$(pytest) $(PYTEST_ARGS)
 
 mutants: $(VENV)/.installed-test ## Break the code in some fifty places, one at a time: a test must fail for each.
