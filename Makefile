@@ -69,7 +69,7 @@ test: $(tests) ## Run the fast tests on BACKEND.
 test-all: $(tests) ## Run all tests on BACKEND: full products, kills and packages too.
 	$(pytest) $(PYTEST_ARGS)
 
-mutants: $(VENV)/.installed-test ## Break the code in some fifty places, one at a time: a test must fail for each.
+mutants: $(VENV)/.installed-test ## Break the code in many places, one at a time: a test must fail for each.
 	$(bin)/python tests/mutants.py
 
 # Its networks are compared with ours. They do not use torchvision, which fails beside some builds of torch.

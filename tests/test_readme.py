@@ -113,6 +113,7 @@ def test_every_measured_claim_names_its_file():
         assert re.search(r"\]\((?:results/|training/benchmark/measured/)", point), point
 
 
+@pytest.mark.slow
 def test_python_runs_and_is_as_good_as_it_says():
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
     assert blocks
