@@ -68,15 +68,19 @@ def served() -> list[float]:
 #: What README says, its numbers in groups, to what the files hold. A sentence that changes changes
 #: here too.
 CLAIMS: dict[str, Callable[[], list[float]]] = {
-    r"digits: original ([\d.]+) %, full pre-activation ([\d.]+) %": lambda: digits_errors(
-        "original", "full_preactivation"
+    r"digits: original ([\d.]+) %, full pre-activation ([\d.]+) %": (
+        lambda: digits_errors("original", "full_preactivation")
     ),
-    r"full pre-activation ([\d.]+) % test error, original ([\d.]+) %": lambda: digits_errors(
-        "full_preactivation", "original"
+    r"full pre-activation ([\d.]+) % test error, original ([\d.]+) %": (
+        lambda: digits_errors("full_preactivation", "original")
     ),
-    r"([\d,]+) layers, (\d+) million parameters: ([\d.]+) s per train step and ([\d.]+) GB": very_deep,
+    r"([\d,]+) layers, (\d+) million parameters: ([\d.]+) s per train step and ([\d.]+) GB": (
+        very_deep
+    ),
     r"First train step of ResNet-1001: ([\d.]+) s on TensorFlow, ([\d.]+) s on JAX": first_steps,
-    r"gradient is ([\d,]+) times the last one's; with `DepthScaledHe`, ([\d.]+) times": gradient_ratios,
+    r"gradient is ([\d,]+) times the last one's; with `DepthScaledHe`, ([\d.]+) times": (
+        gradient_ratios
+    ),
     r"ResNet-50: (\d+) requests per second from 16 clients": served,
 }
 

@@ -4,8 +4,8 @@ import keras
 
 from keras_preact import _layers
 from keras_preact.models.base import UnitNetwork
-from keras_preact.transfer import _places
 from keras_preact.models.copies import changed_copy
+from keras_preact.transfer import _places
 
 
 def freeze(model: UnitNetwork, up_to: str = "head") -> None:
