@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-run test test-lowest lint docs build clean
+.PHONY: help demo demo-run test test-all test-lowest mutants lint docs build clean
 bin := $(VENV)/bin
 
 # PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take the CPU build from PyTorch's own index, unless pip has been
@@ -38,9 +38,9 @@ $(bin)/python:
 	@echo "Creating a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-%: pyproject.toml constraints.txt | $(bin)/python
-	@echo "Installing into $(VENV), with the versions of constraints.txt: $(about_$*)"
-	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt \
+$(VENV)/.installed-%: pyproject.toml constraints/tested.txt | $(bin)/python
+	@echo "Installing into $(VENV), with the versions of constraints/tested.txt: $(about_$*)"
+	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt \
 	  $(if $(filter torch,$*),$(torch_index)) -e '.[$*]' | sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
 
@@ -60,28 +60,35 @@ demo-run:
 needed_tensorflow :=
 needed_jax := $(VENV)/.installed-jax
 needed_torch := $(VENV)/.installed-torch $(VENV)/.with-timm
-# The files with the slowest tests come first, in the order of tests/conftest.py.
-test: $(VENV)/.installed-test $(needed_$(BACKEND)) ## Run the tests on BACKEND. 25 minutes on two cores.
-	KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
-	  --no-loadscope-reorder $(PYTEST_ARGS)
+tests := $(VENV)/.installed-test $(needed_$(BACKEND))
+pytest = KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 $(bin)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+test: $(tests) ## Run the fast tests on BACKEND.
+	$(pytest) -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(tests) ## Run all tests on BACKEND: full products, kills and packages too.
+	$(pytest) $(PYTEST_ARGS)
+
+mutants: $(VENV)/.installed-test ## Break the code in many places, one at a time: a test must fail for each.
+	$(bin)/python tests/mutants.py
 
 # Its networks are compared with ours. They do not use torchvision, which fails beside some builds of torch.
-$(VENV)/.with-timm: constraints.txt | $(VENV)/.installed-torch
-	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt --no-deps timm | \
+$(VENV)/.with-timm: constraints/tested.txt | $(VENV)/.installed-torch
+	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt --no-deps timm | \
 	  sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
 
 test-lowest: $(VENV)-lowest/.installed ## Run the core tests on every backend, in the oldest versions that pyproject.toml allows.
 	@for backend in tensorflow jax torch; do \
-	  echo "== $$backend, in the versions of constraints-lowest.txt"; \
+	  echo "== $$backend, in the versions of constraints/lowest.txt"; \
 	  KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -m "not slow" $(core_tests) $(PYTEST_ARGS); \
 	done
 
-# No option -c constraints.txt here: its versions are the newest.
-$(VENV)-lowest/.installed: pyproject.toml constraints-lowest.txt
-	@echo "Making $(VENV)-lowest, in the versions of constraints-lowest.txt: TensorFlow, JAX (CPU), PyTorch and pytest"
+# No option -c constraints/tested.txt here: its versions are the newest.
+$(VENV)-lowest/.installed: pyproject.toml constraints/lowest.txt
+	@echo "Making $(VENV)-lowest, in the versions of constraints/lowest.txt: TensorFlow, JAX (CPU), PyTorch and pytest"
 	@$(PYTHON) -m venv $(VENV)-lowest
-	@$(VENV)-lowest/bin/python -m pip install --progress-bar off --disable-pip-version-check -c constraints-lowest.txt \
+	@$(VENV)-lowest/bin/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/lowest.txt \
 	  $(torch_index) -e '.[jax,torch]' pytest | sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
 

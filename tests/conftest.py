@@ -1,36 +1,78 @@
-"""Strict settings for every test: fixed seeds, full float32 precision, warnings are
-errors (pyproject.toml).
+"""What every test gets: fixed seeds, full float32 precision, and one backend for tests
+that depend on none.
 """
 
+import fcntl
 import os
+import random
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # torch on shared cores is several times slower with more
+# On shared cores, torch is several times slower with more threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import keras
 import pytest
 
-if keras.backend.backend() == "jax":
+BACKEND = keras.backend.backend()
+
+if BACKEND == "jax":
     import jax
 
-    # Nearly all of the time is compiling, and what runs for milliseconds need not be fast. XLA
-    # reads it at the first array.
+    # Compiling takes nearly all of the time, and what runs for milliseconds need not be fast.
+    # XLA reads the flags at the first array.
     os.environ.setdefault(
         "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     )
     jax.config.update("jax_default_matmul_precision", "highest")
+elif BACKEND == "torch":
+    import torch
 
 
-@pytest.fixture(autouse=True)
-def fixed_seed():
+@pytest.fixture(autouse=True, scope="module")
+def seed_of_the_backend():
+    """Seed everything once per file: on TensorFlow, this drops every compiled kernel."""
     keras.utils.set_random_seed(0)
 
 
-def pytest_collection_modifyitems(items):
-    """Put files with slow tests first: the last file that workers take should not be a
-    long one.
+@pytest.fixture(autouse=True)
+def seed_of_the_weights():
+    """Seed what Keras draws its default seeds from, so that tests do not depend on their
+    order.
     """
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    random.seed(0)
+    if BACKEND == "torch":
+        torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def once_per_run(tmp_path_factory):
+    """Return a function that makes a folder for all tests and workers of a run.
+
+    `once_per_run(name, make)` calls `make(folder)` the first time and returns the
+    folder, which tests must not change.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # the workers' common one
+
+    def folder(name, make):
+        target = root / name
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.exists():
+                part = Path(tempfile.mkdtemp(dir=root))
+                make(part)
+                part.rename(target)
+        return target
+
+    return folder
+
+
+def pytest_collection_modifyitems(config, items):
+    """Run tests with the marker `once` on TensorFlow alone."""
+    if BACKEND != "tensorflow":
+        once = [item for item in items if item.get_closest_marker("once")]
+        items[:] = [item for item in items if not item.get_closest_marker("once")]
+        config.hook.pytest_deselected(items=once)

@@ -18,10 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow",
-    reason="what `make demo` installs; its steps are tested on each",
-)
+@pytest.mark.once
 def test_demo(tmp_path):
     environment = os.environ | {"KERAS_BACKEND": keras.backend.backend()}
     arguments = (

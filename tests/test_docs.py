@@ -14,17 +14,15 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest import mock
 from urllib.parse import unquote, urlsplit
 
-import keras
 import pytest
 
 import keras_preact as kp
 from tests import command_lines
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -34,23 +32,23 @@ PAGES = {
 BLOCKS = [
     (name, i, block)
     for name, page in PAGES.items()
+    if name != "index.md"  # test_front_page_prints_what_it_shows runs its blocks
     for i, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.S))
 ]
-LINES = {name: command_lines.code(page) for name, page in PAGES.items()}
-COMMANDS = sorted({line for page in PAGES.values() for line in command_lines.commands(page)})
-MODULES = sorted({line for page in PAGES.values() for line in command_lines.modules(page)})
-#: Those that a page names and does not have in docs/.
-INCLUDED = [
-    ROOT / path
+#: All texts with commands: the pages, README, and files that a page names or includes.
+TEXTS = PAGES | {
+    path: (ROOT / path).read_text()
     for path in (
+        "README.md",
+        "CONTRIBUTING.md",
         "saved_models/README.md",
         "training/launch/README.md",
         "keras_preact/serving/deploy/README.md",
     )
-]
-INCLUDED_COMMANDS = sorted(
-    {line for path in INCLUDED for line in command_lines.commands(path.read_text())}
-)
+}
+LINES = {name: command_lines.code(text) for name, text in TEXTS.items()}
+COMMANDS = sorted({line for text in TEXTS.values() for line in command_lines.commands(text)})
+MODULES = sorted({line for page in PAGES.values() for line in command_lines.modules(page)})
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +95,7 @@ def test_front_page_prints_what_it_shows(workplace):
 
 def test_names_of_the_library_exist():
     names, models = set(), set()
-    for page, text in PAGES.items():
+    for page, text in TEXTS.items():
         for name in re.findall(r"`kp\.(\w+(?:\.\w+)*)", text):
             names.add(name)
             value = kp
@@ -134,15 +132,9 @@ def test_commands_parse(line):
     command_lines.parse(line)
 
 
-@pytest.mark.parametrize("line", INCLUDED_COMMANDS)
-def test_commands_of_included_files_parse(line):
-    command_lines.parse(line)
-
-
 def test_commands_are_found():
     assert len(COMMANDS) > 50
-    assert len(INCLUDED_COMMANDS) > 3
-    everything = "\n".join([*PAGES.values(), *(path.read_text() for path in INCLUDED)])
+    everything = "\n".join(TEXTS.values())
     assert not re.findall(r"python -m training\.(?!launch\.)\S+", everything)
     assert "python -m keras_preact.serving" not in everything
 
@@ -152,14 +144,15 @@ def test_modules_have_their_options(line):
     command_lines.check_module(line)
 
 
+def hook(name: str):
+    """Import a module of docs/hooks."""
+    with mock.patch.object(sys, "path", [str(ROOT / "docs" / "hooks"), *sys.path]):
+        return importlib.import_module(name)
+
+
 @pytest.fixture(scope="module")
 def hooks():
-    """The module docs/hooks/benchmarks.py."""
-    sys.path.insert(0, str(ROOT / "docs" / "hooks"))
-    try:
-        return importlib.import_module("benchmarks")
-    finally:
-        sys.path.remove(str(ROOT / "docs" / "hooks"))
+    return hook("benchmarks")
 
 
 def test_benchmarks_are_those_of_the_files(hooks):
@@ -241,12 +234,8 @@ def _rounds(content: dict, candidate: str, figure: str) -> list[float]:
     ]
 
 
-def test_table_of_arrangements_holds_the_published_numbers(hooks):
-    sys.path.insert(0, str(ROOT / "docs" / "hooks"))
-    try:
-        text = importlib.import_module("tables").arrangements()
-    finally:
-        sys.path.remove(str(ROOT / "docs" / "hooks"))
+def test_table_of_arrangements_holds_the_published_numbers():
+    text = hook("tables").arrangements()
     rows = {
         name: cells
         for name, *cells in re.findall(
@@ -286,17 +275,22 @@ class Links(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def site(once_per_run):
     for name in ("material", "mkdocstrings", "latex2mathml"):
         pytest.importorskip(name)
-    target = tmp_path_factory.mktemp("site")
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
-    built = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    return target
+
+    def build(target):
+        built = subprocess.run(
+            [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)],
+            cwd=ROOT,
+            env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert built.returncode == 0, built.stdout + built.stderr
+
+    return once_per_run("site", build)
 
 
 @pytest.mark.slow

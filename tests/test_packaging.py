@@ -15,7 +15,6 @@ import venv
 import zipfile
 from pathlib import Path
 
-import keras
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -24,25 +23,16 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 #: Name of a package in the wheel to its folder.
 PACKAGES = {"keras_preact": "keras_preact", "keras_preact_training": "training"}
 
-pytestmark = [
-    pytest.mark.skipif(
-        keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-    ),
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.once
 
 
 def run(*command: object, cwd: Path, check: bool = True) -> subprocess.CompletedProcess:
     """Run a command far from the checkout: nothing in its environment leads there."""
-    environment = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")
-    }
+    hidden = ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
-        env=environment,
+        env={key: value for key, value in os.environ.items() if key not in hidden},
         capture_output=True,
         text=True,
         timeout=600,
@@ -51,30 +41,48 @@ def run(*command: object, cwd: Path, check: bool = True) -> subprocess.Completed
     return done
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The wheel and the source distribution, built from a copy: a build leaves folders
-    behind, and would take old ones.
+def test_every_package_is_listed():
+    """In pyproject.toml, where training/ has the name that it gets in site-packages."""
+    folders = {
+        ".".join([package, *path.parent.relative_to(ROOT / folder).parts])
+        for package, folder in PACKAGES.items()
+        for path in (ROOT / folder).rglob("__init__.py")
+    }
+    listed = PROJECT["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted(folders)
 
-    The copy holds a run and an exported model of its own, whatever a person has left in
-    the checkout.
+
+def tracked() -> list[str]:
+    """Return the files that git tracks, or would track if they were added."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("git says what a source distribution holds; this is no checkout")
+    listed = ("git", "ls-files", "--cached", "--others", "--exclude-standard")
+    return [name for name in run(*listed, cwd=ROOT).stdout.splitlines() if (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def built(once_per_run):
+    """The wheel and the source distribution of a copy, because a build leaves folders
+    behind.
+
+    The copy has a run and an exported model, as a working checkout has.
     """
-    source = tmp_path_factory.mktemp("source") / "project"
-    no_source = shutil.ignore_patterns(
-        ".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "saved_models", "shared", "site"
-    )
-    shutil.copytree(ROOT, source, ignore=no_source)
-    (source / "saved_models").mkdir()
-    shutil.copy(ROOT / "saved_models" / "README.md", source / "saved_models")
-    shutil.copytree(
-        ROOT / "saved_models" / "cifar10_resnet20", source / "saved_models" / "cifar10_resnet20"
-    )
-    (source / "runs" / "digits").mkdir(parents=True)
-    (source / "runs" / "digits" / "model.keras").write_text("a run")
-    shutil.copytree(source / "runs" / "digits", source / "saved_models" / "digits")
-    out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", out, source, cwd=out)
-    [wheel], [sdist] = out.glob("*.whl"), out.glob("*.tar.gz")
+
+    def build(folder):
+        source = folder / "project"
+        for name in tracked():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+        for own in ("runs/digits", "saved_models/digits"):
+            (source / own).mkdir(parents=True)
+            (source / own / "model.keras").write_text("a run")
+        author = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+        for command in (["init", "-q"], ["add", "-A"], [*author, "commit", "-q", "-m", "copy"]):
+            run("git", *command, cwd=source)
+        run(sys.executable, "-m", "build", "--outdir", folder / "dist", source, cwd=folder)
+
+    dist = once_per_run("distributions", build) / "dist"
+    [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
     return wheel, sdist
 
 
@@ -83,53 +91,29 @@ def wheel(built):
     return built[0]
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_module_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as file:
-        names = [name for name in file.namelist() if ".dist-info/" not in name]
+        names = {name for name in file.namelist() if ".dist-info/" not in name}
     modules = {
         f"{package}/{path.relative_to(ROOT / folder)}"
         for package, folder in PACKAGES.items()
         for path in (ROOT / folder).rglob("*.py")
     }
-    assert {name for name in names if name.endswith(".py")} == modules
-    data = {
-        str(path.relative_to(ROOT))
-        for pattern in ("py.typed", "serving/static/*", "serving/deploy/*")
-        for path in (ROOT / "keras_preact").glob(pattern)
-    }
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["keras_preact"]
+    data = [path for pattern in patterns for path in (ROOT / "keras_preact").glob(pattern)]
     assert len(data) > 5
-    assert {name for name in names if not name.endswith(".py")} == data
+    assert names == modules | {str(path.relative_to(ROOT)) for path in data}
 
 
-def test_source_distribution_is_what_building_and_testing_take(built):
+@pytest.mark.slow
+def test_source_distribution_holds_what_git_tracks(built):
+    """All that building and testing take, and no runs."""
     with tarfile.open(built[1]) as file:
-        names = {name.partition("/")[2] for name in file.getnames()}
-    for path in (
-        "pyproject.toml",
-        "setup.py",
-        "Makefile",
-        "README.md",
-        "LICENSE",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-    ):
-        assert path in names
-    assert {"constraints.txt", "constraints-lowest.txt", "docs/identity_mappings.ipynb"} <= names
+        names = {member.name.partition("/")[2] for member in file if member.isfile()}
+    generated = {"PKG-INFO", "setup.cfg"}
+    assert {name for name in names if ".egg-info/" not in name} - generated == set(tracked())
     assert "saved_models/cifar10_resnet20/1/variables/variables.index" in names
-    for folder in ("keras_preact", "training", "tests"):
-        files = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py")}
-        assert files <= names
-    measured = {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "training" / "benchmark" / "measured").iterdir()
-    }
-    assert measured <= names
-    assert not {
-        name
-        for name in names
-        if "runs" in name.split("/") or name.startswith("saved_models/digits")
-    }
-    assert not {name for name in names if "__pycache__" in name or ".hypothesis" in name}
 
 
 class Environment:
@@ -162,7 +146,7 @@ class Environment:
             "--disable-pip-version-check",
             "--no-compile",
             "--constraint",
-            ROOT / "constraints.txt",
+            ROOT / "constraints/tested.txt",
         )
         run(
             sys.executable,
@@ -193,6 +177,7 @@ def installed(wheel, tmp_path_factory):
     return Environment(tmp_path_factory.mktemp("installed"), str(wheel))
 
 
+@pytest.mark.slow
 class TestInstalled:
     def test_import_and_saved_networks_load_behind_it_alone(self, installed):
         code = (
@@ -232,6 +217,7 @@ class TestInstalled:
         assert f"pip install 'keras-preact[{extra}]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_training(installed, wheel, tmp_path):
     environment = Environment(tmp_path, f"{wheel}[training]", installed)
     done = environment.command("train", "digits", "--dry-run")
@@ -246,6 +232,7 @@ def test_training(installed, wheel, tmp_path):
     assert environment.command("evaluate", "run").stdout
 
 
+@pytest.mark.slow
 def test_serving(installed, wheel, tmp_path):
     environment = Environment(tmp_path, f"{wheel}[serving]", installed)
     assert environment.command("serve", "--help").stdout.startswith("usage: keras-preact serve ")
@@ -281,6 +268,7 @@ def test_every_extra_is_resolved():
     assert seen == EXTRAS.keys() - {"gpu"}
 
 
+@pytest.mark.slow
 def test_extras_resolve_in_the_versions_of_the_tests(installed, wheel):
     """All at once: what suits each alone, too. pip names what does not."""
     installed.pip("--dry-run", f"{wheel}[{','.join(OUTERMOST)}]")
@@ -299,7 +287,7 @@ def test_lowest_versions_are_those_that_the_project_names():
     )
     lines = [
         line
-        for line in (ROOT / "constraints-lowest.txt").read_text().splitlines()
+        for line in (ROOT / "constraints/lowest.txt").read_text().splitlines()
         if not line.startswith("#")
     ]
     pinned = dict(line.split("==") for line in lines)

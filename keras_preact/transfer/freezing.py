@@ -4,27 +4,25 @@ import keras
 
 from keras_preact import _layers
 from keras_preact.models.base import UnitNetwork
-from keras_preact.transfer import _places
 from keras_preact.models.copies import changed_copy
+from keras_preact.transfer import _places
 
 
 def freeze(model: UnitNetwork, up_to: str = "head") -> None:
-    """Freeze the network up to a place and including it; what stands behind is left as
-    it is.
+    """Freeze the network up to and including a place; the rest stays as it is.
 
-    Frozen weights do not change in training, and frozen batch normalisations normalise
-    with their moving statistics and leave these as they are. Compile the model after
-    it. Copies, files (`.keras`) and `reset_classifier` keep what is frozen.
+    Frozen weights do not change in training. Frozen batch normalisations use their
+    moving statistics and do not update them. Compile the model afterwards. Copies,
+    `.keras` files and `reset_classifier` keep what is frozen.
 
     Args:
         model: A network of residual units.
         up_to: `"stem"`, a stage (`"stage3"`), a unit (`"stage3_unit2"`), or `"head"`:
-            all but the classifier. A stack of units is frozen as a whole: of its units
-            only the last can be named.
+            all but the classifier. A stack is frozen as a whole, so only its last unit
+            can be named.
 
     Raises:
-        ValueError: for a place that the network does not have, and for a unit inside a
-            stack.
+        ValueError: for an unknown place, and for a unit inside a stack.
 
     Example:
 
@@ -34,17 +32,13 @@ def freeze(model: UnitNetwork, up_to: str = "head") -> None:
     >>> [weight.path for weight in model.trainable_weights]
     ['head_norm/gamma', 'head_norm/beta', 'head_classifier/kernel', 'head_classifier/bias']
     """
-    _places.check(model)
-    last = _places.last_layer(model, _places.lookup(model, up_to, "up_to"))
+    last = _places.last_layer(model, up_to, "up_to")
     for layer in model.layers[: last + 1]:
         layer.trainable = False
 
 
 def unfreeze(model: UnitNetwork) -> None:
-    """Undo `freeze`: every layer is trained; batch normalisations that
-    `freeze_batch_norm` froze stay frozen.
-
-    Compile the model after it.
+    """Undo `freeze`, but not `freeze_batch_norm`. Compile the model afterwards.
 
     Args:
         model: A network of residual units.
@@ -69,12 +63,10 @@ def unfreeze(model: UnitNetwork) -> None:
 
 
 def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
-    """Return a copy of the network whose batch normalisations are frozen, and all else
-    is trained, or frozen, as before.
+    """Return a copy of the network with frozen batch normalisations.
 
     For batches so small that their statistics are noise: the normalisations of stem,
-    units and head use their moving statistics in training too, and keep them, gamma and
-    beta.
+    units and head use their moving statistics in training too, and keep gamma and beta.
 
     Args:
         model: A network with batch normalisation, stacked or not. It stays as it is.
@@ -111,8 +103,7 @@ def _normalization(model: UnitNetwork) -> keras.Layer | None:
 
 
 def _freeze_norms(layer: keras.Layer, kind: type[keras.Layer]) -> None:
-    # a stack does not count the unit that it calls among its layers, and unfreezes it when it is
-    # called
+    # A stack does not count the unit that it calls among its layers, and unfreezes it in a call.
     pattern = getattr(layer, "pattern", None)
     if pattern is not None:
         pattern.trainable = True

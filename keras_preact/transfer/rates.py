@@ -5,7 +5,7 @@ each part of a network.
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import keras
 
@@ -20,12 +20,12 @@ else:
 
 @keras.saving.register_keras_serializable("keras_preact")
 class LayerwiseRates(_Optimizer):
-    """What `layerwise_rates` mixes into an optimizer: its rate times a factor, by the
-    first part of a weight's path.
+    """Mixed into an optimizer by `layerwise_rates`: multiplies the rate of each weight by
+    the factor of its layer.
 
-    A factor is for the layer of its name and for those whose names begin with it and
-    `_`: `"stage3"` for `stage3_unit1` too. The longest name that fits counts; a weight
-    that none fits has factor 1.
+    A factor holds for the layer of its name and for layers whose names begin with it and
+    `_`: `"stage3"` for `stage3_unit1` too. The longest name that fits counts; without
+    one, the factor is 1.
 
     Attributes:
         factors: Name to factor.
@@ -87,47 +87,45 @@ def layerwise_rates(
     decay: float | None = None,
     factors: Mapping[str, float] | None = None,
 ) -> keras.optimizers.Optimizer:
-    """Return the optimizer with rates by layer: what it would change in a step, weight
-    decay included, times a factor.
+    """Return a copy of an optimizer that multiplies each weight's update, decay
+    included, by a factor of its layer.
 
-    Low layers of a trained network are general and need little change for a new task, a
-    new classifier needs much.
+    The first layers of a trained network are general and need little change for a new
+    task; a new classifier needs much.
 
     Args:
         optimizer: Any Keras optimizer that changes a weight by its rate times a
-            direction, with a fixed rate or a schedule. A new one of its configuration
-            is returned, without its state. A `LossScaleOptimizer` is put around the
+            direction. Its state is not copied. Put a `LossScaleOptimizer` around the
             result, not in it.
-        model: That it is to train.
-        decay: Factor from one part to the one in front of it: the head has 1, the last
-            stage `decay`, the stage in front of it `decay ** 2`, ..., the stem the
-            smallest.
-        factors: In place of `decay`: `"stem"`, a stage, a unit or `"head"` to its
-            factor, 0 or more; others have 1. A unit's goes before its stage's. 0 leaves
-            weights as they are; `freeze` leaves moving statistics too, and saves time.
+        model: The network to train.
+        decay: Factor from one part to the part before it: the head has 1, the last
+            stage `decay`, the stage before it `decay ** 2`, and so on to the stem.
+        factors: Instead of `decay`: `"stem"`, a stage, a unit or `"head"` to its
+            factor, 0 or more; others have 1. A unit's factor overrides its stage's. 0
+            keeps the weights; `freeze` keeps moving statistics too, and saves time.
 
     Returns:
-        An optimizer of the class of `optimizer` and `LayerwiseRates`, that files
-        (`.keras`) keep.
+        An optimizer of the class of `optimizer` and `LayerwiseRates`. `.keras` files
+        keep it.
 
     Raises:
-        ValueError: for a place that the network does not have, a unit inside a stack,
-            factors or a decay that are no such numbers, both of them or none, and a
-            LossScaleOptimizer.
+        ValueError: for an unknown place, a unit inside a stack, a wrong factor or
+            decay, both or none of them, and a LossScaleOptimizer.
 
     Example:
 
     >>> import keras
     >>> import keras_preact as kp
     >>> model = kp.models.resnet_cifar(20)
-    >>> optimizer = kp.transfer.layerwise_rates(keras.optimizers.SGD(0.1, momentum=0.9), model, decay=0.5)
+    >>> sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    >>> optimizer = kp.transfer.layerwise_rates(sgd, model, decay=0.5)
     >>> optimizer.factors
     {'stem': 0.0625, 'stage1': 0.125, 'stage2': 0.25, 'stage3': 0.5, 'head': 1.0}
     >>> optimizer = kp.transfer.layerwise_rates("adam", model, factors={"stem": 0.0, "stage1": 0.1})
 
     Source: discriminative fine-tuning, Sec. 3.2 of arXiv 1801.06146.
     """
-    _places.check(model)
+    parts = ["stem", *_places.stages(model), "head"]
     plain = keras.optimizers.get(optimizer)
     if isinstance(plain, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
@@ -139,29 +137,25 @@ def layerwise_rates(
             f"Give either `decay` or `factors`. Received: decay={decay!r}, factors={factors!r}"
         )
     if factors is None:
-        if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1:
+        if not _is_number(decay) or not 0 < decay <= 1:
             raise ValueError(
                 f"`decay` must be a number above 0, at most 1. Received: decay={decay!r}"
             )
-        parts = ["stem", *_places.stages(model), "head"]
         factors = {name: float(decay) ** (len(parts) - 1 - i) for i, name in enumerate(parts)}
     for name, factor in factors.items():
-        _places.last_layer(
-            model, _places.lookup(model, name, "factors")
-        )  # refuses a unit inside a stack
-        if (
-            isinstance(factor, bool)
-            or not isinstance(factor, int | float)
-            or not 0 <= factor < math.inf
-        ):
+        _places.last_layer(model, name, "factors")  # refuses a unit inside a stack
+        if not _is_number(factor) or not 0 <= factor < math.inf:
             raise ValueError(
                 f"A factor must be a number, 0 or more. Received: factors[{name!r}]={factor!r}"
             )
-    stacks = {
-        name: segment.name for segment in model.segments for name in _places.unit_names(segment)
+    layers = {
+        name: segment.name for name, segment in _places.ends(model).items() if name not in parts
     }
-    own = {stacks.get(name, name): float(factor) for name, factor in factors.items()}
-    return _mixed(plain, own)
+    return _mixed(plain, {layers.get(name, name): float(each) for name, each in factors.items()})
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _factor(factors: Mapping[str, float], path: str) -> float:

@@ -1,7 +1,8 @@
 """What the tests share: a layer's weights by path, random ones in their place,
-gradients on any backend.
+gradients on any backend, and what every network must be able to do.
 """
 
+import json
 import re
 
 import keras
@@ -37,6 +38,13 @@ def error_of(call) -> str:
     with pytest.raises(ValueError, match=r".") as error:
         call()
     return str(error.value)
+
+
+def numpy(tensor) -> np.ndarray:
+    """Return a copy of a tensor's values; those of 16 bits become float32."""
+    if keras.backend.standardize_dtype(tensor.dtype) in ("bfloat16", "float16"):
+        tensor = keras.ops.cast(tensor, "float32")
+    return np.array(keras.ops.convert_to_numpy(tensor))
 
 
 def label(options) -> str:
@@ -84,6 +92,55 @@ def images(*shape, seed=1):
 def unit_of(filters, *, block="basic", **options):
     """A `ResidualUnit`; the options of its block are given by name, as to a network."""
     return kp.ResidualUnit(filters, **nested(block, options))
+
+
+def check_model(build, folder) -> None:
+    """Check shapes, serialisation, dtype policies and data formats of a network.
+
+    `build(**options)` makes it; the options are those of every builder. The file goes
+    into `folder`.
+    """
+    model = build()
+    randomize(model)
+    x = images(2, *(size or 16 for size in model.input_shape[1:]))
+    y = numpy(model(x, training=False))
+    assert y.shape == (2, *model.output_shape[1:])
+    assert np.isfinite(y).all()
+    check_copies(model, x, y, folder)
+
+    mixed = build(dtype="mixed_bfloat16")
+    mixed.set_weights(model.get_weights())
+    assert {weight.dtype for weight in mixed.weights} == {"float32"}
+    assert {unit.compute_dtype for unit in mixed.units} == {"bfloat16"}
+    assert mixed.output.dtype == "float32"
+    close(numpy(mixed(x, training=False)), y, 0.1)
+
+    first = build(data_format="channels_first")
+    assert paths(first) == paths(model)
+    first.set_weights(model.get_weights())
+    moved = np.moveaxis(x, -1, 1) if x.ndim == 4 else x
+    assert first.input_shape == (None, *moved.shape[1:])
+    close(numpy(first(moved, training=False)), y, 1e-4)
+
+
+def check_copies(model, x, y, folder) -> None:
+    """Check that a `.keras` file and a config in JSON give the same network."""
+    config = json.loads(json.dumps(model.get_config()))
+    assert config == model.get_config()
+    copy = type(model).from_config(config)
+    copy.set_weights(model.get_weights())
+    model.save(folder / "model.keras")
+    outputs = [tensor.shape for tensor in model.unit_outputs]
+    segments = [type(segment) for segment in model.segments]
+    for other in (copy, keras.saving.load_model(folder / "model.keras")):
+        assert type(other) is type(model)
+        assert other.name == model.name
+        assert other.get_config() == model.get_config()
+        assert {w.path: w.shape for w in other.weights} == {w.path: w.shape for w in model.weights}
+        assert (other.logits is None) == (model.logits is None)
+        assert [type(segment) for segment in other.segments] == segments
+        assert [tensor.shape for tensor in other.unit_outputs] == outputs
+        np.testing.assert_array_equal(numpy(other(x, training=False)), y)
 
 
 def unit_on(x, filters, seed=0, **options):

@@ -42,9 +42,7 @@ def test_is_keras_own(shape, options, training):
                 np.testing.assert_allclose(flat[0][key], flat[1][key], 1e-4, 2e-5, err_msg=key)
     for layer in (ours, keras_own):
         harness.randomize(layer)
-    outputs = [
-        keras.ops.convert_to_numpy(layer(x, training=training)) for layer in (ours, keras_own)
-    ]
+    outputs = [harness.numpy(layer(x, training=training)) for layer in (ours, keras_own)]
     np.testing.assert_allclose(*outputs, 1e-5, 1e-5)
     for one, other in zip(ours.get_weights(), keras_own.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)
@@ -54,7 +52,7 @@ def test_one_value_a_channel():
     """A batch of one vector: torch's kernel refuses it."""
     x = harness.images(1, 1, 1, 3)
     ours, keras_own = pair(x.shape)
-    outputs = [keras.ops.convert_to_numpy(layer(x, training=True)) for layer in (ours, keras_own)]
+    outputs = [harness.numpy(layer(x, training=True)) for layer in (ours, keras_own)]
     np.testing.assert_allclose(*outputs, atol=1e-6)
 
 
@@ -63,7 +61,7 @@ def test_other_computations_are_keras_own(options):
     x = harness.images(4, 5, 5, 3)
     ours, keras_own = pair(x.shape, **options)
     outputs = [
-        keras.ops.convert_to_numpy(keras.ops.cast(layer(x, training=True), "float32"))
+        harness.numpy(keras.ops.cast(layer(x, training=True), "float32"))
         for layer in (ours, keras_own)
     ]
     np.testing.assert_array_equal(*outputs)
@@ -90,5 +88,5 @@ def test_compiled_inference(activation):
     model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), activation=activation)
     images = harness.images(2, 8, 8, 1)
     np.testing.assert_allclose(
-        model.predict(images, verbose=0), keras.ops.convert_to_numpy(model(images)), atol=1e-5
+        model.predict(images, verbose=0), harness.numpy(model(images)), atol=1e-5
     )

@@ -4,7 +4,6 @@ and where it stands.
 
 import dataclasses
 
-import keras
 import numpy as np
 import pytest
 
@@ -43,9 +42,9 @@ def test_dropout_shortcut(arrangement, strides):
     end_of_x, residual = harness.reference_of(
         unit, arrangement=arrangement, strides=strides, training=True
     ).paths(x)
-    got = keras.ops.convert_to_numpy(unit(x, training=True)) - residual
+    got = harness.numpy(unit(x, training=True)) - residual
     check_dropped(got, end_of_x, RATE)
-    first, second = (keras.ops.convert_to_numpy(unit(x, training=True)) for _ in range(2))
+    first, second = (harness.numpy(unit(x, training=True)) for _ in range(2))
     assert not np.array_equal(first, second)
 
 
@@ -60,7 +59,7 @@ def test_before_addition(arrangement):
     options = {"dropout": RATE, "dropout_at": "before_addition"}
     unit = harness.unit_on(x, 4, arrangement=bare(arrangement), **options)
     _, residual = harness.reference_of(unit, arrangement=arrangement, training=True).paths(x)
-    check_dropped(keras.ops.convert_to_numpy(unit(x, training=True)) - x, residual, RATE)
+    check_dropped(harness.numpy(unit(x, training=True)) - x, residual, RATE)
 
 
 @pytest.mark.parametrize("block", ["basic", "bottleneck", "dense"])
@@ -93,8 +92,8 @@ def test_between_weights(arrangement, block):
                     np.eye(*value.shape[2:]) if value.shape[2] == value.shape[3] else 1
                 )
     unit.set_weights(list(values.values()))
-    full = keras.ops.convert_to_numpy(unit(x, training=False))
-    got = keras.ops.convert_to_numpy(unit(x, training=True))
+    full = harness.numpy(unit(x, training=False))
+    got = harness.numpy(unit(x, training=True))
     assert unit.options.dropout == RATE
     check_dropped(got, full, RATE, times=len(unit.options.block.channels(4)) - 1)
 
@@ -106,6 +105,6 @@ def test_inference_is_that_of_a_unit_without_dropout(options):
     x = harness.images(2, 5, 6, 4)
     unit, plain = harness.unit_on(x, 4, **options), harness.unit_on(x, 4)
     np.testing.assert_array_equal(
-        *(keras.ops.convert_to_numpy(each(x, training=False)) for each in (unit, plain))
+        *(harness.numpy(each(x, training=False)) for each in (unit, plain))
     )
     assert harness.paths(unit) == harness.paths(plain)

@@ -37,7 +37,7 @@ def silenced(block, **options):
     x = harness.images(*shape)
     unit = harness.unit_on(x, filters, block=block, **options)
     silence(unit)
-    return x, keras.ops.convert_to_numpy(unit(x, training=False))
+    return x, harness.numpy(unit(x, training=False))
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -66,8 +66,8 @@ def test_last_output_is_the_first_input_plus_all_residuals(arrangement):
         branch = kp.ResidualUnit(4, arrangement=arrangement, shortcut="none")
         branch.build(x.shape)
         branch.set_weights(unit.get_weights())
-        total += keras.ops.convert_to_numpy(branch(x))
-        x = keras.ops.convert_to_numpy(unit(x))
+        total += harness.numpy(branch(x))
+        x = harness.numpy(unit(x))
     np.testing.assert_allclose(x - start, total, 1e-4, 1e-5)
 
 
@@ -83,7 +83,7 @@ def test_shallow_term_forward_and_backward(shortcut, factor):
     chain.build(x.shape)
     for unit in chain.layers:
         silence(unit)
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(chain(x)), factor**4 * x)
+    np.testing.assert_array_equal(harness.numpy(chain(x)), factor**4 * x)
     _, on_x, _ = harness.value_and_grad(chain, x, cotangent)
     np.testing.assert_array_equal(on_x, factor**4 * cotangent)
 
@@ -95,4 +95,4 @@ def test_identity_units_take_the_raw_input():
     x = harness.images(2, 5, 6, 4)
     unit = harness.unit_on(x, 4)
     _, residual = harness.reference_of(unit).paths(x)
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(unit(x)) - residual, x, 1e-4, 1e-5)
+    np.testing.assert_allclose(harness.numpy(unit(x)) - residual, x, 1e-4, 1e-5)

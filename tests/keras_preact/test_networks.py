@@ -21,42 +21,38 @@ def cifar_stages(width, units):
     return [(width * 2**s, units, 1 if s == 0 else 2) for s in range(3)]
 
 
-#: Builder call, then what the NumPy network needs to know of it. Two units a stage: one changes the
-#: shape, one keeps it.
+def of(build, *arguments, **own):
+    """Return a function that builds a network with more options."""
+    return lambda **options: build(*arguments, **own, **options)
+
+
+ZERO_PAD = {"shape_shortcut": "zero_pad"}
+#: Builder, then what the NumPy network needs to know. Two units a stage: one changes the shape, one
+#: keeps it.
 NETWORKS = {
     "cifar basic": (
-        lambda **kw: kp.models.resnet_cifar(14, width_factor=0.25, input_shape=SIZE, **kw),
-        {
-            "stages": cifar_stages(4, 2),
-            "stem": "3x3",
-            "block": "basic",
-            "options": {"shape_shortcut": "zero_pad"},
-        },
+        of(kp.models.resnet_cifar, 14, width_factor=0.25, input_shape=SIZE),
+        {"stages": cifar_stages(4, 2), "stem": "3x3", "block": "basic", "options": ZERO_PAD},
     ),
     "cifar bottleneck": (
-        lambda **kw: kp.models.resnet_cifar(
-            20, block="bottleneck", width_factor=0.125, input_shape=SIZE, **kw
-        ),
+        of(kp.models.resnet_cifar, 20, block="bottleneck", width_factor=0.125, input_shape=SIZE),
         {"stages": cifar_stages(2, 2), "stem": "3x3", "block": "bottleneck"},
     ),
     "cifar single": (
-        lambda **kw: kp.models.resnet_cifar(
-            8, block="single", width_factor=0.25, input_shape=SIZE, **kw
-        ),
-        {
-            "stages": cifar_stages(4, 2),
-            "stem": "3x3",
-            "block": "single",
-            "options": {"shape_shortcut": "zero_pad"},
-        },
+        of(kp.models.resnet_cifar, 8, block="single", width_factor=0.25, input_shape=SIZE),
+        {"stages": cifar_stages(4, 2), "stem": "3x3", "block": "single", "options": ZERO_PAD},
     ),
     "wide": (
-        lambda **kw: kp.models.wide_resnet(16, 0.5, input_shape=SIZE, **kw),
+        of(kp.models.wide_resnet, 16, 0.5, input_shape=SIZE),
         {"stages": cifar_stages(8, 2), "stem": "3x3", "block": "basic"},
     ),
     "imagenet": (
-        lambda **kw: kp.models.resnet_imagenet(
-            (1, 2), width_factor=1 / 16, classes=10, input_shape=(19, 18, 3), **kw
+        of(
+            kp.models.resnet_imagenet,
+            (1, 2),
+            width_factor=1 / 16,
+            classes=10,
+            input_shape=(19, 18, 3),
         ),
         {
             "stages": [(4, 1, 1), (8, 2, 2)],
@@ -66,7 +62,7 @@ NETWORKS = {
         },
     ),
     "dense": (
-        lambda **kw: kp.models.dense_resnet(6, width=5, input_shape=(7,), **kw),
+        of(kp.models.dense_resnet, 6, width=5, input_shape=(7,)),
         {"stages": [(5, 2, 1)], "stem": "dense", "block": "dense"},
     ),
 }
@@ -85,12 +81,10 @@ def compare(name, **options):
     *outputs, first_input, y = keras.Model(
         model.input, [*model.unit_outputs, model.units[0].input, model.output]
     )(x)
-    np.testing.assert_allclose(
-        keras.ops.convert_to_numpy(first_input), expected.first_input, 1e-4, 1e-4
-    )
+    np.testing.assert_allclose(harness.numpy(first_input), expected.first_input, 1e-4, 1e-4)
     for output, want in zip(outputs, expected.outputs, strict=True):
-        np.testing.assert_allclose(keras.ops.convert_to_numpy(output), want, 1e-3, 1e-4)
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(y), logits, 1e-3, 1e-4)
+        np.testing.assert_allclose(harness.numpy(output), want, 1e-3, 1e-4)
+    np.testing.assert_allclose(harness.numpy(y), logits, 1e-3, 1e-4)
     return model, x
 
 
@@ -124,7 +118,7 @@ def test_options_reach_every_unit(options):
 def test_stem_pooling_pads_with_minus_infinity():
     """tanh is negative where a padding with zeros would win the maximum at the border."""
     model, x = compare("imagenet", activation="tanh")
-    pooled = keras.ops.convert_to_numpy(keras.Model(model.input, model.units[0].input)(x))
+    pooled = harness.numpy(keras.Model(model.input, model.units[0].input)(x))
     assert (pooled[:, 0] < 0).any()
 
 
@@ -170,7 +164,7 @@ def test_both_paths_of_the_first_unit_see_the_first_activation(arrangement):
     ends = keras.Model(
         model.input, [model.get_layer("stem_activation").output, model.units[0].output]
     )(x)
-    activated, y = (keras.ops.convert_to_numpy(value) for value in ends)
+    activated, y = (harness.numpy(value) for value in ends)
     branch = kp.ResidualUnit(4, arrangement=model.units[0].options.arrangement, shortcut="none")
     branch.build(activated.shape)
     branch.set_weights(model.units[0].get_weights())
@@ -178,9 +172,7 @@ def test_both_paths_of_the_first_unit_see_the_first_activation(arrangement):
         branch
     )  # no second activation in front of the branch
     assert (activated == 0).any()
-    np.testing.assert_allclose(
-        y - keras.ops.convert_to_numpy(branch(activated)), activated, 1e-3, 1e-4
-    )
+    np.testing.assert_allclose(y - harness.numpy(branch(activated)), activated, 1e-3, 1e-4)
 
 
 def norms_back_to_back(model) -> tuple[int, list[str]]:
@@ -235,19 +227,17 @@ def test_without_top(pooling, shape):
     harness.randomize(model)
     x = harness.images(2, *SIZE)
     features = np.maximum(
-        keras.ops.convert_to_numpy(
-            keras.Model(model.input, model.get_layer("head_norm").output)(x)
-        ),
+        harness.numpy(keras.Model(model.input, model.get_layer("head_norm").output)(x)),
         0,
     )
     want = {None: features, "avg": features.mean((1, 2)), "max": features.max((1, 2))}[pooling]
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(model(x)), want, 1e-4, 1e-5)
+    np.testing.assert_allclose(harness.numpy(model(x)), want, 1e-4, 1e-5)
 
 
 def test_classifier_activation_stands_behind_the_logits():
     model = kp.models.dense_resnet(4, width=4, input_shape=(3,), classifier_activation="softmax")
     logits, y = keras.Model(model.input, [model.logits, model.output])(harness.images(5, 3))
-    logits, y = keras.ops.convert_to_numpy(logits), keras.ops.convert_to_numpy(y)
+    logits, y = harness.numpy(logits), harness.numpy(y)
     np.testing.assert_allclose(
         y, np.exp(logits) / np.exp(logits).sum(-1, keepdims=True), 1e-4, 1e-6
     )
@@ -272,69 +262,39 @@ def test_preprocessing(data_format, mean, std):
         np.broadcast_to(default if v is None else v, 3).reshape(per_channel)
         for v, default in ((mean, 0), (std, 1))
     )
-    want = keras.ops.convert_to_numpy(plain(((pixels - mean) / std).astype("float32")))
-    np.testing.assert_allclose(
-        keras.ops.convert_to_numpy(with_preprocessing(pixels)), want, 1e-3, 1e-3
-    )
+    want = harness.numpy(plain(((pixels - mean) / std).astype("float32")))
+    np.testing.assert_allclose(harness.numpy(with_preprocessing(pixels)), want, 1e-3, 1e-3)
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+@pytest.mark.once
 @pytest.mark.parametrize(
-    ("model", "units"),
+    ("builder", "depth", "options", "units"),
     [
-        (lambda: kp.models.resnet_cifar(20), "basic 3 3 3"),
-        (lambda: kp.models.resnet_cifar(11), "bottleneck 1 1 1"),
-        (
-            lambda: kp.models.resnet_cifar(164, width_factor=0.125, kernel_initializer="zeros"),
-            "bottleneck 18 18 18",
-        ),
-        (
-            lambda: kp.models.resnet_cifar(
-                56, block="bottleneck", width_factor=0.125, kernel_initializer="zeros"
-            ),
-            "bottleneck 6 6 6",
-        ),
-        (lambda: kp.models.resnet_cifar(8, block="single"), "single 2 2 2"),
-        (lambda: kp.models.wide_resnet(16, 1), "basic 2 2 2"),
-        (
-            lambda: kp.models.resnet_imagenet(18, width_factor=0.125, kernel_initializer="zeros"),
-            "basic 2 2 2 2",
-        ),
-        (
-            lambda: kp.models.resnet_imagenet(34, width_factor=0.125, kernel_initializer="zeros"),
-            "basic 3 4 6 3",
-        ),
-        (
-            lambda: kp.models.resnet_imagenet(50, width_factor=0.125, kernel_initializer="zeros"),
-            "bottleneck 3 4 6 3",
-        ),
-        (
-            lambda: kp.models.resnet_imagenet(200, width_factor=1 / 16, kernel_initializer="zeros"),
-            "bottleneck 3 24 36 3",
-        ),
-        (lambda: kp.models.dense_resnet(8), "dense 3"),
+        ("resnet_cifar", 20, {}, "basic 3 3 3"),
+        ("resnet_cifar", 11, {}, "bottleneck 1 1 1"),
+        # 110 = 6 * 18 + 2 = 9 * 12 + 2 and 164 = 6 * 27 + 2 = 9 * 18 + 2 fit both rules
+        ("resnet_cifar", 110, {}, "basic 18 18 18"),
+        ("resnet_cifar", 164, {}, "bottleneck 18 18 18"),
+        ("resnet_cifar", 56, {"block": "bottleneck"}, "bottleneck 6 6 6"),
+        ("resnet_cifar", 8, {"block": "single"}, "single 2 2 2"),
+        ("wide_resnet", 16, {}, "basic 2 2 2"),
+        ("resnet_imagenet", 18, {}, "basic 2 2 2 2"),
+        ("resnet_imagenet", 34, {}, "basic 3 4 6 3"),
+        ("resnet_imagenet", 50, {}, "bottleneck 3 4 6 3"),
+        ("resnet_imagenet", 200, {}, "bottleneck 3 24 36 3"),
+        ("dense_resnet", 8, {"width": 8}, "dense 3"),
     ],
 )
-def test_units_of_every_depth(model, units):
+def test_units_of_every_depth(builder, depth, options, units):
+    """A depth that fits two rules has the paper's block."""
     block, *stages = units.split()
-    model = model()
+    width = {} if builder == "dense_resnet" else {"width_factor": 0.125}
+    model = getattr(kp.models, builder)(depth, kernel_initializer="zeros", **width, **options)
     names = [f"stage{s}_unit{u}" for s, n in enumerate(stages, 1) for u in range(1, int(n) + 1)]
     assert [unit.name for unit in model.units] == names
     assert {unit.options.block.name for unit in model.units} == {block}
     strides = [unit.options.strides for unit in model.units if unit.name.endswith("unit1")]
     assert strides == [1] + [2] * (len(stages) - 1)
-
-
-@pytest.mark.parametrize("depth", [110, 164])
-def test_depths_of_the_paper_have_the_papers_block(depth):
-    """110 = 6 * 18 + 2 = 9 * 12 + 2 and 164 = 6 * 27 + 2 = 9 * 18 + 2 fit both rules."""
-    model = kp.models.resnet_cifar(depth, width_factor=0.125, kernel_initializer="zeros")
-    assert (model.units[0].options.block.name, len(model.units)) == {
-        110: ("basic", 54),
-        164: ("bottleneck", 54),
-    }[depth]
 
 
 def test_config_is_plain_json():

@@ -4,14 +4,11 @@ behind them.
 
 import math
 
-import keras
 import pytest
 
 import keras_preact as kp
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 WIDTHS = (16, 32, 64)
 

@@ -30,7 +30,7 @@ def test_mixed_precision_is_close_to_float32(arrangement, policy):
     harness.randomize(single)
     mixed.set_weights(single.get_weights())
     x = harness.images(4, 8, 8, 3) * 50 + 100
-    want, got = keras.ops.convert_to_numpy(single(x)), keras.ops.convert_to_numpy(mixed(x))
+    want, got = harness.numpy(single(x)), harness.numpy(mixed(x))
     compute = policy.removeprefix("mixed_")
     assert {weight.dtype for weight in mixed.weights} == {"float32"}
     assert {unit.compute_dtype for unit in mixed.units} == {compute}
@@ -73,7 +73,7 @@ def test_float64(double_precision):
         model = network("float64")
         harness.randomize(model)
         x = harness.images(2, 8, 8, 3).astype("float64")
-        y = keras.ops.convert_to_numpy(model(x))
+        y = harness.numpy(model(x))
         stages = [(8, 2, 1), (16, 2, 2), (32, 2, 2)]
         expected = reference.Network(
             harness.weights(model), stages, "3x3", "basic", {"shape_shortcut": "zero_pad"}

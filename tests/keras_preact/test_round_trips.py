@@ -40,10 +40,6 @@ OPTIONS = [
 ]
 
 
-def output(layer, x):
-    return keras.ops.convert_to_numpy(layer(x))
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=harness.label)
 def test_unit(options):
     unit = harness.unit_of(4, strides=2, name="a_name", **options)
@@ -56,7 +52,7 @@ def test_unit(options):
     assert harness.paths(copy) == harness.paths(unit)
     harness.randomize(unit)
     copy.set_weights(unit.get_weights())
-    np.testing.assert_array_equal(output(copy, x), output(unit, x))
+    np.testing.assert_array_equal(harness.numpy(copy(x)), harness.numpy(unit(x)))
 
 
 def test_config_of_a_built_unit_makes_an_unbuilt_one():
@@ -90,13 +86,16 @@ def test_arrangement():
 
 
 NETWORK_OPTIONS = [
-    *OPTIONS,
-    {"include_top": False},
-    {"include_top": False, "pooling": "max"},
-    {"classifier_activation": "softmax", "classes": 3},
-    {"mean": [1.0, 2.0, 3.0], "std": 2.0},
-    {"input_shape": (None, None, 1)},
-    {"name": "a_name", "width_factor": 0.5},
+    {"include_top": False, "arrangement": CUSTOM},
+    {"include_top": False, "pooling": "max", "shortcut": kp.shortcuts.Dropout(0.25, seed=3)},
+    {"classifier_activation": "softmax", "classes": 3, "activation": keras.activations.silu},
+    {
+        "mean": [1.0, 2.0, 3.0],
+        "std": 2.0,
+        "name": "a_name",
+        "normalization": keras.layers.BatchNormalization(momentum=0.7, epsilon=0.01),
+    },
+    {"input_shape": (None, None, 1), "shortcut": "exclusive_gating", "gate_bias": -3.0},
 ]
 
 
@@ -105,54 +104,18 @@ def small_cifar(**options):
     return kp.models.resnet_cifar(depth, **{"width_factor": 0.25} | options)
 
 
-def check_network(model, tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [*NETWORK_OPTIONS, *(pytest.param(each, marks=pytest.mark.slow) for each in OPTIONS)],
+    ids=harness.label,
+)
+def test_network(options, tmp_path):
+    """The registered models are saved and loaded in test_registry.py."""
+    model = small_cifar(**options)
     harness.randomize(model)
     shape = [6 if size is None else size for size in model.input_shape[1:]]
     x = harness.images(2, *shape)
-    path = tmp_path / "model.keras"
-    model.save(path)
-    loaded = keras.models.load_model(path)
-    clone = kp.models.ResidualNetwork.from_config(model.get_config())
-    clone.set_weights(model.get_weights())
-    want = [
-        output(keras.Model(model.input, tensor), x)
-        for tensor in (model.output, model.unit_outputs[0])
-    ]
-    for copy in (loaded, clone):
-        assert type(copy) is kp.models.ResidualNetwork
-        assert copy.name == model.name
-        assert harness.paths(copy) == harness.paths(model)
-        assert copy.get_config() == model.get_config()
-        assert (copy.logits is None) == (model.logits is None)
-        assert [tensor.shape for tensor in copy.unit_outputs] == [
-            tensor.shape for tensor in model.unit_outputs
-        ]
-        got = [
-            output(keras.Model(copy.input, tensor), x)
-            for tensor in (copy.output, copy.unit_outputs[0])
-        ]
-        for values, others in zip(got, want, strict=True):
-            np.testing.assert_array_equal(values, others)
-
-
-@pytest.mark.parametrize("options", NETWORK_OPTIONS, ids=harness.label)
-def test_network(options, tmp_path):
-    check_network(small_cifar(**options), tmp_path)
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: kp.models.wide_resnet(10, 0.5, dropout=0.3),
-        lambda: kp.models.resnet_imagenet(
-            (1, 1), width_factor=0.125, input_shape=(32, 33, 3), classes=4
-        ),
-        lambda: kp.models.dense_resnet(6, width=5, input_shape=(3,), shortcut="conv1x1", mean=1.0),
-    ],
-    ids=["wide", "imagenet", "dense"],
-)
-def test_builders(build, tmp_path):
-    check_network(build(), tmp_path)
+    harness.check_copies(model, x, harness.numpy(model(x)), tmp_path)
 
 
 def test_weights_file(tmp_path):

@@ -25,11 +25,14 @@ from tests.keras_preact.harness import close, error_of
 BACKEND = keras.backend.backend()
 ROOT = Path(__file__).parents[2]
 FEATURES, HIDDEN, OUTPUTS, BATCH = 4, 5, 2, 8
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+#: Of `compile`: XLA on JAX, which has nothing else.
+JIT = {"jit_compile": "auto" if BACKEND == "jax" else False}
 NAMES = ["first/kernel", "first/bias", "second/kernel", "second/bias"]
 
 
 def silent(message: str) -> None:
-    """For what is measured without anyone being told."""
+    """Report nothing."""
 
 
 def data(batches=6, seed=0):
@@ -45,8 +48,7 @@ def network(optimizer, dtype=None, **compiled) -> keras.Model:
     model = keras.Model(inputs, keras.layers.Dense(OUTPUTS, name="second", dtype=dtype)(x))
     random = np.random.default_rng(5)
     model.set_weights([random.normal(size=weight.shape) for weight in model.weights])
-    jit = "auto" if BACKEND == "jax" else False
-    model.compile(optimizer, "mse", **{"jit_compile": jit, **compiled})
+    model.compile(optimizer, "mse", **JIT | compiled)
     return model
 
 
@@ -118,6 +120,12 @@ def figures_of(record):
     return np.stack([record.gradient_norms, record.weight_norms, record.update_norms])
 
 
+def check_figures(health, wanted):
+    """Compare each record with the figures of its step."""
+    for record in health.history:
+        np.testing.assert_allclose(figures_of(record), wanted[record.step - 1], rtol=5e-4)
+
+
 SGD = keras.optimizers.SGD
 OPTIMIZERS = {
     "plain": (lambda: SGD(0.1), ByHand()),
@@ -171,14 +179,10 @@ class TestFigures:
         )
         health = TrainingHealth(3, report=silent)
         logged = fit(model, x, y, health, epochs=2)
-        assert [(record.step, record.epoch) for record in health.history] == [
-            (3, 0),
-            (6, 0),
-            (9, 1),
-            (12, 1),
-        ]
+        assert [record.step for record in health.history] == [3, 6, 9, 12]
+        assert [record.epoch for record in health.history] == [0, 0, 1, 1]
+        check_figures(health, wanted)
         for record in health.history:
-            np.testing.assert_allclose(figures_of(record), wanted[record.step - 1], rtol=2e-4)
             assert record.loss != logged.history["loss"][record.epoch]  # of the epoch so far
 
     @pytest.mark.skipif(BACKEND == "torch", reason="Keras has no steps_per_execution on torch")
@@ -190,8 +194,7 @@ class TestFigures:
         health = TrainingHealth(3, report=silent)
         fit(model, x, y, health)
         assert [record.step for record in health.history] == [3, 6, 9]
-        for record in health.history:
-            np.testing.assert_allclose(figures_of(record), wanted[record.step - 1], rtol=2e-4)
+        check_figures(health, wanted)
 
     @pytest.mark.skipif(BACKEND == "torch", reason="torch.compile needs a compiler of C++")
     def test_compiled_by_xla(self):
@@ -222,7 +225,7 @@ class TestFigures:
             keras.layers.Dense(OUTPUTS, use_bias=False),
         ]
         model = keras.Sequential([keras.Input((3,), dtype="int32"), *layers])
-        model.compile(SGD(0.1), "mse", jit_compile="auto" if BACKEND == "jax" else False)
+        model.compile(SGD(0.1), "mse", **JIT)
         embedding, kernel = (np.array(weight, "float64") for weight in model.get_weights())
         health = TrainingHealth(1, stop_on_divergence=True, report=silent)
         fit(model, x, np.ones((BATCH, OUTPUTS)), health)
@@ -259,20 +262,14 @@ class TestFigures:
         assert 0 < skipped < 7
         wanted, _ = ByHand().train(weights, x[skipped * BATCH :], y[skipped * BATCH :])
         assert [record.step for record in health.history] == [3, 6, 9][: (10 - skipped) // 3]
-        for record in health.history:
-            np.testing.assert_allclose(figures_of(record), wanted[record.step - 1], rtol=2e-4)
+        check_figures(health, wanted)
 
     def test_units_of_a_stack_are_those_of_single_units(self):
         x = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
         records = {}
         single = kp.models.dense_resnet(12, input_shape=(6,), width=5, classes=3, stacked=False)
         for name, model in (("single", single), ("stacked", kp.models.stack(single))):
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            model.compile(
-                kp.optimizers.CoupledSGD(0.1),
-                loss,
-                jit_compile="auto" if BACKEND == "jax" else False,
-            )
+            model.compile(kp.optimizers.CoupledSGD(0.1), CROSS_ENTROPY, **JIT)
             health = TrainingHealth(2, sample=x, report=silent)
             fit(model, x, np.arange(16) % 3, health, epochs=2)
             weights = [
@@ -324,34 +321,20 @@ def test_names_of_units_inside_other_layers():
 
 class TestActivations:
     def test_by_hand(self):
-        x, y = data(1)
-        model = network(SGD(0.1))
-        a, b, _, _ = ByHand().train(model.get_weights(), x, y)[1]
+        """Each record sees the weights after the update of its step."""
+        x, y = data(2)
+        model = network(SGD(0.5))
+        weights = [ByHand(0.5).train(model.get_weights(), x[:n], y[:n])[1] for n in (BATCH, len(x))]
         health = TrainingHealth(1, sample=x, report=silent)
         fit(model, x, y, health)
         assert health.inputs == ["first/kernel", "second/kernel"]
-        hidden = np.maximum(x @ a + b, 0)  # behind the update
-        np.testing.assert_allclose(
-            health.history[0].activation_means, [x.mean(), hidden.mean()], rtol=1e-4
-        )
-        np.testing.assert_allclose(
-            health.history[0].activation_stds, [x.std(), hidden.std()], rtol=1e-4
-        )
-
-    def test_of_the_weights_as_they_are(self):
-        """A second record sees the weights of its step, not those of the first."""
-        x, y = data(2)
-        model = network(SGD(0.5))
-        health = TrainingHealth(1, sample=x, report=silent)
-        fit(model, x, y, health)
-        a, b, _, _ = (np.array(weight) for weight in model.weights)
-        np.testing.assert_allclose(
-            health.history[1].activation_means[1], np.maximum(x @ a + b, 0).mean(), rtol=1e-4
-        )
-        assert (
-            abs(health.history[0].activation_means[1] / health.history[1].activation_means[1] - 1)
-            > 1e-2
-        )
+        for record, (a, b, *_) in zip(health.history, weights, strict=True):
+            hidden = np.maximum(x @ a + b, 0)
+            for found, figure in (
+                (record.activation_means, np.mean),
+                (record.activation_stds, np.std),
+            ):
+                np.testing.assert_allclose(found, [figure(x), figure(hidden)], rtol=5e-4)
 
     def test_inside_units_and_stacks(self):
         """What a unit's first weight reads is relu(x_l), without normalisation; the
@@ -361,7 +344,7 @@ class TestActivations:
         model = kp.models.dense_resnet(
             8, input_shape=(6,), width=5, classes=3, stacked=True, normalization="none"
         )
-        model.compile(SGD(0.0), "mse", jit_compile="auto" if BACKEND == "jax" else False)
+        model.compile(SGD(0.0), "mse", **JIT)
         health = TrainingHealth(1, sample=x, report=silent)
         fit(model, x[:BATCH], np.zeros((BATCH, 3)), health)
         found = dict(zip(health.inputs, health.history[0].activation_means, strict=True))
@@ -393,10 +376,7 @@ def check_weights_bit_for_bit():
     for callbacks in ([], [TrainingHealth(2, sample=x, stop_on_divergence=1e6, report=silent)]):
         keras.utils.set_random_seed(3)
         model = kp.models.dense_resnet(6, input_shape=(6,), width=5, classes=3, dropout=0.3)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(
-            kp.optimizers.CoupledSGD(0.1), loss, jit_compile="auto" if BACKEND == "jax" else False
-        )
+        model.compile(kp.optimizers.CoupledSGD(0.1), CROSS_ENTROPY, **JIT)
         fit(model, x, np.arange(24) % 3, *callbacks, epochs=2)
         trained.append(
             [np.array(variable) for variable in (*model.variables, *model.optimizer.variables)]
@@ -414,10 +394,10 @@ class TestNothingElseChanges:
         if BACKEND != "jax":
             check_weights_bit_for_bit()
             return
-        code = "from tests.keras_preact import test_training_health as tests; tests.check_weights_bit_for_bit()"
-        assert in_process(code, tmp_path, XLA_FLAGS="", KERAS_BACKEND=BACKEND).endswith(
-            "bit for bit\n"
-        )
+        module = "tests.keras_preact.test_training_health"
+        code = f"import {module} as tests; tests.check_weights_bit_for_bit()"
+        printed = in_process(code, tmp_path, XLA_FLAGS="", KERAS_BACKEND=BACKEND)
+        assert printed.endswith("bit for bit\n")
 
     @pytest.mark.parametrize("name", ["momentum", "dynamically scaled"])
     def test_optimizer_is_as_before(self, name):
@@ -490,8 +470,7 @@ class TestNothingElseChanges:
         assert [record.step for record in health.history] == [3]
         fit(model, x, y, health)
         assert [record.step for record in health.history] == [3, 9, 12]
-        for record in health.history:
-            np.testing.assert_allclose(figures_of(record), wanted[record.step - 1], rtol=5e-4)
+        check_figures(health, wanted)
 
     def test_fit_that_ends_in_an_exception(self):
         x, y = data(4)
@@ -557,7 +536,7 @@ class TestOutputs:
         assert Probe.of(model.optimizer) is None
         assert path.read_text() == "step,epoch\n1,2\n"
 
-    @pytest.mark.skipif(BACKEND != "tensorflow", reason="nothing of it depends on the backend")
+    @pytest.mark.once
     def test_full_disk_leaves_whole_lines(self, tmp_path):
         """A file may have 700 bytes here; a line has about 260."""
         code = (
@@ -615,6 +594,7 @@ class TestOutputs:
         )
 
 
+@pytest.mark.once
 class TestRanges:
     def test_table_is_the_guides(self):
         bounds = {name: (row.low, row.high) for name, row in HEALTHY_RANGES.items()}
@@ -628,33 +608,21 @@ class TestRanges:
             "train_validation_gap": (-math.inf, 0.05),
         }
 
-    def test_bounds_belong_to_the_range(self):
-        row, values = (
-            HEALTHY_RANGES["gradient_norm"],
-            np.array([0.1, 0.0999, 10, 10.001, np.nan, np.inf]),
-        )
-        assert row.outside(values, "below").tolist() == [False, True, False, False, False, False]
-        assert row.outside(values, "above").tolist() == [False, False, False, True, False, True]
-
-    def test_margin(self):
-        row = Range("figure", 0.1, 10, margin=5)
-        assert row.outside(np.array([0.019, 0.021, 49, 51]), "below").tolist() == [
-            True,
-            False,
-            False,
-            False,
-        ]
-        assert row.outside(np.array([0.019, 0.021, 49, 51]), "above").tolist() == [
-            False,
-            False,
-            False,
-            True,
-        ]
-        shifted = Range("figure", -4, -0.5, margin=2)
-        assert shifted.outside(np.array([-8.1, -7.9]), "below").tolist() == [True, False]
-        assert shifted.outside(np.array([-0.26, -0.24]), "above").tolist() == [False, True]
+    @pytest.mark.parametrize(
+        ("row", "values", "below", "above"),
+        [
+            (Range("figure", 0.1, 10), [0.1, 0.0999, 10, 10.001, math.nan, math.inf], [1], [3, 5]),
+            (Range("figure", 0.1, 10, margin=5), [0.019, 0.021, 49, 51], [0], [3]),
+            (Range("figure", -4, -0.5, margin=2), [-8.1, -7.9, -0.26, -0.24], [0], [3]),
+        ],
+        ids=["bounds belong to the range", "margin", "negative"],
+    )
+    def test_outside(self, row, values, below, above):
+        for side, numbers in (("below", below), ("above", above)):
+            assert np.flatnonzero(row.outside(np.array(values), side)).tolist() == numbers
 
 
+@pytest.mark.once
 class TestCauses:
     """Which cause a record shows, from figures that are chosen here."""
 
@@ -689,26 +657,18 @@ class TestCauses:
         first, *_ = self.causes(stuck=True, update_ratio=0.3, layer_gradient_ratio=4e-6, **values)
         assert first == ("update_ratio", "above")
         assert self.causes(stuck=True, **values)[0] == ("activation_std", "above")
-        assert self.causes(
-            stuck=True, layer_gradient_ratio=4e-6, gradient_norm=1e-3, update_ratio=1e-9
-        ) == [
-            *(
-                ("layer_gradient_ratio", "below"),
-                ("gradient_norm", "below"),
-                ("update_ratio", "below"),
-            )
-        ]
+        low = {"layer_gradient_ratio": 4e-6, "gradient_norm": 1e-3, "update_ratio": 1e-9}
+        assert self.causes(stuck=True, **low) == [(figure, "below") for figure in low]
 
     @pytest.mark.parametrize(
         "values",
         [
-            *(
-                {"gradient_norm": 1e-3},
-                {"gradient_norm": 99.0},
-                {"update_ratio": 1e-9},
-                {"gradient_weight_ratio": 1e-9},
-            ),
-            *({"layer_gradient_ratio": 96.0}, {"activation_std": 1e-3}),
+            {"gradient_norm": 1e-3},
+            {"gradient_norm": 99.0},
+            {"update_ratio": 1e-9},
+            {"gradient_weight_ratio": 1e-9},
+            {"layer_gradient_ratio": 96.0},
+            {"activation_std": 1e-3},
         ],
     )
     def test_no_alarm_in_a_network_that_learns(self, values):
@@ -726,13 +686,12 @@ class TestCauses:
     @pytest.mark.parametrize(
         ("step", "loss", "accuracies", "stuck"),
         [
-            *(
-                (100, 2.3, [0.1], True),
-                (100, 2.3, [], True),
-                (100, 1.7, [0.1], False),
-                (100, 2.3, [0.95], False),
-            ),
-            *((100, math.nan, [], True), (99, 2.3, [0.1], False)),
+            (100, 2.3, [0.1], True),
+            (100, 2.3, [], True),
+            (100, 1.7, [0.1], False),
+            (100, 2.3, [0.95], False),
+            (100, math.nan, [], True),
+            (99, 2.3, [0.1], False),
         ],
     )
     def test_stuck(self, step, loss, accuracies, stuck):
@@ -851,8 +810,7 @@ class TestMessages:
     def test_units_and_layers(self):
         x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
         model = kp.models.dense_resnet(12, input_shape=(6,), width=5, classes=3, stacked=True)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(SGD(1e-6), loss, jit_compile="auto" if BACKEND == "jax" else False)
+        model.compile(SGD(1e-6), CROSS_ENTROPY, **JIT)
         told: list[str] = []
         row = Range("gradient/weight ratio", 1e3, 1e4, below="dead", if_below="Check them")
         health = TrainingHealth(
@@ -940,9 +898,7 @@ class TestDivergence:
             for name, x in zip(("a", "b"), inputs, strict=True)
         }
         model = keras.Model(inputs, outputs)
-        model.compile(
-            SGD(0.01), {"a": "mse", "b": "mse"}, jit_compile="auto" if BACKEND == "jax" else False
-        )
+        model.compile(SGD(0.01), {"a": "mse", "b": "mse"}, **JIT)
         return model
 
     def test_of_one_layer(self):
@@ -1101,8 +1057,7 @@ wanted, _ = tests.ByHand(momentum=0.9).train(model.get_weights(), x, y)
 health = TrainingHealth(2, sample=x, stop_on_divergence=True, report=tests.silent)
 tests.fit(model, x, y, health)
 assert [record.step for record in health.history] == [2, 4], health.history
-for record in health.history:
-    np.testing.assert_allclose(tests.figures_of(record), wanted[record.step - 1], rtol=5e-4)
+tests.check_figures(health, wanted)
 assert np.isfinite(health.history[-1].activation_means).all()
 tests.fit(model, x, y)
 print("as on one device")

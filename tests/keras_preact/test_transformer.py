@@ -19,8 +19,7 @@ SHAPE = (2, 5, 12)  # neither the tokens nor the features of a head (4) are equa
 HEADS = 3
 
 
-def numpy(tensor):
-    return keras.ops.convert_to_numpy(tensor)
+numpy = harness.numpy
 
 
 def unit_on(x, seed=0, **options):
@@ -448,41 +447,17 @@ def test_frozen_units_have_no_trainable_weights():
     ("shape", "options"),
     [
         ("images", {"arrangement": "post_norm", "stochastic_depth": 0.3, "name": "a_name"}),
-        ("images, channels first", {"mlp": "swiglu", "hidden": 9, "dropout": 0.2, "std": 3.0}),
-        (
-            "tokens",
-            {"normalization": "rms", "classifier_activation": "softmax", "dtype": "mixed_bfloat16"},
-        ),
+        ("images", {"mlp": "swiglu", "hidden": 9, "dropout": 0.2, "std": 3.0}),
+        ("tokens", {"normalization": "rms", "classifier_activation": "softmax"}),
     ],
 )
-def test_network_survives_its_file(shape, options, tmp_path):
-    model, x = network(shape, **options)
-    model.units[0].trainable = False
-    model.save(tmp_path / "model.keras")
-    for copy in (
-        keras.models.load_model(tmp_path / "model.keras"),
-        type(model).from_config(model.get_config()),
-    ):
-        copy.set_weights(model.get_weights())
-        assert type(copy) is kp.models.TransformerNetwork
-        assert copy.get_config() == model.get_config()
-        assert harness.paths(copy) == harness.paths(model)
-        assert [weight.path for weight in copy.trainable_weights] == [
-            weight.path for weight in model.trainable_weights
-        ]
-        np.testing.assert_array_equal(numpy(copy(x)), numpy(model(x)))
+def test_files_precision_and_formats(shape, options, tmp_path):
+    def build(**more):
+        if "data_format" in more and shape == "images":
+            more["input_shape"] = NETWORKS[f"{shape}, channels first"]["input_shape"]
+        return network(shape, **options, **more)[0]
 
-
-def test_mixed_precision():
-    model, x = network(dtype="mixed_bfloat16")
-    assert {unit.compute_dtype for unit in model.units} == {"bfloat16"}
-    logits = model(x)
-    assert keras.backend.standardize_dtype(logits.dtype) == "float32"
-    full = network()[0]
-    full.set_weights(model.get_weights())
-    np.testing.assert_allclose(
-        numpy(logits), numpy(full(x)), atol=0.1 * np.abs(numpy(logits)).max()
-    )
+    harness.check_model(build, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -514,70 +489,44 @@ def test_export(tmp_path):
     assert card["signatures"]["serving_default"]["inputs"]["images"]["shape"] == [None, 6, 8, 3]
 
 
-@pytest.mark.parametrize(
-    ("make", "parts"),
-    [
-        (
-            lambda: TransformerUnit(12, num_heads=5),
-            ("multiple of `num_heads`", "filters=12, num_heads=5"),
-        ),
-        (lambda: TransformerUnit(12, num_heads=0), ("`num_heads` must be a positive integer",)),
-        (
-            lambda: TransformerUnit(12, num_heads=2, hidden=0),
-            ("`hidden` must be a positive integer",),
-        ),
-        (
-            lambda: TransformerUnit(12, num_heads=2, arrangement="prenorm"),
-            ("Unknown arrangement", "'pre_norm'"),
-        ),
-        (
-            lambda: TransformerUnit(12, num_heads=2)(np.zeros((2, 5, 8))),
-            ("as many features", "12", "(2, 5, 8)"),
-        ),
-        (
-            lambda: TransformerUnit(12, num_heads=2)(np.zeros((2, 12))),
-            ("(batch, tokens, features)", "(2, 12)"),
-        ),
-        (
-            lambda: kp.ResidualUnit(12, num_heads=3),
-            ("'num_heads'", "kp.blocks.Attention(num_heads=...)"),
-        ),
-        (
-            lambda: kp.ResidualUnit(12, block="mlp", causal=True),
-            ("kp.blocks.Attention(causal=...)",),
-        ),
-        (
-            lambda: kp.ResidualUnit(12, hidden=3),
-            ("kp.blocks.Dense(hidden=...) or kp.blocks.MLP(hidden=...)",),
-        ),
-        (
-            lambda: kp.ResidualUnit(12, block="swiglu", activation="gelu"),
-            ("'silu'", "activation='gelu'"),
-        ),
-        (lambda: kp.ResidualUnit(12, block="attention", strides=2), ("no strides", "strides=2")),
-        (
-            lambda: kp.ResidualUnit(12, block="attention", dropout=0.1),
-            ("dropout_at='before_addition'",),
-        ),
-        (lambda: network(depth=0), ("`depth` must be a positive integer", "depth=0")),
-        (
-            lambda: network(input_shape=(6, 7, 3)),
-            ("multiples of `patch_size`", "(6, 7, 3), patch_size=2"),
-        ),
-        (lambda: network(input_shape=(None, 8, 3)), ("(height, width, channels)", "(None, 8, 3)")),
-        (lambda: network(patch_size=None), ("(tokens, features)", "(6, 8, 3), patch_size=None")),
-        (
-            lambda: network(patch_size=0),
-            ("`patch_size` must be a positive integer", "patch_size=0"),
-        ),
-        (lambda: network(data_format="last"), ("data_format", "'last'")),
-        (
-            lambda: kp.UnitStack(TransformerUnit(12, num_heads=2), 3),
-            ("must be a ResidualUnit", "TransformerUnit"),
-        ),
-    ],
-    ids=range(19),
-)
+def heads(number=2, **options):
+    return TransformerUnit(12, num_heads=number, **options)
+
+
+def block(name="basic", **options):
+    return kp.ResidualUnit(12, block=name, **options)
+
+
+WRONG = [
+    (lambda: heads(5), ("multiple of `num_heads`", "filters=12, num_heads=5")),
+    (lambda: heads(0), ("`num_heads` must be a positive integer",)),
+    (lambda: heads(hidden=0), ("`hidden` must be a positive integer",)),
+    (lambda: heads(arrangement="prenorm"), ("Unknown arrangement", "'pre_norm'")),
+    (lambda: heads()(np.zeros((2, 5, 8))), ("as many features", "12", "(2, 5, 8)")),
+    (lambda: heads()(np.zeros((2, 12))), ("(batch, tokens, features)", "(2, 12)")),
+    (lambda: block(num_heads=3), ("'num_heads'", "kp.blocks.Attention(num_heads=...)")),
+    (lambda: block("mlp", causal=True), ("kp.blocks.Attention(causal=...)",)),
+    (
+        lambda: block(hidden=3),
+        ("kp.blocks.Dense(hidden=...) or kp.blocks.MLP(hidden=...)",),
+    ),
+    (lambda: block("swiglu", activation="gelu"), ("'silu'", "activation='gelu'")),
+    (lambda: block("attention", strides=2), ("no strides", "strides=2")),
+    (lambda: block("attention", dropout=0.1), ("dropout_at='before_addition'",)),
+    (lambda: network(depth=0), ("`depth` must be a positive integer", "depth=0")),
+    (
+        lambda: network(input_shape=(6, 7, 3)),
+        ("multiples of `patch_size`", "(6, 7, 3), patch_size=2"),
+    ),
+    (lambda: network(input_shape=(None, 8, 3)), ("(height, width, channels)", "(None, 8, 3)")),
+    (lambda: network(patch_size=None), ("(tokens, features)", "(6, 8, 3), patch_size=None")),
+    (lambda: network(patch_size=0), ("`patch_size` must be a positive integer", "patch_size=0")),
+    (lambda: network(data_format="last"), ("data_format", "'last'")),
+    (lambda: kp.UnitStack(heads(), 3), ("must be a ResidualUnit", "TransformerUnit")),
+]
+
+
+@pytest.mark.parametrize(("make", "parts"), WRONG, ids=[" ".join(parts) for _, parts in WRONG])
 def test_errors(make, parts):
     message = harness.error_of(make)
     assert all(part in message for part in parts), message

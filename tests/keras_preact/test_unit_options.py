@@ -44,13 +44,11 @@ def test_is_what_numpy_computes(arrangement, options, strides):
     unit = harness.unit_on(x, 4, **options)
     want = harness.reference_of(unit, **options)(x)
     assert unit.compute_output_shape(x.shape) == want.shape
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(unit(x)), want, 1e-4, 1e-4)
+    np.testing.assert_allclose(harness.numpy(unit(x)), want, 1e-4, 1e-4)
     copy = kp.ResidualUnit.from_config(unit.get_config())
     copy.build(x.shape)
     copy.set_weights(unit.get_weights())
-    np.testing.assert_array_equal(
-        keras.ops.convert_to_numpy(copy(x)), keras.ops.convert_to_numpy(unit(x))
-    )
+    np.testing.assert_array_equal(harness.numpy(copy(x)), harness.numpy(unit(x)))
 
 
 @pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
@@ -62,11 +60,11 @@ def test_pooling(window, want, size, data_format):
     x = harness.images(2, *size, 3)
     layer = _spatial.WindowPooling2D(window, 2, data_format)
     given = x.transpose(0, 3, 1, 2) if data_format == "channels_first" else x
-    y = keras.ops.convert_to_numpy(layer(given))
+    y = harness.numpy(layer(given))
     assert layer.compute_output_shape(given.shape) == y.shape
     y = y.transpose(0, 2, 3, 1) if data_format == "channels_first" else y
     np.testing.assert_allclose(y, want(x, 2), 1e-5, 1e-5)
-    constant = keras.ops.convert_to_numpy(layer(np.full_like(given, 3.5)))
+    constant = harness.numpy(layer(np.full_like(given, 3.5)))
     np.testing.assert_allclose(constant, 3.5, 1e-6)
 
 
@@ -76,11 +74,11 @@ def test_squeeze_excitation_in_channels_first():
         kp.squeeze_excitation.SqueezeExcitation(4, data_format=f"channels_{place}")
         for place in ("last", "first")
     )
-    y = keras.ops.convert_to_numpy(last(x))
+    y = harness.numpy(last(x))
     first.build((2, 8, 5, 6))
     first.set_weights(last.get_weights())
     np.testing.assert_allclose(
-        keras.ops.convert_to_numpy(first(x.transpose(0, 3, 1, 2))).transpose(0, 2, 3, 1),
+        harness.numpy(first(x.transpose(0, 3, 1, 2))).transpose(0, 2, 3, 1),
         y,
         1e-5,
         1e-6,
@@ -110,10 +108,10 @@ def test_zeros_at_the_end_of_the_branch(arrangement, block, normalization):
         if path.endswith(("kernel", "gamma")) and not value.any()
     ]
     assert len(zeros) == 1, zeros
-    y = keras.ops.convert_to_numpy(unit(x))
+    y = harness.numpy(unit(x))
     f = x
     for layer in unit.after_addition:
-        f = keras.ops.convert_to_numpy(layer(f))
+        f = harness.numpy(layer(f))
     np.testing.assert_allclose(y, f, 1e-6, 1e-6)
     _, _, gradients = harness.value_and_grad(
         unit, x, np.cos(np.arange(y.size, dtype="float32")).reshape(y.shape)
@@ -171,7 +169,7 @@ def test_kernels_are_standardised_in_float32(policy):
     want = reference.conv(
         x, reference.standardized(np.asarray(kernel, "float32").astype("float64"))
     )
-    y = keras.ops.convert_to_numpy(keras.ops.cast(layer(x), "float32"))
+    y = harness.numpy(keras.ops.cast(layer(x), "float32"))
     np.testing.assert_allclose(
         y,
         want,
@@ -196,12 +194,12 @@ def test_networks_with_everything(stacked):
     harness.randomize(model)
     model = kp.models.stack(model) if stacked else model
     x = harness.images(2, 32, 32, 3)
-    before = keras.ops.convert_to_numpy(model(x))
+    before = harness.numpy(model(x))
     twin = kp.models.unstack(model) if stacked else kp.models.stack(model)
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(twin(x)), before, 1e-4, 1e-4)
+    np.testing.assert_allclose(harness.numpy(twin(x)), before, 1e-4, 1e-4)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(x, np.arange(2), verbose=0)
-    assert np.isfinite(keras.ops.convert_to_numpy(model(x))).all()
+    assert np.isfinite(harness.numpy(model(x))).all()
 
 
 @pytest.mark.parametrize(

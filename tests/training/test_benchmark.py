@@ -216,7 +216,7 @@ class TestCandidates:
         )
         with pytest.raises(
             cli.UserError,
-            match=rf"not installed: pip install -c constraints.txt -e '\.\[{extra}\]'",
+            match=rf"not installed: pip install -c constraints/tested.txt -e '\.\[{extra}\]'",
         ):
             expand([model], [backend], [{}])
 

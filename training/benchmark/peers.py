@@ -35,7 +35,7 @@ def keras_hub_resnet50v2(image_size: int):
     except ImportError as error:
         raise UserError(
             "keras_hub_resnet50v2: keras-hub is installed, but something it imports is not "
-            f"({error}): pip install -c constraints.txt -e '.[benchmark]'"
+            f"({error}): pip install -c constraints/tested.txt -e '.[benchmark]'"
         ) from error
 
     backbone = keras_hub.models.ResNetBackbone(
@@ -61,7 +61,7 @@ def timm_resnetv2_50(image_size: int):
     except ImportError as error:
         raise UserError(
             f"timm_resnetv2_50: timm is installed, but cannot be imported ({error}): "
-            "pip install -c constraints.txt -e '.[benchmark]'"
+            "pip install -c constraints/tested.txt -e '.[benchmark]'"
         ) from error
 
     return timm.create_model("resnetv2_50", pretrained=False, num_classes=_CLASSES)

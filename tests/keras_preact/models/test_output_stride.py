@@ -72,10 +72,7 @@ def test_sampled_it_is_the_strided_network(output_stride, block, strided_unit):
     check(strided, network(output_stride, **options), output_stride, STRIDES[strided_unit])
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow",
-    reason="where units dilate does not depend on the backend",
-)
+@pytest.mark.once  # where units dilate does not depend on the backend
 @pytest.mark.parametrize(
     "options",
     [

@@ -95,7 +95,7 @@ def test_inside_a_stack():
     model = network((1, 3, 1), stacked=True)
     message = harness.error_of(lambda: transfer.freeze(model, "stage2_unit2"))
     assert "kp.models.unstack(model)" in message
-    assert "name its stage, stage2" in message
+    assert "Name its stage, stage2" in message
     assert all(layer.trainable for layer in model.layers)
     single = kp.models.unstack(model)
     transfer.freeze(single, "stage2_unit2")

@@ -15,7 +15,7 @@ WANTED = ("keras", "tyro")
 #: What the machine has, in versions that fit its drivers.
 PRESENT = ("numpy", "jax", "jaxlib", "ml_dtypes", "pillow")
 #: The versions that the tests run with, in a checkout.
-CONSTRAINTS = Path(__file__).parents[3] / "constraints.txt"
+CONSTRAINTS = Path(__file__).parents[3] / "constraints/tested.txt"
 
 
 def wheels(python: str, platform: str, folder: Path | None = None) -> Iterator[tuple[str, bytes]]:
