@@ -82,7 +82,6 @@ class _Unusable(types.ModuleType):
     does not use.
     """
 
-    __path__: list[str] = []
     #: timm makes a table of its members.
     InterpolationMode = enum.StrEnum(
         "InterpolationMode", "NEAREST BILINEAR BICUBIC BOX HAMMING LANCZOS"
@@ -90,6 +89,7 @@ class _Unusable(types.ModuleType):
 
     def __init__(self, name: str):
         super().__init__(name)
+        self.__path__: list[str] = []
         # `importlib.util.find_spec` looks for it
         self.__spec__ = importlib.machinery.ModuleSpec(name, None)
 
