@@ -9,7 +9,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
@@ -207,11 +207,16 @@ def lookup(table: Mapping[str, T], name: str, what: str) -> T:
     """Return the row of a table, or raise a UserError that names the nearest one."""
     if name in table:
         return table[name]
-    near = [each for each in table if name in each][:3] or difflib.get_close_matches(
-        name, table, n=2
-    )
+    raise UserError(f"Unknown {what}: {name!r}. {nearest(name, table)}")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return `Did you mean ...? Choose one of: ...` for an unknown name."""
+    names = list(names)
+    near = [each for each in names if name in each][:3]
+    near = near or difflib.get_close_matches(name, names, n=3)
     meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise UserError(f"Unknown {what}: {name!r}. {meant}Choose one of: {', '.join(table)}.")
+    return f"{meant}Choose one of: {', '.join(names)}."
 
 
 def split_verbose(argv: Sequence[str]) -> tuple[list[str], bool]:

@@ -132,7 +132,7 @@ class TestCandidates:
             ("dense_resnet6:dtype=float16", "dtype is set by --dtype"),
             ("keras_applications_resnet50v2:depth=3", "takes no options"),
             ("timm_resnetv2_50:compiled=true", "Unknown option. Did you mean 'compile'"),
-            ("timm_resnetv2_50:depth=3", "Unknown option. Available: channels_last, compile."),
+            ("timm_resnetv2_50:depth=3", "Unknown option. Choose one of: channels_last, compile."),
             ("timm_resnetv2_50:compile=1", "compile of timm_resnetv2_50 must be true or false"),
         ],
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cli import UserError
+from ..cli import UserError, nearest
 from ..config import Data, from_json
 from ..histories import read_table
 
@@ -131,11 +131,9 @@ def open_specimen(
         return Specimen(target, model, f"new ones, seed {seed}", False, entry=target, **batch)
     if path.is_dir():
         runs.read_config(path)  # says what is missing
-    from keras_preact import _checks
-
     raise UserError(
         f"{target} is neither a run directory nor a .keras file nor a registered model. "
-        f"{_checks.nearest(target, kp.list_models())}"
+        f"{nearest(target, kp.list_models())}"
     )
 
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras_preact as kp
-from keras_preact import _checks
 from keras_preact.models.network import NetworkOptions
 from keras_preact.models.registry import MODELS
 
-from ..cli import UserError
+from ..cli import UserError, nearest
 from . import peers
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -112,9 +111,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     """
     name, _, rest = text.partition(":")
     if name not in PEERS and name not in MODELS:
-        raise UserError(
-            f"Unknown candidate. {_checks.nearest(name, [*MODELS, *PEERS])} Received: {text!r}"
-        )
+        raise UserError(f"Unknown candidate. {nearest(name, [*MODELS, *PEERS])} Received: {text!r}")
     options = {}
     for option in filter(None, rest.split(",")):
         key, sign, value = option.partition("=")
@@ -131,7 +128,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
                 raise UserError(f"{key} is set by {_SET_ELSEWHERE[key]}. Received: {text!r}")
             if key not in allowed:
                 known = sorted(allowed - _SET_ELSEWHERE.keys())
-                raise UserError(f"Unknown option. {_checks.nearest(key, known)} Received: {text!r}")
+                raise UserError(f"Unknown option. {nearest(key, known)} Received: {text!r}")
     return name, options
 
 
@@ -143,7 +140,7 @@ def _check_peer(name: str, options: Mapping[str, Any], text: str) -> None:
         )
     for key, value in options.items():
         if key not in known:
-            raise UserError(f"Unknown option. {_checks.nearest(key, known)} Received: {text!r}")
+            raise UserError(f"Unknown option. {nearest(key, known)} Received: {text!r}")
         if not isinstance(value, bool):
             raise UserError(f"{key} of {name} must be true or false. Received: {text!r}")
 

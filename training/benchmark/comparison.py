@@ -8,8 +8,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 
-from keras_preact import _checks
-
 from .. import backends, cli
 from . import candidates, report, rounds
 from .candidates import Candidate
@@ -82,7 +80,7 @@ def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, s
     if set(over.values()) <= labels.keys():
         return over
     raise cli.UserError(
-        f"--baseline is none of the candidates. {_checks.nearest(baseline, labels)} Received: "
+        f"--baseline is none of the candidates. {cli.nearest(baseline, labels)} Received: "
         f"{baseline!r}"
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import backends, children
-from ..cli import UserError
+from ..cli import UserError, lookup
 from . import report
 
 SIZE, PADDING = 32, 4
@@ -88,12 +88,10 @@ def run(options: Input) -> dict:
 
 
 def _check(options: Input) -> None:
-    from keras_preact import _checks
-
     if not hasattr(os, "sched_setaffinity"):
         raise UserError("This system cannot bind a process to a core; run this on Linux.")
     for name in (*options.candidates, options.baseline):
-        _checks.lookup(CANDIDATES, name, "candidate")
+        lookup(CANDIDATES, name, "candidate")
     if options.baseline not in options.candidates:
         raise UserError(f"--baseline must be one of the candidates. Received: {options.baseline}")
     report.check(options, "rounds", "seconds", "batch", "images")
