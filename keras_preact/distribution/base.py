@@ -17,8 +17,10 @@ BATCH_NORMS = ("synchronized", "per_replica")
 class Distribution:
     """One device. The kinds for several devices override it.
 
-    Make, compile and fit a model inside `with distribution:`; compile it after all of
-    its layers exist. When the block ends, every setting is what it was before.
+    Make, compile and fit a model inside `with distribution:`. Make every model and
+    optimizer of the block before the first `compile`, since on TensorFlow variables
+    made after it are of one device. When the block ends, every setting is what it was
+    before.
 
     All kinds treat uneven batches alike. A training batch is always whole: data sets
     drop the remainder. `evaluation_data` pads the last batch with rows of weight 0,
