@@ -105,7 +105,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             {
                 "convert resnetv2_50.safetensors resnet50.keras": "from timm",
                 "convert resnet50.keras resnetv2_50.safetensors --target-format timm": "to timm",
-                "convert weights.h5 resnet50.keras --source-format keras_applications": "from Keras",
+                "convert weights.h5 net.keras --source-format keras_applications": "from Keras",
             },
         ),
         "reproduce": Command(
