@@ -18,7 +18,7 @@ from PIL import Image
 import keras_preact as kp
 from keras_preact.analysis.audit import Audit, AuditFinding, Status
 from keras_preact.analysis.audit.checks import CHECKS
-from keras_preact.analysis.figures import style as _style
+from keras_preact.analysis.figures import style
 from tests.training import images as pictures
 from tests.training.commands import error_of, files, run_train
 from training import cli
@@ -92,7 +92,7 @@ def check_folder(folder: Path) -> tuple[Page, dict]:
         }
         assert (
             (folder / dark["srcset"]).read_text()
-            == _style.darkened(light.read_text())
+            == style.darkened(light.read_text())
             != light.read_text()
         )
     order = [

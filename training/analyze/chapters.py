@@ -13,7 +13,7 @@ import numpy as np
 import keras_preact as kp
 from keras_preact.analysis import figures, jacobians
 from keras_preact.analysis import mean_field as theory
-from keras_preact.analysis.figures import _style
+from keras_preact.analysis.figures import style
 
 from .specimen import Specimen
 from .texts import TEXTS
@@ -164,7 +164,7 @@ def _truncation(specimen: Specimen, own: Any, every: Mapping[str, Any]) -> Pictu
     subject = specimen.name
     if specimen.is_foreign:
         subject = "The ReLU after the addition"
-        _style.set_title(
+        style.set_title(
             figure.axes[0], f"Sums that the ReLU after the addition sets to 0: at most {cut}"
         )
     found = (

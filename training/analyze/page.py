@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from keras_preact.analysis.figures import style as _style
+from keras_preact.analysis.figures import style
 
 from .texts import MAIN, SHOWN_BY, WITHIN_SHAPES
 
@@ -242,7 +242,7 @@ def save(folder: Path, pictures: Iterable[Any]) -> None:
     pages, and NAME.png on white.
     """
     for picture in pictures:
-        svg = _style.svg(picture.figure)
+        svg = style.svg(picture.figure)
         (folder / f"{picture.name}.svg").write_text(svg, encoding="utf-8")
-        (folder / f"{picture.name}-dark.svg").write_text(_style.darkened(svg), encoding="utf-8")
+        (folder / f"{picture.name}-dark.svg").write_text(style.darkened(svg), encoding="utf-8")
         picture.figure.savefig(folder / f"{picture.name}.png", dpi=150)
