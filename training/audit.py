@@ -38,18 +38,18 @@ def audit(
             checkpoint.
         seed: Seed of new weights and random images.
     """
-    from .analyze import subjects
+    from .analyze.specimen import chosen_data, open_specimen
 
-    source = subjects.chosen_data(images, data, data_dir)
+    source = chosen_data(images, data, data_dir)
 
     from keras_preact.analysis.audit import Status
     from keras_preact.analysis.audit import audit as check
 
-    subject = subjects.open_subject(target, checkpoint, source, images, seed)
+    specimen = open_specimen(target, checkpoint, source, images, seed)
     found = dataclasses.replace(
-        check(subject.model, subject.x, labels=subject.labels), model=subject.name
+        check(specimen.model, specimen.x, labels=specimen.labels), model=specimen.name
     )
-    print(f"{found}\n\nMeasured on {subject.data}.")
+    print(f"{found}\n\nMeasured on {specimen.data}.")
     if found.worst == Status.FAIL:
         sys.exit(1)
 

@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 import keras_preact as kp
-from keras_preact import _autodiff, _batch_norm
+from keras_preact import _autodiff
 
 from .variables import Tensors, read, write
 
@@ -171,7 +171,7 @@ def _of_each_batch(model: keras.Model) -> Iterator[None]:
     layers = [each for layer in model._flatten_layers() for each in _with_pattern(layer)]
     layers = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     momenta = [layer.momentum for layer in layers]
-    with _batch_norm.statistics(_batch_norm.Statistics()):
+    with kp.distribution.with_statistics(model, kp.distribution.Statistics()):
         try:
             for layer in layers:
                 layer.momentum = 0.0

@@ -9,7 +9,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
@@ -25,24 +25,21 @@ UNSET = "unset"
 #: For the help texts: an option of every command.
 VERBOSE = "With --verbose, an error shows where it comes from."
 
-#: Top-level module that a command may miss to the extra of keras-preact that installs it.
+#: Extra of keras-preact to the top-level modules that it installs and a command may miss.
+_MODULES = {
+    "training": "PIL importlib_resources matplotlib rich scipy sklearn tensorboard "
+    "tensorflow_datasets tyro",
+    "hub": "keras_hub",
+    "benchmark": "timm",
+    "weights": "safetensors",
+    "serving": "starlette uvicorn httptools orjson prometheus_client",
+    "onnx": "onnx onnxruntime tf2onnx",
+    "litert": "ai_edge_litert",
+} | {name: name for name in ("jax", "openvino", "ray", "torch")}
+
+#: Module to the extra that installs it.
 EXTRAS: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("PIL", "importlib_resources", "matplotlib", "scipy", "sklearn", "tensorboard"),
-            "training",
-        ),
-        **dict.fromkeys(("rich", "tensorflow_datasets", "tyro"), "training"),
-        "keras_hub": "hub",
-        "timm": "benchmark",
-        "safetensors": "weights",
-        **dict.fromkeys(
-            ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"), "serving"
-        ),
-        **dict.fromkeys(("onnx", "onnxruntime", "tf2onnx"), "onnx"),
-        **{name: name for name in ("jax", "openvino", "ray", "torch")},
-        "ai_edge_litert": "litert",
-    }
+    {module: extra for extra, modules in _MODULES.items() for module in modules.split()}
 )
 
 T = TypeVar("T")
@@ -91,11 +88,9 @@ def parse(
     """
     import tyro
 
-    text = (
-        (inspect.getdoc(kind) or "").partition("\n\nArgs:")[0]
-        if description is None
-        else description
-    )
+    text = description
+    if text is None:
+        text = (inspect.getdoc(kind) or "").partition("\n\nArgs:")[0]
     parts = ["Examples:\n" + "\n".join(f"  {line}" for line in examples(name)), text, VERBOSE]
     return tyro.cli(
         kind,
@@ -157,21 +152,17 @@ def _registry() -> Any:
     def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         if typing.get_origin(info.type) not in (typing.Union, types.UnionType):
             return None
-        kinds = [kind for kind in typing.get_args(info.type) if kind is not type(None)]
-        inner = (
-            spec_of(kinds[0])
-            if len(kinds) == 1 and len(kinds) < len(typing.get_args(info.type))
-            else None
-        )
+        every = typing.get_args(info.type)
+        kinds = [kind for kind in every if kind is not type(None)]
+        inner = spec_of(kinds[0]) if len(kinds) == 1 < len(every) else None
         if inner is None:
             return None
         words = None if inner.choices is None else tuple(inner.choices)
         if kinds[0] is bool:
             words = ("true", "false")
         return PrimitiveConstructorSpec(
-            nargs=inner.nargs
-            if inner.nargs == 1
-            else "*",  # UNSET is one word, whatever else there are
+            # UNSET is one word, however many the others are
+            nargs=inner.nargs if inner.nargs == 1 else "*",
             metavar=inner.metavar if words is None else f"{{{','.join(words)}}}",
             instance_from_str=lambda given: (
                 None if given == [UNSET] else inner.instance_from_str(_capital(given, kinds[0]))
@@ -186,11 +177,8 @@ def _registry() -> Any:
     @registry.primitive_rule
     def several(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         kinds = typing.get_args(info.type)
-        inner = (
-            spec_of(kinds[0])
-            if typing.get_origin(info.type) is tuple and kinds[1:] == (...,)
-            else None
-        )
+        is_row = typing.get_origin(info.type) is tuple and kinds[1:] == (...,)
+        inner = spec_of(kinds[0]) if is_row else None
         if inner is None:
             return None
         return PrimitiveConstructorSpec(
@@ -219,11 +207,16 @@ def lookup(table: Mapping[str, T], name: str, what: str) -> T:
     """Return the row of a table, or raise a UserError that names the nearest one."""
     if name in table:
         return table[name]
-    near = [each for each in table if name in each][:3] or difflib.get_close_matches(
-        name, table, n=2
-    )
+    raise UserError(f"Unknown {what}: {name!r}. {nearest(name, table)}")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return `Did you mean ...? Choose one of: ...` for an unknown name."""
+    names = list(names)
+    near = [each for each in names if name in each][:3]
+    near = near or difflib.get_close_matches(name, names, n=3)
     meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise UserError(f"Unknown {what}: {name!r}. {meant}Choose one of: {', '.join(table)}.")
+    return f"{meant}Choose one of: {', '.join(names)}."
 
 
 def split_verbose(argv: Sequence[str]) -> tuple[list[str], bool]:
@@ -268,8 +261,10 @@ def missing_packages() -> Iterator[None]:
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if package in EXTRAS:
-            message = f"This needs {package}, which is not installed: pip install 'keras-preact[{EXTRAS[package]}]'"
-            raise UserError(message) from error
+            raise UserError(
+                f"This needs {package}, which is not installed: "
+                f"pip install 'keras-preact[{EXTRAS[package]}]'"
+            ) from error
         if "pip install 'keras-preact[" in str(error):
             raise UserError(str(error)) from error
         raise

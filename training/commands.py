@@ -12,7 +12,7 @@ class Command:
     Args:
         group: Heading in the help text.
         about: What the command does, in one line.
-        examples: Complete command lines, with a comment each.
+        examples: Command lines without the program's name, with a comment each.
         module: Module of this package whose `main` takes the arguments. Default: the
             command's name.
     """
@@ -30,63 +30,63 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "Train and use a network",
             "Train a network by a recipe, or resume a run.",
             {
-                "keras-preact train digits": "handwritten digits, a minute on a CPU",
-                "keras-preact train folder_small --data.dir PHOTOS --epochs 30": "your images",
-                "keras-preact train --resume runs/NAME": "after an interruption",
+                "train digits": "handwritten digits, a minute on a CPU",
+                "train folder_small --data.dir PHOTOS --epochs 30": "your images",
+                "train --resume runs/NAME": "after an interruption",
             },
         ),
         "evaluate": Command(
             "Train and use a network",
             "Measure accuracy on the test images, by class.",
             {
-                "keras-preact evaluate runs/NAME": "a run",
-                "keras-preact evaluate runs/NAME --checkpoint best": "its best epoch",
-                "keras-preact evaluate model.keras --data cifar10": "a file",
+                "evaluate runs/NAME": "a run",
+                "evaluate runs/NAME --checkpoint best": "its best epoch",
+                "evaluate model.keras --data cifar10": "a file",
             },
         ),
         "compare": Command(
             "Train and use a network",
             "Compare runs: options, accuracy, curves.",
             {
-                "keras-preact compare runs/A runs/B": "a table",
-                "keras-preact compare runs/*": "runs that differ only in their seed are summarised",
-                "keras-preact compare runs/A runs/B --output comparison": "with curves, as files",
+                "compare runs/A runs/B": "a table",
+                "compare runs/*": "runs that differ only in their seed are summarised",
+                "compare runs/A runs/B --output comparison": "with curves, as files",
             },
         ),
         "predict": Command(
             "Train and use a network",
             "Classify image files with an exported network.",
             {
-                "keras-preact predict saved_models/NAME photo.png": "the newest version",
-                "keras-preact predict saved_models/NAME a.jpg b.jpg --top 1": "the best class of each",
-                "keras-preact predict saved_models/NAME photo.png --version 2": "another version",
+                "predict saved_models/NAME photo.png": "the newest version",
+                "predict saved_models/NAME a.jpg b.jpg --top 1": "the best class of each",
+                "predict saved_models/NAME photo.png --version 2": "another version",
             },
         ),
         "export": Command(
             "Put it into production",
             "Write a run's network as a SavedModel, ONNX or LiteRT file.",
             {
-                "keras-preact export runs/NAME --name flowers": "saved_models/flowers/1",
-                "keras-preact export runs/NAME --name flowers --precision bfloat16": "for CPUs with AMX",
-                "keras-preact export runs/NAME --name flowers --format onnx": "saved_models/flowers.onnx",
+                "export runs/NAME --name flowers": "saved_models/flowers/1",
+                "export runs/NAME --name flowers --precision bfloat16": "for CPUs with AMX",
+                "export runs/NAME --name flowers --format onnx": "saved_models/flowers.onnx",
             },
         ),
         "serve": Command(
             "Put it into production",
             "Serve exported networks over HTTP.",
             {
-                "keras-preact serve saved_models": "http://127.0.0.1:8501",
-                "keras-preact serve saved_models --engine openvino": "faster on CPUs with AMX",
-                "keras-preact serve saved_models --host 0.0.0.0 --token-file token": "for other machines",
+                "serve saved_models": "http://127.0.0.1:8501",
+                "serve saved_models --engine openvino": "faster on CPUs with AMX",
+                "serve saved_models --host 0.0.0.0 --token-file token": "for other machines",
             },
         ),
         "analyze": Command(
             "Understand it",
             "Show how signals travel through a network, on one page.",
             {
-                "keras-preact analyze runs/NAME": "a trained network",
-                "keras-preact analyze cifar_resnet110_preact --quick": "a new one",
-                "keras-preact analyze model.keras --data cifar10": "a file",
+                "analyze runs/NAME": "a trained network",
+                "analyze cifar_resnet110_preact --quick": "a new one",
+                "analyze model.keras --data cifar10": "a file",
             },
             "analyze.__main__",
         ),
@@ -94,27 +94,27 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "Understand it",
             "Check any Keras model for misplaced activations and other mistakes.",
             {
-                "keras-preact audit model.keras": "a file of any Keras model with shortcuts",
-                "keras-preact audit runs/NAME": "a run, on its own images",
-                "keras-preact audit cifar_resnet110_original": "a registered model",
+                "audit model.keras": "a file of any Keras model with shortcuts",
+                "audit runs/NAME": "a run, on its own images",
+                "audit cifar_resnet110_original": "a registered model",
             },
         ),
         "convert": Command(
             "Exchange weights",
             "Convert weights from and to keras.applications, keras-hub, timm and Torch.",
             {
-                "keras-preact convert resnetv2_50.safetensors resnet50.keras": "from timm",
-                "keras-preact convert resnet50.keras resnetv2_50.safetensors --target-format timm": "to timm",
-                "keras-preact convert weights.h5 resnet50.keras --source-format keras_applications": "from Keras",
+                "convert resnetv2_50.safetensors resnet50.keras": "from timm",
+                "convert resnet50.keras resnetv2_50.safetensors --target-format timm": "to timm",
+                "convert weights.h5 net.keras --source-format keras_applications": "from Keras",
             },
         ),
         "reproduce": Command(
             "Measure",
             "Measure the paper's tables beside the published numbers.",
             {
-                "keras-preact reproduce digits": "Tables 1 and 2 in small, half an hour on a CPU",
-                "keras-preact reproduce table2 --rows resnet110-original --seeds 1": "one run on CIFAR-10",
-                "keras-preact reproduce report": "write results/README.md",
+                "reproduce digits": "Tables 1 and 2 in small, half an hour on a CPU",
+                "reproduce table2 --rows resnet110-original --seeds 1": "one run on CIFAR-10",
+                "reproduce report": "write results/README.md",
             },
             "reproduce.__main__",
         ),
@@ -122,9 +122,9 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "Measure",
             "Measure time and memory of networks side by side.",
             {
-                "keras-preact benchmark step --models cifar_resnet20_preact": "time of a train step",
-                "keras-preact benchmark compile": "time to the first step, stacked or not",
-                "keras-preact benchmark very-deep preact --remat 33": "10,001 layers",
+                "benchmark step --models cifar_resnet20_preact": "time of a train step",
+                "benchmark compile": "time to the first step, stacked or not",
+                "benchmark very-deep preact --remat 33": "10,001 layers",
             },
             "benchmark.__main__",
         ),
@@ -136,4 +136,4 @@ def examples(name: str) -> list[str]:
     """Return the examples of a command, with their comments in a column."""
     lines = COMMANDS[name.split()[0]].examples
     width = max(map(len, lines))
-    return [f"{line:<{width}}  # {comment}" for line, comment in lines.items()]
+    return [f"keras-preact {line:<{width}}  # {comment}" for line, comment in lines.items()]

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import functools
-import io
 import json
 import shutil
 import statistics
@@ -20,15 +19,15 @@ from .terminal import aligned, duration, markdown
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """A run directory, as far as a comparison goes.
+class Compared:
+    """A run directory, as far as a comparison needs it.
 
     Args:
-        name: Unlike those of the other runs.
-        config: Its configuration.
-        described: What else its config.json holds.
-        history: The columns of its history.csv.
-        test_error: In percent, where it was evaluated on its own data.
+        name: Unique name.
+        config: Configuration of the run.
+        described: The rest of its config.json.
+        history: Columns of its history.csv.
+        test_error: Error in percent on its own test set; None if it was not measured.
         finished: Whether it came to its end.
     """
 
@@ -39,38 +38,28 @@ class Run:
     test_error: float | None
     finished: bool
 
-    @property
-    def validation_errors(self) -> np.ndarray:
-        """The errors after each epoch, in percent, where they were measured."""
-        errors = histories.errors(self.history, "val_")
-        return np.zeros(0) if errors is None else errors[np.isfinite(errors)]
+    def figure(self, name: str, of: Callable[[np.ndarray], Any]) -> float | None:
+        """Return what `of` makes of the numbers in a column of the history, None if
+        there are none.
+        """
+        if not histories.measured(self.history, name):
+            return None
+        values = self.history[name]
+        return float(of(values[np.isfinite(values)]))
 
-    @property
-    def epochs(self) -> int:
-        return len(self.history["loss"])
+    def validation_error(self, of: Callable[[np.ndarray], Any]) -> float | None:
+        """Return what `of` makes of the held-out errors in percent, one per epoch."""
+        return self.figure("val_accuracy", lambda values: of(100 * (1 - values)))
 
     @property
     def iterations(self) -> int | None:
-        """Those that are done; None in a history that does not say."""
-        return (
-            int(self.history["iteration"][-1])
-            if histories.measured(self.history, "iteration")
-            else None
-        )
-
-    def figure(self, name: str, of: Callable[[np.ndarray], Any]) -> float | None:
-        """Return what `of` makes of the numbers in a column of the history, None where
-        there are none.
-        """
-        return (
-            float(of(_finite(self.history[name])))
-            if histories.measured(self.history, name)
-            else None
-        )
+        """Number of updates; None if the history does not say it."""
+        last = self.figure("iteration", _last)
+        return None if last is None else int(last)
 
 
-def _finite(values: np.ndarray) -> np.ndarray:
-    return values[np.isfinite(values)]
+def _last(values: np.ndarray) -> float:
+    return values[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,76 +67,60 @@ class Column:
     """A column of the tables.
 
     Args:
-        name: In the CSV file.
-        heading: In the others.
-        value: Of a run; None where it has none.
-        text: From the value to what tables for people show.
+        name: Name in the CSV file.
+        heading: Heading elsewhere.
+        value: Function of a run; None if it has no value.
+        text: Function of the value, for tables that people read.
     """
 
     name: str
     heading: str
-    value: Callable[[Run], Any]
+    value: Callable[[Compared], Any]
     text: Callable[[Any], str] = str
 
-
-def _percent(value: float) -> str:
-    return f"{value:.2f}"
-
-
-def _last(values: np.ndarray) -> Any:
-    return values[-1]
+    def cell(self, value: Any) -> str:
+        return "-" if value is None else self.text(value)
 
 
-#: Above the table of groups.
+#: Text above the table of groups.
 SUMMARY = "Runs that differ only in their seed: median (least to largest) of the finished ones."
 
+_WHOLE, _PERCENT = "{:,.0f}".format, "{:.2f}".format
 _NAME = Column("run", "run", lambda run: run.name)
+_MODEL = Column("model", "model", lambda run: run.config.model.name)
 _WHAT = (
-    Column("model", "model", lambda run: run.config.model.name),
     Column(
-        "parameters",
-        "parameters",
-        lambda run: run.described.get("trainable_parameters"),
-        lambda count: f"{count:,}",
+        "parameters", "parameters", lambda run: run.described.get("trainable_parameters"), _WHOLE
     ),
     Column("recipe", "recipe", lambda run: run.described.get("recipe")),
 )
 _DONE = (
-    Column("epochs", "epochs", lambda run: run.epochs),
-    Column("iterations", "iterations", lambda run: run.iterations, lambda count: f"{count:,}"),
-    Column(
-        "finished",
-        "finished",
-        lambda run: run.finished,
-        lambda finished: "yes" if finished else "no",
-    ),
+    Column("epochs", "epochs", lambda run: len(run.history["loss"])),
+    Column("iterations", "iterations", lambda run: run.iterations, _WHOLE),
+    Column("finished", "finished", lambda run: run.finished, {True: "yes", False: "no"}.get),
 )
 _REACHED = (
     Column(
         "best_validation_error",
         "best held-out error %",
-        lambda run: _of(run.validation_errors, min),
-        _percent,
+        lambda run: run.validation_error(min),
+        _PERCENT,
     ),
     Column(
         "last_validation_error",
         "last held-out error %",
-        lambda run: _of(run.validation_errors, _last),
-        _percent,
+        lambda run: run.validation_error(_last),
+        _PERCENT,
     ),
-    Column("test_error", "test error %", lambda run: run.test_error, _percent),
+    Column("test_error", "test error %", lambda run: run.test_error, _PERCENT),
     Column("seconds", "time", lambda run: run.figure("seconds", _last), duration),
     Column(
         "images_per_second",
         "images/s",
         lambda run: run.figure("images_per_second", np.median),
-        lambda n: f"{n:,.0f}",
+        _WHOLE,
     ),
 )
-
-
-def _of(values: np.ndarray, choice: Callable[[np.ndarray], Any]) -> float | None:
-    return float(choice(values)) if values.size else None
 
 
 def compare(
@@ -171,9 +144,9 @@ def compare(
         raise cli.UserError(f"Name at least one run: {cli.command('compare')} runs/A runs/B")
     found = read_runs(directories)
     options = [_option(name) for name in differing(found)]
-    columns = [_NAME, *_WHAT, *options, *_DONE, *_REACHED]
-    table = [[_cell(column, column.value(run)) for column in columns] for run in found]
-    tables = [[[column.heading for column in columns], *table]]
+    columns = [_NAME, _MODEL, *_WHAT, *options, *_DONE, *_REACHED]
+    rows = [[column.cell(column.value(run)) for column in columns] for run in found]
+    tables = [[[column.heading for column in columns], *rows]]
     groups = together(found)
     if len(groups) < len(found):
         tables.append(summary(groups, options))
@@ -182,37 +155,32 @@ def compare(
     if output is None:
         return
     output.mkdir(parents=True, exist_ok=True)
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(
-        [
-            [column.name for column in columns],
-            *([column.value(run) for column in columns] for run in found),
-        ]
-    )
-    with runs.replacing(output / "comparison.csv") as temporary:
-        temporary.write_text(text.getvalue(), encoding="utf-8")
-    with runs.replacing(output / "comparison.md") as temporary:
-        temporary.write_text(
-            f"\n\n{SUMMARY}\n\n".join(map(markdown, tables)) + "\n", encoding="utf-8"
-        )
-    measured_on = {_measured_on(run.config) for run in found if run.validation_errors.size}
-    with runs.replacing(output / "comparison.png") as temporary:
+    with runs.replacing(output / "comparison.csv") as path, path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([column.name for column in columns])
+        writer.writerows([column.value(run) for column in columns] for run in found)
+    with runs.replacing(output / "comparison.md") as path:
+        path.write_text(f"\n\n{SUMMARY}\n\n".join(map(markdown, tables)) + "\n", encoding="utf-8")
+    with runs.replacing(output / "comparison.png") as path:
         from . import curves
 
-        split = measured_on.pop() if len(measured_on) == 1 else "held-out or test"
-        curves.draw_runs({run.name: run.history for run in found}, temporary, "", split)
-    print(
-        "\nWrote "
-        + ", ".join(str(output / f"comparison.{suffix}") for suffix in ("csv", "md", "png"))
-    )
+        splits = {
+            "held-out" if run.config.data.holdout else "test"
+            for run in found
+            if run.validation_error(len)
+        }
+        split = splits.pop() if len(splits) == 1 else "held-out or test"
+        curves.draw_runs({run.name: run.history for run in found}, path, "", split)
+    written = (str(output / f"comparison.{suffix}") for suffix in ("csv", "md", "png"))
+    print(f"\nWrote {', '.join(written)}")
 
 
-def read_runs(directories: Sequence[Path]) -> list[Run]:
+def read_runs(directories: Sequence[Path]) -> list[Compared]:
     """Return the runs in these directories, each once.
 
     Raises:
-        UserError: for a directory that holds no run, one that has not come to the end
-            of an epoch, a damaged file.
+        UserError: for a directory without a run, a run without a finished epoch, and a
+            damaged file.
     """
     paths = list({path.resolve(): path for path in directories}.values())
     names = [path.resolve().name for path in paths]
@@ -222,7 +190,7 @@ def read_runs(directories: Sequence[Path]) -> list[Run]:
     ]
 
 
-def _read(path: Path, name: str) -> Run:
+def _read(path: Path, name: str) -> Compared:
     described = runs.read_config(path)
     try:
         config = from_json(Config, described["config"])
@@ -233,14 +201,9 @@ def _read(path: Path, name: str) -> Run:
     history = histories.read(path / "history.csv")
     if not history:
         raise cli.UserError(f"{path} has no history yet: its first epoch has not ended.")
-    return Run(
-        name,
-        config,
-        described,
-        history,
-        _test_error(path / "metrics.json", config),
-        (path / "model.keras").is_file(),
-    )
+    error = _test_error(path / "metrics.json", config)
+    finished = (path / "model.keras").is_file()
+    return Compared(name, config, described, history, error, finished)
 
 
 def _test_error(path: Path, config: Config) -> float | None:
@@ -254,18 +217,14 @@ def _test_error(path: Path, config: Config) -> float | None:
         raise cli.UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
-def _measured_on(config: Config) -> str:
-    return "held-out" if config.data.holdout else "test"
-
-
-#: What runs are also told apart by: heading to value.
-_MORE: Mapping[str, Callable[[Run], Any]] = {
+#: Further differences between runs: heading to value.
+_MORE: Mapping[str, Callable[[Compared], Any]] = {
     "distribution": lambda run: run.config.distribution,
     "backend": lambda run: run.described.get("versions", {}).get("backend"),
 }
 
 
-def differing(found: Sequence[Run]) -> list[str]:
+def differing(found: Sequence[Compared]) -> list[str]:
     """Return the options in which the runs differ, as the command line names them,
     without their dashes, and backends.
     """
@@ -282,9 +241,9 @@ def _option(name: str) -> Column:
     return Column(name, name, value)
 
 
-def together(found: Sequence[Run]) -> list[list[Run]]:
+def together(found: Sequence[Compared]) -> list[list[Compared]]:
     """Return the runs in groups of those that differ in nothing but their seed."""
-    groups: list[list[Run]] = []
+    groups: list[list[Compared]] = []
     for run in found:
         group = next((group for group in groups if _same(group[0], run)), None)
         if group is None:
@@ -294,38 +253,32 @@ def together(found: Sequence[Run]) -> list[list[Run]]:
     return groups
 
 
-def _same(one: Run, other: Run) -> bool:
+def _same(one: Compared, other: Compared) -> bool:
     more = all(value(one) == value(other) for value in _MORE.values())
     return more and set(differences(one.config, other.config)) <= {"--seed"}
 
 
-def summary(groups: Sequence[Sequence[Run]], options: Sequence[Column]) -> list[list[str]]:
+def summary(groups: Sequence[Sequence[Compared]], options: Sequence[Column]) -> list[list[str]]:
     """Return the table of groups: for each figure the median of the finished runs, with
     the least and the largest.
     """
-    what = [_WHAT[0], *(option for option in options if option.name != "seed")]
-    headings = [*(column.heading for column in what), "n", *(column.heading for column in _REACHED)]
-    rows = []
+    what = [_MODEL, *(option for option in options if option.name != "seed")]
+    rows = [[*(column.heading for column in what), "n", *(each.heading for each in _REACHED)]]
     for group in groups:
         finished = [run for run in group if run.finished]
-        count = f"{len(finished)}" + (
-            f" ({len(group) - len(finished)} not finished)" if len(finished) < len(group) else ""
-        )
+        missing = len(group) - len(finished)
+        count = f"{len(finished)}" + (f" ({missing} not finished)" if missing else "")
         figures = [_middle(column, [column.value(run) for run in finished]) for column in _REACHED]
-        rows.append([*(_cell(column, column.value(group[0])) for column in what), count, *figures])
-    return [headings, *rows]
+        rows.append([*(column.cell(column.value(group[0])) for column in what), count, *figures])
+    return rows
 
 
 def _middle(column: Column, values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     if len(known) < 2:
-        return _cell(column, known[0] if known else None)
+        return column.cell(known[0] if known else None)
     median, *ends = map(column.text, (statistics.median(known), min(known), max(known)))
     return median if len(set(ends)) == 1 else f"{median} ({' to '.join(ends)})"
-
-
-def _cell(column: Column, value: Any) -> str:
-    return "-" if value is None else column.text(value)
 
 
 def main(argv: Sequence[str]) -> None:

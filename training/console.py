@@ -37,12 +37,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def described() -> str:
     """Return what `--help` prints."""
     width = max(map(len, COMMANDS))
+    groups = dict.fromkeys(command.group for command in COMMANDS.values())
     lines = [
         f"usage: {cli.PROGRAM} COMMAND [OPTIONS]",
         "",
         "Pre-activation ResNets for Keras 3: train them, study them, serve them.",
     ]
-    groups = dict.fromkeys(command.group for command in COMMANDS.values())
     for group in groups:
         lines += ["", f"{group}:"]
         lines += [
@@ -50,12 +50,9 @@ def described() -> str:
             for name, command in COMMANDS.items()
             if command.group == group
         ]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Options and examples: {cli.PROGRAM} COMMAND --help. Version: {cli.PROGRAM} "
-            "--version.",
-            f"Set KERAS_BACKEND to tensorflow (default), jax or torch. {cli.VERBOSE}",
-        ]
-    )
+    lines += [
+        "",
+        f"Options and examples: {cli.PROGRAM} COMMAND --help. Version: {cli.PROGRAM} --version.",
+        f"Set KERAS_BACKEND to tensorflow (default), jax or torch. {cli.VERBOSE}",
+    ]
+    return "\n".join(lines)

@@ -13,7 +13,8 @@ import ml_dtypes
 import numpy as np
 from keras import ops
 
-from keras_preact import _autodiff, _batch_norm
+import keras_preact as kp
+from keras_preact import _autodiff
 from keras_preact.health.probe import Probe
 from keras_preact.health.weights import owners, places
 from keras_preact.stacks import UnitStack, written_out
@@ -145,9 +146,8 @@ def _broken_weight(model: keras.Model) -> str | None:
 def _cause_in_forward_pass(model: keras.Model, batch: Sequence) -> str:
     x, y, *weights = batch
     first = _FirstNotFinite(model)
-    plain = _batch_norm.statistics(
-        _batch_norm.Statistics()
-    )  # of the whole batch: no device is asked for its part
+    # statistics of the whole batch: no device is asked for its part
+    plain = kp.distribution.with_statistics(model, kp.distribution.Statistics())
     with (
         first.watching(),
         keras.StatelessScope(),

@@ -91,11 +91,8 @@ class Progress(keras.callbacks.Callback):
         self.figures: dict[str, float] = {}
         self._stream = stream or sys.stdout
         self._clock = clock
-        self._boards = (
-            {}
-            if tensorboard is None
-            else {name: TensorBoard(tensorboard / name) for name in _FOLDERS}
-        )
+        folders = () if tensorboard is None else _FOLDERS
+        self._boards = {name: TensorBoard(tensorboard / name) for name in folders}
         self._steps = done * parts
         self._spent = 0.0  # seconds before those that run now
         self._began: float | None = None
@@ -174,10 +171,8 @@ class Progress(keras.callbacks.Callback):
         self._steps += steps
         if self._last is not None:
             images, seconds = self._trained
-            self._trained = (
-                images + steps * self.batch_size / self.parts,
-                seconds + now - self._last,
-            )
+            images += steps * self.batch_size / self.parts
+            self._trained = (images, seconds + now - self._last)
         self._last = now
         self._logs = logs or {}
         if self._boards and self.updates // self.interval > before // self.interval:
@@ -195,12 +190,9 @@ class Progress(keras.callbacks.Callback):
         logs = logs or {}
         if self._last is not None:
             self._pauses.append(self._clock() - self._last)
-        rate, learning_rate, seconds = self._since(self._epoch_start), self._rate(), self.seconds
-        self.figures = {
-            "learning_rate": learning_rate,
-            "images_per_second": rate,
-            "seconds": seconds,
-        }
+        rate = self._since(self._epoch_start)
+        self.figures = {"learning_rate": self._rate(), "images_per_second": rate}
+        self.figures["seconds"] = self.seconds
         self._record("epoch", epoch, logs, rate)
         self._held_out_logs = {
             name: value for name, value in logs.items() if name.startswith(HELD_OUT)
@@ -271,25 +263,22 @@ class Progress(keras.callbacks.Callback):
         if left <= 0 or not rate > 0:
             return ""
         pause = sum(self._pauses) / max(1, len(self._pauses))
-        return f"{duration(left * self.batch_size / rate + math.ceil(left / self.steps_per_epoch) * pause)} left"
+        epochs = math.ceil(left / self.steps_per_epoch)
+        return f"{duration(left * self.batch_size / rate + epochs * pause)} left"
 
     def _record(self, when: str, step: int, logs: Mapping[str, float], rate: float) -> None:
         if not self._boards:
             return
-        train = {name: value for name, value in logs.items() if not name.startswith(HELD_OUT)}
-        train["learning_rate"] = self._rate()
+        scalars: dict[str, dict[str, float]] = {folder: {} for folder in _FOLDERS}
+        for name, value in logs.items():
+            folder = _FOLDERS[name.startswith(HELD_OUT)]
+            scalars[folder][f"{when}_{name.removeprefix(HELD_OUT)}"] = value
+        scalars["train"][f"{when}_learning_rate"] = self._rate()
         if rate == rate:
-            train["images_per_second"] = rate
-        validation = {
-            name.removeprefix(HELD_OUT): value
-            for name, value in logs.items()
-            if name.startswith(HELD_OUT)
-        }
-        for folder, scalars in zip(_FOLDERS, (train, validation), strict=True):
-            if scalars:
-                self._boards[folder].write(
-                    step, {f"{when}_{name}": value for name, value in scalars.items()}
-                )
+            scalars["train"][f"{when}_images_per_second"] = rate
+        for folder, values in scalars.items():
+            if values:
+                self._boards[folder].write(step, values)
 
 
 #: Names that Keras' callback uses.

@@ -2,5 +2,5 @@
 backend.
 """
 
-from keras_preact.distribution.base import Distribution
+from keras_preact.distribution.base import Distribution, Statistics, with_statistics
 from keras_preact.distribution.table import KINDS, start

@@ -1,32 +1,36 @@
 """A distribution: what the devices that share a batch have in common, on any backend."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_preact import _batch_norm, _checks
+from keras_preact import _checks
+from keras_preact._batch_norm import BatchNormalization, Statistics
+from keras_preact.stacks import UnitStack
 
 BATCH_NORMS = ("synchronized", "per_replica")
 
 
 class Distribution:
-    """One device, and what the kinds for several override.
+    """One device. The kinds for several devices override it.
 
-    A model is made, compiled and fitted inside of `with distribution:`; behind it, all
-    settings are what they were.
+    Make, compile and fit a model inside `with distribution:`. Make every model and
+    optimizer of the block before the first `compile`, since on TensorFlow variables
+    made after it are of one device. When the block ends, every setting is what it was
+    before.
 
-    Uneven batches have one rule for all kinds. A batch of training is always whole:
-    data sets drop what is left over. `evaluation_data` fills the last batches up with
-    rows of weight 0, and `predict` with rows that it cuts off again.
+    All kinds treat uneven batches alike. A training batch is always whole: data sets
+    drop the remainder. `evaluation_data` pads the last batch with rows of weight 0,
+    `predict` with rows that it cuts off again.
 
     Attributes:
         kind: The key in `KINDS`.
-        replicas: Devices that share a batch, over all processes.
-        processes: How many processes train together.
-        process: Which of them this is, from 0.
+        replicas: Number of devices that share a batch, over all processes.
+        processes: Number of processes that train together.
+        process: Number of this process, from 0.
         batch_norm: `"synchronized"` or `"per_replica"`.
     """
 
@@ -38,25 +42,26 @@ class Distribution:
         _checks.one_of(batch_norm, BATCH_NORMS, "batch_norm")
         if devices is not None and not self._takes_devices:
             raise ValueError(
-                f"kind={kind!r} takes no `devices`: it has those of each process. Received: "
+                f"kind={kind!r} takes no `devices`: it uses those of each process. Received: "
                 f"devices={devices}"
             )
         self.kind = kind
         self.batch_norm = batch_norm
         self._entered: contextlib.ExitStack | None = None
 
-    #: Whether it is made for a choice of devices.
+    #: Whether a caller chooses the devices.
     _takes_devices = False
 
     def __repr__(self) -> str:
-        return f"<Distribution {self.kind}: {self.replicas} devices, process {self.process} of {self.processes}>"
+        return (
+            f"<Distribution {self.kind}: {self.replicas} devices, process {self.process} of "
+            f"{self.processes}>"
+        )
 
     def __enter__(self) -> "Distribution":
         if self._entered is not None:
             raise ValueError(f"{self!r} is active already: enter it once.")
         with contextlib.ExitStack() as stack:
-            if self.replicas > 1:
-                stack.enter_context(_batch_norm.statistics(self._statistics()))
             self._enter(stack)
             self._entered = stack.pop_all()
         return self
@@ -68,14 +73,14 @@ class Distribution:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that writes what there is once."""
+        """Whether this process writes what is written once."""
         return self.process == 0
 
     def rows(self, batch_size: int) -> slice:
-        """Return which rows of a batch of `batch_size` this process feeds.
+        """Return the rows of a batch of `batch_size` that this process feeds.
 
         Raises:
-            ValueError: unless all devices get equally many.
+            ValueError: unless every device gets the same number of rows.
         """
         _checks.positive_int(batch_size, "batch_size")
         if batch_size % self.replicas:
@@ -89,18 +94,24 @@ class Distribution:
         return slice(self.process * local, (self.process + 1) * local)
 
     def compile(self, model: keras.Model, **options) -> None:
-        """Compile a model that was made inside of this distribution, as
-        `model.compile(**options)`.
+        """Compile a model that was made inside this distribution: `model.compile(**options)`.
 
         Raises:
-            ValueError: for a model from outside, and for what cannot run on several
+            ValueError: for a model made elsewhere, and for what cannot run on several
                 devices.
         """
         self._check_entered()
-        if self.replicas > 1:
-            self._check(model, options)
-        model.compile(**options)
-        self._prepare(model)
+        if self.replicas == 1:
+            model.compile(**options)
+            return
+        self._check(model, options)
+        assert self._entered is not None
+        optimizer = _optimizer(model, options)
+        if step := self._step(model, optimizer):
+            optimizer = SharedOptimizer(optimizer, step)
+            self._entered.callback(optimizer.release)
+        model.compile(**options | {"optimizer": optimizer})
+        self._entered.enter_context(with_statistics(model, self._statistics()))
 
     def training_data(self, dataset) -> Any:
         """Return what `fit` takes for a tf.data.Dataset of this process's rows of every
@@ -113,15 +124,15 @@ class Distribution:
         """Return what `evaluate` and `validation_data` take for `count` images in
         batches.
 
-        The weights make a loss that Keras averages over all rows, and the
-        `weighted_metrics`, means over the images. (Keras leaves the weights out of
-        `metrics`, which would count the rows that fill up.)
+        With these weights a loss that Keras averages over all rows, and every one of the
+        `weighted_metrics`, is a mean over the images. (Keras ignores the weights in
+        `metrics`, which would count the padding.)
 
         Args:
             dataset: A tf.data.Dataset of `(x, y)`, this process's rows of every batch
-                in order; the last one may be smaller or missing.
-            batch_size: Of all processes together.
-            count: Of all processes' images together.
+                in order; the last batch may be smaller or missing.
+            batch_size: Images per batch, over all processes.
+            count: Number of images, over all processes.
 
         Returns:
             ceil(count / batch_size) batches of `(x, y, weights)` of one shape.
@@ -130,8 +141,8 @@ class Distribution:
         return self._data(padded(dataset, self.rows(batch_size), batch_size, count))
 
     def predict(self, model: keras.Model, images: np.ndarray, batch_size: int):
-        """Return the model's outputs for `images`, which every process has, as arrays
-        on every process.
+        """Return the model's outputs for `images` as arrays, on every process. Every
+        process passes all images.
         """
         self._check_entered()
         rows = self.rows(batch_size)
@@ -143,27 +154,27 @@ class Distribution:
             [images, np.zeros((-count % batch_size, *images.shape[1:]), images.dtype)]
         )
         local = whole.reshape(-1, batch_size, *images.shape[1:])[:, rows]
-        self._prepare(model)
         return keras.tree.map_structure(lambda output: output[:count], self._predict(model, local))
 
     def _check_entered(self) -> None:
         if self._entered is None:
             raise ValueError(
-                "Everything of a model is made inside of `with distribution:`. Received: "
-                f"{self!r}, not entered"
+                f"Use a distribution inside `with distribution:`. Received: {self!r}, not entered"
             )
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         """Activate what the backend needs, and leave in `stack` how to undo it."""
 
-    def _statistics(self) -> _batch_norm.Statistics:
-        return _batch_norm.Statistics()
+    def _statistics(self) -> Statistics:
+        """Return how batch normalisation takes the statistics of a shared batch."""
+        return Statistics()
 
     def _check(self, model: keras.Model, options: dict) -> None:
         """Raise a ValueError for a model or options that cannot run on several devices."""
 
-    def _prepare(self, model: keras.Model) -> None:
-        """Put into a model what it needs on several devices, if it is not there."""
+    def _step(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> "Step | None":
+        """Return what replaces `optimizer.apply`; None if Keras' own is right."""
+        return None
 
     def _data(self, dataset) -> Any:
         """Return what `fit` takes for a data set of this process's rows."""
@@ -173,18 +184,89 @@ class Distribution:
         """Return all outputs for `(batches, rows of this process, ...)`, in order."""
         return model.predict(flat(local), batch_size=local.shape[1], verbose=0)
 
-    def _override(self, owner, name: str, function: Callable) -> None:
-        """Put `function` in the place of a method of one object, until the distribution
-        is left.
-        """
-        assert self._entered is not None
-        attributes = vars(owner)
-        attributes[name] = function  # past Keras' tracking of attributes
-        self._entered.callback(attributes.pop, name, None)
+
+#: Takes gradients and their variables, and applies them for all devices.
+Step = Callable[[list, list], None]
+
+
+class SharedOptimizer:
+    """A stand-in for an optimizer that applies gradients by `step` and is the optimizer
+    in everything else.
+
+    It has the optimizer's class, attributes and variables, so callbacks see the
+    optimizer, and a saved model holds the optimizer alone. After `release` it applies
+    gradients as the optimizer does.
+    """
+
+    __slots__ = ("_shared", "_step")
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, step: Step):
+        object.__setattr__(self, "_shared", optimizer)
+        object.__setattr__(self, "_step", step)
+
+    @property
+    def __class__(self):
+        return type(self._shared)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._shared, name, value)
+
+    def apply(self, gradients: Sequence, trainable_variables: Sequence) -> None:
+        self._step(list(gradients), list(trainable_variables))
+
+    def apply_gradients(self, pairs) -> Any:
+        self.apply(*zip(*pairs, strict=True))
+        return self._shared.iterations
+
+    def release(self) -> None:
+        object.__setattr__(self, "_step", self._shared.apply)
+
+
+def _optimizer(model: keras.Model, options: dict) -> keras.optimizers.Optimizer:
+    """Return the optimizer that `model.compile(**options)` would use.
+
+    Keras wraps the optimizer of a float16 model in a `LossScaleOptimizer`. A
+    `SharedOptimizer` must be around that one, which looks for infinities in all gradients.
+    """
+    optimizer = keras.optimizers.get(options.get("optimizer", "rmsprop"))
+    if type(optimizer) is SharedOptimizer:
+        optimizer = optimizer._shared
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    scale = options.get("auto_scale_loss", True) and model.dtype_policy.name == "mixed_float16"
+    if scale and not scaled:
+        return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    return optimizer
+
+
+@contextlib.contextmanager
+def with_statistics(model: keras.Model, statistics: Statistics) -> Iterator[None]:
+    """While active, every `kp` batch normalisation of a model, also inside stacks of
+    units, takes the statistics of a batch like this.
+    """
+    layers = [layer for layer in _all_layers(model) if isinstance(layer, BatchNormalization)]
+    before = [layer.statistics for layer in layers]
+    for layer in layers:
+        layer.statistics = statistics
+    try:
+        yield
+    finally:
+        for layer, previous in zip(layers, before, strict=True):
+            layer.statistics = previous
+
+
+def _all_layers(layer: keras.Layer) -> Iterator[keras.Layer]:
+    """Yield the layers of a layer. Keras does not track the pattern of a stack."""
+    for each in layer._flatten_layers():
+        yield each
+        if isinstance(each, UnitStack):
+            yield from _all_layers(each.pattern)
 
 
 def padded(dataset, rows: slice, batch_size: int, count: int):
-    """Return `dataset` with weights, its batches all of `rows`; see
+    """Return `dataset` with weights, each batch as large as `rows`; see
     `Distribution.evaluation_data`.
     """
     import tensorflow as tf
@@ -218,5 +300,5 @@ def flat(batches: np.ndarray) -> np.ndarray:
 
 
 def is_statistic(variable: keras.Variable) -> bool:
-    """Whether batch normalisation moves a variable, without a gradient."""
+    """Whether a variable is a moving statistic of batch normalisation."""
     return variable.path.rsplit("/", 1)[-1] in ("moving_mean", "moving_variance")

@@ -1,10 +1,9 @@
-"""How processes find each other: the variables that launchers set, and nothing of our
-own.
+"""How processes find each other: by the variables that launchers set.
 
-Keras' variables are for all backends: KERAS_DISTRIBUTION_JOB_ADDRESSES
+Keras' variables work on all backends: KERAS_DISTRIBUTION_JOB_ADDRESSES
 (`host:port,host:port`), KERAS_DISTRIBUTION_NUM_PROCESSES and
-KERAS_DISTRIBUTION_PROCESS_ID. Where they are not set, each framework looks for its own:
-JAX for SLURM, Kubernetes, MPI or a cloud's, TensorFlow for TF_CONFIG, torch for RANK,
+KERAS_DISTRIBUTION_PROCESS_ID. Without them each framework looks for its own: JAX for
+those of SLURM, Kubernetes, MPI or a cloud, TensorFlow for TF_CONFIG, torch for RANK,
 WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun).
 """
 
@@ -27,8 +26,8 @@ class Job:
 
     Args:
         addresses: `host:port` of each process, or of the first alone.
-        processes: How many.
-        process: Which of them this is.
+        processes: Number of processes.
+        process: Number of this process, from 0.
     """
 
     addresses: tuple[str, ...]
@@ -37,7 +36,7 @@ class Job:
 
 
 def job() -> Job | None:
-    """Return what Keras' variables say, None where none of them is set.
+    """Return what Keras' variables say, or None if none of them is set.
 
     Raises:
         ValueError: if some are missing, or do not fit together.
@@ -81,11 +80,10 @@ _OWN: Mapping[str, Callable[[], int | None]] = MappingProxyType(
 
 
 def check_processes(processes: int) -> None:
-    """Check that as many processes train together as the environment says.
+    """Check that as many processes train together as the environment announces.
 
     Raises:
-        ValueError: otherwise. Without it, each of them would train a model of its own
-            and none would tell.
+        ValueError: otherwise. Each process would silently train a model of its own.
     """
     given = job()
     announced = given.processes if given else _OWN.get(keras.backend.backend(), lambda: None)()

@@ -7,13 +7,13 @@ import jax
 import keras
 import numpy as np
 
-from keras_preact import _batch_norm
-from keras_preact.distribution.base import Distribution
+from keras_preact._batch_norm import Statistics
+from keras_preact.distribution.base import Distribution, flat
 
 
 class DataParallel(Distribution):
-    """All weights on each device, a part of the batch on each. A batch's statistics are
-    those of the whole by nature.
+    """All weights on each device, a part of the batch on each. One program computes on
+    the whole batch, so its statistics are synchronised without further work.
     """
 
     _takes_devices = True
@@ -30,10 +30,8 @@ class DataParallel(Distribution):
     def _enter(self, stack: contextlib.ExitStack) -> None:
         stack.enter_context(self._distribution.scope())
 
-    def _statistics(self) -> _batch_norm.Statistics:
-        return _batch_norm.Statistics(
-            groups=self.replicas if self.batch_norm == "per_replica" else 1
-        )
+    def _statistics(self) -> Statistics:
+        return Statistics(groups=self.replicas if self.batch_norm == "per_replica" else 1)
 
     def _check(self, model: keras.Model, options: dict) -> None:
         mesh = set(self._distribution.device_mesh.backend_mesh.devices.flat)
@@ -48,27 +46,33 @@ class DataParallel(Distribution):
                 f"{outside[0]} elsewhere"
             )
 
-    def _prepare(self, model: keras.Model) -> None:
+    def _predict(self, model: keras.Model, local: np.ndarray):
         if self.processes == 1:
-            return
-        everywhere = jax.sharding.NamedSharding(
-            self._distribution.device_mesh.backend_mesh, jax.sharding.PartitionSpec()
+            return super()._predict(model, local)
+        mesh = self._distribution.device_mesh.backend_mesh
+        rows, everywhere = (
+            jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+            for axes in (["batch"], [])
         )
-        plain = type(model).predict_step
 
-        def predict_step(state, data):
-            """Of outputs that are split over processes, none could be read."""
-            outputs, state = plain(model, state, data)
-            return jax.lax.with_sharding_constraint(outputs, everywhere), state
+        def call(trainable, non_trainable, images):
+            return model.stateless_call(trainable, non_trainable, images, training=False)[0]
 
-        if "predict_step" not in vars(model):
-            self._override(model, "predict_step", predict_step)
-            model.predict_function = None  # made of the method before
+        # A process can read only what it holds, so every process gets all outputs.
+        step = jax.jit(call, out_shardings=everywhere)
+        weights = [
+            [variable.value for variable in variables]
+            for variables in (model.trainable_variables, model.non_trainable_variables)
+        ]
+        outputs = [
+            step(*weights, jax.make_array_from_process_local_data(rows, images)) for images in local
+        ]
+        return keras.tree.map_structure(lambda *parts: flat(np.stack(parts)), *outputs)
 
 
 class ModelParallel(DataParallel):
-    """The output channels of the kernels split over the devices of a row, the batch
-    over the rows.
+    """Splits the output channels of the kernels over the devices of a row, and the
+    batch over the rows.
     """
 
     def _make(self, devices) -> Any:
@@ -80,8 +84,8 @@ class ModelParallel(DataParallel):
 
 
 class _OutputChannels(keras.distribution.ModelParallel):
-    """Splits each kernel, of a stack too, over its last axis, where that divides;
-    everything else is on all devices.
+    """Splits each kernel, also of a stack, over its last axis if that divides. All
+    other variables are on all devices.
     """
 
     def get_variable_layout(self, variable) -> keras.distribution.TensorLayout:

@@ -4,17 +4,20 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_preact import _batch_norm
-from keras_preact.distribution import environment, mended_keras
-from keras_preact.distribution.base import Distribution, flat, is_statistic
+from keras_preact._batch_norm import Statistics, synchronized_moments
+from keras_preact.distribution import environment
+from keras_preact.distribution.base import Distribution, Step, flat, is_statistic
 from keras_preact.stacks import UnitStack
+
+#: Versions of Keras in which `_Workers` is known to mend what fails.
+VERSIONS = ("3.15.1",)
 
 
 class Mirrored(Distribution):
@@ -34,53 +37,44 @@ class Mirrored(Distribution):
         return _mirrored(tuple(devices))
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
-        self._scope = contextlib.ExitStack()
+        self._scope = stack.enter_context(contextlib.ExitStack())
         self._scope.enter_context(self._strategy.scope())
-        stack.callback(lambda: self._scope.close())
 
-    @contextlib.contextmanager
-    def _outside(self) -> Iterator[None]:
-        """Leave the strategy's scope, in which variables are made, but the callbacks of
-        `fit` cannot read all of them.
-        """
-        if self._strategy is not tf.distribute.get_strategy():
-            yield
-            return
+    def compile(self, model: keras.Model, **options) -> None:
+        self._check_entered()
+        with self._strategy.scope():
+            super().compile(model, **options)
+        # Variables are made inside the scope, but the callbacks of `fit` cannot read all of
+        # them there.
         self._scope.close()
-        try:
-            yield
-        finally:
-            self._scope.enter_context(self._strategy.scope())
 
-    def _statistics(self) -> _batch_norm.Statistics:
+    def _statistics(self) -> Statistics:
         if self.batch_norm == "per_replica":
-            return _batch_norm.Statistics()
-        return _batch_norm.Statistics(_batch_norm.synchronized_moments(_sum, self.replicas))
+            return Statistics()
+        return Statistics(synchronized_moments(_sum, self.replicas))
 
-    def _prepare(self, model: keras.Model) -> None:
-        for name in ("fit", "evaluate", "predict"):
-            self._override(model, name, self._run_outside(model, name))
-        optimizer = model.optimizer if model.compiled else None
-        if self.replicas == 1 or optimizer is None or "apply" in vars(optimizer):
-            return
-        if _looks_at_gradients(optimizer):
-            self._override(optimizer, "apply", _on_sums(optimizer))
-        statistics = [variable for variable in model.variables if is_statistic(variable)]
-        if self.batch_norm == "per_replica" and statistics:
-            self._override(optimizer, "apply", _averaging(statistics, optimizer))
+    def _step(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Step | None:
+        own = self.batch_norm == "per_replica"
+        statistics = [each for each in model.variables if own and is_statistic(each)]
+        on_sums = _looks_at_gradients(optimizer)
+        if not statistics and not on_sums:
+            return None
 
-    def _run_outside(self, model: keras.Model, name: str) -> Callable:
-        def run(*args, **options):
-            with self._outside():
-                return getattr(type(model), name)(model, *args, **options)
+        def step(gradients: list, variables: list) -> None:
+            if statistics:
+                _average(statistics)
+            if on_sums:
+                _apply_to_sums(optimizer, gradients, variables)
+            else:
+                optimizer.apply(gradients, variables)
 
-        return run
+        return step
 
     def _check(self, model: keras.Model, options: dict) -> None:
         if model._distribute_strategy is not self._strategy:
             raise ValueError(
-                "Make the model inside of `with distribution:`. Received: a model that was made "
-                "elsewhere"
+                "Make the model inside `with distribution:`, before another one is compiled. "
+                "Received: a model that was made elsewhere"
             )
         if options.get("jit_compile") is True and not tf.config.list_physical_devices("GPU"):
             raise ValueError(
@@ -106,7 +100,12 @@ class MultiWorker(Mirrored):
     _takes_devices = False
 
     def __init__(self, kind: str, devices, batch_norm: str):
-        mended_keras.check_version()
+        if keras.__version__ not in VERSIONS:
+            raise ValueError(
+                "kind='multi_worker' on TensorFlow is known to work with Keras "
+                f"{' and '.join(VERSIONS)}; on JAX and torch, with all. Received: Keras "
+                f"{keras.__version__}"
+            )
         super().__init__(kind, devices, batch_norm)
         resolver = self._strategy.cluster_resolver
         workers = resolver.cluster_spec().as_dict().get("worker", [""])
@@ -115,13 +114,9 @@ class MultiWorker(Mirrored):
     def _make(self, devices) -> tf.distribute.Strategy:
         return _multi_worker()
 
-    def _enter(self, stack: contextlib.ExitStack) -> None:
-        stack.enter_context(mended_keras.mended())
-        super()._enter(stack)
-
     def _data(self, dataset) -> Any:
-        """Batches of a replica each: TensorFlow's own sharding would be of what is a
-        share already.
+        """Return batches of one replica each. TensorFlow's own sharding would split this
+        process's share again.
         """
         local = tf.nest.flatten(dataset.element_spec)[0].shape[0]
         if local is None:
@@ -145,10 +140,27 @@ class MultiWorker(Mirrored):
         return flat(np.stack([step(images).numpy() for images in batches]))
 
 
+class _Workers(tf.distribute.MultiWorkerMirroredStrategy):
+    """A strategy that reduces what Keras' `fit` and `evaluate` hand to it.
+
+    Keras averages the numbers that a step returns over an axis that they do not have,
+    and a batch of several replicas, of which it needs shapes alone, as if it were a
+    tensor.
+    """
+
+    def reduce(self, reduce_op, value, axis):
+        if isinstance(value, tuple | list | dict):
+            return keras.tree.map_structure(
+                lambda each: self.experimental_local_results(each)[0], value
+            )
+        numbers = all(not each.shape.rank for each in self.experimental_local_results(value))
+        return super().reduce(reduce_op, value, None if numbers else axis)
+
+
 @functools.cache
 def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
-    """Return the one strategy of these devices: two would give what they exchange the
-    same numbers.
+    """Return the one strategy of these devices: two strategies would number their
+    messages alike.
     """
     on_cpu = all("CPU" in device.upper() for device in devices)
     return tf.distribute.MirroredStrategy(
@@ -172,15 +184,14 @@ def _multi_worker() -> tf.distribute.Strategy:
             "KERAS_DISTRIBUTION_JOB_ADDRESSES, KERAS_DISTRIBUTION_NUM_PROCESSES and "
             "KERAS_DISTRIBUTION_PROCESS_ID. Received: none of them"
         )
-    return tf.distribute.MultiWorkerMirroredStrategy(resolver)
+    return _Workers(resolver)
 
 
 def _looks_at_gradients(optimizer) -> bool:
-    """Whether an optimizer does more with gradients than to sum them over the replicas,
-    which is the last that Keras does.
+    """Whether an optimizer uses gradients before Keras sums them over the replicas.
 
-    It would clip each replica's part by itself, look for infinities in that of the
-    first, and fail to accumulate, or to put averages in the place of weights.
+    It would clip each replica's part alone, look for infinities in the part of the
+    first, and fail to accumulate gradients or to replace weights by their averages.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     clips = (inner.clipnorm, inner.global_clipnorm, inner.clipvalue)
@@ -188,16 +199,10 @@ def _looks_at_gradients(optimizer) -> bool:
     return inner is not optimizer or bool(counts) or any(clip is not None for clip in clips)
 
 
-def _on_sums(optimizer) -> Callable:
-    """Return an `apply` that sums the gradients first, and does all the rest once for
-    all replicas.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    plain = (
-        optimizer._common_apply
-        if inner is not optimizer
-        else functools.partial(type(optimizer).apply, optimizer)
-    )
+def _apply_to_sums(optimizer, gradients: list, variables: list) -> None:
+    """Sum the gradients first, then let the optimizer work once for all replicas."""
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    apply = optimizer._common_apply if scaled else optimizer.apply
 
     def once(strategy, gradients, variables):
         present = [gradient for gradient in gradients if gradient is not None]
@@ -205,41 +210,35 @@ def _on_sums(optimizer) -> Callable:
             tf.distribute.ReduceOp.SUM, [(each, each) for each in present]
         )
         whole = iter(strategy.experimental_local_results(each)[0] for each in sums)
-        watcher = vars(inner).pop(
-            "_all_reduce_sum_gradients", None
-        )  # which asks for sums that are made here
-        try:
-            with mended_keras.merged():
-                plain(
-                    [None if gradient is None else next(whole) for gradient in gradients], variables
-                )
-        finally:
-            if watcher is not None:
-                vars(inner)["_all_reduce_sum_gradients"] = watcher
+        with _nothing_to_merge():
+            apply([None if gradient is None else next(whole) for gradient in gradients], variables)
 
-    def apply(gradients, variables=None):
-        tf.distribute.get_replica_context().merge_call(
-            once, args=(list(gradients), list(variables))
-        )
-
-    return apply
+    tf.distribute.get_replica_context().merge_call(once, args=(gradients, variables))
 
 
-def _averaging(statistics: list[keras.Variable], optimizer) -> Callable:
-    """Return an `apply` that averages moving statistics, of which each replica has its
-    own, over all of them.
+@contextlib.contextmanager
+def _nothing_to_merge() -> Iterator[None]:
+    """Let TensorFlow trace the steps of an optimizer, which merge replicas, after the
+    replicas are merged. TensorFlow has no option for it.
     """
-    apply = optimizer.apply
+    interim = tf.__internal__.distribute.interim
+    merge = interim.maybe_merge_call
+    interim.maybe_merge_call = lambda function, strategy, *args, **options: function(
+        strategy, *args, **options
+    )
+    try:
+        yield
+    finally:
+        interim.maybe_merge_call = merge
 
-    def average_and_apply(gradients, variables=None):
-        values = tf.concat([tf.reshape(variable.value, [-1]) for variable in statistics], 0)
-        mean = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, values)
-        parts = tf.split(mean, [math.prod(variable.shape) for variable in statistics])
-        for variable, part in zip(statistics, parts, strict=True):
-            variable.assign(tf.reshape(part, variable.shape))
-        return apply(gradients, variables)
 
-    return average_and_apply
+def _average(statistics: list[keras.Variable]) -> None:
+    """Average the moving statistics, of which each replica has its own."""
+    values = tf.concat([tf.reshape(variable.value, [-1]) for variable in statistics], 0)
+    mean = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, values)
+    parts = tf.split(mean, [math.prod(variable.shape) for variable in statistics])
+    for variable, part in zip(statistics, parts, strict=True):
+        variable.assign(tf.reshape(part, variable.shape))
 
 
 def _sum(tensor):

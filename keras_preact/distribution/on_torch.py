@@ -1,10 +1,11 @@
-"""PyTorch: one process a device, whose gradients, batch statistics and metrics are
-summed over all processes.
+"""PyTorch: one process per device. Gradients, batch statistics and metrics are summed
+over all processes.
 """
 
 import atexit
 import contextlib
 import os
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -12,11 +13,11 @@ import torch
 from keras import ops
 from torch import distributed
 
-from keras_preact import _batch_norm
+from keras_preact._batch_norm import Statistics, synchronized_moments
 from keras_preact.distribution import environment
-from keras_preact.distribution.base import Distribution, flat, is_statistic
+from keras_preact.distribution.base import Distribution, Step, flat, is_statistic
 
-#: What is sent at a time.
+#: Most bytes that are sent at a time.
 BUCKET_BYTES = 64 * 2**20
 
 
@@ -30,62 +31,53 @@ class MultiWorker(Distribution):
         self.replicas = self.processes = distributed.get_world_size()
         self.process = distributed.get_rank()
 
-    def _statistics(self) -> _batch_norm.Statistics:
+    def compile(self, model: keras.Model, **options) -> None:
+        super().compile(model, **options)
+        if self.replicas == 1:
+            return
+        for variable in model.variables:
+            distributed.broadcast(variable.value.data, 0)
+        model.make_train_function()
+        model.make_test_function()
+        model.train_function = _with_all_metrics(model, model.train_function)
+        model.test_function = _with_all_metrics(model, model.test_function)
+        assert self._entered is not None
+        self._entered.callback(_forget_functions, model)
+
+    def _statistics(self) -> Statistics:
         if self.batch_norm == "per_replica":
-            return _batch_norm.Statistics()
-        return _batch_norm.Statistics(_batch_norm.synchronized_moments(_Sum.apply, self.replicas))
+            return Statistics()
+        return Statistics(synchronized_moments(_Sum.apply, self.replicas))
 
     def _check(self, model: keras.Model, options: dict) -> None:
         if options.get("jit_compile") is True:
             raise ValueError(
-                "torch.compile does not take what processes exchange: use jit_compile=False or "
-                "'auto'."
+                "torch.compile cannot compile the exchange between processes: use "
+                "jit_compile=False or 'auto'."
             )
         if not model.built:
             raise ValueError(
-                "All processes begin with the same weights: build the model first. Received: one "
-                "without weights"
+                "All processes start with the same weights: build the model first. Received: a "
+                "model without weights"
             )
 
-    def _prepare(self, model: keras.Model) -> None:
-        optimizer = model.optimizer if model.compiled else None
-        if self.replicas == 1 or optimizer is None or "apply" in vars(optimizer):
-            return
-        averaged = [variable for variable in model.variables if is_statistic(variable)]
+    def _step(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Step:
+        """Average the gradients, and statistics that each process has of its own, before
+        the optimizer sees them.
+        """
+        own = self.batch_norm == "per_replica"
+        statistics = [each for each in model.variables if own and is_statistic(each)]
 
-        def apply(gradients, variables=None):
-            """Average the gradients, and statistics that each process has of its own,
-            before the optimizer sees them.
-            """
-            gradients = list(gradients)
+        def step(gradients: list, variables: list) -> None:
             present = [gradient for gradient in gradients if gradient is not None]
-            statistics = (
-                [variable.value for variable in averaged]
-                if self.batch_norm == "per_replica"
-                else []
-            )
-            means = iter(_means([*present, *statistics], self.replicas))
+            values = [variable.value for variable in statistics]
+            means = iter(_means([*present, *values], self.replicas))
             gradients = [None if gradient is None else next(means) for gradient in gradients]
-            for value, mean in zip(statistics, means, strict=True):
+            for value, mean in zip(values, means, strict=True):
                 value.data.copy_(mean)
-            return type(optimizer).apply(optimizer, gradients, variables)
+            optimizer.apply(gradients, variables)
 
-        def get_metrics_result():
-            """The results of all processes' batches: a metric's variables are sums."""
-            variables = [variable for metric in model.metrics for variable in metric.variables]
-            own = [variable.value.detach().clone() for variable in variables]
-            for variable, total in zip(variables, _sums(own), strict=True):
-                variable.assign(total)
-            try:
-                return type(model).get_metrics_result(model)
-            finally:
-                for variable, value in zip(variables, own, strict=True):
-                    variable.assign(value)
-
-        for variable in model.variables:
-            distributed.broadcast(variable.value.data, 0)
-        self._override(optimizer, "apply", apply)
-        self._override(model, "get_metrics_result", get_metrics_result)
+        return step
 
     def _predict(self, model: keras.Model, local: np.ndarray):
         def gather(outputs):
@@ -97,9 +89,31 @@ class MultiWorker(Distribution):
         return keras.tree.map_structure(gather, super()._predict(model, local))
 
 
+def _with_all_metrics(model: keras.Model, function: Callable) -> Callable:
+    """Return a train or test function after which the metrics have seen the batches of
+    all processes. Their variables are sums, so what a step adds is summed.
+    """
+
+    def step(data):
+        before = {id(each): each.value.detach().clone() for each in model.metrics_variables}
+        function(data)
+        variables = model.metrics_variables
+        added = [each.value.detach() - before.get(id(each), 0) for each in variables]
+        for variable, total in zip(variables, _sums(added), strict=True):
+            variable.assign(before.get(id(variable), 0) + total)
+        return model.get_metrics_result()
+
+    return step
+
+
+def _forget_functions(model: keras.Model) -> None:
+    """Let Keras make the functions again, for one process."""
+    model.train_function = model.test_function = None
+
+
 class _Sum(torch.autograd.Function):
-    """The sum of a tensor over all processes. Each of them has a loss of its own, all
-    of which it is a part of.
+    """The sum of a tensor over all processes. Every process has its own loss, and the
+    sum is a part of all losses.
     """
 
     @staticmethod
@@ -116,8 +130,8 @@ class _Sum(torch.autograd.Function):
 
 
 def _sums(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the sum over all processes of each tensor, sent together with others of
-    its type.
+    """Return the sum over all processes of each tensor. Tensors of one type are sent
+    together.
     """
     sums: list = [None] * len(tensors)
     for bucket in _buckets(tensors):
@@ -133,8 +147,8 @@ def _means(tensors: list[torch.Tensor], processes: int) -> list[torch.Tensor]:
 
 
 def _buckets(tensors: list[torch.Tensor]) -> list[list[int]]:
-    """Return indices of tensors of one type, together up to `BUCKET_BYTES` or a single
-    one above it.
+    """Return indices of tensors of one type that have up to `BUCKET_BYTES` together; a
+    larger tensor is alone.
     """
     full: list[list[int]] = []
     open_: dict[torch.dtype, tuple[list[int], int]] = {}

@@ -1,7 +1,7 @@
 """The kinds of distribution by backend, and how one is started."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import keras
@@ -9,28 +9,18 @@ import keras
 from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution
 
-
-def _later(module: str, name: str) -> Callable[..., Distribution]:
-    """Return a class whose module is imported when it is made: it needs a backend."""
-
-    def make(*args) -> Distribution:
-        return getattr(importlib.import_module(f"keras_preact.distribution.{module}"), name)(*args)
-
-    return make
-
-
-#: Kind and backend to what is made for it.
-KINDS: Mapping[tuple[str, str], Callable[..., Distribution]] = MappingProxyType(
+#: Kind and backend to module and class; a module is imported when it is needed.
+KINDS: Mapping[tuple[str, str], tuple[str, str]] = MappingProxyType(
     {
-        ("none", "tensorflow"): Distribution,
-        ("none", "jax"): Distribution,
-        ("none", "torch"): Distribution,
-        ("data_parallel", "jax"): _later("on_jax", "DataParallel"),
-        ("model_parallel", "jax"): _later("on_jax", "ModelParallel"),
-        ("multi_worker", "jax"): _later("on_jax", "MultiWorker"),
-        ("mirrored", "tensorflow"): _later("on_tensorflow", "Mirrored"),
-        ("multi_worker", "tensorflow"): _later("on_tensorflow", "MultiWorker"),
-        ("multi_worker", "torch"): _later("on_torch", "MultiWorker"),
+        ("none", "tensorflow"): ("base", "Distribution"),
+        ("none", "jax"): ("base", "Distribution"),
+        ("none", "torch"): ("base", "Distribution"),
+        ("data_parallel", "jax"): ("on_jax", "DataParallel"),
+        ("model_parallel", "jax"): ("on_jax", "ModelParallel"),
+        ("multi_worker", "jax"): ("on_jax", "MultiWorker"),
+        ("mirrored", "tensorflow"): ("on_tensorflow", "Mirrored"),
+        ("multi_worker", "tensorflow"): ("on_tensorflow", "MultiWorker"),
+        ("multi_worker", "torch"): ("on_torch", "MultiWorker"),
     }
 )
 
@@ -41,43 +31,45 @@ def start(kind: str = "none", *, devices=None, batch_norm: str = "synchronized")
     | kind | backend | devices |
     |---|---|---|
     | `none` | all | one |
-    | `data_parallel` | JAX | those of this machine, or `devices`; each has all weights and a part of the batch |
-    | `model_parallel` | JAX | the same; each has a part of the kernels' output channels |
-    | `mirrored` | TensorFlow | those of this machine, or `devices` |
-    | `multi_worker` | all | those of several processes, which `environment` finds; on torch each process has one |
+    | `data_parallel` | JAX | this machine's or `devices`: each has all weights |
+    | `model_parallel` | JAX | the same: each has a part of the output channels |
+    | `mirrored` | TensorFlow | this machine's or `devices`: each has all weights |
+    | `multi_worker` | all | those of all processes; on torch one per process |
 
-    The same batch, synchronised batch normalisation and no dropout give the loss and
-    weights of one device.
+    Each device computes a part of the batch; `model_parallel` splits it over rows of
+    devices. With the same batch, synchronised batch normalisation and no dropout, loss
+    and weights are those of one device.
 
     Args:
-        kind: As in the table.
-        devices: Names such as `"cpu:0"` or `"gpu:1"`; of `model_parallel` perhaps in
-            rows, `[["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]]`: those of a row share the
-            kernels, and the rows share the batch. None: all, in one row.
-        batch_norm: Whether `kp` batch normalisation in training takes the statistics of
-            the batch of all devices, `"synchronized"`, or those of each device's part,
-            `"per_replica"`; the moving ones are then the means over devices. It is a
-            property of the distribution alone: models are saved without it.
+        kind: A row of the table.
+        devices: Names such as `"cpu:0"` or `"gpu:1"`. For `model_parallel` perhaps rows,
+            `[["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]]`: the devices of a row share the
+            kernels, and the rows share the batch. None: all devices, in one row.
+        batch_norm: Statistics of a batch in training, for `kp` batch normalisation:
+            `"synchronized"` takes them over all devices, `"per_replica"` over each
+            device's part, and averages the moving ones. Models are saved without this
+            setting.
 
     Returns:
-        A `Distribution`, to be entered: `with distribution:`.
+        A `Distribution`. Enter it: `with distribution:`.
 
     Raises:
-        ValueError: for a kind that the backend does not have, and where the processes
-            that the environment announces did not come together.
+        ValueError: for a kind that the backend does not have, and if the processes that
+            the environment announces did not come together.
 
     Example:
 
     >>> import keras, numpy as np, tensorflow as tf
     >>> import keras_preact as kp
-    >>> images, labels = np.random.default_rng(0).normal(size=(12, 8, 8, 1)).astype("float32"), np.arange(12) % 10
+    >>> images = np.random.default_rng(0).normal(size=(12, 8, 8, 1)).astype("float32")
+    >>> labels = np.arange(12) % 10
     >>> with kp.distribution.start("none") as distribution:
     ...     rows = distribution.rows(4)
     ...     model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1))
     ...     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    ...     distribution.compile(model, optimizer="sgd", loss=loss, weighted_metrics=["accuracy"])
-    ...     batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(4, drop_remainder=True)
-    ...     history = model.fit(distribution.training_data(batches), shuffle=False, verbose=0)
+    ...     distribution.compile(model, optimizer="sgd", loss=loss)
+    ...     batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(4)
+    ...     history = model.fit(distribution.training_data(batches), verbose=0)
     ...     probabilities = distribution.predict(model, images[:6], batch_size=4)
     >>> rows, probabilities.shape
     (slice(0, 4, None), (6, 10))
@@ -90,6 +82,8 @@ def start(kind: str = "none", *, devices=None, batch_norm: str = "synchronized")
         raise ValueError(
             f"{reason}. Available on {backend}: {', '.join(available)}. Received: kind={kind!r}"
         )
-    distribution = KINDS[kind, backend](kind, devices, batch_norm)
+    module, name = KINDS[kind, backend]
+    made = getattr(importlib.import_module(f"keras_preact.distribution.{module}"), name)
+    distribution = made(kind, devices, batch_norm)
     environment.check_processes(distribution.processes)
     return distribution

@@ -165,7 +165,8 @@ class TrainingHealth(keras.callbacks.Callback):
         if state is not None:
             self._take_over(state)
         self._left = self._until_due()
-        model.make_train_function(force=True)
+        if keras.backend.backend() != "torch":  # where the step is not traced
+            model.make_train_function(force=True)
 
     def state(self) -> dict[str, Any]:
         """Return what another callback needs to continue as this one would, in JSON's
@@ -349,7 +350,8 @@ class TrainingHealth(keras.callbacks.Callback):
         installed = Probe.of(model.optimizer)
         if installed is not None and installed is self._probe:  # else it is another callback's
             installed.remove()
-            model.train_function = None  # it computes the figures; the next fit makes another
+            if keras.backend.backend() != "torch":
+                model.train_function = None  # it computes the figures; the next fit makes another
         self._probe = None
         if self._board is not None:
             self._board.close()

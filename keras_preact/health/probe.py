@@ -120,7 +120,7 @@ class Probe:
 
     def _apply(self, gradients, variables) -> None:
         """Apply the gradients as the optimizer does, and write the figures."""
-        plain = type(self.optimizer)._backend_apply_gradients
+        plain = self.optimizer.__class__._backend_apply_gradients
         on_torch = keras.backend.backend() == "torch"
         if on_torch and not self.due:
             plain(self.optimizer, gradients, variables)
@@ -167,10 +167,13 @@ class Probe:
         return ops.logical_or(ops.logical_not(ops.isfinite(norm)), ops.greater(norm, self.limit))
 
     def _sum(self, gradients_and_variables):
-        summed = type(self.optimizer)._all_reduce_sum_gradients(
+        summed = self.optimizer.__class__._all_reduce_sum_gradients(
             self.optimizer, gradients_and_variables
         )
-        self._summed = [gradient for gradient, _ in summed]
+        import tensorflow as tf
+
+        if not tf.distribute.in_cross_replica_context():  # else summed before they were clipped
+            self._summed = [gradient for gradient, _ in summed]
         return summed
 
     def _with_accumulated(self, gradients, variables) -> list:

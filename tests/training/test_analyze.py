@@ -18,17 +18,19 @@ from PIL import Image
 import keras_preact as kp
 from keras_preact.analysis.audit import Audit, AuditFinding, Status
 from keras_preact.analysis.audit.checks import CHECKS
-from keras_preact.analysis.figures import style as _style
+from keras_preact.analysis.figures import style
 from tests.training import images as pictures
 from tests.training.commands import error_of, files, run_train
 from training import cli
-from training.analyze import page, subjects
+from training.analyze import page
 from training.analyze.__main__ import analyze
 from training.analyze.chapters import CHAPTERS, Picture
+from training.analyze.specimen import open_specimen, plain
 from training.analyze.texts import MAIN, SHOWN_BY, TEXTS
 from training.audit import audit as audit_command
 from training.config import Data
 from training.data import load
+from training.histories import read_table
 
 VOID = {"meta", "img", "br", "source"}
 
@@ -90,7 +92,7 @@ def check_folder(folder: Path) -> tuple[Page, dict]:
         }
         assert (
             (folder / dark["srcset"]).read_text()
-            == _style.darkened(light.read_text())
+            == style.darkened(light.read_text())
             != light.read_text()
         )
     order = [
@@ -123,66 +125,46 @@ def a_run(tmp_path_factory) -> Path:
     return run_train(tmp_path_factory.mktemp("runs") / "a<b>run", *options)
 
 
-@pytest.fixture(scope="module")
-def analysed(a_run) -> Path:
-    run(a_run, "--images", 8)
-    return a_run / "analysis"
-
-
 @pytest.mark.slow
-class TestRun:
-    def test_page(self, analysed, a_run):
-        page, numbers = check_folder(analysed)
-        names = [Path(attributes["src"]).stem for attributes in page.all("img")]
-        assert names == ["gradient_norms", *(name for name in TEXTS if name != "gradient_norms")]
-        assert "Left out" not in page.text
-        assert "Only for" not in page.text
-        assert "normalisations use their moving averages, as at inference" in page.text
-        assert a_run.name in page.text
-        assert "those of the run's model.keras" in page.text
-        assert "8 test images of digits" in page.text
-        assert {"network", "audit", *CHAPTERS} <= numbers.keys()
+def test_run(a_run, capsys):
+    run(a_run, "--images", 8)
+    page, numbers = check_folder(a_run / "analysis")
+    names = [Path(attributes["src"]).stem for attributes in page.all("img")]
+    assert names == ["gradient_norms", *(name for name in TEXTS if name != "gradient_norms")]
+    assert "Left out" not in page.text
+    assert "Only for" not in page.text
+    for part in (
+        "normalisations use their moving averages, as at inference",
+        a_run.name,
+        "those of the run's model.keras",
+        "8 test images of digits",
+    ):
+        assert part in page.text
+    assert {"network", "audit", *CHAPTERS} <= numbers.keys()
 
-    def test_numbers_are_those_of_the_trained_network_on_its_data(self, analysed, a_run):
-        _, numbers = check_folder(analysed)
-        [found] = numbers["signals"]["propagation"].values()
-        subject = subjects.open_subject(str(a_run), "final", None, 8, 0)
-        logits = (
-            keras.saving.load_model(a_run / "model.keras", compile=False)
-            .predict(subject.x, verbose=0)
-            .astype("float64")
-        )
-        entropy = np.log(np.exp(logits).sum(1)) - logits[np.arange(8), subject.labels]
-        assert found["loss"] == pytest.approx(entropy.mean(), rel=1e-4)
-        assert len(found["gradient_norm"]) == 4
-        assert found["units"] == ["stage1_unit1", "stage2_unit1", "stage3_unit1"]
+    # the numbers are those of the trained network on its data
+    [found] = numbers["signals"]["propagation"].values()
+    opened = open_specimen(str(a_run), "final", None, 8, 0)
+    model = keras.saving.load_model(a_run / "model.keras", compile=False)
+    logits = model.predict(opened.x, verbose=0).astype("float64")
+    entropy = np.log(np.exp(logits).sum(1)) - logits[np.arange(8), opened.labels]
+    assert found["loss"] == pytest.approx(entropy.mean(), rel=1e-4)
+    assert len(found["gradient_norm"]) == 4
+    assert found["units"] == ["stage1_unit1", "stage2_unit1", "stage3_unit1"]
+    history = numbers["training"]["history"]["loss"]
+    assert history == read_table(a_run / "history.csv")["loss"].tolist()
+    assert numbers["training"]["health"]["step"] == [2, 4]
+    lesions = numbers["ensemble"]["lesions"]
+    assert [len(each) for each in lesions["dropped"]] == [1] * 3 + [2] * 3
+    assert all((32 * error) % 1 == 0 for error in lesions["error"])  # 4 x 8 other images
 
-    def test_history_and_health_are_those_of_the_run(self, analysed, a_run):
-        _, numbers = check_folder(analysed)
-        history = (a_run / "history.csv").read_text().splitlines()
-        assert numbers["training"]["history"]["loss"] == [
-            float(row.split(",")[history[0].split(",").index("loss")]) for row in history[1:]
-        ]
-        assert numbers["training"]["health"]["step"] == [2, 4]
-
-    def test_lesions_are_counted_on_other_images(self, analysed):
-        _, numbers = check_folder(analysed)
-        lesions = numbers["ensemble"]["lesions"]
-        assert [len(each) for each in lesions["dropped"]] == [1] * 3 + [2] * 3
-        assert all((32 * error) % 1 == 0 for error in lesions["error"])  # 4 x 8 images
-
-    def test_audit_text(self, analysed):
-        page, numbers = check_folder(analysed)
-        text = (analysed / "audit.txt").read_text()
-        for finding in numbers["audit"]["findings"]:
-            assert finding["check"] in text
-            assert finding["check"] in page.text
-        assert len(page.all("td")) > 3 * len(numbers["audit"]["findings"])
-
-    def test_is_not_overwritten(self, analysed, a_run, capsys):
-        assert "exists and is not empty. Give another --output" in error_of(
-            capsys, run, a_run, "--quick"
-        )
+    text = (a_run / "analysis" / "audit.txt").read_text()
+    for each in numbers["audit"]["findings"]:
+        assert each["check"] in text
+        assert each["check"] in page.text
+    assert len(page.all("td")) > 3 * len(numbers["audit"]["findings"])
+    again = error_of(capsys, run, a_run, "--quick")
+    assert "exists and is not empty. Give another --output" in again
 
 
 class TestRegisteredModel:
@@ -221,8 +203,8 @@ class TestRegisteredModel:
         assert len(list(tmp_path.iterdir())) == 1  # no temporary folder
 
     def test_compared_with_other_variants(self, monkeypatch):
-        subject = subjects.open_subject("digits_resnet8_preact", "final", None, 8, 0)
-        found = next(CHAPTERS["signals"].pictures(subject, False)).numbers["propagation"]
+        opened = open_specimen("digits_resnet8_preact", "final", None, 8, 0)
+        found = next(CHAPTERS["signals"].pictures(opened, False)).numbers["propagation"]
         others = [name for name in kp.ARRANGEMENTS if name != "full_preactivation"]
         assert list(found) == ["digits_resnet8_preact", *others, "no shortcuts"]
         assert np.isinf(found["no shortcuts"].ratio).all()
@@ -230,114 +212,90 @@ class TestRegisteredModel:
         assert found["digits_resnet8_preact"].cut.max() == 0
 
 
-class TestSubject:
+class TestSpecimen:
     def test_seed_is_that_of_the_weights(self):
         first, again, other = (
-            subjects.open_subject("digits_resnet8_preact", "final", None, 2, seed)
+            keras.ops.convert_to_numpy(
+                open_specimen(
+                    "digits_resnet8_preact", "final", None, 2, seed
+                ).model.trainable_weights[0]
+            )
             for seed in (3, 3, 4)
         )
-        kernels = [
-            keras.ops.convert_to_numpy(subject.model.trainable_weights[0])
-            for subject in (first, again, other)
-        ]
-        np.testing.assert_array_equal(kernels[0], kernels[1])
-        assert np.abs(kernels[0] - kernels[2]).max() > 0
+        np.testing.assert_array_equal(first, again)
+        assert np.abs(first - other).max() > 0
 
     def test_images_are_normalised_test_images_of_several_classes(self):
-        subject = subjects.open_subject("digits_resnet8_preact", "final", None, 20, 0)
+        opened = open_specimen("digits_resnet8_preact", "final", None, 20, 0)
         digits = load(Data("digits"))
         rows = [
             (digits.preprocessing.normalize(image[None])[0], label)
             for image, label in digits.test.open().as_numpy_iterator()
         ]
-        for image, label in zip(subject.x, subject.labels, strict=True):
+        for image, label in zip(opened.x, opened.labels, strict=True):
             assert any(label == other and np.allclose(image, pixels) for pixels, other in rows)
-        assert len(set(subject.labels.tolist())) > 3
+        assert len(set(opened.labels.tolist())) > 3
 
     def test_a_run_gets_pixels(self, a_run):
-        subject = subjects.open_subject(str(a_run), "last", None, 4, 0)
-        assert re.fullmatch(
-            r"those of the run's checkpoints/state-\d+-[0-9a-f]{16}\.npz", subject.weights
-        )
-        assert subject.x.max() > 200
-        assert subject.more is not None
-        assert len(subject.more[0]) == 16
+        opened = open_specimen(str(a_run), "last", None, 4, 0)
+        checkpoint = r"those of the run's checkpoints/state-\d+-[0-9a-f]{16}\.npz"
+        assert re.fullmatch(checkpoint, opened.weights)
+        assert opened.x.max() > 200
+        assert opened.more is not None
+        assert len(opened.more[0]) == 16
 
     def test_vectors(self):
-        subject = subjects.open_subject("dense_resnet6", "final", None, 4, 0)
-        assert subject.x.shape == (4, 64)
-        assert subject.data == "4 test images of digits"
+        opened = open_specimen("dense_resnet6", "final", None, 4, 0)
+        assert opened.x.shape == (4, 64)
+        assert opened.data == "4 test images of digits"
 
     def test_random_images(self):
-        subject = subjects.open_subject("cifar_resnet20_preact", "final", None, 3, 0)
-        assert subject.x.shape == (3, 32, 32, 3)
-        assert abs(subject.x.mean()) < 0.1
-        assert "random" in subject.data
-        assert "losses and accuracies mean nothing here" in subject.data
-        assert subject.more is None
+        opened = open_specimen("cifar_resnet20_preact", "final", None, 3, 0)
+        assert opened.x.shape == (3, 32, 32, 3)
+        assert abs(opened.x.mean()) < 0.1
+        assert "losses and accuracies mean nothing here" in opened.data
+        assert opened.more is None
 
     def test_images_of_a_folder_come_from_all_classes(self, tmp_path):
         pictures.write_folder(tmp_path, images=12, size=(10, 10))
-        model = kp.models.resnet_cifar(
-            8,
-            input_shape=(8, 8, 3),
-            classes=2,
-            width_factor=0.25,
-            mean=(0, 0, 0),
-            std=(255, 255, 255),
-        )
+        options = {"width_factor": 0.25, "mean": (0, 0, 0), "std": (255, 255, 255)}
+        model = kp.models.resnet_cifar(8, input_shape=(8, 8, 3), classes=2, **options)
         model.save(tmp_path / "net.keras")
-        subject = subjects.open_subject(
-            str(tmp_path / "net.keras"), "final", Data("folder", dir=tmp_path), 8, 0
-        )
-        assert set(subject.labels.tolist()) == {0, 1}
-        assert subject.x.shape == (8, 8, 8, 3)
-        assert subject.x.max() > 2
-
-    def test_a_model_without_preprocessing_gets_normalised_images(self, tmp_path):
-        kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25).save(
-            tmp_path / "net.keras"
-        )
-        subject = subjects.open_subject(str(tmp_path / "net.keras"), "final", None, 4, 0)
-        assert subject.x.max() < 5
-
-
-def with_statistics(model: keras.Model, mean: float) -> keras.Model:
-    for weight in model.non_trainable_variables:
-        if weight.path.endswith("moving_mean"):
-            weight.assign(np.full(weight.shape, mean))
-    return model
-
-
-class TestStatistics:
-    """A file whose moving statistics are those of new layers is measured as a
-    registered model is.
-    """
+        folder = Data("folder", dir=tmp_path)
+        opened = open_specimen(str(tmp_path / "net.keras"), "final", folder, 8, 0)
+        assert set(opened.labels.tolist()) == {0, 1}
+        assert opened.x.shape == (8, 8, 8, 3)
+        assert opened.x.max() > 2
 
     @pytest.mark.parametrize("stacked", [False, True])
     def test_untrained_file(self, tmp_path, stacked):
+        """A file with the moving statistics of new layers is measured as a registered
+        model is.
+        """
         model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25, stacked=stacked)
         model.save(tmp_path / "new.keras")
-        with_statistics(model, 0.1).save(tmp_path / "trained.keras")
+        for weight in model.non_trainable_variables:
+            if weight.path.endswith("moving_mean"):
+                weight.assign(np.full(weight.shape, 0.1))
+        model.save(tmp_path / "trained.keras")
         new, trained = (
-            subjects.open_subject(str(tmp_path / f"{name}.keras"), "final", None, 4, 0)
+            open_specimen(str(tmp_path / f"{name}.keras"), "final", None, 4, 0)
             for name in ("new", "trained")
         )
         assert (new.name, new.training, new.trained) == ("new.keras", True, False)
         assert new.statistics.startswith("The network is untrained")
         assert "untrained" in new.weights
+        assert new.x.max() < 5  # normalised: the model has no preprocessing
         assert (trained.training, trained.trained) == (False, True)
-        assert trained.statistics.startswith(
-            "In the pictures, normalisations use their moving averages"
-        )
+        assert trained.statistics.startswith("In the pictures, normalisations use their moving")
         assert trained.weights == "those of trained.keras"
 
     def test_without_moving_statistics(self, tmp_path):
-        kp.models.resnet_cifar(
-            8, input_shape=(8, 8, 1), width_factor=0.25, normalization="layer"
-        ).save(tmp_path / "a.keras")
-        subject = subjects.open_subject(str(tmp_path / "a.keras"), "final", None, 4, 0)
-        assert (subject.trained, subject.statistics) == (True, "")
+        options = {"width_factor": 0.25, "normalization": "layer"}
+        model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), **options)
+        model.save(tmp_path / "a.keras")
+        opened = open_specimen(str(tmp_path / "a.keras"), "final", None, 4, 0)
+        assert (opened.trained, opened.statistics) == (True, "")
 
 
 def test_another_packages_model(tmp_path, capsys):
@@ -359,7 +317,10 @@ def test_another_packages_model(tmp_path, capsys):
     page, numbers = check_folder(tmp_path / "out")
     assert numbers["jacobian"]["left_out"] == "only for networks built with keras_preact"
     assert "gradient_norms" in [Path(attributes["src"]).stem for attributes in page.all("img")]
-    line = "Only for networks built with keras_preact: The unit, An ensemble of paths, Jacobian, Mean-field theory."
+    line = (
+        "Only for networks built with keras_preact: The unit, An ensemble of paths, Jacobian, "
+        "Mean-field theory."
+    )
     assert line in page.text
     assert capsys.readouterr().out.count(line) == 1
     links = {attributes["href"] for attributes in page.all("a")}
@@ -379,8 +340,8 @@ def test_another_packages_model(tmp_path, capsys):
 
 
 def test_shares_of_zero_start_at_zero():
-    subject = subjects.open_subject("digits_resnet8_preact", "final", None, 4, 0)
-    pictures = {each.name: each.figure for each in CHAPTERS["signals"].pictures(subject, True)}
+    opened = open_specimen("digits_resnet8_preact", "final", None, 4, 0)
+    pictures = {each.name: each.figure for each in CHAPTERS["signals"].pictures(opened, True)}
     assert [axes.get_ylim()[0] for axes in pictures["truncation"].axes] == [0, 0]
 
 
@@ -536,11 +497,11 @@ def test_page_escapes_what_others_wrote():
 
 def test_read_table(tmp_path):
     (tmp_path / "a.csv").write_text("epoch,loss,val\n0,2.5,NA\n1,1e-3,\n")
-    table = subjects.read_table(tmp_path / "a.csv")
+    table = read_table(tmp_path / "a.csv")
     assert list(table) == ["epoch", "loss", "val"]
     assert table["loss"].tolist() == [2.5, 0.001]
     assert np.isnan(table["val"]).all()
-    assert subjects.read_table(tmp_path / "b.csv") == {}
+    assert read_table(tmp_path / "b.csv") == {}
 
 
 def test_plain():
@@ -553,7 +514,7 @@ def test_plain():
         1: Found(np.array([[1.0, np.inf], [np.nan, 2.0]]), ("a", np.int64(3))),
         "b": float("nan"),
     }
-    assert subjects.plain(value) == {
+    assert plain(value) == {
         "1": {"values": [[1.0, None], [None, 2.0]], "names": ["a", 3]},
         "b": None,
     }

@@ -2,7 +2,6 @@
 tiny networks. No test asserts a time.
 """
 
-import dataclasses
 import importlib.util
 import json
 import math
@@ -18,9 +17,10 @@ import keras_preact as kp
 from tests.training.commands import error_of, files, finish, start
 from training import cli
 from training.benchmark import __main__ as command
-from training.benchmark import candidates, child, comparison, report, rounds
+from training.benchmark import candidates, child, comparison, health_cost, report, rounds
 from training.benchmark.candidates import Candidate, expand, parse, write
 from training.benchmark.rounds import Outcome
+from training.benchmark.step_time import Step
 
 BACKEND = keras.backend.backend()
 TINY = ("--backends", BACKEND, "--batch", "2", "--rounds", "1", "--steps", "2", "--warmup", "1")
@@ -32,15 +32,9 @@ def empty_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def job(name="dense_resnet6", **changes) -> child.Job:
-    options = {"command": "step", "options": {}, "batch": 2, "image_size": None, "dtype": "float32"}
-    options |= {"jit_compile": "auto", "mode": "train", "steps": 2, "warmup": 1}
-    return child.Job(name=name, **options | changes)
-
-
 class TestRatios:
-    #: In every round b takes twice as long as a, though the machine gets slower; c ends badly in
-    #: the second.
+    #: In every round b takes twice as long as a, though the machine gets slower; c fails in the
+    #: second.
     ROUNDS = (
         {"a": {"s": 1.0}, "b": {"s": 2.0}, "c": {"s": 3.0}},
         {"a": {"s": 10.0}, "b": {"s": 20.0}},
@@ -48,76 +42,52 @@ class TestRatios:
     )
 
     def test_by_hand(self):
+        def entry(*figures, over):
+            keys = ("median", "min", "max")
+            ratio = {"over": "a"} | dict(zip(keys, over, strict=True))
+            return dict(zip((*keys, "rounds"), figures, strict=True)) | {"ratio": ratio}
+
         summary = report.summarize(self.ROUNDS, {"a": "a", "b": "a", "c": "a", "d": "a"})
         assert summary == {
-            "a": {
-                "s": {
-                    "median": 2,
-                    "min": 1,
-                    "max": 10,
-                    "rounds": 3,
-                    "ratio": {"over": "a", "median": 1, "min": 1, "max": 1},
-                },
-            },
-            "b": {
-                "s": {
-                    "median": 5,
-                    "min": 2,
-                    "max": 20,
-                    "rounds": 3,
-                    "ratio": {"over": "a", "median": 2, "min": 2, "max": 2.5},
-                },
-            },
-            "c": {
-                "s": {
-                    "median": 3,
-                    "min": 3,
-                    "max": 3,
-                    "rounds": 1,
-                    "ratio": {"over": "a", "median": 3, "min": 3, "max": 3},
-                },
-            },
+            "a": {"s": entry(2, 1, 10, 3, over=(1, 1, 1))},
+            "b": {"s": entry(5, 2, 20, 3, over=(2, 2, 2.5))},
+            "c": {"s": entry(3, 3, 3, 1, over=(3, 3, 3))},
             "d": {},
         }
 
     def test_median_of_the_quotients_is_not_the_quotient_of_the_medians(self):
-        rounds = (
-            {"a": {"s": 1}, "b": {"s": 3}},
-            {"a": {"s": 4}, "b": {"s": 4}},
-            {"a": {"s": 5}, "b": {"s": 6}},
-        )
-        entry = report.summarize(rounds, {"a": "a", "b": "a"})["b"]["s"]
+        figures = [{"a": {"s": a}, "b": {"s": b}} for a, b in ((1, 3), (4, 4), (5, 6))]
+        entry = report.summarize(figures, {"a": "a", "b": "a"})["b"]["s"]
         assert entry["median"] == 4
         assert entry["ratio"]["median"] == 1.2
 
     def test_no_ratio_without_the_baseline_of_the_round(self):
-        rounds = (
-            {"b": {"s": 3.0}},
-            {"a": {"s": 0.0}, "b": {"s": 3.0}},
-            {"a": {"t": 1.0}, "b": {"s": 3.0}},
-        )
-        assert "ratio" not in report.summarize(rounds, {"a": "a", "b": "a"})["b"]["s"]
-
-    def test_figures_of_children_by_round(self):
-        outcomes = [
-            Outcome(1, "a", 1.0, {"figures": {"s": 1.0, "all_steps": [1.0, 1.0]}}),
-            Outcome(2, "a", 1.0, {"figures": {"s": 2.0}}),
-            Outcome(2, "b", 1.0, problem="over 1 s"),
-        ]
-        assert report.figures_of(outcomes, 3) == [{"a": {"s": 1.0}}, {"a": {"s": 2.0}}, {}]
+        figures = [{"b": {"s": 3.0}} | a for a in ({}, {"a": {"s": 0.0}}, {"a": {"t": 1.0}})]
+        assert "ratio" not in report.summarize(figures, {"a": "a", "b": "a"})["b"]["s"]
 
     def test_table(self):
-        baselines = {"a": "a", "b": "a", "c": "a", "d": "a"}
-        rounds = [
-            {label: {"step_seconds": row["s"]} for label, row in figures.items()}
-            for figures in self.ROUNDS
+        """The lines that a person reads, from the outcomes of children."""
+        baselines = dict.fromkeys("abcd", "a")
+        outcomes = [
+            Outcome(
+                number,
+                label,
+                1.0,
+                {
+                    "jit_compile": label == "a",
+                    "figures": {"step_seconds": row["s"], "all_steps": [1.0]},
+                },
+            )
+            for number, figures in enumerate(self.ROUNDS, 1)
+            for label, row in figures.items()
         ]
-        outcomes = [Outcome(1, label, 1.0, {"jit_compile": label == "a"}) for label in "abc"]
         outcomes += [
             Outcome(2, "c", 1.0, problem="over 300 s"),
             Outcome(1, "d", 1.0, problem="over 300 s"),
         ]
-        text = report.table("step", report.summarize(rounds, baselines), baselines, outcomes)
+        summary = report.summarize(rounds.figures_of(outcomes, 3), baselines)
+        remarks = comparison.remarks(summary, outcomes)
+        text = report.table(Step.columns, summary, baselines, ("jit", ""), remarks)
         header, *rows = (" ".join(line.split()) for line in text.splitlines())
         assert header == "candidate step ms ratio of step jit"
         assert rows == [
@@ -162,7 +132,7 @@ class TestCandidates:
             ("dense_resnet6:dtype=float16", "dtype is set by --dtype"),
             ("keras_applications_resnet50v2:depth=3", "takes no options"),
             ("timm_resnetv2_50:compiled=true", "Unknown option. Did you mean 'compile'"),
-            ("timm_resnetv2_50:depth=3", "Unknown option. Available: channels_last, compile."),
+            ("timm_resnetv2_50:depth=3", "Unknown option. Choose one of: channels_last, compile."),
             ("timm_resnetv2_50:compile=1", "compile of timm_resnetv2_50 must be true or false"),
         ],
     )
@@ -193,9 +163,8 @@ class TestCandidates:
         ]
 
     def test_peer_without_its_backend(self, monkeypatch):
-        monkeypatch.setattr(
-            importlib.util, "find_spec", lambda name: name
-        )  # JAX need not be installed
+        # JAX need not be installed
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
         with pytest.raises(
             cli.UserError,
             match=r"timm_resnetv2_50 runs on torch\. Received: --backends tensorflow jax",
@@ -241,39 +210,34 @@ class TestRounds:
     def test_candidates_take_turns(self, monkeypatch):
         started = []
 
-        def pretend(backend, job, limit):
-            started.append((backend, job.name))
-            if job.name == "b" and len(started) > 3:
+        def pretend(question, candidate):
+            started.append(candidate.label)
+            if candidate.name == "b" and len(started) > 3:
                 return -9, "", ""
-            return (
-                (1, "", "Traceback\nKeyError: 'x'\n")
-                if job.name == "c"
-                else (0, '{"figures": {}}\n', "")
-            )
+            if candidate.name == "c":
+                return 1, "", "Traceback\nKeyError: 'x'\n"
+            return 0, '{"figures": {}}\n', ""
 
         monkeypatch.setattr(rounds, "_child", pretend)
-        jobs = [
-            (Candidate(backend, name), job(name))
-            for backend, name in (("jax", "a"), ("torch", "b"), ("torch", "c"))
-        ]
+        rows = [Candidate("jax", "a"), Candidate("torch", "b"), Candidate("torch", "c")]
         told = []
-        outcomes = rounds.run(jobs, 3, 10, told.append)
-        a, b, c = (("jax", "a"), ("torch", "b"), ("torch", "c"))
-        assert started == [a, b, c, a, b, a]  # who fails is not asked again
+        outcomes = rounds.run(Step(rounds=3, limit=10), rows, told.append)
+        a, b, c = (row.label for row in rows)
+        assert started == [a, b, c, a, b, a]  # a candidate that failed is not measured again
         assert told == outcomes
         assert [(outcome.round, outcome.label, outcome.problem) for outcome in outcomes] == [
-            (1, "jax/a", None),
-            (1, "torch/b", None),
-            (1, "torch/c", "failed: KeyError: 'x'"),
-            (2, "jax/a", None),
-            (2, "torch/b", "ended by SIGKILL, perhaps for want of memory"),
-            (3, "jax/a", None),
+            (1, a, None),
+            (1, b, None),
+            (1, c, "failed: KeyError: 'x'"),
+            (2, a, None),
+            (2, b, "ended by SIGKILL, perhaps for want of memory"),
+            (3, a, None),
         ]
 
     def test_mistake_of_the_user_ends_the_run(self, monkeypatch):
         monkeypatch.setattr(rounds, "_child", lambda *_: (2, "", "a note\nerror: no such remat\n"))
         with pytest.raises(cli.UserError, match=r"^jax/a: no such remat$"):
-            rounds.run([(Candidate("jax", "a"), job("a"))], 3, 10, lambda outcome: None)
+            rounds.run(Step(), [Candidate("jax", "a")], print)
 
     def test_limit(self, monkeypatch):
         """A real child is killed, and what it started: run() would wait for that to
@@ -283,12 +247,16 @@ class TestRounds:
         popen = subprocess.Popen
 
         def slow(arguments, **options):
-            code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+            code = (
+                "import subprocess, sys; "
+                "subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+            )
             begun.append(popen([arguments[0], "-c", code], **options))
             return begun[0]
 
         monkeypatch.setattr(subprocess, "Popen", slow)
-        outcomes = rounds.run([(Candidate(BACKEND, "a"), job())], 2, 1.5, lambda outcome: None)
+        question = Step(rounds=2, limit=1.5)
+        outcomes = rounds.run(question, [Candidate(BACKEND, "a")], lambda outcome: None)
         assert [outcome.problem for outcome in outcomes] == ["over 1.5 s"]
         assert begun[0].returncode == -9
 
@@ -300,10 +268,9 @@ class TestRealRuns:
         `test_compile` has a real one.
         """
 
-        def measured(backend, job, limit):
-            assert backend == BACKEND
-            again = child.Job(**json.loads(json.dumps(dataclasses.asdict(job))))
-            return 0, json.dumps(child.measure(again)) + "\n", ""
+        def measured(question, candidate):
+            assert candidate.backend == BACKEND
+            return 0, json.dumps(child.measure(question, candidate)) + "\n", ""
 
         monkeypatch.setattr(rounds, "_child", measured)
 
@@ -312,55 +279,29 @@ class TestRealRuns:
         return json.loads(Path("figures.json").read_text())
 
     def test_compile(self, capsys, empty_folder):
+        network = "digits_resnet8_preact:width_factor=0.25"
         described = self.measure(
-            "compile",
-            "--models",
-            "digits_resnet8_preact:width_factor=0.25",
-            "--variants",
-            "stacked",
-            "--image-size",
-            "4",
+            "compile", "--models", network, "--variants", "stacked", "--image-size", "4"
         )
         label = f"{BACKEND}/digits_resnet8_preact:stacked=true,width_factor=0.25"
         assert files(empty_folder) == ["figures.json"]
-        keys = {
-            "command",
-            "settings",
-            "about",
-            "order",
-            "started",
-            "machine",
-            "candidates",
-            "outcomes",
-            "summary",
-        }
-        assert described.keys() == keys
+        assert list(described) == [
+            *("command", "settings", "about", "order", "started", "machine"),
+            *("candidates", "outcomes", "summary"),
+        ]
         assert described["settings"]["image_size"] == 4
         assert described["machine"]["cpu"].endswith(f"{os.cpu_count()} cores")
         [(name, candidate)] = described["candidates"].items()
         assert name == candidate["baseline"] == label
-        assert (
-            candidate["versions"].keys()
-            == {"python", "keras", "numpy", BACKEND} | candidate["versions"].keys()
-        )
+        assert {"python", "keras", "numpy", BACKEND} <= candidate["versions"].keys()
         assert candidate["versions"]["keras"] == keras.__version__
         assert candidate["parameters"] == 4934
         [outcome] = described["outcomes"]
         figures = outcome["result"]["figures"]
         assert len(figures.pop("all_steps")) == 2
-        assert figures.keys() == {
-            "build_seconds",
-            "first_step_seconds",
-            "step_seconds",
-            "compile_seconds",
-        }
         assert figures["compile_seconds"] == figures["first_step_seconds"] - figures["step_seconds"]
-        assert described["summary"][label]["step_seconds"]["ratio"] == {
-            "over": label,
-            "median": 1,
-            "min": 1,
-            "max": 1,
-        }
+        ratio = {"over": label, "median": 1, "min": 1, "max": 1}
+        assert described["summary"][label]["step_seconds"]["ratio"] == ratio
         check(figures)
         printed = capsys.readouterr()
         assert "The children of a round run one after another" in printed.out
@@ -391,18 +332,23 @@ class TestRealRuns:
         assert len(figures.pop("all_steps")) == 2
         check(figures)
 
-    def test_health(self, capsys):
+    def test_health(self, in_this_process, capsys):
         figures = self.only_figures(
             "health", "--models", "dense_resnet6", "--interval", "2", "--steps", "4"
         )
         pairs = figures.pop("all_steps")
-        assert len(pairs) == child.HEALTH_PAIRS
+        assert len(pairs) == health_cost.PAIRS
         assert figures["watched_over_plain"] == statistics.median(
             watched / plain for plain, watched in pairs
         )
         assert figures["step_seconds"] == statistics.median(plain for plain, _ in pairs)
         check(figures)
         assert "with / without" in capsys.readouterr().out
+
+    def test_checkpoint(self, in_this_process):
+        figures = self.only_figures("checkpoint", "--models", "dense_resnet6")
+        assert len(figures.pop("all_saves")) == 2
+        check(figures)
 
     def only_figures(self, *arguments) -> dict:
         [outcome] = self.measure(*arguments)["outcomes"]
@@ -467,10 +413,12 @@ PARAMETERS = {
 
 _MAKE_PEERS = """
 import json, sys, traceback
-from training.benchmark import child, subjects
-for name, options in json.loads(sys.argv[1]).items():
+from training.benchmark import subjects
+from training.benchmark.candidates import Candidate
+from training.benchmark.step_time import Step
+for name in json.loads(sys.argv[2]):
     try:
-        subject = subjects.make(child.Job(**options))
+        subject = subjects.make(Candidate(sys.argv[1], name), Step(batch=2, image_size=32))
         print(name, subject.parameters, *subject.inference_step().shape)
     except Exception:
         traceback.print_exc()
@@ -482,12 +430,9 @@ def peers_made(tmp_path_factory):
     """The lines of a process of their own, and its stderr: what these packages import,
     and warn of, is theirs.
     """
-    options = {"command": "step", "options": {}, "batch": 2, "image_size": 32, "dtype": "float32"}
-    options |= {"jit_compile": "auto", "mode": "inference", "steps": 1, "warmup": 1}
-    jobs = {name: {"name": name} | options for name in candidates.PEERS if not missing(name)}
-    status, out, err = finish(
-        start("-c", _MAKE_PEERS, json.dumps(jobs), cwd=tmp_path_factory.mktemp("peers"))
-    )
+    names = json.dumps([name for name in candidates.PEERS if not missing(name)])
+    child = start("-c", _MAKE_PEERS, BACKEND, names, cwd=tmp_path_factory.mktemp("peers"))
+    status, out, err = finish(child)
     assert status == 0, err
     return out.splitlines(), err
 

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from training.benchmark import child, subjects
+from training.benchmark import subjects
+from training.benchmark.step_time import Step
 
 if keras.backend.backend() != "torch":
     pytest.skip("is about torch's modules", allow_module_level=True)
@@ -50,18 +51,8 @@ def network():
 
 
 def subject_of(network, options, dtype="float32", jit_compile="auto") -> subjects.TorchSubject:
-    settings = {
-        "command": "step",
-        "batch": 4,
-        "image_size": 8,
-        "mode": "train",
-        "steps": 1,
-        "warmup": 1,
-    }
-    job = child.Job(
-        name="timm_resnetv2_50", options=options, dtype=dtype, jit_compile=jit_compile, **settings
-    )
-    return subjects.TorchSubject(copy.deepcopy(network), job)
+    settings = Step(batch=4, dtype=dtype, jit_compile=jit_compile)
+    return subjects.TorchSubject(copy.deepcopy(network), options, settings, size=8)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -1,6 +1,7 @@
 """The command `keras-preact`: its table, its help texts and its errors."""
 
 import contextlib
+import functools
 import io
 import itertools
 import json
@@ -22,16 +23,6 @@ from training.reproduce import __main__ as reproduce
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
 )
-
-
-@pytest.fixture(scope="module")
-def as_installed(tmp_path_factory):
-    """Where training/ lies under the name that it is installed with; PYTHONPATH for
-    that.
-    """
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "keras_preact_training").symlink_to(ROOT / "training")
-    return os.pathsep.join([str(folder), str(ROOT)])
 
 
 @pytest.mark.parametrize(
@@ -63,6 +54,7 @@ HELPS = [[name] for name in console.COMMANDS] + [
 ]
 
 
+@functools.cache
 def help_of(*names: str) -> str:
     written = io.StringIO()
     with contextlib.redirect_stdout(written), contextlib.suppress(SystemExit):
@@ -71,73 +63,55 @@ def help_of(*names: str) -> str:
 
 
 @pytest.mark.parametrize("names", HELPS, ids=" ".join)
-def test_help_begins_with_usage_and_three_examples(names):
+def test_help_begins_with_three_examples_and_is_readable(names):
     lines = help_of(*names).splitlines()
     assert lines[0].startswith(f"usage: keras-preact {' '.join(names)} ")
     start = lines.index("Examples:")
     assert not any(lines[1:start])
-    examples = list(
-        itertools.takewhile(lambda line: line.startswith("  keras-preact "), lines[start + 1 :])
-    )
-    assert [line.split("  # ")[0].strip() for line in examples] == list(
-        console.COMMANDS[names[0]].examples
-    )
+    shown = itertools.takewhile(lambda line: line.startswith("  keras-preact "), lines[start + 1 :])
+    examples = [line.split("  # ")[0].strip() for line in shown]
+    own = console.COMMANDS[names[0]].examples
+    assert examples == [f"keras-preact {line}" for line in own]
     assert len(examples) == 3
+    unreadable = r"\{None|None\}|None\||\bSTR\b|\[\[|INT \[INT|FLOAT \[FLOAT|NAME \[NAME"
+    assert not re.search(rf"{unreadable}|\(default: \)|python -m", help_of(*names))
 
 
-@pytest.mark.parametrize("names", HELPS, ids=" ".join)
-def test_help_is_readable(names):
-    text = help_of(*names)
-    assert not re.search(
-        r"\{None|None\}|None\||\bSTR\b|\[\[|INT \[INT|FLOAT \[FLOAT|NAME \[NAME|\(default: \)", text
-    )
-    assert "python -m" not in text
-
-
-@pytest.mark.parametrize("names", HELPS, ids=" ".join)
-def test_help_loads_no_backend(names, tmp_path):
-    """Help is fast because nothing large is imported."""
-    heavy = {"keras", "tensorflow", "jax", "torch", "matplotlib", "sklearn", "scipy"}
+def loaded(commands: list[list[str]], among: set[str], folder) -> list[str]:
+    """Return which packages a process has loaded that starts these commands."""
     code = (
         "import sys\nfrom training import console\n"
-        "try:\n    console.main([*sys.argv[1:], '--help'])\nexcept SystemExit:\n    pass\n"
-        f"print(sorted({{name.partition('.')[0] for name in sys.modules}} & {heavy}))"
+        f"for arguments in {commands}:\n"
+        "    try:\n        console.main(arguments)\n    except SystemExit:\n        pass\n"
+        f"print(sorted({{name.partition('.')[0] for name in sys.modules}} & {among}))"
     )
-    status, out, err = finish(start("-c", code, *names, cwd=tmp_path))
-    assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == "[]"
+    status, out, _ = finish(start("-c", code, cwd=folder))
+    assert status == 0
+    return json.loads(out.splitlines()[-1].replace("'", '"'))
+
+
+def test_help_is_fast_because_nothing_large_is_loaded(tmp_path):
+    heavy = {"keras", "tensorflow", "jax", "torch", "matplotlib", "sklearn", "scipy"}
+    assert loaded([[*names, "--help"] for names in HELPS], heavy, tmp_path) == []
+    commands = [["--help"], ["--version"], ["trian"]]
+    assert loaded(commands, heavy | {"numpy", "tyro"}, tmp_path) == []
 
 
 @pytest.mark.parametrize(
     "example",
     [line for command in console.COMMANDS.values() for line in command.examples],
-    ids=lambda line: line[13:],
+    ids=str,
 )
 def test_options_of_examples_exist(example):
     """Each option of an example is one of its command's; short names are those of
     `train`.
     """
-    program, *words = shlex.split(example)
-    assert program == "keras-preact"
+    words = shlex.split(example)
     names = words[: 2 if words[0] in SECOND and not words[1].startswith("-") else 1]
-    if names[0] in SECOND and len(names) == 2:
+    if len(names) == 2:
         assert names[1] in SECOND[names[0]]
-    text = help_of(*names)
     for option in (word for word in words if word.startswith("--")):
-        assert re.search(rf"{option}\b", text), option
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["trian"]])
-def test_imports_neither_keras_nor_tensorflow(arguments, tmp_path):
-    code = (
-        "import sys\nfrom training import console\n"
-        "try:\n    console.main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
-        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'keras', 'tensorflow', "
-        "'numpy', 'tyro'}))"
-    )
-    status, out, _ = finish(start("-c", code, *arguments, cwd=tmp_path))
-    assert status == 0
-    assert out.splitlines()[-1] == "[]"
+        assert re.search(rf"{option}\b", help_of(*names)), option
 
 
 def test_version(capsys):
@@ -165,14 +139,11 @@ def test_unknown_command_is_one_line_with_the_nearest(capsys, name, said):
 
 
 def test_arguments_reach_the_script(tmp_path):
-    status, out, err = finish(
-        start("-m", "training", "predict", "nowhere/m", "image.png", "--top", "2", cwd=tmp_path)
-    )
+    arguments = ("predict", "nowhere/m", "image.png", "--top", "2")
+    status, out, err = finish(start("-m", "training", *arguments, cwd=tmp_path))
     assert (status, out) == (2, "")
-    assert (
-        one_error(err)
-        == "error: There is no exported model nowhere/m. keras-preact export writes one.\n"
-    )
+    message = "error: There is no exported model nowhere/m. keras-preact export writes one.\n"
+    assert one_error(err) == message
 
 
 def test_verbose_in_front_reaches_the_script(tmp_path):
@@ -184,9 +155,11 @@ def test_verbose_in_front_reaches_the_script(tmp_path):
     assert err.splitlines()[-1] == "error: The run directory runs/digits does not exist."
 
 
-def test_installed_package_has_the_same_commands(as_installed, tmp_path):
+def test_installed_package_has_the_same_commands(tmp_path):
     """The wheel has training/ under another name."""
-    environment = os.environ | {"PYTHONPATH": as_installed}
+    (tmp_path / "keras_preact_training").symlink_to(ROOT / "training")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    environment = os.environ | {"PYTHONPATH": path}
     command = [sys.executable, "-m", "keras_preact_training", "train", "digits", "--help"]
     out = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
@@ -204,6 +177,15 @@ def test_no_message_has_another_name_of_a_command():
             ), (path, number)
 
 
+def without(package: str, command: list[str], folder) -> tuple[int, str, str]:
+    """Start a command where a package is not installed."""
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; from training import console; "
+        f"console.main({command!r})"
+    )
+    return finish(start("-c", code, cwd=folder))
+
+
 @pytest.mark.parametrize(
     ("command", "package", "extra"),
     [
@@ -215,8 +197,7 @@ def test_no_message_has_another_name_of_a_command():
     ],
 )
 def test_a_missing_package_is_one_line_with_its_extra(command, package, extra, tmp_path):
-    code = f"import sys; sys.modules[{package!r}] = None; from training import console; console.main({command!r})"
-    status, out, err = finish(start("-c", code, cwd=tmp_path))
+    status, out, err = without(package, command, tmp_path)
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
     assert package in err
@@ -224,8 +205,7 @@ def test_a_missing_package_is_one_line_with_its_extra(command, package, extra, t
 
 
 def test_server_without_its_packages_has_its_help(tmp_path):
-    code = "import sys; sys.modules['starlette'] = None; from training import console; console.main(['serve', '--help'])"
-    status, out, err = finish(start("-c", code, cwd=tmp_path))
+    status, out, err = without("starlette", ["serve", "--help"], tmp_path)
     assert (status, err) == (0, "")
     assert out.startswith("usage: keras-preact serve ")
 
@@ -270,9 +250,7 @@ def test_benchmark_of_imports(tmp_path):
     assert set(written["summary"]) == {"tensorflow/keras", "tensorflow/keras_preact"}
     assert all(name in out for name in written["summary"])
     [figures] = written["rounds"]
-    wall = {
-        name: figures[f"tensorflow/{name}"]["wall_seconds"] for name in ("keras", "keras_preact")
-    }
+    keras, ours = (figures[f"tensorflow/{name}"] for name in ("keras", "keras_preact"))
     ratio = written["summary"]["tensorflow/keras_preact"]["wall_seconds"]["ratio"]
-    assert ratio["median"] == pytest.approx(wall["keras_preact"] / wall["keras"])
+    assert ratio["median"] == pytest.approx(ours["wall_seconds"] / keras["wall_seconds"])
     assert ratio["over"] == "tensorflow/keras"

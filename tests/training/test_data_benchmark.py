@@ -5,7 +5,7 @@ import json
 import keras
 import pytest
 
-from training.benchmark import input as benchmark
+from training.benchmark import input_rate as benchmark
 from training.cli import UserError
 
 pytestmark = pytest.mark.skipif(
@@ -33,13 +33,13 @@ def test_every_candidate_is_measured_in_every_round(tmp_path, capsys):
         entry = written["summary"][name]["images_per_second"]
         assert (entry["min"], entry["max"], entry["rounds"]) == (min(rates), max(rates), 2)
         assert entry["ratio"]["median"] == pytest.approx(sum(ratios) / 2)
-        assert f"\n{name} " in printed
+        assert f"  {name} " in printed
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"candidates": ("streams",)}, r"Did you mean 'stream'.*Received: candidate='streams'"),
+        ({"candidates": ("streams",)}, r"Unknown candidate: 'streams'. Did you mean 'stream'"),
         (
             {"candidates": ("stream",)},
             r"--baseline must be one of the candidates. Received: tf_data_map",

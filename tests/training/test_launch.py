@@ -26,6 +26,8 @@ from training import train
 
 LAUNCH = ROOT / "training" / "launch"
 VARIABLES = (environment.ADDRESSES, environment.PROCESSES, environment.PROCESS)
+PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+PIPES |= {"text": True}
 
 
 def configuration(monkeypatch, arguments: list[str]):
@@ -109,19 +111,10 @@ def slurm(tmp_path):
 
     def start(*arguments: str, **variables: str) -> tuple[subprocess.Popen, Path]:
         path = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHON": "trainer", "SEEN": str(seen)}
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in (*VARIABLES, "KERAS_BACKEND")
-        }
-        pipes = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "text": True,
-        }
+        unset = {*VARIABLES, "KERAS_BACKEND"}
+        kept = {name: value for name, value in os.environ.items() if name not in unset}
         command = ["bash", LAUNCH / "slurm.sbatch", *arguments]
-        return subprocess.Popen(command, env=kept | path | allocation | variables, **pipes), seen
+        return subprocess.Popen(command, env=kept | path | allocation | variables, **PIPES), seen
 
     return start
 
@@ -229,7 +222,8 @@ def action(job_set: dict, status: int | None, condition: str | None = None) -> s
             and codes["operator"] == "In"
             and status in codes["values"]
         ):
-            message = f"Container train for pod ns/name failed with exit code {status} matching FailJob rule at index {i}"
+            message = f"Container train for pod ns/name failed with exit code {status} matching"
+            message += f" FailJob rule at index {i}"
         elif any(entry == {"type": condition, "status": "True"} for entry in conditions):
             message = f"Pod ns/name has condition {condition} matching FailJob rule at index {i}"
         else:
@@ -344,7 +338,7 @@ def test_kubeflow_environment(tmp_path, monkeypatch):
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None or keras.backend.backend() != "torch",
-    reason="Ray is not installed (pip install 'ray[train]'), or this is not torch, whose processes miss a dead peer soonest",
+    reason="needs Ray (pip install 'ray[train]') and torch, whose processes miss a dead peer first",
 )
 
 #: A Ray of its own, on this machine alone, for several command lines. Every call in a worker leaves
@@ -420,50 +414,25 @@ def by_ray(tmp_path_factory):
     """Both, by DRIVER; what is left of Ray is removed."""
     runs = mistaken, run = [tmp_path_factory.mktemp("ray") / name for name in ("mistaken", "run")]
     # nothing but what the tests look at: no process that waits for work of another environment
-    quiet = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_TRAIN_METRICS_ENABLED": "0",
-        "RAY_prestart_worker_first_driver": "0",
-    }
-    quiet |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("RAY_", "KERAS_DISTRIBUTION"))
-    }
-    variables = quiet | {
-        "KERAS_BACKEND": keras.backend.backend(),
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-    }
-    pipes = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-    }
+    switches = ("USAGE_STATS_ENABLED", "TRAIN_METRICS_ENABLED", "prestart_worker_first_driver")
+    switches += ("ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",)
+    quiet = {f"RAY_{name}": "0" for name in switches}
+    unset = ("RAY_", "KERAS_DISTRIBUTION")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
+    variables = quiet | {"KERAS_BACKEND": keras.backend.backend()}
+    variables |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     mistake = ["--workers", "1", "--output", str(mistaken), "--", "digit", *TINY]
     training = ["--output", str(run), "--", "digits", *OPTIONS]
     # short: the names of sockets have no room for more
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        command = [
-            sys.executable,
-            "-c",
-            DRIVER,
-            name,
-            str(run),
-            json.dumps(mistake),
-            json.dumps(training),
-        ]
-        status, out, err = finish(
-            subprocess.Popen(command, cwd=name, env=kept | variables, **pipes), timeout=400
-        )
+        arguments = [name, str(run), json.dumps(mistake), json.dumps(training)]
+        command = [sys.executable, "-c", DRIVER, *arguments]
+        driver = subprocess.Popen(command, cwd=name, env=kept | variables, **PIPES)
+        status, out, err = finish(driver, timeout=400)
         assert status == 0, err
-        statuses, calls = (
-            json.loads((folder / "statuses").read_text()),
-            (folder / "calls").read_text().split(),
-        )
+        statuses = json.loads((folder / "statuses").read_text())
+        calls = (folder / "calls").read_text().split()
         return ByRay(statuses, calls, (folder / "killed").exists(), tuple(runs), (out, out + err))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.absent import TENSORFLOW, run_without
 from training import backends
-from training.benchmark import child
+from training.benchmark import __main__ as benchmark
 
 BACKEND = keras.backend.backend()
 other_backends = pytest.mark.skipif(BACKEND == "tensorflow", reason="is about the other backends")
@@ -18,10 +18,11 @@ other_backends = pytest.mark.skipif(BACKEND == "tensorflow", reason="is about th
 #: Measures everything in one process, writes what it has measured, and does what the benchmark's
 #: command does.
 EVERYTHING = f"""
-import json, sys
+import importlib, json, sys
 from pathlib import Path
 from training import backends
 from training.benchmark import __main__ as benchmark, child
+from training.benchmark.candidates import Candidate
 
 for package in {TENSORFLOW!r}:
     try:
@@ -29,9 +30,14 @@ for package in {TENSORFLOW!r}:
     except ModuleNotFoundError:
         continue
     sys.exit(f"{{package}} is installed")
-job = {{"name": "dense_resnet6", "options": {{"depth": 4}}, "batch": 2, "image_size": None, "dtype": "float32"}}
-job |= {{"jit_compile": "auto", "mode": "train", "steps": 2, "warmup": 1, "interval": 2}}
-measured = {{command: child.measure(child.Job(command=command, **job)) for command in child.MEASUREMENTS}}
+candidate = Candidate({BACKEND!r}, "dense_resnet6", {{"depth": 4}})
+measured = {{}}
+for name, row in benchmark.COMMANDS.items():
+    if row.run == "comparison":
+        module, _, kind = row.options.partition(":")
+        question = getattr(importlib.import_module(f"training.benchmark.{{module}}"), kind)
+        settings = {{"interval": 2}} if name == "health" else {{}}
+        measured[name] = child.measure(question(batch=2, steps=2, warmup=1, **settings), candidate)
 Path("measured.json").write_text(json.dumps([measured, backends.device(), backends.jit_compile("auto")]))
 benchmark.main(sys.argv[1:])
 """
@@ -75,7 +81,8 @@ def test_benchmark(folder):
 @other_backends
 def test_every_measurement(folder):
     measured, device, jit_compile = json.loads((folder / "measured.json").read_text())
-    assert measured.keys() == child.MEASUREMENTS.keys()
+    networks = {name for name, row in benchmark.COMMANDS.items() if row.run == "comparison"}
+    assert measured.keys() == networks
     assert {result["device"] for result in measured.values()} == {device} == {backends.device()}
     assert all(result["figures"] for result in measured.values())
     assert jit_compile == "auto"

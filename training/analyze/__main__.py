@@ -47,20 +47,20 @@ def analyze(
     import keras
 
     from .. import backends, runs
-    from . import subjects
+    from . import specimen as opened
 
-    source = subjects.chosen_data(images, data, data_dir)
+    source = opened.chosen_data(images, data, data_dir)
     if output is None:
         is_run = (Path(target) / "config.json").is_file()
         output = Path(target) / "analysis" if is_run else Path(f"analysis-{Path(target).stem}")
     folder = runs.new_directory(output, "")
     backends.keep_accelerator_for_backend(keras.backend.backend())
-    subject = subjects.open_subject(target, checkpoint, source, images, seed)
-    print(f"Analysing {subject.name} ({keras.backend.backend()}) on {subject.data}.", flush=True)
+    specimen = opened.open_specimen(target, checkpoint, source, images, seed)
+    print(f"Analysing {specimen.name} ({keras.backend.backend()}) on {specimen.data}.", flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        pictures = _write(subject, temporary, quick)
+        pictures = _write(specimen, temporary, quick)
         temporary.chmod(0o755)  # mkdtemp makes private folders
         temporary.replace(folder)
     finally:
@@ -71,17 +71,18 @@ def analyze(
     )
 
 
-def _write(subject, folder: Path, quick: bool) -> int:
+def _write(specimen, folder: Path, quick: bool) -> int:
     """Write everything to `folder`; return the number of pictures."""
     from keras_preact.analysis.audit import Audit, audit
 
-    from . import chapters, page, subjects
+    from . import chapters, page
+    from .specimen import write_json
 
     (folder / "pictures").mkdir()
     findings: Audit | str
     try:
         findings = dataclasses.replace(
-            audit(subject.model, subject.x, labels=subject.labels), model=subject.name
+            audit(specimen.model, specimen.x, labels=specimen.labels), model=specimen.name
         )
     except ValueError as error:
         findings = str(error)
@@ -96,7 +97,7 @@ def _write(subject, folder: Path, quick: bool) -> int:
     for name, chapter in chapters.CHAPTERS.items():
         start = time.perf_counter()
         try:
-            pictures = list(chapter.pictures(subject, quick))
+            pictures = list(chapter.pictures(specimen, quick))
         except ValueError as error:
             left_out.setdefault(str(error).rstrip("."), []).append(chapter.title)
             numbers[name] = {"left_out": str(error)}
@@ -111,33 +112,33 @@ def _write(subject, folder: Path, quick: bool) -> int:
         )
     for each in left_out.items():
         print(f"  {page.skipped(*each)}", flush=True)
-    summary = _summary(subject)
+    summary = _summary(specimen)
     found = findings if isinstance(findings, str) else findings.to_dict()
-    subjects.write_json(
-        folder / "analysis.json", {"network": subject.name, **summary, "audit": found, **numbers}
+    write_json(
+        folder / "analysis.json", {"network": specimen.name, **summary, "audit": found, **numbers}
     )
     (folder / "audit.txt").write_text(f"{findings}\n", encoding="utf-8")
     text = page.render(
-        subject.name, summary, findings, written, _version(), left_out, subject.statistics
+        specimen.name, summary, findings, written, _version(), left_out, specimen.statistics
     )
     (folder / "index.html").write_text(text, encoding="utf-8")
     return sum(len(content) for _, _, content in written)
 
 
-def _summary(subject) -> dict[str, str]:
+def _summary(specimen) -> dict[str, str]:
     """Return what was analysed, and how, name to text."""
     import keras
 
     from .. import backends
 
-    model = subject.model
-    statistics = "of the batch" if subject.training else "moving averages, as at inference"
-    name = subject.name if subject.is_foreign else f"{type(model).__name__} {model.name}"
+    model = specimen.model
+    statistics = "of the batch" if specimen.training else "moving averages, as at inference"
+    name = specimen.name if specimen.is_foreign else f"{type(model).__name__} {model.name}"
     return {
         "Network": f"{name}, input {model.input_shape[1:]}, {model.count_params():,} parameters",
         "Units": str(len(getattr(model, "units", ())) or "found in the graph"),
-        "Weights": subject.weights,
-        "Images": subject.data,
+        "Weights": specimen.weights,
+        "Images": specimen.data,
         "Loss": "cross-entropy, mean over the batch",
         "Statistics of normalisation": statistics,
         "Software": f"Keras {keras.__version__}, {keras.backend.backend()}, {backends.device()}",

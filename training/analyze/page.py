@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from keras_preact.analysis.figures import style as _style
+from keras_preact.analysis.figures import style
 
 from .texts import MAIN, SHOWN_BY, WITHIN_SHAPES
 
@@ -29,7 +29,10 @@ body {
 }
 h1 { font-size: 1.6rem; }
 h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
-.verdict { padding: .1rem 1rem; border-left: .4rem solid currentColor; background: var(--panel); border-radius: 0 6px 6px 0; }
+.verdict {
+  padding: .1rem 1rem; border-left: .4rem solid currentColor; border-radius: 0 6px 6px 0;
+  background: var(--panel);
+}
 .verdict > * { color: var(--ink); }
 .verdict p strong { font-size: 1.15rem; }
 .verdict ul { padding-left: 1.2rem; }
@@ -41,7 +44,8 @@ figcaption, .note { color: var(--soft); }
 figcaption strong { color: var(--ink); font-weight: 600; }
 img { display: block; max-width: 100%; height: auto; margin-bottom: .5rem; }
 table { border-collapse: collapse; width: 100%; }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: left; }
+th, td { vertical-align: top; }
 th, .findings td:not(:last-child) { overflow-wrap: normal; }
 .status { font-weight: 700; white-space: nowrap; }
 .PASS { color: var(--pass); }
@@ -86,38 +90,50 @@ def render(
         note: What to know about all pictures.
     """
     chapters = list(chapters)
-    pictures = [picture for _, _, content in chapters for picture in content]
-    first = main_picture(audit, pictures)
-    links = [
-        *((name, heading) for name, heading, _ in chapters),
-        ("audit", "Every check"),
-        ("analysed", "What was analysed"),
-    ]
-    menu = "".join(f'<li><a href="#{name}">{_text(heading)}</a></li>' for name, heading in links)
+    first = main_picture(audit, [picture for _, _, content in chapters for picture in content])
+    above = _picture(first, audit) if first else ""
+    sections = {
+        name: (heading, _chapter(content, first, audit)) for name, heading, content in chapters
+    }
     rows = "".join(
         f"<tr><th scope=row>{_text(name)}</th><td>{_text(value)}</td></tr>"
         for name, value in summary.items()
     )
-    body = "".join(
-        f'<h2 id="{name}">{_text(heading)}</h2>{_chapter(content, first, audit)}'
-        for name, heading, content in chapters
+    analysed = f"<table>{rows}</table>\n{_notes(map(skipped, left_out, left_out.values()))}"
+    sections |= {
+        "audit": ("Every check", _audit(audit)),
+        "analysed": ("What was analysed", analysed),
+    }
+    menu = "".join(
+        f'<li><a href="#{name}">{_text(heading)}</a></li>'
+        for name, (heading, _) in sections.items()
     )
-    above = (_picture(first, audit) if first else "") + (
-        f"<p class=note>{_text(note)}</p>\n" if note else ""
+    body = "\n".join(
+        f'<h2 id="{name}">{_text(heading)}</h2>{content}'
+        for name, (heading, content) in sections.items()
     )
-    without = "".join(f"<p class=note>{_text(skipped(*each))}</p>\n" for each in left_out.items())
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{_text(title)}: analysis</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{_text(title)}</h1>\n{_verdict(audit)}\n{above}"
-        f"<nav aria-label=Chapters><ul>{menu}</ul></nav>\n{body}\n"
-        f'<h2 id="audit">Every check</h2>{_audit(audit)}\n'
-        f'<h2 id="analysed">What was analysed</h2><table>{rows}</table>\n{without}'
-        f'<p class=note>keras-preact {_text(version)}. Every number: <a href="analysis.json">analysis.json</a>. '
-        'The audit as text: <a href="audit.txt">audit.txt</a>.</p>\n</body>\n</html>\n'
-    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{_text(title)}: analysis</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>{_text(title)}</h1>
+{_verdict(audit)}
+{above}{_notes([note] if note else [])}<nav aria-label=Chapters><ul>{menu}</ul></nav>
+{body}<p class=note>keras-preact {_text(version)}. Every number:
+<a href="analysis.json">analysis.json</a>. The audit as text: <a href="audit.txt">audit.txt</a>.</p>
+</body>
+</html>
+"""
+
+
+def _notes(texts: Iterable[str]) -> str:
+    return "".join(f"<p class=note>{_text(text)}</p>\n" for text in texts)
 
 
 def skipped(reason: str, headings: Sequence[str]) -> str:
@@ -148,20 +164,19 @@ def _worst_first(audit: Any) -> list[Any]:
 
 def _verdict(audit: Any) -> str:
     if isinstance(audit, str):
-        return f"<section class=verdict><p><strong>There is no verdict.</strong> {_text(audit)}</p></section>"
-    worst = _worst_first(audit)
-    status = worst[0].status if worst else "PASS"
-    counts = f"{audit.counts[:1].upper()}{audit.counts[1:]}."
-    items = "\n".join(
-        f"<li><strong class={each.status}>{_text(each.check)}</strong>: {_text(each.detail)} "
-        f"What to do: {_text(each.advice)}</li>"
-        for each in worst
-    )
-    reasons = f"\n<ul>{items}</ul>" if items else ""
-    return (
-        f'<section class="verdict {status}"><p><strong class={status}>{VERDICTS[status]}</strong> {counts}</p>'
-        f"{reasons}</section>"
-    )
+        status, verdict, counts, items = "", "There is no verdict.", _text(audit), ""
+    else:
+        worst = _worst_first(audit)
+        status = worst[0].status if worst else "PASS"
+        items = "\n".join(
+            f"<li><strong class={each.status}>{_text(each.check)}</strong>: {_text(each.detail)} "
+            f"What to do: {_text(each.advice)}</li>"
+            for each in worst
+        )
+        items = f"\n<ul>{items}</ul>" if items else ""
+        verdict, counts = VERDICTS[status], f"{audit.counts[:1].upper()}{audit.counts[1:]}."
+    strong = f'<strong class="{status}">{verdict}</strong>'
+    return f'<section class="verdict {status}"><p>{strong} {counts}</p>{items}</section>'
 
 
 def _text(value: object) -> str:
@@ -182,8 +197,9 @@ def _picture(picture, audit: Any) -> str:
     return (
         f'<figure id="{picture.name}"><a href="{file}.png"><picture>'
         f'<source srcset="{file}-dark.svg" media="(prefers-color-scheme: dark)">'
-        f'<img src="{file}.svg" width="{width}" height="{height}" alt="{_text(picture.shown)}"></picture></a>'
-        f"<figcaption><strong>{_text(picture.found)}</strong> {_text(how)}</figcaption></figure>\n"
+        f'<img src="{file}.svg" width="{width}" height="{height}" alt="{_text(picture.shown)}">'
+        f"</picture></a><figcaption><strong>{_text(picture.found)}</strong> {_text(how)}"
+        "</figcaption></figure>\n"
     )
 
 
@@ -201,27 +217,24 @@ def _within_shapes(picture, audit: Any) -> str:
 def _audit(audit) -> str:
     if isinstance(audit, str):
         return f"<p class=note>Left out: {_text(audit)}.</p>"
-    rows = []
-    for each in audit.findings:
-        cells = [
-            f'<td class="status {each.status}">{each.status}</td>',
-            f"<th scope=row>{_text(each.check)}</th>",
-        ]
-        cells.append(f"<td>{each.figure:.3g}<br><span class=note>{_text(each.unit)}</span></td>")
-        words = [_text(each.detail)]
-        if each.status != "PASS":
-            where = f" ({_text(', '.join(each.locations[:3]))})" if each.locations else ""
-            words = [
-                _text(each.detail) + where,
-                _text(each.meaning),
-                f"What to do: {_text(each.advice)}",
-            ]
-        cells.append(
-            f"<td>{'<br>'.join(words)}<br><span class=note>{_text(each.source)}</span></td>"
-        )
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    head = "<tr><th scope=col>Status</th><th scope=col>Check</th><th scope=col>Figure</th><th scope=col>Found</th></tr>"
-    return f"<table class=findings><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
+    rows = "".join(
+        f'<tr><td class="status {each.status}">{each.status}</td>'
+        f"<th scope=row>{_text(each.check)}</th>"
+        f"<td>{each.figure:.3g}<br><span class=note>{_text(each.unit)}</span></td>"
+        f"<td>{'<br>'.join(map(_text, _words(each)))}<br>"
+        f"<span class=note>{_text(each.source)}</span></td></tr>"
+        for each in audit.findings
+    )
+    names = ("Status", "Check", "Figure", "Found")
+    head = "".join(f"<th scope=col>{name}</th>" for name in names)
+    return f"<table class=findings><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _words(finding) -> list[str]:
+    if finding.status == "PASS":
+        return [finding.detail]
+    where = f" ({', '.join(finding.locations[:3])})" if finding.locations else ""
+    return [finding.detail + where, finding.meaning, f"What to do: {finding.advice}"]
 
 
 def save(folder: Path, pictures: Iterable[Any]) -> None:
@@ -229,7 +242,7 @@ def save(folder: Path, pictures: Iterable[Any]) -> None:
     pages, and NAME.png on white.
     """
     for picture in pictures:
-        svg = _style.svg(picture.figure)
+        svg = style.svg(picture.figure)
         (folder / f"{picture.name}.svg").write_text(svg, encoding="utf-8")
-        (folder / f"{picture.name}-dark.svg").write_text(_style.darkened(svg), encoding="utf-8")
+        (folder / f"{picture.name}-dark.svg").write_text(style.darkened(svg), encoding="utf-8")
         picture.figure.savefig(folder / f"{picture.name}.png", dpi=150)

@@ -1,6 +1,6 @@
 """Benchmarks, side by side in one run: `keras-preact benchmark`.
 
-For networks: candidates.py lists what can be measured, child.py measures one candidate
-in its own process, rounds.py runs the children in turn, report.py turns their figures
-into a table, comparison.py puts these together.
+A module per question, such as step_time.py. Questions about networks share
+comparison.py, which measures candidates.py, each in a process of its own (child.py), in
+turn (rounds.py). report.py turns the figures into medians, ratios and a table.
 """

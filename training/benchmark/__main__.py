@@ -8,21 +8,22 @@ from types import MappingProxyType
 
 from .. import cli
 
-DESCRIPTION = """Measure networks side by side, each in a process of its own, in turn (A B C, A B C, ...).
-Prints medians with least and most, and ratios to a baseline of the same round; --output writes every figure.
-A network is a registered model with options of its builder, cifar_resnet164_preact:stacked=true,remat=3, or one
-of another package: keras_applications_resnet50v2, keras_hub_resnet50v2, timm_resnetv2_50:channels_last=true."""
+DESCRIPTION = """Measure networks side by side, each in a process of its own, in turn (A B C, ...).
+Prints medians with the least and the largest value, and ratios to a baseline of the same
+round; --output writes every figure. A network is a registered model with options of its
+builder, cifar_resnet164_preact:stacked=true,remat=3, or one of another package:
+keras_applications_resnet50v2, keras_hub_resnet50v2, timm_resnetv2_50:channels_last=true."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Command:
+class Question:
     """A row of the table.
 
     Args:
         about: What the command measures, in one line.
         options: MODULE:NAME of this package: a dataclass of options, or a function
             whose parameters they are.
-        run: MODULE of this package whose `run` takes the dataclass; empty for a
+        run: Module of this package whose `run` takes the dataclass; empty for a
             function.
     """
 
@@ -31,30 +32,34 @@ class Command:
     run: str = "comparison"
 
 
-#: Name to command, in the order of the help text.
-COMMANDS: Mapping[str, Command] = MappingProxyType(
+#: Name of a command to its row, in the order of the help text.
+COMMANDS: Mapping[str, Question] = MappingProxyType(
     {
-        "step": Command("Time of a train step or of inference.", "options:Step"),
-        "compile": Command("Time to build and compile a network.", "options:Compile"),
-        "memory": Command(
-            "Memory of a train step, with and without rematerialisation.", "options:Memory"
+        "step": Question("Time of a train step or of inference.", "step_time:Step"),
+        "compile": Question("Time to build and compile a network.", "compile_time:Compile"),
+        "memory": Question(
+            "Memory of a train step, with and without rematerialisation.", "memory_use:Memory"
         ),
-        "optimizer": Command("Time of the optimiser's update.", "options:Optimizer"),
-        "health": Command("Cost of kp.TrainingHealth.", "options:Health"),
-        "checkpoint": Command("Cost of a checkpoint.", "options:CheckpointCost"),
-        "very-deep": Command(
+        "optimizer": Question("Time of the optimiser's update.", "update_time:Optimizer"),
+        "health": Question("Cost of kp.TrainingHealth.", "health_cost:Health"),
+        "checkpoint": Question("Cost of a checkpoint.", "checkpoint_cost:CheckpointCost"),
+        "very-deep": Question(
             "Train 10,001 layers, or 10,000 without shortcuts, for some steps.", "very_deep:run", ""
         ),
-        "distribution": Command(
-            "Two virtual devices of a CPU against one.", "distribution:Distribution", "distribution"
+        "distribution": Question(
+            "Two virtual devices of a CPU against one.", "two_devices:TwoDevices", "two_devices"
         ),
-        "input": Command(
-            "Images per second of the CIFAR input, beside plain tf.data.", "input:Input", "input"
+        "input": Question(
+            "Images per second of the CIFAR input, beside plain tf.data.",
+            "input_rate:Input",
+            "input_rate",
         ),
-        "import": Command(
-            "Time of `import keras_preact`, beside `import keras`.", "imports:Import", "imports"
+        "import": Question(
+            "Time of `import keras_preact`, beside `import keras`.",
+            "import_time:Import",
+            "import_time",
         ),
-        "serving": Command(
+        "serving": Question(
             "Exported networks in a loop and behind the server, under load.",
             "serving.options:Options",
             "serving.measure",
@@ -71,17 +76,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _start(argv: Sequence[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
-        print(
-            cli.listing(
-                "benchmark", DESCRIPTION, {name: row.about for name, row in COMMANDS.items()}
-            )
-        )
+        about = {name: row.about for name, row in COMMANDS.items()}
+        print(cli.listing("benchmark", DESCRIPTION, about))
         return
-    command = cli.lookup(COMMANDS, argv[0], "command of benchmark")
-    module, _, kind = command.options.partition(":")
+    question = cli.lookup(COMMANDS, argv[0], "command of benchmark")
+    module, _, kind = question.options.partition(":")
     options = cli.parse(f"benchmark {argv[0]}", getattr(_module(module), kind), argv[1:])
-    if command.run:
-        _module(command.run).run(options)
+    if question.run:
+        _module(question.run).run(options)
 
 
 def _module(name: str):

@@ -1,5 +1,5 @@
-"""What can be measured: the registered models with options of their builders, and peers
-from other packages.
+"""What can be measured: registered models with options of their builders, and peers from
+other packages.
 """
 
 import dataclasses
@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras_preact as kp
-from keras_preact import _checks
 from keras_preact.models.network import NetworkOptions
 from keras_preact.models.registry import MODELS
 
-from ..cli import UserError
+from ..cli import UserError, nearest
 from . import peers
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -32,14 +31,13 @@ class Peer:
     """A network of another package.
 
     Args:
-        build: Takes the height and width of the images, returns a Keras model or a
-            torch module that computes logits.
-        backends: Those it runs on.
-        package: What it imports, and the name under which pip knows it; None where
-            Keras has it.
-        options: What can be set to true or false in it, as `subjects.TorchSubject`
-            takes them.
-        extra: Of this package, to install it.
+        build: Function of the height and width of the images that returns a Keras model
+            or a torch module, which computes logits.
+        backends: Backends it runs on.
+        package: Module it imports, and its name for pip; None if Keras has it.
+        options: Names that can be true or false, for `subjects.TorchSubject`.
+        extra: Extra of this package that installs it.
+        image_size: Height and width of the network's own images.
     """
 
     build: Callable[[int], Any]
@@ -62,8 +60,8 @@ PEERS: Mapping[str, Peer] = {
     ),
 }
 
-#: Name to options that `--variants` gives every registered model. `default` leaves the library its
-#: choice.
+#: Name to options that `--variants` gives every registered model. With `default` the library
+#: chooses.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "stacked": {"stacked": True},
@@ -77,9 +75,9 @@ class Candidate:
     """One network on one backend.
 
     Args:
-        backend: Keras' backend.
+        backend: Keras backend.
         name: A registered model or a peer.
-        options: Of the model's builder, in place of its own, or of the peer.
+        options: Options of the model's builder that replace its own, or of the peer.
     """
 
     backend: str
@@ -97,12 +95,11 @@ class Candidate:
 
 def write(name: str, options: Mapping[str, Any]) -> str:
     """Return what `parse` reads: `NAME:option=value,...`."""
-    words = {True: "true", False: "false", None: "none"}
-    values = (
-        f"{key}={words[value] if value is None or value is True or value is False else value}"
+    words = (
+        f"{key}={str(value).lower() if isinstance(value, bool | None) else value}"
         for key, value in options.items()
     )
-    return ":".join(filter(None, (name, ",".join(values))))
+    return ":".join(filter(None, (name, ",".join(words))))
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -114,9 +111,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     """
     name, _, rest = text.partition(":")
     if name not in PEERS and name not in MODELS:
-        raise UserError(
-            f"Unknown candidate. {_checks.nearest(name, [*MODELS, *PEERS])} Received: {text!r}"
-        )
+        raise UserError(f"Unknown candidate. {nearest(name, [*MODELS, *PEERS])} Received: {text!r}")
     options = {}
     for option in filter(None, rest.split(",")):
         key, sign, value = option.partition("=")
@@ -126,19 +121,14 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     if name in PEERS:
         _check_peer(name, options, text)
     elif options:
-        allowed = {
-            *NetworkOptions.__annotations__,
-            *inspect.signature(MODELS[name].builder).parameters,
-        } - {
-            "options",
-            "kwargs",
-        }
+        own = inspect.signature(MODELS[name].builder).parameters
+        allowed = {*NetworkOptions.__annotations__, *own} - {"options", "kwargs"}
         for key in options:
             if key in _SET_ELSEWHERE:
                 raise UserError(f"{key} is set by {_SET_ELSEWHERE[key]}. Received: {text!r}")
             if key not in allowed:
                 known = sorted(allowed - _SET_ELSEWHERE.keys())
-                raise UserError(f"Unknown option. {_checks.nearest(key, known)} Received: {text!r}")
+                raise UserError(f"Unknown option. {nearest(key, known)} Received: {text!r}")
     return name, options
 
 
@@ -150,7 +140,7 @@ def _check_peer(name: str, options: Mapping[str, Any], text: str) -> None:
         )
     for key, value in options.items():
         if key not in known:
-            raise UserError(f"Unknown option. {_checks.nearest(key, known)} Received: {text!r}")
+            raise UserError(f"Unknown option. {nearest(key, known)} Received: {text!r}")
         if not isinstance(value, bool):
             raise UserError(f"{key} of {name} must be true or false. Received: {text!r}")
 
@@ -173,7 +163,7 @@ def expand(
     """Return every model in every variant on every backend that runs it, backend by
     backend.
 
-    What a model's text says itself goes before the variant's; peers have no variants.
+    The options in a model's text override the variant's. Peers have no variants.
 
     Raises:
         ValueError: for an unknown model, one that no chosen backend runs, or a package
@@ -215,11 +205,11 @@ def _check_installed(package: tuple[str, str], extra: str, needed_by: str) -> No
 
 
 def build(name: str, options: Mapping[str, Any], image_size: int | None):
-    """Build the network: a Keras model or, for a peer of torch's own, a module. It
-    computes logits.
+    """Build a network that computes logits: a Keras model, or a torch module.
 
     Args:
-        options: Of a registered model's builder; those of a peer say how it is run.
+        name: A registered model or a peer.
+        options: Options of a registered model's builder. A peer's say how it is run.
         image_size: Height and width; None for the network's own.
     """
     if name in PEERS:

@@ -4,30 +4,22 @@ of medians and ratios.
 
 import contextlib
 import dataclasses
-import datetime
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-
-from keras_preact import _checks
 
 from .. import backends, cli
 from . import candidates, report, rounds
 from .candidates import Candidate
-from .child import Job
-from .options import Benchmark, CheckpointCost, Compile, Health, Memory, Optimizer, Step
+from .question import Benchmark
 
-#: Options to the command that a child knows.
-KINDS: Mapping[type[Benchmark], str] = MappingProxyType(
-    {
-        Compile: "compile",
-        Step: "step",
-        Memory: "memory",
-        Optimizer: "optimizer",
-        Health: "health",
-        CheckpointCost: "checkpoint",
-    }
+#: Environment variables that set threads and devices.
+ENVIRONMENT = (
+    "OMP_NUM_THREADS",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_NUM_INTRAOP_THREADS",
+    "XLA_FLAGS",
+    "CUDA_VISIBLE_DEVICES",
 )
 
 
@@ -35,61 +27,42 @@ def run(options: Benchmark) -> dict:
     """Measure, print the table, write the file and return its content.
 
     Raises:
-        ValueError: for options that do not fit; nothing is measured then.
+        UserError: for options that do not fit; nothing is measured then.
     """
-    command = KINDS[type(options)]
     _check(options)
     rows = candidates.expand(options.models, options.backends, options.variants_options())
     baselines = baselines_of(rows, options.baseline)
-    jobs = [(row, _job(command, row, options)) for row in rows]
-    started = datetime.datetime.now(datetime.UTC)
-
-    def progress(outcome: rounds.Outcome) -> None:
-        print(
-            f"round {outcome.round}: {outcome.label}: "
-            f"{outcome.problem or f'{outcome.seconds:.0f} s'}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    outcomes = rounds.run(jobs, options.rounds, options.limit, progress)
-    summary = report.summarize(report.figures_of(outcomes, options.rounds), baselines)
+    described = report.described(
+        options.command,
+        options,
+        options.about,
+        "The children of a round run one after another; a ratio is of two figures of the same "
+        "round.",
+        backends.machine(ENVIRONMENT),
+    )
+    outcomes = rounds.run(options, rows, _progress)
+    summary = report.summarize(rounds.figures_of(outcomes, options.rounds), baselines)
     results = {outcome.label: outcome.result for outcome in outcomes if outcome.result}
-    described = {
-        "command": command,
-        "settings": dataclasses.asdict(options),
-        "about": report.ABOUT[command],
-        "order": "The children of a round run one after another; a ratio is of two figures of the same round.",
-        "started": started.isoformat(timespec="seconds"),
-        "machine": backends.machine(_ENVIRONMENT),
-        "candidates": {
-            row.label: {
-                "backend": row.backend,
-                "name": row.name,
-                "options": dict(row.options),
-                "baseline": baselines[row.label],
-                **{
-                    key: results.get(row.label, {}).get(key)
-                    for key in ("device", "jit_compile", "parameters", "versions")
-                },
-            }
-            for row in rows
-        },
-        "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes],
-        "summary": summary,
+    described["candidates"] = {
+        row.label: dataclasses.asdict(row)
+        | {"baseline": baselines[row.label]}
+        | {
+            key: results.get(row.label, {}).get(key)
+            for key in ("device", "jit_compile", "parameters", "versions")
+        }
+        for row in rows
     }
-    text = f"{_heading(command, options, described, baselines)}\n{report.table(command, summary, baselines, outcomes)}"
-    return report.publish(described, text, options.output)
+    described["outcomes"] = [dataclasses.asdict(outcome) for outcome in outcomes]
+    table = report.table(
+        options.columns, summary, baselines, ("jit", ""), remarks(summary, outcomes)
+    )
+    text = f"{_heading(options, described, baselines)}\n{table}"
+    return report.publish(described | {"summary": summary}, text, options.output)
 
 
-#: What in the environment sets threads and devices.
-_ENVIRONMENT = (
-    "OMP_NUM_THREADS",
-    "TF_ENABLE_ONEDNN_OPTS",
-    "TF_NUM_INTRAOP_THREADS",
-    "XLA_FLAGS",
-    "CUDA_VISIBLE_DEVICES",
-)
+def _progress(outcome: rounds.Outcome) -> None:
+    found = outcome.problem or f"{outcome.seconds:.0f} s"
+    print(f"round {outcome.round}: {outcome.label}: {found}", file=sys.stderr, flush=True)
 
 
 def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, str]:
@@ -107,7 +80,7 @@ def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, s
     if set(over.values()) <= labels.keys():
         return over
     raise cli.UserError(
-        f"--baseline is none of the candidates. {_checks.nearest(baseline, labels)} Received: "
+        f"--baseline is none of the candidates. {cli.nearest(baseline, labels)} Received: "
         f"{baseline!r}"
     )
 
@@ -115,41 +88,37 @@ def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, s
 def _check(options: Benchmark) -> None:
     if not options.models or not options.backends or not options.variants:
         raise cli.UserError("Give at least one of --models, --backends and --variants.")
-    for name in ("rounds", "steps", "warmup", "batch", "image_size", "interval"):
-        value = getattr(options, name, None)
-        if value is not None and value < 1:
-            raise cli.UserError(f"--{name.replace('_', '-')} must be positive. Received: {value}")
+    report.check(options, "rounds", "steps", "warmup", "batch", "image_size", "interval")
     if not 0 < options.limit < math.inf:
         raise cli.UserError(
             f"--limit must be a positive number of seconds. Received: {options.limit}"
         )
-    if options.output is not None and not options.output.parent.is_dir():
-        raise cli.UserError(f"--output: there is no directory {options.output.parent}")
 
 
-def _job(command: str, row: Candidate, options: Benchmark) -> Job:
-    return Job(
-        command=command,
-        name=row.name,
-        options=dict(row.options),
-        batch=options.batch,
-        image_size=options.image_size,
-        dtype=options.dtype,
-        jit_compile=options.jit_compile,
-        mode=getattr(options, "mode", "train"),
-        steps=options.steps,
-        warmup=options.warmup,
-        **({"interval": options.interval} if isinstance(options, Health) else {}),
-    )
+def remarks(
+    summary: Mapping[str, Mapping], outcomes: Sequence[rounds.Outcome]
+) -> dict[str, tuple[str, str]]:
+    """Return whether each candidate was compiled, and why it has no figures."""
+    words = {True: "yes", False: "no"}
+    found = {label: ("-", "") for label in summary}
+    for outcome in outcomes:
+        jit, _ = found[outcome.label]
+        if outcome.result:
+            found[outcome.label] = (words[outcome.result["jit_compile"]], "")
+        else:
+            when = f" in round {outcome.round}" if summary[outcome.label] else ""
+            found[outcome.label] = (jit, f"{outcome.problem}{when}")
+    return found
 
 
-def _heading(command: str, options: Benchmark, described: dict, baselines: dict[str, str]) -> str:
+def _heading(options: Benchmark, described: dict, baselines: dict[str, str]) -> str:
     devices = sorted({row["device"] for row in described["candidates"].values() if row["device"]})
     over = dict.fromkeys(baselines.values())
+    mode = f", {options.mode}" if hasattr(options, "mode") else ""
     lines = [
-        f"{command}{', ' + options.mode if isinstance(options, Step) else ''}: batch "
-        f"{options.batch}, {options.dtype}, {options.rounds} round{'s' * (options.rounds > 1)}, "
-        f"on {' and '.join(devices) or 'nothing'} ({described['machine']['cpu']})",
+        f"{options.command}{mode}: batch {options.batch}, {options.dtype}, {options.rounds} "
+        f"round{'s' * (options.rounds > 1)}, on {' and '.join(devices) or 'nothing'} "
+        f"({described['machine']['cpu']})",
         described["about"],
         described["order"],
         f"Figures: median (least to most) of the rounds. Ratios: over {', '.join(over)}.",

@@ -6,7 +6,6 @@ import enum
 import importlib.machinery
 import sys
 import types
-from collections.abc import Mapping
 
 from ..cli import UserError
 
@@ -67,52 +66,47 @@ def timm_resnetv2_50(image_size: int):
     return timm.create_model("resnetv2_50", pretrained=False, num_classes=_CLASSES)
 
 
-class _InterpolationMode(enum.Enum):
-    """The names of torchvision's."""
-
-    NEAREST = "nearest"
-    BILINEAR = "bilinear"
-    BICUBIC = "bicubic"
-    BOX = "box"
-    HAMMING = "hamming"
-    LANCZOS = "lanczos"
-
-
-class _Unusable:
-    """Stands for a class of torchvision that timm names and a benchmark does not use."""
+#: Modules of torchvision that timm imports.
+_TORCHVISION = (
+    "torchvision",
+    "torchvision.datasets",
+    "torchvision.ops",
+    "torchvision.ops.misc",
+    "torchvision.transforms",
+    "torchvision.transforms.functional",
+)
 
 
-#: Module to the names that timm takes from it when it is imported.
-_TORCHVISION: Mapping[str, Mapping[str, type]] = {
-    "torchvision": {},
-    "torchvision.datasets": dict.fromkeys(
-        ("CIFAR10", "CIFAR100", "MNIST", "KMNIST", "FashionMNIST", "ImageFolder"), _Unusable
-    ),
-    "torchvision.ops": {},
-    "torchvision.ops.misc": {"FrozenBatchNorm2d": _Unusable},
-    "torchvision.transforms": {"ToTensor": _Unusable},
-    "torchvision.transforms.functional": {"InterpolationMode": _InterpolationMode},
-}
+class _Unusable(types.ModuleType):
+    """A module that has every name. All but its modules stand for classes that a benchmark
+    does not use.
+    """
+
+    #: timm makes a table of its members.
+    InterpolationMode = enum.StrEnum(
+        "InterpolationMode", "NEAREST BILINEAR BICUBIC BOX HAMMING LANCZOS"
+    )
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.__path__: list[str] = []
+        # `importlib.util.find_spec` looks for it
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return sys.modules.get(f"{self.__name__}.{name}") or type(name, (), {})
 
 
 def import_torchvision_or_stub() -> None:
-    """Import torchvision, whose data sets and transforms timm imports; where it fails,
-    put modules with those names alone.
+    """Import torchvision, whose data sets and transforms timm imports. If that fails, put
+    unusable modules in their place.
 
-    Its wheel fails beside a torch of another build (`operator torchvision::nms does not
+    Its wheel fails with a torch of another build (`operator torchvision::nms does not
     exist`); the network does not use it.
     """
     try:
         import torchvision  # noqa: F401
     except (ImportError, OSError, RuntimeError):
-        for path, names in _TORCHVISION.items():
-            module = types.ModuleType(path)
-            module.__spec__ = importlib.machinery.ModuleSpec(
-                path, None
-            )  # who looks whether torchvision is there asks for it
-            module.__path__ = []
-            vars(module).update(names)
-            parent, _, name = path.rpartition(".")
-            if parent:
-                setattr(sys.modules[parent], name, module)
-            sys.modules[path] = module
+        sys.modules.update({name: _Unusable(name) for name in _TORCHVISION})

@@ -1,28 +1,28 @@
-"""Runs the children: every candidate once a round, one after another, each in a process
-of its own with a limit.
+"""Measures every candidate once per round, one after another, each in a process of its
+own with a time limit.
 """
 
 import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from .. import children
 from ..cli import UserError
 from .candidates import Candidate
-from .child import Job
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a child came to.
+    """What became of a child.
 
     Args:
-        round: From 1.
-        label: Of its candidate.
-        seconds: The life of the process, with its imports.
-        result: What it measured, None where it did not end well.
-        problem: Why not, such as `over 300 s`.
+        round: Number of the round, from 1.
+        label: Label of the candidate.
+        seconds: Life of the process, with its imports.
+        result: What it measured; None if it failed.
+        problem: Why it failed, such as `over 300 s`.
     """
 
     round: int
@@ -33,41 +33,57 @@ class Outcome:
 
 
 def run(
-    jobs: Sequence[tuple[Candidate, Job]],
-    rounds: int,
-    limit: float,
-    progress: Callable[[Outcome], None],
+    question: Any, candidates: Sequence[Candidate], progress: Callable[[Outcome], None]
 ) -> list[Outcome]:
-    """Measure A B C, A B C, ... in order; a candidate that fails or is stopped is left
-    out of later rounds.
+    """Measure A B C, A B C, ... in order. A candidate that fails or is stopped is left out
+    of later rounds.
+
+    Args:
+        question: A `question.Benchmark`.
+        candidates: What is measured.
+        progress: Called with every outcome.
 
     Raises:
-        UserError: if a child says that what it was given is wrong.
+        UserError: if a child reports a mistake in what it was given.
     """
     outcomes: list[Outcome] = []
     given_up: set[str] = set()
-    for number in range(1, rounds + 1):
-        for candidate, job in jobs:
+    for number in range(1, question.rounds + 1):
+        for candidate in candidates:
             if candidate.label in given_up:
                 continue
             start = time.perf_counter()
-            status, out, err = _child(candidate.backend, job, limit)
+            status, out, err = _child(question, candidate)
             seconds = time.perf_counter() - start
             if status == 2:
                 raise UserError(f"{candidate.label}: {children.last_line(err)}")
             if status == 0:
-                outcome = Outcome(
-                    number, candidate.label, seconds, result=json.loads(out.splitlines()[-1])
-                )
+                found = {"result": json.loads(out.splitlines()[-1])}
             else:
                 given_up.add(candidate.label)
-                outcome = Outcome(
-                    number, candidate.label, seconds, problem=children.problem(status, err, limit)
-                )
-            outcomes.append(outcome)
-            progress(outcome)
+                found = {"problem": children.problem(status, err, question.limit)}
+            outcomes.append(Outcome(number, candidate.label, seconds, **found))
+            progress(outcomes[-1])
     return outcomes
 
 
-def _child(backend: str, job: Job, limit: float) -> tuple[int, str, str]:
-    return children.run(f"{__package__}.child", json.dumps(dataclasses.asdict(job)), backend, limit)
+def _child(question: Any, candidate: Candidate) -> tuple[int, str, str]:
+    kind = type(question)
+    job = {
+        "question": [kind.__module__, kind.__name__],
+        "options": dataclasses.asdict(question) | {"output": None},
+        "candidate": dataclasses.asdict(candidate),
+    }
+    return children.run(f"{__package__}.child", json.dumps(job), candidate.backend, question.limit)
+
+
+def figures_of(outcomes: Sequence[Outcome], rounds: int) -> list[dict[str, dict[str, float]]]:
+    """Return, for each round, label to the figures that are single numbers."""
+    table: list[dict[str, dict[str, float]]] = [{} for _ in range(rounds)]
+    for outcome in outcomes:
+        if outcome.result is not None:
+            figures = outcome.result["figures"]
+            table[outcome.round - 1][outcome.label] = {
+                key: value for key, value in figures.items() if not isinstance(value, list)
+            }
+    return table

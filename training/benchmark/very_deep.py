@@ -1,6 +1,4 @@
-"""`keras-preact benchmark very-deep`: ten thousand layers, trained for some steps on
-one batch of digits.
-"""
+"""Do ten thousand layers train? Some steps on one batch of digits."""
 
 import statistics
 import time
@@ -12,19 +10,8 @@ import tyro
 from .. import cli
 
 
-def preact(layers: int, width: float, remat: int):
-    """A pre-activation network of bottlenecks with batch normalisation, 9n+2 layers,
-    initialised for its depth.
-    """
-    import keras_preact as kp
-
-    return released(layers, width, remat, kernel_initializer=kp.initializers.DepthScaledHe())
-
-
-def released(layers: int, width: float, remat: int, **options):
-    """The same with the released code's initialisation, whose gradients grow towards
-    the start of the network.
-    """
+def _residual(layers: int, width: float, remat: int | bool, **options):
+    """A pre-activation network of 9n+2 layers in bottlenecks with batch normalisation."""
     import keras_preact as kp
 
     return kp.models.resnet_cifar(
@@ -33,31 +20,33 @@ def released(layers: int, width: float, remat: int, **options):
         width_factor=width,
         input_shape=(8, 8, 1),
         stacked=True,
-        remat=remat or False,
+        remat=remat,
         **options,
     )
 
 
-def vanilla(layers: int, width: float, remat: int):
-    """A plain CNN with tanh and delta-orthogonal weights: no shortcut, no
-    normalisation.
-    """
+def _preact(layers: int, width: float, remat: int | bool):
     import keras_preact as kp
 
+    return _residual(layers, width, remat, kernel_initializer=kp.initializers.DepthScaledHe())
+
+
+def _vanilla(layers: int, width: float, remat: int | bool):
+    import keras_preact as kp
+
+    filters = max(1, int(16 * width))
     return kp.models.vanilla_cnn(
-        layers,
-        filters=max(1, int(16 * width)),
-        input_shape=(8, 8, 1),
-        stacked=True,
-        remat=remat or False,
+        layers, filters=filters, input_shape=(8, 8, 1), stacked=True, remat=remat
     )
 
 
-#: Name to the function that builds it, its layers and its learning rate.
+#: Name to the function that builds a network, its layers and its learning rate. The weights of
+#: preact are scaled for the depth. With those of the released code the gradients grow towards the
+#: start. A vanilla network has no shortcuts and no normalisation.
 NETWORKS = {
-    "preact": (preact, 10_001, 0.01),
-    "released": (released, 10_001, 0.01),
-    "vanilla": (vanilla, 10_000, 0.001),
+    "preact": (_preact, 10_001, 0.01),
+    "released": (_residual, 10_001, 0.01),
+    "vanilla": (_vanilla, 10_000, 0.001),
 }
 
 
@@ -112,7 +101,7 @@ def run(
     images = digits.preprocessing.normalize(images).astype("float32")
 
     start = time.perf_counter()
-    model = build(usual_layers if layers is None else layers, width, remat)
+    model = build(usual_layers if layers is None else layers, width, remat or False)
     model.compile(
         kp.optimizers.CoupledSGD(rate, coupled_weight_decay=0.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -132,9 +121,7 @@ def run(
         if weight.path.endswith("kernel")
         and ("_units/" in weight.path or weight.path.startswith(("stem", "head")))
     }
-    before = {
-        path: np.array(keras.ops.convert_to_numpy(weight.value)) for path, weight in kernels.items()
-    }
+    before = {path: np.array(keras.ops.convert_to_numpy(each)) for path, each in kernels.items()}
     losses, seconds = [], []
     gradients: dict[str, list[float]] = {}
     for step in range(steps):
@@ -143,15 +130,14 @@ def run(
         seconds.append(time.perf_counter() - start)
         print(f"step {step + 1}: loss {losses[-1]:.4f}, {seconds[-1]:.1f} s", flush=True)
         if not step:  # the first step of SGD moves a weight by its gradient times the rate
+            print("Norms of the gradients (of a stack: first, middle and last unit)")
             for path, weight in kernels.items():
                 moved = (before[path] - keras.ops.convert_to_numpy(weight.value)) / rate
-                single = "_units/" not in path
-                norms = np.sqrt((moved**2).reshape(1 if single else len(moved), -1).sum(1))
+                units = moved if "_units/" in path else moved[None]
+                norms = np.sqrt((units**2).reshape(len(units), -1).sum(1))
                 gradients[path] = [float(norm) for norm in norms[[0, len(norms) // 2, -1]]]
-            print("Norms of the gradients (of a stack: first, middle and last unit)")
-            for path, (first, *others) in gradients.items():
-                stack = "".join(f" {norm:9.3g}" for norm in others) if "_units/" in path else ""
-                print(f"  {path:40} {first:9.3g}{stack}", flush=True)
+                shown = gradients[path] if "_units/" in path else gradients[path][:1]
+                print(f"  {path:40}{''.join(f' {norm:9.3g}' for norm in shown)}", flush=True)
     result = {
         "network": network,
         "name": model.name,

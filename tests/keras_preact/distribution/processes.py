@@ -13,7 +13,7 @@ from pathlib import Path
 
 import keras
 
-WORKER = Path(__file__).with_name("worker.py")
+TASKS = Path(__file__).with_name("tasks.py")
 ROOT = Path(__file__).parents[3]
 OURS = ("KERAS_DISTRIBUTION_", "TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_")
 
@@ -61,7 +61,7 @@ def run(
         files = [Path(folder) / f"{i}.json" for i in range(len(variables or [{}]))]
         running = [
             subprocess.Popen(
-                [sys.executable, WORKER, case, file],
+                [sys.executable, TASKS, case, file],
                 env=environment(devices) | own,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -1,9 +1,8 @@
-"""What it costs to share a batch between two devices: `keras-preact benchmark
-distribution`.
+"""What does it cost to share a batch between two devices?
 
-A process has two virtual devices of one CPU, and trains the same network with the same
-batches on one of them and on both, in turn, so that a machine that gets slower slows
-both. The devices share the machine's cores, so that a ratio of 1 is the best.
+A process has two virtual devices of one CPU. It trains the same network with the same
+batches on one of them and on both, in turn, so that a machine that becomes slower slows
+both. The devices share the machine's cores: the best ratio is 1.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ KINDS = {"jax": "data_parallel", "tensorflow": "mirrored"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Distribution:
+class TwoDevices:
     """Time of a train step on two virtual devices of one CPU, over that on one. On JAX
     and TensorFlow.
     """
@@ -118,7 +117,7 @@ def _trainer(distribution, name: str, batch: int, steps: int):
     return train
 
 
-def run(options: Distribution) -> dict:
+def run(options: TwoDevices) -> dict:
     """Measure, print the figures as JSON and return them."""
     split_cpu()
     figures = measure(options.model, options.batch, options.steps, options.rounds)

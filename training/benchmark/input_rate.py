@@ -1,16 +1,13 @@
-"""Measures the input alone: images a second that one core makes of CIFAR-shaped random
-images, pad, crop and flip.
+"""How many images per second does the input make on one core, beside plain tf.data?
 
-The candidates take turns, A B C, A B C, ..., in a process that is bound to one core. It
-gets the options as JSON and answers with one line of JSON.
+The candidates take turns, A B C, A B C, ..., in a process that is bound to one core: this
+module, with the options as JSON.
 """
 
 import dataclasses
-import datetime
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,128 +18,92 @@ from typing import Any
 import numpy as np
 
 from .. import backends, children
-from ..cli import UserError
+from ..cli import UserError, lookup
 from . import report
 
 SIZE, PADDING = 32, 4
+#: Seconds after which the measuring process is stopped.
+LIMIT = 24 * 3600
 ABOUT = (
-    "Images a second from one core: batches drawn from random uint8 images of 32 x 32 x 3 in "
+    "Images per second from one core: batches drawn from random uint8 images of 32 x 32 x 3 in "
     "memory, in shuffled order, each padded by 4 pixels, cropped at random and flipped at "
-    "random. No network, save for fit: there model.fit takes the stream, with a network of one "
-    "small dense layer."
+    "random. There is no network, except for fit: model.fit takes the stream, with a network of "
+    "one small dense layer."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """Images in a second that one core pads, crops and flips: this project's input
-    beside plain tf.data.
+    """Images per second that one core pads, crops and flips: this project's input beside
+    plain tf.data.
     """
 
     candidates: tuple[str, ...] = ("stream", "batches", "fit", "tf_data_map", "tf_data_batches")
-    """stream: training.data's; batches: what it makes, without tf.data; fit: the stream in model.fit; tf_data_map: a map over
-    single images, to float32; tf_data_batches: a map over whole batches."""
+    """stream: training.data's; batches: the same without tf.data; fit: the stream in
+    model.fit; tf_data_map: a map over single images; tf_data_batches: over whole batches."""
     baseline: str = "tf_data_map"
-    """The candidate that ratios are over."""
+    """Divide by this candidate."""
     rounds: int = 5
-    """How often every candidate is measured."""
+    """Number of rounds. Every candidate is measured once per round."""
     seconds: float = 2.0
-    """How long at a time."""
+    """Seconds of each measurement."""
     batch: int = 128
-    """Images at a time."""
+    """Images per batch."""
     images: int = 50_000
     """Images to draw from."""
     output: Path | None = None
-    """A JSON file for settings, versions, every figure and the summary."""
+    """Write settings, versions and every figure to this JSON file."""
 
 
 def run(options: Input) -> dict:
-    """Measure what `options` say, print the table, write the file and return what it
-    holds.
+    """Measure, print the table, write the file and return its content.
 
     Raises:
         UserError: for options that do not fit, or a system where a process cannot be
             bound to a core.
     """
     _check(options)
-    started = datetime.datetime.now(datetime.UTC)
-    settings = dataclasses.asdict(options) | {
-        "output": None if options.output is None else str(options.output)
-    }
-    child = subprocess.run(
-        children.command(f"{__package__}.input", json.dumps(settings)),
-        cwd=Path(__file__).parents[2],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if child.returncode:
-        raise UserError(
-            f"The measuring process ended with status {child.returncode}; its message stands above."
-        )
-    found = json.loads(child.stdout.splitlines()[-1])
-    summary = report.summarize(found["rounds"], dict.fromkeys(options.candidates, options.baseline))
-    described = {
-        "command": "input",
-        "settings": settings,
-        "about": ABOUT,
-        "order": "The candidates take turns; a ratio is of two figures of the same round.",
-        "started": started.isoformat(timespec="seconds"),
-        "machine": {"cpu": backends.cpu(), "usable_cores": 1, "system": platform.platform()},
-        **found,
-        "summary": summary,
-    }
-    return report.publish(described, table(summary, options), options.output)
-
-
-def table(summary: Mapping[str, Mapping[str, Mapping]], options: Input) -> str:
-    """Return the medians as a text for a terminal, with the least and the most behind
-    them.
-    """
-    lines = [
+    settings = dataclasses.asdict(options) | {"output": None}
+    order = "The candidates take turns; a ratio is of two figures of the same round."
+    machine = {"cpu": backends.cpu(), "usable_cores": 1, "system": platform.platform()}
+    described = report.described("input", options, ABOUT, order, machine)
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    module = f"{__package__}.input_rate"
+    status, out, err = children.run(module, json.dumps(settings), backend, LIMIT)
+    if status:
+        raise UserError(f"The measuring process {children.problem(status, err, LIMIT)}")
+    found = json.loads(out.splitlines()[-1])
+    baselines = dict.fromkeys(options.candidates, options.baseline)
+    summary = report.summarize(found["rounds"], baselines)
+    heading = [
         f"input: batch {options.batch}, {options.rounds} rounds, one core of {backends.cpu()}",
         ABOUT,
         f"Figures: median (least to most) of the rounds. Ratios: over {options.baseline}, of "
         "figures of the same round.",
         "",
-        f"{'candidate':<16}  {'images/s':>30}  ratio",
     ]
-    for label, figures in summary.items():
-        rate = figures["images_per_second"]
-        figure = f"{rate['median']:,.0f} ({rate['min']:,.0f} to {rate['max']:,.0f})"
-        ratio = (
-            "baseline"
-            if label == options.baseline
-            else "{median:.3g} ({min:.3g} to {max:.3g})".format(**rate["ratio"])
-        )
-        lines.append(f"{label:<16}  {figure:>30}  {ratio}")
-    return "\n".join(lines)
+    column = report.Column("images_per_second", "images/s", digits=0)
+    text = "\n".join([*heading, report.table([column], summary, baselines)])
+    return report.publish(described | found | {"summary": summary}, text, options.output)
 
 
 def _check(options: Input) -> None:
-    from keras_preact import _checks
-
     if not hasattr(os, "sched_setaffinity"):
         raise UserError("This system cannot bind a process to a core; run this on Linux.")
     for name in (*options.candidates, options.baseline):
-        _checks.lookup(CANDIDATES, name, "candidate")
+        lookup(CANDIDATES, name, "candidate")
     if options.baseline not in options.candidates:
         raise UserError(f"--baseline must be one of the candidates. Received: {options.baseline}")
-    for name in ("rounds", "seconds", "batch", "images"):
-        if not getattr(options, name) > 0:
-            raise UserError(f"--{name} must be positive. Received: {getattr(options, name)}")
+    report.check(options, "rounds", "seconds", "batch", "images")
     if options.batch > options.images:
         raise UserError(
             f"--batch must be at most --images. Received: {options.batch} > {options.images}"
         )
-    if options.output is not None and not options.output.parent.is_dir():
-        raise UserError(f"--output: there is no directory {options.output.parent}")
 
 
 def measure(options: Input) -> dict:
-    """Return the figures of every round, measured in this process, which is bound to
-    one core from here on.
+    """Return the figures of every round, measured in this process, which stays bound to
+    one core.
     """
     core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})  # before TensorFlow counts the cores
@@ -163,7 +124,7 @@ def measure(options: Input) -> dict:
     return {"rounds": rounds, "backend": keras.backend.backend(), "versions": versions}
 
 
-#: Takes seconds, returns images in a second over that time.
+#: Takes seconds, returns images per second over that time.
 Timer = Callable[[float], float]
 
 
@@ -218,30 +179,20 @@ def _time_fit(images: np.ndarray, labels: np.ndarray, batch: int) -> Timer:
         jit_compile=False,
     )
 
-    class Clock(keras.callbacks.Callback):
-        """Counts the batches behind the first, and stops the epoch when the time is
-        over.
-        """
-
-        def __init__(self, seconds: float):
-            super().__init__()
-            self.seconds, self.count, self.passed = seconds, 0, 0.0
-
-        def on_train_batch_end(self, number, logs=None):
-            now = time.perf_counter()
-            if number == 0:
-                self.start = now
-                return
-            self.count, self.passed = number, now - self.start
-            if self.passed >= self.seconds:
-                self.model.stop_training = True
-
     def timer(seconds: float) -> float:
-        clock = Clock(seconds)
+        times: list[float] = []
+
+        def note(number: int, logs: dict) -> None:
+            times.append(time.perf_counter())
+            if times[-1] - times[0] >= seconds and number:
+                model.stop_training = True
+
+        clock = keras.callbacks.LambdaCallback(on_train_batch_end=note)
         model.fit(
             stream, steps_per_epoch=2**40, epochs=1, shuffle=False, verbose=0, callbacks=[clock]
         )
-        return clock.count * batch / clock.passed
+        # the first batch, which compiles, does not count
+        return (len(times) - 1) * batch / (times[-1] - times[0])
 
     return timer
 
@@ -297,7 +248,7 @@ def _time_tf_data_batches(images: np.ndarray, labels: np.ndarray, batch: int) ->
     )
 
 
-#: Name to what makes its timer from images, labels and the batch size.
+#: Name to a function of images, labels and the batch size that returns its timer.
 CANDIDATES: Mapping[str, Callable[[np.ndarray, np.ndarray, int], Timer]] = MappingProxyType(
     {
         "stream": _time_stream,
@@ -310,4 +261,4 @@ CANDIDATES: Mapping[str, Callable[[np.ndarray, np.ndarray, int], Timer]] = Mappi
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(Input(**json.loads(sys.argv[1])))))
+    children.answer(lambda: measure(Input(**json.loads(sys.argv[1]))))

@@ -1,5 +1,5 @@
-"""What is analysed: a run, a .keras file or a registered model, with the images that it
-is measured on.
+"""What is analysed: a run, a .keras file or a registered model, with the images that it is
+measured on.
 """
 
 import dataclasses
@@ -10,31 +10,30 @@ from typing import Any
 
 import numpy as np
 
-from ..cli import UserError
+from ..cli import UserError, nearest
 from ..config import Data, from_json
 from ..histories import read_table
 
-#: Test images that are mixed before some are taken: in a folder they come class by class.
+#: Test images that are shuffled before some are taken. In a folder they are sorted by class.
 MIXED = 2000
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class Specimen:
     """A network and a batch.
 
     Args:
-        name: For headings.
+        name: Name for headings.
         model: The network.
-        weights: Where its weights come from, in words.
+        weights: Source of its weights, in words.
         trained: Whether they were trained.
         x, labels: The batch.
-        data: What the batch is, in words.
-        more: Images and labels beyond the batch to count errors on; none where the
-            labels say nothing.
-        entry: Name of the registered model where the weights are new ones.
-        history, health: Columns of a run's history.csv and health.csv; empty where
-            there is none.
-        measured_on: What the run's `val_accuracy` is measured on.
+        data: Source of the batch, in words.
+        more: Further images and labels to count errors on; None if the labels mean
+            nothing.
+        entry: Name of the registered model, if the weights are new.
+        history, health: Columns of a run's history.csv and health.csv, perhaps empty.
+        measured_on: Images that the run's `val_accuracy` is measured on.
     """
 
     name: str
@@ -52,8 +51,8 @@ class Subject:
 
     @property
     def training(self) -> bool:
-        """Whether signals are measured with the batch's statistics: at the start of
-        training the moving ones say nothing.
+        """Whether signals are measured with the batch's statistics. Before training the
+        moving ones say nothing.
         """
         return not self.trained
 
@@ -64,13 +63,16 @@ class Subject:
 
     @property
     def statistics(self) -> str:
-        """Which statistics the normalisations in the pictures use, a sentence; empty if
-        none has moving averages.
+        """A sentence on the statistics that the normalisations in the pictures use; empty
+        if none has moving averages.
         """
-        if not any(_moving_statistics(self.model)):
+        if not _moving_statistics(self.model):
             return ""
         if self.training:
-            return "The network is untrained, so its normalisations use the statistics of the batch, as in training."
+            return (
+                "The network is untrained, so its normalisations use the statistics of the "
+                "batch, as in training."
+            )
         return (
             "In the pictures, normalisations use their moving averages, as at inference. The "
             "audit measures signals and gradients with the statistics of the batch."
@@ -78,7 +80,7 @@ class Subject:
 
 
 def chosen_data(images: int, data: str | None, data_dir: Path | None) -> Data | None:
-    """Return the data set that a command's options name, None for none.
+    """Return the data set that a command's options name, or None.
 
     Raises:
         UserError: for options that do not fit together.
@@ -90,17 +92,17 @@ def chosen_data(images: int, data: str | None, data_dir: Path | None) -> Data | 
     return None if data is None else Data(name=data, dir=data_dir)
 
 
-def open_subject(
+def open_specimen(
     target: str, checkpoint: str, data: Data | None, images: int, seed: int
-) -> Subject:
+) -> Specimen:
     """Open what a user named.
 
     Args:
         target: A run directory, a .keras file, or a name of `kp.list_models()`.
-        checkpoint: Of a run: which of its models.
-        data: The data set in place of the run's own, or of the embedded digits.
-        images: In the batch.
-        seed: Of a registered model's weights, and of random images.
+        checkpoint: Model of a run: final, best or last.
+        data: Data set that replaces the run's own, or the digits.
+        images: Images in the batch.
+        seed: Seed of a registered model's weights, and of random images.
 
     Raises:
         UserError: for what is none of the three, or does not fit the data.
@@ -116,51 +118,36 @@ def open_subject(
         model = networks.load(path)
         batch = _batch(model, data, images, seed, pixels=_has_preprocessing(model))
         trained = not _has_initial_statistics(model)
-        note = (
-            "" if trained else ", untrained: every moving mean is 0 and every moving variance is 1"
-        )
-        return Subject(
-            name=path.name,
-            model=model,
-            weights=f"those of {path.name}{note}",
-            trained=trained,
-            **batch,
-        )
+        weights = f"those of {path.name}"
+        if not trained:
+            weights += ", untrained: every moving mean is 0 and every moving variance is 1"
+        return Specimen(path.name, model, weights, trained, **batch)
     if target in kp.list_models():
         import keras
 
         keras.utils.set_random_seed(seed)
         model = kp.create_model(target)
-        batch = _batch(model, data, images, seed, pixels=False)
-        return Subject(
-            name=target,
-            model=model,
-            weights=f"new ones, seed {seed}",
-            trained=False,
-            entry=target,
-            **batch | {"more": None},
-        )
+        batch = _batch(model, data, images, seed, pixels=False) | {"more": None}
+        return Specimen(target, model, f"new ones, seed {seed}", False, entry=target, **batch)
     if path.is_dir():
         runs.read_config(path)  # says what is missing
-    from keras_preact import _checks
-
     raise UserError(
         f"{target} is neither a run directory nor a .keras file nor a registered model. "
-        f"{_checks.nearest(target, kp.list_models())}"
+        f"{nearest(target, kp.list_models())}"
     )
 
 
-def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Subject:
+def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Specimen:
     from .. import networks, runs
 
     config = runs.read_config(run)["config"]
     own = from_json(Data, config["data"])
     model, path = networks.open_run(run, checkpoint)
-    return Subject(
-        name=run.resolve().name,
-        model=model,
-        weights=f"those of the run's {path.relative_to(run)}",
-        trained=True,
+    return Specimen(
+        run.resolve().name,
+        model,
+        f"those of the run's {path.relative_to(run)}",
+        True,
         history=read_table(run / "history.csv"),
         health=read_table(run / "health.csv"),
         measured_on="held-out" if own.holdout else "test",
@@ -168,13 +155,13 @@ def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Sub
     )
 
 
-def _moving_statistics(model) -> tuple[list[Any], list[Any]]:
-    """Return the moving means and the moving variances of all normalisations."""
-    means, variances = (
-        [each for each in model.non_trainable_variables if each.path.rsplit("/", 1)[-1] == name]
-        for name in ("moving_mean", "moving_variance")
-    )
-    return means, variances
+def _moving_statistics(model) -> list[tuple[Any, int]]:
+    """Return the moving means and variances of all normalisations, with their first
+    values.
+    """
+    first = {"moving_mean": 0, "moving_variance": 1}
+    named = ((each, each.path.rsplit("/", 1)[-1]) for each in model.non_trainable_variables)
+    return [(each, first[name]) for each, name in named if name in first]
 
 
 def _has_initial_statistics(model) -> bool:
@@ -183,11 +170,9 @@ def _has_initial_statistics(model) -> bool:
     """
     from keras import ops
 
-    means, variances = (list(map(ops.convert_to_numpy, each)) for each in _moving_statistics(model))
-    return (
-        bool(means)
-        and all((mean == 0).all() for mean in means)
-        and all((each == 1).all() for each in variances)
+    found = _moving_statistics(model)
+    return bool(found) and all(
+        (ops.convert_to_numpy(variable) == first).all() for variable, first in found
     )
 
 
@@ -196,8 +181,8 @@ def _has_preprocessing(model) -> bool:
 
 
 def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> dict[str, Any]:
-    """Return the fields of a `Subject` that hold images: those of `data`, the digits
-    where they fit, else random ones.
+    """Return the fields of a `Specimen` that hold images: those of `data`, else the digits
+    if they fit, else random ones.
     """
     if data is not None:
         return _from_data(model, data, images, pixels)
@@ -222,7 +207,7 @@ def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> di
 
 
 def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
-    """Return the fields of a `Subject` that hold images: test images of a data set."""
+    """Return the fields of a `Specimen` that hold images: test images of a data set."""
     from .. import data as datasets
 
     source = datasets.load(data)
@@ -261,8 +246,8 @@ def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
 
 
 def plain(value) -> Any:
-    """Return numbers, arrays, dataclasses and collections of them as JSON can hold
-    them; None for what is not finite.
+    """Return numbers, arrays, dataclasses and collections of them in JSON's types, with
+    None for what is not finite.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {

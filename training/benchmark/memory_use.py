@@ -1,0 +1,114 @@
+"""How much memory does a train step need?"""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import ClassVar
+
+from .. import backends
+from ..cli import UserError
+from .question import Benchmark, Variant
+from .report import MIB, Column
+from .subjects import KerasSubject, Step, Subject
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory(Benchmark):
+    """Memory of a train step, with and without rematerialisation."""
+
+    variants: tuple[Variant, ...] = ("stacked",)
+    """Only stacks rematerialise."""
+    remat: tuple[str, ...] = ("false", "true")
+    """Rematerialisation: false, true or a number of units, each measured."""
+    steps: int = 2
+    """Steps during which the peak is measured."""
+
+    command: ClassVar = "memory"
+    about: ClassVar = (
+        "XLA = temporary memory of the compiled step (loss, gradients, new state), by XLA's own "
+        "analysis, on JAX. RSS increase = peak of the process's resident memory in its first "
+        "steps, minus what was resident before. It includes tracing and compiling, except on "
+        "JAX, where they come before."
+    )
+    columns: ClassVar = (
+        Column("xla_temporary_bytes", "XLA MiB", MIB, 1),
+        Column("resident_increase_bytes", "RSS increase MiB", MIB, 1),
+        Column("peak_resident_bytes", "peak RSS MiB", MIB, 1),
+        Column("device_peak_bytes", "GPU peak MiB", MIB, 1),
+    )
+
+    def variants_options(self) -> list[dict]:
+        for value in self.remat:
+            if value not in ("true", "false") and not (value.isdecimal() and int(value)):
+                raise UserError(
+                    f"--remat takes false, true or a number of units. Received: {value}"
+                )
+        words: dict[str, bool | int] = {"true": True, "false": False}
+        remats = [words[value] if value in words else int(value) for value in self.remat]
+        return [
+            variant | {"remat": remat} for variant in super().variants_options() for remat in remats
+        ]
+
+    def measure(self, subject: Subject) -> dict:
+        step, temporary = _analysed_step(subject)
+        before = backends.resident()
+        with contextlib.suppress(OSError):  # Linux alone can forget the peak so far
+            Path("/proc/self/clear_refs").write_text("5")
+        for _ in range(self.steps):
+            step()
+        peak = backends.peak_resident()
+        figures = {
+            "xla_temporary_bytes": temporary,
+            "resident_increase_bytes": max(peak - before, 0),
+            "peak_resident_bytes": peak,
+            "device_peak_bytes": _peak_on_device(),
+        }
+        return {key: value for key, value in figures.items() if value is not None}
+
+
+def _analysed_step(subject: Subject) -> tuple[Step, int | None]:
+    """Return a train step and, on JAX, the bytes that XLA needs for it besides inputs and
+    outputs.
+    """
+    import keras
+
+    if keras.backend.backend() != "jax" or not isinstance(subject, KerasSubject):
+        return subject.train_step, None
+    import jax
+
+    def train_step(trainable, state, images, labels):
+        def loss_of(trainable):
+            logits, new = subject.model.stateless_call(trainable, state, images, training=True)
+            return subject.loss(labels, logits), new
+
+        (loss, new), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
+        return loss, gradients, new
+
+    trainable = [variable.value for variable in subject.model.trainable_variables]
+    state = [variable.value for variable in subject.model.non_trainable_variables]
+    arguments = (trainable, state, subject.images, subject.labels)
+    compiled = jax.jit(train_step).lower(*arguments).compile()
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    return lambda: jax.block_until_ready(compiled(*arguments)), temporary
+
+
+def _peak_on_device() -> int | None:
+    """Return the largest number of bytes of a GPU that the backend's arrays have used so
+    far, None without a GPU.
+    """
+    import keras
+
+    backend = keras.backend.backend()
+    if backends.device() == "CPU":
+        return None
+    if backend == "jax":
+        import jax
+
+        return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    import tensorflow as tf
+
+    return tf.config.experimental.get_memory_info("GPU:0")["peak"]
