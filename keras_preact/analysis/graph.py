@@ -96,10 +96,12 @@ class Graph:
 
     Args:
         model: Any Keras model or layer that can be called with Keras tensors.
-        inputs: Arrays or tensors as the model takes them, one or a list; their shapes
-            and dtypes are used.
+        inputs: Arrays or tensors as the model takes them, one or a structure; their
+            shapes and dtypes are used.
         training: What the model is called with.
         opaque: Classes of layers that stay one step.
+        every_kernel: Whether layers that hold weight layers and are one step otherwise,
+            such as Keras' MultiHeadAttention, are resolved too, if they can be traced.
         like: A graph of the same model. Its copies of the units of stacks are taken,
             and not made again.
 
@@ -121,20 +123,22 @@ class Graph:
         training: bool = False,
         opaque: tuple[type, ...] = (),
         like: "Graph | None" = None,
+        every_kernel: bool = False,
     ):
         self.training = training
         self.opaque = opaque
+        self.every_kernel = every_kernel
         self._copies: dict[int, list] = {} if like is None else like._copies
         self.steps: list[Step] = []
         self.specs: list[KerasTensor] = []
-        self.batch = _as_list(inputs)[0].shape[0]
+        self.batch = keras.tree.flatten(inputs)[0].shape[0]
         symbols = [
             KerasTensor((None, *x.shape[1:]), keras.backend.standardize_dtype(x.dtype))
-            for x in _as_list(inputs)
+            for x in keras.tree.flatten(inputs)
         ]
         self.inputs = tuple(self._new(symbol) for symbol in symbols)
-        arguments: Any = list(self.inputs) if isinstance(inputs, list | tuple) else self.inputs[0]
-        outputs = self._inline(model, "", (keras.tree.map_structure(Ref, arguments),), {})
+        arguments = keras.tree.pack_sequence_as(inputs, [Ref(number) for number in self.inputs])
+        outputs = self._inline(model, "", (arguments,), {})
         self.outputs = tuple(outputs)
 
     def _new(self, spec: KerasTensor) -> int:
@@ -175,6 +179,12 @@ class Graph:
             }  # to be the graph's
         if self._is_composite(operation):
             return self._inline(operation, f"{prefix}{operation.name}/", args, kwargs)
+        if self.every_kernel and _holds_kernels(operation) and not self._is_opaque(operation):
+            known = len(self.steps)
+            try:
+                return self._inline(operation, f"{prefix}{operation.name}/", args, kwargs)
+            except ValueError:  # it stays one step
+                del self.steps[known:]
         if _takes_training(operation):
             kwargs = kwargs | {"training": self.training}
         inputs = tuple(
@@ -186,8 +196,13 @@ class Graph:
         )
         return numbers
 
+    def _is_opaque(self, operation) -> bool:
+        return isinstance(operation, self.opaque)
+
     def _is_composite(self, operation) -> bool:
-        if not isinstance(operation, keras.Layer) or isinstance(operation, (*self.opaque, *_WHOLE)):
+        if not isinstance(operation, keras.Layer) or isinstance(operation, _WHOLE):
+            return False
+        if self._is_opaque(operation):
             return False
         if isinstance(operation, keras.Model | UnitStack):
             return True
@@ -257,7 +272,9 @@ class Graph:
             calls: Functions of a step's input that are called in its place, by the
                 number of its output.
         """
-        values = dict(zip(self.inputs, map(ops.convert_to_tensor, _as_list(inputs)), strict=True))
+        values = dict(
+            zip(self.inputs, map(ops.convert_to_tensor, keras.tree.flatten(inputs)), strict=True)
+        )
         for number in values:
             values[number] = _changed(number, values[number], added, changed)
         self.run_steps(self.steps, values, added, changed, calls)
@@ -280,7 +297,9 @@ class Graph:
             tensor: max([*readers, until.get(tensor, -1)])
             for tensor, readers in self.consumers.items()
         }
-        values = dict(zip(self.inputs, map(ops.convert_to_tensor, _as_list(inputs)), strict=True))
+        values = dict(
+            zip(self.inputs, map(ops.convert_to_tensor, keras.tree.flatten(inputs)), strict=True)
+        )
         for i, step in enumerate(self.steps):
             self.run_steps([step], values)
             yield i, values
@@ -404,8 +423,18 @@ class Graph:
                 )
 
 
-def _as_list(inputs) -> list:
-    return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+def has_own_kernel(layer) -> bool:
+    """Whether a layer has a variable `kernel`; recurrent cells, whose inputs do not leave
+    their loop, do not count.
+    """
+    own = isinstance(getattr(layer, "kernel", None), keras.Variable)
+    return own and not hasattr(layer, "state_size")
+
+
+def _holds_kernels(operation) -> bool:
+    return isinstance(operation, keras.Layer) and any(
+        has_own_kernel(layer) for layer in operation._flatten_layers(include_self=False)
+    )
 
 
 def _changed(number: int, value, added, changed):

@@ -2,16 +2,16 @@
 inference.
 """
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_preact import _autodiff
-from keras_preact._observers import Observer
-from keras_preact.health.weights import Place, owners, places
+from keras_preact.analysis.graph import Graph, has_own_kernel
+from keras_preact.health.weights import WeightPlace, owners, places
 from keras_preact.stacks import UnitStack
 
 
@@ -28,29 +28,46 @@ class Activations:
 
     Attributes:
         places: The layer of each of the m figures, by the path of its kernel.
+
+    Raises:
+        ValueError: for a model whose graph cannot be traced.
     """
 
     def __init__(self, model: keras.Model, sample):
         self.model = model
-        self.structure = sample
+        names = getattr(model, "input_names", None)
+        if isinstance(sample, Mapping) and names and set(names) == set(sample):
+            sample = [sample[name] for name in names]
         self.arrays = [np.asarray(array) for array in keras.tree.flatten(sample)]
+        self.graph = Graph(
+            model,
+            keras.tree.pack_sequence_as(sample, self.arrays),
+            opaque=(UnitStack,),
+            every_kernel=True,
+        )
+        #: The graph of the unit of each stack, by the stack's id.
+        self.units: dict[int, Graph] = {}
+        for step in self.graph.steps:
+            if isinstance(step.operation, UnitStack):
+                spec = self.graph.specs[step.inputs[0]]
+                x = keras.KerasTensor((self.graph.batch, *spec.shape[1:]), spec.dtype)
+                unit = Graph(step.operation.pattern, x, every_kernel=True)
+                self.units[id(step.operation)] = unit
         owner = owners(model)
         #: Stacks and the weight layers outside of them, with the places of each.
-        self.layers: list[tuple[keras.Layer, list[Place]]] = []
-        order = {id(weight): i for i, weight in enumerate(model.weights)}
-        layers = [
-            layer
-            for layer in model._flatten_layers()
-            if isinstance(layer, UnitStack) or _is_weight_layer(layer)
-        ]
-        for layer in sorted(layers, key=lambda layer: order[id(_first_weight(layer))]):
+        self.layers: list[tuple[keras.Layer, list[WeightPlace]]] = []
+        for layer in _weight_layers(model):
             if isinstance(layer, UnitStack):
-                columns = [places(f"{layer.name}/{path}", layer) for path in _paths_in_unit(layer)]
-                self.layers.append(
-                    (layer, [place for unit in zip(*columns, strict=True) for place in unit])
-                )
+                unit = layer.pattern.name
+                inside = [
+                    each.kernel.path.split(f"{unit}/", 1)[1]
+                    for each in _weight_layers(layer.pattern)
+                ]
+                columns = [places(f"{layer.name}/{path}", layer) for path in inside]
+                own = [place for row in zip(*columns, strict=True) for place in row]
             else:
-                self.layers.append((layer, places(layer.kernel.path, owner.get(id(layer.kernel)))))
+                own = places(layer.kernel.path, owner.get(id(layer.kernel)))
+            self.layers.append((layer, own))
         self.places = [place for _, own in self.layers for place in own]
         self._compiled = _autodiff.compiled(self._run)
 
@@ -64,88 +81,61 @@ class Activations:
         return figures[:, 0], figures[:, 1]
 
     def _run(self, *tensors):
-        arrays, values = tensors[: len(self.arrays)], tensors[len(self.arrays) :]
-        inputs = keras.tree.pack_sequence_as(
-            self.structure, [ops.convert_to_tensor(array) for array in arrays]
-        )
-        found: dict[int, list] = {}
-        with contextlib.ExitStack() as taps:
-            taps.enter_context(
-                keras.StatelessScope(list(zip(self.model.weights, values, strict=True)))
-            )
-            for layer, _ in self.layers:
-                measured = _measured_stack if isinstance(layer, UnitStack) else _measured
-                taps.enter_context(_instead_of_call(layer, measured(layer, found)))
-            self.model(inputs, training=False)
+        arrays, weights = tensors[: len(self.arrays)], tensors[len(self.arrays) :]
+        with keras.StatelessScope(list(zip(self.model.weights, weights, strict=True))):
+            _, found = self._measured(self.graph, arrays)
         return ops.concatenate(
-            [
-                found.get(id(layer), ops.full((len(own), 2), float("nan")))
-                for layer, own in self.layers
-            ]
+            [found.get(id(layer), _nothing(len(own))) for layer, own in self.layers]
         )
 
+    def _measured(self, graph: Graph, inputs: Sequence) -> tuple[list, dict[int, Any]]:
+        """Run a graph; return its outputs, and for each weight layer or stack, by its
+        id, the mean and deviation of its input, `(figures, 2)`.
+        """
+        last = {tensor: max(readers, default=-1) for tensor, readers in graph.consumers.items()}
+        last |= dict.fromkeys(graph.outputs, len(graph.steps))
+        values = dict(zip(graph.inputs, map(ops.convert_to_tensor, inputs), strict=True))
+        found: dict[int, Any] = {}
+        for i, step in enumerate(graph.steps):
+            layer = step.operation
+            if isinstance(layer, UnitStack):
+                y, figures = self._measured_stack(layer, values[step.inputs[0]])
+                values[step.outputs[0]] = y
+                found.setdefault(id(layer), figures)  # of several calls the first counts
+            else:
+                if has_own_kernel(layer) and id(layer) not in found:
+                    x = ops.cast(values[step.inputs[0]], "float32")
+                    found[id(layer)] = ops.reshape(ops.stack([ops.mean(x), ops.std(x)]), (1, 2))
+                graph.run_steps([step], values)
+            for tensor in [tensor for tensor in values if last[tensor] <= i]:
+                del values[tensor]
+        return [values[number] for number in graph.outputs], found
 
-def _is_weight_layer(layer: keras.Layer) -> bool:
-    is_cell = hasattr(
-        layer, "state_size"
-    )  # of a recurrent layer: the cell's input does not leave its loop
-    return isinstance(getattr(layer, "kernel", None), keras.Variable) and not is_cell
+    def _measured_stack(self, stack: UnitStack, x):
+        layers = _weight_layers(stack.pattern)
 
+        def step(unit, x, slices):
+            [y], found = self._measured(self.units[id(stack)], [x])
+            return y, ops.concatenate([found.get(id(layer), _nothing(1)) for layer in layers])
 
-def _first_weight(layer: keras.Layer) -> keras.Variable:
-    return layer.weights[0] if isinstance(layer, UnitStack) else layer.kernel
-
-
-def _weight_layers(unit: keras.Layer) -> list[keras.Layer]:
-    order = {id(variable): i for i, variable in enumerate(unit.variables)}
-    layers = [layer for layer in unit._flatten_layers() if _is_weight_layer(layer)]
-    return sorted(layers, key=lambda layer: order[id(layer.kernel)])
-
-
-def _paths_in_unit(stack: UnitStack) -> list[str]:
-    """Return the paths of the kernels of a stack's unit, below the unit's name."""
-    unit = stack.pattern
-    return [layer.kernel.path.split(f"{unit.name}/", 1)[1] for layer in _weight_layers(unit)]
-
-
-@contextlib.contextmanager
-def _instead_of_call(layer: keras.Layer, call) -> Iterator[None]:
-    vars(layer)["call"] = call
-    try:
-        yield
-    finally:
-        del vars(layer)["call"]
-
-
-def _measured(layer: keras.Layer, found: dict):
-    plain = layer.call
-
-    def call(x, *args, **kwargs):
-        if id(layer) not in found:  # of several calls the first counts
-            values = ops.cast(x, "float32")
-            found[id(layer)] = ops.reshape(ops.stack([ops.mean(values), ops.std(values)]), (1, 2))
-        return plain(x, *args, **kwargs)
-
-    return call
+        x = ops.convert_to_tensor(x, stack.compute_dtype)
+        spec = keras.KerasTensor((len(layers), 2), "float32")
+        y, figures = stack.run(step, x, outputs=spec, training=False)
+        return y, ops.reshape(figures, (stack.depth * len(layers), 2))
 
 
-def _measured_stack(stack: UnitStack, found: dict):
-    """Return a `call` of `stack` that looks at the weight layers of each of its units."""
-    plain = stack.call
-    layers = _weight_layers(stack.pattern)
+def _weight_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Return the weight layers in a layer, with stacks as one, in the order of their
+    weights.
+    """
+    order = {id(variable): i for i, variable in enumerate(layer.variables)}
+    first = {
+        each: order[id(each.weights[0] if isinstance(each, UnitStack) else each.kernel)]
+        for each in layer._flatten_layers()
+        if isinstance(each, UnitStack) or has_own_kernel(each)
+    }
+    return sorted(first, key=first.__getitem__)
 
-    def call(x, **options):
-        inside: dict = {}
-        observer = Observer(
-            lambda **_: ops.concatenate([inside.pop(id(layer)) for layer in layers]),
-            (len(layers), 2),
-        )
-        with contextlib.ExitStack() as taps:
-            for layer in layers:
-                taps.enter_context(_instead_of_call(layer, _measured(layer, inside)))
-            taps.enter_context(observer.active())
-            y = plain(x, **options)
-        found[id(stack)] = ops.reshape(observer.seen[0], (stack.depth * len(layers), 2))
-        return y
 
-    return call
+def _nothing(count: int):
+    return ops.full((count, 2), float("nan"))

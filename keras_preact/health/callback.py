@@ -17,7 +17,7 @@ from keras_preact.health.activations import Activations
 from keras_preact.health.probe import Probe
 from keras_preact.health.ranges import Range, replaced
 from keras_preact.health.records import Record
-from keras_preact.health.weights import Place, Watched
+from keras_preact.health.weights import Watched, WeightPlace
 
 
 class TrainingHealth(keras.callbacks.Callback):
@@ -226,11 +226,13 @@ class TrainingHealth(keras.callbacks.Callback):
         )
 
     @property
-    def _read(self) -> list[Place]:
+    def _read(self) -> list[WeightPlace]:
         return [] if self._activations is None else self._activations.places
 
     def _until_due(self) -> int:
-        return self._probe.period - self._probe.steps % self._probe.period
+        """Return the number of batches until the next record."""
+        period = self.interval * self._probe.accumulated
+        return period - self._probe.steps % period
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
@@ -300,7 +302,7 @@ class TrainingHealth(keras.callbacks.Callback):
             )
 
     def _rates(self) -> findings.Rates:
-        optimizer = self._probe.optimizer
+        optimizer = self._probe.inner
         now = float(ops.convert_to_numpy(optimizer.learning_rate))
         rate = optimizer._learning_rate
         if self._highest_rate is None and isinstance(

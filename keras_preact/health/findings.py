@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_preact.health.ranges import Range
 from keras_preact.health.records import Record
-from keras_preact.health.weights import Place, Watched
+from keras_preact.health.weights import Watched, WeightPlace
 
 #: Training is stuck if after this number of updates ...
 STUCK_UPDATES = 100
@@ -92,10 +92,10 @@ class Measured:
     """Values of a figure, at `places` or, without them, of the whole network."""
 
     values: np.ndarray
-    places: Sequence[Place] = ()
+    places: Sequence[WeightPlace] = ()
 
 
-def measured(record: Record, watched: Watched, read: Sequence[Place]) -> dict[str, Measured]:
+def measured(record: Record, watched: Watched, read: Sequence[WeightPlace]) -> dict[str, Measured]:
     """Return the figures of a record that are judged.
 
     Args:

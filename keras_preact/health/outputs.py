@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_preact.health.records import Record
-from keras_preact.health.weights import Place, Watched
+from keras_preact.health.weights import Watched, WeightPlace
 
 
 class CsvFile:
@@ -62,7 +62,7 @@ def _line(values: Iterable[object]) -> bytes:
     return text.getvalue().encode()
 
 
-def columns(watched: Watched, read: Sequence[Place]) -> list[str]:
+def columns(watched: Watched, read: Sequence[WeightPlace]) -> list[str]:
     """Return the columns of a record: figures of the network, then of every weight and
     weight layer.
     """

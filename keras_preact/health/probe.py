@@ -1,9 +1,10 @@
-"""Norms of gradients, weights and updates, which an optimizer with a probe computes in
-the train step.
+"""Norms of gradients, weights and updates, computed in the train step by a stand-in for
+the optimizer.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -15,150 +16,126 @@ GRADIENT, WEIGHT, UPDATE = range(3)
 
 
 class Probe:
-    """Measures the steps of an optimizer until it is removed.
+    """Measures the updates of a model's optimizer until it is removed.
 
-    The optimizer gets two variables that do not train: the figures, `(3, n)` for n
-    weights, and the number of their update. In this instance alone, its method that
-    applies gradients is replaced by one that writes them, and those that save and load
-    it ignore the two variables. Its class and its own variables stay.
+    It replaces `model.optimizer` by a `ProbedOptimizer` around it. The figures, `(3, n)`
+    for n weights, and the number of their update are variables of that stand-in. The
+    optimizer itself does not change.
 
     Args:
         model: Compiled and built.
+        watched: Its weights.
         interval: Updates whose number is a multiple of this one are measured.
         limit: A gradient norm. Every update is measured, and after one whose gradient
             is above or not finite the figures stay as they are. None: no limit.
 
     Figures are norms, in float32: of the gradient before it is clipped, of the weight
     before the update, and of its change, decay included. Accumulated gradients count as
-    their mean. With several replicas of `tf.distribute` it is the sum over them, of
-    gradients that Keras has clipped before.
+    their mean. With several replicas, gradients are those of the whole batch.
+
+    Attributes:
+        optimizer: The user's optimizer.
+        fit: The history of its fit; every fit has another one.
+        due: Whether the next step is measured. Only PyTorch needs to know it before the
+            step; the other backends look at the step's number.
     """
 
     def __init__(self, model: keras.Model, watched: Watched, interval: int, limit: float | None):
+        self.model = model
         self.watched = watched
+        self.interval = interval
         self.limit = limit
-        self.outer = model.optimizer
-        self.optimizer = getattr(
-            self.outer, "inner_optimizer", self.outer
-        )  # of a LossScaleOptimizer: unscaled gradients
-        self.accumulated = self.optimizer.gradient_accumulation_steps or 1
-        self.period = interval * self.accumulated
-        #: The history of its fit; every fit has another one.
+        self.optimizer = model.optimizer
+        self.inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        self.accumulated = self.inner.gradient_accumulation_steps or 1
         self.fit = model.history
-        #: Whether the next step is measured. PyTorch needs to know before the step, others look at
-        #: its number in it.
         self.due = False
         with _scope(model):
-            if not self.outer.built:
-                self.outer.build(watched.variables)
+            if not self.optimizer.built:
+                self.optimizer.build(watched.variables)
             self.figures, self.step = (
-                self.optimizer.add_variable(
-                    shape, dtype=dtype, aggregation="only_first_replica", name=name
+                keras.Variable(
+                    "zeros",
+                    shape=shape,
+                    dtype=dtype,
+                    trainable=False,
+                    aggregation="only_first_replica",
+                    name=name,
                 )
                 for shape, dtype, name in (
                     ((3, len(watched.places)), "float32", "figures"),
                     ((), "int32", "measured_update"),
                 )
             )
-        self.variables = (self.figures, self.step)
-        self._replicas = _replicas(model)
-        self._summed: list = []
-        self._overridden: list[tuple] = []
-        self._index = {
-            self.optimizer._var_key(variable): i for i, variable in enumerate(watched.variables)
-        }
-        self._override(self.optimizer, "_backend_apply_gradients", self._apply)
-        if self._replicas > 1:
-            self._override(self.optimizer, "_all_reduce_sum_gradients", self._sum)
-        for optimizer in {id(each): each for each in (self.outer, self.optimizer)}.values():
-            self._override(
-                optimizer, "save_own_variables", self._without_probe(optimizer.save_own_variables)
-            )
-            self._override(
-                optimizer, "load_own_variables", self._without_probe(optimizer.load_own_variables)
-            )
-        vars(self.outer)["_health_probe"] = self
+        model.optimizer = ProbedOptimizer(self)
 
     def remove(self) -> None:
-        """Remove the probe from the optimizer."""
-        for optimizer, name in self._overridden:
-            del vars(optimizer)[name]
-        del vars(self.outer)["_health_probe"]
-        for variable in self.variables:
-            self.optimizer._untrack_variable(variable)
+        """Put the user's optimizer back."""
+        self.model.optimizer = self.optimizer
 
     @staticmethod
     def of(optimizer) -> "Probe | None":
-        """Return the probe in `optimizer`, or None."""
-        return vars(optimizer).get("_health_probe")
+        """Return the probe of `model.optimizer`, or None."""
+        return optimizer.probe if type(optimizer) is ProbedOptimizer else None
 
     @property
     def steps(self) -> int:
         """Train steps of the optimizer so far; with accumulated gradients, batches."""
-        return int(ops.convert_to_numpy(self.optimizer._iterations.value))
+        return int(ops.convert_to_numpy(self.inner._iterations.value))
 
-    def _override(self, optimizer, name: str, function) -> None:
-        vars(optimizer)[name] = function  # past the optimizer's own tracking of attributes
-        self._overridden.append((optimizer, name))
+    def before(self, gradients: Sequence, variables: Sequence) -> "_Before":
+        """Return what the figures need from before the update."""
+        if shared := getattr(self.optimizer, "whole_gradients", None):
+            gradients = shared(gradients)
+        elif keras.backend.backend() == "tensorflow":
+            gradients = _summed_over_replicas(gradients)
+        given = {id(variable): each for variable, each in zip(variables, gradients, strict=True)}
+        own = [given.get(id(variable)) for variable in self.watched.variables]
+        # of a LossScaleOptimizer, or of another one
+        scale = getattr(self.optimizer, "dynamic_scale", self.inner.loss_scale_factor)
+        scale = None if scale is None else ops.convert_to_tensor(scale)
+        if self.accumulated > 1:
+            own = [
+                each if each is None else self._with_accumulated(each, variable, scale)
+                for each, variable in zip(own, self.watched.variables, strict=True)
+            ]
+            scale = None
+        # copies: on TensorFlow a conversion is none
+        weights = [ops.add(variable, 0) for variable in self.watched.variables]
+        return _Before(own, scale, weights, ops.add(self.inner.iterations, 0))
 
-    def _without_probe(self, method):
-        def call(store):
-            with self._hidden():
-                return method(store)
+    def _with_accumulated(self, gradient, variable: keras.Variable, scale):
+        """Return the mean of a gradient and those of the batches before it."""
+        collected = self.inner._accumulated_gradients[self.inner._get_variable_index(variable)]
+        gradient = _dense(gradient) if scale is None else _dense(gradient) / scale
+        return (gradient + collected) / self.accumulated
 
-        return call
-
-    @contextlib.contextmanager
-    def _hidden(self) -> Iterator[None]:
-        for variable in self.variables:
-            self.optimizer._untrack_variable(variable)
-        try:
-            yield
-        finally:
-            for variable in self.variables:
-                self.optimizer._track_variable(variable)
-
-    def _apply(self, gradients, variables) -> None:
-        """Apply the gradients as the optimizer does, and write the figures."""
-        plain = self.optimizer.__class__._backend_apply_gradients
-        on_torch = keras.backend.backend() == "torch"
-        if on_torch and not self.due:
-            plain(self.optimizer, gradients, variables)
-            return
-        complete = self._with_accumulated(gradients, variables)
-        before = [
-            ops.add(variable, 0) for variable in variables
-        ]  # a copy: on TensorFlow a conversion is none
-        self._summed = []
-        plain(self.optimizer, gradients, variables)
-        complete = self._summed or complete
+    def after(self, before: "_Before") -> tuple:
+        """Return the values of `figures` and `step` after an update."""
+        number = ops.convert_to_tensor(self.inner.iterations)
+        # a LossScaleOptimizer skips steps; with accumulated gradients most steps update nothing
+        updated = ops.greater(number, before.number)
+        due = ops.logical_and(updated, ops.equal(ops.mod(number, self.interval), 0))
+        figures, step = ops.convert_to_tensor(self.figures), ops.convert_to_tensor(self.step)
+        if self.limit is not None:
+            bad = self._is_bad(self._norms(before.gradients, before.scale))
+            due = ops.logical_or(ops.logical_and(bad, updated), due)
+            due = ops.logical_and(due, ops.logical_not(self._is_bad(figures[GRADIENT])))
 
         def measure():
             updates = [
-                ops.subtract(variable, old) for variable, old in zip(variables, before, strict=True)
+                ops.subtract(variable, old)
+                for variable, old in zip(self.watched.variables, before.weights, strict=True)
             ]
-            return ops.stack(
-                [self._norms(tensors, variables) for tensors in (complete, before, updates)]
-            )
+            norms = [
+                self._norms(before.gradients, before.scale),
+                self._norms(before.weights),
+                self._norms(updates),
+            ]
+            return ops.stack(norms), ops.cast(number, "int32")
 
-        number = ops.cast(
-            ops.floor_divide(ops.add(self.optimizer._iterations, 1), self.accumulated), "int32"
-        )
-        figures, step = ops.convert_to_tensor(self.figures), ops.convert_to_tensor(self.step)
-        due = ops.equal(ops.mod(ops.add(self.optimizer._iterations, 1), self.period), 0)
-        if self.limit is not None:
-            due = (
-                ops.logical_and(self._is_bad(self._norms(complete, variables)), self._is_update())
-                | due
-            )
-            due = ops.logical_and(due, ops.logical_not(self._is_bad(figures[GRADIENT])))
         # what is assigned in a branch does not reach all replicas
-        figures, step = ops.cond(due, lambda: (measure(), number), lambda: (figures, step))
-        self.figures.assign(figures)
-        self.step.assign(step)
-
-    def _is_update(self):
-        return ops.equal(ops.mod(ops.add(self.optimizer._iterations, 1), self.accumulated), 0)
+        return ops.cond(due, measure, lambda: (figures, step))
 
     def _is_bad(self, norms):
         norm = ops.sqrt(ops.sum(ops.square(norms)))
@@ -166,64 +143,117 @@ class Probe:
         # NaN is not
         return ops.logical_or(ops.logical_not(ops.isfinite(norm)), ops.greater(norm, self.limit))
 
-    def _sum(self, gradients_and_variables):
-        summed = self.optimizer.__class__._all_reduce_sum_gradients(
-            self.optimizer, gradients_and_variables
-        )
-        import tensorflow as tf
-
-        if not tf.distribute.in_cross_replica_context():  # else summed before they were clipped
-            self._summed = [gradient for gradient, _ in summed]
-        return summed
-
-    def _with_accumulated(self, gradients, variables) -> list:
-        """Return the gradients of an update, with those accumulated in the steps
-        before.
+    def _norms(self, tensors: Sequence, scale=None):
+        """Return the norm of each watched weight's tensor, divided by `scale`, `(n,)`; 0
+        without a tensor.
         """
-        if self.accumulated == 1:
-            return list(gradients)
-        left = (
-            self.optimizer._accumulated_gradients[self.optimizer._get_variable_index(variable)]
-            for variable in variables
-        )
-        return [
-            (gradient + before) / self.accumulated
-            for gradient, before in zip(gradients, left, strict=True)
-        ]
-
-    def _norms(self, tensors: Sequence, variables: Sequence):
-        """Return the norm of each watched weight's tensor, `(n,)`, 0 without one."""
-        given = {
-            self._index[self.optimizer._var_key(v)]: t
-            for v, t in zip(variables, tensors, strict=True)
-        }
         parts = []
-        for i, (variable, stacked) in enumerate(
-            zip(self.watched.variables, self.watched.stacked, strict=True)
+        watched = self.watched
+        for variable, stacked, tensor in zip(
+            watched.variables, watched.stacked, tensors, strict=True
         ):
-            if i in given:
-                squares = ops.square(ops.cast(_all_rows(given[i]), "float32"))
-                axes = tuple(range(int(stacked), len(variable.shape)))
-                parts.append(ops.reshape(ops.sqrt(ops.sum(squares, axis=axes)), (-1,)))
-            else:
+            if tensor is None:
                 parts.append(ops.zeros(variable.shape[0] if stacked else 1))
+                continue
+            tensor = ops.cast(_dense(tensor), "float32")
+            tensor = tensor if scale is None else tensor / scale
+            axes = tuple(range(int(stacked), len(variable.shape)))
+            norms = ops.sqrt(ops.sum(ops.square(tensor), axis=axes))
+            parts.append(ops.reshape(norms, (-1,)))
         return ops.concatenate(parts)
+
+
+class _Before(NamedTuple):
+    """What `Probe` needs from before an update: for each watched weight its gradient,
+    which is multiplied by `scale`, and its value; the number of updates.
+    """
+
+    gradients: list
+    scale: Any
+    weights: list
+    number: Any
+
+
+class ProbedOptimizer:
+    """A stand-in for an optimizer whose updates a `Probe` measures.
+
+    It has the optimizer's class, attributes and state. Callbacks that set the learning
+    rate set the optimizer's, and what is saved is the optimizer alone: the probe's
+    variables are only in `variables`, as a part of the train step's state.
+    """
+
+    probe: Probe
+
+    def __init__(self, probe: Probe):
+        object.__setattr__(self, "probe", probe)
+
+    @property
+    def __class__(self):
+        return self.probe.optimizer.__class__
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "probe":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.probe.optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.probe.optimizer, name, value)
+
+    def __dir__(self):
+        return dir(self.probe.optimizer)  # Keras saves what it finds here
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return [*self.probe.optimizer.variables, self.probe.figures, self.probe.step]
+
+    def apply_gradients(self, pairs) -> Any:
+        gradients, variables = zip(*pairs, strict=True)
+        self.apply(gradients, variables)
+        return self.iterations
+
+    def apply(self, gradients: Sequence, trainable_variables: Sequence | None = None) -> None:
+        probe = self.probe
+        variables = trainable_variables or probe.watched.variables
+        if keras.backend.backend() == "torch" and not probe.due:
+            probe.optimizer.apply(gradients, variables)
+            return
+        before = probe.before(gradients, variables)
+        probe.optimizer.apply(gradients, variables)
+        figures, step = probe.after(before)
+        probe.figures.assign(figures)
+        probe.step.assign(step)
+
+    def stateless_apply(
+        self, optimizer_variables: Sequence, grads: Sequence, trainable_variables: Sequence
+    ) -> tuple[list, list]:
+        probe = self.probe
+        *own, figures, step = optimizer_variables
+        names = [*probe.watched.variables, *self.variables]
+
+        def values(*tensors):
+            return keras.StatelessScope(list(zip(names, tensors, strict=True)))
+
+        with values(*trainable_variables, *own, figures, step):
+            before = probe.before(grads, probe.watched.variables)
+        weights, own = probe.optimizer.stateless_apply(own, grads, trainable_variables)
+        with values(*weights, *own, figures, step):
+            measured = probe.after(before)
+        return weights, [*own, *measured]
 
 
 def own_variables(model: keras.Model) -> list[keras.Variable]:
     """Return the variables of the model's optimizer, which is built if needed, without
     those of a probe.
     """
-    optimizer = model.optimizer
+    probe = Probe.of(model.optimizer)
+    optimizer = model.optimizer if probe is None else probe.optimizer
     if not optimizer.built:
         with _scope(model):
             optimizer.build(model.trainable_variables)
-    probe = Probe.of(optimizer)
-    hidden = set() if probe is None else {id(variable) for variable in probe.variables}
-    return [variable for variable in optimizer.variables if id(variable) not in hidden]
+    return optimizer.variables
 
 
-def _all_rows(gradient):
+def _dense(gradient):
     """Return a tensor for an embedding's gradient, which TensorFlow holds as a list of
     rows, perhaps with repetitions.
     """
@@ -234,16 +264,22 @@ def _all_rows(gradient):
     return tf.convert_to_tensor(gradient)
 
 
+def _summed_over_replicas(gradients: Sequence) -> Sequence:
+    """Return the gradients of the whole batch from those of a replica of
+    `tf.distribute`.
+    """
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return gradients
+    present = [_dense(gradient) for gradient in gradients if gradient is not None]
+    sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
+    return [gradient if gradient is None else next(sums) for gradient in gradients]
+
+
 def _scope(model: keras.Model) -> contextlib.AbstractContextManager:
     """Return the scope for new variables of the model's optimizer."""
     if keras.backend.backend() == "tensorflow":
         return model.distribute_strategy.scope()
     return contextlib.nullcontext()
-
-
-def _replicas(model: keras.Model) -> int:
-    return (
-        model.distribute_strategy.num_replicas_in_sync
-        if keras.backend.backend() == "tensorflow"
-        else 1
-    )

@@ -10,7 +10,7 @@ from keras_preact.units import ResidualUnit
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class WeightPlace:
     """The place of a weight.
 
     Args:
@@ -32,16 +32,16 @@ def owners(model: keras.Model) -> dict[int, keras.Layer]:
     return {id(variable): layer for layer in found for variable in layer.variables}
 
 
-def places(path: str, owner: keras.Layer | None) -> list[Place]:
+def places(path: str, owner: keras.Layer | None) -> list[WeightPlace]:
     """Return the place of a variable with this `path`, for a stack one per unit."""
     if owner is None:
-        return [Place(path, path.rsplit("/", 1)[0], in_unit=False)]
+        return [WeightPlace(path, path.rsplit("/", 1)[0], in_unit=False)]
     scopes = path.split("/")
     at = scopes.index(owner.name)
     units = owner.unit_names if isinstance(owner, UnitStack) else [owner.name]
     groups = ["/".join([*scopes[:at], unit]) for unit in units]
     inside = "/".join(scopes[at + 1 :])
-    return [Place(f"{group}/{inside}", group, in_unit=True) for group in groups]
+    return [WeightPlace(f"{group}/{inside}", group, in_unit=True) for group in groups]
 
 
 class Watched:
@@ -51,7 +51,7 @@ class Watched:
     Attributes:
         variables: The variables.
         stacked: For each of them, whether its leading axis counts units.
-        places: `Place` of each of the n weights.
+        places: `WeightPlace` of each of the n weights.
         kernels: Which of them are kernels, `(n,)`.
     """
 
@@ -61,7 +61,7 @@ class Watched:
         self.stacked = [
             isinstance(owner.get(id(variable)), UnitStack) for variable in self.variables
         ]
-        self.places: list[Place] = []
+        self.places: list[WeightPlace] = []
         kernels: list[bool] = []
         for variable, stacked in zip(self.variables, self.stacked, strict=True):
             own = places(variable.path, owner.get(id(variable)))
