@@ -323,7 +323,8 @@ class Graph:
             return a
 
         for step in self.steps:
-            dominator = functools.reduce(common, step.inputs) if step.inputs else None
+            inputs: tuple[int | None, ...] = step.inputs or (None,)
+            dominator = functools.reduce(common, inputs)
             for tensor in step.outputs:
                 nearest[tensor] = dominator
                 height[tensor] = height[dominator] + 1
