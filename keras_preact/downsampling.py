@@ -1,5 +1,5 @@
-"""How a unit with strides shrinks the map: by strided convolutions alone, or with a
-pooling that looks at every pixel.
+"""How a unit with strides shrinks the map: only by strided convolutions, or with a
+pooling that reads every pixel.
 """
 
 import dataclasses
@@ -13,29 +13,26 @@ from keras_preact._spatial import WindowPooling2D
 
 @dataclasses.dataclass(frozen=True)
 class Downsampling:
-    """Where a pooling takes the stride from a weight.
+    """The places at which a pooling has the stride of a weight.
 
     Args:
         window: Weights of the pooling along a side.
-        places: `"projection"`, in front of the shortcut's; `"branch"`, behind the
-            activation of the weight that has the stride; `"stem"`, behind the stem's
-            max pooling.
+        places: `"projection"`, before the projection of the shortcut; `"branch"`,
+            after the activation before the weight with the stride; `"stem"`, after the
+            max pooling of the stem.
     """
 
     window: tuple[int, ...] = ()
     places: tuple[str, ...] = ()
 
     def pooling(self, place: str, strides: int, data_format: str, dtype) -> list[keras.Layer]:
-        """Return the pooling for a place, which then has the strides: a list of one
-        layer, or of none.
+        """Return a list with the pooling that has the strides at a place, if there is
+        one.
         """
         if strides == 1 or place not in self.places:
             return []
-        return [
-            WindowPooling2D(
-                self.window, strides, data_format, name=f"{place}_downsampling", dtype=dtype
-            )
-        ]
+        name = f"{place}_downsampling"
+        return [WindowPooling2D(self.window, strides, data_format, name=name, dtype=dtype)]
 
 
 #: Name to `Downsampling`. average: ResNet-D, arXiv 1812.01187, Fig. 2c; a 1x1 convolution at stride

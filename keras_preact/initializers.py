@@ -1,5 +1,5 @@
-"""Weight initialisers: the released code's, delta-orthogonal, Fixup; and how one
-initialiser serves many weights.
+"""Weight initialisers: the released code's, delta-orthogonal, Fixup; and seeds for
+networks.
 """
 
 import hashlib
@@ -11,10 +11,10 @@ from keras_preact import _checks
 
 
 def released_he(seed: int | None = None) -> keras.initializers.Initializer:
-    """He initialisation as the released code has it: normal, not truncated, with the
+    """He initialisation as in the released code: normal, not truncated, with the
     variance `2 / fan_out`.
 
-    `keras.initializers.HeNormal` is another one: truncated, with `2 / fan_in`.
+    `keras.initializers.HeNormal` differs: it is truncated, with `2 / fan_in`.
 
     Example:
 
@@ -41,30 +41,31 @@ def released_linear(seed: int | None = None) -> keras.initializers.Initializer:
 
 @keras.saving.register_keras_serializable("keras_preact")
 class DeltaOrthogonal(keras.initializers.Initializer):
-    """An orthogonal matrix in the centre of the kernel, zeros around: the convolution
-    keeps the norm of its input.
+    """An orthogonal matrix in the centre of the kernel, with zeros around it: the
+    convolution keeps the norm of its input.
 
-    `keras.initializers.Orthogonal` makes the flattened kernel orthogonal, which does
-    not make the convolution so. For a dense layer the two are the same.
+    `keras.initializers.Orthogonal` makes the flattened kernel orthogonal, but not the
+    convolution. For a dense layer both are the same.
 
     Args:
         gain: Factor on the matrix.
         seed: As in Keras.
 
     Shapes: `(size, size, channels in, channels out)` with an odd size, or `(features
-        in, features out)`. Norms are kept where
-    at least as many channels go out as come in; where fewer do, those of the directions
-    that are left.
+        in, features out)`. Norms are kept if there are at least as many channels out
+        as in.
 
     Raises:
-        ValueError: for a kernel without a centre.
+        ValueError: for an even kernel size, which has no centre.
 
     Example:
 
     >>> import numpy as np
     >>> kernel = keras.ops.convert_to_numpy(DeltaOrthogonal(seed=0)((3, 3, 4, 8)))
-    >>> np.allclose(kernel[1, 1] @ kernel[1, 1].T, np.eye(4), atol=1e-5), np.abs(kernel).sum((2, 3)).round(1)[0].tolist()
-    (True, [0.0, 0.0, 0.0])
+    >>> np.allclose(kernel[1, 1] @ kernel[1, 1].T, np.eye(4), atol=1e-5)
+    True
+    >>> np.abs(kernel).sum((2, 3)).round(1)[0].tolist()
+    [0.0, 0.0, 0.0]
 
     Source: Algorithm 1 of arXiv 1806.05393.
     """
@@ -89,11 +90,11 @@ class DeltaOrthogonal(keras.initializers.Initializer):
 
 
 class _ForDepth(keras.initializers.Initializer):
-    """He initialisation as released, except in the branches, where it depends on the
-    number of units in the network.
+    """The released He initialisation, except in branches, where it depends on the number
+    of units in the network.
 
     Args:
-        units: L, the number of units; None where a network fills it in.
+        units: L, the number of units; None if the network is to set it.
         seed: As in Keras.
     """
 
@@ -107,9 +108,7 @@ class _ForDepth(keras.initializers.Initializer):
         return released_he(self.seed)(shape, dtype)
 
     def of_branch(self, index: int, weights: int) -> keras.initializers.Initializer:
-        """Return the initialiser of weight `index` (1, 2, ...) of a branch of so many
-        weights.
-        """
+        """Return the initialiser of weight `index` (1, 2, ...) of a branch."""
         units = self.units
         if units is None:
             name = type(self).__name__
@@ -124,7 +123,7 @@ class _ForDepth(keras.initializers.Initializer):
 
     @staticmethod
     def variance_factor(index: int, weights: int, units: int) -> float:
-        """Return what the variance of a weight of a branch is multiplied by."""
+        """Return the factor on the variance of a branch's weight."""
         raise NotImplementedError
 
     def get_config(self):
@@ -135,13 +134,13 @@ class _ForDepth(keras.initializers.Initializer):
 class Fixup(_ForDepth):
     """Fixup: initial values with which a residual network trains without normalisation.
 
-    In a branch of m weights, in a network of L units, the last weight starts at 0 and
-    every other one with He's values times `L ** (-1 / (2 m - 2))`. The classifier
-    starts at 0. The rest of Fixup, scalar shifts and a scalar factor, is an
-    arrangement: `kp.models.resnet_cifar(110, **kp.models.FIXUP)` has both.
+    In a network of L units with m weights per branch, the last weight of a branch
+    starts at 0 and the others with He's values times `L ** (-1 / (2 m - 2))`. The
+    classifier starts at 0. Fixup's scalar shifts and factors are an arrangement:
+    `kp.models.resnet_cifar(110, **kp.models.FIXUP)` has both.
 
     Args:
-        units: L; None where a network fills it in.
+        units: L; None if the network is to set it.
         seed: As in Keras.
 
     Source: Sec. 3 of arXiv 1901.09321.
@@ -154,27 +153,27 @@ class Fixup(_ForDepth):
 
 @keras.saving.register_keras_serializable("keras_preact")
 class DepthScaledHe(_ForDepth):
-    """He's values, those of the last weight of every branch times `1 / sqrt(L)`: L
+    """He's values, with the last weight of each branch scaled by `1 / sqrt(L)`: L
     branches add up to the size of one.
 
-    Gradients then have one size at both ends of thousands of units. With the released
-    initialisation, those of a pre-activation network with batch normalisation grow
-    towards its start as a power of the number of units.
+    Gradients then have the same size at both ends of thousands of units. With the
+    released initialisation, gradients of a pre-activation network with batch
+    normalisation grow towards its start as a power of the number of units.
 
     Args:
-        units: L, the number of units; None where a network fills it in.
+        units: L, the number of units; None if the network is to set it.
         seed: As in Keras.
 
     Example:
 
     >>> import keras_preact as kp
-    >>> model = kp.models.resnet_cifar(110, kernel_initializer=DepthScaledHe(), input_shape=(8, 8, 1))
+    >>> he = DepthScaledHe()
+    >>> model = kp.models.resnet_cifar(110, kernel_initializer=he, input_shape=(8, 8, 1))
     >>> model.get_config()["kernel_initializer"]["config"]
     {'units': None, 'seed': None}
 
     Source: Sec. 2.3 of Radford et al., "Language Models are Unsupervised Multitask
-        Learners", 2019; the analysis is that of
-    arXiv 1803.01719.
+        Learners", 2019; analysis: arXiv 1803.01719.
     """
 
     @staticmethod
@@ -183,34 +182,28 @@ class DepthScaledHe(_ForDepth):
 
 
 def of_branch(initializer, index: int, weights: int) -> keras.initializers.Initializer:
-    """Return the initialiser of one weight of a branch: for most initialisers,
-    themselves.
-    """
-    return (
-        initializer.of_branch(index, weights) if isinstance(initializer, _ForDepth) else initializer
-    )
+    """Return the initialiser of one weight of a branch; most are the same for each."""
+    if isinstance(initializer, _ForDepth):
+        return initializer.of_branch(index, weights)
+    return initializer
 
 
 def of_classifier(initializer) -> keras.initializers.Initializer:
-    """Return the initialiser of the classifier of a network whose other kernels
-    `initializer` fills.
-    """
+    """Return the initialiser of the classifier, given that of the other kernels."""
     if isinstance(initializer, Fixup):
         return keras.initializers.Zeros()
     return spawn(released_linear(seed_of(initializer)), "head")
 
 
 def of_network(initializer, units: int) -> keras.initializers.Initializer:
-    """Return the initialiser for the kernels of a network of so many units."""
+    """Return the initialiser for the kernels of a network with this number of units."""
     if isinstance(initializer, _ForDepth) and initializer.units is None:
         return type(initializer)(units, initializer.seed)
     return initializer
 
 
 def seed_of(initializer: keras.initializers.Initializer) -> int | None:
-    """Return the seed that `initializer` was given, itself or in a `SeedGenerator`;
-    None if it was given none.
-    """
+    """Return the seed of an initialiser or of its `SeedGenerator`; None if it has none."""
     seed = initializer.get_config().get("seed")
     if isinstance(seed, dict):
         seed = seed["config"]["seed"]
@@ -220,11 +213,11 @@ def seed_of(initializer: keras.initializers.Initializer) -> int | None:
 def spawn(
     initializer: keras.initializers.Initializer, *place: object
 ) -> keras.initializers.Initializer:
-    """Return a copy of `initializer` that draws values of its own at `place`.
+    """Return a copy of `initializer` with its own values at `place`.
 
-    A Keras initialiser is stateless: called twice, it returns the same values twice, so
-    that layers sharing one would start equal. A copy of an unseeded one gets a new
-    random seed; a seeded one gets a seed that follows from its own and `place`.
+    A Keras initialiser is stateless: it returns the same values on each call, so layers
+    that share one would start equal. The copy gets a random seed, or a seed derived
+    from the initialiser's seed and `place`.
     """
     config = initializer.get_config()
     seed = seed_of(initializer)
@@ -234,11 +227,8 @@ def spawn(
 
 
 def derive_seed(seed: int, *place: object) -> int:
-    """Return a seed for `place` that follows from `seed`: another one at every place,
-    the same on every machine.
-
-    The order of derivations does not matter: weight `a` of unit `b` gets the seed of
-    unit `b`'s weight `a`.
+    """Return a seed derived from `seed`: different at each place, the same on each
+    machine.
     """
     digest = hashlib.sha256(repr(place).encode()).digest()
     return (seed + int.from_bytes(digest[:4], "little")) % 2**31

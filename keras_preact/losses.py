@@ -1,5 +1,5 @@
-"""The loss of a classifier with integer labels, with label smoothing, which Keras' own
-has for one-hot labels alone.
+"""Cross-entropy of integer labels with label smoothing, which Keras has only for one-hot
+labels.
 """
 
 import keras
@@ -10,25 +10,24 @@ from keras_preact import _checks
 
 @keras.saving.register_keras_serializable("keras_preact")
 class SparseCategoricalCrossentropy(keras.losses.Loss):
-    """Cross-entropy of integer labels, of whose target a share is spread over all
-    classes alike.
+    """Cross-entropy of integer labels with label smoothing.
 
-        loss = -(1 - label_smoothing) * log p[label] - label_smoothing * mean(log p)          p = softmax(logits)
+        loss = -(1 - label_smoothing) * log p[label] - label_smoothing * mean(log p)
+        p = softmax(logits)
 
     Args:
-        label_smoothing: Share of the target that all K classes get in equal parts, the
-            labelled one too; in [0, 1). 0 gives Keras' own loss.
+        label_smoothing: Share of the target, in [0, 1), that is spread equally over all
+            K classes. 0 gives Keras' loss.
         from_logits: Whether predictions are logits; else they are probabilities.
-        reduction: As of every Keras loss: `"sum_over_batch_size"`, `"sum"`,
+        reduction: Reduction as in every Keras loss: `"sum_over_batch_size"`, `"sum"`,
             `"mean_with_sample_weight"`, `"none"`, ...
-        name: Of the loss.
+        name: Name of the loss.
 
     Labels: `(batch, ...)` or `(batch, ..., 1)`, from 0 to K - 1. Predictions: `(batch,
-        ..., K)`. Computed in Keras' floatx, so
-    in float32 whatever the policy of the network.
+        ..., K)`. The loss is in Keras' floatx: float32 for any policy of the network.
 
     Raises:
-        ValueError: for a share outside of [0, 1).
+        ValueError: for a share outside [0, 1).
 
     Example:
 
@@ -36,7 +35,7 @@ class SparseCategoricalCrossentropy(keras.losses.Loss):
     >>> import keras_preact as kp
     >>> logits = np.log([[0.7, 0.2, 0.1]])
     >>> loss = kp.losses.SparseCategoricalCrossentropy(label_smoothing=0.3)
-    >>> round(float(loss(np.array([0]), logits)), 4)  # 0.8 * -log 0.7 + 0.1 * -log 0.2 + 0.1 * -log 0.1
+    >>> round(float(loss(np.array([0]), logits)), 4)  # -0.8 log 0.7 - 0.1 log 0.2 - 0.1 log 0.1
     0.6765
 
     Source: Sec. 7 of arXiv 1512.00567.
@@ -57,9 +56,9 @@ class SparseCategoricalCrossentropy(keras.losses.Loss):
     def call(self, y_true, y_pred):
         if len(y_true.shape) == len(y_pred.shape):
             y_true = ops.squeeze(y_true, -1)
-        logits = (
-            y_pred if self.from_logits else ops.log(ops.maximum(y_pred, keras.config.epsilon()))
-        )
+        logits = y_pred
+        if not self.from_logits:
+            logits = ops.log(ops.maximum(y_pred, keras.config.epsilon()))
         of_label = ops.sparse_categorical_crossentropy(y_true, logits, from_logits=True)
         if not self.label_smoothing:
             return of_label

@@ -8,31 +8,30 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("keras_preact")
 class CoupledSGD(keras.optimizers.SGD):
-    """SGD whose weight decay is a part of the gradient, and so passes through the
-    momentum.
+    """SGD whose weight decay is part of the gradient and passes through the momentum.
 
         g = gradient + weight_decay * w
         v = momentum * v - learning_rate * g
-        w = w + v                                      (Nesterov: w + momentum * v - learning_rate * g)
+        w = w + v                      (Nesterov: w + momentum * v - learning_rate * g)
 
-    Torch's SGD, the released code's and the paper's decay like this.
-    `keras.optimizers.SGD(weight_decay=...)` does not: it shrinks the weights outside
-    the momentum, with momentum 0.9 about ten times weaker. `keras.regularizers.L2(c)`
-    adds the gradient `2 c w`, twice as much, and its loss.
+    The paper, the released code and Torch's SGD decay like this.
+    `keras.optimizers.SGD(weight_decay=...)` shrinks the weights outside the momentum:
+    with momentum 0.9, about ten times less. `keras.regularizers.L2(c)` adds the
+    gradient `2 c w`, twice as much, and changes the loss.
 
-    With `gradient_accumulation_steps` a schedule counts updates, and so does the moving
-    average of `use_ema`; Keras' own SGD counts the parts that an update is accumulated
-    of. Before the first update there is no average, and `finalize_variable_values`
-    leaves the weights as they are, where Keras' own SGD makes them zeros.
+    With `gradient_accumulation_steps`, schedules and the moving average of `use_ema`
+    count updates; Keras' SGD counts the parts of an update. Before the first update
+    there is no average: `finalize_variable_values` then leaves the weights unchanged,
+    and Keras' SGD sets them to zero.
 
     Args:
         learning_rate: A number or a schedule.
-        momentum: Share of the last update that stays.
-        nesterov: Whether the momentum looks ahead; the 4.62 % recipe does.
-        coupled_weight_decay: The factor on w, 1e-4 in the paper.
+        momentum: Share of the last update that is kept.
+        nesterov: Whether to use Nesterov momentum, as in the 4.62 % recipe.
+        coupled_weight_decay: Factor on w, 1e-4 in the paper.
         exclude_from_decay: Words; a weight with one of them in its path is not decayed.
-            The released code decays all weights, those of batch normalisation too;
-            `("norm",)` spares them.
+            The released code decays all weights; `("norm",)` excludes those of
+            normalisations.
         **kwargs: As in `keras.optimizers.SGD`, without `weight_decay`.
 
     Example:
@@ -67,8 +66,8 @@ class CoupledSGD(keras.optimizers.SGD):
             learning_rate, momentum=float(momentum), nesterov=nesterov, name=name, **kwargs
         )
         if self.ema_overwrite_frequency and self.gradient_accumulation_steps:
-            # Keras would overwrite the weights at every part of an update, the first of them before
-            # there is an average
+            # Keras would overwrite the weights at every part of an update, the first ones before
+            # there is an average.
             raise ValueError(
                 "`ema_overwrite_frequency` is not for accumulated gradients: use it without "
                 f"`gradient_accumulation_steps`. Received: {self.ema_overwrite_frequency} and "
@@ -79,7 +78,7 @@ class CoupledSGD(keras.optimizers.SGD):
 
     def build(self, variables):
         super().build(variables)
-        # by index: TensorFlow hands `update_step` variables of its own, which have no path
+        # By index: on TensorFlow, `update_step` gets backend variables, which have no path.
         self._decayed = [
             not any(word in variable.path for word in self.exclude_from_decay)
             for variable in variables
@@ -93,40 +92,31 @@ class CoupledSGD(keras.optimizers.SGD):
 
     def _get_current_learning_rate(self):
         if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            return self._learning_rate(
-                self.iterations
-            )  # Keras asks at the number of parts of accumulated gradients
+            # Keras would count the parts of accumulated gradients.
+            return self._learning_rate(self.iterations)
         return super()._get_current_learning_rate()
 
     def _update_model_variables_moving_average(self, trainable_variables):
         if not self.use_ema:
             return
-        # Keras counts every part of an accumulated gradient as an update
+        # Keras counts every part of an accumulated gradient as an update.
         parts = self.gradient_accumulation_steps or 1
         updated = ops.equal(ops.mod(ops.add(self._iterations, 1), parts), 0)
-        share = ops.where(
-            ops.equal(self.iterations, 0), 1.0, 1.0 - self.ema_momentum
-        )  # of what is new
-        share = ops.where(updated, share, 0.0)
-        for variable, average in zip(
-            trainable_variables, self._model_variables_moving_average, strict=True
-        ):
-            if average is not None:  # of what is no weight, but overwritten by its gradient
+        new_share = ops.where(ops.equal(self.iterations, 0), 1.0, 1.0 - self.ema_momentum)
+        new_share = ops.where(updated, new_share, 0.0)
+        averages = self._model_variables_moving_average
+        for variable, average in zip(trainable_variables, averages, strict=True):
+            if average is not None:  # None: the variable is overwritten by its gradient
                 dtype = keras.backend.result_type(average.dtype, "float32")
                 old, new = ops.cast(average, dtype), ops.cast(variable, dtype)
-                self.assign(
-                    average,
-                    ops.add(old, ops.multiply(ops.cast(share, dtype), ops.subtract(new, old))),
-                )
+                self.assign(average, old + ops.cast(new_share, dtype) * (new - old))
 
     def finalize_variable_values(self, var_list):
         if self.use_ema and not int(ops.convert_to_numpy(self.iterations)):
-            # before the first update, Keras would put in the zeros that the averages start with
-            return
+            return  # Keras would assign the zeros that the averages start with
         super().finalize_variable_values(var_list)
         if self.use_ema and keras.backend.backend() == "jax":
-            # a weight and its average are one array then, which the next step, or an evaluation,
-            # takes from both
+            # A weight and its average are now one array, which the next step would donate twice.
             for average in self._model_variables_moving_average:
                 if average is not None:
                     average.assign(ops.copy(average))

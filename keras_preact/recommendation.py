@@ -196,13 +196,14 @@ def recommend(
         **_network(row, kind, batch_size, recipe),
         **_dropout(kind, parameters, recipe),
     }
-    values, reasons = {}, []
+    values: dict[str, Any] = {}
+    reasons = []
     for field, choice in choices.items():
         values[field] = choice
         if isinstance(choice, _Choice):
             values[field] = choice.value
             reasons.append(Reason(field, choice.sentence, choice.source))
-    asked = {"depth": depth, "task": task, "batch_size": batch_size, "parameters": parameters}
+    asked: dict[str, Any] = {"depth": depth, "task": task, "batch_size": batch_size, "parameters": parameters}
     return Recommendation(**asked, **values, reasons=tuple(reasons))
 
 

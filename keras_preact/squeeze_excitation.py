@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation: channels of a map scaled by what the whole map holds."""
+"""Squeeze-and-excitation: channels scaled by gates that read the whole map."""
 
 import keras
 from keras import ops
@@ -13,7 +13,7 @@ class SqueezeExcitation(keras.Layer):
 
     Args:
         reduction: `W_1` has `channels // reduction` outputs, at least one.
-        kernel_initializer: Of both weights; each draws its own values.
+        kernel_initializer: Initialiser of both weights; each draws its own values.
         data_format: `"channels_last"` or `"channels_first"`.
 
     Input and output: `(batch, height, width, channels)`, or channels first. The weights

@@ -29,21 +29,11 @@ from keras_preact.analysis.figures.diagrams import draw_diagram, in_words
 from training.reproduce import pictures, results
 
 ROOT = Path(__file__).parents[2]
-#: Blocks that are drawn, in the arrangement that shows them.
-BLOCKS = {
-    "basic": "full_preactivation",
-    "bottleneck": "full_preactivation",
-    "dense": "full_preactivation",
-}
-BLOCKS |= {
-    "single": "full_preactivation",
-    "attention": "pre_norm",
-    "mlp": "pre_norm",
-    "swiglu": "pre_norm",
-}
+#: Blocks to draw, each with an arrangement.
+BLOCKS = dict.fromkeys(("basic", "bottleneck", "dense", "single"), "full_preactivation")
+BLOCKS |= dict.fromkeys(("attention", "mlp", "swiglu"), "pre_norm")
 COMPARED = ("original", "full_preactivation")
-#: The arrangements of which the front picture shows the training, and their colours: those of the
-#: other figures.
+#: The arrangements whose training the front picture shows, and their colours in every figure.
 HUES = dict(zip(COMPARED, style.HUES, strict=False))
 FRONT = ROOT / "docs/pictures"
 
@@ -100,11 +90,8 @@ def _errors(axes, trials: dict[str, Sequence[results.Record]]) -> None:
         axes.fill_between(iterations, low, high, color=hue.line, alpha=0.2, linewidth=0)
         axes.plot(iterations, middle, color=hue.line, linewidth=2, label=name)
         look = {"ha": "right", "fontsize": style.LABEL, "fontweight": "bold", "color": hue.text}
-        look |= (
-            {"xytext": (-2, 24), "va": "bottom"}
-            if name == worst
-            else {"xytext": (-2, -20), "va": "top"}
-        )
+        above, below = {"xytext": (-2, 24), "va": "bottom"}, {"xytext": (-2, -20), "va": "top"}
+        look |= above if name == worst else below
         text = f"{in_words(name)}\n{_final(records):.1f} %"
         axes.annotate(text, (iterations[-1], middle[-1]), textcoords="offset points", **look)
     records = trials[worst]
@@ -165,20 +152,12 @@ def measurements() -> Iterator[tuple[str, object]]:
     signals = {
         name: kp.analysis.propagation(model, images, labels) for name, model in networks.items()
     }
+    paths = {name: kp.analysis.direct_path(model, images) for name, model in networks.items()}
+    check = kp.analysis.check_identities(networks["full_preactivation"], images, labels)
     yield "activation_norms", figures.activation_norms(signals)
     yield "truncation", figures.truncation(signals)
-    yield (
-        "direct_paths",
-        figures.direct_paths(
-            {name: kp.analysis.direct_path(each, images) for name, each in networks.items()}
-        ),
-    )
-    yield (
-        "gradient_split",
-        figures.gradient_split(
-            kp.analysis.check_identities(networks["full_preactivation"], images, labels)
-        ),
-    )
+    yield "direct_paths", figures.direct_paths(paths)
+    yield "gradient_split", figures.gradient_split(check)
 
 
 def dark_name(name: str) -> str:
@@ -191,13 +170,9 @@ def dark_name(name: str) -> str:
 def on_files(files, config):
     for draw in (diagrams, measurements):
         for name, figure in draw():
-            svg = style.svg(figure)
-            files.append(File.generated(config, f"figures/{name}.svg", content=svg))
-            files.append(
-                File.generated(
-                    config, f"figures/{dark_name(name + '.svg')}", content=style.darkened(svg)
-                )
-            )
+            file, svg = f"figures/{name}.svg", style.svg(figure)
+            files.append(File.generated(config, file, content=svg))
+            files.append(File.generated(config, dark_name(file), content=style.darkened(svg)))
     for path in sorted((ROOT / "results").glob("*.png")):
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     return files
@@ -205,9 +180,7 @@ def on_files(files, config):
 
 @event_priority(-100)  # after the macros, which name pictures too
 def on_page_markdown(markdown, page, config, files):
-    """Show each picture that has a dark counterpart as two images, of which the theme
-    hides one.
-    """
+    """Show a picture that has a dark counterpart as two images; the theme hides one."""
 
     def both(match: re.Match) -> str:
         alt, target = match.groups()

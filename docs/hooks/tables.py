@@ -47,28 +47,26 @@ def published(**wanted: str) -> str:
     return kp.published.to_markdown(kp.published.results(**wanted))
 
 
+def _row(name: str) -> tuple[str, str, dict[str, str]]:
+    """Return F and f of an arrangement in words, and its published errors by network."""
+    row = kp.ARRANGEMENTS[name]
+    order = [WORDS.get(part, part) for part in (*row.first, "W", *row.between, "W", *row.last)]
+    after = [WORDS[part] for part in row.after_addition]
+    results = [each for each in kp.published.results(table="2") if each.row == name]
+    errors = {each.network: f"{each.error:.2f}" for each in results}
+    return " ".join(order), " ".join(after), errors
+
+
 def arrangements() -> str:
     """The table of arrangements with the errors of Table 2."""
-
-    def cells(name: str) -> list[str]:
-        row = kp.ARRANGEMENTS[name]
-        order = [WORDS.get(part, part) for part in (*row.first, "W", *row.between, "W", *row.last)]
-        after = [WORDS[part] for part in row.after_addition]
-        errors = {
-            each.network: f"{each.error:.2f}"
-            for each in kp.published.results(table="2")
-            if each.row == name
-        }
-        remark = "" if errors else " (not in the paper)"
-        return [
-            f"`{name}`{remark}",
-            " ".join(order),
-            " ".join(after),
-            *(errors.get(network, "") for network in networks),
-        ]
-
     networks = ("ResNet-110", "ResNet-164")
-    return table(["arrangement", "F", "f", *networks], [cells(name) for name in kp.ARRANGEMENTS])
+    rows = []
+    for name in kp.ARRANGEMENTS:
+        order, after, errors = _row(name)
+        remark = "" if errors else " (not in the paper)"
+        numbers = (errors.get(network, "") for network in networks)
+        rows.append([f"`{name}`{remark}", order, after, *numbers])
+    return table(["arrangement", "F", "f", *networks], rows)
 
 
 def commands() -> str:
@@ -81,22 +79,14 @@ def commands() -> str:
 
 def arrangement(name: str) -> str:
     """The picture of an arrangement, its order and its published errors."""
-    row = kp.ARRANGEMENTS[name]
-    order = [WORDS.get(part, part) for part in (*row.first, "W", *row.between, "W", *row.last)]
-    after = [WORDS[part] for part in row.after_addition]
-    errors = [
-        f"{each.error:.2f} % ({each.network})"
-        for each in kp.published.results(table="2")
-        if each.row == name
-    ]
-    lines = [
-        f"![Unit in the arrangement {name}](figures/arrangement_{name}.svg)",
-        f"F: {' '.join(order)}. f: {' '.join(after) or 'nothing'}.",
-        f"Published test error on CIFAR-10 (Table 2, medians of 5): {', '.join(errors)}."
-        if errors
-        else "Not in the paper.",
-    ]
-    return "\n\n".join(lines)
+    order, after, errors = _row(name)
+    numbers = ", ".join(f"{error} % ({network})" for network, error in errors.items())
+    published = f"Published test error on CIFAR-10 (Table 2, medians of 5): {numbers}."
+    return (
+        f"![Unit in the arrangement {name}](figures/arrangement_{name}.svg)\n\n"
+        f"F: {order}. f: {after or 'nothing'}.\n\n"
+        f"{published if errors else 'Not in the paper.'}"
+    )
 
 
 def shortcut(name: str) -> str:
@@ -154,15 +144,14 @@ def measured(file: str, candidate: str, figure: str, digits: str = "2") -> str:
     the baseline.
     """
     figure, _, ratio = figure.partition(" ")
-    summary = json.loads((ROOT / f"training/benchmark/measured/{file}.json").read_text())[
-        "summary"
-    ][candidate][figure]
+    summary = benchmarks.read(file)["summary"][candidate][figure]
     return f"{summary['ratio']['median'] if ratio else summary['median']:.{digits}f}"
 
 
 def card(key: str) -> str:
     """A figure of the committed model's card, in percent."""
-    return f"{100 * json.loads((ROOT / 'saved_models/cifar10_resnet20/model_card.json').read_text())['metrics'][key]:.2f} %"
+    text = (ROOT / "saved_models/cifar10_resnet20/model_card.json").read_text()
+    return f"{100 * json.loads(text)['metrics'][key]:.2f} %"
 
 
 def file(path: str, *, heading: str = "") -> str:
@@ -193,41 +182,20 @@ def relinked(text: str, path: str, page: str) -> str:
         if re.match(r"https?:|#", match[2]):
             return match[0]
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2]))
-        target = (
-            target if target.endswith(".png") else PAGES.get(target)
-        )  # pictures are at the same place
-        return (
-            f"[{match[1]}]({os.path.relpath(target, posixpath.dirname(page) or '.')})"
-            if target
-            else match[1]
-        )
+        if not target.endswith(".png"):  # pictures are at the same place
+            target = PAGES.get(target, "")
+        start = posixpath.dirname(page) or "."
+        return f"[{match[1]}]({os.path.relpath(target, start)})" if target else match[1]
 
     return re.sub(r"\[([^\]]+)\]\(([^)]+)\)", link, text)
 
 
-MACROS = {
-    each.__name__: each
-    for each in (
-        *(
-            published,
-            arrangements,
-            arrangement,
-            shortcut,
-            models,
-            commands,
-            recipes,
-            checks,
-            measured,
-            card,
-            file,
-        ),
-        *(benchmarks.benchmarks, benchmarks.very_deep, benchmarks.engines),
-    )
-}
+#: Name in double braces to the function.
+MACROS = {each.__name__: each for each in (published, arrangements, arrangement, shortcut, models)}
+MACROS |= {each.__name__: each for each in (commands, recipes, checks, measured, card, file)}
+MACROS |= {name: getattr(benchmarks, name) for name in ("benchmarks", "very_deep", "engines")}
 
-
-#: Folder or page to the weight of its words in the search, 1 elsewhere; and pages whose tables need
-#: the whole width.
+#: Weights of pages in the search, 1 elsewhere; and pages whose tables need the whole width.
 BOOSTS = {"howto/": 2, "install.md": 2, "reference/": 0.5, "changelog.md": 0.5}
 WIDE = ("models.md", "benchmarks.md", "results.md")
 

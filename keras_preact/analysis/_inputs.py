@@ -1,6 +1,4 @@
-"""What the analyses take: a batch of inputs, perhaps with labels, and the loss whose
-gradients are looked at.
-"""
+"""The arguments of the analyses: a batch of inputs, labels, and a loss."""
 
 from collections.abc import Callable
 
@@ -12,12 +10,11 @@ from keras_preact.analysis.graph import Graph, Step
 
 
 def check_sample(model: keras.Layer, sample, argument: str = "x") -> list[np.ndarray]:
-    """Return the sample as arrays, one for each input of the model, of the dtypes that
-    it takes.
+    """Return the sample as arrays in the dtypes of the model's inputs, one per input.
 
     Raises:
-        ValueError: where it is empty, holds no numbers or some that are not finite, or
-            does not fit the model.
+        ValueError: if it is empty, has values that are not finite numbers, or does not
+            fit the model.
     """
     parts = sample if isinstance(sample, list | tuple) else [sample]
     arrays = [
@@ -56,7 +53,7 @@ def _check(array: np.ndarray, wanted, argument: str) -> np.ndarray:
 
 
 def check_labels(labels, examples: int):
-    """Return labels as an array, one for each example; None stays."""
+    """Return labels as an array, one per example, or None if there are none."""
     if labels is None:
         return None
     labels = np.asarray(labels)
@@ -70,11 +67,12 @@ def check_labels(labels, examples: int):
 
 
 def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
-    """Return the function from a model's outputs, a list, to the scalar E.
+    """Return the function from a list of the model's outputs to the scalar E.
 
-    With `loss`, a function of labels and output, that; else with labels the sparse
-    categorical cross-entropy, of logits or of probabilities as the model returns them;
-    else the mean over the batch of half the squared norm of all outputs.
+    E is the mean of `loss`, a function of labels and output, if given. Else it is the
+    sparse categorical cross-entropy of the labels, if given, from logits or
+    probabilities. Else it is half the squared norm of all outputs, averaged over the
+    batch.
     """
     if loss is not None:
         wanted = None if labels is None else ops.convert_to_tensor(labels)
@@ -95,6 +93,6 @@ def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
 
 
 def is_softmax(step: Step) -> bool:
-    """Whether the operation is a softmax, by itself or as the activation of a layer."""
+    """Whether the operation is a softmax, or a layer that ends in one."""
     activation = getattr(step.operation, "activation", None)
     return step.kind == "Softmax" or activation is keras.activations.softmax

@@ -1,11 +1,9 @@
-"""The operations of any Keras model in order, through the layers that hold other
-layers, and the residual units among them.
-"""
+"""The operations of any Keras model as a flat graph, and the residual units in it."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 import keras
@@ -15,17 +13,16 @@ from keras_preact._spatial import WindowPooling2D
 from keras_preact.squeeze_excitation import SqueezeExcitation
 from keras_preact.stacks import UnitStack
 
-#: Words in the names of layers whose weights are no kernels, even where they have several axes.
+#: Parts of the names of layers whose weights are no kernels, although some have several axes.
 _NO_KERNEL = ("Embedding", "Norm", "PReLU", "SqueezeExcitation")
 
-#: Layers of ours that are one step as a pooling of Keras is: the signal goes through them, not
-#: through what they are made of.
+#: Layers of this package that are one step, as the poolings of Keras are.
 _WHOLE = (SqueezeExcitation, WindowPooling2D)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ref:
-    """Stands for a tensor in the arguments of a step."""
+    """A tensor in the arguments of a step, by its number."""
 
     tensor: int
 
@@ -36,8 +33,8 @@ class Step:
 
     Args:
         operation: A Keras operation or layer.
-        name: Its name, behind those of the layers that hold it: `stage1_unit2/conv_1`.
-        args, kwargs: What it is called with, with a `Ref` for each tensor.
+        name: Its name after those of the layers that hold it: `stage1_unit2/conv_1`.
+        args, kwargs: Arguments of the call, with a `Ref` for each tensor.
         inputs, outputs: Numbers of the tensors that it reads and returns.
     """
 
@@ -50,8 +47,8 @@ class Step:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether it is a weight layer: one that multiplies by a matrix or kernel, as
-        against a scale, a shift or a table.
+        """Whether it is a weight layer: it multiplies by a matrix or kernel, which a
+        scale, a shift or a table does not.
         """
         if not isinstance(self.operation, keras.Layer) or any(
             word in self.kind for word in _NO_KERNEL
@@ -70,14 +67,13 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Addition:
-    """A residual unit as a graph shows it: two paths that start at one tensor and are
-    added.
+    """A residual unit in a graph: two paths that start at one tensor and are added.
 
     Args:
         step: Number of the addition's step.
-        start: The tensor that both paths start from.
-        shortcut, residual: The tensors that are added; the shortcut is the path with
-            fewer weights, then the shorter one.
+        start: Tensor at which both paths start.
+        shortcut, residual: Tensors that are added. The shortcut is the path with fewer
+            weights; if both have as many, the shorter one.
         shortcut_steps, residual_steps: Numbers of the steps of the two paths, in order.
         total: The sum.
     """
@@ -96,17 +92,16 @@ class Graph:
 
     Args:
         model: Any Keras model or layer that can be called with Keras tensors.
-        inputs: Arrays or tensors as the model takes them, one or a structure; their
-            shapes and dtypes are used.
-        training: What the model is called with.
+        inputs: Inputs of the model, an array or a structure; only shapes and dtypes
+            matter.
+        training: Argument of the model's call.
         opaque: Classes of layers that stay one step.
         every_kernel: Whether layers that hold weight layers and are one step otherwise,
             such as Keras' MultiHeadAttention, are resolved too, if they can be traced.
-        like: A graph of the same model. Its copies of the units of stacks are taken,
-            and not made again.
+        like: A graph of the same model, whose copies of stacked units are reused.
 
     Attributes:
-        steps: In an order in which they can run.
+        steps: The operations, in an order in which they can run.
         inputs, outputs: Numbers of the tensors.
         batch: Number of examples.
         specs: Shape and dtype of each tensor.
@@ -174,9 +169,8 @@ class Graph:
         self, operation, prefix: str, args: tuple, kwargs: dict, outputs: list[KerasTensor]
     ) -> list[int]:
         if isinstance(operation, keras.Layer):
-            kwargs = {
-                key: value for key, value in kwargs.items() if key != "training"
-            }  # to be the graph's
+            # `training` is the graph's
+            kwargs = {key: value for key, value in kwargs.items() if key != "training"}
         if self._is_composite(operation):
             return self._inline(operation, f"{prefix}{operation.name}/", args, kwargs)
         if self.every_kernel and _holds_kernels(operation) and not self._is_opaque(operation):
@@ -208,32 +202,26 @@ class Graph:
             return True
         if type(operation).__module__.startswith("keras.src."):
             return False
-        # without variables of its own it is arithmetic, such as a shortcut; with them it is a
-        # primitive, such as a norm
+        # Without variables of its own it is arithmetic, such as a shortcut; with them it is one
+        # step, such as a norm.
         return not operation.variables or any(
             layer is not operation for layer in operation._flatten_layers()
         )
 
     def _calls(self, layer, args: tuple, kwargs: dict):
-        """Return the calls of which `layer` consists, its inputs, the references that
-        stand in their places, its outputs.
+        """Return the calls inside `layer`, its inputs, the references in their places,
+        and its outputs.
         """
         actual = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref)]
         functional = getattr(layer, "_functional", None) or layer  # a Sequential holds one
         if isinstance(functional, keras.Model) and getattr(functional, "inputs", None):
-            return (
-                _nodes(functional.inputs, functional.outputs),
-                functional.inputs,
-                actual,
-                functional.outputs,
-            )
+            nodes = _nodes(functional.inputs, functional.outputs)
+            return nodes, functional.inputs, actual, functional.outputs
         specs = [self.specs[ref.tensor] for ref in actual]
-        # with the batch's size: a call that reads shapes to reshape by them gets numbers
+        # With the batch size: a call that reshapes by the shape it reads needs numbers.
         symbols = [
-            KerasTensor((spec.shape[0] or self.batch, *spec.shape[1:]), spec.dtype)
-            if spec.shape
-            else spec
-            for spec in specs
+            KerasTensor((x.shape[0] or self.batch, *x.shape[1:]), x.dtype) if x.shape else x
+            for x in specs
         ]
         fresh = iter(symbols)
         args, kwargs = keras.tree.map_structure(
@@ -266,11 +254,11 @@ class Graph:
         """Return every tensor for these inputs, by its number.
 
         Args:
-            inputs: As for the model.
-            added: What is added to tensors, by their numbers.
-            changed: Functions that are applied to tensors, by their numbers.
-            calls: Functions of a step's input that are called in its place, by the
-                number of its output.
+            inputs: Inputs of the model.
+            added: Number of a tensor to what is added to it.
+            changed: Number of a tensor to a function that is applied to it.
+            calls: Number of a step's output to a function of its input that is called
+                in its place.
         """
         values = dict(
             zip(self.inputs, map(ops.convert_to_tensor, keras.tree.flatten(inputs)), strict=True)
@@ -281,17 +269,15 @@ class Graph:
         return values
 
     def walk(self, inputs, until: Mapping[int, int]) -> Iterator[tuple[int, dict[int, Any]]]:
-        """Run the steps one after the other and keep no tensor for longer than it is
-        needed.
+        """Run the steps one by one, and drop each tensor after its last use.
 
         Args:
-            inputs: As for the model.
-            until: Number of a tensor to that of the step up to which it stays, although
-                no step reads it any more.
+            inputs: Inputs of the model.
+            until: Number of a tensor to that of the step until which it is kept,
+                although no step reads it.
 
         Yields:
-            The number of each step when it has run, and the tensors that are there, by
-            their numbers.
+            The number of each step after it has run, and the kept tensors by number.
         """
         last = {
             tensor: max([*readers, until.get(tensor, -1)])
@@ -314,9 +300,7 @@ class Graph:
         changed=None,
         calls=None,
     ) -> None:
-        """Add to `values`, which hold what the first of some steps read, what the steps
-        return.
-        """
+        """Run some steps: read tensors from `values`, and add what they return."""
         for step in steps:
             args, kwargs = keras.tree.map_structure(
                 lambda leaf: values[leaf.tensor] if isinstance(leaf, Ref) else leaf,
@@ -329,12 +313,12 @@ class Graph:
             for number, value in zip(step.outputs, results, strict=True):
                 values[number] = _changed(number, value, added, changed)
 
-    @cached_property
+    @functools.cached_property
     def producers(self) -> dict[int, int]:
         """Number of a tensor to that of the step that returns it; inputs have none."""
         return {tensor: i for i, step in enumerate(self.steps) for tensor in step.outputs}
 
-    @cached_property
+    @functools.cached_property
     def consumers(self) -> dict[int, list[int]]:
         """Number of a tensor to those of the steps that read it."""
         readers: dict[int, list[int]] = {number: [] for number in range(len(self.specs))}
@@ -343,25 +327,27 @@ class Graph:
                 readers[tensor].append(i)
         return readers
 
-    @cached_property
-    def dominators(self) -> dict[int, int | None]:
-        """Number of a tensor to that of the nearest one that every path to it passes;
-        None where there is none.
+    @functools.cached_property
+    def dominators(self) -> dict[int | None, int | None]:
+        """Number of a tensor to that of the nearest tensor on every path to it; None if
+        there is none.
         """
-        nearest: dict[int, int | None] = dict.fromkeys(self.inputs)
+        nearest: dict[int | None, int | None] = dict.fromkeys(self.inputs)
         height: dict[int | None, int] = {None: 0} | dict.fromkeys(self.inputs, 1)
+
+        def common(a: int | None, b: int | None) -> int | None:
+            while a != b:
+                if height[a] < height[b]:
+                    a, b = b, a
+                a = nearest[a]
+            return a
+
         for step in self.steps:
-            common: int | None = step.inputs[0] if step.inputs else None
-            for other in step.inputs[1:]:
-                a: int | None = other
-                while a != common:
-                    if height[a] >= height[common]:
-                        a = nearest[a] if a is not None else None
-                    else:
-                        common = nearest[common] if common is not None else None
+            inputs: tuple[int | None, ...] = step.inputs or (None,)
+            dominator = functools.reduce(common, inputs)
             for tensor in step.outputs:
-                nearest[tensor] = common
-                height[tensor] = height[common] + 1
+                nearest[tensor] = dominator
+                height[tensor] = height[dominator] + 1
         return nearest
 
     def between(self, start: int, end: int) -> tuple[int, ...]:
@@ -385,8 +371,8 @@ class Graph:
         return tuple(reversed(steps))
 
     def follow(self, tensor: int, kinds: list[str]) -> int:
-        """Return the tensor behind steps of these kinds, one after another; `tensor`
-        where other ones stand there.
+        """Return the tensor after steps of these kinds, in this order; `tensor` itself
+        if other steps follow it.
         """
         reached = tensor
         for kind in kinds:
@@ -399,7 +385,7 @@ class Graph:
     def weights_of(self, steps) -> int:
         return sum(self.steps[i].has_kernel for i in steps)
 
-    @cached_property
+    @functools.cached_property
     def additions(self) -> list[Addition]:
         """The residual units that are not inside another one's branch, in order."""
         found = list(self._additions())
@@ -451,9 +437,7 @@ def _takes_training(operation) -> bool:
 
 
 def _nodes(inputs: list[KerasTensor], outputs: list[KerasTensor]) -> list:
-    """Return the calls that lead from inputs to outputs, in an order in which they can
-    run.
-    """
+    """Return the calls from inputs to outputs, in an order in which they can run."""
     given = {id(symbol) for symbol in inputs}
     outputs = [symbol for symbol in outputs if id(symbol) not in given]
     by_depth = keras.Function(inputs, outputs)._nodes_by_depth if outputs else {}

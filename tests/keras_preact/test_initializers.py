@@ -76,26 +76,26 @@ def test_no_two_kernels_start_alike(options, name):
         ), (path, other)
 
 
-def test_seeded_initializer_is_reproducible():
-    def build(seed):
-        options = {
-            "kernel_initializer": keras.initializers.HeNormal(seed=seed),
-            "shortcut": "exclusive_gating",
-        }
-        return kernels(kp.models.resnet_cifar(8, width_factor=0.25, **options))
-
-    one, same, other = build(1), build(1), build(2)
-    for path, kernel in one.items():
-        np.testing.assert_array_equal(kernel, same[path], path)
-        assert not np.array_equal(kernel, other[path]), path
+def seeded(seed):
+    return {"kernel_initializer": keras.initializers.HeNormal(seed=seed)}
 
 
-def test_unseeded_networks_follow_the_global_seed():
-    def build(seed):
-        keras.utils.set_random_seed(seed)
-        return kernels(kp.models.resnet_cifar(8, width_factor=0.25))
+def unseeded(seed):
+    keras.utils.set_random_seed(seed)
+    return {}
 
-    one, same, other = build(1), build(1), build(2)
+
+@pytest.mark.parametrize("options", [seeded, unseeded])
+def test_a_seed_reproduces_a_network(options):
+    """The initialiser's seed, or the global one."""
+    one, same, other = (
+        kernels(
+            kp.models.resnet_cifar(
+                8, width_factor=0.25, shortcut="exclusive_gating", **options(seed)
+            )
+        )
+        for seed in (1, 1, 2)
+    )
     for path, kernel in one.items():
         np.testing.assert_array_equal(kernel, same[path], path)
         assert not np.array_equal(kernel, other[path]), path

@@ -51,13 +51,6 @@ def test_equals_torch(nesterov):
     )
 
 
-def test_is_not_keras_weight_decay():
-    start = np.ones((3, 2), "float32")
-    theirs = keras_path(keras.optimizers.SGD(RATE, momentum=0.9, weight_decay=DECAY), start)
-    ours = keras_path(kp.optimizers.CoupledSGD(RATE, coupled_weight_decay=DECAY), start)
-    assert np.abs(ours - theirs).max() > 1e-3
-
-
 def test_excluded_weights_are_not_decayed():
     optimizer = kp.optimizers.CoupledSGD(
         RATE, momentum=0, coupled_weight_decay=DECAY, exclude_from_decay=("norm",)
@@ -177,7 +170,7 @@ def test_no_update_leaves_the_weights():
 
 def test_averages_outlive_fit():
     """On JAX, steps give their arrays away: Keras' averages are gone in an evaluation
-    behind fit.
+    after fit.
     """
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(kp.optimizers.CoupledSGD(0.1, use_ema=True), "mse")
@@ -192,15 +185,6 @@ def test_averages_outlive_fit():
         averages[0], keras.ops.convert_to_numpy(model.trainable_variables[0].value)
     )
     model.fit(*data, verbose=0)
-
-
-def test_no_average_without_use_ema():
-    optimizer = kp.optimizers.CoupledSGD(0.1)
-    optimizer.apply([keras.ops.ones(1)], [variable := keras.Variable([1.0])])
-    assert not [each.path for each in optimizer.variables if "average" in each.path]
-    before = value_of(variable)
-    optimizer.finalize_variable_values([variable])
-    assert value_of(variable) == before
 
 
 @pytest.mark.parametrize(

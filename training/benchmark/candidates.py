@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras_preact as kp
-from keras_preact.models.network import NetworkOptions
 from keras_preact.models.registry import MODELS
 
 from ..cli import UserError, nearest
@@ -122,7 +121,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         _check_peer(name, options, text)
     elif options:
         own = inspect.signature(MODELS[name].builder).parameters
-        allowed = {*NetworkOptions.__annotations__, *own} - {"options", "kwargs"}
+        allowed = {*kp.models.option_names(), *own} - {"options", "kwargs"}
         for key in options:
             if key in _SET_ELSEWHERE:
                 raise UserError(f"{key} is set by {_SET_ELSEWHERE[key]}. Received: {text!r}")

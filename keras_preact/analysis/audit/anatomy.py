@@ -191,8 +191,8 @@ class Anatomy:
         shared, branch = self.order(unit.shared), self.order(unit.branch)
         if self.per_token:  # branches of transformers differ between their weights
             for name, row in TRANSFORMER_ARRANGEMENTS.items():
-                first = list(row.first)
-                if shared == list(row.after_addition) and branch[: len(first)] == first:
+                start = branch[: len(row.first)]
+                if shared == list(row.after_addition) and start == list(row.first):
                     return name
             return None
         order = [*shared, *branch]

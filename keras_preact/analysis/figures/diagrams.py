@@ -140,8 +140,8 @@ def diagram(
     row = arrangements.get(arrangement)
     weights = blocks.get(block)
     h = shortcuts.get(shortcut)
-    kind = next(kind for kind in type(h).__mro__ if kind in _ON_PATHS)
-    on_shortcut, on_branch, gate = _ON_PATHS[kind](h)
+    known = next(kind for kind in type(h).__mro__ if kind in _ON_PATHS)
+    on_shortcut, on_branch, gate = _ON_PATHS[known](h)
     words = {"norm": normalization, "activation": weights.activation or activation}
 
     def components(names: Sequence[str], path: str) -> list[Box]:

@@ -369,6 +369,8 @@ def _ends(axes) -> list[tuple[Any, float, float]]:
             return []
         end = float(y[shown[-1]])
         ends.append((line, end, to_points * float(axes.transData.transform((0, end))[1])))
+    if not ends:
+        return []
     heights = [height for *_, height in ends]
     box = axes.get_window_extent()
     step = CHARACTER_HEIGHT * TICK
@@ -389,20 +391,14 @@ def apart(places: Sequence[float], step: float, low: float, high: float) -> list
     """
     if (len(places) - 1) * step > high - low:
         return None
+    # With the steps taken off, places in order must not fall: that is isotonic regression.
     order = np.argsort(places, kind="stable")
-    # Groups of places that touch: their number, and the mean of where the first of them would be.
-    groups: list[list[float]] = []
-    for i, index in enumerate(order):
-        groups.append([1, float(np.clip(places[index], low, high)) - i * step])
-        while len(groups) > 1 and groups[-2][1] > groups[-1][1]:
-            count, first = groups.pop()
-            total = groups[-1][0] + count
-            groups[-1] = [total, (groups[-1][0] * groups[-1][1] + count * first) / total]
-    firsts = np.repeat([first for _, first in groups], [int(count) for count, _ in groups])
-    firsts = np.clip(firsts, low, high - (len(places) - 1) * step)
+    steps = step * np.arange(len(places))
+    wanted = np.clip(np.asarray(places)[order], low, high) - steps
+    fitted = _optional.load("scipy.optimize").isotonic_regression(wanted).x
     moved = np.empty(len(places))
-    moved[order] = firsts + step * np.arange(len(places))
-    return [float(place) for place in moved]
+    moved[order] = np.clip(fitted, low, high - steps[-1]) + steps
+    return moved.tolist()
 
 
 def _label_ends(axes, ends: Sequence[tuple[Any, float, float]]) -> None:

@@ -3,6 +3,7 @@ the tables, in order.
 """
 
 import io
+import itertools
 import re
 import sys
 
@@ -316,17 +317,11 @@ class TestDiagrams:
         png(figure)
 
     def test_no_two_boxes_overlap(self):
-        for axes in [
-            *figures.shortcuts_figure().axes,
-            *figures.arrangements_figure("bottleneck").axes,
-        ]:
-            places = [
-                (patch.get_x(), patch.get_y(), patch.get_width(), patch.get_height())
-                for patch in axes.patches
-            ]
-            for i, (x, y, width, height) in enumerate(places):
-                for other_x, other_y, *_ in places[:i]:
-                    assert abs(x - other_x) >= width or abs(y - other_y) >= height
+        drawn = (figures.shortcuts_figure(), figures.arrangements_figure("bottleneck"))
+        for axes in (axes for figure in drawn for axes in figure.axes):
+            for one, other in itertools.combinations(axes.patches, 2):
+                apart = np.abs(np.subtract(one.get_bbox().p0, other.get_bbox().p0))
+                assert (apart >= (one.get_width(), one.get_height())).any()
 
     @pytest.mark.parametrize(
         ("block", "want"),
@@ -473,14 +468,11 @@ class TestTraining:
             assert one.get_color() == other.get_color()
         png(figure)
 
-    def test_without_validation(self):
-        figure = figures.training_curves(
-            {"a": {"loss": [1.0, 0.5], "accuracy": [0.5, 0.9], "val_accuracy": [np.nan] * 2}}
-        )
+    def test_the_error_is_that_of_training_if_nothing_else_was_measured(self):
+        history = {"loss": [1.0, 0.5], "accuracy": [0.5, 0.9], "val_accuracy": [np.nan] * 2}
+        figure = figures.training_curves({"a": history})
         assert figure.axes[1].get_ylabel() == "Training error (%)"
         png(figure)
-
-    def test_loss_alone(self):
         figure = figures.training_curves({"a": {"loss": [1.0, 0.5]}})
         assert len(figure.axes) == 1
         png(figure)
@@ -661,30 +653,20 @@ class TestNames:
     """Which line is which."""
 
     def test_few_lines_have_their_names_at_their_ends(self):
-        ends = {"low": 1.0, "high": 9.0, "middle": 5.0}
+        ends = {"low": 1.0, "high": 9.0, "middle": 5.0, "also low": 1.0}
         nets = {name: signals(x_norm=np.array([3.0, 4.0, 5.0, end])) for name, end in ends.items()}
         figure = figures.activation_norms(nets)
         assert not figure.legends
         assert not names_at_ends(figures.activation_norms({"low": nets["low"]}))  # it is the only
         found = dict(names_at_ends(figure))
-        assert sorted(found, key=lambda name: found[name].y0) == ["low", "middle", "high"]
+        assert sorted(found, key=lambda name: found[name].y0)[2:] == ["middle", "high"]
         axes = figure.axes[0]
-        for name, end in ends.items():  # each beside the end of its line, in its colour
-            box = found[name]
-            height = axes.transData.transform((3, end))[1]
-            assert abs((box.y0 + box.y1) / 2 - height) < box.height
         looks = {text.get_text(): text.get_color() for text in axes.texts}
-        assert [looks[line.get_label()] for line in axes.lines if line.get_label() in ends] == [
-            style.text_colour(line.get_color()) for line in axes.lines if line.get_label() in ends
-        ]
-        png(figure)
-
-    def test_names_of_lines_that_end_together_are_moved_apart(self):
-        figure = figures.activation_norms(
-            {name: signals(x_norm=np.array([i, 5.0, 1, 3])) for i, name in enumerate("abc", 1)}
-        )
-        assert not figure.legends
-        assert len(names_at_ends(figure)) == 3
+        for line in axes.lines:
+            if (name := line.get_label()) in ends:
+                height = axes.transData.transform((3, ends[name]))[1]
+                assert abs((found[name].y0 + found[name].y1) / 2 - height) < found[name].height
+                assert looks[name] == style.text_colour(line.get_color())
         png(figure)
 
     @pytest.mark.parametrize(

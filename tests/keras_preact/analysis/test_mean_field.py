@@ -282,57 +282,49 @@ def test_phase_diagram():
 WIDTH, BATCH, DEPTH, SEEDS = 400, 256, 6, 3
 
 
-def measure(activation, weight_variance, bias_variance, shortcut, normalization, branch_factor):
+def network(field, seed):
+    """Units of two dense layers."""
+    normal = keras.initializers.RandomNormal
+    units = []
+    for i in range(DEPTH):
+        unit = kp.ResidualUnit(
+            WIDTH,
+            block="dense",
+            shortcut=field.shortcut,
+            normalization=field.normalization,
+            activation=field.activation,
+            use_bias=True,
+            kernel_initializer=normal(stddev=(field.weight_variance / WIDTH) ** 0.5, seed=seed),
+            bias_initializer=normal(stddev=field.bias_variance**0.5, seed=seed),
+        ).at(f"unit{i}")
+        unit.build((None, WIDTH))
+        for path, weight in zip(harness.paths(unit), unit.weights, strict=True):
+            if path.startswith("branch/dense_2"):
+                weight.assign(weight.value * field.branch_factor**0.5)
+        units.append(unit)
+    return units
+
+
+def measure(field, seed):
     """Lengths, correlations of two halves of a batch, and squared gradient norms at x_0
-    ... x_L, means over networks.
+    ... x_L of one network.
     """
-    found = []
-    for seed in range(SEEDS):
-        rng = np.random.default_rng(seed)
-        initializer = keras.initializers.RandomNormal(
-            stddev=(weight_variance / WIDTH) ** 0.5, seed=seed
-        )
-        units = []
-        for i in range(DEPTH):
-            unit = kp.ResidualUnit(
-                WIDTH,
-                block="dense",
-                shortcut=shortcut,
-                normalization=normalization,
-                activation=activation,
-                use_bias=True,
-                kernel_initializer=initializer,
-                bias_initializer=keras.initializers.RandomNormal(
-                    stddev=bias_variance**0.5, seed=seed
-                ),
-            ).at(f"unit{i}")
-            unit.build((None, WIDTH))
-            for path, weight in zip(harness.paths(unit), unit.weights, strict=True):
-                if path.startswith("branch/dense_2"):
-                    weight.assign(weight.value * branch_factor**0.5)
-            units.append(unit)
-        half = rng.normal(size=(BATCH // 2, WIDTH))
-        other = 0.5 * half + math.sqrt(0.75) * rng.normal(size=half.shape)
-        x = ops.convert_to_tensor(np.concatenate([half, other]), "float32")
-        outputs, pulls = [x], []
-        for unit in units:
-            y, pull = _autodiff.vjp(lambda x, unit=unit: unit(x, training=True), outputs[-1])
-            outputs.append(y)
-            pulls.append(pull)
-        gradients = [ops.convert_to_tensor(rng.normal(size=x.shape), "float32")]
-        for pull in reversed(pulls):
-            gradients.append(pull(gradients[-1]))
-        outputs = np.stack([ops.convert_to_numpy(output) for output in outputs]).astype("float64")
-        norms = [float(ops.sum(gradient**2)) for gradient in reversed(gradients)]
-        lengths = outputs.var(1).mean(-1) if normalization == "batch" else (outputs**2).mean((1, 2))
-        first, second = outputs[:, : BATCH // 2], outputs[:, BATCH // 2 :]
-        cosines = (
-            (first * second).sum(-1)
-            / np.linalg.norm(first, axis=-1)
-            / np.linalg.norm(second, axis=-1)
-        )
-        found.append([lengths, cosines.mean(-1), np.array(norms) / norms[-1]])
-    return np.mean(found, axis=0)
+    rng = np.random.default_rng(seed)
+    half = rng.normal(size=(BATCH // 2, WIDTH))
+    other = 0.5 * half + math.sqrt(0.75) * rng.normal(size=half.shape)
+    outputs, pulls = [ops.convert_to_tensor(np.concatenate([half, other]), "float32")], []
+    for unit in network(field, seed):
+        y, pull = _autodiff.vjp(lambda x, unit=unit: unit(x, training=True), outputs[-1])
+        outputs.append(y)
+        pulls.append(pull)
+    gradients = [ops.convert_to_tensor(rng.normal(size=(BATCH, WIDTH)), "float32")]
+    for pull in reversed(pulls):
+        gradients.append(pull(gradients[-1]))
+    norms = np.array([float(ops.sum(gradient**2)) for gradient in reversed(gradients)])
+    x = np.stack([ops.convert_to_numpy(output) for output in outputs]).astype("float64")
+    lengths = x.var(1).mean(-1) if field.normalization == "batch" else (x**2).mean((1, 2))
+    first, second = np.split(x / np.linalg.norm(x, axis=-1, keepdims=True), 2, axis=1)
+    return lengths, (first * second).sum(-1).mean(-1), norms / norms[-1]
 
 
 @pytest.mark.parametrize(
@@ -340,27 +332,25 @@ def measure(activation, weight_variance, bias_variance, shortcut, normalization,
     [
         (("tanh", 1.5, 0.1, "none", "none", 1.0), 0.2),
         (("relu", 2.0, 0.1, "identity", "none", 1.0), 0.3),
-        (("tanh", 2.0, 0.2, "identity", "none", 1.0), 0.1),
         (("silu", 2.5, 0.2, "identity", "none", 0.2), 0.1),
-        (("relu", 2.0, 0.0, "identity", "batch", 1.0), 0.1),
-        (("relu", 2.0, 0.0, "identity", "batch", 0.2), 0.1),
         (("relu", 2.0, 0.0, "none", "batch", 1.0), 0.1),
+        (("relu", 2.0, 0.0, "identity", "batch", 0.2), 0.1),
         (("tanh", 1.5, 0.3, "identity", "batch", 1.0), 0.1),
     ],
     ids=harness.label,
 )
 def test_wide_networks(settings, tolerance):
-    """Units of two dense layers, within three standard deviations.
+    """Within three standard deviations.
 
     The squared norm of a wide layer's output scatters by `sqrt(a / width)` of itself,
     where `1 + a` is the kurtosis of phi: by sqrt(5 / 400) for ReLU, about sqrt(0.5 /
     400) for tanh. Over 12 plain layers and 3 networks that is 0.07 for tanh; with a
     shortcut that keeps half of the length, half of it a unit, 0.11 for ReLU. Batch
-    normalisation takes a layer's scatter away again, and adds what is of the order of 1
-    / batch.
+    normalisation removes a layer's scatter, and adds errors of the order of 1 / batch.
     """
     field = MeanField(*settings[:5], weights=2, branch_factor=settings[5])
-    lengths, cosines, norms = measure(*settings)
+    found = [measure(field, seed) for seed in range(SEEDS)]
+    lengths, cosines, norms = np.mean(np.array(found), axis=0)
     np.testing.assert_allclose(lengths, field.lengths(1.0, DEPTH), rtol=tolerance)
     np.testing.assert_allclose(norms, field.gradients(1.0, DEPTH), rtol=tolerance)
     if field.normalization == "none":
