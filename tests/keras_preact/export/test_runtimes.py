@@ -68,8 +68,7 @@ MODELS = {
     "any size, grouped": (
         lambda: cifar(
             11,
-            groups=2,
-            block="bottleneck",
+            block=kp.blocks.Bottleneck(groups=2),
             input_shape=(None, None, 3),
             classifier_activation="sigmoid",
         ),
@@ -201,16 +200,6 @@ def test_onnx_form(files, name):
     assert form(graph.graph.output) == {"logits": ["batch", 10], "probabilities": ["batch", 10]}
 
 
-def test_any_size_in_onnx_and_litert(files):
-    file = files["any size, grouped"]
-    images = np.random.default_rng(0).normal(size=(2, 16, 11, 3)).astype("float32")
-    wanted = logits_of(file.model, images)
-    for kind, path in file.paths.items():
-        np.testing.assert_allclose(
-            run(kind, path, images)["logits"], wanted, atol=1e-5 * max(1, np.abs(wanted).max())
-        )
-
-
 def test_litert_batch_size_through_the_interpreter(files):
     file = files["pixels"]
     interpreter = litert.Interpreter(str(file.paths["litert"]))
@@ -260,7 +249,6 @@ def test_plain_operations(files, name, kind):
 
 
 # --- the whole way
-# --------------------------------------------------------------------------------------------------------
 
 
 def metadata_of(name: str, path: Path) -> dict:
@@ -345,7 +333,6 @@ def test_a_damaged_file_is_an_error(files, tmp_path, kind):
 
 
 # --- paths, wrong input, failures: without the work of converting
-# -----------------------------------------------------------
 
 
 @pytest.fixture
@@ -393,13 +380,6 @@ def test_a_file_system_without_hard_links(small, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_permissions_are_the_usual_ones(small, tmp_path):
-    path = save_onnx(small, tmp_path / "m.onnx", classes=["a", "b"])
-    (tmp_path / "other").write_text("")
-    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
-
-
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -422,7 +402,7 @@ def test_wrong_models(tmp_path):
         (cifar(include_top=False), "include_top=True"),
         (
             mixed,
-            r"LiteRT files compute in float32: .*dtype='float32'.*Received: layers that compute in bfloat16",
+            r"LiteRT files compute in float32: .*Received: layers that compute in bfloat16",
         ),
     ):
         with pytest.raises(ValueError, match=message):
