@@ -5,7 +5,6 @@ weights, build and load our network, and check that a network computes the same.
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -74,7 +73,7 @@ class Family:
     options: Mapping[str, Any]
     strides: tuple[int, ...] | None = None
     strided_unit: str = "first"
-    block_options: Mapping[str, Any] = MappingProxyType({})
+    block_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def block(self, name: str, options: Mapping[str, Any]) -> blocks.Block:
         """Return the block of a name, with the family's options and these, if it has
