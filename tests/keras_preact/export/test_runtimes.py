@@ -8,8 +8,6 @@ import errno
 import json
 import os
 import resource
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -21,6 +19,7 @@ import keras_preact as kp
 from keras_preact import atomic
 from keras_preact.export import _check, _children, _graph, _scores
 from keras_preact.export.runtimes import TARGETS, save_litert, save_onnx
+from tests.keras_preact.export import one_process
 from tests.keras_preact.export.networks import two_stages
 from tests.keras_preact.harness import randomize
 
@@ -127,34 +126,26 @@ def files(tmp_path_factory):
     for all.
     """
     folder = tmp_path_factory.mktemp("files")
-    results, plans = {}, []
-    for i, (name, (make, shape)) in enumerate(MODELS.items()):
-        model = make()
-        randomize(model)
-        scores = _scores.take_apart(model)
-        if name == "mixed precision":
-            scores = _scores.take_apart(kp.models.changed_copy(model, dtype="float32"))
-        scores.core.save(folder / f"{i}.keras")
-        plans.append(_graph.Plan(scores.activation, fold=False, plain=True).to_json())
-        images = (
-            np.random.default_rng(i)
-            .uniform(0, 255 if scores.takes_pixels else 1, (5, *shape))
-            .astype("float32")
-        )
-        paths = {key: folder / f"{i}{target.suffix}" for key, target in TARGETS.items()}
-        results[name] = Converted(model, paths, images, logits_of(model, images))
-    script = str(Path(__file__).with_name("convert_all.py"))
-    environment = os.environ | {
-        "KERAS_BACKEND": "tensorflow",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    done = subprocess.run(
-        [sys.executable, script, str(folder), *plans],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    results = {}
+    (folder / "metadata.json").write_text("{}")
+    with one_process.started() as run_module:
+        for i, (name, (make, shape)) in enumerate(MODELS.items()):
+            model = make()
+            randomize(model)
+            scores = _scores.take_apart(model)
+            if name == "mixed precision":
+                scores = _scores.take_apart(kp.models.changed_copy(model, dtype="float32"))
+            scores.core.save(folder / f"{i}.keras")
+            plan = _graph.Plan(scores.activation, fold=False, plain=True).to_json()
+            graph = str(folder / f"{i}.graph")
+            run_module(["-m", _graph.__name__, str(folder / f"{i}.keras"), plan, graph])
+            paths = {key: folder / f"{i}{target.suffix}" for key, target in TARGETS.items()}
+            for key, path in paths.items():
+                arguments = [key, graph, str(path), str(folder / "metadata.json")]
+                run_module(["-m", "keras_preact.export._convert", *arguments])
+            images = np.random.default_rng(i).uniform(0, 1, (5, *shape)).astype("float32")
+            images *= 255 if scores.takes_pixels else 1
+            results[name] = Converted(model, paths, images, logits_of(model, images))
     return results
 
 
