@@ -1,9 +1,8 @@
 """keras.applications' ResNet50V2, ResNet101V2 and ResNet152V2 with the same arguments
-and outputs, as networks of ours.
+and outputs, as `ResidualNetwork`s with stages, unit outputs, stacks and exports.
 
-What a call of theirs gave, a call of these gives, and with it the stages, unit outputs,
-stacks and exports of a `ResidualNetwork`. Images go through `preprocess_input` first,
-from 0..255 to -1..1; or the network does it itself with `mean=127.5, std=127.5`.
+`preprocess_input` brings images from 0..255 to -1..1 first; or the network does it
+itself with `mean=127.5, std=127.5`.
 """
 
 import os
@@ -35,28 +34,27 @@ def ResNet50V2(
     """Build keras.applications' ResNet50V2.
 
     Args:
-        include_top: Whether there are a pooling and a classifier.
-        weights: `"imagenet"` (keras.applications' own, which it downloads once), None
-            (random), or a file of weights, as `kp.weights.from_keras_applications`
-            reads it.
-        input_tensor: What the network reads, a Keras tensor.
-        input_shape: Without the batch. None: 224 x 224 with top and any size without,
-            of 3 channels.
-        pooling: Without top: `"avg"`, `"max"` or None for maps.
-        classes: Of the classifier.
-        classifier_activation: None for logits.
-        name: Of the model.
-        **options: Of `ResidualNetwork`: `stacked=True`, `output_stride=8`, `mean=127.5,
-            std=127.5`, ...
+        include_top: Whether the network has a pooling and a classifier.
+        weights: `"imagenet"` (those of keras.applications, downloaded once), None
+            (random), or a file for `kp.weights.from_keras_applications`.
+        input_tensor: Keras tensor that the network reads.
+        input_shape: Shape without the batch. None: 224 x 224 x 3, or any size without
+            the top.
+        pooling: Without the top: `"avg"`, `"max"`, or None for maps.
+        classes: Number of classes.
+        classifier_activation: Activation of the classifier. None: logits.
+        name: Name of the model.
+        **options: Options of `ResidualNetwork`: `stacked=True`, `output_stride=8`,
+            `mean=127.5, std=127.5`, ...
 
     Returns:
-        A `ResidualNetwork`; with `input_tensor` a functional model from the source of
-        that tensor through a `ResidualNetwork` of this name, its layer.
+        A `ResidualNetwork`. With `input_tensor`: a functional model from the source of
+        that tensor, with a `ResidualNetwork` of this name as a layer.
 
     Raises:
         ValueError: for arguments that fit neither keras.applications nor
             `ResidualNetwork`.
-        ConnectionError: where the weights cannot be downloaded.
+        ConnectionError: if the weights cannot be downloaded.
 
     Example:
 
@@ -65,17 +63,7 @@ def ResNet50V2(
     >>> model.output_shape, model.units[-1].name, model.stage_outputs["stage3"].shape
     ((None, 5), 'stage4_unit3', (None, 2, 2, 1024))
     """
-    given = (
-        include_top,
-        weights,
-        input_tensor,
-        input_shape,
-        pooling,
-        classes,
-        classifier_activation,
-        name,
-    )
-    return _build(50, *given, options)
+    return _build(50, **locals())
 
 
 def ResNet101V2(
@@ -89,20 +77,8 @@ def ResNet101V2(
     name: str = "resnet101v2",
     **options,
 ) -> keras.Model:
-    """Build keras.applications' ResNet101V2; arguments, result, errors and use are
-    those of `ResNet50V2`.
-    """
-    given = (
-        include_top,
-        weights,
-        input_tensor,
-        input_shape,
-        pooling,
-        classes,
-        classifier_activation,
-        name,
-    )
-    return _build(101, *given, options)
+    """Build keras.applications' ResNet101V2. Arguments as in `ResNet50V2`."""
+    return _build(101, **locals())
 
 
 def ResNet152V2(
@@ -116,20 +92,8 @@ def ResNet152V2(
     name: str = "resnet152v2",
     **options,
 ) -> keras.Model:
-    """Build keras.applications' ResNet152V2; arguments, result, errors and use are
-    those of `ResNet50V2`.
-    """
-    given = (
-        include_top,
-        weights,
-        input_tensor,
-        input_shape,
-        pooling,
-        classes,
-        classifier_activation,
-        name,
-    )
-    return _build(152, *given, options)
+    """Build keras.applications' ResNet152V2. Arguments as in `ResNet50V2`."""
+    return _build(152, **locals())
 
 
 def _build(
@@ -176,7 +140,7 @@ def _build(
         family = keras_applications.FAMILY
         arguments = {
             **family.options,
-            "block": "bottleneck",
+            "block": family.block("bottleneck", {}),
             "stem_filters": 64,
             "classes": classes,
             **given,

@@ -30,7 +30,8 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """
     path = Path(path)
     first, _, endings = path.name.partition(".")  # some writers check all of .weights.h5
-    handle, name = tempfile.mkstemp(prefix=f".{first}-", suffix=f".{endings}", dir=path.parent)
+    suffix = f".{endings}" if endings else ""
+    handle, name = tempfile.mkstemp(prefix=f".{first}-", suffix=suffix, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:

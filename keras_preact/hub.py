@@ -60,7 +60,8 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
     Example:
 
     >>> from keras_preact import hub
-    >>> backbone = hub.PreActResNetBackbone([(64, 2, 1), (128, 2, 2)], block="basic", image_shape=(64, 64, 3))
+    >>> stages = [(64, 2, 1), (128, 2, 2)]
+    >>> backbone = hub.PreActResNetBackbone(stages, block="basic", image_shape=(64, 64, 3))
     >>> {level: maps.shape for level, maps in backbone.pyramid_outputs.items()}
     {'P2': (None, 16, 16, 64), 'P3': (None, 8, 8, 128)}
     """
@@ -131,7 +132,8 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
 
         >>> import keras_preact as kp
         >>> from keras_preact import hub
-        >>> network = kp.models.resnet_imagenet((1, 1), width_factor=0.25, input_shape=(32, 32, 3), classes=5)
+        >>> options = {"width_factor": 0.25, "input_shape": (32, 32, 3), "classes": 5}
+        >>> network = kp.models.resnet_imagenet((1, 1), **options)
         >>> hub.PreActResNetBackbone.from_network(network).output_shape
         (None, 4, 4, 128)
         """

@@ -1,4 +1,4 @@
-"""What pixels go through before a network sees them, as data."""
+"""How pixels become the input of a network, as data."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,20 +15,19 @@ class Preprocessing:
     """How images become the input of a network: resize, crop, then `(pixel - mean) /
     std`.
 
-    An image that has the network's size already is neither resized nor cropped.
+    An image of the network's size is neither resized nor cropped.
 
     Args:
-        mean, std: One number a channel, in pixel values from 0 to 255.
-        size: Height and width that the network was made for.
-        resize: Length that the shorter side is brought to, before the crop. None: no
-            such step.
-        crop: `"center"` cuts `size` x `size` pixels from the middle. None: an image of
-            another size is brought to `size` x `size` as a whole.
-        interpolation: Of every change of size.
+        mean, std: One number per channel, in pixel values from 0 to 255.
+        size: Height and width of the network's images.
+        resize: Length of the shorter side before the crop. None: no such step.
+        crop: `"center"` cuts `size` x `size` pixels from the middle. None: the whole
+            image is resized to `size` x `size`.
+        interpolation: Method of resizing.
 
     Raises:
-        ValueError: for a std that is not positive, means and stds that differ in
-            number, a `resize` below `size` or without `crop`.
+        ValueError: for a std that is not positive, different numbers of means and stds,
+            a `resize` below `size` or without `crop`.
 
     Example:
 
@@ -55,7 +54,7 @@ class Preprocessing:
             )  # JSON brings lists
         if not self.mean or len(self.mean) != len(self.std):
             raise ValueError(
-                f"`mean` and `std` must hold one number a channel. Received: mean={self.mean}, "
+                f"`mean` and `std` must hold one number per channel. Received: mean={self.mean}, "
                 f"std={self.std}"
             )
         if min(self.std) <= 0:
@@ -86,25 +85,24 @@ class Preprocessing:
         return dataclasses.asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
 
-#: How many times as long as wide an image may be, or as wide as long, to be resized in one step.
+#: Largest ratio of the sides of an image that is resized in one step.
 _ASPECT = 32
 
 
 def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[int, int]):
-    """Bring an image to the size of a network's input as at evaluation, with TensorFlow
-    operations.
+    """Resize an image for a network as at evaluation, with TensorFlow operations.
 
-    For another size than that of `preprocessing`, its `resize` grows or shrinks along.
+    If `size` differs from that of `preprocessing`, its `resize` is scaled too.
 
     Args:
         image: Tensor `(h, w, c)` of any numeric dtype.
-        preprocessing: Says how. None: the image is resized as a whole.
-        size: Height and width that leave, or one number for both.
+        preprocessing: How to resize. None: the whole image is resized.
+        size: Height and width of the result, or one number for both.
 
     Returns:
-        float32 `(height, width, c)`, not normalised: the very pixels of an image that
-        has this size already, unless it is enlarged first and its centre cut out, as
-        the usual test on ImageNet does with every image.
+        float32 `(height, width, c)`, not normalised. An image of this size keeps its
+        pixels, unless `preprocessing` enlarges and crops every image, as the usual test
+        on ImageNet does.
 
     Example:
 
@@ -124,8 +122,7 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
         return tf.cast(tf.image.resize(pixels, extent, method=method, antialias=True), tf.float32)
 
     def whole():
-        # A strip goes through its shorter form: enlarged first, as TensorFlow does it, it would
-        # need any memory.
+        # A strip is shortened first: TensorFlow would enlarge it first, and need any memory.
         shape = tf.shape(image)[:2]
         strip = shape // _ASPECT > tf.reverse(shape, [0])
         return tf.cond(
@@ -142,8 +139,7 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
         ]
         shape = tf.shape(image)[:2]
         scale = tf.reduce_max(box / tf.cast(shape, tf.float32))
-        # Of a strip only what lies around the middle is scaled, the same number of pixels from
-        # either end cut off.
+        # Of a strip only the middle is scaled, with the same number of pixels cut off at both ends.
         needed = tf.cast(tf.math.ceil(_ASPECT * tf.constant(box) / scale), tf.int32)
         kept = tf.minimum(shape, needed + (shape - needed) % 2)
         above, left = tf.unstack((shape - kept) // 2)
@@ -164,10 +160,11 @@ def resize_image(image, preprocessing: Preprocessing | None, size: int | tuple[i
 
 #: Data set to its preprocessing at evaluation.
 #:
-#: - cifar10, cifar100: mean and std of the training images, as in fb.resnet.torch (datasets/cifar10.lua, cifar100.lua).
-#: - imagenet: mean and std as there (datasets/imagenet.lua), times 255; shorter side 256 and centre crop of 224, the usual
-#:   single-crop test.
-#: - digits: of scikit-learn's 1,797 digits as `round(pixel * 255 / 16)`.
+#: - cifar10, cifar100: mean and std of the training images, as in fb.resnet.torch
+#:   (datasets/cifar10.lua, cifar100.lua).
+#: - imagenet: mean and std as there (datasets/imagenet.lua), times 255; shorter side 256 and centre
+#:   crop of 224, the usual single-crop test.
+#: - digits: mean and std of scikit-learn's 1,797 digits as `round(pixel * 255 / 16)`.
 PREPROCESSING: Mapping[str, Preprocessing] = MappingProxyType(
     {
         "cifar10": Preprocessing((125.3, 123.0, 113.9), (63.0, 62.1, 66.7), 32),

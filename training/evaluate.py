@@ -168,9 +168,8 @@ def report(metrics: dict) -> str:
         f"  {'class':<{width}}  precision  recall      f1  images",
     ]
     for name, row in metrics["per_class"].items():
-        lines.append(
-            f"  {name:<{width}}  {row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}  {row['images']:6d}"
-        )
+        scores = f"{row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}"
+        lines.append(f"  {name:<{width}}  {scores}  {row['images']:6d}")
     return "\n".join(lines)
 
 

@@ -22,7 +22,7 @@ def to_onnx(saved_model: str, path: str, metadata: dict) -> None:
 
     loaded = tf.saved_model.load(saved_model)  # must live as long as its signature
     serve = loaded.signatures["serving_default"]
-    # tf2onnx freezes variables itself, but would make inputs of constants from outside the function.
+    # tf2onnx freezes variables, but would make inputs of constants from outside the function.
     graph = convert_variables_to_constants_v2(serve, aggressive_inlining=True)
     inputs = {tensor.name: "images" for tensor in graph.inputs}
     outputs = {

@@ -93,10 +93,12 @@ def save_onnx(
 
     >>> import keras_preact as kp
     >>> model = kp.create_model("digits_resnet8_preact", include_preprocessing=True)
-    >>> path = kp.export.save_onnx(model, "digits.onnx", classes=list("0123456789"))  # doctest: +SKIP
+    >>> classes = list("0123456789")
+    >>> path = kp.export.save_onnx(model, "digits.onnx", classes=classes)  # doctest: +SKIP
     >>> import numpy as np, onnxruntime  # doctest: +SKIP
     >>> session = onnxruntime.InferenceSession(path)  # doctest: +SKIP
-    >>> session.run(["probabilities"], {"images": np.zeros((5, 8, 8, 1), "float32")})[0].shape  # doctest: +SKIP
+    >>> images = np.zeros((5, 8, 8, 1), "float32")  # doctest: +SKIP
+    >>> session.run(["probabilities"], {"images": images})[0].shape  # doctest: +SKIP
     (5, 10)
     """
     return _save("onnx", model, path, classes, preprocessing)
@@ -136,7 +138,8 @@ def save_litert(
 
     >>> import keras_preact as kp
     >>> model = kp.create_model("digits_resnet8_preact", include_preprocessing=True)
-    >>> path = kp.export.save_litert(model, "digits.tflite", classes=list("0123456789"))  # doctest: +SKIP
+    >>> classes = list("0123456789")
+    >>> path = kp.export.save_litert(model, "digits.tflite", classes=classes)  # doctest: +SKIP
     >>> import numpy as np  # doctest: +SKIP
     >>> from ai_edge_litert.interpreter import Interpreter  # doctest: +SKIP
     >>> serve = Interpreter(str(path)).get_signature_runner("serving_default")  # doctest: +SKIP

@@ -102,13 +102,17 @@ def save(
 
     >>> import keras_preact as kp
     >>> model = kp.create_model("digits_resnet8_preact", include_preprocessing=True)
-    >>> path = kp.export.save(model, "saved_models/digits", classes=list("0123456789"))  # doctest: +SKIP
+    >>> classes = list("0123456789")
+    >>> path = kp.export.save(model, "saved_models/digits", classes=classes)  # doctest: +SKIP
     >>> import tensorflow as tf  # doctest: +SKIP
     >>> served = tf.saved_model.load(path)  # doctest: +SKIP
-    >>> served.signatures["serving_default"](images=tf.zeros((5, 8, 8, 1)))["probabilities"].shape  # doctest: +SKIP
+    >>> images = tf.zeros((5, 8, 8, 1))  # doctest: +SKIP
+    >>> outputs = served.signatures["serving_default"](images=images)  # doctest: +SKIP
+    >>> outputs["probabilities"].shape  # doctest: +SKIP
     TensorShape([5, 10])
     >>> file = tf.io.read_file("five.png")  # doctest: +SKIP
-    >>> served.signatures["predict_bytes"](image_bytes=[file])["classes"][0, 0].numpy()  # doctest: +SKIP
+    >>> outputs = served.signatures["predict_bytes"](image_bytes=[file])  # doctest: +SKIP
+    >>> outputs["classes"][0, 0].numpy()  # doctest: +SKIP
     b'5'
     """
     directory = Path(directory)

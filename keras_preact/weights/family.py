@@ -61,6 +61,7 @@ class Family:
         unit: Pattern that matches names of a unit's weights. Its groups are the numbers
             of the stage and of the unit.
         options: Options of `ResidualNetwork` for the same computation.
+        block_options: Options of its blocks, if they have them.
         strides: Strides of the stages, which fix their number. None: any number, with
             stride 2 in all but the last.
         strided_unit: Unit of a stage that has the stride, see `Stage`.
@@ -72,6 +73,15 @@ class Family:
     options: Mapping[str, Any]
     strides: tuple[int, ...] | None = None
     strided_unit: str = "first"
+    block_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def block(self, name: str, options: Mapping[str, Any]) -> blocks.Block:
+        """Return the block of a name, with the family's options and these, if it has
+        them.
+        """
+        kind = type(blocks.get(name))
+        given = {**self.block_options, **options}
+        return kind(**{key: given[key] for key in blocks.options_of(kind) & given.keys()})
 
     def stages(self, filters: Sequence[int], units: Sequence[int]) -> list[Stage]:
         """Return stages of these widths and numbers of units."""
@@ -144,16 +154,20 @@ class Family:
             input_shape: Shape of its images. None: `shape`.
             classes: Number of classes. None: as in the weights.
             shape: Shape of the source's images, channels last.
-            **options: Other options of `ResidualNetwork`. They replace the family's.
+            **options: Other options of `ResidualNetwork` and of its block. They replace
+                the family's.
 
         Raises:
             WeightsMismatch: for weights that do not fit the network.
         """
         known = found.classes is not None
+        block = self.block(found.block, options)
+        own = blocks.options_of(block)
+        options = {key: value for key, value in options.items() if key not in own}
         given = {
             **self.options,
             "stem_filters": found.stem_filters,
-            "block": found.block,
+            "block": block,
             "include_top": known or classes is not None,
             "pooling": None if known or classes is not None else "avg",
             **options,
@@ -182,12 +196,39 @@ class Family:
         """
         if not isinstance(model, ResidualNetwork):
             raise ValueError(f"`model` must be a ResidualNetwork. Received: model={model!r}")
-        check_options(model, self.options, self.title)
+        self._check_options(model)
         own = [stage.strides for stage in stages(model)]
         if self.strides and own != list(self.strides):
             raise ValueError(
                 f"{self.title} has stages with the strides {list(self.strides)}. Received: "
                 f"{model.name!r} with {own}"
+            )
+
+    def _check_options(self, model: ResidualNetwork) -> None:
+        """Check that a network has the family's options, apart from `FREE_OPTIONS`.
+
+        Equal names and shapes of weights do not ensure it.
+        """
+        config = _options(model)
+        wanted = _options(
+            ResidualNetwork(
+                [Stage(8, 1)],
+                block=self.block(blocks.get(model.get_config()["block"]).name, {}),
+                input_shape=(None, None, 3),
+                data_format="channels_last",
+                classes=1,
+                stem_filters=8,
+                **self.options,
+            )
+        )
+        different = "; ".join(
+            f"{key}={config[key]!r} where it has {wanted[key]!r}"
+            for key in sorted(wanted)
+            if _effective(key, config[key]) != _effective(key, wanted[key])
+        )
+        if different:
+            raise ValueError(
+                f"The network {model.name!r} does not compute what {self.title} does: {different}"
             )
 
     def extract(self, model: ResidualNetwork) -> dict[str, np.ndarray]:
@@ -206,36 +247,11 @@ def some(names: Any) -> str:
     return ", ".join([*names][: loading.SHOWN]) or "none"
 
 
-def check_options(model: ResidualNetwork, options: Mapping[str, Any], title: str) -> None:
-    """Check that a network has these options, apart from `FREE_OPTIONS`.
-
-    Equal names and shapes of weights do not ensure it.
-
-    Raises:
-        ValueError: with the options that differ.
-    """
-    config = blocks.flattened(model.get_config())
-    built = ResidualNetwork(
-        [Stage(8, 1)],
-        block=config["block"],
-        input_shape=(None, None, 3),
-        data_format="channels_last",
-        classes=1,
-        stem_filters=8,
-        **options,
-    )
-    wanted = blocks.flattened(built.get_config())
-    # In a basic block the first convolution always has the stride.
-    free = {*FREE_OPTIONS.split()} | ({"stride_on"} if config["block"] == "basic" else set())
-    different = "; ".join(
-        f"{key}={config[key]!r} where it has {wanted[key]!r}"
-        for key in sorted(wanted.keys() - free)
-        if _effective(key, config[key]) != _effective(key, wanted[key])
-    )
-    if different:
-        raise ValueError(
-            f"The network {model.name!r} does not compute what {title} does: {different}"
-        )
+def _options(model: ResidualNetwork) -> dict[str, Any]:
+    """Return the options of a network and of its block, without `FREE_OPTIONS`."""
+    config = model.get_config()
+    options = config | blocks.get(config["block"]).get_config()
+    return {key: value for key, value in options.items() if key not in FREE_OPTIONS.split()}
 
 
 def stages(model: ResidualNetwork) -> list[Stage]:
@@ -270,6 +286,5 @@ def _effective(key: str, value):
             value["config"].get("shortcut"),
             value["config"].get("residual"),
         )
-    if (key, value) == ("shape_shortcut", "auto"):
-        return "projection"
-    return "first" if (key, value) == ("stride_on", None) else value
+    defaults = {("shape_shortcut", "auto"): "projection", ("stride_on", None): "first"}
+    return defaults.get((key, value), value) if isinstance(value, str | None) else value

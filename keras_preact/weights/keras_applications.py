@@ -38,12 +38,12 @@ FAMILY = Family(
         {
             "arrangement": arrangements.RAW_STEM,
             "stem": "7x7_zero_padded",
-            "stride_on": "3x3",
             "use_bias": "unless_norm",
             "normalization": keras.layers.BatchNormalization(momentum=0.99, epsilon=1.001e-5),
         }
     ),
     strided_unit="last",
+    block_options={"stride_on": "3x3"},
 )
 
 #: Widths of the stages.
@@ -94,7 +94,8 @@ def from_keras_applications(
 
     >>> import keras
     >>> import keras_preact as kp
-    >>> theirs = keras.applications.ResNet50V2(weights=None, include_top=False, input_shape=(64, 64, 3))
+    >>> options = {"weights": None, "include_top": False, "input_shape": (64, 64, 3)}
+    >>> theirs = keras.applications.ResNet50V2(**options)
     >>> ours = kp.weights.from_keras_applications(theirs, pooling="avg")
     >>> ours.output_shape, len(ours.units)
     ((None, 2048), 16)
@@ -140,7 +141,8 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
     (None, 2, 2, 2048)
     """
     FAMILY.check(model)
-    config, own = blocks.flattened(model.get_config()), stages(model)
+    config, own = model.get_config(), stages(model)
+    block = blocks.get(config["block"]).name
     depths = (depth for depth in CLASSES if FAMILY.stages(FILTERS, DEPTHS[depth][1]) == own)
     depth = next(depths, None)
     if config["include_top"] and config["pooling"] == "max":
@@ -148,12 +150,12 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
             "keras.applications' ResNetV2 have average pooling before a classifier. "
             "Received: pooling='max'"
         )
-    if depth is None or (config["block"], config["stem_filters"]) != ("bottleneck", 64):
+    if depth is None or (block, config["stem_filters"]) != ("bottleneck", 64):
         raise ValueError(
             "keras.applications has ResNetV2 of 50, 101 and 152 layers: a stem of 64 channels "
             "and stages of bottlenecks with 64, 128, 256 and 512 filters, with strides in the "
             f"last units of the first three. Received: a network with stages={own}, "
-            f"stem_filters={config['stem_filters']}, block={config['block']!r}"
+            f"stem_filters={config['stem_filters']}, block={block!r}"
         )
     theirs = CLASSES[depth](
         weights=None,

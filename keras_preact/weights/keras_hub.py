@@ -33,9 +33,9 @@ FAMILY = Family(
     options={
         "arrangement": arrangements.RAW_STEM,
         "stem": "7x7",
-        "stride_on": "3x3",
         "normalization": "batch",
     },
+    block_options={"stride_on": "3x3"},
 )
 
 
@@ -153,14 +153,14 @@ def to_keras_hub(model: ResidualNetwork) -> keras.Model:
     hub = library()
     FAMILY.check(model)
     _check_fits(model)
-    config, rows = blocks.flattened(model.get_config()), stages(model)
+    config, rows = model.get_config(), stages(model)
     theirs = backbone = hub.models.ResNetBackbone(
         input_conv_filters=[config["stem_filters"]],
         input_conv_kernel_sizes=[7],
         stackwise_num_filters=[row.filters for row in rows],
         stackwise_num_blocks=[row.units for row in rows],
         stackwise_num_strides=[row.strides for row in rows],
-        block_type=BLOCKS[config["block"]],
+        block_type=BLOCKS[blocks.get(config["block"]).name],
         use_pre_activation=True,
         image_shape=tuple(config["input_shape"]),
         data_format=config["data_format"],
@@ -201,22 +201,20 @@ def _check_kind(backbone) -> None:
 
 def _check_fits(model: ResidualNetwork) -> None:
     """Check that their backbone can have the sizes and the projections of a network."""
-    config, rows = blocks.flattened(model.get_config()), stages(model)
-    names = loading.named(model)
+    config, rows, names = model.get_config(), stages(model), loading.named(model)
+    block = blocks.get(config["block"]).name
     late = any(row.strided_unit == "last" and row.strides > 1 and row.units > 1 for row in rows)
-    if config["block"] not in BLOCKS or rows[0].filters != 64 or late:
+    if block not in BLOCKS or rows[0].filters != 64 or late:
         raise ValueError(
             f"keras-hub's ResNetBackbone has blocks {' or '.join(BLOCKS)}, 64 filters in its "
             "first stage, and strides in the first unit of a stage. Received: "
-            f"block={config['block']!r}, stages={rows}"
+            f"block={block!r}, stages={rows}"
         )
     for s in range(1, len(rows) + 1):
-        if (f"stage{s}_unit1/projection/conv/kernel" in names) != (
-            config["block"] == "bottleneck" or s > 1
-        ):
+        if (f"stage{s}_unit1/projection/conv/kernel" in names) != (block == "bottleneck" or s > 1):
             raise ValueError(
                 "keras-hub's ResNetBackbone has a projection in the first unit of every stage, "
-                f"but for the first stage of basic blocks. Received: block={config['block']!r}, "
+                f"but for the first stage of basic blocks. Received: block={block!r}, "
                 f"stages={rows}, which differs in stage {s}"
             )
     if not config["include_top"] and config["pooling"]:

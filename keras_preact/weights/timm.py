@@ -28,19 +28,20 @@ LAYOUT = layout.Layout(
 )
 
 
-def _family(**options: Any) -> Family:
+def _family(standardize: bool, **options: Any) -> Family:
     return Family(
         title="timm's ResNetV2",
         layout=LAYOUT,
         unit=re.compile(r"stages\.(\d+)\.blocks\.(\d+)\."),
-        options={"arrangement": arrangements.RAW_STEM, "stride_on": "3x3", **options},
+        options={"arrangement": arrangements.RAW_STEM, **options},
         strides=(1, 2, 2, 2),
+        block_options={"stride_on": "3x3", "standardize_weights": standardize},
     )
 
 
-BATCH = _family(stem="7x7")
+BATCH = _family(False, stem="7x7")
 #: Big Transfer's, with group normalisation and standardised weights: `resnetv2_50x1_bit`.
-BIT = _family(stem="7x7_zero_padded", normalization="group", standardize_weights=True)
+BIT = _family(True, stem="7x7_zero_padded", normalization="group")
 
 #: Names of networks without a counterpart here, to what these networks have.
 OTHERS: Mapping[str, str] = MappingProxyType(
@@ -135,7 +136,8 @@ def to_timm(model: ResidualNetwork) -> dict[str, np.ndarray]:
             holds the options that differ.
         WeightsMismatch: for weights that timm has no name for.
     """
-    standardized = isinstance(model, ResidualNetwork) and blocks.flattened(model.get_config())["standardize_weights"]
+    block = blocks.get(model.get_config()["block"]) if isinstance(model, ResidualNetwork) else None
+    standardized = getattr(block, "standardize_weights", False)
     return files.with_counters((BIT if standardized else BATCH).extract(model))
 
 

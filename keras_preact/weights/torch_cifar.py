@@ -46,8 +46,9 @@ CONTAINERS = Family(
         separator=".",
     ),
     unit=re.compile(r"([123])\.(\d+)\.\d+\."),
-    options={"arrangement": "full_preactivation", "stem": "3x3", "stride_on": "first"},
+    options={"arrangement": "full_preactivation", "stem": "3x3"},
     strides=(1, 2, 2),
+    block_options={"stride_on": "first"},
 )
 ATTRIBUTES = Family(
     title="the PyTorch ports of the networks for CIFAR",
@@ -62,11 +63,11 @@ ATTRIBUTES = Family(
     options={
         "arrangement": arrangements.RAW_STEM,
         "stem": "3x3",
-        "stride_on": "3x3",
         "shape_shortcut": "projection",
         "activate_shape_shortcut": False,
     },
     strides=(1, 2, 2),
+    block_options={"stride_on": "3x3"},
 )
 
 

@@ -170,9 +170,7 @@ def test_errors(models, images, capsys):
     assert "does not take image files" in error_of(capsys, models / "without files", image)
     assert "right.txt: No such file" in error_of(capsys, gray, image, images / "right.txt")
     (images / "text.png").write_text("no image")
-    assert "text.png: it is no PNG or JPEG." in error_of(
-        capsys, gray, image, images / "text.png"
-    )
+    assert "text.png: it is no PNG or JPEG." in error_of(capsys, gray, image, images / "text.png")
     Image.new("L", (200, 6)).save(images / "large.png")
     assert "large.png: it is 200 x 6 pixels; at most 1000" in error_of(
         capsys, gray, image, images / "large.png"
@@ -206,23 +204,12 @@ def test_scores_that_are_no_numbers(tmp_path, images, capsys):
 
 
 def test_as_a_command_without_keras(models, images):
-    blocked = "import sys; sys.modules |= {'keras': None, 'PIL': None}; from training.predict import main; main(sys.argv[1:])"
+    blocked = (
+        "import sys; sys.modules |= {'keras': None, 'PIL': None}; "
+        "from training.predict import main; main(sys.argv[1:])"
+    )
     command = [sys.executable, "-c", blocked, str(models / "gray"), str(images / "right.png")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "RIGHT" in done.stdout
     assert without_notes(done.stderr) == ""
-
-
-def test_an_exported_model(tmp_path, capsys):
-    """What it prints is what the model says of pixels that Pillow reads."""
-    model = kp.create_model("digits_resnet8_preact", include_preprocessing=True)
-    names = [f"number {i}" for i in range(10)]
-    kp.export.save(model, tmp_path / "digits", classes=names)
-    pixels = np.random.default_rng(0).integers(0, 256, (8, 8), "uint8")
-    Image.fromarray(pixels).save(tmp_path / "noise.png")
-    predict.main([str(tmp_path / "digits"), str(tmp_path / "noise.png"), "--top", "10"])
-    want = keras.ops.softmax(model(pixels[None, ..., None].astype("float32"), training=False))[0]
-    lines = [line.rsplit(maxsplit=2) for line in capsys.readouterr().out.splitlines()[1:]]
-    found = {name.strip(): float(percent) for name, percent, _ in lines}
-    np.testing.assert_allclose([found[name] for name in names], 100 * np.asarray(want), atol=0.006)

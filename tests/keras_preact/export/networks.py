@@ -3,14 +3,16 @@
 import keras_preact as kp
 
 
-def two_stages(width=16, shape_shortcut="zero_pad", **options) -> kp.models.ResidualNetwork:
-    """A network of two stages of three units; where it is stacked, each is a unit and a
+def two_stages(
+    width=16, shape_shortcut="zero_pad", block="basic", **options
+) -> kp.models.ResidualNetwork:
+    """A network of two stages of three units. If it is stacked, each is a unit and a
     stack of two.
     """
     options |= {
         "stem": "3x3",
         "stem_filters": width,
-        "block": "basic",
+        "block": block,
         "classes": 10,
         "shape_shortcut": shape_shortcut,
     }

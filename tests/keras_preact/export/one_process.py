@@ -38,7 +38,9 @@ def started() -> Iterator[Callable]:
 
 
 if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # converters print to stdout
     for line in sys.stdin:
         module, *arguments = json.loads(line)
         importlib.import_module(module).main(*arguments)
-        print("done", flush=True)
+        print("done", file=answers, flush=True)

@@ -125,27 +125,6 @@ def test_others_are_opaque(kind):
     )
 
 
-def test_jpeg_is_about_what_pillow_makes_of_it():
-    smooth = Image.fromarray(files.noise(3, 5)).resize((20, 12), Image.Resampling.BICUBIC)
-    for mode in ("RGB", "L", "CMYK"):
-        data = files.encode(smooth.convert(mode), "JPEG", quality=95)
-        want = Image.open(io.BytesIO(data)).convert("RGB")
-        np.testing.assert_allclose(decode(data)[0], np.asarray(want, "float32"), atol=12)
-        np.testing.assert_allclose(
-            decode(data, channels=1)[0, ..., 0], np.asarray(want.convert("L"), "float32"), atol=12
-        )
-
-
-def test_of_16_bits_the_upper_8_count():
-    ramp = (np.arange(240).reshape(12, 20) * 257 + 100).astype("uint16")
-    np.testing.assert_array_equal(decode(files.encode(ramp), channels=1)[0, ..., 0], ramp >> 8)
-
-
-def test_a_batch_of_formats_keeps_its_order():
-    data = list(kinds().values())
-    np.testing.assert_array_equal(decode(*data), np.concatenate([decode(one) for one in data]))
-
-
 class TestRefused:
     @pytest.mark.parametrize(
         "junk",
@@ -196,9 +175,6 @@ class TestRefused:
             message == f"image 1 is {width} x {height} pixels; at most 50000000 pixels are decoded"
         )
 
-    def test_sizes_that_are_negative_numbers(self):
-        assert error(files.png(2**32 - 1, 2**32 - 1, 8, 2, b"")) == "image 0 is -1 x -1 pixels"
-
     def test_texts_in_a_png_that_take_long(self):
         text = files.chunk(b"zTXt", b"k\0\0" + zlib.compress(b"some text"))
         data = files.encode(files.noise())
@@ -247,15 +223,6 @@ def decodes_or_raises(data: bytes) -> None:
     assert pixels.max() <= 255
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    start=st.sampled_from([b"", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff"]),
-    rest=st.binary(max_size=300),
-)
-def test_junk(start, rest):
-    decodes_or_raises(start + rest)
-
-
 @settings(max_examples=400, deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(kinds())))
 def test_corruptions(data, name):
@@ -288,12 +255,12 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 spec = [tf.TensorSpec([None], tf.string)]
-decoders = [Decoder((224, 224), 3, preprocessing) for preprocessing in (PREPROCESSING["imagenet"], None)]
+decoders = [Decoder((224, 224), 3, row) for row in (PREPROCESSING["imagenet"], None)]
 decoders = [tf.function(decoder, input_signature=spec, autograph=False) for decoder in decoders]
 good, *paths = sorted(Path(sys.argv[1]).iterdir())
 for decode in decoders:
     assert decode([good.read_bytes()]).shape == (1, 224, 224, 3)
-ballast = np.ones(1000 * 2**17)  # as much as the process has used at its highest is in use again, or more
+ballast = np.ones(1000 * 2**17)  # at least as much as the process has used at its highest
 usual = peak()
 # What would take any memory finds an end, here and not in the machine.
 address_space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

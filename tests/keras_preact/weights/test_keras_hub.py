@@ -160,9 +160,9 @@ def test_to_keras_hub_refuses_projections_where_it_has_none(block, stages, stage
         "stem_filters": 64,
         "input_shape": (32, 32, 3),
         "classes": 3,
-        "stride_on": "3x3",
     }
+    made = kp.blocks.Bottleneck(stride_on="3x3") if block == "bottleneck" else block
     model = kp.models.ResidualNetwork(
-        stages, block=block, arrangement="full_preactivation_raw_stem", **options
+        stages, block=made, arrangement="full_preactivation_raw_stem", **options
     )
     assert f"differs in stage {stage}" in harness.error_of(lambda: kp.weights.to_keras_hub(model))

@@ -1,0 +1,46 @@
+"""A file is replaced completely or not at all."""
+
+import keras
+import pytest
+
+from keras_preact import atomic
+
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
+)
+
+
+def test_the_new_file_appears_whole(tmp_path):
+    path = tmp_path / "net.weights.h5"
+    path.write_text("old")
+    with atomic.replacing(path) as temporary:
+        assert temporary.parent == tmp_path
+        assert temporary.name.endswith(".weights.h5")
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("step", ["content", "sync"])
+def test_a_failure_leaves_the_old_file(tmp_path, monkeypatch, step):
+    path = tmp_path / "metrics"
+    path.write_text("old")
+
+    def fail(*_):
+        raise OSError("disk")
+
+    if step == "sync":
+        monkeypatch.setattr(atomic, "sync", fail)
+
+    def write():
+        with atomic.replacing(path) as temporary:
+            temporary.write_text("new")
+            if step == "content":
+                fail()
+
+    with pytest.raises(OSError, match="disk"):
+        write()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
