@@ -1,31 +1,37 @@
-"""The errors that a client is told of: their text goes out as it is, no path and no
-other library's message stands in it.
+"""The errors that clients see. Their text goes out unchanged: it names no path and
+quotes no other library.
 """
+
+from collections.abc import Mapping
 
 
 class RequestError(Exception):
-    """A request that cannot be answered, with the sentence that says why.
+    """A request that cannot be answered, with a sentence for the client.
 
     Args:
         message: What was received and what would work.
-        retry_after: Seconds after which the same request may do better. `None` where it
-            would not, or nobody knows.
+        headers: Headers of the answer.
+
+    `retry_after`: seconds after which the same request may succeed. `None`: unknown, or
+    it never will.
     """
 
     status = 400
     retry_after: float | None = None
 
-    def __init__(self, message: str, *, retry_after: float | None = None):
+    def __init__(self, message: str, headers: Mapping[str, str] | None = None):
         super().__init__(message)
         self.message = message
-        if retry_after is not None:
-            self.retry_after = retry_after
+        self.headers = dict(headers or {})
 
 
 class Unauthorized(RequestError):
-    """The request has no token, or another one."""
+    """The token is missing or wrong."""
 
     status = 401
+
+    def __init__(self, message: str):
+        super().__init__(message, {"WWW-Authenticate": "Bearer"})
 
 
 class NotFound(RequestError):
@@ -35,7 +41,7 @@ class NotFound(RequestError):
 
 
 class MethodNotAllowed(RequestError):
-    """The path is there, but not for this method."""
+    """The path has other methods."""
 
     status = 405
 
@@ -47,7 +53,7 @@ class Timeout(RequestError):
 
 
 class TooLarge(RequestError):
-    """The body, or what it holds, is larger than what is taken in."""
+    """The body, or its content, exceeds a limit."""
 
     status = 413
 
@@ -59,21 +65,18 @@ class UnsupportedEncoding(RequestError):
 
 
 class TooBusy(RequestError):
-    """More requests or images at once than are taken in."""
+    """Too many requests or images at once."""
 
     status = 429
     retry_after = 1.0
 
 
 class Unavailable(RequestError):
-    """Nothing here can answer now, but something may soon."""
+    """Nothing can answer now, but something may soon."""
 
     status = 503
     retry_after = 1.0
 
 
-class DeadlineExceeded(RequestError):
-    """The answer did not come within the time that a request has."""
-
-    status = 503
-    retry_after = 1.0
+class DeadlineExceeded(Unavailable):
+    """The answer did not come within the time of a request."""

@@ -5,17 +5,12 @@ import sys
 import threading
 import weakref
 
-import keras
 import numpy as np
 import pytest
 
 import keras_preact as kp
 from keras_preact.serving import engines
 from keras_preact.serving.settings import Settings
-
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
 
 #: Largest difference from TensorFlow in float32, times the largest value. bfloat16 has 8 bits: 4
 #: roundings of each sum.

@@ -11,15 +11,9 @@ import threading
 import time
 from pathlib import Path
 
-import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
-
-pytest.importorskip("uvicorn")
-from tests.keras_preact.serving.server_process import (  # noqa: E402
+from tests.keras_preact.serving.server_process import (
     CLASSIFY,
     PATIENCE,
     PREDICT,
@@ -35,7 +29,7 @@ from tests.keras_preact.serving.server_process import (  # noqa: E402
     unharmed,
     wait_for,
 )
-from tests.keras_preact.serving.test_faults import BODIES, FILES  # noqa: E402
+from tests.keras_preact.serving.test_faults import BODIES, FILES
 
 HEADER_SECONDS, BODY_SECONDS = 1.5, 2.0
 

@@ -9,17 +9,11 @@ import json
 import struct
 import zlib
 
-import keras
 import numpy as np
 import pytest
 from PIL import Image
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
-
-pytest.importorskip("uvicorn")
-from tests.keras_preact.serving.server_process import (  # noqa: E402
+from tests.keras_preact.serving.server_process import (
     CLASSIFY,
     NAME,
     PREDICT,

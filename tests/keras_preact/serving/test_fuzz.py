@@ -6,16 +6,10 @@ import http.client
 import json
 
 import hypothesis
-import keras
 import pytest
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
-
-pytest.importorskip("uvicorn")
-from tests.keras_preact.serving import fakes  # noqa: E402
+from tests.keras_preact.serving import fakes
 
 PREDICT, CLASSIFY, INFER = (
     "/v1/models/toy:predict",

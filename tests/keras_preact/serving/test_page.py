@@ -3,16 +3,10 @@
 import contextlib
 import re
 
-import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
-
 sync_api = pytest.importorskip("playwright.sync_api")
-pytest.importorskip("uvicorn")
-from tests.keras_preact.serving.page_api import (  # noqa: E402
+from tests.keras_preact.serving.page_api import (
     EVIL,
     RESULTS,
     Api,

@@ -3,16 +3,10 @@
 import urllib.request
 from urllib.error import HTTPError
 
-import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
-
 pytest.importorskip("playwright.sync_api")
-pytest.importorskip("uvicorn")
-from tests.keras_preact.serving.page_api import Api, chromium, needs_browser, opened, serving  # noqa: E402
+from tests.keras_preact.serving.page_api import Api, chromium, needs_browser, opened, serving
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,10 @@ import pytest
 
 import keras_preact as kp
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
-
 sync_api = pytest.importorskip("playwright.sync_api")
-pytest.importorskip("uvicorn")
-from keras_preact.serving.app import create_app  # noqa: E402
-from keras_preact.serving.settings import Settings  # noqa: E402
-from tests.keras_preact.serving.page_api import (  # noqa: E402
+from keras_preact.serving.app import create_app
+from keras_preact.serving.settings import Settings
+from tests.keras_preact.serving.page_api import (
     EVIL,
     chromium,
     drop,
@@ -30,7 +25,7 @@ from tests.keras_preact.serving.page_api import (  # noqa: E402
     serving,
     watched,
 )
-from tests.keras_preact.serving.server_process import wait_for  # noqa: E402
+from tests.keras_preact.serving.server_process import wait_for
 
 CLASSES = [EVIL, *(f"class {i}" for i in range(9))]
 

@@ -15,17 +15,12 @@ import tempfile
 import warnings
 from pathlib import Path
 
-import keras
 import pytest
 
 from keras_preact.serving.settings import Settings
 from tests.keras_preact.serving import server_process as client
 from tests.keras_preact.serving import small_model
 from tests.training.commands import ROOT, finish
-
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
 
 MODULE = "keras_preact.serving.ray_serve"
 needs_ray = pytest.mark.skipif(
