@@ -56,8 +56,8 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         ),
         "serving": Command(
             "Exported networks in a loop and behind the server, under load.",
-            "serving.options:Options",
-            "serving.measure",
+            "serving.suite:Options",
+            "serving.suite",
         ),
     }
 )

@@ -9,8 +9,6 @@ import threading
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 from tests.keras_preact.serving.server_process import (
     PATIENCE,
     PREDICT,
@@ -22,6 +20,8 @@ from tests.keras_preact.serving.server_process import (
     random_images,
     wait_for,
 )
+
+pytestmark = pytest.mark.slow  # most tests start a server of their own
 
 
 def test_what_is_beyond_the_limits_is_sent_away_and_served_later(directory, tmp_path, saved_model):

@@ -8,8 +8,6 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 from tests.keras_preact.serving.load import Load
 from tests.keras_preact.serving.server_process import (
     PATIENCE,
@@ -21,6 +19,8 @@ from tests.keras_preact.serving.server_process import (
     random_images,
     wait_for,
 )
+
+pytestmark = pytest.mark.slow  # most tests start a server of their own
 
 
 @pytest.fixture

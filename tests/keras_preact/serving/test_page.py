@@ -4,8 +4,9 @@ import contextlib
 import re
 
 import pytest
+from playwright import sync_api
 
-sync_api = pytest.importorskip("playwright.sync_api")
+from tests.keras_preact.serving import fakes
 from tests.keras_preact.serving.page_api import (
     EVIL,
     RESULTS,
@@ -282,9 +283,11 @@ CONTRASTS = """() => {
         return color.startsWith("rgba") ? ground(node.parentElement) : color;
     };
     return [...document.querySelectorAll("body *")]
-        .filter(node => node.checkVisibility() && [...node.childNodes].some(x => x.nodeType === 3 && x.data.trim()))
+        .filter(node => node.checkVisibility())
+        .filter(node => [...node.childNodes].some(x => x.nodeType === 3 && x.data.trim()))
         .map(node => {
-            const [a, b] = [light(getComputedStyle(node).color), light(ground(node))].sort((x, y) => y - x);
+            const colors = [getComputedStyle(node).color, ground(node)].map(light);
+            const [a, b] = colors.sort((x, y) => y - x);
             return [node.textContent.trim().slice(0, 30), (a + 0.05) / (b + 0.05)];
         });
 }"""
@@ -330,3 +333,60 @@ def test_is_readable_in_light_and_dark_and_fits_a_phone(tab, address, api, schem
     assert (
         tab.locator(".bar").first.evaluate("bar => getComputedStyle(bar).animationName") == "none"
     )
+
+
+# ---- its files
+
+
+@needs_browser
+def test_the_policy_holds_the_browser(browser, address):
+    tab = opened(browser.new_page(), address)
+    tab.evaluate(
+        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.ran = 1\">')"
+    )
+    tab.evaluate("""() => {
+        const script = document.createElement("script");
+        script.textContent = "window.ran = 1";
+        document.body.append(script);
+    }""")
+    with serving(Api().app) as other:
+        assert (
+            tab.evaluate("url => fetch(url, {mode: 'no-cors'}).catch(String)", other)
+            == "TypeError: Failed to fetch"
+        )
+    assert tab.evaluate("window.ran === undefined")
+
+
+@pytest.fixture(scope="module")
+def files():
+    with fakes.in_process() as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "text/html"),
+        ("/static/page.css", "text/css"),
+        ("/static/page.js", "text/javascript"),
+        ("/static/api.js", "text/javascript"),
+    ],
+)
+def test_files_have_types_and_are_checked_again(files, path, kind):
+    answer = files.ask("GET", path)
+    headers = answer.headers
+    assert headers["Content-Type"] == f"{kind}; charset=utf-8"
+    assert headers["Cache-Control"] == "no-cache"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
+    assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert b"http" not in answer.body.replace(b"http://www.w3.org/2000/svg", b"")
+    again = files.ask("GET", path, headers={"If-None-Match": headers["ETag"]})
+    assert (again.status, again.body, again.headers["ETag"]) == (304, b"", headers["ETag"])
+
+
+@pytest.mark.parametrize("path", ["", "../webpage.py", "%2e%2e/webpage.py", "index.html.bak"])
+def test_serves_nothing_else(files, path):
+    assert files.ask("GET", f"/static/{path}").status == 404

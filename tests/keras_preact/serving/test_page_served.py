@@ -7,10 +7,9 @@ import urllib.request
 import keras
 import numpy as np
 import pytest
+from playwright import sync_api
 
 import keras_preact as kp
-
-sync_api = pytest.importorskip("playwright.sync_api")
 from keras_preact.serving.app import create_app
 from keras_preact.serving.settings import Settings
 from tests.keras_preact.serving.page_api import (
