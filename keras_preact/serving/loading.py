@@ -4,12 +4,13 @@ SavedModel, its warm-up requests.
 
 import asyncio
 import gc
-import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pydantic
 
 from keras_preact.export import _directory
 from keras_preact.serving import engines
@@ -18,17 +19,28 @@ from keras_preact.serving.errors import RequestError, TooLarge
 from keras_preact.serving.metrics import Metrics
 from keras_preact.serving.servable import ImageDecoder, Servable
 from keras_preact.serving.settings import Settings
-from keras_preact.serving.tensors import Signature
+from keras_preact.serving.tensors import Signature, TensorSpec
 
-# What serving needs of a model card.
-_CARD = {
-    "classes": list,
-    "signatures": dict,
-    "batch_sizes": list,
-    "precision": str,
-    "top_k": int,
-    "files": dict,
-}
+
+class _Tensor(pydantic.BaseModel):
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+class _Function(pydantic.BaseModel):
+    inputs: dict[str, _Tensor]
+    outputs: dict[str, _Tensor]
+
+
+class Card(pydantic.BaseModel):
+    """The part of a model card that serving needs."""
+
+    classes: list[str]
+    signatures: dict[str, _Function]
+    batch_sizes: list[int]
+    precision: str
+    top_k: int
+    files: dict[str, str]
 
 
 class LoadError(Exception):
@@ -61,13 +73,11 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
 def _load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     name, version = path.parent.name, int(path.name)
     card = read_card(path)
-    check_files(path, card["files"])
-    try:
-        signatures = {key: Signature.from_card(key, one) for key, one in card["signatures"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise LoadError(
-            "Its model card does not describe the signatures: export it again."
-        ) from error
+    check_files(path, card.files)
+    signatures = {
+        key: Signature(key, _specs(one.inputs), _specs(one.outputs))
+        for key, one in card.signatures.items()
+    }
     engines.use_threads(settings.threads)
     frozen, decode = read_functions(path)
     takes_files = any(
@@ -79,8 +89,8 @@ def _load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
             "again."
         )
     batcher = Batcher(
-        _start_engine(settings, frozen, card["precision"]),
-        max_batch_size=settings.max_batch_size or max(card["batch_sizes"]),
+        _start_engine(settings, frozen, card.precision),
+        max_batch_size=settings.max_batch_size or max(card.batch_sizes),
         wait_seconds=settings.batch_wait_ms / 1000,
         max_queue=settings.max_queue,
         workers=1 if settings.batching else os.cpu_count() or 1,
@@ -90,7 +100,14 @@ def _load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     )
     decoder = decode and ImageDecoder(decode, settings.max_queue)
     servable = Servable(
-        name, version, card, signatures, read_signature_defs(path), batcher, decoder
+        name,
+        version,
+        card.classes,
+        card.top_k,
+        signatures,
+        read_signature_defs(path),
+        batcher,
+        decoder,
     )
     try:
         asyncio.run(_warm_up(servable, path))
@@ -100,34 +117,32 @@ def _load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     return servable
 
 
-def read_card(version: Path) -> dict[str, Any]:
+def read_card(version: Path) -> Card:
     """Return the card of a version.
 
     Raises:
         LoadError: if there is none, or it is not complete.
     """
+    name = _directory.OWN_CARD.as_posix()
     try:
-        card = json.loads((version / _directory.OWN_CARD).read_text(encoding="utf-8"))
+        return Card.model_validate_json((version / name).read_bytes())
     except FileNotFoundError:
         raise LoadError(
-            f"It has no {_directory.OWN_CARD.as_posix()}: only exports of keras_preact.export.save "
-            "can be served."
+            f"It has no {name}: only exports of keras_preact.export.save can be served."
         ) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise LoadError(f"Its {name} cannot be read ({error.strerror}).") from error
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
         raise LoadError(
-            f"Its {_directory.OWN_CARD.as_posix()} cannot be read ({type(error).__name__})."
+            f"Its {name} cannot be read: {place}: {first['msg']}. Export it again with this "
+            "release of keras-preact."
         ) from error
-    missing = [
-        key
-        for key, kind in _CARD.items()
-        if not isinstance(card, dict) or not isinstance(card.get(key), kind)
-    ]
-    if missing:
-        raise LoadError(
-            f"Its model card lacks {', '.join(missing)}: export it again with this release of "
-            "keras-preact."
-        )
-    return card
+
+
+def _specs(tensors: dict[str, _Tensor]) -> dict[str, TensorSpec]:
+    return {name: TensorSpec(name, one.dtype, one.shape) for name, one in tensors.items()}
 
 
 def check_files(version: Path, hashes: dict[str, str]) -> None:

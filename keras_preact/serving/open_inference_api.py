@@ -5,12 +5,14 @@ paths, its JSON and its binary tensors.
 import importlib.metadata
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import orjson
+import pydantic
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -40,6 +42,37 @@ DATATYPES = {
 }
 _DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 _LENGTH = struct.Struct("<I")
+
+
+class _Parameters(pydantic.BaseModel):
+    signature_name: str | None = None
+    binary_data_output: bool = False
+    binary_data: bool | None = None
+    binary_data_size: Annotated[int, Field(ge=0)] | None = None
+    content_type: Any = None
+
+
+class _Output(pydantic.BaseModel):
+    name: str
+    parameters: _Parameters = _Parameters()
+
+
+class _Input(_Output):
+    datatype: Literal[tuple(DATATYPES.values())]  # type: ignore[valid-type]
+    shape: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    data: list | None = None
+
+
+class _Infer(pydantic.BaseModel):
+    """The JSON of an infer request."""
+
+    inputs: Annotated[list[_Input], Field(min_length=1)]
+    outputs: list[_Output] = []
+    parameters: _Parameters = _Parameters()
+    id: str | None = None
+
+
+AnyOutput = TypeVar("AnyOutput", bound=_Output)
 
 
 @dataclass(frozen=True)
@@ -137,22 +170,19 @@ def parse(body: bytes, json_length: int, signatures: Mapping[str, Signature]) ->
             f"The body must have the {json_length} bytes of JSON announced. Received: {len(data)} "
             "bytes"
         )
-    document, rest = tensors.parse_json(data[:json_length]), data[json_length:]
-    identity = document.get("id")
-    if not isinstance(identity, str | None):
-        raise RequestError(f"`id` must be a text. Received: {described(identity)}")
-    parameters = _parameters(document, "the request")
-    given = _by_name(document.get("inputs"), "inputs")
-    wanted = _by_name(document.get("outputs", []), "outputs")
-    signature = _signature(parameters, signatures, set(given), set(wanted))
+    rest = data[json_length:]
+    document = tensors.validated(_Infer, tensors.parse_json(data[:json_length]))
+    given = _by_name(document.inputs, "inputs")
+    wanted = _by_name(document.outputs, "outputs")
+    signature = _signature(document.parameters.signature_name, signatures, set(given), set(wanted))
 
     arrays = {}
     for name, tensor in given.items():
-        size = _parameters(tensor, name).get("binary_data_size")
-        if size is not None and not (type(size) is int and 0 <= size <= len(rest)):
+        size = tensor.parameters.binary_data_size
+        if size is not None and size > len(rest):
             raise RequestError(
                 f"`binary_data_size` of `{name}` must be a number of the {len(rest)} bytes left "
-                f"after the JSON. Received: {described(size)}"
+                f"after the JSON. Received: {size}"
             )
         binary = None if size is None else rest[:size]
         arrays[name], rest = _tensor(tensor, signature.inputs[name], binary), rest[size or 0 :]
@@ -161,16 +191,16 @@ def parse(body: bytes, json_length: int, signatures: Mapping[str, Signature]) ->
             f"The body holds {len(rest)} bytes after the JSON that no input's `binary_data_size` "
             "claims."
         )
-    binary_outputs = _flag(parameters, "binary_data_output", False)
+    by_default = document.parameters.binary_data_output
     outputs = {
-        name: _flag(_parameters(tensor, name), "binary_data", binary_outputs)
-        for name, tensor in wanted.items()
+        name: by_default if one.parameters.binary_data is None else one.parameters.binary_data
+        for name, one in wanted.items()
     }
     return Call(
         signature.name,
         signature.check(arrays),
-        outputs or dict.fromkeys(signature.outputs, binary_outputs),
-        identity,
+        outputs or dict.fromkeys(signature.outputs, by_default),
+        document.id,
     )
 
 
@@ -259,37 +289,29 @@ def _described(specs: Mapping[str, TensorSpec]) -> list[dict[str, Any]]:
     ]
 
 
-def _by_name(objects: Any, key: str) -> dict[str, dict]:
-    """Return the objects of a list by their names."""
-    if not isinstance(objects, list) or (key == "inputs" and not objects):
-        raise RequestError(
-            f"`{key}` must be a list of objects with a `name`. Received: {described(objects)}"
-        )
-    found: dict[str, dict] = {}
-    for tensor in objects:
-        name = tensor.get("name") if isinstance(tensor, dict) else None
-        if not isinstance(name, str) or name in found:
-            raise RequestError(
-                f"Each of `{key}` must be an object with a `name` of its own. Received: "
-                f"{described(tensor)}"
-            )
-        found[name] = tensor
+def _by_name(objects: Sequence[AnyOutput], key: str) -> dict[str, AnyOutput]:
+    found = {one.name: one for one in objects}
+    if len(found) < len(objects):
+        raise RequestError(f"Each of `{key}` must have a `name` of its own.")
     return found
 
 
 def _signature(
-    parameters: dict, signatures: Mapping[str, Signature], given: set[str], wanted: set[str]
+    named: str | None, signatures: Mapping[str, Signature], given: set[str], wanted: set[str]
 ) -> Signature:
     """Return the signature that the request names, or the first, the default one before
     others, that has these inputs and outputs.
     """
-    named = parameters.get("signature_name")
-    if named is not None and not (isinstance(named, str) and named in signatures):
+    if named is not None and named not in signatures:
         raise RequestError(
             f"`signature_name` must be one of {', '.join(sorted(signatures))}. Received: "
             f"{described(named)}"
         )
-    names = [named] if named else sorted(signatures, key=lambda n: (n != DEFAULT_SIGNATURE, n))
+    names = (
+        [named]
+        if named is not None
+        else sorted(signatures, key=lambda n: (n != DEFAULT_SIGNATURE, n))
+    )
     candidates = [signatures[name] for name in names]
     for signature in candidates:
         if given == signature.inputs.keys() and wanted <= signature.outputs.keys():
@@ -305,60 +327,26 @@ def _signature(
     )
 
 
-def _tensor(tensor: dict, spec: TensorSpec, binary: memoryview | None) -> np.ndarray:
+def _tensor(tensor: _Input, spec: TensorSpec, binary: memoryview | None) -> np.ndarray:
     """Return an input as an array of its own datatype and shape."""
-    name, datatype, shape = spec.name, tensor.get("datatype"), tensor.get("shape")
-    if not isinstance(datatype, str) or datatype not in _DTYPES:
-        raise RequestError(
-            f"`datatype` of `{name}` must be one of {', '.join(_DTYPES)}. Received: "
-            f"{described(datatype)}"
-        )
-    if not (
-        isinstance(shape, list)
-        and all(type(length) is int and 0 <= length < 2**31 for length in shape)
-    ):
-        raise RequestError(
-            f"`shape` of `{name}` must be a list of whole numbers, 0 or more. Received: "
-            f"{described(shape)}"
-        )
+    name, shape, count = tensor.name, tensor.shape, math.prod(tensor.shape)
     if len(shape) != len(spec.shape):
         raise RequestError(
             f"`shape` of `{name}` must have {len(spec.shape)} numbers, for {shown(spec.shape)}. "
             f"Received: {shown(tuple(shape))[:200]}"
         )
-    if (binary is None) is ("data" not in tensor):
+    if binary is not None and tensor.data is None:
+        return from_bytes(binary, tensor.datatype, count, name).reshape(shape)
+    if binary is not None or tensor.data is None:
         raise RequestError(f"`{name}` must have either `data` or the parameter `binary_data_size`.")
-    count = math.prod(shape)
-    if binary is not None:
-        return from_bytes(binary, datatype, count, name).reshape(shape)
-    if not isinstance(tensor["data"], list):
-        raise RequestError(
-            f"`data` of `{name}` must be a list. Received: {described(tensor['data'])}"
-        )
-    flat = tensors.from_json(tensor["data"], name, _DTYPES[datatype]).ravel()  # or nested
+    flat = tensors.from_json(tensor.data, name, _DTYPES[tensor.datatype]).ravel()
     if flat.size != count:
         raise RequestError(
             f"`{name}` must have {count} values, as its `shape` says. Received: {flat.size} values"
         )
-    if datatype == TEXT and _parameters(tensor, name).get("content_type") == "base64":
+    if tensor.datatype == TEXT and tensor.parameters.content_type == "base64":
         flat = tensors.texts([tensors.from_base64(text.decode(), name) for text in flat])
     return flat.reshape(shape)
-
-
-def _parameters(owner: dict, name: str) -> dict:
-    parameters = owner.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise RequestError(
-            f"`parameters` of {name} must be an object. Received: {described(parameters)}"
-        )
-    return parameters
-
-
-def _flag(parameters: dict, name: str, default: bool) -> bool:
-    value = parameters.get(name, default)
-    if not isinstance(value, bool):
-        raise RequestError(f"`{name}` must be true or false. Received: {described(value)}")
-    return value
 
 
 def _routes(path: str) -> list[Route]:

@@ -23,7 +23,8 @@ class Servable:
     Args:
         name: The model's name.
         version: The version's number.
-        card: Its model card.
+        classes: Their names, in the order of the outputs.
+        top_k: Number of the most probable classes in an answer.
         signatures: Its functions by name.
         signature_defs: TensorFlow's description of them, as JSON.
         batcher: Computes the network.
@@ -35,7 +36,8 @@ class Servable:
         self,
         name: str,
         version: int,
-        card: dict[str, Any],
+        classes: list[str],
+        top_k: int,
         signatures: Mapping[str, Signature],
         signature_defs: dict[str, Any],
         batcher: Batcher,
@@ -43,8 +45,8 @@ class Servable:
     ):
         self.name = name
         self.version = version
-        self.card = card
-        self.classes: list[str] = card["classes"]
+        self.classes = classes
+        self.top_k = top_k
         self.signatures = signatures
         self.signature_defs = signature_defs
         self._names = np.array(self.classes, dtype=object)
@@ -83,7 +85,7 @@ class Servable:
         outputs = await self._batcher.submit(images, deadline)
         wanted = self.signatures[signature].outputs
         if "classes" in wanted:
-            indices, scores = highest(outputs["probabilities"], self.card["top_k"])
+            indices, scores = highest(outputs["probabilities"], self.top_k)
             names = self._names[indices]
             outputs = outputs | {"classes": names, "scores": scores, "indices": indices}
         return {name: outputs[name] for name in wanted}

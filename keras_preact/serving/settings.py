@@ -113,4 +113,5 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
             raise ValueError(
                 "`token` must be printable ASCII characters without spaces, at least one."
             ) from None
-        raise ValueError(f"`{name}`: {first['msg']}. Received: {first['input']!r}") from None
+        message = f"`{name}`: {first['msg']}. Received: {name}={first['input']!r}"
+        raise ValueError(message) from None

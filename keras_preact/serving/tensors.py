@@ -8,10 +8,11 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
+import pydantic
 
 from keras_preact.serving.errors import RequestError
 
@@ -33,6 +34,9 @@ _JSON_TYPES: dict[str, tuple[set[type], str]] = {
 }
 # The kinds of arrays that each kind of dtype takes.
 _CASTS = {"f": "iuf", "i": "iu", "u": "iu", "b": "b", "O": "O"}
+
+
+Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
 @dataclass(frozen=True)
@@ -93,18 +97,6 @@ class Signature:
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
 
-    @classmethod
-    def from_card(cls, name: str, card: Mapping[str, Mapping[str, Any]]) -> "Signature":
-        """Return the signature that a model card describes under `signatures[name]`."""
-        inputs, outputs = (
-            {
-                key: TensorSpec(key, spec["dtype"], tuple(spec["shape"]))
-                for key, spec in card[side].items()
-            }
-            for side in ("inputs", "outputs")
-        )
-        return cls(name, inputs, outputs)
-
     def check(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the inputs with the dtypes of the signature.
 
@@ -145,6 +137,21 @@ def parse_json(body: bytes | memoryview) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RequestError(f"The body must be a JSON object. Received: {described(document)}")
     return document
+
+
+def validated(model: type[Model], document: dict[str, Any]) -> Model:
+    """Return a JSON object as a `model`, without conversions.
+
+    Raises:
+        RequestError: if it does not fit; it names the first such value.
+    """
+    try:
+        return model.model_validate(document, strict=True)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        received = described(first["input"])
+        raise RequestError(f"`{place[:200]}`: {first['msg']}. Received: {received}") from None
 
 
 def from_json(value: Any, name: str, dtype: str) -> np.ndarray:

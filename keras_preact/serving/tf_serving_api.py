@@ -59,7 +59,7 @@ async def classify(request: Request, body: bytes, deadline: float) -> Response:
             len(body), parse_classify, body, servable.signatures
         )
         outputs = await servable.predict(call.signature, call.inputs, deadline)
-        content = dump_classify(outputs, servable.classes, servable.card["top_k"])
+        content = dump_classify(outputs, servable.classes, servable.top_k)
     return Response(content, media_type="application/json")
 
 

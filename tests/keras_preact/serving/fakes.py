@@ -64,7 +64,7 @@ class FakeServable:
     classes = CLASSES
     signatures = SIGNATURES
     signature_defs = {"serving_default": {"method_name": "tensorflow/serving/predict"}}  # noqa: RUF012
-    card = {"top_k": 2}  # noqa: RUF012
+    top_k = 2
     waiting = 0
 
     def __init__(self, version: int = 7):
@@ -247,8 +247,10 @@ class Running:
 
 
 def encoded(body):
-    """Return bytes as they are, and anything else as JSON."""
-    return body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    """Return bytes as they are, a text as UTF-8, nothing as no bytes, the rest as JSON."""
+    if body is None or isinstance(body, bytes):
+        return body or b""
+    return (body if isinstance(body, str) else json.dumps(body)).encode()
 
 
 class Answer:

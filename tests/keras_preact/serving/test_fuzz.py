@@ -1,7 +1,6 @@
 """Whatever JSON a client sends, the answer is JSON, and never an internal error."""
 
 import copy
-import functools
 import json
 
 import hypothesis
@@ -117,9 +116,8 @@ def fuzzed(**strategies):
     def decorate(test):
         def run(server, examples):
             settings = hypothesis.settings(max_examples=examples, deadline=None)
-            settings(hypothesis.given(**strategies)(functools.partial(test, server)))()
+            settings(hypothesis.given(**strategies)(lambda **drawn: test(server, **drawn)))()
 
-        run.__name__, run.__doc__ = test.__name__, test.__doc__
         many = pytest.param(2000, marks=pytest.mark.slow)
         return pytest.mark.parametrize("examples", [60, many])(run)
 

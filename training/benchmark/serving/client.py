@@ -86,14 +86,17 @@ async def measure(
             left -= 1
             await ask(*connection)
 
-    await asyncio.gather(*(ask(*connection) for connection in connections))  # not measured
-    latencies.clear()
-    refused.clear()
-    start, cpu = time.perf_counter(), _cpu_seconds()
-    await asyncio.gather(*(ask_until(start + seconds, *one) for one in connections))
-    elapsed, cpu = time.perf_counter() - start, _cpu_seconds() - cpu
-    for _, writer in connections:
-        writer.close()
+    try:
+        await asyncio.gather(*(ask(*connection) for connection in connections))  # not measured
+        latencies.clear()
+        refused.clear()
+        start, cpu = time.perf_counter(), _cpu_seconds()
+        await asyncio.gather(*(ask_until(start + seconds, *one) for one in connections))
+        elapsed, cpu = time.perf_counter() - start, _cpu_seconds() - cpu
+    finally:
+        for _, writer in connections:
+            writer.close()
+        await asyncio.gather(*(one.wait_closed() for _, one in connections), return_exceptions=True)
     if not latencies:
         raise ValueError(f"No request was answered with 200. Received: {refused[0]}")
     return {
