@@ -37,7 +37,8 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
         "timm": "benchmark",
         "safetensors": "weights",
         **dict.fromkeys(
-            ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"), "serving"
+            ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client", "pydantic"),
+            "serving",
         ),
         **dict.fromkeys(("onnx", "onnxruntime", "tf2onnx"), "onnx"),
         **{name: name for name in ("jax", "openvino", "ray", "torch")},

@@ -231,6 +231,8 @@ async def _warm_up(servable: Servable, path: Path) -> None:
 
     try:
         requests = _warmup.read(path)
+    except ImportError as error:
+        raise LoadError(str(error)) from error
     except ValueError as error:
         raise LoadError("Its warm-up requests cannot be read.") from error
     signatures, sizes = set(), set()
