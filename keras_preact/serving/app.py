@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from keras_preact.serving import loading, metrics, open_inference_api, tf_serving_api, webpage
-from keras_preact.serving.errors import MethodNotAllowed, NotFound, RequestError
+from keras_preact.serving.errors import NotFound, RequestError
 from keras_preact.serving.gate import Admission, Gate, Workers, error_response
 from keras_preact.serving.metrics import Metrics
 from keras_preact.serving.repository import Repository
@@ -73,11 +73,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-        return error_response(
-            MethodNotAllowed(
-                f"This path takes {allowed}. Received: {request.method}", {"Allow": allowed}
-            )
-        )
+        message = f"This path takes {allowed}. Received: {request.method}"
+        return error_response(RequestError(message, 405, {"Allow": allowed}))
     if error.status_code == 404:
         return error_response(
             NotFound("Nothing is served at this path. GET /v1/models lists the models.")

@@ -10,28 +10,23 @@ class RequestError(Exception):
 
     Args:
         message: What was received and what would work.
+        status: HTTP status, if it is not the class's own.
         headers: Headers of the answer.
-
-    `retry_after`: seconds after which the same request may succeed. `None`: unknown, or
-    it never will.
     """
 
     status = 400
-    retry_after: float | None = None
+    #: Seconds after which the same request may succeed. `None`: unknown, or never.
+    retry_after: int | None = None
 
-    def __init__(self, message: str, headers: Mapping[str, str] | None = None):
+    def __init__(
+        self, message: str, status: int | None = None, headers: Mapping[str, str] | None = None
+    ):
         super().__init__(message)
         self.message = message
+        self.status = status or self.status
         self.headers = dict(headers or {})
-
-
-class Unauthorized(RequestError):
-    """The token is missing or wrong."""
-
-    status = 401
-
-    def __init__(self, message: str):
-        super().__init__(message, {"WWW-Authenticate": "Bearer"})
+        if self.retry_after is not None:
+            self.headers["Retry-After"] = str(self.retry_after)
 
 
 class NotFound(RequestError):
@@ -40,42 +35,24 @@ class NotFound(RequestError):
     status = 404
 
 
-class MethodNotAllowed(RequestError):
-    """The path has other methods."""
-
-    status = 405
-
-
-class Timeout(RequestError):
-    """The client took too long to send its request."""
-
-    status = 408
-
-
 class TooLarge(RequestError):
     """The body, or its content, exceeds a limit."""
 
     status = 413
 
 
-class UnsupportedEncoding(RequestError):
-    """The body is compressed."""
-
-    status = 415
-
-
 class TooBusy(RequestError):
     """Too many requests or images at once."""
 
     status = 429
-    retry_after = 1.0
+    retry_after = 1
 
 
 class Unavailable(RequestError):
     """Nothing can answer now, but something may soon."""
 
     status = 503
-    retry_after = 1.0
+    retry_after = 1
 
 
 class DeadlineExceeded(Unavailable):

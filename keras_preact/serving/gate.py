@@ -22,12 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from keras_preact.serving.errors import (
     DeadlineExceeded,
     RequestError,
-    Timeout,
     TooBusy,
     TooLarge,
-    Unauthorized,
     Unavailable,
-    UnsupportedEncoding,
 )
 from keras_preact.serving.metrics import Metrics
 from keras_preact.serving.settings import Settings
@@ -87,8 +84,7 @@ class Gate:
             error = Unavailable("The server is stopping.")
         except Exception:
             log.exception("internal error", extra={"id": exchange.id})
-            error = RequestError(f"internal error; the log has it under {exchange.id}")
-            error.status = 500
+            error = RequestError(f"internal error; the log has it under {exchange.id}", 500)
         if exchange.status is None:  # else half an answer is out, and the connection is closed
             await error_response(error)(scope, exchange.receive, exchange.send)
 
@@ -99,9 +95,11 @@ class Gate:
         if scheme.lower() != b"bearer" or not hmac.compare_digest(
             token.strip(), self._token.encode()
         ):
-            raise Unauthorized(
+            raise RequestError(
                 "This server wants a token: the header Authorization with the word Bearer and the "
-                "token."
+                "token.",
+                401,
+                {"WWW-Authenticate": "Bearer"},
             )
 
     def _record(self, scope: Scope, exchange: "_Exchange", seconds: float) -> None:
@@ -207,8 +205,7 @@ class Admission:
         """Receive the body of a request, and count its bytes until the context ends.
 
         Raises:
-            TooLarge, Timeout, TooBusy, UnsupportedEncoding: if it cannot be taken; the
-                rest of it is not read.
+            RequestError: if it cannot be accepted; the rest of it is not read.
             Disconnected: if the client goes before it is complete.
         """
         self._check_headers(request)
@@ -228,8 +225,8 @@ class Admission:
                         self._check_size(held)
                         chunks.append(chunk)
             except TimeoutError:
-                raise Timeout(
-                    f"The body was not complete after {self._settings.body_seconds:g} seconds."
+                raise RequestError(
+                    f"The body was not complete after {self._settings.body_seconds:g} seconds.", 408
                 ) from None
             yield b"".join(chunks)
         finally:
@@ -238,7 +235,7 @@ class Admission:
     def _check_headers(self, request: Request) -> None:
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", ""):
-            raise UnsupportedEncoding("Send the body without a Content-Encoding such as gzip.")
+            raise RequestError("Send the body without a Content-Encoding such as gzip.", 415)
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdecimal():
             raise RequestError("Content-Length must be a whole number.")
@@ -367,6 +364,4 @@ def error_response(error: RequestError) -> Response:
     """Return the answer that tells a client of an error."""
     response = json_response({"error": error.message}, error.status)
     response.headers.update(error.headers)
-    if error.retry_after is not None:
-        response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
     return response
