@@ -308,7 +308,8 @@ async def _while_connected(
         while (await request.receive())["type"] != "http.disconnect":
             pass
         gone = True
-        limit.reschedule(0)  # long over: the handler is cancelled
+        if not limit.expired():
+            limit.reschedule(0)  # long over: the handler is cancelled
 
     watcher = None
     try:

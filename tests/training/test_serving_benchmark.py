@@ -104,12 +104,12 @@ def test_the_client_measures_nothing_without_answers():
         KnownServer(200, 200, None).measure(concurrency=1, seconds=60, requests=9)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.25, 0.5, 0.75, 0.99, 1.0])
-@pytest.mark.parametrize("n", [1, 2, 3, 99, 100, 101, 1000])
-def test_percentile_is_the_nearest_rank(n, share):
+@pytest.mark.parametrize("n", [1, 2, 99, 100, 101])
+def test_percentile_is_the_nearest_rank(n):
     values = np.random.default_rng(n).permutation(n) * 0.5
-    found = client.percentile(list(values), share)
-    assert np.mean(values <= found) >= share > np.mean(values < found)
+    for share in (0.01, 0.5, 0.99, 1.0):
+        found = client.percentile(list(values), share)
+        assert np.mean(values <= found) >= share > np.mean(values < found)
 
 
 def test_the_growth_of_memory_is_that_of_the_quarters_medians():

@@ -8,7 +8,6 @@ import email.message
 import http.client
 import json
 import threading
-import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -280,13 +279,3 @@ def serving(repository=None, **options) -> Iterator[Running]:
         thread.join(60)
         bound.close()
     assert not thread.is_alive()
-
-
-def wait_for(condition):
-    """Return the first true value of `condition()`."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.005)
-    raise AssertionError("what was waited for did not come")

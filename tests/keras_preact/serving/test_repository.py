@@ -317,20 +317,6 @@ def test_a_failed_version_is_tried_again_when_it_changed(tmp_path, polled, chang
     asyncio.run(scenario())
 
 
-def test_a_served_version_stays_as_it_was_loaded(tmp_path, polled):
-    path = export(tmp_path / "model", 1)
-
-    async def scenario():
-        loader = Loader()
-        async with serving(tmp_path, loader) as repository:
-            (path / "saved_model.pb").write_text(BROKEN)
-            await polled()
-            assert leased(repository, "model") == 1
-            assert len(loader.attempts) == 1
-
-    asyncio.run(scenario())
-
-
 def test_what_vanishes_is_drained(tmp_path):
     directory = tmp_path / "models"
     for name, version in (("one", 1), ("one", 2), ("two", 1)):
@@ -368,10 +354,15 @@ def test_what_vanishes_is_drained(tmp_path):
 
 
 def test_the_last_version_stays_while_nothing_takes_its_place(tmp_path, polled):
-    export(tmp_path / "model", 1)
+    loaded = export(tmp_path / "model", 1)
 
     async def scenario():
-        async with serving(tmp_path, Loader()) as repository:
+        loader = Loader()
+        async with serving(tmp_path, loader) as repository:
+            (loaded / "saved_model.pb").write_text(BROKEN)
+            await polled()
+            assert leased(repository, "model") == 1
+            assert len(loader.attempts) == 1
             repaired = export(tmp_path / "model", 2, BROKEN)
             shutil.rmtree(tmp_path / "model" / "1")
             await polled()

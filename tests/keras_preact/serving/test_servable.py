@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from keras_preact.serving import loading
-from keras_preact.serving.batching import ComputationError
 from keras_preact.serving.errors import DeadlineExceeded, RequestError, TooBusy, TooLarge
 from keras_preact.serving.loading import LoadError
 from keras_preact.serving.metrics import Metrics
+from keras_preact.serving.servable import ImageDecoder
 from keras_preact.serving.settings import Settings
 from tests.keras_preact.serving import small_model
 
@@ -240,56 +240,37 @@ def test_many_clients_at_once_each_get_their_own_answer(engine, options, version
         assert count - 4 == 56
 
 
-def test_images_that_wait_to_be_decoded_are_bounded_and_late_ones_are_dropped(version):
+def test_images_that_wait_to_be_decoded_are_bounded_and_late_ones_are_dropped(reference):
     _, files = images_of(4)
     entered, release = threading.Semaphore(0), threading.Event()
-    servable = load(version, Settings(version, max_queue=4))
-    decode = servable._decoder._decode
 
     def slow_decode(file):
         entered.release()
         assert release.wait(GENEROUS)
-        return decode(file)
+        return reference.decode(file)
 
     async def main():
         def request(number, seconds=None):
             deadline = seconds and asyncio.get_running_loop().time() + seconds
-            return asyncio.ensure_future(
-                servable.predict(
-                    "predict_bytes", {"image_bytes": files_of(files[:number])}, deadline
-                )
-            )
+            return asyncio.ensure_future(decoder(files[:number], deadline))
 
         try:
             first = request(3)
             assert await asyncio.to_thread(entered.acquire, timeout=GENEROUS)
-            assert servable.waiting == 3
+            assert decoder.pending == 3
             with pytest.raises(TooBusy, match="3 images wait"):
                 await request(2)
             with pytest.raises(DeadlineExceeded):
                 await request(1, seconds=0.01)
             release.set()
-            assert len((await first)["indices"]) == 3
+            np.testing.assert_array_equal(await first, small_model.pixels(4)[:3])
         finally:
             release.set()
-            await servable.close()
+            decoder.close()
 
-    servable._decoder._decode = slow_decode
+    decoder = ImageDecoder(slow_decode, max_queue=4)
     asyncio.run(main())
-    assert servable.waiting == 0
-
-
-def test_a_failure_inside_is_not_the_clients(version):
-    servable = load(version, Settings(version))
-
-    def broken(images):
-        raise OSError("/secret/path")
-
-    servable._batcher._run = broken
-    with pytest.raises(ComputationError) as caught:
-        predict(servable, "features", images=GOOD)
-    assert "secret" not in str(caught.value)
-    asyncio.run(servable.close())
+    assert decoder.pending == 0
 
 
 def test_closing_leaves_no_thread_and_no_memory(version):
@@ -298,10 +279,10 @@ def test_closing_leaves_no_thread_and_no_memory(version):
     predict(servable, "predict_bytes", image_bytes=files_of(images_of(2)[1]))
     asyncio.run(servable.close())
     assert threading.active_count() == before
-    function = weakref.ref(servable._batcher._run)
+    closed = weakref.ref(servable)
     del servable
     gc.collect()
-    assert function() is None
+    assert closed() is None
 
 
 def copied(version, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from keras_preact.serving.server import MAX_HEAD_BYTES
 from tests.keras_preact.serving import fakes
-from tests.keras_preact.serving.fakes import wait_for
+from tests.keras_preact.serving.server_process import wait_for
 
 PREDICT = "/v1/models/toy:predict"
 BODY = json.dumps({"instances": [[[[1.0], [2.0]], [[3.0], [4.0]]]]}).encode()

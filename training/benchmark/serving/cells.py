@@ -8,6 +8,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 PRECISIONS = ("float32", "bfloat16")
+#: How a user without this package's server runs a SavedModel; the other names are the server's
+#: engines.
+PLAIN = "loop"
 
 Round = dict[str, dict]
 

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import exports
-from .cells import PRECISIONS, Cell, Round, in_turn, label
+from .cells import PLAIN, PRECISIONS, Cell, Round, in_turn, label
 from .client import summarize
 
 if TYPE_CHECKING:
     from .suite import Options
 
-#: How a user without this package's server runs a SavedModel; the other names are the server's
-#: engines.
-PLAIN = "loop"
 _WARMUP_CALLS = 2
 _LEAST_CALLS = 2
 

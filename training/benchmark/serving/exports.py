@@ -15,6 +15,7 @@ from pathlib import Path
 from ... import children
 from ...cli import UserError
 from .. import candidates
+from .cells import PLAIN
 
 #: Registered model to the same network of another package.
 PEERS: Mapping[str, str] = {"imagenet_resnet50_preact": "keras_applications_resnet50v2"}
@@ -37,7 +38,7 @@ def name_of(model: str) -> str:
 
 def plain_peer(model: str) -> list[tuple[str, str, str]]:
     """Return model, engine and precision of a model's peer; nothing if it has none."""
-    return [(PEERS[model], "loop", PEER_PRECISION)] if model in PEERS else []
+    return [(PEERS[model], PLAIN, PEER_PRECISION)] if model in PEERS else []
 
 
 def write(models: Sequence[str], precisions: Sequence[str], folder: Path) -> None:

@@ -24,8 +24,8 @@ import numpy as np
 from ... import children
 from ...cli import UserError
 from . import client, exports
-from .cells import Cell, Round, in_turn, label
-from .direct import PLAIN, Loop
+from .cells import PLAIN, Cell, Round, in_turn, label
+from .direct import Loop
 
 if TYPE_CHECKING:
     from .suite import Options
