@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -54,7 +54,7 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
                 f"{TOKEN_VARIABLE})",
             )
             continue
-        about = field.default
+        about: Any = field.default  # pydantic's description of it
         if field.name == "directory":
             parser.add_argument("directory", metavar="DIRECTORY", help=about.description)
         elif about.default is True:

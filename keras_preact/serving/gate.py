@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -41,7 +41,6 @@ INLINE_BYTES = 32 * 1024
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 Result = TypeVar("Result")
-Arguments = ParamSpec("Arguments")
 
 
 class Disconnected(Exception):
@@ -263,9 +262,7 @@ class Workers:
     def __init__(self, threads: int = 2):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bodies")
 
-    async def run(
-        self, size: int, function: Callable[Arguments, Result], *args: Arguments.args
-    ) -> Result:
+    async def run(self, size: int, function: Callable[..., Result], *args: Any) -> Result:
         """Return `function(*args)`, which handles `size` bytes; computed in a thread if
         that takes long.
         """

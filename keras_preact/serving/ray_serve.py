@@ -7,7 +7,7 @@ max_replicas=8
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from keras_preact import _checks
 
@@ -35,15 +35,15 @@ class Replicas:
         ValueError: for a value that cannot work.
     """
 
-    replicas: int = Field(1, gt=0, description="processes; with max_replicas, the fewest")
+    replicas: Annotated[int, Field(gt=0)] = option(1, "processes; with max_replicas, the fewest")
     max_replicas: int | None = option(None, "most processes that Ray starts; default: replicas")
-    target_requests: float = Field(
-        8.0, ge=0.01, description="average requests per process beyond which Ray starts another"
+    target_requests: Annotated[float, Field(ge=0.01)] = option(
+        8.0, "average requests per process beyond which Ray starts another"
     )
-    num_cpus: float = Field(
-        1.0, ge=0, description="cores of each; its computations have as many threads by default"
+    num_cpus: Annotated[float, Field(ge=0)] = option(
+        1.0, "cores of each; its computations have as many threads by default"
     )
-    num_gpus: float = Field(0.0, ge=0, description="GPUs of each")
+    num_gpus: Annotated[float, Field(ge=0)] = option(0.0, "GPUs of each")
 
     @pydantic.model_validator(mode="after")
     def _check_most(self):

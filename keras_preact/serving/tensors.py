@@ -161,7 +161,8 @@ def from_json(value: Any, name: str, dtype: str) -> np.ndarray:
     Raises:
         RequestError: if the lists are ragged, or a value does not fit the dtype.
     """
-    shape, level = [], [value]
+    shape: list[int] = []
+    level = [value]
     while level and list in (kinds := set(map(type, level))):
         if kinds != {list}:
             raise RequestError(f"`{name}` must hold lists or values at each depth, not both.")

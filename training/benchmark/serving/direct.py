@@ -5,7 +5,7 @@ and through the server's engines?
 import functools
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,7 @@ class Loop:
         path = exports.path_of(folder, model, precision)
         self._loaded = tf.saved_model.load(str(path))  # its functions do not keep its variables
         self._warm: set[int] = set()
+        self._run: Callable[[np.ndarray], object]
         if engine == PLAIN:
             function = self._loaded.signatures["serving_default"]
             [(name, spec)] = function.structured_input_signature[1].items()
