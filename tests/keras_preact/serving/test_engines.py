@@ -4,6 +4,7 @@ import gc
 import sys
 import threading
 import weakref
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -35,6 +36,10 @@ def loaded(model, tmp_path_factory):
 
 def settings(tmp_path, **options) -> Settings:
     return Settings(tmp_path, **options)
+
+
+def test_every_engine_is_a_choice_of_the_settings():
+    assert get_args(get_type_hints(Settings)["engine"]) == tuple(engines.ENGINES)
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)

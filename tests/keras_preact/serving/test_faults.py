@@ -69,10 +69,9 @@ FILES = {
     "text": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
     "truncated jpeg": JPEG[: len(JPEG) // 2],
     "truncated png": PNG[: len(PNG) // 2],
-    "truncated gif": GIF[: len(GIF) // 2],
+    "another format": GIF,
     "jpeg header alone": JPEG[:20],
     "png signature alone": PNG[:8],
-    "gif signature alone": GIF[:6],
     "damaged png": damaged(PNG),
     "huge": png_header(2**31 - 1, 2**31 - 1),
     "no pixels": png_header(0, 5),
@@ -152,7 +151,7 @@ def test_a_body_beyond_the_limit_is_refused(server):
         assert connection.getresponse().status == 413
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_a_small_file_of_a_huge_image_takes_no_memory(server, kind):
     """50,000 x 50,000 pixels are 7.5 GB."""
     side = 50_000
@@ -162,18 +161,9 @@ def test_a_small_file_of_a_huge_image_takes_no_memory(server, kind):
             patch.setattr(Image, "MAX_IMAGE_PIXELS", None)
             Image.new("1", (side, side)).save(file, "PNG")
         bomb = file.getvalue()
-    elif kind == "JPEG":
+    else:
         start = JPEG.index(b"\xff\xc0") + 5
         bomb = JPEG[:start] + struct.pack(">HH", side, side) + JPEG[start + 4 :]
-    else:
-        frame = GIF.index(b"\x2c", 13 + 3 * 256)
-        bomb = (
-            GIF[:6]
-            + struct.pack("<HH", side, side)
-            + GIF[10 : frame + 5]
-            + struct.pack("<HH", side, side)
-            + GIF[frame + 9 :]
-        )
     server.post(CLASSIFY, classify_body(PNG))
     before = server.memory()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
