@@ -358,14 +358,6 @@ def serialize(block: Block) -> str | dict:
     return keras.saving.serialize_keras_object(block)
 
 
-def flattened(config: dict) -> dict:
-    """Return the config of a network with its block as a name, and the options of the
-    block beside it.
-    """
-    block = get(config["block"])
-    return {**config, "block": block.name, **block.get_config()}
-
-
 def options_of(block: Block | type[Block]) -> set[str]:
     """Return the names of a block's options."""
     return {field.name for field in dataclasses.fields(block)}

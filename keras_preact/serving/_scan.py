@@ -1,6 +1,4 @@
-"""What lies in a directory of models: each model's versions, and the files of a
-version.
-"""
+"""Reads a directory of models: each model's versions, and the files of a version."""
 
 import os
 from pathlib import Path
@@ -14,11 +12,10 @@ def models(directory: Path) -> dict[str, dict[int, Path] | OSError]:
     not be read.
 
     `directory` holds folders of models, or is itself one model. A version is a folder
-    with a number for its name and a `saved_model.pb` in it. What is not there, hidden
-    or something else is left out.
+    with a number for its name and a `saved_model.pb` in it. Everything else is ignored.
 
     Raises:
-        OSError: if `directory` is there and could not be read.
+        OSError: if `directory` exists and cannot be read.
     """
     directory = Path(os.path.abspath(directory))  # "." has a name too
     if own := versions(directory):
@@ -38,7 +35,7 @@ def versions(folder: Path) -> dict[int, Path]:
     """Return the paths of a model's versions.
 
     Raises:
-        OSError: if it could not be read, or changed whenever it was.
+        OSError: if it cannot be read, or changed each time it was.
     """
     numbers = _numbers(folder)
     for _ in range(10):
@@ -56,17 +53,17 @@ def versions(folder: Path) -> dict[int, Path]:
 
 
 def files(folder: Path) -> Files:
-    """Return what tells whether anything in a version's folder changed.
+    """Return a value that changes with anything in a version's folder.
 
     Raises:
-        OSError: if it could not be read.
+        OSError: if it cannot be read.
     """
     found = []
     pending = [os.fspath(folder)]
     while pending:
         with os.scandir(pending.pop()) as entries:
             for entry in entries:
-                # Of a link the target, if there is one: what it names may come later.
+                # The target of a link, unless it does not exist yet.
                 status = entry.stat(follow_symlinks=os.path.exists(entry))
                 found.append((entry.path, status.st_size, status.st_mtime_ns))
                 if entry.is_dir(follow_symlinks=False):

@@ -10,12 +10,10 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from keras_preact.serving import metrics, open_inference_api, page, servable, tf_serving_api
-from keras_preact.serving.admission import Admission
-from keras_preact.serving.errors import MethodNotAllowed, NotFound, RequestError
-from keras_preact.serving.inference import Workers
+from keras_preact.serving import loading, metrics, open_inference_api, tf_serving_api, webpage
+from keras_preact.serving.errors import NotFound, RequestError
+from keras_preact.serving.gate import Admission, Gate, Workers, error_response
 from keras_preact.serving.metrics import Metrics
-from keras_preact.serving.middleware import Front, answer_error
 from keras_preact.serving.repository import Repository
 from keras_preact.serving.settings import Settings
 
@@ -23,24 +21,22 @@ from keras_preact.serving.settings import Settings
 def create_app(settings: Settings, repository: Repository | None = None) -> Starlette:
     """Return an ASGI application that serves the models in a directory.
 
-    It starts and stops the repository in its lifespan. Before a server stops, it should
-    set `app.state.stopping`: the app then says that it is not ready, and answers what
-    comes all the same.
+    It starts and stops the repository in its lifespan. A server that stops should set
+    `app.state.stopping` first: the app then says that it is not ready, and still
+    answers requests.
 
     Args:
-        settings: What the server is told.
-        repository: Lends the models. By default a `Repository` of `settings.directory`.
+        settings: The server's settings.
+        repository: Lends the models. Default: a `Repository` of `settings.directory`.
 
     Example:
-        >>> app = create_app(Settings(Path("saved_models")))  # doctest: +SKIP
+        >>> app = create_app(Settings("saved_models"))  # doctest: +SKIP
         >>> uvicorn.run(app, port=8501)  # doctest: +SKIP
     """
     admission = Admission(settings)
     measured = Metrics(lambda: admission.requests, lambda: _waiting(app.state.repository))
     if repository is None:
-        repository = Repository(
-            settings, functools.partial(servable.load, on_batch=measured.batch), measured.load
-        )
+        repository = Repository(settings, functools.partial(loading.load, metrics=measured))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -54,12 +50,17 @@ def create_app(settings: Settings, repository: Repository | None = None) -> Star
             app.state.workers.close()
 
     app = Starlette(
-        routes=[*tf_serving_api.routes, *open_inference_api.routes, *metrics.routes, *page.routes],
-        middleware=[Middleware(Front, token=settings.token, metrics=measured)],
+        routes=[
+            *tf_serving_api.routes,
+            *open_inference_api.routes,
+            *metrics.routes,
+            *webpage.routes,
+        ],
+        middleware=[Middleware(Gate, token=settings.token, metrics=measured)],
         exception_handlers={HTTPException: _no_route},
         lifespan=lifespan,
     )
-    app.router.redirect_slashes = False  # a redirect would be the one answer that is not JSON
+    app.router.redirect_slashes = False  # a redirect would be the only answer that is not JSON
     app.state.settings = settings
     app.state.repository = repository
     app.state.admission = admission
@@ -72,15 +73,13 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-        return answer_error(
-            MethodNotAllowed(f"Here {allowed} would work. Received: {request.method}"),
-            [("Allow", allowed)],
-        )
+        message = f"This path takes {allowed}. Received: {request.method}"
+        return error_response(RequestError(message, 405, {"Allow": allowed}))
     if error.status_code == 404:
-        return answer_error(
+        return error_response(
             NotFound("Nothing is served at this path. GET /v1/models lists the models.")
         )
-    return answer_error(RequestError(error.detail))
+    return error_response(RequestError(error.detail))
 
 
 def _waiting(repository: Repository) -> Iterator[tuple[str, int, int]]:

@@ -44,22 +44,22 @@ class _Entry:
 class Batcher:
     """Computes the rows of waiting requests together, in threads of its own.
 
-    A thread that has nothing to do takes what waits: whole requests, first come first
-    served, at most `max_batch_size` rows of one and the same shape. The longer a batch
-    takes, the more waits for the next one, so batches grow with the load, and a request
-    that finds nobody else is computed at once.
+    An idle thread takes waiting requests as a whole, first come first served, at most
+    `max_batch_size` rows of the same shape. The longer a batch takes, the more requests
+    wait for the next one: batches grow with the load, and a request alone is computed
+    at once.
 
     Args:
         run: Rows `(n, ...)` to named arrays `(n, ...)`; called by `workers` threads at
             once.
-        max_batch_size: Most rows that `run` is given.
-        wait_seconds: How long a request waits for others to fill its batch. 0: not at
-            all.
-        max_queue: Most rows that wait. (One request of up to `max_batch_size` rows may
-            wait in any case.)
+        max_batch_size: Largest number of rows in a call of `run`.
+        wait_seconds: Longest time that a request waits for others to fill its batch.
+        max_queue: Largest number of rows that wait. (One request of up to
+            `max_batch_size` rows may wait in any case.)
         workers: Threads.
         together: Whether rows of different requests are computed together.
-        on_batch: Told of every batch: its rows, and the seconds that `run` took.
+        observe_rows: Called with the rows of every batch.
+        observe_seconds: Called with the seconds that `run` took for it.
     """
 
     def __init__(
@@ -71,14 +71,16 @@ class Batcher:
         workers: int,
         *,
         together: bool = True,
-        on_batch: Callable[[int, float], None] | None = None,
+        observe_rows: Callable[[float], None] = lambda rows: None,
+        observe_seconds: Callable[[float], None] = lambda seconds: None,
     ):
         self._run = run
         self._max_batch_size = max_batch_size
         self._wait_seconds = wait_seconds if together else 0
         self._max_queue = max_queue
         self._together = together
-        self._on_batch = on_batch
+        self._observe_rows = observe_rows
+        self._observe_seconds = observe_seconds
         self._waiting: deque[_Entry] = deque()
         self._rows = 0
         self._closed = False
@@ -104,18 +106,18 @@ class Batcher:
             )
 
     async def submit(self, images: np.ndarray, deadline: float | None) -> Outputs:
-        """Return what `run` makes of these rows.
+        """Return the outputs of `run` for these rows.
 
         A request that is cancelled, or whose time is over, leaves the queue at once.
 
         Args:
             images: Rows `(n, ...)`.
-            deadline: The running event loop's time until which the answer is wanted.
-                None: for ever.
+            deadline: Time of the running event loop at which the request ends. `None`:
+                never.
 
         Raises:
             TooLarge: for more rows than a batch may have.
-            TooBusy: if there is no more room to wait.
+            TooBusy: if too many rows wait.
             DeadlineExceeded: if the answer did not come in time.
             Unavailable: after `close`.
             ComputationError: if `run` failed.
@@ -136,7 +138,7 @@ class Batcher:
             self._forget(entry)
 
     def close(self) -> None:
-        """Compute what waits, take nothing more, and return when the threads have
+        """Compute the waiting rows, refuse others, and return when the threads have
         ended.
         """
         with self._changed:
@@ -169,9 +171,7 @@ class Batcher:
             del batch  # else an idle thread would hold the last request's images
 
     def _take(self) -> list[_Entry]:
-        """Wait for work and return a batch of it; empty when there will be none any
-        more.
-        """
+        """Wait for a batch and return it; it is empty after `close`."""
         with self._changed:
             while True:
                 while not self._waiting and not self._closed:
@@ -202,8 +202,8 @@ class Batcher:
         try:
             started = time.monotonic()
             outputs = self._run(images[0] if len(images) == 1 else np.concatenate(images))
-            if self._on_batch is not None:
-                self._on_batch(stops[-1], time.monotonic() - started)
+            self._observe_rows(stops[-1])
+            self._observe_seconds(time.monotonic() - started)
             answers = [
                 {name: output[stop - len(rows) : stop] for name, output in outputs.items()}
                 for rows, stop in zip(images, stops, strict=True)

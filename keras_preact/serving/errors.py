@@ -1,31 +1,32 @@
-"""The errors that a client is told of: their text goes out as it is, no path and no
-other library's message stands in it.
+"""The errors that clients see. Their text goes out unchanged: it names no path and
+quotes no other library.
 """
+
+from collections.abc import Mapping
 
 
 class RequestError(Exception):
-    """A request that cannot be answered, with the sentence that says why.
+    """A request that cannot be answered, with a sentence for the client.
 
     Args:
         message: What was received and what would work.
-        retry_after: Seconds after which the same request may do better. `None` where it
-            would not, or nobody knows.
+        status: HTTP status, if it is not the class's own.
+        headers: Headers of the answer.
     """
 
     status = 400
-    retry_after: float | None = None
+    #: Seconds after which the same request may succeed. `None`: unknown, or never.
+    retry_after: int | None = None
 
-    def __init__(self, message: str, *, retry_after: float | None = None):
+    def __init__(
+        self, message: str, status: int | None = None, headers: Mapping[str, str] | None = None
+    ):
         super().__init__(message)
         self.message = message
-        if retry_after is not None:
-            self.retry_after = retry_after
-
-
-class Unauthorized(RequestError):
-    """The request has no token, or another one."""
-
-    status = 401
+        self.status = status or self.status
+        self.headers = dict(headers or {})
+        if self.retry_after is not None:
+            self.headers["Retry-After"] = str(self.retry_after)
 
 
 class NotFound(RequestError):
@@ -34,46 +35,25 @@ class NotFound(RequestError):
     status = 404
 
 
-class MethodNotAllowed(RequestError):
-    """The path is there, but not for this method."""
-
-    status = 405
-
-
-class Timeout(RequestError):
-    """The client took too long to send its request."""
-
-    status = 408
-
-
 class TooLarge(RequestError):
-    """The body, or what it holds, is larger than what is taken in."""
+    """The body, or its content, exceeds a limit."""
 
     status = 413
 
 
-class UnsupportedEncoding(RequestError):
-    """The body is compressed."""
-
-    status = 415
-
-
 class TooBusy(RequestError):
-    """More requests or images at once than are taken in."""
+    """Too many requests or images at once."""
 
     status = 429
-    retry_after = 1.0
+    retry_after = 1
 
 
 class Unavailable(RequestError):
-    """Nothing here can answer now, but something may soon."""
+    """Nothing can answer now, but something may soon."""
 
     status = 503
-    retry_after = 1.0
+    retry_after = 1
 
 
-class DeadlineExceeded(RequestError):
-    """The answer did not come within the time that a request has."""
-
-    status = 503
-    retry_after = 1.0
+class DeadlineExceeded(Unavailable):
+    """The answer did not come within the time of a request."""

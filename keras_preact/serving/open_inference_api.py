@@ -1,38 +1,102 @@
-"""The Open Inference Protocol, version 2, over HTTP: the API of KServe and Triton."""
+"""The Open Inference Protocol, version 2, over HTTP: the API of KServe and Triton, its
+paths, its JSON and its binary tensors.
+"""
 
 import importlib.metadata
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
+import numpy as np
+import orjson
+import pydantic
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from keras_preact.serving import open_inference_format as form
+from keras_preact.serving import tensors
 from keras_preact.serving.errors import NotFound, RequestError, Unavailable
-from keras_preact.serving.inference import inference, json_response, leased
+from keras_preact.serving.gate import inference, json_response, leased
+from keras_preact.serving.tensors import DEFAULT_SIGNATURE, Signature, TensorSpec, described, shown
 
 HEADER = "Inference-Header-Content-Length"
+TEXT = "BYTES"
+#: TensorFlow's dtypes and the protocol's.
+DATATYPES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "string": TEXT,
+}
+_DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
+_LENGTH = struct.Struct("<I")
+
+
+class _Parameters(pydantic.BaseModel):
+    signature_name: str | None = None
+    binary_data_output: bool = False
+    binary_data: bool | None = None
+    binary_data_size: Annotated[int, Field(ge=0)] | None = None
+    content_type: Any = None
+
+
+class _Output(pydantic.BaseModel):
+    name: str
+    parameters: _Parameters = _Parameters()
+
+
+class _Input(_Output):
+    datatype: Literal[tuple(DATATYPES.values())]  # type: ignore[valid-type]
+    shape: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    data: list | None = None
+
+
+class _Infer(pydantic.BaseModel):
+    """The JSON of an infer request."""
+
+    inputs: Annotated[list[_Input], Field(min_length=1)]
+    outputs: list[_Output] = []
+    parameters: _Parameters = _Parameters()
+    id: str | None = None
+
+
+AnyOutput = TypeVar("AnyOutput", bound=_Output)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A signature to run. `outputs` are the tensors to answer; True: in binary."""
+
+    signature: str
+    inputs: dict[str, np.ndarray]
+    outputs: dict[str, bool]
+    id: str | None
 
 
 @inference
 async def infer(request: Request, body: bytes, deadline: float) -> Response:
-    """Compute the outputs that are asked for; tensors are JSON, or bytes behind it."""
-    length = request.headers.get(HEADER)
-    if length is not None and not (length.isascii() and length.isdecimal() and len(length) <= 18):
+    """Compute the outputs that the request names; tensors are JSON, or bytes after it."""
+    length = request.headers.get(HEADER, str(len(body)))
+    if not (length.isascii() and length.isdecimal() and len(length) <= 18):
         raise RequestError(f"{HEADER} must be the length of the JSON, a whole number.")
-    workers = request.app.state.workers
+    run = request.app.state.workers.run
     with leased(request) as servable:
-        call = await workers.run(
-            len(body),
-            form.parse,
-            body,
-            None if length is None else int(length),
-            servable.signatures,
-        )
+        call = await run(len(body), parse, body, int(length), servable.signatures)
         outputs = await servable.predict(call.signature, call.inputs, deadline)
         size = sum(outputs[name].nbytes for name in call.outputs)
-        content, head = await workers.run(
-            size, form.dump, call, outputs, servable.name, servable.version
-        )
+        content, head = await run(size, dump, call, outputs, servable.name, servable.version)
     if head is None:
         return Response(content, media_type="application/json")
     return Response(content, media_type="application/octet-stream", headers={HEADER: str(head)})
@@ -55,15 +119,15 @@ async def live(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """503 until every model can be asked, and from when the server is told to stop."""
+    """503 until every model is available, and after the server is told to stop."""
     state = request.app.state
     is_ready = not state.stopping and state.repository.ready()
     return json_response({"ready": is_ready}, 200 if is_ready else 503)
 
 
 async def model_metadata(request: Request) -> Response:
-    """The default signature's tensors, where clients look for a model's; under
-    `signatures` those of each.
+    """The tensors of the default signature, where clients look for a model's, and those
+    of each under `signatures`.
     """
     with leased(request) as servable:
         versions = [
@@ -72,24 +136,217 @@ async def model_metadata(request: Request) -> Response:
             if status.state == "AVAILABLE"
         ]
         signatures = {
-            name: form.describe(signature) for name, signature in servable.signatures.items()
+            name: {side: _described(getattr(signature, side)) for side in ("inputs", "outputs")}
+            for name, signature in servable.signatures.items()
         }
         about = {"name": servable.name, "versions": versions, "platform": "tensorflow_savedmodel"}
-        return json_response(
-            about | signatures[form.DEFAULT_SIGNATURE] | {"signatures": signatures}
-        )
+        return json_response(about | signatures[DEFAULT_SIGNATURE] | {"signatures": signatures})
 
 
 async def model_ready(request: Request) -> Response:
-    """200 if the model, or the version that the path names, can be asked."""
+    """200 if the model, or the version that the path names, is available."""
     try:
         with leased(request) as servable:
             return json_response({"name": servable.name, "ready": True})
     except (NotFound, Unavailable) as error:
-        return json_response(
-            {"name": request.path_params["name"], "ready": False, "error": error.message},
-            error.status,
+        name = request.path_params["name"]
+        return json_response({"name": name, "ready": False, "error": error.message}, error.status)
+
+
+def parse(body: bytes, json_length: int, signatures: Mapping[str, Signature]) -> Call:
+    """Read the body of an infer request.
+
+    Args:
+        body: JSON, and the bytes of the binary tensors in the order of the inputs.
+        json_length: Bytes of the JSON.
+        signatures: Those of the model.
+
+    Raises:
+        RequestError: if it is not one, or fits no signature.
+    """
+    data = memoryview(body)
+    if json_length > len(data):
+        raise RequestError(
+            f"The body must have the {json_length} bytes of JSON announced. Received: {len(data)} "
+            "bytes"
         )
+    rest = data[json_length:]
+    document = tensors.validated(_Infer, tensors.parse_json(data[:json_length]))
+    given = _by_name(document.inputs, "inputs")
+    wanted = _by_name(document.outputs, "outputs")
+    signature = _signature(document.parameters.signature_name, signatures, set(given), set(wanted))
+
+    arrays = {}
+    for name, tensor in given.items():
+        size = tensor.parameters.binary_data_size
+        if size is not None and size > len(rest):
+            raise RequestError(
+                f"`binary_data_size` of `{name}` must be a number of the {len(rest)} bytes left "
+                f"after the JSON. Received: {size}"
+            )
+        binary = None if size is None else rest[:size]
+        arrays[name], rest = _tensor(tensor, signature.inputs[name], binary), rest[size or 0 :]
+    if len(rest):
+        raise RequestError(
+            f"The body holds {len(rest)} bytes after the JSON that no input's `binary_data_size` "
+            "claims."
+        )
+    by_default = document.parameters.binary_data_output
+    outputs = {
+        name: by_default if one.parameters.binary_data is None else one.parameters.binary_data
+        for name, one in wanted.items()
+    }
+    return Call(
+        signature.name,
+        signature.check(arrays),
+        outputs or dict.fromkeys(signature.outputs, by_default),
+        document.id,
+    )
+
+
+def dump(
+    call: Call, outputs: Mapping[str, np.ndarray], model: str, version: int
+) -> tuple[bytes, int | None]:
+    """Write the answer.
+
+    Returns:
+        The body, and the length of its JSON if binary tensors follow.
+    """
+    described_outputs, tail = [], []
+    for name, binary in call.outputs.items():
+        array = outputs[name]
+        datatype = TEXT if array.dtype.kind == "O" else DATATYPES[array.dtype.name]
+        tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
+        if binary:
+            tail.append(to_bytes(array))
+            tensor["parameters"] = {"binary_data_size": len(tail[-1])}
+        else:
+            tensor["data"] = tensors.to_json(array.ravel())
+        described_outputs.append(tensor)
+    answer = {"model_name": model, "model_version": str(version), "outputs": described_outputs}
+    if call.id is not None:
+        answer["id"] = call.id
+    head = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"".join([head, *tail]), len(head) if tail else None
+
+
+def to_bytes(array: np.ndarray) -> bytes:
+    """Return the values in order, little-endian. A text follows the four bytes of its
+    length.
+    """
+    if array.dtype.kind != "O":
+        return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    texts = (text.encode() if isinstance(text, str) else text for text in array.ravel().tolist())
+    return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
+
+
+def from_bytes(data: memoryview, datatype: str, count: int, name: str) -> np.ndarray:
+    """Return `count` values as an array of one axis.
+
+    Raises:
+        RequestError: if `data` does not hold exactly as many.
+    """
+    if datatype == TEXT:
+        return _texts(data, count, name)
+    dtype = np.dtype(_DTYPES[datatype]).newbyteorder("<")
+    if len(data) != count * dtype.itemsize:
+        raise RequestError(
+            f"`{name}` must have {count * dtype.itemsize} bytes, for {count} values of "
+            f"{datatype}. Received: {len(data)} bytes"
+        )
+    if datatype == "BOOL" and any(bytes(data).translate(None, b"\0\1")):
+        raise RequestError(f"`{name}` must hold bytes 0 and 1, to be BOOL.")
+    return np.frombuffer(data, dtype).astype(dtype.newbyteorder("="), copy=False)
+
+
+def _texts(data: memoryview, count: int, name: str) -> np.ndarray:
+    found: list[bytes] = []
+    at = 0
+    while len(found) < count and at + _LENGTH.size <= len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        end = at + _LENGTH.size + length
+        if end > len(data):
+            break
+        found.append(bytes(data[end - length : end]))
+        at = end
+    if at != len(data) or len(found) != count:
+        raise RequestError(
+            f"`{name}` must have {count} elements, each after the four bytes of its length, and "
+            f"nothing more. Received: {len(data)} bytes, of which the first {at} hold "
+            f"{len(found)} elements"
+        )
+    return tensors.texts(found)
+
+
+def _described(specs: Mapping[str, TensorSpec]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": spec.name,
+            "datatype": DATATYPES[spec.dtype],
+            "shape": [-1 if length is None else length for length in spec.shape],
+        }
+        for spec in specs.values()
+    ]
+
+
+def _by_name(objects: Sequence[AnyOutput], key: str) -> dict[str, AnyOutput]:
+    found = {one.name: one for one in objects}
+    if len(found) < len(objects):
+        raise RequestError(f"Each of `{key}` must have a `name` of its own.")
+    return found
+
+
+def _signature(
+    named: str | None, signatures: Mapping[str, Signature], given: set[str], wanted: set[str]
+) -> Signature:
+    """Return the signature that the request names, or the first, the default one before
+    others, that has these inputs and outputs.
+    """
+    if named is not None and named not in signatures:
+        raise RequestError(
+            f"`signature_name` must be one of {', '.join(sorted(signatures))}. Received: "
+            f"{described(named)}"
+        )
+    names = (
+        [named]
+        if named is not None
+        else sorted(signatures, key=lambda n: (n != DEFAULT_SIGNATURE, n))
+    )
+    candidates = [signatures[name] for name in names]
+    for signature in candidates:
+        if given == signature.inputs.keys() and wanted <= signature.outputs.keys():
+            return signature
+    known = "; ".join(
+        f"{one.name}: {' and '.join(one.inputs)} to {', '.join(one.outputs)}" for one in candidates
+    )
+    received = f"inputs {', '.join(map(described, sorted(given)[:5]))}"
+    if wanted:
+        received += f" and outputs {', '.join(map(described, sorted(wanted)[:5]))}"
+    raise RequestError(
+        f"The inputs and outputs must be those of one signature ({known}). Received: {received}"
+    )
+
+
+def _tensor(tensor: _Input, spec: TensorSpec, binary: memoryview | None) -> np.ndarray:
+    """Return an input as an array of its own datatype and shape."""
+    name, shape, count = tensor.name, tensor.shape, math.prod(tensor.shape)
+    if len(shape) != len(spec.shape):
+        raise RequestError(
+            f"`shape` of `{name}` must have {len(spec.shape)} numbers, for {shown(spec.shape)}. "
+            f"Received: {shown(tuple(shape))[:200]}"
+        )
+    if binary is not None and tensor.data is None:
+        return from_bytes(binary, tensor.datatype, count, name).reshape(shape)
+    if binary is not None or tensor.data is None:
+        raise RequestError(f"`{name}` must have either `data` or the parameter `binary_data_size`.")
+    flat = tensors.from_json(tensor.data, name, _DTYPES[tensor.datatype]).ravel()
+    if flat.size != count:
+        raise RequestError(
+            f"`{name}` must have {count} values, as its `shape` says. Received: {flat.size} values"
+        )
+    if tensor.datatype == TEXT and tensor.parameters.content_type == "base64":
+        flat = tensors.texts([tensors.from_base64(text.decode(), name) for text in flat])
+    return flat.reshape(shape)
 
 
 def _routes(path: str) -> list[Route]:

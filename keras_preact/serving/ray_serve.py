@@ -6,63 +6,53 @@ max_replicas=8
 """
 
 import dataclasses
-import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 from keras_preact import _checks
-from keras_preact.serving.settings import Settings
 
 try:
     import pydantic
+    from pydantic import Field
     from ray import serve
+
+    from keras_preact.serving.settings import STRICT, Settings, option, read
 except ImportError as error:
-    message = f"keras_preact.serving.ray_serve needs Ray Serve: pip install 'keras-preact[ray,serving]'. ({error})"
-    raise ImportError(message) from error
+    raise ImportError(
+        "keras_preact.serving.ray_serve needs Ray Serve: pip install 'keras-preact[ray,serving]'. "
+        f"({error})"
+    ) from error
 
-T = TypeVar("T")
-
-#: Settings of the process that listens, which is Ray's own here.
+#: Settings of the process that listens: here that is Ray's own.
 _OF_THE_LISTENER = {"host", "port", "header_seconds"}
 
 
-@dataclasses.dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
 class Replicas:
-    """How many processes serve, and what Ray reserves for each.
-
-    Args:
-        replicas: How many there are; with `max_replicas`, the least.
-        max_replicas: The most that Ray starts. `None`: it starts no more than
-            `replicas`.
-        target_requests: Requests in progress for each replica, on average, beyond which
-            Ray starts another.
-        num_cpus: Cores of each. Its computations have as many threads, unless `threads`
-            is set.
-        num_gpus: GPUs of each.
+    """How many processes serve, and the resources that Ray reserves for each.
 
     Raises:
         ValueError: for a value that cannot work.
     """
 
-    replicas: int = 1
-    max_replicas: int | None = None
-    target_requests: float = 8.0
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
+    replicas: Annotated[int, Field(gt=0)] = option(1, "processes; with max_replicas, the fewest")
+    max_replicas: int | None = option(None, "most processes that Ray starts; default: replicas")
+    target_requests: Annotated[float, Field(ge=0.01)] = option(
+        8.0, "average requests per process beyond which Ray starts another"
+    )
+    num_cpus: Annotated[float, Field(ge=0)] = option(
+        1.0, "cores of each; its computations have as many threads by default"
+    )
+    num_gpus: Annotated[float, Field(ge=0)] = option(0.0, "GPUs of each")
 
-    def __post_init__(self):
-        _checks.positive_int(self.replicas, "replicas")
+    @pydantic.model_validator(mode="after")
+    def _check_most(self):
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(
                 f"`max_replicas` must be at least replicas={self.replicas}. Received: "
                 f"max_replicas={self.max_replicas}"
             )
-        for name, least in (("target_requests", 0.01), ("num_cpus", 0), ("num_gpus", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"`{name}` must be at least {least}. Received: {name}={getattr(self, name)}"
-                )
+        return self
 
 
 class ModelServer:
@@ -116,34 +106,25 @@ def build(options: Mapping[str, Any]) -> serve.Application:
 
     Example:
         >>> from ray import serve  # doctest: +SKIP
-        >>> serve.run(build({"directory": "saved_models", "replicas": 2, "num_cpus": 4}))  # doctest: +SKIP
+        >>> options = {"directory": "saved_models", "replicas": 2, "num_cpus": 4}
+        >>> serve.run(build(options))  # doctest: +SKIP
     """
-    given = dict(options)
-    if given.get("versions") == "all":
-        given["versions"] = None
-    if token := os.environ.get("KERAS_PREACT_TOKEN", "").strip():
-        given.setdefault("token", token)
     of_replicas = {field.name for field in dataclasses.fields(Replicas)}
     known = {field.name for field in dataclasses.fields(Settings)} - _OF_THE_LISTENER | of_replicas
-    for name in given:
+    for name in options:
         _checks.lookup(dict.fromkeys(known), name, "option")
-    if "directory" not in given:
+    if "directory" not in options:
         raise ValueError(
             "`directory` must be given: the folder of models. Received: "
-            f"{', '.join(given) or 'nothing'}"
+            f"{', '.join(options) or 'nothing'}"
         )
 
-    replicas = _convert(
-        Replicas, {name: value for name, value in given.items() if name in of_replicas}
-    )
-    settings = _convert(
-        Settings, {name: value for name, value in given.items() if name not in of_replicas}
-    )
+    replicas = read(Replicas, {k: v for k, v in options.items() if k in of_replicas})
+    settings = read(Settings, {k: v for k, v in options.items() if k not in of_replicas})
     settings = dataclasses.replace(
         settings,
-        directory=Path(
-            os.path.abspath(settings.directory)
-        ),  # replicas have working directories of their own
+        # replicas have working directories of their own
+        directory=settings.directory.absolute(),
         threads=settings.threads or max(1, int(replicas.num_cpus)),
     )
     number: dict[str, Any] = {"num_replicas": replicas.replicas}
@@ -164,15 +145,3 @@ def build(options: Mapping[str, Any]) -> serve.Application:
         **number,
     )
     return deployment.bind(settings)
-
-
-def _convert(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Return `cls(**values)`; values that came as text get the types that it names."""
-    try:
-        return pydantic.TypeAdapter(cls).validate_python(values)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        if "error" in first.get("ctx", {}):  # from the class's own check
-            raise ValueError(str(first["ctx"]["error"])) from None
-        name = first["loc"][0]
-        raise ValueError(f"`{name}`: {first['msg']}. Received: {name}={first['input']!r}") from None

@@ -1,5 +1,5 @@
-"""The models being served: loads the versions that appear in a directory, lends them
-out, and closes those that go.
+"""The served models: loads the versions that appear in a directory, lends them, and
+closes those that disappear.
 """
 
 import asyncio
@@ -7,16 +7,17 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from keras_preact import _checks
-from keras_preact.serving import _scan, servable
-from keras_preact.serving._version import Version, VersionStatus
+from keras_preact.serving import _scan
 from keras_preact.serving.errors import NotFound, Unavailable
+from keras_preact.serving.loading import LoadError
 from keras_preact.serving.servable import Servable
 from keras_preact.serving.settings import Settings
 
@@ -24,47 +25,159 @@ log = logging.getLogger("keras_preact.serving")
 
 T = TypeVar("T")
 
+State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
+
+
+@dataclass(frozen=True)
+class VersionStatus:
+    """The state of a version, in TensorFlow Serving's words.
+
+    Args:
+        version: Its number.
+        state: START (found), LOADING, AVAILABLE, UNLOADING (no new requests) or END
+            (closed, or failed to load).
+        error_code: OK, or why it failed to load.
+        error_message: A sentence for clients; empty without an error.
+    """
+
+    version: int
+    state: State
+    error_code: str = "OK"
+    error_message: str = ""
+
+
+class _Version:
+    """A version, which belongs to the event loop; only `load` is called in a thread."""
+
+    def __init__(self, name: str, number: int):
+        self.name = name
+        self.number = number
+        self.status = VersionStatus(number, "START")
+        self.failed_files: _scan.Files | None = None
+        self._servable: Servable | None = None
+        self._leases = 0
+        self._idle = asyncio.Event()
+
+    def __str__(self) -> str:
+        return f"{self.name} version {self.number}"
+
+    @property
+    def state(self) -> State:
+        return self.status.state
+
+    def enter(self, state: State, error_code: str = "OK", error_message: str = "") -> None:
+        self.status = VersionStatus(self.number, state, error_code, error_message)
+
+    def load(self, load: Callable[[], Servable]) -> BaseException | None:
+        """Call `load`, and return its error: the thread survives whatever a broken file
+        causes.
+        """
+        try:
+            self._servable = load()
+        except BaseException as error:
+            return error
+        return None
+
+    def succeed(self, seconds: float) -> None:
+        self.failed_files = None
+        self.enter("AVAILABLE")
+        log.info("loaded %s in %.1f s", self, seconds, extra=self._fields | {"seconds": seconds})
+
+    def fail(self, error: BaseException, files: _scan.Files) -> None:
+        """Remember that these files failed; the status quotes no other library."""
+        unforeseen = None if isinstance(error, LoadError) else error
+        log.warning(
+            "%s could not be loaded: %s", self, error, extra=self._fields, exc_info=unforeseen
+        )
+        self.failed_files = files
+        if isinstance(error, LoadError):
+            self.enter("END", "INVALID_ARGUMENT", str(error))
+        elif isinstance(error, MemoryError):
+            self.enter("END", "RESOURCE_EXHAUSTED", "There was not enough memory to load it.")
+        else:
+            self.enter(
+                "END",
+                "INTERNAL",
+                f"Loading it failed ({type(error).__name__}); the server's log says more.",
+            )
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[Servable]:
+        assert self._servable is not None
+        self._leases += 1
+        try:
+            yield self._servable
+        finally:
+            self._leases -= 1
+            if not self._leases:
+                self._idle.set()
+
+    async def close(self, seconds: float) -> None:
+        """Close the servable after its last lease. No new one may begin; one that lasts
+        longer than `seconds` is logged.
+        """
+        assert self._servable is not None
+        try:
+            async with asyncio.timeout(seconds):
+                await self._unused()
+        except TimeoutError:
+            log.warning(
+                "%s is still in use %g s after it was replaced or removed",
+                self,
+                seconds,
+                extra=self._fields,
+            )
+            await self._unused()
+        try:
+            await self._servable.close()
+        except Exception:
+            log.exception("%s could not be closed properly", self, extra=self._fields)
+        self._servable = None
+        self.enter("END")
+        log.info("closed %s", self, extra=self._fields)
+
+    async def _unused(self) -> None:
+        while self._leases:
+            self._idle.clear()
+            await self._idle.wait()
+
+    @property
+    def _fields(self) -> dict[str, object]:
+        """Fields of its log records."""
+        return {"model": self.name, "version": self.number}
+
 
 class Repository:
     """Follows a directory of models, and lends the loaded ones.
 
-    Of each model the `settings.versions` highest versions are served: of those that
-    load, so that a broken one takes nothing away. One that takes another's place is
-    loaded first, and only then is the other drained: it is not lent any more, and
-    closed when the last lease ends. A version that failed to load is tried again when
-    anything in its folder changed; one that is being served stays as it was loaded.
+    Of each model it serves the `settings.versions` highest versions among those that
+    load, so that a broken one takes nothing away. A new version is loaded first; only
+    then the one that it replaces is drained: it is not lent any more, and closed after
+    its last lease. A version that failed to load is tried again when anything in its
+    folder changes; one that is served stays as it was loaded.
 
-    A model whose versions are all gone is drained. While a folder cannot be read,
-    everything stays as it is. At most one version is loaded at a time, in a thread;
-    everything else happens in the event loop, to which the methods belong.
+    A model without versions is drained. While a folder cannot be read, everything stays
+    as it is. At most one version is loaded at a time, in a thread; everything else
+    happens in the event loop, to which the methods belong.
 
     Args:
         settings: `directory`, `versions`, `poll_seconds` and `drain_seconds` are used
             here, all by `load`.
         load: Loads and warms up a version: `load(path, settings)`, called in a thread.
-        on_load: Called in the event loop with `name, version, seconds, error` after
-            each attempt; `error` is None where the version is available now.
 
     Example:
-        >>> repository = Repository(Settings(Path("saved_models")))  # doctest: +SKIP
+        >>> repository = Repository(Settings("saved_models"), loading.load)  # doctest: +SKIP
         >>> await repository.start()  # doctest: +SKIP
         >>> with repository.lease("cifar10_resnet20") as servable:  # doctest: +SKIP
         ...     await servable.predict("serving_default", {"images": images}, deadline)
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        load: Callable[[Path, Settings], Servable] = servable.load,
-        on_load: Callable[[str, int, float, BaseException | None], None] | None = None,
-    ):
+    def __init__(self, settings: Settings, load: Callable[[Path, Settings], Servable]):
         self._settings = settings
         self._load = load
-        self._on_load = on_load
-        self._models: dict[str, dict[int, Version]] = {}
-        self._found: set[str] = (
-            set()
-        )  # the models in the directory; others in _models are being drained
+        self._models: dict[str, dict[int, _Version]] = {}
+        # The models in the directory; others in _models are being drained.
+        self._found: set[str] = set()
         self._complaints: dict[Path, str] = {}
         self._closing: set[asyncio.Task] = set()
         self._stopping = asyncio.Event()
@@ -160,7 +273,7 @@ class Repository:
         hint = _checks.nearest(name, self.names()) if self._found else "There is none now."
         return NotFound(f"Unknown model. {hint} Received: {name!r}")
 
-    def _all(self, state: str) -> list[Version]:
+    def _all(self, state: str) -> list[_Version]:
         return [
             version
             for versions in self._models.values()
@@ -201,7 +314,7 @@ class Repository:
         for name, paths in readable.items():
             versions = self._models.setdefault(name, {})
             for number in sorted(paths)[-self._wanted(paths) :]:
-                versions.setdefault(number, Version(name, number))
+                versions.setdefault(number, _Version(name, number))
         for name, paths in readable.items():
             await self._update_model(name, paths)
 
@@ -214,14 +327,14 @@ class Repository:
         for number in sorted(paths, reverse=True):
             if len(kept) == self._wanted(paths):
                 break
-            version = versions.setdefault(number, Version(name, number))
+            version = versions.setdefault(number, _Version(name, number))
             if version.state in ("START", "END"):
                 await self._try(version, paths[number])
             if version.state == "AVAILABLE":
                 kept.add(number)
         self._settle(name, paths, kept)
 
-    async def _try(self, version: Version, path: Path) -> None:
+    async def _try(self, version: _Version, path: Path) -> None:
         """Load a version, unless these very files failed before."""
         files = await self._read(_scan.files, path)
         if files is None or files == version.failed_files:
@@ -231,15 +344,12 @@ class Repository:
         error = await self._in_thread(
             version.load, functools.partial(self._load, path, self._settings)
         )
-        seconds = time.monotonic() - began
         if error is not None:
             version.fail(error, files)
-        else:
-            version.succeed(seconds)
-            if self._stopping.is_set():
-                self._drain(version)
-        if self._on_load is not None:
-            self._on_load(version.name, version.number, seconds, error)
+            return
+        version.succeed(time.monotonic() - began)
+        if self._stopping.is_set():
+            self._drain(version)
 
     def _settle(self, name: str, paths: Collection[int], kept: set[int]) -> None:
         """Drain what is available and not kept, and forget versions that are closed and
@@ -259,7 +369,7 @@ class Repository:
         if not versions:
             del self._models[name]
 
-    def _drain(self, version: Version) -> None:
+    def _drain(self, version: _Version) -> None:
         version.enter("UNLOADING")
         task = asyncio.create_task(version.close(self._settings.drain_seconds))
         self._closing.add(task)

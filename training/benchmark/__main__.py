@@ -61,8 +61,8 @@ COMMANDS: Mapping[str, Question] = MappingProxyType(
         ),
         "serving": Question(
             "Exported networks in a loop and behind the server, under load.",
-            "serving.options:Options",
-            "serving.measure",
+            "serving.suite:Options",
+            "serving.suite",
         ),
     }
 )

@@ -1,6 +1,15 @@
-"""What the tests of faults share: one exported model."""
+"""What the tests of the server share: the condition for all of them, and one exported
+model.
+"""
 
+import importlib.util
+
+import keras
 import pytest
+
+# Nothing here depends on the backend of Keras: the server needs TensorFlow alone.
+if keras.backend.backend() != "tensorflow" or importlib.util.find_spec("uvicorn") is None:
+    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +27,11 @@ def saved_model(directory):
     from tests.keras_preact.serving.server_process import NAME, SavedModel
 
     return SavedModel(directory / NAME / "1")
+
+
+@pytest.fixture(scope="session")
+def version(tmp_path_factory):
+    """Version 7 of the small model; tests that change it copy it."""
+    from tests.keras_preact.serving import small_model
+
+    return small_model.write(tmp_path_factory.mktemp("models") / "insects" / "7")

@@ -1,13 +1,14 @@
-"""A model computed by hand, a repository that lends it, and a server of them in a
-thread: all but the HTTP of a real one.
+"""A model computed by hand, a repository that lends it, an app of them in this process,
+and a server of it in a thread.
 """
 
 import asyncio
 import contextlib
+import email.message
 import http.client
 import json
 import threading
-import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +25,9 @@ CLASSES = ["cat", "dog", "émeu"]
 SHAPE = (2, 2, 1)
 IMAGES = TensorSpec("images", "float32", (None, *SHAPE))
 SIGNATURES = {
-    signature.name: signature
-    for signature in (
-        Signature(
+    name: Signature(name, *({spec.name: spec for spec in side} for side in (inputs, outputs)))
+    for name, inputs, outputs in (
+        (
             "serving_default",
             (IMAGES,),
             (
@@ -34,8 +35,8 @@ SIGNATURES = {
                 TensorSpec("probabilities", "float32", (None, 3)),
             ),
         ),
-        Signature("features", (IMAGES,), (TensorSpec("features", "float32", (None, 4)),)),
-        Signature(
+        ("features", (IMAGES,), (TensorSpec("features", "float32", (None, 4)),)),
+        (
             "predict_bytes",
             (TensorSpec("image_bytes", "string", (None,)),),
             (
@@ -44,7 +45,7 @@ SIGNATURES = {
                 TensorSpec("indices", "int32", (None, 2)),
             ),
         ),
-        Signature(
+        (
             "pair",
             (TensorSpec("number", "int32", (None,)), TensorSpec("flag", "bool", (None,))),
             (TensorSpec("text_bytes", "string", (None,)), TensorSpec("twice", "int32", (None,))),
@@ -62,7 +63,7 @@ class FakeServable:
     classes = CLASSES
     signatures = SIGNATURES
     signature_defs = {"serving_default": {"method_name": "tensorflow/serving/predict"}}  # noqa: RUF012
-    card = {"top_k": 2}  # noqa: RUF012
+    top_k = 2
     waiting = 0
 
     def __init__(self, version: int = 7):
@@ -117,7 +118,7 @@ class FakeServable:
             "scores": np.take_along_axis(probabilities, order, 1),
             "indices": order.astype(np.int32),
         }
-        return {spec.name: outputs[spec.name] for spec in SIGNATURES[signature].outputs}
+        return {spec.name: outputs[spec.name] for spec in SIGNATURES[signature].outputs.values()}
 
 
 class FakeRepository:
@@ -172,6 +173,62 @@ class FakeRepository:
         return self.is_ready
 
 
+class InProcess:
+    """An app without a socket. `ask` sends one request to it, and returns its answer."""
+
+    def __init__(self, app, loop):
+        self.app, self._loop = app, loop
+        self.repository = app.state.repository
+        self.servable = self.repository.servable
+
+    def ask(self, method, path, body=None, headers=()):
+        answer = self._loop.run_until_complete(self._ask(method, path, body, dict(headers)))
+        # The bytes of a header are Latin-1, as http.client reads them.
+        start, *parts = answer
+        fields = email.message.Message()
+        for name, value in start["headers"]:
+            fields[name.decode("latin-1")] = value.decode("latin-1")
+        return Answer(start["status"], fields, b"".join(part.get("body", b"") for part in parts))
+
+    async def _ask(self, method, path, body, headers):
+        body = encoded(body)
+        fields = {"content-length": str(len(body))} | headers
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": urllib.parse.unquote(path),
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in fields.items()],
+        }
+        messages = [{"type": "http.request", "body": body}]
+        answer = []
+
+        async def receive():
+            if not messages:
+                await asyncio.Event().wait()
+            return messages.pop()
+
+        async def send(message):
+            answer.append(message)
+
+        await self.app(scope, receive, send)
+        return answer
+
+
+@contextlib.contextmanager
+def in_process(**options) -> Iterator[InProcess]:
+    """Give an app of a fake repository."""
+    with asyncio.Runner() as runner:
+        app = create_app(Settings(Path("nowhere"), **options), FakeRepository())
+        lifespan = app.router.lifespan_context(app)
+        runner.run(lifespan.__aenter__())
+        try:
+            yield InProcess(app, runner.get_loop())
+        finally:
+            runner.run(lifespan.__aexit__(None, None, None))
+
+
 class Running:
     """A server on a port of its own. `ask` sends one request over a new connection."""
 
@@ -182,14 +239,17 @@ class Running:
 
     def ask(self, method, path, body=None, headers=(), timeout=60):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        try:
-            if body is not None and not isinstance(body, bytes):
-                body = json.dumps(body).encode()
-            connection.request(method, path, body, dict(headers))
+        with contextlib.closing(connection):
+            connection.request(method, path, None if body is None else encoded(body), dict(headers))
             response = connection.getresponse()
             return Answer(response.status, response.headers, response.read())
-        finally:
-            connection.close()
+
+
+def encoded(body):
+    """Return bytes as they are, a text as UTF-8, nothing as no bytes, the rest as JSON."""
+    if body is None or isinstance(body, bytes):
+        return body or b""
+    return (body if isinstance(body, str) else json.dumps(body)).encode()
 
 
 class Answer:
@@ -219,13 +279,3 @@ def serving(repository=None, **options) -> Iterator[Running]:
         thread.join(60)
         bound.close()
     assert not thread.is_alive()
-
-
-def wait_for(condition):
-    """Return the first true value of `condition()`."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.005)
-    raise AssertionError("what was waited for did not come")

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from keras_preact.serving import page
+from keras_preact.serving import webpage
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -58,7 +58,7 @@ class Api:
             Route("/v1/models", self.list),
             Route("/v1/models/{rest:path}", self.classify, methods=["POST"]),
         ]
-        self.app = Starlette(routes=[*page.routes, *routes])
+        self.app = Starlette(routes=[*webpage.routes, *routes])
 
     def unauthorized(self, request):
         return self.token and request.headers.get("Authorization") != f"Bearer {self.token}"
@@ -147,7 +147,10 @@ def png(width=32, height=32):
 
 TRANSFER = """files => {
     const transfer = new DataTransfer();
-    for (const [name, data] of files) transfer.items.add(new File([Uint8Array.from(atob(data), c => c.charCodeAt(0))], name));
+    for (const [name, data] of files) {
+        const bytes = Uint8Array.from(atob(data), c => c.charCodeAt(0));
+        transfer.items.add(new File([bytes], name));
+    }
     return transfer;
 }"""
 

@@ -5,7 +5,6 @@ nobody waits for ever.
 import asyncio
 import threading
 
-import keras
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,10 +12,6 @@ from hypothesis import strategies as st
 
 from keras_preact.serving.batching import Batcher, ComputationError
 from keras_preact.serving.errors import DeadlineExceeded, TooBusy, TooLarge, Unavailable
-
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
 
 GENEROUS = 60  # seconds after which a test that hangs fails
 
@@ -94,13 +89,15 @@ def check_answer(answer, own):
     np.testing.assert_array_equal(answer["plus_one"], own + 1)
 
 
-def test_a_request_alone_is_computed_at_once_and_alone():
+@pytest.mark.parametrize("options", [{}, {"wait_seconds": 0.01}, {"max_queue": 2}])
+def test_a_request_alone_is_computed_alone(options):
+    """Soon, and whatever the queue may hold."""
     network = Network()
 
     async def scenario(batcher):
         check_answer(await batcher.submit(rows(3), None), rows(3))
 
-    run(scenario, network)
+    run(scenario, network, **options)
     assert [len(batch) for batch in network.batches] == [3]
 
 
@@ -155,15 +152,6 @@ def test_waiting_for_others_ends_when_the_batch_is_full():
     assert [len(batch) for batch in network.batches] == [8]
 
 
-def test_waiting_for_others_ends():
-    network = Network()
-
-    async def scenario(batcher):
-        check_answer(await batcher.submit(rows(2), None), rows(2))
-
-    run(scenario, network, wait_seconds=0.01)
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_without_batching_every_request_runs_by_itself_as_many_at_once_as_there_are_workers(
     workers,
@@ -212,15 +200,6 @@ def test_the_queue_does_not_grow():
         await asyncio.gather(*tasks)
 
     run(scenario, network, max_queue=6)
-
-
-def test_an_empty_queue_takes_any_request_that_fits_into_a_batch():
-    network = Network()
-
-    async def scenario(batcher):
-        check_answer(await batcher.submit(rows(8), None), rows(8))
-
-    run(scenario, network, max_queue=2)
 
 
 def test_a_request_that_is_late_or_cancelled_leaves_the_queue_and_hurts_nobody():
@@ -336,15 +315,16 @@ def test_an_event_loop_that_has_gone_does_not_stop_the_threads():
 
 
 def test_batches_are_reported():
-    reports = []
+    rows_seen, seconds_seen = [], []
 
     async def scenario(batcher):
         await batcher.submit(rows(3), None)
         await batcher.submit(rows(5), None)
 
-    run(scenario, Network(), on_batch=lambda rows, seconds: reports.append((rows, seconds)))
-    assert [rows for rows, _ in reports] == [3, 5]
-    assert all(0 <= seconds < GENEROUS for _, seconds in reports)
+    observers = {"observe_rows": rows_seen.append, "observe_seconds": seconds_seen.append}
+    run(scenario, Network(), **observers)
+    assert rows_seen == [3, 5]
+    assert all(0 <= seconds < GENEROUS for seconds in seconds_seen)
 
 
 STEPS = st.one_of(

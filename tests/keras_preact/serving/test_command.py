@@ -10,20 +10,13 @@ import socket
 import subprocess
 import sys
 
-import keras
 import pytest
+from google.protobuf import json_format
+from tensorflow.core.framework import types_pb2
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
-
-pytest.importorskip("uvicorn")
-from google.protobuf import json_format  # noqa: E402
-from tensorflow.core.framework import types_pb2  # noqa: E402
-from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2  # noqa: E402
-
-from keras_preact.serving import __main__ as command  # noqa: E402
-from tests.keras_preact.serving import small_model  # noqa: E402
+from keras_preact.serving import __main__ as command
+from tests.keras_preact.serving import small_model
 
 
 @contextlib.contextmanager

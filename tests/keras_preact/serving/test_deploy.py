@@ -7,7 +7,6 @@ import re
 import shlex
 import tomllib
 
-import keras
 import kubernetes_validate
 import pytest
 import yaml
@@ -19,10 +18,6 @@ from keras_preact.serving.__main__ import settings as server_settings
 from keras_preact.serving.app import create_app
 from keras_preact.serving.settings import Settings
 from tests.training.commands import ROOT
-
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
 
 DEPLOY = ROOT / "keras_preact" / "serving" / "deploy"
 #: Seconds from SIGTERM until the project's server is gone, whatever happens.

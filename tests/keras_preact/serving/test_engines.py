@@ -4,18 +4,14 @@ import gc
 import sys
 import threading
 import weakref
+from typing import get_args, get_type_hints
 
-import keras
 import numpy as np
 import pytest
 
 import keras_preact as kp
 from keras_preact.serving import engines
 from keras_preact.serving.settings import Settings
-
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
 
 #: Largest difference from TensorFlow in float32, times the largest value. bfloat16 has 8 bits: 4
 #: roundings of each sum.
@@ -40,6 +36,10 @@ def loaded(model, tmp_path_factory):
 
 def settings(tmp_path, **options) -> Settings:
     return Settings(tmp_path, **options)
+
+
+def test_every_engine_is_a_choice_of_the_settings():
+    assert get_args(get_type_hints(Settings)["engine"]) == tuple(engines.ENGINES)
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)

@@ -9,17 +9,10 @@ import socket
 import struct
 import threading
 import time
-from pathlib import Path
 
-import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
-
-pytest.importorskip("uvicorn")
-from tests.keras_preact.serving.server_process import (  # noqa: E402
+from tests.keras_preact.serving.server_process import (
     CLASSIFY,
     PATIENCE,
     PREDICT,
@@ -33,9 +26,8 @@ from tests.keras_preact.serving.server_process import (  # noqa: E402
     predict_body,
     random_images,
     unharmed,
-    wait_for,
 )
-from tests.keras_preact.serving.test_faults import BODIES, FILES  # noqa: E402
+from tests.keras_preact.serving.test_faults import BODIES, FILES
 
 HEADER_SECONDS, BODY_SECONDS = 1.5, 2.0
 
@@ -111,45 +103,6 @@ def test_slow_clients_are_cut_off_while_others_are_served(server, saved_model):
         assert one.result() == b"" or one.result().split()[1] in (b"400", b"408"), one.result()
 
 
-def test_clients_that_say_nothing_are_cut_off(server):
-    with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(plug(server)) for _ in range(20)]
-        for i, client in enumerate(silent):
-            client.sendall((b"", b"POST / HTTP/1.1\r\n")[i % 2])
-        for client in silent:
-            with contextlib.suppress(ConnectionError):
-                assert client.recv(1) == b""
-
-
-def test_a_client_that_takes_no_answer_is_cut_off(server):
-    """It asks and asks, and reads nothing, until no buffer holds more."""
-    data = memoryview(request_bytes(predict_body(random_images(3))) * 2000)
-    with plug(server) as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(0.05)
-        ends = tuple(f":{port:04X}" for port in (server.port, client.getsockname()[1]))
-
-        def is_open():
-            """Whether the server's end is; the client hears of its end only when the
-            system has given up to tell it.
-            """
-            connections = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
-            return any(
-                (local[-5:], remote[-5:], state) == (*ends, "01")
-                for _, local, remote, state, *_ in connections
-            )
-
-        def ask_more():
-            nonlocal data
-            with contextlib.suppress(TimeoutError, ConnectionError):
-                data = data[client.send(data) :]
-            return not is_open()
-
-        wait_for(is_open)
-        wait_for(ask_more)
-        assert data, "all of it was taken in"
-
-
 @pytest.mark.parametrize(
     "when", ["in its headers", "in its body", "before the answer", "in the answer"]
 )
@@ -164,47 +117,6 @@ def test_clients_that_leave_are_forgotten(server, when, how):
                 client.recv(20)
             if how == "reset":
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),  # TLS
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"\r\n" * 100_000,
-        b"GET /" + b"a" * 1_000_000,
-        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200_000,
-        b"POST " + PREDICT.encode() + b" HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n",
-        b"POST "
-        + PREDICT.encode()
-        + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999999\r\n\r\n",
-        b"POST "
-        + PREDICT.encode()
-        + b" HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"POST "
-        + PREDICT.encode()
-        + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    ],
-    ids=[
-        "TLS",
-        "version",
-        "empty lines",
-        "long path",
-        "many headers",
-        "negative",
-        "too many digits",
-        "chunk",
-        "two lengths",
-    ],
-)
-def test_what_is_not_http_is_refused(server, data):
-    with plug(server) as client:
-        received = b""
-        with contextlib.suppress(ConnectionError):
-            client.sendall(data)
-            while some := client.recv(65536):
-                received += some
-    assert received == b"" or received.startswith(b"HTTP/1.1 4"), received[:200]
 
 
 @pytest.fixture

@@ -1,33 +1,29 @@
-"""A server process that is stopped or killed in mid-load: no answer is lost that could
-be given, and no client hangs.
+"""A server process that is overloaded, stopped or killed under load: no answer is lost
+that could be given, and no client hangs.
 """
 
+import concurrent.futures
 import contextlib
 import http.client
 import json
+import threading
 
-import keras
 import pytest
 
-pytestmark = [
-    pytest.mark.skipif(
-        keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-    ),
-    pytest.mark.slow,  # most tests start a server of their own
-]
-
-pytest.importorskip("uvicorn")
-from tests.keras_preact.serving.load import Load  # noqa: E402
-from tests.keras_preact.serving.server_process import (  # noqa: E402
+from tests.keras_preact.serving.load import Load
+from tests.keras_preact.serving.server_process import (
     PATIENCE,
     PREDICT,
     Server,
     check_answers,
     check_probabilities,
+    post,
     predict_body,
     random_images,
     wait_for,
 )
+
+pytestmark = pytest.mark.slow  # most tests start a server of their own
 
 
 @pytest.fixture
@@ -104,3 +100,34 @@ def test_sigkill_under_load_hangs_nobody_and_another_server_takes_over(
     load.versions({1: saved_model})
     with Server(directory, tmp_path / "log2") as another:
         check_answers(another, saved_model)
+
+
+def test_nobody_is_left_behind_by_a_short_queue(directory, tmp_path, saved_model):
+    """Far more clients than places: who is sent away and comes again gets the right
+    answer in the end.
+    """
+    clients = 48
+    sent_away = []
+
+    def client(number):
+        images = random_images(number)
+        with contextlib.closing(server.connect()) as connection:
+            for _ in range(PATIENCE * 20):
+                status, answer, headers = post(connection, PREDICT, predict_body(images))
+                if status == 200:
+                    return answer
+                assert status == 429, answer
+                sent_away.append(int(headers["Retry-After"]))
+                again.wait(0.05)
+        raise AssertionError("sent away for ever")
+
+    again = threading.Event()
+    with Server(directory, tmp_path / "log", "--max-queue", 2, "--max-requests", 6) as server:
+        with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+            answers = [pool.submit(client, number) for number in range(clients)]
+            for number, answer in enumerate(answers):
+                check_probabilities(
+                    answer.result(PATIENCE), saved_model.probabilities(random_images(number))
+                )
+        assert all(seconds >= 1 for seconds in sent_away)
+        check_answers(server, saved_model)

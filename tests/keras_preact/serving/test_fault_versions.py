@@ -4,19 +4,10 @@ answer is right.
 
 import shutil
 
-import keras
 import pytest
 
-pytestmark = [
-    pytest.mark.skipif(
-        keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-    ),
-    pytest.mark.slow,  # most tests start a server of their own
-]
-
-pytest.importorskip("uvicorn")
-from tests.keras_preact.serving.load import Load  # noqa: E402
-from tests.keras_preact.serving.server_process import (  # noqa: E402
+from tests.keras_preact.serving.load import Load
+from tests.keras_preact.serving.server_process import (
     NAME,
     PREDICT,
     SavedModel,
@@ -27,6 +18,8 @@ from tests.keras_preact.serving.server_process import (  # noqa: E402
     random_images,
     wait_for,
 )
+
+pytestmark = pytest.mark.slow  # most tests start a server of their own
 
 
 @pytest.fixture(scope="module")

@@ -1,21 +1,13 @@
 """Whatever JSON a client sends, the answer is JSON, and never an internal error."""
 
-import contextlib
 import copy
-import http.client
 import json
 
 import hypothesis
-import keras
 import pytest
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
-
-pytest.importorskip("uvicorn")
-from tests.keras_preact.serving import fakes  # noqa: E402
+from tests.keras_preact.serving import fakes
 
 PREDICT, CLASSIFY, INFER = (
     "/v1/models/toy:predict",
@@ -72,45 +64,20 @@ VALID = [
         },
     ),
 ]
-WORDS = sorted(
-    {
-        "instances",
-        "inputs",
-        "outputs",
-        "images",
-        "examples",
-        "context",
-        "signature_name",
-        "predict_bytes",
-        "image_bytes",
-        "b64",
-    }
-    | {
-        "name",
-        "shape",
-        "datatype",
-        "data",
-        "parameters",
-        "binary_data_size",
-        "binary_data",
-        "binary_data_output",
-        "id",
-        "pair",
-    }
-    | {
-        "FP32",
-        "BYTES",
-        "INT64",
-        "BOOL",
-        "UINT8",
-        "number",
-        "flag",
-        "content_type",
-        "base64",
-        "MTI=",
-        "",
-    }
-)
+
+
+def words(value):
+    """Give every text in a document."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in [*value, *(value.values() if isinstance(value, dict) else ())]:
+            yield from words(item)
+
+
+#: The words of the protocols: those of the requests above, and some others.
+OTHERS = ["binary_data_size", "binary_data_output", "UINT8", ""]
+WORDS = sorted({*OTHERS, *words([document for _, document in VALID])})
 LEAVES = st.one_of(
     st.none(),
     st.booleans(),
@@ -128,31 +95,33 @@ VALUES = st.recursive(
     ),
     max_leaves=12,
 )
-SETTINGS = hypothesis.settings(
-    max_examples=300,
-    deadline=None,
-    suppress_health_check=[
-        hypothesis.HealthCheck.function_scoped_fixture,
-        hypothesis.HealthCheck.too_slow,
-    ],
-)
 
 
 @pytest.fixture(scope="module")
-def connection():
-    with (
-        fakes.serving() as running,
-        contextlib.closing(
-            http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
-        ) as one,
-    ):
-        yield one
+def server():
+    with fakes.in_process() as running:
+        yield running
 
 
-def ask(connection, path, body, headers=None):
-    connection.request("POST", path, body, headers or {})
-    response = connection.getresponse()
-    return response.status, json.loads(response.read())
+def ask(server, path, body, headers=()):
+    answer = server.ask("POST", path, body, headers)
+    return answer.status, answer.json
+
+
+def fuzzed(**strategies):
+    """Run a test of a server with generated arguments: with few in every run, and with
+    many in the slow one.
+    """
+
+    def decorate(test):
+        def run(server, examples):
+            settings = hypothesis.settings(max_examples=examples, deadline=None)
+            settings(hypothesis.given(**strategies)(lambda **drawn: test(server, **drawn)))()
+
+        many = pytest.param(2000, marks=pytest.mark.slow)
+        return pytest.mark.parametrize("examples", [60, many])(run)
+
+    return decorate
 
 
 def check(status, answer):
@@ -199,44 +168,40 @@ def mutated(draw):
 
 
 @pytest.mark.parametrize("number", range(len(VALID)))
-def test_the_requests_to_begin_with_work(connection, number):
+def test_the_requests_to_begin_with_work(server, number):
     path, document = VALID[number]
-    assert ask(connection, path, json.dumps(document))[0] == 200
+    assert ask(server, path, json.dumps(document))[0] == 200
 
 
-@SETTINGS
-@hypothesis.given(request=mutated())
-def test_requests_with_one_mistake(connection, request):
+@fuzzed(request=mutated())
+def test_requests_with_one_mistake(server, request):
     path, document = request
-    check(*ask(connection, path, json.dumps(document)))
+    check(*ask(server, path, json.dumps(document)))
 
 
-@SETTINGS
-@hypothesis.given(path=st.sampled_from([PREDICT, CLASSIFY, INFER]), document=VALUES)
-def test_any_json(connection, path, document):
-    check(*ask(connection, path, json.dumps(document)))
+@fuzzed(path=st.sampled_from([PREDICT, CLASSIFY, INFER]), document=VALUES)
+def test_any_json(server, path, document):
+    check(*ask(server, path, json.dumps(document)))
 
 
-@SETTINGS
-@hypothesis.given(
+@fuzzed(
     request=st.sampled_from(VALID),
     at=st.integers(0, 200),
     cut=st.integers(0, 5),
     put=st.binary(max_size=5),
 )
-def test_bytes_changed_anywhere(connection, request, at, cut, put):
+def test_bytes_changed_anywhere(server, request, at, cut, put):
     path, document = request
     body = json.dumps(document).encode()
-    check(*ask(connection, path, body[:at] + put + body[at + cut :]))
+    check(*ask(server, path, body[:at] + put + body[at + cut :]))
 
 
-@SETTINGS
-@hypothesis.given(
+@fuzzed(
     tail=st.binary(max_size=40),
     size=st.integers(-1, 40),
     datatype=st.sampled_from(["FP32", "BYTES", "FP64", "BOOL"]),
 )
-def test_any_binary_tensor(connection, tail, size, datatype):
+def test_any_binary_tensor(server, tail, size, datatype):
     tensor = {
         "name": "image_bytes" if datatype == "BYTES" else "images",
         "datatype": datatype,
@@ -245,4 +210,4 @@ def test_any_binary_tensor(connection, tail, size, datatype):
     if datatype == "BYTES":
         tensor["shape"] = [1]
     head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": size}}]}).encode()
-    check(*ask(connection, INFER, head + tail, {"Inference-Header-Content-Length": str(len(head))}))
+    check(*ask(server, INFER, head + tail, {"Inference-Header-Content-Length": str(len(head))}))

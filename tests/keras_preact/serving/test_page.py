@@ -3,16 +3,10 @@
 import contextlib
 import re
 
-import keras
 import pytest
+from playwright import sync_api
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
-
-sync_api = pytest.importorskip("playwright.sync_api")
-pytest.importorskip("uvicorn")
-from tests.keras_preact.serving.page_api import (  # noqa: E402
+from tests.keras_preact.serving.page_api import (
     EVIL,
     RESULTS,
     Api,
@@ -288,9 +282,11 @@ CONTRASTS = """() => {
         return color.startsWith("rgba") ? ground(node.parentElement) : color;
     };
     return [...document.querySelectorAll("body *")]
-        .filter(node => node.checkVisibility() && [...node.childNodes].some(x => x.nodeType === 3 && x.data.trim()))
+        .filter(node => node.checkVisibility())
+        .filter(node => [...node.childNodes].some(x => x.nodeType === 3 && x.data.trim()))
         .map(node => {
-            const [a, b] = [light(getComputedStyle(node).color), light(ground(node))].sort((x, y) => y - x);
+            const colors = [getComputedStyle(node).color, ground(node)].map(light);
+            const [a, b] = colors.sort((x, y) => y - x);
             return [node.textContent.trim().slice(0, 30), (a + 0.05) / (b + 0.05)];
         });
 }"""
@@ -336,3 +332,25 @@ def test_is_readable_in_light_and_dark_and_fits_a_phone(tab, address, api, schem
     assert (
         tab.locator(".bar").first.evaluate("bar => getComputedStyle(bar).animationName") == "none"
     )
+
+
+# ---- its files
+
+
+@needs_browser
+def test_the_policy_holds_the_browser(browser, address):
+    tab = opened(browser.new_page(), address)
+    tab.evaluate(
+        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.ran = 1\">')"
+    )
+    tab.evaluate("""() => {
+        const script = document.createElement("script");
+        script.textContent = "window.ran = 1";
+        document.body.append(script);
+    }""")
+    with serving(Api().app) as other:
+        assert (
+            tab.evaluate("url => fetch(url, {mode: 'no-cors'}).catch(String)", other)
+            == "TypeError: Failed to fetch"
+        )
+    assert tab.evaluate("window.ran === undefined")

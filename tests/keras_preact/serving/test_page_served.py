@@ -1,24 +1,16 @@
-"""The page in a real browser, served by the whole server with exported models: it shows
-what their SavedModels answer.
+"""The page in a real browser, served by the whole app with an exported model: it shows
+what the SavedModel answers.
 """
 
 import urllib.request
 
-import keras
 import numpy as np
-import pytest
+from playwright import sync_api
 
-import keras_preact as kp
-
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
-
-sync_api = pytest.importorskip("playwright.sync_api")
-pytest.importorskip("uvicorn")
-from keras_preact.serving.app import create_app  # noqa: E402
-from keras_preact.serving.settings import Settings  # noqa: E402
-from tests.keras_preact.serving.page_api import (  # noqa: E402
+from keras_preact.serving.app import create_app
+from keras_preact.serving.settings import Settings
+from tests.keras_preact.serving import small_model
+from tests.keras_preact.serving.page_api import (
     EVIL,
     chromium,
     drop,
@@ -30,38 +22,11 @@ from tests.keras_preact.serving.page_api import (  # noqa: E402
     serving,
     watched,
 )
-from tests.keras_preact.serving.server_process import wait_for  # noqa: E402
-
-CLASSES = [EVIL, *(f"class {i}" for i in range(9))]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    keras.utils.set_random_seed(0)
-    directory = tmp_path_factory.mktemp("models")
-    images = kp.create_model("cifar_resnet20_preact", include_preprocessing=True, width_factor=0.25)
-    kp.export.save(images, directory / "pictures", classes=CLASSES, version=7, batch_sizes=[1, 2])
-    numbers = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)]
-    )
-    kp.export.save(numbers, directory / "numbers", classes=["a", "b", "c"], batch_sizes=[1])
-    return directory
-
-
-def answers(directory, files):
-    import tensorflow as tf
-
-    outputs = tf.saved_model.load(str(directory / "pictures" / "7")).signatures["predict_bytes"](
-        image_bytes=tf.constant(files)
-    )
-    return [
-        [(name.decode(), float(score)) for name, score in zip(names, scores, strict=True)]
-        for names, scores in zip(outputs["classes"].numpy(), outputs["scores"].numpy(), strict=True)
-    ]
+from tests.keras_preact.serving.server_process import wait_for
 
 
 @needs_browser
-def test_shows_what_the_model_answers(directory):
+def test_shows_what_the_model_answers(directory, saved_model):
     files = [png(size) for size in (32, 50, 300)]
     settings = Settings(directory, token="a-token", max_body_bytes=500_000)
     with (
@@ -79,7 +44,7 @@ def test_shows_what_the_model_answers(directory):
         field.fill("a-token")
         field.press("Enter")
         sync_api.expect(tab.locator("#about")).to_have_text(
-            "version 7 \xb7 10 classes \xb7 sees 32\xa0\xd7\xa032 pixels"
+            "version 1 \xb7 10 classes \xb7 sees 32\xa0\xd7\xa032 pixels"
         )
         drop(
             tab,
@@ -89,13 +54,12 @@ def test_shows_what_the_model_answers(directory):
         )
 
         cards = tab.locator(".card").all()
-        for card, answer in zip(cards[:3], answers(directory, files), strict=True):
+        for card, file in zip(cards[:3], files, strict=True):
+            names, scores = saved_model.classes(file)
             shown = rows(card)
-            assert [name for name, *_ in shown] == [name for name, _ in answer]
-            assert [score for _, score, _ in shown] == [percent(score) for _, score in answer]
-            np.testing.assert_allclose(
-                [bar for *_, bar in shown], [score for _, score in answer], atol=0.01
-            )
+            assert [name for name, *_ in shown] == names
+            assert [score for _, score, _ in shown] == list(map(percent, scores))
+            np.testing.assert_allclose([bar for *_, bar in shown], scores, atol=0.01)
         for card, text in zip(
             cards[3:],
             [
@@ -109,7 +73,9 @@ def test_shows_what_the_model_answers(directory):
 
 @needs_browser
 def test_says_when_there_is_nothing_for_images(directory, tmp_path):
-    (tmp_path / "numbers").symlink_to(directory / "numbers")
+    signatures = small_model.signatures()
+    del signatures["predict_bytes"]
+    small_model.write(tmp_path / "numbers" / "1", warmup=False, signatures=signatures)
     with (
         serving(create_app(Settings(tmp_path))) as address,
         chromium() as browser,

@@ -12,18 +12,13 @@ import shutil
 import threading
 from pathlib import Path
 
-import keras
 import pytest
 
 from keras_preact.serving import _scan
 from keras_preact.serving.errors import NotFound, Unavailable
+from keras_preact.serving.loading import LoadError
 from keras_preact.serving.repository import Repository, VersionStatus
-from keras_preact.serving.servable import LoadError
 from keras_preact.serving.settings import Settings
-
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
 
 BROKEN = "broken"
 
@@ -109,9 +104,9 @@ def polled(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def serving(directory: Path, load, on_load=None, **options):
+async def serving(directory: Path, load, **options):
     settings = Settings(directory, **{"poll_seconds": 0.001, "drain_seconds": 60.0} | options)
-    repository = Repository(settings, load, on_load)
+    repository = Repository(settings, load)
     try:
         await repository.start()
         yield repository
@@ -249,10 +244,8 @@ def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, status):
     export(tmp_path / "model", 1)
 
     async def scenario():
-        loader, seen = Loader(error), []
-        async with serving(
-            tmp_path, loader, lambda *arguments: seen.append(arguments)
-        ) as repository:
+        loader = Loader(error)
+        async with serving(tmp_path, loader) as repository:
             broken = export(tmp_path / "model", 2, BROKEN)
             await until(lambda: states(repository, "model").get(2) == "END")
             assert repository.status("model") == [
@@ -269,16 +262,6 @@ def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, status):
             (broken / "saved_model.pb").write_text("good")
             await until(lambda: states(repository, "model") == {1: "END", 2: "AVAILABLE"})
             assert leased(repository, "model") == 2
-            assert [
-                (name, version, error)
-                for name, version, _, error in seen
-                if error is None or version == 2
-            ] == [
-                ("model", 1, None),
-                *(("model", 2, error) for _ in range(len(seen) - 2)),
-                ("model", 2, None),
-            ]
-            assert all(seconds >= 0 for _, _, seconds, _ in seen)
 
     asyncio.run(scenario())
 
@@ -334,20 +317,6 @@ def test_a_failed_version_is_tried_again_when_it_changed(tmp_path, polled, chang
     asyncio.run(scenario())
 
 
-def test_a_served_version_stays_as_it_was_loaded(tmp_path, polled):
-    path = export(tmp_path / "model", 1)
-
-    async def scenario():
-        loader = Loader()
-        async with serving(tmp_path, loader) as repository:
-            (path / "saved_model.pb").write_text(BROKEN)
-            await polled()
-            assert leased(repository, "model") == 1
-            assert len(loader.attempts) == 1
-
-    asyncio.run(scenario())
-
-
 def test_what_vanishes_is_drained(tmp_path):
     directory = tmp_path / "models"
     for name, version in (("one", 1), ("one", 2), ("two", 1)):
@@ -385,10 +354,15 @@ def test_what_vanishes_is_drained(tmp_path):
 
 
 def test_the_last_version_stays_while_nothing_takes_its_place(tmp_path, polled):
-    export(tmp_path / "model", 1)
+    loaded = export(tmp_path / "model", 1)
 
     async def scenario():
-        async with serving(tmp_path, Loader()) as repository:
+        loader = Loader()
+        async with serving(tmp_path, loader) as repository:
+            (loaded / "saved_model.pb").write_text(BROKEN)
+            await polled()
+            assert leased(repository, "model") == 1
+            assert len(loader.attempts) == 1
             repaired = export(tmp_path / "model", 2, BROKEN)
             shutil.rmtree(tmp_path / "model" / "1")
             await polled()
@@ -559,21 +533,23 @@ def test_a_lease_that_lasts_is_logged_and_closing_may_fail(tmp_path, caplog):
     ]
 
 
-def test_an_exception_in_a_pass_does_not_end_the_polling(tmp_path, caplog):
+def test_an_exception_in_a_pass_does_not_end_the_polling(tmp_path, caplog, monkeypatch):
     export(tmp_path / "model", 1)
+    scan, failed = _scan.files, []
 
-    def on_load(name, version, seconds, error):
-        if version == 1:
-            raise RuntimeError("a metric that does not exist")
+    def files(folder):
+        if not failed:
+            failed.append(folder)
+            raise RuntimeError("what nobody foresaw")
+        return scan(folder)
 
     async def scenario():
-        async with serving(tmp_path, Loader(), on_load) as repository:
-            assert leased(repository, "model") == 1
-            export(tmp_path / "model", 2)
-            await until(lambda: leased(repository, "model") == 2)
+        async with serving(tmp_path, Loader()) as repository:
+            await until(lambda: states(repository, "model") == {1: "AVAILABLE"})
 
+    monkeypatch.setattr(_scan, "files", files)
     asyncio.run(scenario())
-    assert "a metric that does not exist" in caplog.text
+    assert "what nobody foresaw" in caplog.text
 
 
 class World:
@@ -620,7 +596,9 @@ class World:
 
 
 @pytest.mark.parametrize("versions", [1, 2, None])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
+)
 def test_leases_while_versions_come_and_go(tmp_path, polled, seed, versions):
     world = World(tmp_path / "models" / "model", seed)
     leases = []

@@ -1,7 +1,6 @@
-"""What serving costs, side by side in one run: `keras-preact benchmark serving`.
+"""The cost of serving, side by side in one run: `keras-preact benchmark serving`.
 
-exports.py writes the networks, loop.py runs one of them in a process of its own,
-servers.py starts the real server and builds requests, client.py sends them, parts.py
-measures all that in turn, results.py turns the figures into a table and says which
-demands they meet, measure.py puts these together.
+One module per question: direct.py, over_http.py, memory.py. exports.py writes the
+networks, client.py sends requests, verdict.py turns the figures into tables and holds
+them to the demands, suite.py has the options and runs everything.
 """

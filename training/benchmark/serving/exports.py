@@ -1,8 +1,7 @@
-"""Writes the networks that are measured, in a process of its own.
+"""Exports the networks to be measured, in a process of its own.
 
-JOB is JSON: the models, the precisions and the folder. They keep their new weights, so
-that nothing has to be trained: what a network computes takes the same time whatever its
-weights are, and its accuracy says nothing.
+JOB is JSON: the models, the precisions and the folder. The networks keep their initial
+weights: the time does not depend on them.
 """
 
 import json
@@ -16,6 +15,7 @@ from pathlib import Path
 from ... import children
 from ...cli import UserError
 from .. import candidates
+from .cells import PLAIN
 
 #: Registered model to the same network of another package.
 PEERS: Mapping[str, str] = {"imagenet_resnet50_preact": "keras_applications_resnet50v2"}
@@ -25,27 +25,24 @@ VALIDATION_IMAGES = 16
 
 
 def path_of(folder: Path, model: str, precision: str) -> Path:
-    """Return where an export lies: `folder/MODEL-PRECISION/MODEL/1`, so that a server
-    can be given it alone.
+    """Return the path of an export, `folder/MODEL-PRECISION/MODEL/1`: a server can serve
+    it alone.
     """
     return folder / f"{name_of(model)}-{precision}" / name_of(model) / "1"
 
 
 def name_of(model: str) -> str:
-    """Return the name under which a model is served: its own, or one made of
-    NAME:option=value.
-    """
+    """Return the name under which a model is served."""
     return re.sub(r"\W", "_", model)
 
 
-def peer_of(model: str) -> str | None:
-    """Return the peer of a model with the options it is registered with."""
-    return PEERS.get(model)
+def plain_peer(model: str) -> list[tuple[str, str, str]]:
+    """Return model, engine and precision of a model's peer; nothing if it has none."""
+    return [(PEERS[model], PLAIN, PEER_PRECISION)] if model in PEERS else []
 
 
 def write(models: Sequence[str], precisions: Sequence[str], folder: Path) -> None:
-    """Export every model in every precision, and its peer; those that lie in `folder`
-    already are taken as they are.
+    """Export every model in every precision, and its peer, unless `folder` has it.
 
     Raises:
         UserError: if one could not be exported.
@@ -70,7 +67,7 @@ def _write_all(models: Sequence[str], precisions: Sequence[str], folder: Path) -
         ]
         if missing:
             _write(model, missing, folder)
-        peer = peer_of(model)
+        peer = PEERS.get(model)
         if peer is not None and not path_of(folder, peer, PEER_PRECISION).is_dir():
             _write_peer(peer, path_of(folder, peer, PEER_PRECISION))
 
@@ -94,7 +91,7 @@ def _write(model: str, precisions: Sequence[str], folder: Path) -> None:
             classes=[f"class {i}" for i in range(network.output_shape[-1])],
             precision=precision,
             validation_data=(images, labels) if precision == "bfloat16" else None,
-            # the classes of a network that was not trained lie too close together to hold it to any
+            # an untrained network's classes are too close together for a limit
             max_accuracy_loss=1.0,
         )
 

@@ -1,20 +1,20 @@
-"""From the figures of all rounds to medians, ratios, a table and what was demanded."""
+"""Turns the figures of all rounds into medians, ratios, tables and verdicts on demands."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from .. import report
-from .parts import Round, label
+from .cells import Round, label
 
 ABOUT = (
-    "direct: calls of the network in a process of its own; loop: what tf.saved_model.load gives, "
-    "called with its default signature; tensorflow and openvino: the server's engines. server: "
-    "the same beside requests over HTTP to the real server, each of one image (float32, as a "
-    "binary tensor; jpeg: a file of 500 x 375), from a client in a process of its own on the "
-    "same cores. client: the same requests to a server that answers at once, the most that the "
-    "client can send. memory: what the server holds, from the first to the last quarter of many "
-    "requests. The networks have new weights: what they answer says nothing, and bfloat16 is not "
-    "held to an accuracy here."
+    "direct: calls of the network in the measuring process; loop: the result of "
+    "tf.saved_model.load, called with its default signature; tensorflow and openvino: the "
+    "server's engines. server: the same beside requests over HTTP to the real server, each with "
+    "one image (float32, as a binary tensor; jpeg: a file of 500 x 375), from a client process on "
+    "the same cores. client: the same requests to a server that answers at once, the most that "
+    "the client can send. memory: the server's memory, from the first to the last quarter of many "
+    "requests. The networks have initial weights: their answers mean nothing, and bfloat16 has no "
+    "limit on its accuracy here."
 )
 
 #: Part to the figures that its table shows: key, heading, digits behind the point.
@@ -29,6 +29,7 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, int]]] = {
         ("p50_ms", "p50 ms", 1),
         ("p99_ms", "p99 ms", 1),
         ("over_no_batching", "over no batching", 2),
+        ("server_cpu_ms", "server CPU ms", 2),
         ("client_cpu_share", "client CPU", 2),
         ("refused", "refused", 0),
     ),
@@ -51,12 +52,12 @@ class Demand:
     """A bound on a figure, or on its ratio.
 
     Args:
-        label: Of the candidate.
-        figure: Its key.
-        bound: The number.
-        at_least: Whether the figure must be at least, or at most, the bound.
-        ratio: Whether the ratio is meant.
-        needs_amx: Whether it is made of CPUs with AMX alone.
+        label: The candidate.
+        figure: Key of the figure.
+        bound: Its limit.
+        at_least: Whether the bound is the smallest value, or the largest.
+        ratio: Whether the bound is for the ratio.
+        needs_amx: Whether it holds for CPUs with AMX only.
     """
 
     label: str

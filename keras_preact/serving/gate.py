@@ -1,0 +1,365 @@
+"""The gate that every request passes: its id and token, the limits on bodies and time,
+plain errors, the log.
+"""
+
+import asyncio
+import contextlib
+import functools
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from keras_preact.serving.errors import (
+    DeadlineExceeded,
+    RequestError,
+    TooBusy,
+    TooLarge,
+    Unavailable,
+)
+from keras_preact.serving.metrics import Metrics
+from keras_preact.serving.settings import Settings
+
+log = logging.getLogger("keras_preact.serving")
+
+#: Paths without a token: probes have none, and the page asks for it.
+OPEN = re.compile(r"/|/static/.*|/v2/health/(live|ready)")
+CLIENT_GONE = 499  # as in the logs of other servers: nobody is left to get an answer
+LINGER_SECONDS = 2.0
+#: Work on fewer bytes takes less time than its way to a thread and back.
+INLINE_BYTES = 32 * 1024
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+Result = TypeVar("Result")
+
+
+class Disconnected(Exception):
+    """The client has gone: nobody waits for an answer."""
+
+
+class Gate:
+    """Wraps the app. Whatever happens inside, an error leaves it as JSON with a plain
+    sentence.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None, metrics: Metrics):
+        self._app = app
+        self._token = token
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        exchange = _Exchange(scope, receive, send)
+        try:
+            await self._answer(scope, exchange)
+        finally:
+            self._record(scope, exchange, time.perf_counter() - started)
+        await exchange.end()
+
+    async def _answer(self, scope: Scope, exchange: "_Exchange") -> None:
+        try:
+            self._check_token(scope["path"], exchange.headers.get(b"authorization", b""))
+            await self._app(scope, exchange.receive, exchange.send)
+            return
+        except RequestError as caught:
+            error = caught
+        except Disconnected:
+            exchange.status = CLIENT_GONE
+            return
+        except asyncio.CancelledError:  # the time to finish is over
+            error = Unavailable("The server is stopping.")
+        except Exception:
+            log.exception("internal error", extra={"id": exchange.id})
+            error = RequestError(f"internal error; the log has it under {exchange.id}", 500)
+        if exchange.status is None:  # else half an answer is out, and the connection is closed
+            await error_response(error)(scope, exchange.receive, exchange.send)
+
+    def _check_token(self, path: str, authorization: bytes) -> None:
+        if self._token is None or OPEN.fullmatch(path):
+            return
+        scheme, _, token = authorization.partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(
+            token.strip(), self._token.encode()
+        ):
+            raise RequestError(
+                "This server wants a token: the header Authorization with the word Bearer and the "
+                "token.",
+                401,
+                {"WWW-Authenticate": "Bearer"},
+            )
+
+    def _record(self, scope: Scope, exchange: "_Exchange", seconds: float) -> None:
+        status = exchange.status or 500
+        state = scope.get("state", {})
+        model, version = state.get("model", ""), str(state.get("version", ""))
+        labels = getattr(scope.get("endpoint"), "__name__", "none"), model, version
+        self._metrics.requests.labels(*labels, str(status)).inc()
+        self._metrics.request_seconds.labels(*labels).observe(seconds)
+        fields = {
+            "id": exchange.id,
+            "method": scope["method"],
+            "path": scope["path"],
+            "model": model,
+            "version": version,
+            "status": status,
+            "ms": round(seconds * 1000, 3),
+            "bytes": exchange.bytes,
+        }
+        log.info("request", extra=fields)
+
+
+class _Exchange:
+    """A request and its answer, as they pass."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send):
+        self.headers = dict(scope["headers"])
+        given = self.headers.get(b"x-request-id", b"").decode("latin-1")
+        self.id = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        self.status: int | None = None
+        self.bytes = 0
+        self._receive = receive
+        self._send = send
+        self._unread = (
+            self.headers.get(b"content-length", b"0") != b"0"
+            or b"transfer-encoding" in self.headers
+        )
+        self._ended = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._unread = message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
+            if self._unread:
+                headers.append((b"connection", b"close"))
+            message = {**message, "headers": headers}
+        else:
+            self.bytes += len(message.get("body", b""))
+            self._ended = not message.get("more_body", False)
+            message = {**message, "more_body": self._unread or not self._ended}
+        await self._send(message)
+
+    async def end(self) -> None:
+        """Complete an answer that went out before all of the request came in: take in
+        the rest, for a while.
+
+        A connection that is closed over unread bytes is reset, and the client may never
+        see the answer.
+        """
+        if not (self._ended and self._unread):
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while self._unread:
+                    await self.receive()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Admission:
+    """Counts requests in progress and the bytes of their bodies, and refuses those
+    beyond the settings.
+    """
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+        self.requests = 0
+        self.bytes = 0
+
+    @contextlib.contextmanager
+    def slot(self) -> Iterator[None]:
+        """Count a request until the context ends.
+
+        Raises:
+            TooBusy: for more than `max_requests`.
+        """
+        if self.requests >= self._settings.max_requests:
+            raise TooBusy(
+                f"{self.requests} requests are in progress, the most at once. Send it again later."
+            )
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+
+    @contextlib.asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
+        """Receive the body of a request, and count its bytes until the context ends.
+
+        Raises:
+            RequestError: if it cannot be accepted; the rest of it is not read.
+            Disconnected: if the client goes before it is complete.
+        """
+        self._check_headers(request)
+        chunks: list[bytes] = []
+        held = 0
+        try:
+            try:
+                async with asyncio.timeout(self._settings.body_seconds):
+                    more = True
+                    while more:
+                        message = await request.receive()
+                        if message["type"] == "http.disconnect":
+                            raise Disconnected
+                        chunk, more = message.get("body", b""), message.get("more_body", False)
+                        held += len(chunk)
+                        self.bytes += len(chunk)
+                        self._check_size(held)
+                        chunks.append(chunk)
+            except TimeoutError:
+                raise RequestError(
+                    f"The body was not complete after {self._settings.body_seconds:g} seconds.", 408
+                ) from None
+            yield b"".join(chunks)
+        finally:
+            self.bytes -= held
+
+    def _check_headers(self, request: Request) -> None:
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("identity", ""):
+            raise RequestError("Send the body without a Content-Encoding such as gzip.", 415)
+        length = request.headers.get("content-length", "0")
+        if not length.isascii() or not length.isdecimal():
+            raise RequestError("Content-Length must be a whole number.")
+        self._check_size(int(length), announced=True)
+
+    def _check_size(self, size: int, announced: bool = False) -> None:
+        limit, total = self._settings.max_body_bytes, self._settings.max_pending_bytes
+        if size > limit:
+            received = f"one of {size} bytes" if announced else "a longer one"
+            raise TooLarge(
+                f"A body may have {limit} bytes. Received: {received}. Send fewer rows at once."
+            )
+        if self.bytes + (size if announced else 0) > total:
+            raise TooBusy(
+                f"The bodies of the requests in progress hold {total} bytes, the most at once. "
+                "Send it again later."
+            )
+
+
+class Workers:
+    """Threads that read and write large bodies; their small number limits the memory
+    that parsing takes.
+    """
+
+    def __init__(self, threads: int = 2):
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bodies")
+
+    async def run(self, size: int, function: Callable[..., Result], *args: Any) -> Result:
+        """Return `function(*args)`, which handles `size` bytes; computed in a thread if
+        that takes long.
+        """
+        if size <= INLINE_BYTES:
+            return function(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def inference(
+    handler: Callable[[Request, bytes, float], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint of a `handler(request, body, deadline)`, which ends at the
+    deadline, or when the client goes.
+    """
+
+    @functools.wraps(handler)
+    async def endpoint(request: Request) -> Response:
+        state = request.app.state
+        seconds = state.settings.deadline_seconds
+        with state.admission.slot():
+            async with state.admission.body(request) as body:
+                deadline = asyncio.get_running_loop().time() + seconds
+                async with _while_connected(request, deadline, seconds):
+                    return await handler(request, body, deadline)
+
+    return endpoint
+
+
+@contextlib.asynccontextmanager
+async def _while_connected(
+    request: Request, deadline: float, seconds: float
+) -> AsyncIterator[None]:
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if not limit.expired():
+            limit.reschedule(0)  # long over: the handler is cancelled
+
+    watcher = None
+    try:
+        async with asyncio.timeout_at(deadline) as limit:
+            watcher = asyncio.ensure_future(watch())
+            yield
+    except TimeoutError:
+        if gone:
+            raise Disconnected from None
+        raise DeadlineExceeded(
+            f"The answer did not come within {seconds:g} seconds. Send it again later."
+        ) from None
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+
+
+@contextlib.contextmanager
+def leased(request: Request) -> Iterator[Any]:
+    """Give the servable that the path of a request names; it stays loaded until the
+    context ends.
+
+    Raises:
+        NotFound, Unavailable: if there is none.
+    """
+    name, version = request.path_params["name"], version_of(request)
+    with request.app.state.repository.lease(name, version) as servable:
+        # Only now: invented names would be new series of the metrics.
+        request.state.model, request.state.version = servable.name, servable.version
+        yield servable
+
+
+def version_of(request: Request) -> int | None:
+    """Return the version that the path of a request names, if any."""
+    text = request.path_params.get("version")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise RequestError("A version must be a whole number, as in versions 1 or 2.")
+    return int(text)
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """Return an answer of JSON, which may hold NumPy arrays."""
+    return Response(
+        orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY),
+        status,
+        media_type="application/json",
+    )
+
+
+def error_response(error: RequestError) -> Response:
+    """Return the answer that tells a client of an error."""
+    response = json_response({"error": error.message}, error.status)
+    response.headers.update(error.headers)
+    return response
