@@ -53,17 +53,22 @@ def train(config: Config, recipe: str) -> Path | None:
     import keras_preact as kp
 
     from . import backends
+    from .callbacks import Diverged
+    from .experiment import Experiment
     from .trainer import Trainer
 
     _check(config)
     backends.keep_accelerator_for_backend(keras.backend.backend())
     with kp.distribution.start(config.distribution, batch_norm=config.batch_norm) as distribution:
         keras.utils.set_random_seed(config.seed)
-        trainer = Trainer(config, recipe, distribution)
+        trainer = Trainer(Experiment(config, distribution), recipe)
         if config.dry_run:
             trainer.rehearse()
             return None
-        return trainer.run()
+        try:
+            return trainer.run()
+        except Diverged as diverged:
+            raise cli.UserError(trainer.explain(diverged)) from diverged
 
 
 def _check(config: Config) -> None:
