@@ -5,7 +5,7 @@ train`.
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -308,12 +308,13 @@ def _read(hint: Any, value: Any) -> Any:
     return Path(value) if isinstance(value, str) and Path in typing.get_args(hint) else value
 
 
-def differences(one: Config, other: Config) -> list[str]:
+def differences(one: Config, other: Config, ignored: Collection[str] = ()) -> list[str]:
     """Return the options, as the command line names them, in which two configurations
-    compute something else.
+    compute something else, except the `ignored` ones.
     """
     first, second = (_flat(dataclasses.asdict(config)) for config in (one, other))
-    return [f"--{name.replace('_', '-')}" for name in first if first[name] != second[name]]
+    names = [f"--{name.replace('_', '-')}" for name in first if first[name] != second[name]]
+    return [name for name in names if name not in ignored]
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
