@@ -38,19 +38,22 @@ class OnDevice(keras.Model):
             return super().make_train_function(force)
         import jax
 
-        def step(state, batch):
-            logs, state = self.train_step(state, batch)
-            return state, logs
-
-        def steps(state, batches):
-            stacked = jax.tree.map(lambda *each: jax.numpy.stack(each), *batches)
-            state, logs = jax.lax.scan(step, state, stacked)
-            return {name: values[-1] for name, values in logs.items()}, state
-
-        compiled = jax.jit(steps, donate_argnums=0)
+        compiled = jax.jit(self.loop, donate_argnums=0)
 
         def from_iterator(state, iterator):
             return compiled(state, [next(iterator) for _ in range(self.steps_per_execution)])
 
         self.train_function = from_iterator
         return None
+
+    def loop(self, state, batches):
+        """Train on several batches, on JAX: `train_step` for each, in one loop."""
+        import jax
+
+        def step(state, batch):
+            logs, state = self.train_step(state, batch)
+            return state, logs
+
+        stacked = jax.tree.map(lambda *each: jax.numpy.stack(each), *batches)
+        state, logs = jax.lax.scan(step, state, stacked)
+        return {name: values[-1] for name, values in logs.items()}, state

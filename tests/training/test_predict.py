@@ -170,9 +170,7 @@ def test_errors(models, images, capsys):
     assert "does not take image files" in error_of(capsys, models / "without files", image)
     assert "right.txt: No such file" in error_of(capsys, gray, image, images / "right.txt")
     (images / "text.png").write_text("no image")
-    assert "text.png: it is no PNG or JPEG." in error_of(
-        capsys, gray, image, images / "text.png"
-    )
+    assert "text.png: it is no PNG or JPEG." in error_of(capsys, gray, image, images / "text.png")
     Image.new("L", (200, 6)).save(images / "large.png")
     assert "large.png: it is 200 x 6 pixels; at most 1000" in error_of(
         capsys, gray, image, images / "large.png"

@@ -310,7 +310,9 @@ def _diagram(unit):
         "activation": keras.activations.serialize(unit.options.activation),
     }
     words = {key: name if isinstance(name, str) else "custom" for key, name in names.items()}
-    return figures.diagram(unit.options.arrangement, unit.options.shortcut.make(), unit.options.block, **words)
+    return figures.diagram(
+        unit.options.arrangement, unit.options.shortcut.make(), unit.options.block, **words
+    )
 
 
 def _variants(subject: Subject) -> dict[str, Any]:
