@@ -14,8 +14,8 @@ import numpy as np
 from keras import ops
 
 import keras_preact as kp
-from keras_preact import _autodiff, _batch_norm
 
+from . import backends
 from .variables import Tensors, read, write
 
 Batches = Callable[[], Iterable]
@@ -40,7 +40,7 @@ class BatchStatistics:
         self._places = [
             i for i, variable in enumerate(model.non_trainable_variables) if _is_statistic(variable)
         ]
-        self._pass = _autodiff.compiled(self._one_batch)
+        self._pass = backends.compiled(self._one_batch)
 
     def renew(self) -> None:
         """Assign the statistics that belong to the model's weights.
@@ -55,7 +55,7 @@ class BatchStatistics:
         state = [ops.convert_to_tensor(variable) for variable in variables]
         means = [np.zeros(variables[i].shape, "float32") for i in self._places]
         count = 0
-        with _of_each_batch(self.model), _no_random_numbers_used(), _autodiff.without_gradients():
+        with _of_each_batch(self.model), _no_random_numbers_used():
             for count, images in enumerate(self.batches(), 1):
                 state, means = self._pass(weights, state, means, np.array(count, "float32"), images)
         if not count:
@@ -169,15 +169,20 @@ def _of_each_batch(model: keras.Model) -> Iterator[None]:
     """
     layers = [each for layer in model._flatten_layers() for each in _with_pattern(layer)]
     layers = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
-    momenta = [layer.momentum for layer in layers]
-    with _batch_norm.statistics(_batch_norm.Statistics()):
-        try:
-            for layer in layers:
-                layer.momentum = 0.0
-            yield
-        finally:
-            for layer, momentum in zip(layers, momenta, strict=True):
-                layer.momentum = momentum
+    names = ("momentum", "statistics")
+    before = [
+        {name: getattr(layer, name) for name in names if hasattr(layer, name)} for layer in layers
+    ]
+    try:
+        for layer in layers:
+            layer.momentum = 0.0
+            if hasattr(layer, "statistics"):
+                layer.statistics = type(layer).statistics
+        yield
+    finally:
+        for layer, attributes in zip(layers, before, strict=True):
+            for name, value in attributes.items():
+                setattr(layer, name, value)
 
 
 def _with_pattern(layer: keras.Layer) -> list[keras.Layer]:
