@@ -1,5 +1,7 @@
 """A network whose training images are on the device."""
 
+import itertools
+
 import keras
 
 from .data.resident import Cut
@@ -41,7 +43,7 @@ class OnDevice(keras.Model):
         compiled = jax.jit(self.loop, donate_argnums=0)
 
         def from_iterator(state, iterator):
-            return compiled(state, [next(iterator) for _ in range(self.steps_per_execution)])
+            return compiled(state, list(itertools.islice(iterator, self.steps_per_execution)))
 
         self.train_function = from_iterator
         return None

@@ -93,11 +93,7 @@ def test_steps_together_lower_for_a_gpu(monkeypatch):
         std=1.0,
     )
     model = OnDevice(network, Cut(PADDINGS["mean"](images, data.preprocessing.mean)))
-    model.compile(
-        kp.optimizers.CoupledSGD(0.1),
-        kp.losses.SparseCategoricalCrossentropy(),
-        steps_per_execution=3,
-    )
+    model.compile(kp.optimizers.CoupledSGD(0.1), kp.losses.SparseCategoricalCrossentropy())
     codes, labels = np.zeros(4, "int32"), np.zeros(4, "int64")
     model.train_on_batch(codes, labels)
     state = tuple(
