@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from .. import backends, histories, runs
@@ -136,6 +135,8 @@ def _curve(name: str, values: np.ndarray) -> list:
 
 
 def _device() -> dict[str, Any]:
+    import keras
+
     backend = keras.backend.backend()
     return {
         "name": backends.device(),
