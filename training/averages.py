@@ -14,8 +14,8 @@ import numpy as np
 from keras import ops
 
 import keras_preact as kp
-from keras_preact import _autodiff
 
+from . import backends
 from .variables import Tensors, read, write
 
 Batches = Callable[[], Iterable]
@@ -40,7 +40,7 @@ class BatchStatistics:
         self._places = [
             i for i, variable in enumerate(model.non_trainable_variables) if _is_statistic(variable)
         ]
-        self._pass = _autodiff.compiled(self._one_batch)
+        self._pass = backends.compiled(self._one_batch)
 
     def renew(self) -> None:
         """Assign the statistics that belong to the model's weights.
@@ -55,7 +55,7 @@ class BatchStatistics:
         state = [ops.convert_to_tensor(variable) for variable in variables]
         means = [np.zeros(variables[i].shape, "float32") for i in self._places]
         count = 0
-        with _of_each_batch(self.model), _no_random_numbers_used(), _autodiff.without_gradients():
+        with _of_each_batch(self.model), _no_random_numbers_used():
             for count, images in enumerate(self.batches(), 1):
                 state, means = self._pass(weights, state, means, np.array(count, "float32"), images)
         if not count:
@@ -89,14 +89,15 @@ class Averages(keras.callbacks.Callback):
     averages: the weights themselves are evaluated.
 
     Args:
+        network: Network in the model of `fit`.
         batches: Argument of `BatchStatistics`: training images. With the same images in
             each call, a resumed run has the same figures.
     """
 
-    def __init__(self, batches: Batches):
+    def __init__(self, network: keras.Model, batches: Batches):
         super().__init__()
-        self.batches = batches
-        self._statistics: BatchStatistics | None = None
+        self.network = network
+        self._statistics = BatchStatistics(network, batches)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -110,13 +111,16 @@ class Averages(keras.callbacks.Callback):
             return
         variables = [
             Tensors(each, each.path)
-            for each in [*model.trainable_variables, *model.non_trainable_variables]
+            for each in [
+                *self.network.trainable_variables,
+                *self.network.non_trainable_variables,
+            ]
         ]
         own = [_copies(each) for each in variables]
         try:
             for variable, average in pairs:
                 write(Tensors(variable, variable.path), _copies(Tensors(average, average.path)))
-            self._renew()
+            self._statistics.renew()
             yield
         finally:
             for each, arrays in zip(variables, own, strict=True):
@@ -134,12 +138,7 @@ class Averages(keras.callbacks.Callback):
         averages to the weights.
         """
         if averages(self.model):
-            self._renew()
-
-    def _renew(self) -> None:
-        if self._statistics is None or self._statistics.model is not self.model:
-            self._statistics = BatchStatistics(self.model, self.batches)
-        self._statistics.renew()
+            self._statistics.renew()
 
 
 def averages(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:

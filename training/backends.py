@@ -5,7 +5,7 @@ they run on, what memory they take.
 import contextlib
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,26 @@ def jit_compile(choice: str) -> bool | str:
         if not tf.config.list_physical_devices("GPU"):
             return False
     return choice
+
+
+def compiled(function: Callable) -> Callable:
+    """Return a pure function of tensors as the backend compiles it. Nothing is kept for
+    gradients.
+    """
+    import keras
+
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return jax.jit(function)
+    if backend == "torch":
+        import torch
+
+        return torch.no_grad()(function)
+    import tensorflow as tf
+
+    return tf.function(function)
 
 
 def keep_accelerator_for_backend(backend: str) -> None:

@@ -1,7 +1,5 @@
 """Callbacks of a run: its history, its end, and the steps before a resumption."""
 
-import csv
-import io
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from . import runs
+from . import histories
 
 Figures = Mapping[str, float | int | None]
 
@@ -95,15 +93,51 @@ class History(keras.callbacks.Callback):
         self._write()
 
     def _write(self) -> None:
-        if not self.write:
+        if self.write:
+            histories.write(self.path, self.rows)
+
+
+class FirstLosses(keras.callbacks.Callback):
+    """Writes the losses of the first `FIRST` iterations of a run.
+
+    They show whether a change of the code alters what it computes. With several steps
+    per execution, each figure is the mean of the steps of one.
+
+    Args:
+        path: CSV file with one line per execution: `step`, its last one, and `loss`. A
+            resumed run continues it.
+        count: Counter of the steps.
+        write: Whether this process writes.
+    """
+
+    FIRST = 20
+
+    def __init__(self, path: Path, count: Count, write: bool = True):
+        super().__init__()
+        self.path = path
+        self.count = count
+        self.write = write
+        columns = histories.read_table(path) if write and count.step else {}
+        rows = zip(columns.get("step", ()), columns.get("loss", ()), strict=True)
+        self.rows = [{"step": int(step), "loss": loss} for step, loss in rows if step <= count.step]
+
+    def on_train_batch_end(self, batch, logs=None):
+        done = self.rows[-1]["step"] if self.rows else 0
+        if (
+            not self.write
+            or done >= self.FIRST
+            or self.count.step - done > self.model.steps_per_execution
+        ):
             return
-        text = io.StringIO()
-        if self.rows:
-            writer = csv.DictWriter(text, list(self.rows[0]), restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.rows)
-        with runs.replacing(self.path) as temporary:
-            temporary.write_text(text.getvalue())
+        # Keras reports the mean of the epoch so far
+        begin = self.count.step - batch - 1
+        total = (batch + 1) * float((logs or {})["loss"])
+        for row, before in zip(self.rows, [{"step": 0}, *self.rows], strict=False):
+            if row["step"] > begin:
+                total -= (row["step"] - before["step"]) * row["loss"]
+        loss = total / (self.count.step - max(done, begin))
+        self.rows.append({"step": self.count.step, "loss": loss})
+        histories.write(self.path, self.rows)
 
 
 class StopAt(keras.callbacks.Callback):

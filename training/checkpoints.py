@@ -16,7 +16,7 @@ import numpy as np
 from keras_preact.atomic import sync
 
 from .cli import UserError
-from .variables import GROUPS, Groups, Tensors, array_of, once_metrics_are_built, read, write
+from .variables import GROUPS, Groups, Tensors, array_of, read, write
 
 _NAME = re.compile(r"state-(\d{9,})-([0-9a-f]{16})\.npz")
 #: Entry of a file with `progress` and the description of the tensors, as JSON.
@@ -68,13 +68,13 @@ class Saved:
         """Assign the saved values to the metrics in the middle of an epoch, at whose
         beginning Keras resets them.
 
-        On TensorFlow, Keras makes metrics in the first step: they get their values
-        there, before they count it.
+        Args:
+            model: Compiled, its metrics built.
 
         Raises:
             UserError: as `restore`.
         """
-        once_metrics_are_built(model, lambda: self._restore(model, ("metrics",)))
+        self._restore(model, ("metrics",))
 
     def _restore(self, model: keras.Model, groups: tuple[str, ...]) -> None:
         found: dict[str, list[Tensors]] = {group: self._variables[group](model) for group in groups}
@@ -321,10 +321,8 @@ class Best(keras.callbacks.Callback):
         folder: Folder of the file.
         monitor: Figure in the logs of an epoch.
         higher_is_better: Whether the highest value of it is the best.
-        write: Whether this process writes. Of several that train one model, one writes,
-            and all have this callback.
-        save: Writes the model to a path, completely or not at all. Default:
-            `training.networks.save`.
+        save: Writes the model to a path, completely or not at all. Of several processes
+            that train one model, all have this callback.
     """
 
     def __init__(
@@ -332,13 +330,10 @@ class Best(keras.callbacks.Callback):
         folder: Path,
         monitor: str,
         higher_is_better: bool,
-        write: bool = True,
-        save: Callable[[Path], object] | None = None,
+        save: Callable[[Path], object],
     ):
-        from . import networks  # which reads checkpoints
-
         super().__init__()
-        self.save = save or (lambda path: networks.save(self.model, path, write))
+        self.save = save
         self.folder = folder
         self.monitor = monitor
         self.sign = 1 if higher_is_better else -1

@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from . import cli
 
@@ -30,19 +32,63 @@ def environment(keras_backend: str) -> dict[str, str]:
     return os.environ | {"KERAS_BACKEND": keras_backend, "PYTHONPATH": path}
 
 
+def start(
+    module: str,
+    argument: str,
+    keras_backend: str,
+    cores: Sequence[int] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+    **options: Any,
+) -> subprocess.Popen:
+    """Start a module in a process of its own.
+
+    Args:
+        module: See `command`.
+        argument: Its argument.
+        keras_backend: Its KERAS_BACKEND.
+        cores: Processor cores that it computes on. Default: all.
+        variables: Environment variables that it gets unless they are set.
+        **options: Options of `subprocess.Popen`.
+    """
+    own = dict(variables) | environment(keras_backend)
+    if cores:
+        own["OMP_NUM_THREADS"] = str(len(cores))
+    with _on(cores):
+        # a group of its own: Ctrl-C reaches it through this process alone
+        return subprocess.Popen(
+            command(module, argument), env=own, start_new_session=True, **options
+        )
+
+
+@contextlib.contextmanager
+def _on(cores: Sequence[int]) -> Iterator[None]:
+    """Put this thread on some cores: a child inherits them before its backend counts
+    them.
+    """
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def run(module: str, argument: str, keras_backend: str, limit: float) -> tuple[int, str, str]:
     """Return exit status, stdout and stderr of a child; it and what it started are
     killed after `limit` seconds.
     """
-    process = subprocess.Popen(
-        command(module, argument),
-        env=environment(keras_backend),
+    process = start(
+        module,
+        argument,
+        keras_backend,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        start_new_session=True,
     )
     try:
         out, err = process.communicate(timeout=limit)

@@ -5,7 +5,7 @@ train`.
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +58,8 @@ class Model:
     """Order of BN, ReLU and weights in a unit (Fig. 4 of the paper)."""
     shortcut: Shortcut | None = None
     """Type of shortcut (Table 1 of the paper)."""
+    scales: tuple[float, float] | None = None
+    """Factors of shortcut and residual, such as 0.5 1. For constant_scaling."""
     gate_bias: float | None = None
     """Initial bias of the gates, such as -6. For the two gating shortcuts."""
     block: Block | None = None
@@ -92,7 +94,21 @@ class Model:
         return {
             key: value
             for key, value in dataclasses.asdict(self).items()
-            if key not in START and value is not None
+            if key not in (*START, "scales") and value is not None
+        } | ({} if self.scales is None else {"shortcut": self._scaling()})
+
+    def _scaling(self) -> dict:
+        """Return constant scaling with its factors, as serialised by Keras."""
+        if self.shortcut != "constant_scaling":
+            raise UserError(
+                f"--model.scales needs --model.shortcut constant_scaling. Received: {self.shortcut}"
+            )
+        shortcut, residual = self.scales or (1.0, 1.0)
+        return {
+            "module": "keras_preact.shortcuts",
+            "class_name": "ConstantScaling",
+            "registered_name": "keras_preact>ConstantScaling",
+            "config": {"shortcut": shortcut, "residual": residual},
         }
 
 
@@ -120,6 +136,9 @@ class Data:
     """Training images to hold out: a number, or a share below 1. The best checkpoint is chosen by their accuracy."""
     watch_test: bool = False
     """Without held-out images: measure the test images after every epoch. They do not choose the best checkpoint."""
+
+    on_device: bool = False
+    """Keep the training images on the device and cut the crops there. For pad_crop_flip or none, in memory, one device."""
 
     @property
     def mixes(self) -> bool:
@@ -195,6 +214,8 @@ class Checkpoint:
     """Iterations between two checkpoints, in addition. 0: only by time."""
     keep: int = 3
     """Number of checkpoints to keep."""
+    best: bool = True
+    """Write best.keras after the best epoch so far."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +229,8 @@ class Config:
     checkpoint: Checkpoint = Checkpoint()
     batch_size: int = 128
     """Images per update, over all devices. Short: --batch."""
+    steps_per_epoch: int = 0
+    """Iterations of an epoch, after which the run is measured. 0: as many as take every training image once."""
     accumulate: int = 1
     """Compute each batch in this many parts to save memory. Each part has its own batch statistics."""
     seed: int = 0
@@ -285,12 +308,13 @@ def _read(hint: Any, value: Any) -> Any:
     return Path(value) if isinstance(value, str) and Path in typing.get_args(hint) else value
 
 
-def differences(one: Config, other: Config) -> list[str]:
+def differences(one: Config, other: Config, ignored: Collection[str] = ()) -> list[str]:
     """Return the options, as the command line names them, in which two configurations
-    compute something else.
+    compute something else, except the `ignored` ones.
     """
     first, second = (_flat(dataclasses.asdict(config)) for config in (one, other))
-    return [f"--{name.replace('_', '-')}" for name in first if first[name] != second[name]]
+    names = [f"--{name.replace('_', '-')}" for name in first if first[name] != second[name]]
+    return [name for name in names if name not in ignored]
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

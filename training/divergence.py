@@ -2,11 +2,8 @@
 checkpoint on.
 """
 
-import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import keras
 import ml_dtypes
@@ -14,12 +11,11 @@ import numpy as np
 from keras import ops
 
 import keras_preact as kp
-from keras_preact import _autodiff
 from keras_preact.health.probe import Probe
 from keras_preact.health.weights import owners, places
-from keras_preact.stacks import UnitStack, written_out
 
 from .checkpoints import Saved
+from .on_device import OnDevice
 from .variables import array_of
 
 
@@ -129,7 +125,7 @@ def _broken_weight(model: keras.Model) -> str | None:
     found = []
     for i, variable in enumerate(model.trainable_variables):
         unit = owner.get(id(variable))
-        stacked = isinstance(unit, UnitStack)
+        stacked = isinstance(unit, kp.UnitStack)
         begin = first.setdefault(id(unit), i) if stacked else i
         values = array_of(variable)
         rows = values if stacked else [values]
@@ -144,94 +140,58 @@ def _broken_weight(model: keras.Model) -> str | None:
 
 
 def _cause_in_forward_pass(model: keras.Model, batch: Sequence) -> str:
+    """Return the first layer whose output is not finite, in words."""
     x, y, *weights = batch
-    first = _FirstNotFinite(model)
+    network = model
+    if isinstance(model, OnDevice):
+        network, x = model.network, model.cut(x)
+    network = _with_single_units(network)
+    layers = [layer for layer in network.layers if not isinstance(layer, keras.layers.InputLayer)]
+    steps = keras.Model(network.inputs, [layer.output for layer in layers])
     # statistics of the whole batch: no device is asked for its part
-    plain = kp.distribution.with_statistics(model, kp.distribution.Statistics())
-    with (
-        first.watching(),
-        keras.StatelessScope(),
-        written_out(),
-        plain,
-        _autodiff.without_gradients(),
-    ):
-        outputs = model(ops.convert_to_tensor(x), training=True)
-        loss = model.compute_loss(x, ops.convert_to_tensor(y), outputs, *weights, training=True)
-    if first.found is not None:
-        return first.found
+    plain = kp.distribution.with_statistics(network, kp.distribution.Statistics())
+    with keras.StatelessScope(), plain:
+        outputs = keras.tree.flatten(steps(ops.convert_to_tensor(x), training=True))
+        values = {id(network.inputs[0]): x}
+        for layer, output in zip(layers, outputs, strict=True):
+            if not _is_finite(output):
+                inputs = [values[id(each)] for each in keras.tree.flatten(layer.input)]
+                return _broken_layer(layer, inputs)
+            values[id(layer.output)] = output
+        loss = model.compute_loss(x, ops.convert_to_tensor(y), output, *weights, training=True)
     if not _is_finite(loss):
-        return f"all layers have finite outputs, the last up to {_largest(outputs):.3g}, and the loss of these is not finite"
+        return (
+            f"all layers have finite outputs, the last up to {_largest(output):.3g}, and the loss "
+            "of these is not finite"
+        )
     return "unknown, since all layers have finite outputs when they are computed one by one"
 
 
-class _FirstNotFinite:
-    """Checks the output of every layer, also inside units and stacks of units, in the
-    order of computation.
+def _with_single_units(network: keras.Model) -> keras.Model:
+    """Return a copy in which each unit is a layer, or the network if it has no stack."""
+    stacked = any(isinstance(layer, kp.UnitStack) for layer in network.layers)
+    return kp.models.unstack(network) if stacked else network
 
-    Args:
-        model: Model whose layers are called one by one, without compilation.
 
-    Attributes:
-        found: The first layer whose output is not finite, in words.
+def _broken_layer(layer: keras.Layer, inputs: Sequence) -> str:
+    """Return in words what of a layer's computation is not finite: in a unit, a layer
+    of its branch or a part of the sum.
     """
-
-    def __init__(self, model: keras.Model):
-        self.found: str | None = None
-        #: Each layer, a function that returns its name during a call, and one to call before it.
-        self._layers: list[tuple[keras.Layer, Callable[[], str], Callable[[], object]]] = []
-        for layer in model._flatten_layers(include_self=False):
-            self._layers.append((layer, functools.partial(_name, layer), lambda: None))
-            if isinstance(layer, UnitStack):
-                self._add_units(layer)
-
-    def _add_units(self, stack: UnitStack) -> None:
-        pattern = stack.pattern  # called with the weights of each unit in turn
-        names = iter(stack.unit_names)
-        unit = ""
-
-        def begin() -> None:
-            nonlocal unit
-            unit = next(names)
-
-        def name(layer: keras.Layer) -> str:
-            return "/".join([unit, *_name(layer).split(f"{pattern.name}/", 1)[1:]])
-
-        for layer in pattern._flatten_layers():
-            self._layers.append(
-                (layer, functools.partial(name, layer), begin if layer is pattern else lambda: None)
-            )
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        try:
-            for layer, name, begin in self._layers:
-                vars(layer)["call"] = self._watched(layer, name, begin)
-            yield
-        finally:
-            for layer, _, _ in self._layers:
-                vars(layer).pop("call", None)
-
-    def _watched(
-        self, layer: keras.Layer, name: Callable[[], str], begin: Callable[[], object]
-    ) -> Callable:
-        plain = layer.call
-
-        def call(*args: Any, **kwargs: Any):
-            begin()
-            outputs = plain(*args, **kwargs)
-            if self.found is None and not _is_finite(outputs):
-                end = float(ml_dtypes.finfo(layer.compute_dtype).max)
-                self.found = (
-                    f"the output of {name()} is not finite, with inputs up to {_largest(args):.3g} "
-                    f"(the largest {layer.compute_dtype} is {end:.3g})"
-                )
-            return outputs
-
-        return call
-
-
-def _name(layer: keras.Layer) -> str:
-    return layer.path or layer.name
+    part = "output"
+    if isinstance(layer, kp.ResidualUnit):
+        x = inputs[0]
+        for inner in (*layer.first, *layer.rest):
+            output = inner(x, training=True)
+            if not _is_finite(output):
+                return _broken_layer(inner, [x])
+            x = output
+        parts = layer.trace(inputs[0], training=True)._asdict()
+        part = next((name for name, value in parts.items() if not _is_finite(value)), part)
+    end = float(ml_dtypes.finfo(layer.compute_dtype).max)
+    return (
+        f"the {part} of {layer.path or layer.name} is not finite, with inputs up to "
+        f"{_largest(inputs):.3g} (the largest {layer.compute_dtype} is {end:.3g})"
+    )
 
 
 def _arrays(tensors) -> Iterator[np.ndarray]:

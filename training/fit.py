@@ -2,25 +2,20 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
+import keras
 import tensorflow as tf
 
 import keras_preact as kp
 
 from . import callbacks, networks, plans
-from . import data as datasets
 from .averages import Averages
 from .checkpoints import Best, Checkpoints, Saved, Saver
 from .cli import command
+from .experiment import Experiment
 from .progress import Progress
 from .signals import Stop
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
 
 #: Images that the activations are measured on.
 HEALTH_IMAGES = 32
@@ -29,22 +24,23 @@ STATISTICS_BATCHES = 50
 
 
 class Fit:
-    """`model.fit` of a trainer, from a checkpoint on.
+    """`model.fit` of an experiment, from a checkpoint on.
 
     Args:
-        trainer: Trainer of the run.
+        experiment: What is trained.
         run: Run directory.
         checkpoints: Checkpoints in it.
         saved: Checkpoint that the model was restored from; None for a new run.
     """
 
     def __init__(
-        self, trainer: "Trainer", run: Path, checkpoints: Checkpoints, saved: Saved | None
+        self, experiment: Experiment, run: Path, checkpoints: Checkpoints, saved: Saved | None
     ):
-        self.trainer = trainer
+        self.experiment = experiment
         self.saved = saved
         self.run = run
-        config, plan, chief = trainer.config, trainer.plan, trainer.distribution.is_chief
+        config, plan = experiment.config, experiment.plan
+        self.chief = chief = experiment.distribution.is_chief
         done = 0 if saved is None else saved.step
         self.count = callbacks.Count(plan.per_epoch, done)
         self.progress = Progress(
@@ -53,9 +49,9 @@ class Fit:
             config.batch_size,
             done=done // plan.parts,
             parts=plan.parts,
-            held_out=trainer.watched,
+            held_out=experiment.watched,
             tensorboard=run / "tensorboard" if chief else None,
-            learning_rate=plans.rate_at(trainer.rate),
+            learning_rate=plans.rate_at(experiment.rate),
             stream=None if chief else open(os.devnull, "w"),  # noqa: SIM115  (as long as the process lives)
         )
         self.history = callbacks.History(
@@ -64,9 +60,17 @@ class Fit:
             lambda: self.progress.figures,
             write=chief,
         )
-        self.averages = None if config.optimizer.ema is None else Averages(self._plain_images)
-        self.best = Best(run / "checkpoints", *_monitored(trainer), save=self._save)
-        self.health = self._health()
+        self.first_losses = callbacks.FirstLosses(run / "first_losses.csv", self.count, write=chief)
+        self.averages = (
+            None
+            if config.optimizer.ema is None
+            else Averages(
+                experiment.network,
+                lambda: experiment.plain_images(config.part_size, STATISTICS_BATCHES),
+            )
+        )
+        self.best = self._best() if config.checkpoint.best else None
+        self.health = self._health() if config.health else None
         self.saver = Saver(
             checkpoints,
             config.checkpoint.minutes,
@@ -77,22 +81,25 @@ class Fit:
         self.saver.saved_step = done
         if saved is not None:
             self.history.restore(saved.progress["history"])
-            self.best.restore(saved.progress["best"])
             self.progress.restore(saved.progress["progress"])
-            if self.health is not None and saved.progress["health"] is not None:
-                self.health.restore(saved.progress["health"])
+            for name in ("best", "health"):
+                callback, state = getattr(self, name), saved.progress[name]
+                if callback is not None and state is not None:
+                    callback.restore(state)
 
     def train(self) -> None:
         """Train to the end of the run."""
-        trainer, plan = self.trainer, self.trainer.plan
+        experiment, plan = self.experiment, self.experiment.plan
+        model = experiment.model
         epoch = min(len(self.history.rows), plan.epochs)
         done = max(0, self.count.step - epoch * plan.per_epoch)
-        self.saver.set_model(trainer.model)
+        self.saver.set_model(model)
         if self.saved is None:
             self.saver.save_now()  # from which a divergence is explained
         watching = [
             self.count,
-            trainer.seeds(self.count),
+            experiment.seeds(self.count),
+            self.first_losses,
             callbacks.StopOnNaN(self.count),
             self.health,
             self.averages,
@@ -103,26 +110,24 @@ class Fit:
             self.saver,
             self.stop,
         ]
-        trainer.model.fit(
-            trainer.distribution.training_data(self._batches(done)),
+        split = experiment.split
+        model.fit(
+            experiment.distribution.training_data(self._batches(done)),
             initial_epoch=epoch,
             epochs=plan.epochs,
             steps_per_epoch=plan.per_epoch,
-            validation_data=None
-            if trainer.split is None
-            else trainer.evaluation_data(trainer.split),
+            validation_data=None if split is None else experiment.evaluation_data(split),
             shuffle=False,  # the batches come shuffled
             callbacks=callbacks.Continued(
                 [callback for callback in watching if callback is not None],
                 done=done,
                 restore=self._restore_metrics,
-                model=trainer.model,
+                model=model,
                 epochs=plan.epochs,
                 steps=plan.per_epoch,
             ),
             verbose=0,
         )
-
         if self.averages is not None:
             self.averages.finish()
 
@@ -133,52 +138,54 @@ class Fit:
 
     def interruption(self, what: str) -> str:
         """Return what a person wants to know of a run that was ended early."""
-        parts = self.trainer.plan.parts
-        missing = self.count.step // parts - self.saver.saved_step // parts
+        plan = self.experiment.plan
+        missing = self.count.step // plan.parts - self.saver.saved_step // plan.parts
         saved = (
             "the checkpoint is saved"
             if not missing
             else f"the last checkpoint is {missing:,} iterations older"
         )
         return (
-            f"{what} after iteration {self.count.step // parts:,} of "
-            f"{self.trainer.plan.iterations:,}; {saved}. Resume: {command('train')} --resume "
-            f"{self.run}"
+            f"{what} after iteration {self.count.step // plan.parts:,} of {plan.iterations:,}; "
+            f"{saved}. Resume: {command('train')} --resume {self.run}"
         )
 
     def _state(self) -> dict:
         return {
             "step": self.count.step,
             "history": self.history.state(),
-            "best": self.best.state(),
+            "best": None if self.best is None else self.best.state(),
             "progress": self.progress.state(),
             "health": None if self.health is None else self.health.state(),
         }
 
     def _restore_metrics(self) -> None:
         assert self.saved is not None
-        self.saved.restore_metrics(self.trainer.model)
+        experiment = self.experiment
+        if keras.backend.backend() == "tensorflow" and experiment.distribution.kind == "none":
+            # Keras would make the metrics in the first step, without the saved values
+            labels = experiment.training_data().element_spec[1]
+            scores = tf.zeros((labels.shape[0], len(experiment.data.classes)))
+            experiment.model.compute_metrics(None, tf.zeros(labels.shape, labels.dtype), scores)
+        self.saved.restore_metrics(experiment.model)
+
+    def _best(self) -> Best:
+        """Return the callback that saves the best epoch, by the held-out accuracy or
+        the training loss.
+        """
+        monitor = ("val_accuracy", True) if self.experiment.data.holdout else ("loss", False)
+        return Best(self.run / "checkpoints", *monitor, save=self._save)
 
     def _save(self, path: Path) -> None:
-        """Save the model as it is evaluated."""
-        write = self.trainer.distribution.is_chief
+        """Save the network as it is evaluated."""
         with contextlib.nullcontext() if self.averages is None else self.averages.active():
-            networks.save(self.trainer.model, path, write)
-
-    def _plain_images(self) -> Iterator[np.ndarray]:
-        """Return batches of training images to compute batch statistics from."""
-        trainer = self.trainer
-        batches = datasets.evaluation_batches(
-            trainer.data, trainer.data.train, trainer.config.part_size, trainer.size
-        )
-        return (images for images, _ in batches.take(STATISTICS_BATCHES).as_numpy_iterator())
+            networks.save(self.experiment.network, path, self.chief)
 
     def _batches(self, done: int) -> tf.data.Dataset:
         """Return the batches from the beginning of the epoch on; those of the steps
         already done are empty.
         """
-        trainer = self.trainer
-        batches = trainer.stream.dataset(self.count.step, trainer.rows)
+        batches = self.experiment.training_data(self.count.step)
         if not done:
             return batches
         empty = tf.nest.map_structure(
@@ -186,31 +193,16 @@ class Fit:
         )
         return tf.data.Dataset.from_tensors(empty).repeat(done).concatenate(batches)
 
-    def _health(self) -> kp.TrainingHealth | None:
+    def _health(self) -> kp.TrainingHealth:
         """Return the callback for the health of training, which measures the first
-        training images; None for no health.
+        training images.
         """
-        trainer = self.trainer
-        if trainer.config.health < 1:
-            return None
-        chief = trainer.distribution.is_chief
+        experiment = self.experiment
+        one_process = experiment.distribution.processes == 1
         return kp.TrainingHealth(
-            trainer.config.health,
-            sample=_sample(trainer) if trainer.distribution.processes == 1 else None,
-            csv=self.run / "health.csv" if chief else None,
-            tensorboard=self.run / "tensorboard" / "health" if chief else None,
+            experiment.config.health,
+            sample=next(experiment.plain_images(HEALTH_IMAGES, 1)) if one_process else None,
+            csv=self.run / "health.csv" if self.chief else None,
+            tensorboard=self.run / "tensorboard" / "health" if self.chief else None,
             report=lambda message: self.progress.report(f"Health: {message}"),
         )
-
-
-def _sample(trainer: "Trainer") -> np.ndarray:
-    batches = datasets.evaluation_batches(
-        trainer.data, trainer.data.train, HEALTH_IMAGES, trainer.size
-    )
-    [(images, _)] = batches.take(1).as_numpy_iterator()
-    return images
-
-
-def _monitored(trainer: "Trainer") -> tuple[str, bool]:
-    """Return the figure that chooses the best epoch, and whether higher is better."""
-    return ("val_accuracy", True) if trainer.data.holdout else ("loss", False)

@@ -1,16 +1,30 @@
-"""Reads the tables that a run leaves: history.csv and health.csv."""
+"""Tables of a run: history.csv, first_losses.csv, health.csv."""
 
 import csv
+import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from . import runs
 from .cli import UserError
 
 #: Name of a column of history.csv to its numbers, one per epoch.
 Columns = Mapping[str, np.ndarray]
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows of the same columns as a CSV file, completely or not at all."""
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    with runs.replacing(path) as temporary:
+        temporary.write_text(text.getvalue())
 
 
 def read(path: Path) -> Columns:

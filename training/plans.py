@@ -27,8 +27,8 @@ class Plan:
 
     Args:
         iterations: Updates in all.
-        steps_per_epoch: Updates in an epoch: as many as take the training images once,
-            rounded.
+        steps_per_epoch: Updates in an epoch. Default: as many as take the training
+            images once, rounded.
         parts: Steps of `fit` in an update, with gradient accumulation.
     """
 
@@ -65,7 +65,14 @@ def plan(config: Config, images: int) -> Plan:
     config.part_size  # noqa: B018  (checks it)
     # a whole number of executions in an epoch
     unit = together // math.gcd(together, config.accumulate)
-    steps_per_epoch = max(1, round(images / config.batch_size / unit)) * unit
+    if config.steps_per_epoch < 0 or config.steps_per_epoch % unit:
+        raise UserError(
+            f"--steps-per-epoch must be a multiple of {unit} iterations, which the backend runs "
+            f"at a time, or 0. Received: {config.steps_per_epoch}"
+        )
+    steps_per_epoch = config.steps_per_epoch or (
+        max(1, round(images / config.batch_size / unit)) * unit
+    )
     iterations = config.iterations(config.schedule.length, steps_per_epoch)
     if iterations < 1:
         raise UserError(
@@ -110,6 +117,26 @@ def learning_rate(config: Config, plan: Plan) -> Any:
         warmup_steps=warmup,
         warmup_learning_rate=factor * schedule.warmup_learning_rate,
     )
+
+
+def check_warmup(config: Config, plan: Plan) -> str | None:
+    """Return a warning of a warm-up that the run does not outlast.
+
+    Raises:
+        UserError: for such a warm-up, if the schedule needs the rest.
+    """
+    schedule = config.schedule
+    if config.iterations(schedule.warmup, plan.steps_per_epoch) < plan.iterations:
+        return None
+    message = (
+        f"The warm-up ({schedule.warmup:g} {schedule.unit}) is not shorter than the run "
+        f"({schedule.length:g} {schedule.unit}): the learning rate never reaches "
+        f"{config.optimizer.learning_rate:g}. Shorten it, as with --schedule.warmup "
+        f"{schedule.length / 10:g}, or train longer."
+    )
+    if schedule.kind == "cosine":
+        raise UserError(message)
+    return message
 
 
 def rate_at(rate: Any) -> Callable[[int], float]:

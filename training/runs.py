@@ -3,12 +3,15 @@ model.keras, metrics.json.
 """
 
 import contextlib
+import functools
 import json
 import os
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from .cli import UserError, command
 from .config import Config, differences, from_json
@@ -76,6 +79,29 @@ def replacing(path: Path) -> Iterator[Path]:
         raise UserError(f"Cannot write {path}: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@functools.cache
+def code() -> dict[str, Any]:
+    """Return the git `commit` of this code, None if it is unknown, and whether the code
+    was `modified` since.
+    """
+
+    def git(*arguments: str) -> str:
+        root = Path(__file__).parents[1]
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        if not git("ls-files", "--", __file__):  # installed inside another repository
+            return {"commit": None, "modified": False}
+        changes = git(
+            "status", "--porcelain", "--untracked-files=no", "--", "keras_preact", "training"
+        )
+        return {"commit": git("rev-parse", "HEAD"), "modified": bool(changes)}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "modified": False}
 
 
 def write_json(path: Path, value: dict, indent: int | None = 2) -> None:

@@ -7,13 +7,17 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from . import cli
 from .config import Config, from_json
 from .recipes import RECIPES
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 DESCRIPTION = """Train a network by a recipe. Every field of a recipe is an option.
 The run is written to runs/RECIPE-DATE-TIME, or to --output. Interrupted runs resume exactly: train --resume RUN.
@@ -48,22 +52,38 @@ def train(config: Config, recipe: str) -> Path | None:
     Raises:
         ValueError: for a configuration that does not fit; nothing is written then.
     """
+    from .callbacks import Diverged
+
+    with started(config, recipe) as trainer:
+        if config.dry_run:
+            trainer.rehearse()
+            return None
+        try:
+            return trainer.run()
+        except Diverged as diverged:
+            raise cli.UserError(trainer.explain(diverged)) from diverged
+
+
+@contextlib.contextmanager
+def started(config: Config, recipe: str) -> "Iterator[Trainer]":
+    """Give the trainer of a configuration, in its distribution.
+
+    Raises:
+        ValueError: for a configuration that does not fit.
+    """
     import keras
 
     import keras_preact as kp
 
     from . import backends
+    from .experiment import Experiment
     from .trainer import Trainer
 
     _check(config)
     backends.keep_accelerator_for_backend(keras.backend.backend())
     with kp.distribution.start(config.distribution, batch_norm=config.batch_norm) as distribution:
         keras.utils.set_random_seed(config.seed)
-        trainer = Trainer(config, recipe, distribution)
-        if config.dry_run:
-            trainer.rehearse()
-            return None
-        return trainer.run()
+        yield Trainer(Experiment(config, distribution), recipe)
 
 
 def _check(config: Config) -> None:

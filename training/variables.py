@@ -37,6 +37,7 @@ class Tensors:
 
 
 def _model(model: keras.Model) -> list[Tensors]:
+    network = getattr(model, "network", model)  # without the images of `OnDevice`
     numbers: dict[str, dict[str, int]] = {}
 
     def renamed(part: str) -> str:
@@ -44,7 +45,7 @@ def _model(model: keras.Model) -> list[Tensors]:
         own = numbers.setdefault(base, {})
         return f"{base}:{own.setdefault(part, len(own))}"
 
-    variables = {id(variable): variable for variable in model.variables}.values()
+    variables = {id(variable): variable for variable in network.variables}.values()
     return [Tensors(each, "/".join(map(renamed, each.path.split("/")))) for each in variables]
 
 
@@ -99,25 +100,6 @@ def write(tensors: Tensors, arrays: list[np.ndarray]) -> None:
         return
     for i, part in enumerate(parts):
         part.assign(ops.convert_to_tensor(arrays[min(i, len(arrays) - 1)], variable.dtype))
-
-
-def once_metrics_are_built(model: keras.Model, action: Callable[[], object]) -> None:
-    """Call `action` when the metrics of a compiled model have variables: now, or while
-    TensorFlow traces the first step.
-    """
-    metrics = model._compile_metrics
-    if metrics is None or metrics.built:
-        action()
-        return
-    import tensorflow as tf
-
-    def build(*arguments):
-        del vars(metrics)["build"]
-        metrics.build(*arguments)
-        with tf.init_scope():  # at once, and not as a part of the step
-            action()
-
-    vars(metrics)["build"] = build  # past the tracking of attributes
 
 
 def _parts(variable: keras.Variable) -> list:

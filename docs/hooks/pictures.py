@@ -95,9 +95,10 @@ def _errors(axes, trials: dict[str, Sequence[results.Record]]) -> None:
         text = f"{in_words(name)}\n{_final(records):.1f} %"
         axes.annotate(text, (iterations[-1], middle[-1]), textcoords="offset points", **look)
     records = trials[worst]
-    network = records[0].config["arguments"]
+    network = records[0].config["model"]
+    depth = re.search(r"\d+", network["name"]).group()
     text = (
-        f"ResNet-{network['depth']}, {fractions.Fraction(network['width_factor'])} of its "
+        f"ResNet-{depth}, {fractions.Fraction(network['width_factor'])} of its "
         "channels,\n"
         f"8\u00d78 digits, median and range of {len(records)} seeds"
     )

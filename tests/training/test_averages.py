@@ -226,7 +226,7 @@ class TestAverages:
             validation_data=None,
         )
         model = compiled(network(**options), scaled=case == "scaled")
-        watching = Averages(lambda: iter(BATCHES))
+        watching = Averages(model, lambda: iter(BATCHES))
 
         class BetweenSteps(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
@@ -259,7 +259,7 @@ class TestAverages:
 
     def test_all_is_back_after_an_error(self):
         model = updated(compiled(network()))
-        watching = Averages(lambda: iter(BATCHES))
+        watching = Averages(model, lambda: iter(BATCHES))
         watching.set_model(model)
         model.get_layer("logits").kernel.assign(np.ones((3, 10)))
         before = by_name(model)
@@ -280,7 +280,7 @@ class TestAverages:
             if case == "no update"
             else updated(compiled(network(), use_ema=False))
         )
-        watching = Averages(lambda: pytest.fail("there are no averages"))
+        watching = Averages(model, lambda: pytest.fail("there are no averages"))
         watching.set_model(model)
         before = by_name(model)
         with watching.active():
@@ -319,7 +319,7 @@ def trained(kind, batch_norm="synchronized"):
         compiled = backend == "jax"
         distribution.compile(model, optimizer=optimizer, loss=loss, weighted_metrics=["accuracy"], jit_compile=compiled)
         data = tf.data.Dataset.from_tensor_slices((tests.IMAGES, tests.LABELS)).batch(10, drop_remainder=True)
-        watching = Averages(lambda: iter(tests.BATCHES))
+        watching = Averages(model, lambda: iter(tests.BATCHES))
         recorder = tests.Recorder()
         history = model.fit(
             distribution.training_data(data), epochs=2, verbose=0, callbacks=[watching, recorder],

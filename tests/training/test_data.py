@@ -218,7 +218,7 @@ class TestStatistics:
         third = np.array([50, 50, 100, 200])
         np.testing.assert_allclose(found.std, (25.0, 25.0, third.std()), atol=1e-4)
         assert (found.size, found.resize, found.crop) == (224, 256, "center")
-        monkeypatch.setattr("training.data.statistics.SAMPLE", 1)
+        monkeypatch.setattr("training.data.pixels.SAMPLE", 1)
         assert load(Data("folder", dir=tmp_path)).preprocessing.mean in (
             (50.0, 50.0, 50.0),
             (100.0, 100.0, 150.0),

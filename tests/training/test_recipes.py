@@ -67,10 +67,10 @@ def test_recipe_of_462_is_the_papers():
     assert config.model == Model("cifar_resnet1001_preact")
     assert config.batch_size == 64
     assert fields(config.optimizer) == PAPER_OPTIMIZER | {"nesterov": True}
-    assert (config.schedule.kind, config.schedule.unit) == ("steps", "epochs")
+    assert (config.schedule.kind, config.schedule.unit) == ("steps", "iterations")
     assert (config.schedule.length, config.schedule.drops, config.schedule.factor) == (
-        200,
-        (81, 122),
+        200 * 781,
+        (81 * 781, 122 * 781),
         0.1,
     )
     assert (config.data.name, config.data.augmentation, config.data.holdout) == (

@@ -3,6 +3,7 @@ end when something happens.
 """
 
 import csv
+import dataclasses
 import json
 import re
 import signal
@@ -15,10 +16,11 @@ import pytest
 import keras_preact as kp
 from tests.training import images as pictures
 from tests.training.commands import TINY, error_of, files, finish, run_evaluate, run_train, start
-from training import backends, networks, train
+from training import backends, networks, runs, train
 from training.checkpoints import Saved
 from training.config import Config, Data, Model
 from training.data import evaluation_batches, load
+from training.recipes import RECIPES
 
 EVENTS = r"tensorboard/train/events\.out\.tfevents\..+\.v2"
 FILES = [
@@ -26,6 +28,7 @@ FILES = [
     "checkpoints/network.json",
     "config.json",
     "curves.png",
+    "first_losses.csv",
     "history.csv",
     "model.keras",
 ]
@@ -106,47 +109,15 @@ class TestRunDirectory:
     def test_config_is_the_configuration_and_what_a_later_command_needs(self, run):
         described = json.loads((run / "config.json").read_text())
         assert described["recipe"] == "digits"
-        assert described["config"]["model"] == {
-            field: None
-            for field in (
-                *(
-                    "arrangement",
-                    "shortcut",
-                    "gate_bias",
-                    "block",
-                    "normalization",
-                    "activation",
-                    "dropout",
-                ),
-                *(
-                    "stochastic_depth",
-                    "squeeze_excitation",
-                    "downsampling",
-                    "standardize_weights",
-                    "zero_init_last",
-                ),
-                *("stacked", "remat", "weights", "freeze"),
-            )
-        } | {
-            "dtype": None,
-            "name": "digits_resnet8_preact",
-            "width_factor": 0.25,
-            "mean": [],
-            "std": [],
+        expected = dataclasses.asdict(RECIPES["digits"]())
+        changed = described["config"]["model"]
+        assert changed["name"] == "digits_resnet8_preact"
+        assert changed == expected["model"] | {
+            **{key: changed[key] for key in ("name", "width_factor")},
+            **{"mean": [], "std": []},
         }
-        assert described["config"]["optimizer"] == {
-            "learning_rate": 0.05,
-            "momentum": 0.9,
-            "nesterov": True,
-            "weight_decay": 5e-3,
-            "exclude_from_decay": [],
-            "scaling": "none",
-            "reference_batch_size": 256,
-            "clip_norm": None,
-            "ema": None,
-            "label_smoothing": 0.0,
-            "layer_decay": None,
-        }
+        changes = {"learning_rate": 0.05, "nesterov": True, "exclude_from_decay": []}
+        assert described["config"]["optimizer"] == expected["optimizer"] | changes
         assert described["config"]["schedule"]["drops"] == [20]
         assert (described["config"]["batch_size"], described["config"]["seed"]) == (64, 3)
         assert described["config"]["output"] == str(run)
@@ -161,6 +132,7 @@ class TestRunDirectory:
             keras.backend.backend(),
         )
         assert {"python", "tensorflow", "numpy"} <= set(versions)
+        assert described["code"] == runs.code()
 
     def test_history_and_tensorboard_have_every_epoch(self, run):
         rows = history(run)

@@ -17,7 +17,7 @@ import numpy as np
 from keras_preact import _checks
 
 from ..cli import UserError
-from . import crops, images, order
+from . import crops, images, order, resident
 from .finishing import Finished
 from .mixing import Mixing
 from .rand_augment import RandAugment
@@ -80,6 +80,7 @@ def training_stream(
     rand_augment: tuple[int, int] | None = None,
     mixup: float = 0.0,
     cutmix: float = 0.0,
+    on_device: bool = False,
 ) -> TrainingStream:
     """Return the training batches of a data set.
 
@@ -96,6 +97,7 @@ def training_stream(
         rand_augment: Operations on every image, behind the augmentation, and their
             magnitude; see `RandAugment`.
         mixup, cutmix: See `Mixing`.
+        on_device: Whether batches hold the codes of `resident.Cut` instead of images.
 
     Raises:
         ValueError: for an unknown augmentation or padding, a batch larger than the
@@ -126,6 +128,14 @@ def training_stream(
             "--data.mixup and --data.cutmix mix the images of a batch, or part of one. Received: "
             "1 image"
         )
+    if on_device:
+        if fake or alter is not None or mixing is not None or not _in_memory(data, augment, size):
+            raise UserError(
+                "--data.on-device is for images in memory that keep their size, with "
+                "--data.augmentation none or pad_crop_flip and nothing else. Remove it, or the "
+                "other options of --data."
+            )
+        return TrainingStream(batch_size, shape, Codes(data, batch_size, seed, augment is None))
     if fake:
         return TrainingStream(
             batch_size,
@@ -134,7 +144,7 @@ def training_stream(
         )
     if augment is None:
         open_stream: Callable[[int, np.ndarray], Any] = InMemory(data, batch_size, seed, pad)
-    elif augmentation == "none" and size == data.size and data.held is not None:
+    elif augmentation == "none" and _in_memory(data, augment, size):
         open_stream = InMemory(data, batch_size, seed, None)
     else:
         open_stream = _one_by_one(data, batch_size, augment, size, seed)
@@ -161,6 +171,11 @@ def _check_one_size(data: ImageData, size: int | None) -> None:
         )
 
 
+def _in_memory(data: ImageData, augment: Any, size: int) -> bool:
+    keeps_size = augment in (None, images.resize) and size == data.size
+    return keeps_size and data.held is not None
+
+
 def _one_batch(
     batch_size: int, shape: tuple[int, int, int], classes: int, seed: int, shares: bool
 ) -> Callable[[int, np.ndarray], Any]:
@@ -178,52 +193,86 @@ def _one_batch(
     return open_stream
 
 
-class InMemory:
-    """Opens streams of images that are held in memory: makes whole batches in NumPy,
-    uint8.
+class Drawn:
+    """Opens streams of batches that are made in NumPy, each as a whole.
 
     Args:
         data: The data set; its decoded training split is used.
-        batch_size: Images a batch, over all processes.
-        seed: Of order and augmentation.
-        pad: Pads the images, which are cropped and flipped then. None: they leave as
-            they are.
+        batch_size: Images per batch, over all processes.
+        seed: Seed of order and augmentation.
+        augment: Whether images are cropped and flipped.
     """
 
-    def __init__(self, data: ImageData, batch_size: int, seed: int, pad: Callable | None):
+    def __init__(self, data: ImageData, batch_size: int, seed: int, augment: bool):
         assert data.held is not None
         self._held = data.held
-        self._batch_size, self._seed = batch_size, seed
+        self._batch_size, self._seed, self._augment = batch_size, seed, augment
         self._order = order.Order(len(data.held), seed)
-        self._crop_flip = (
-            None
-            if pad is None
-            else crops.PadCropFlip(pad(data.held.images, data.preprocessing.mean))
-        )
+
+    def draw(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+        """Return the numbers of a step's images, of these rows, and their crops: top,
+        left and flip, or nothing.
+        """
+        images = self._order(step * self._batch_size + rows)
+        if not self._augment:
+            return images, ()
+        random = order.generator(self._seed, order.AUGMENTATION, int(step))
+        return images, tuple(number[rows] for number in crops.draw(random, self._batch_size))
+
+    def inputs(self, images: np.ndarray, crop: tuple[np.ndarray, ...]) -> np.ndarray:
+        """Return what the network gets of these crops."""
+        raise NotImplementedError
 
     def batch(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return images and labels of a step's batch, of these rows."""
-        indices = self._order(step * self._batch_size + rows)
-        labels = self._held.labels[indices]
-        if self._crop_flip is None:
-            return self._held.images[indices], labels
-        numbers = crops.draw(
-            order.generator(self._seed, order.AUGMENTATION, int(step)), self._batch_size
-        )
-        return self._crop_flip(indices, *(number[rows] for number in numbers)), labels
+        """Return inputs and labels of a step's batch, of these rows."""
+        images, crop = self.draw(step, rows)
+        return self.inputs(images, crop), self._held.labels[images]
 
     def __call__(self, start: int, rows: np.ndarray):
         """Return the tf.data.Dataset of the batches from `start` on."""
         import tensorflow as tf
 
+        inputs, labels = self.batch(start, rows)
+
         def make(step):
             batch = tf.numpy_function(
-                lambda step: self.batch(step, rows), [step], (tf.uint8, tf.int64), stateful=False
+                lambda step: self.batch(step, rows),
+                [step],
+                (inputs.dtype, labels.dtype),
+                stateful=False,
             )
-            shapes = (len(rows), *self._held.images.shape[1:]), (len(rows),)
-            return tuple(map(tf.ensure_shape, batch, shapes))
+            return tuple(map(tf.ensure_shape, batch, (inputs.shape, labels.shape)))
 
         return tf.data.Dataset.range(start, LAST).map(make).prefetch(tf.data.AUTOTUNE)
+
+
+class InMemory(Drawn):
+    """Batches of images, uint8.
+
+    Args:
+        pad: Function that pads the images, which are then cropped and flipped. None:
+            images as they are.
+    """
+
+    def __init__(self, data: ImageData, batch_size: int, seed: int, pad: Callable | None):
+        super().__init__(data, batch_size, seed, pad is not None)
+        self._crop_flip = (
+            None
+            if pad is None
+            else crops.PadCropFlip(pad(self._held.images, data.preprocessing.mean))
+        )
+
+    def inputs(self, images, crop):
+        return (
+            self._held.images[images] if self._crop_flip is None else self._crop_flip(images, *crop)
+        )
+
+
+class Codes(Drawn):
+    """Batches of codes, int32: the same images as those of `InMemory`."""
+
+    def inputs(self, images, crop):
+        return resident.encode(images, *crop)
 
 
 def _one_by_one(

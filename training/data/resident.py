@@ -1,10 +1,8 @@
-"""Images that stay where the network computes: a batch is a code for each image, and is
-cut out there.
+"""Images in the memory of the device: a batch is one number per image, its code, and
+the device cuts the crops out.
 
-A code is an image's number, the place of its crop and whether it is flipped, in 32
-bits. The host draws it as `pipelines.InMemory` draws a batch, so the images of a step
-are the same; they are not copied from the host, and many steps can be computed without
-it.
+A code holds the number of an image, the place of its crop and whether it is flipped, in
+32 bits.
 """
 
 from typing import Any
@@ -14,33 +12,35 @@ import numpy as np
 from keras import ops
 
 from ..cli import UserError
-from . import crops, order
+from . import crops
 
-#: The code of an image as it is: the crop from its middle.
-MIDDLE = crops.PADDING
 _PLACES = crops.OFFSETS * crops.OFFSETS * 2
 
 
 def encode(
-    images: np.ndarray, top: Any = MIDDLE, left: Any = MIDDLE, flip: Any = False
+    images: np.ndarray, top: Any = crops.PADDING, left: Any = crops.PADDING, flip: Any = False
 ) -> np.ndarray:
-    """Return the codes, int32, of crops of images, of these numbers: offsets from 0 to
-    8, and whether they are flipped.
+    """Return the codes, int32, of crops of these images.
+
+    Args:
+        images: Numbers of the images.
+        top, left: Offsets of the crops, 0 to 8. Default: the middle.
+        flip: Whether a crop is flipped.
     """
     return (((images * crops.OFFSETS + top) * crops.OFFSETS + left) * 2 + flip).astype("int32")
 
 
 class Cut(keras.Layer):
-    """Holds images on the device; from codes `(batch,)` to their crops `(batch, height,
+    """Holds images on the device and turns codes `(batch,)` into crops `(batch, height,
     width, channels)`, float32, 0 to 255.
 
     Args:
         padded: uint8 images (n, height, width, channels), `crops.PADDING` pixels larger
-            on every side than what leaves.
+            on every side than their crops.
 
     Raises:
-        UserError: for more images than codes can tell apart, 13 million of them, or
-            pixels, 2 thousand million.
+        UserError: for more images than codes can tell apart, 13 million, or 2 thousand
+            million pixels.
     """
 
     def __init__(self, padded: np.ndarray, **kwargs):
@@ -48,8 +48,8 @@ class Cut(keras.Layer):
         n, self._height, self._width, channels = padded.shape
         if n * max(_PLACES, self._height * self._width) >= 2**31:
             raise UserError(
-                f"Too many images to stay on the device. Received: {n:,}, of {self._height} x "
-                f"{self._width} pixels"
+                f"Too many images for the device: {n:,} of {self._height} x {self._width} pixels "
+                "with their border. Remove --data.on-device."
             )
         self.pixels = self.add_weight(
             shape=(n * self._height * self._width, channels),
@@ -61,6 +61,7 @@ class Cut(keras.Layer):
         self.pixels.assign(padded.reshape(-1, channels))
 
     def call(self, codes):
+        codes = ops.cast(codes, "int32")
         rest, flip = codes // 2, codes % 2
         rest, left = rest // crops.OFFSETS, rest % crops.OFFSETS
         image, top = rest // crops.OFFSETS, rest % crops.OFFSETS
@@ -71,29 +72,3 @@ class Cut(keras.Layer):
         rows = (image * self._height + top)[:, None] + rows
         pixels = rows[:, :, None] * self._width + columns[:, None, :]
         return ops.cast(ops.take(self.pixels, pixels, axis=0), "float32")
-
-
-class Stream:
-    """The batches of a run as codes and labels, functions of the seed and the step.
-
-    Args:
-        labels: Of the training images.
-        batch_size: Images in a batch.
-        seed: Of order and augmentation.
-        augment: Whether images are cropped and flipped.
-    """
-
-    def __init__(self, labels: np.ndarray, batch_size: int, seed: int, augment: bool):
-        self._labels = labels.astype("int32")
-        self._batch_size, self._seed, self._augment = batch_size, seed, augment
-        self._order = order.Order(len(labels), seed)
-
-    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return codes and labels of a step's batch, int32."""
-        images = self._order(step * self._batch_size + np.arange(self._batch_size))
-        place: tuple = ()
-        if self._augment:
-            place = crops.draw(
-                order.generator(self._seed, order.AUGMENTATION, step), self._batch_size
-            )
-        return encode(images, *place), self._labels[images]

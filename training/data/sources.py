@@ -4,6 +4,7 @@ random batch.
 
 import dataclasses
 import functools
+import hashlib
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +18,8 @@ from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
 from ..cli import UserError, command
 from ..config import Data
+from .pixels import mean_and_std
 from .readers import Arrays, Fake, Files, Reader, Records
-from .statistics import mean_and_std
 
 #: Distinct images of the data set `fake`.
 FAKE_IMAGES = 64
@@ -111,14 +112,36 @@ class ImageData:
     @functools.cached_property
     def held(self) -> Arrays | None:
         """The training split, decoded, if it has one size and fits into `CACHE_BYTES`."""
-        if isinstance(self.train.reader, Arrays):
-            return self.train.reader
-        if self.size is None or self.train.size * self.size**2 * self.channels > CACHE_BYTES:
+        return self._decoded(self.train)
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """SHA-256 of the name and all images and labels of both splits.
+
+        Raises:
+            UserError: for images that do not fit into memory.
+        """
+        digest = hashlib.sha256(self.name.encode())
+        for split in (self.train, self.test):
+            arrays = self._decoded(split)
+            if arrays is None:
+                raise UserError(
+                    f"{self.name} has images of several sizes, or too many for the memory."
+                )
+            for array, dtype in ((arrays.images, "u1"), (arrays.labels, "<i8")):
+                digest.update(str(array.shape).encode())
+                digest.update(np.ascontiguousarray(array, dtype).data)
+        return digest.hexdigest()
+
+    def _decoded(self, split: Split) -> Arrays | None:
+        if isinstance(split.reader, Arrays):
+            return split.reader
+        if self.size is None or split.size * self.size**2 * self.channels > CACHE_BYTES:
             return None
-        images = np.empty((self.train.size, self.size, self.size, self.channels), "uint8")
-        labels = np.empty(self.train.size, "int64")
+        images = np.empty((split.size, self.size, self.size, self.channels), "uint8")
+        labels = np.empty(split.size, "int64")
         start = 0
-        for some, classes in self.train.open().batch(256).as_numpy_iterator():
+        for some, classes in split.open().batch(256).as_numpy_iterator():
             images[start : start + len(some)], labels[start : start + len(some)] = some, classes
             start += len(some)
         return Arrays(images, labels)

@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from .. import cli
 from .results import RESULTS, SEEDS, WORK
 
 if TYPE_CHECKING:
-    from .trials import Row, Trial
+    from .rows import Row, Trial
 
 DESCRIPTION = """Measure the paper's tables: train every row as published and put its number beside the published one.
 Each run writes one JSON file. Finished runs are kept, interrupted runs are resumed.
@@ -40,13 +39,13 @@ class Train:
     together: int | None = None
     """Steps per compiled loop. If not given: up to 100 on an accelerator, 1 on a CPU."""
     data: Path | None = None
-    """Data directory of TensorFlow Datasets, or a folder with an archive of images."""
+    """Data directory of TensorFlow Datasets."""
     output: Path = RESULTS
-    """Folder of finished runs."""
+    """Folder of the results, one JSON file per run."""
     work: Path = WORK
-    """Folder of unfinished runs."""
+    """Folder of the run directories."""
     smoke: bool = False
-    """Train eight steps of every row on random images to check the setup. Nothing is written to --output."""
+    """Train eight steps of every row, on random images instead of CIFAR, to check the setup."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +63,9 @@ def chosen(tables: Sequence[str], rows: Sequence[str]) -> "list[Trial]":
     Raises:
         UserError: for an unknown row.
     """
-    from . import trials
+    from . import rows as published
 
-    all_rows = [row for table in tables for row in trials.TABLES[table].rows]
+    all_rows = [row for table in tables for row in published.TABLES[table].rows]
     for name in rows:
         if not any(_named(row, name) for row in all_rows):
             names = ", ".join(dict.fromkeys(row.trial.name for row in all_rows))
@@ -78,42 +77,26 @@ def chosen(tables: Sequence[str], rows: Sequence[str]) -> "list[Trial]":
 
 
 def _named(row: "Row", name: str) -> bool:
-    from . import trials
+    from . import rows as published
 
     exact = name in (row.trial.name, row.trial.name.partition("/")[2], row.label)
-    of_another = any(name in (other, other.partition("/")[2]) for other in trials.TRIALS)
+    of_another = any(name in (other, other.partition("/")[2]) for other in published.TRIALS)
     return exact or (not of_another and (name in row.trial.name or name in row.label))
 
 
 def train(options: Train, tables: Sequence[str]) -> None:
     """Train the missing runs of the rows."""
     from . import results, workers
-    from .worker import Job
+    from .run import Job
 
-    if options.seeds < 1 or options.processes < 1:
-        raise cli.UserError(
-            f"--seeds and --processes must be positive. Received: {options.seeds} and "
-            f"{options.processes}"
-        )
-    if options.device_minutes is not None and not options.device_minutes > 0:
-        raise cli.UserError(
-            f"--device-minutes must be positive. Received: {options.device_minutes}"
-        )
-    if options.together is not None and options.together < 1:
-        raise cli.UserError(f"--together must be positive. Received: {options.together}")
-    until = None if options.device_minutes is None else time.time() + 60 * options.device_minutes
+    for option in ("seeds", "processes", "device_minutes", "together"):
+        value = getattr(options, option)
+        if value is not None and not value > 0:
+            raise cli.UserError(f"--{option.replace('_', '-')} must be positive. Received: {value}")
     output, work = options.output, options.work
     if options.smoke:
-        output, work = (options.work / "smoke" / name for name in ("results", "state"))
+        output, work = (options.work / "smoke" / name for name in ("results", "runs"))
         shutil.rmtree(options.work / "smoke", ignore_errors=True)
-    settings = {
-        "results": str(output.absolute()),
-        "work": str(work.absolute()),
-        "dtype": None if options.dtype == "auto" else options.dtype,
-        "together": options.together,
-        "smoke": options.smoke,
-        "shared": options.processes,
-    }
     jobs, there = [], 0
     for trial in chosen(tables, options.rows):
         seeds = [
@@ -123,11 +106,22 @@ def train(options: Train, tables: Sequence[str]) -> None:
         ]
         there += options.seeds - len(seeds)
         if seeds:
-            data = None if options.data is None else str(options.data.absolute())
-            jobs.append(Job(trial.name, seeds, data, settings, until))
+            job = Job(
+                trial.name,
+                seeds,
+                results=str(output.absolute()),
+                work=str(work.absolute()),
+                data=None if options.data is None else str(options.data.absolute()),
+                dtype=None if options.dtype == "auto" else options.dtype,
+                together=options.together,
+                smoke=options.smoke,
+                processes=options.processes,
+            )
+            jobs.append(job)
     missing = sum(len(job.seeds) for job in jobs)
     print(f"{missing} runs of {len(jobs)} trials are missing; {there} exist already.", flush=True)
-    workers.train(jobs, min(options.processes, max(1, len(jobs))), workers.backend(options.backend))
+    processes = min(options.processes, max(1, len(jobs)))
+    workers.Workers(processes, workers.backend(options.backend), options.device_minutes).train(jobs)
     left = sum(
         not results.path(output, job.trial, seed).exists() for job in jobs for seed in job.seeds
     )
@@ -140,7 +134,7 @@ def _table(name: str) -> Callable[[Train], None]:
 
 
 def _digits(options: Digits) -> None:
-    from .trials import TABLES
+    from .rows import TABLES
 
     train(options, [name for name, table in TABLES.items() if table.small])
 
@@ -182,22 +176,8 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "Signals and gradients before training, 20 to 10,001 layers.", "depth:depth"
         ),
         "report": Command(
-            "Write results/README.md: published numbers beside measured ones.", "options:report"
+            "Write results/README.md: published numbers beside measured ones.", "report:report"
         ),
-        "next": Command(
-            "Print the missing run that is worth most, and its command.", "options:next_"
-        ),
-        "plan": Command("Write results/QUEUE.md: all missing runs, in order.", "options:plan"),
-        "speed": Command(
-            "Measure images per second and compile time of the tables' networks.", "speed:speed"
-        ),
-        "bundle": Command(
-            "Write code, wheels and images for a machine without network.", "options:bundle"
-        ),
-        "pack-state": Command(
-            "Write the state of unfinished runs in pieces.", "options:pack_state"
-        ),
-        "unpack-state": Command("Put these pieces together again.", "options:unpack_state"),
     }
 )
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from .. import children, runs
 from ..cli import UserError
-from . import fingerprints
 from .profiles import FORMAT, NETWORKS, Name, settings_of
 from .results import RESULTS
 
@@ -86,7 +85,7 @@ def depth(
             failed.append(file.stem)
             print(f"{file.stem}: {error}", file=sys.stderr, flush=True)
         else:
-            runs.write_json(file, record | {"code": fingerprints.code()}, indent=None)
+            runs.write_json(file, record | {"code": runs.code()}, indent=None)
             print(f"{file.stem}: {_summary(record)}", flush=True)
     if failed:
         print(
@@ -124,8 +123,7 @@ def _check(layers: Sequence[int], networks: Sequence[str], batch: int, limit: fl
             )
     if batch < 2:
         raise UserError(
-            "--batch must be at least 2: its statistics are those of the network. Received: "
-            f"{batch}"
+            f"--batch must be at least 2: the network uses its statistics. Received: {batch}"
         )
     if not 0 < limit < math.inf:
         raise UserError(f"--limit must be a positive number of seconds. Received: {limit}")

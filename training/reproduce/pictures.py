@@ -10,9 +10,9 @@ import numpy as np
 
 from keras_preact.analysis.figures import style as _style
 
-from . import statistics
+from . import medians
 from .results import Record
-from .trials import Figure, Table, Trial
+from .rows import Figure, Table, Trial
 
 #: The axis of errors leaves out the steep beginning, this share of the iterations, and what is
 #: above this percentile after it.
@@ -226,14 +226,14 @@ def _style_numbers(axes, values: Sequence[Sequence[float | None]]) -> None:
 def _spread(axes, place: int, values: Sequence[float | None]) -> None:
     finite = [value for value in values if value is not None]
     axes.plot(finite, [place] * len(finite), **RUN)
-    ends = statistics.interval(values)
-    mean = statistics.mean(values)
+    ends = medians.interval(values)
+    mean = medians.mean(values)
     if ends is not None:
         ends = np.maximum(ends, axes.get_xlim()[0])  # an interval may reach below 0
         axes.plot(ends, [place, place], **INTERVAL)
     if mean is not None:
         axes.plot([mean], [place], "|", color=_style.colour(0), markersize=11, markeredgewidth=2)
-    median = statistics.median(values)
+    median = medians.median(values)
     if median is not None:
         axes.plot([median], [place], **MEDIAN)
     for i in range(len(values) - len(finite)):  # at the right edge, whatever the scale

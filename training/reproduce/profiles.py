@@ -22,7 +22,7 @@ from .. import backends, children
 if TYPE_CHECKING:
     from keras_preact.analysis import Propagation
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,15 +99,17 @@ def measure(settings: Mapping[str, Any]) -> dict:
 
     import keras_preact as kp
 
-    from . import images
+    from .. import data
+    from ..config import Data
 
     start = time.perf_counter()
     keras.utils.set_random_seed(settings["seed"])
-    digits = images.load(settings["data"])
-    x = (
-        (digits.train_x[: settings["batch"]] - np.array(digits.mean)) / np.array(digits.std)
-    ).astype("float32")
-    labels = digits.train_y[: settings["batch"]]
+    images = data.load(Data(settings["data"]))
+    preprocessing = images.preprocessing
+    pixels, labels = (
+        array[: settings["batch"]] for array in (images.held.images, images.held.labels)
+    )
+    x = ((pixels - np.array(preprocessing.mean)) / np.array(preprocessing.std)).astype("float32")
     loaded = time.perf_counter()
     model = getattr(kp.models, settings["builder"])(**settings["arguments"])
     built = time.perf_counter()
@@ -120,7 +122,7 @@ def measure(settings: Mapping[str, Any]) -> dict:
         "settings": dict(settings),
         **profile(signals),
         "parameters": int(sum(np.prod(weight.shape) for weight in model.trainable_weights)),
-        "data": {"name": digits.name, "fingerprint": digits.fingerprint},
+        "data": {"name": images.name, "hash": images.hash},
         "device": {
             "name": backends.device(),
             "cpu": backends.cpu(),

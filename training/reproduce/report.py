@@ -9,9 +9,8 @@ from pathlib import Path
 
 from .. import cli, runs
 from ..terminal import duration
-from . import depth, pictures, results, statistics
-from .results import RESULTS, SEEDS, Record
-from .rows import (
+from . import depth, medians, pictures, results
+from .cells import (
     FAIL,
     GOAL,
     Groups,
@@ -22,7 +21,8 @@ from .rows import (
     seconds,
     table_text,
 )
-from .trials import FIGURES, RECIPES, TABLES, TRIALS, Table
+from .results import RESULTS, SEEDS, Record
+from .rows import FIGURES, RECIPES, TABLES, TRIALS, Table
 
 #: Largest number of pairs of rows that are named; the others are counted.
 NAMED = 6
@@ -107,7 +107,7 @@ def _unmeasured(tables: Sequence[Table]) -> list[str]:
     lines = _lines([f"{table.title}: {_number(len(table.rows), 'row')}" for table in tables])
     return [
         "## Not measured yet",
-        f"{lines}\n\n[QUEUE.md](QUEUE.md) lists the missing runs in order.",
+        lines,
     ]
 
 
@@ -225,10 +225,10 @@ def order(rows: Sequence[Measured], name: str, words: str) -> str:
         words: Name of that number in the text.
     """
     items = [
-        statistics.Item(own.row.published.row, own.row.published.error, own.values(name))
+        medians.Item(own.row.published.row, own.row.published.error, own.values(name))
         for own in rows
     ]
-    found = statistics.pairs(items)
+    found = medians.pairs(items)
     if not found:
         return f"{words}: no two measured rows are ordered in the paper."
     same, reverse, equal = ([pair for pair in found if pair.medians == sign] for sign in (1, -1, 0))
@@ -236,7 +236,7 @@ def order(rows: Sequence[Measured], name: str, words: str) -> str:
     texts = [
         f"{words}: the paper orders {_number(len(found), 'pair')} of measured rows. Our medians "
         f"have {len(same)} in its order, {len(reverse)} reversed, {len(equal)} equal: Kendall's "
-        f"tau is {statistics.kendall(found):+.2f}.",
+        f"tau is {medians.kendall(found):+.2f}.",
         f"Clearly in its order: {len(clear)}. Clearly reversed: {len(against)}{_names(against)}.",
     ]
     if rest:
@@ -257,7 +257,7 @@ def _number(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
-def _names(found: Sequence[statistics.Pair]) -> str:
+def _names(found: Sequence[medians.Pair]) -> str:
     named = [f"{pair.second} is below {pair.first}" for pair in found[:NAMED]]
     more = [f"{len(found) - NAMED} more"] if len(found) > NAMED else []
     return f" ({'; '.join(named + more)})" if found else ""
@@ -314,12 +314,10 @@ def _made_by(records: Sequence[Record]) -> list[str]:
         packages = ", ".join(
             f"{name} {version}" for name, version in sorted(record.device["versions"].items())
         )
-        commit = (
-            f"commit {record.code['commit']}{' with changes' if record.code['modified'] else ''}"
-        )
+        changes = " with changes" if record.code["modified"] else ""
         made[
-            f"{commit}, sources {record.code['fingerprint'][:12]}, backend "
-            f"{record.device['backend']}, {packages}"
+            f"commit {record.code['commit']}{changes}, backend {record.device['backend']}, "
+            f"{packages}"
         ] += 1
     return [f"{text}: {_number(count, 'run')}" for text, count in sorted(made.items())]
 
@@ -328,9 +326,7 @@ def _how(command: str) -> str:
     return f"""A run is a network with a seed. An interrupted run is resumed, a finished one is not repeated.
 
 ```sh
-{command} next                    # the most valuable missing run, with its command
-{command} next --minutes 30       # the first that fits into 30 minutes of the device
 {command} table2 --rows resnet110-full_preactivation --seeds {SEEDS}
-{command} plan                    # writes QUEUE.md: all missing runs in order
-{command} report                  # writes this page
+{command} table2 --device-minutes 30     # stop after 30 minutes; the same command resumes
+{command} report                         # write this page
 ```"""

@@ -1,5 +1,5 @@
-"""The results of trials: a JSON file a run, never half-written, and never runs of two
-kinds in one row.
+"""The results: one JSON file per run, and the check that the runs of a row belong
+together.
 """
 
 import dataclasses
@@ -9,22 +9,40 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import runs
+import numpy as np
+
+from .. import backends, histories, runs
 from ..cli import UserError
+from ..config import Config, differences, from_json
 
 RESULTS = Path("results")
-#: Runs of each row, as in the papers, which give the median.
-SEEDS = 5
-#: Where the state of unfinished runs is.
+#: Folder of the run directories.
 WORK = Path("runs/reproduce")
-FORMAT = 1
+#: Runs per row, of which the papers give the median.
+SEEDS = 5
+FORMAT = 2
 
-#: What has to be equal in all runs of a row: name to what of a record it is.
-SAME = {
-    "recipe": lambda record: record.config,
-    "code": lambda record: record.code["fingerprint"],
-    "data": lambda record: record.data["fingerprint"],
+#: Column of history.csv to the name of its curve.
+CURVES: Mapping[str, str] = {
+    "iteration": "iteration",
+    "seconds": "seconds",
+    "learning_rate": "learning_rate",
+    "loss": "train_loss",
+    "accuracy": "train_error",
+    "val_loss": "test_loss",
+    "val_accuracy": "test_error",
 }
+MEASURED = ("train_loss", "train_error", "test_loss", "test_error")
+
+#: Options in which the runs of a row may differ.
+IGNORED = (
+    "--seed",
+    "--steps-per-epoch",
+    "--steps-per-execution",
+    "--jit-compile",
+    "--data.dir",
+    "--data.on-device",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,29 +51,29 @@ class Record:
 
     Args:
         trial: Name of the trial.
-        seed: Of weights, order and augmentation.
-        config: Network and recipe, as data.
-        code: `fingerprint` of the sources that compute, git `commit`, and whether they
-            were `modified` since.
-        data: `name`, `fingerprint`, and the number of images to `train` and `test`.
+        seed: Seed of weights, order and augmentation.
+        config: Configuration of the run.
+        data: Its `name` and `hash`, and the number of images to `train` and `test`.
+        code: Git `commit`, and whether the code was `modified` since.
+        first_losses: Loss of each of the first executions of the train step, of one
+            step each on a CPU. Empty if it is unknown.
         device: `name`, `cpu`, `backend` and `versions`.
         curves: `iteration`, `seconds`, `learning_rate`, `train_loss`, `train_error`,
             `test_loss`, `test_error`, equally long. Errors are in percent; seconds are
             those of the run so far.
-        final: The last of `train_loss`, `train_error`, `test_loss`, `test_error`; None
-            where training has diverged.
-        diverged_at: The iteration by which the loss was no longer finite, if so.
-        cost: `seconds` of training and measuring, `compile_seconds` among them,
-            `images_per_second` in training once it is compiled, `visits`, how many
-            processes had a part in it, and `together`, runs that shared the device.
-        parameters: Trainable ones.
+        final: The last of `MEASURED`; None if training diverged.
+        cost: `seconds` of training and measuring, `images_per_second` in training (None
+            if it was not measured), and `together`, the runs that shared the device.
+        parameters: Number of trainable parameters.
+        diverged_at: Iteration at which the loss was not finite, if it was not.
     """
 
     trial: str
     seed: int
     config: Mapping[str, Any]
-    code: Mapping[str, Any]
     data: Mapping[str, Any]
+    code: Mapping[str, Any]
+    first_losses: list[float]
     device: Mapping[str, Any]
     curves: Mapping[str, list]
     final: Mapping[str, float | None]
@@ -66,17 +84,75 @@ class Record:
 
     @property
     def error(self) -> float | None:
-        """Final test error in percent; None where training has diverged."""
+        """Final test error in percent; None if training diverged."""
         return self.final["test_error"]
 
 
+def of_run(
+    run: Path, seed: int, data: Mapping[str, Any], together: int, diverged_at: int | None
+) -> Record:
+    """Return the record of a run directory.
+
+    Args:
+        run: The directory of a run that ended or diverged.
+        seed: Its seed.
+        data: See `Record`.
+        together: Runs that shared the device.
+        diverged_at: See `Record`.
+    """
+    described = runs.read_config(run)
+    history = histories.read(run / "history.csv")
+    curves = {
+        name: _curve(name, history.get(column, np.zeros(0))) for column, name in CURVES.items()
+    }
+    speeds = history.get("images_per_second", np.zeros(0))
+    return Record(
+        trial=described["recipe"],
+        seed=seed,
+        config=described["config"],
+        data=data,
+        code=described["code"],
+        first_losses=histories.read_table(run / "first_losses.csv")
+        .get("loss", np.zeros(0))
+        .tolist(),
+        device=_device(),
+        curves=curves,
+        final={name: curves[name][-1] if diverged_at is None else None for name in MEASURED},
+        cost={
+            "seconds": curves["seconds"][-1] if curves["seconds"] else 0.0,
+            "images_per_second": float(np.nanmedian(speeds)) if np.isfinite(speeds).any() else None,
+            "together": together,
+        },
+        parameters=described["trainable_parameters"],
+        diverged_at=diverged_at,
+    )
+
+
+def _curve(name: str, values: np.ndarray) -> list:
+    if name == "iteration":
+        return [int(value) for value in values]
+    return (100 * (1 - values) if name.endswith("error") else values).tolist()
+
+
+def _device() -> dict[str, Any]:
+    import keras
+
+    backend = keras.backend.backend()
+    return {
+        "name": backends.device(),
+        "cpu": backends.cpu(),
+        "backend": backend,
+        "versions": backends.versions("keras", backend, "numpy"),
+    }
+
+
 def path(folder: Path, trial: str, seed: int) -> Path:
-    """Return where the run's file is."""
+    """Return the path of a run's file."""
     return folder / trial / f"seed-{seed}.json"
 
 
 def write(folder: Path, record: Record) -> Path:
-    """Write a run's file, whole or not at all."""
+    """Write a run's file, completely or not at all."""
     target = path(folder, record.trial, record.seed)
     target.parent.mkdir(parents=True, exist_ok=True)
     runs.write_json(target, _plain(dataclasses.asdict(record)), indent=None)
@@ -84,9 +160,7 @@ def write(folder: Path, record: Record) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as JSON has it: with null for what is no finite number, and
-    numbers as short as they are exact enough.
-    """
+    """Return `value` as JSON: null for numbers that are not finite, 7 digits."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -97,10 +171,10 @@ def _plain(value: Any) -> Any:
 
 
 def read(folder: Path = RESULTS) -> list[Record]:
-    """Return all runs below the folder, trial by trial, seed by seed.
+    """Return all runs in the folder, sorted by trial and seed.
 
     Raises:
-        UserError: for a file that holds no run.
+        UserError: for a file that is not the result of a run.
     """
     found = [read_one(file) for file in folder.glob("*/*/seed-*.json")]
     return sorted(found, key=lambda record: (record.trial, record.seed))
@@ -110,7 +184,7 @@ def read_one(file: Path) -> Record:
     """Return the run in a file.
 
     Raises:
-        UserError: for a file that holds none.
+        UserError: for a file that is not the result of a run.
     """
     try:
         value = json.loads(file.read_text())
@@ -120,44 +194,41 @@ def read_one(file: Path) -> Record:
     except UserError:
         raise
     except (OSError, TypeError, ValueError) as error:
-        raise UserError(f"{file} holds no run: {error}") from error
+        raise UserError(f"{file} is not the result of a run: {error}") from error
 
 
 def groups(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Return the runs of each trial.
 
     Raises:
-        UserError: for a trial with runs of different code, data or recipe: they must
-            not be taken together.
+        UserError: for runs of one trial that differ in configuration or data.
     """
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record.trial, []).append(record)
-    for own in found.values():
-        for other in own[1:]:
-            check_same(own[0], other)
+    for first, *others in found.values():
+        for other in others:
+            check_same(first, from_json(Config, other.config), other.data)
     return found
 
 
-def check_same(one: Record, other: Record) -> None:
-    """Check that two runs of a trial may stand in one row.
+def check_same(record: Record, config: Config, data: Mapping[str, Any]) -> None:
+    """Check that a run belongs in the row of another one.
+
+    Args:
+        record: The other one.
+        config: Configuration of the run.
+        data: Data of the run, as in `Record`.
 
     Raises:
-        UserError: if code, data or recipe differ.
+        UserError: if configuration or data differ.
     """
-    for what, of in SAME.items():
-        if _plain(of(one)) != _plain(of(other)):
-            made = ", ".join(
-                f"seed {record.seed}: "
-                f"{str(_commit(record) if what == 'code' else of(record))[:400]}"
-                for record in (one, other)
-            )
-            raise UserError(
-                f"{one.trial}: runs of different {what} do not belong in one row ({made}). Go on "
-                "with what the first was made by, or remove its results to make them anew."
-            )
-
-
-def _commit(record: Record) -> str:
-    changes = " with changes" if record.code["modified"] else ""
-    return f"commit {record.code['commit']}{changes}, fingerprint {record.code['fingerprint'][:12]}"
+    different = differences(from_json(Config, record.config), config, IGNORED)
+    if data["hash"] != record.data["hash"]:
+        different.append("the images")
+    if different:
+        raise UserError(
+            f"{record.trial}: the runs of a row must be equal except for the seed. Seeds "
+            f"{record.seed} and {config.seed} differ in {', '.join(different)}. Use the options of "
+            f"the first one, or remove the results in {record.trial} and measure them again."
+        )

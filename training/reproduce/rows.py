@@ -1,193 +1,273 @@
-"""The rows of the report's tables: a published number, our runs, and their cells."""
+"""The rows of the paper's tables: each published number with the recipe and the network
+that are to reach it.
+"""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-import numpy as np
+import keras_preact as kp
 
-from ..terminal import duration, markdown
-from . import statistics
-from .results import Record
-from .trials import Row, Table
+from .. import recipes
+from ..config import Checkpoint, Config, Data, Model, Schedule
 
-#: The goal: the largest distance of our median from the paper's, in points.
-GOAL = 0.3
-#: The paper's "fail": a test error in percent above this.
-FAIL = 20.0
-NOTHING = "-"
-
-Groups = Mapping[str, Sequence[Record]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """A row with its runs."""
-
-    row: Row
-    records: Sequence[Record]
-
-    def values(self, name: str) -> list[float | None]:
-        """Return a number of `Record.final`, run by run; None where it diverged."""
-        return [record.final[name] for record in self.records]
-
-    @property
-    def errors(self) -> list[float | None]:
-        return self.values("test_error")
-
-    @property
-    def fails(self) -> bool:
-        """Whether the paper would print "fail"."""
-        median = statistics.median(self.errors)
-        return median is None or median > FAIL
-
-    @property
-    def delta(self) -> float | None:
-        """Our median minus the published number."""
-        ours, published = statistics.median(self.errors), self.row.published.error
-        return None if ours is None or published is None else round(ours - published, 6)
-
-    @property
-    def reaches(self) -> bool:
-        """Whether the median meets the goal; if the paper's row fails, whether ours
-        fails.
-        """
-        return (
-            self.fails
-            if self.row.published.error is None
-            else self.delta is not None and abs(self.delta) <= GOAL
-        )
+#: Measurements of the test set in a run.
+MEASUREMENTS = 64
+#: Steps per execution on an accelerator, at most.
+TOGETHER = 100
+#: The schedule of a run that only shows that everything works.
+SMOKE = Schedule("steps", drops=(4, 6), warmup=1, length=8, unit="iterations")
 
 
-def device(record: Record) -> str:
-    """Return the device of a run: a graphics processor, or the name of the CPU."""
-    return (
-        record.device["name"] if record.device["name"] != "CPU" else f"CPU ({record.device['cpu']})"
+def small() -> Config:
+    """The paper's recipe, shortened: 700 iterations of 32 digits. The rate is divided by
+    10 after a half and three quarters.
+    """
+    return Config(
+        data=Data("digits"),
+        schedule=Schedule("steps", drops=(350, 525), warmup=35, length=700, unit="iterations"),
+        batch_size=32,
     )
 
 
-def seconds(record: Record) -> float:
-    """Return the device time of a run, without that of runs beside it."""
-    return record.cost["seconds"] / record.cost["together"]
+#: Name to recipe; their lengths are in iterations.
+RECIPES: Mapping[str, Callable[[], Config]] = MappingProxyType(
+    {"paper": recipes.cifar10, "batch64": recipes.cifar10_batch64, "small": small}
+)
 
 
-def _median(values: Sequence[float | None]) -> str:
-    median = statistics.median(values)
-    return "fail" if median is None else f"{median:.2f}"
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What is trained for a row, with one or more seeds. Several rows can share it.
 
-
-def _published(row: Row) -> str:
-    published = row.published
-    if published.error is None:
-        return f"fail (> {FAIL:g})"
-    more = [published.statistic] if published.statistic != "median of 5" else []
-    more += [f"{published.mean:.2f} +- {published.std:.2f}"] if published.mean is not None else []
-    return f"{published.error:.2f}" + (f" ({', '.join(more)})" if more else "")
-
-
-def _spread(values: Sequence[float | None]) -> str:
-    mean, std = statistics.mean(values), statistics.std(values)
-    return NOTHING if mean is None else f"{mean:.2f}" + ("" if std is None else f" +- {std:.2f}")
-
-
-def _interval(values: Sequence[float | None]) -> str:
-    ends = statistics.interval(values)
-    return NOTHING if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
-
-
-def _count(measured: Measured) -> str:
-    diverged = measured.errors.count(None)
-    return f"{len(measured.records)}" + (f" ({diverged} diverged)" if diverged else "")
-
-
-def difference(measured: Measured) -> str:
-    if measured.row.published.error is None:
-        return "fails as well" if measured.fails else "does not fail"
-    return "fails" if measured.delta is None else f"{measured.delta:+.2f}"
-
-
-def _loss(values: Sequence[float | None]) -> str:
-    finite = [value for value in values if value is not None]
-    median = statistics.median(values)
-    middle = "fail" if median is None else f"{median:.3g}"
-    return middle if len(finite) < 2 else f"{middle} ({min(finite):.3g} to {max(finite):.3g})"
-
-
-def _by_device(
-    of: Callable[[Record], float | None], text: Callable[[float], str]
-) -> Callable[[Measured], str]:
-    """Return a cell of medians, one per device, in the order of the column of devices."""
-
-    def cell(measured: Measured) -> str:
-        own: dict[str, list[float]] = {}
-        for record in measured.records:
-            value = of(record)
-            own.setdefault(device(record), []).extend([] if value is None else [value])
-        return "; ".join(
-            text(float(np.median(own[name]))) if own[name] else NOTHING for name in sorted(own)
-        )
-
-    return cell
-
-
-def _all(of: Callable[[Record], str]) -> Callable[[Measured], str]:
-    return lambda measured: "; ".join(sorted({of(record) for record in measured.records}))
-
-
-#: Wide columns whose cells are often equal.
-COMMON = ("device", "precision")
-#: Heading to the function that makes the cell of a row.
-Columns = Mapping[str, Callable[[Measured], str]]
-_LAST: Columns = {
-    "n": _count,
-    "time per run": _by_device(seconds, duration),
-    "images/s": _by_device(
-        lambda record: record.cost["images_per_second"], lambda speed: f"{speed:,.0f}"
-    ),
-    "device": _all(device),
-    "precision": _all(lambda record: record.config["dtype"]),
-}
-FULL: Columns = {
-    "median": lambda measured: _median(measured.errors),
-    "difference": difference,
-    "mean +- std": lambda measured: _spread(measured.errors),
-    **_LAST,
-}
-SMALL: Columns = {
-    "training loss, median": lambda measured: _loss(measured.values("train_loss")),
-    "test error, median": lambda measured: _median(measured.errors),
-    "mean +- std": lambda measured: _spread(measured.errors),
-    "95 % interval": lambda measured: _interval(measured.errors),
-    **_LAST,
-}
-
-
-def measured_rows(table: Table, groups: Groups) -> list[Measured]:
-    """Return the rows of a table that have runs."""
-    return [
-        Measured(row, groups[row.trial.name]) for row in table.rows if groups.get(row.trial.name)
-    ]
-
-
-def table_text(table: Table, groups: Groups) -> str:
-    """Return a table without empty columns; columns of `COMMON` that are equal in all
-    rows become one line.
+    Args:
+        name: Unique name, such as `cifar10/resnet110-original`: the path of its results.
+        dataset: Name of the data set.
+        recipe: Name in `RECIPES`.
+        model: The network.
     """
-    measured = {own.row.label: own for own in measured_rows(table, groups)}
-    columns = dict(SMALL if table.small else FULL) if measured else {}
-    common = []
-    for name in COMMON if len(measured) > 1 else ():
-        cells = {columns[name](own) for own in measured.values()}
-        if len(cells) == 1:
-            common.append(f"{name}: {cells.pop()}")
-            del columns[name]
-    rows = [["row", "published, CIFAR-10" if table.small else "published", *columns]]
-    for row in table.rows:
-        own = measured.get(row.label)
-        rows.append(
-            [
-                row.label,
-                _published(row),
-                *(NOTHING if own is None else cell(own) for cell in columns.values()),
-            ]
+
+    name: str
+    dataset: str
+    recipe: str
+    model: Model
+
+    def config(
+        self,
+        seed: int,
+        *,
+        dtype: str = "float32",
+        together: int = 1,
+        on_device: bool = False,
+        data: Path | None = None,
+        smoke: bool = False,
+    ) -> Config:
+        """Return the configuration of a run.
+
+        Args:
+            seed: Seed of weights, order and augmentation.
+            dtype: Keras dtype policy.
+            together: Steps per execution, at most.
+            on_device: Whether the images stay on the device.
+            data: Data directory.
+            smoke: Whether to train eight steps on the digits, or random images for
+                the tables of CIFAR.
+        """
+        recipe = RECIPES[self.recipe]()
+        if smoke:
+            recipe = dataclasses.replace(recipe, schedule=SMOKE, batch_size=8)
+        fake = smoke and self.dataset != "digits"
+        iterations = round(recipe.schedule.length)
+        together = max(n for n in range(1, together + 1) if not iterations % n)
+        return dataclasses.replace(
+            recipe,
+            model=dataclasses.replace(self.model, dtype=dtype),
+            data=dataclasses.replace(
+                recipe.data,
+                name="fake" if fake else self.dataset,
+                dir=data,
+                watch_test=True,
+                on_device=on_device and not fake,
+            ),
+            checkpoint=Checkpoint(minutes=2, keep=1, best=False),
+            seed=seed,
+            steps_per_epoch=max(1, round(iterations / MEASUREMENTS / together)) * together,
+            steps_per_execution=together,
+            health=0,
         )
-    return "\n\n".join([markdown(rows), *([f"All rows: {'; '.join(common)}."] if common else [])])
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A published result, and the trial that is to reach it."""
+
+    label: str
+    published: kp.published.Result
+    trial: Trial
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of the paper.
+
+    Args:
+        title: What it shows.
+        rows: In the paper's order.
+        small: Whether the networks and data are small stand-ins: no number is to be
+            expected, but an order.
+        depths: Whether its rows are compared across networks, which differ in nothing
+            but their depth.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    small: bool = False
+    depths: bool = False
+
+
+def _label(value: Any) -> str:
+    """Return an argument of a builder as a part of a trial's name."""
+    if isinstance(value, Mapping):  # a shortcut with parameters
+        snake = "".join(
+            f"_{letter.lower()}" if letter.isupper() else letter for letter in value["class_name"]
+        )
+        return "-".join([snake.strip("_"), *map(_label, value["config"].values())])
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _model(arguments: Mapping[str, Any]) -> Model:
+    """Return the arguments of `kp.models.resnet_cifar` as options of --model."""
+    changes = {key: value for key, value in arguments.items() if key not in ("depth", "classes")}
+    shortcut = changes.get("shortcut")
+    if isinstance(shortcut, Mapping):  # constant scaling with its factors
+        factors = shortcut["config"]
+        changes |= {
+            "shortcut": "constant_scaling",
+            "scales": (factors["shortcut"], factors["residual"]),
+        }
+    return Model(f"cifar_resnet{arguments['depth']}_original", **changes)
+
+
+def _trial(
+    published: kp.published.Result, recipe: str, dataset: str, more: Mapping[str, Any]
+) -> Trial:
+    own = {
+        key: value for key, value in published.arguments.items() if key not in ("depth", "classes")
+    }
+    parts = [f"b{value:g}" if key == "gate_bias" else _label(value) for key, value in own.items()]
+    network = f"resnet{published.arguments['depth']}"
+    name = "-".join([network, *parts, *([recipe] if recipe == "batch64" else [])])
+    return Trial(f"{dataset}/{name}", dataset, recipe, _model({**published.arguments, **more}))
+
+
+def _table(
+    title: str,
+    recipe: str = "paper",
+    small: Mapping[str, Any] | None = None,
+    depths: bool = False,
+    **of: str,
+) -> Table:
+    rows = []
+    for published in kp.published.results(**of):
+        trial = _trial(published, recipe, "digits" if small else published.dataset, small or {})
+        data = "CIFAR-100, " if published.dataset == "cifar100" else ""
+        rows.append(Row(f"{data}{published.network}, {published.row}", published, trial))
+    return Table(title, tuple(rows), small is not None, depths)
+
+
+#: What makes the networks of the paper small: 4, 8, 16 channels, for images of 8 x 8 pixels.
+_SMALL: Mapping[str, Any] = MappingProxyType({"width_factor": 0.25})
+
+#: Name of a command to its table.
+TABLES: Mapping[str, Table] = MappingProxyType(
+    {
+        "table1": _table("Table 1: shortcuts", table="1"),
+        "table2": _table("Table 2: arrangements of the activations", table="2"),
+        "table3": _table("Table 3: pre-activation against the original", table="3"),
+        "table4": _table("Table 4: ResNet-1001 with batches of 64", "batch64", table="4"),
+        "first_paper": _table(
+            "Table 6 of arXiv 1512.03385: depth", depths=True, table="6 of 1512.03385"
+        ),
+        "digits1": _table("Table 1 in small, on digits", "small", _SMALL, table="1"),
+        "digits2": _table("Table 2 in small, on digits", "small", _SMALL, table="2"),
+    }
+)
+
+#: Name to trial, each once.
+TRIALS: Mapping[str, Trial] = MappingProxyType(
+    {row.trial.name: row.trial for table in TABLES.values() for row in table.rows}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A figure of training curves in the paper: for each panel its title, and rows as
+    (table, label).
+    """
+
+    title: str
+    panels: Mapping[str, tuple[tuple[str, str], ...]]
+
+    def trials(self) -> dict[str, list[Trial]]:
+        """Return each panel's title with its trials."""
+        return {
+            title: [
+                next(row.trial for row in TABLES[table].rows if row.label == label)
+                for table, label in rows
+            ]
+            for title, rows in self.panels.items()
+        }
+
+
+_BASELINE = ("table1", "ResNet-110, identity (1, 1)")
+
+#: What the paper draws of the training, by the number of its figure.
+FIGURES: Mapping[str, Figure] = MappingProxyType(
+    {
+        "figure1": Figure(
+            "Fig. 1: ResNet-1001 on CIFAR-10",
+            {
+                "": (
+                    ("table3", "ResNet-1001, original"),
+                    ("table3", "ResNet-1001, full_preactivation"),
+                )
+            },
+        ),
+        "figure3": Figure(
+            "Fig. 3: shortcuts, ResNet-110 on CIFAR-10",
+            {
+                "constant scaling": (
+                    ("table1", "ResNet-110, constant scaling (0.5, 0.5)"),
+                    _BASELINE,
+                ),
+                "exclusive gating": (
+                    ("table1", "ResNet-110, exclusive gating (1-g(x), g(x)), b_g = -6"),
+                    _BASELINE,
+                ),
+                "shortcut-only gating": (
+                    ("table1", "ResNet-110, shortcut-only gating (1-g(x), 1), b_g = 0"),
+                    _BASELINE,
+                ),
+                "1x1 convolution": (
+                    ("table1", "ResNet-110, 1x1 convolution (1x1 conv, 1)"),
+                    _BASELINE,
+                ),
+            },
+        ),
+        "figure6": Figure(
+            "Fig. 6: activations, on CIFAR-10",
+            {
+                "ResNet-110": (
+                    ("table2", "ResNet-110, bn_after_addition"),
+                    ("table2", "ResNet-110, original"),
+                ),
+                "ResNet-164": (
+                    ("table2", "ResNet-164, full_preactivation"),
+                    ("table2", "ResNet-164, original"),
+                ),
+            },
+        ),
+    }
+)

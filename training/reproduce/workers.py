@@ -1,5 +1,5 @@
-"""Trains trials in processes of their own, some at a time: what one compiles is gone
-when it ends, and so is its memory.
+"""Train trials in processes of their own, some at a time: when one ends, its memory and
+what it compiled are free.
 """
 
 import contextlib
@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,16 +14,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
 
 from .. import children
 from ..cli import UserError
-from .worker import Job
+from ..signals import PREEMPTED
+from .run import Job
 
 
 def backend(choice: str) -> str:
-    """Return the backend that a choice means; auto: that of the environment, else JAX
-    where it is installed.
+    """Return the backend that a choice means; auto: that of the environment, or JAX if
+    it is installed.
     """
     if choice != "auto":
         return choice
@@ -34,142 +34,107 @@ def backend(choice: str) -> str:
 
 
 def cores(processes: int) -> list[list[int]]:
-    """Return, for each of so many processes, the cores that it gets; none in particular
-    where there are too few.
-    """
+    """Return the cores of each process; empty lists if there are too few to share."""
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if processes == 1 or processes > len(usable):
         return [[] for _ in range(processes)]
     return [usable[i::processes] for i in range(processes)]
 
 
-def train(jobs: Sequence[Job], processes: int, keras_backend: str) -> None:
-    """Do the jobs, so many at a time.
+class Workers:
+    """The processes that train, and how they are stopped.
 
-    A job that fails does not keep the others from being done. An interruption, or
-    SIGTERM, is passed on to the workers, which save their state; then this process ends
-    as they do. What a job leaves when its time is over is not begun.
-
-    Raises:
-        UserError: if some have failed; their messages are on stderr.
-    """
-    places = cores(processes)
-    free = list(range(processes))
-    lock = threading.Lock()
-    asked: list[int] = []
-    running: set[subprocess.Popen] = set()
-    failed: list[str] = []
-
-    def do(job: Job) -> None:
-        with lock:
-            if asked or (job.until is not None and time.time() >= job.until):
-                return
-            place = free.pop()
-            worker = start(
-                "worker",
-                json.dumps(dataclasses.asdict(job)),
-                places[place],
-                processes,
-                keras_backend,
-            )
-            running.add(worker)
-        if asked:  # while it was being started
-            worker.send_signal(asked[0])
-        status = worker.wait()
-        with lock:
-            running.discard(worker)
-            free.append(place)
-            if status and not asked:
-                failed.append(job.trial)
-
-    with _passed_on(running, asked), ThreadPoolExecutor(processes) as pool:
-        list(pool.map(do, jobs))
-    if asked:
-        from ..signals import PREEMPTED
-
-        if asked[0] == signal.SIGTERM:
-            sys.exit(PREEMPTED)
-        raise KeyboardInterrupt
-    if failed:
-        raise UserError(
-            f"{len(failed)} of {len(jobs)} trials failed: {', '.join(failed)}. What they said is "
-            "above."
-        )
-
-
-def start(
-    module: str,
-    argument: str,
-    cores: Sequence[int],
-    processes: int,
-    keras_backend: str,
-    **options: Any,
-) -> subprocess.Popen:
-    """Start a module of this package in a process of its own.
+    SIGINT and SIGTERM are passed on to them, and they get SIGTERM at the deadline. Each
+    saves a checkpoint and ends.
 
     Args:
-        module: Its name.
-        argument: On its command line.
-        cores: Of the processor, that it computes on; none for all.
-        processes: How many share the accelerator.
-        keras_backend: Its KERAS_BACKEND.
-        **options: Of `subprocess.Popen`.
+        processes: Processes at the same time.
+        keras_backend: Their backend.
+        minutes: Minutes until the deadline. None: no deadline.
     """
-    own = children.environment(keras_backend) | (
-        {"OMP_NUM_THREADS": str(len(cores))} if cores else {}
-    )
-    own.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / processes:.3f}")
-    command = children.command(f"{__package__}.{module}", argument)
-    with _on(cores):
-        # a group of its own: Ctrl-C reaches it through this process alone, once
-        return subprocess.Popen(command, env=own, start_new_session=True, **options)
 
+    def __init__(self, processes: int, keras_backend: str, minutes: float | None = None):
+        self.processes = processes
+        self.backend = keras_backend
+        self.until = None if minutes is None else time.monotonic() + 60 * minutes
+        self._free = cores(processes)
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen] = set()
+        self._signal: int | None = None
 
-@contextlib.contextmanager
-def _on(cores: Sequence[int]) -> Iterator[None]:
-    """Put this thread on some cores: what it starts is there before a backend counts
-    them.
-    """
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+    def train(self, jobs: Sequence[Job]) -> None:
+        """Do the jobs. One that fails does not stop the others.
 
+        Raises:
+            UserError: if jobs failed; their messages are on stderr.
+            KeyboardInterrupt: after SIGINT, when all have saved their state.
+            SystemExit: with status 75 after SIGTERM.
+        """
+        with self._passing_on(), ThreadPoolExecutor(self.processes) as pool:
+            statuses = list(pool.map(self._do, jobs))
+        if self._signal == signal.SIGTERM:
+            sys.exit(PREEMPTED)
+        if self._signal is not None:
+            raise KeyboardInterrupt
+        failed = [
+            job.trial
+            for job, status in zip(jobs, statuses, strict=True)
+            if status not in (0, PREEMPTED)
+        ]
+        if failed:
+            raise UserError(
+                f"{len(failed)} of {len(jobs)} trials failed: {', '.join(failed)}. Their messages "
+                "are above."
+            )
 
-def read_line(process: subprocess.Popen, until: float) -> str:
-    """Return the next line that a process writes, empty where it has ended.
+    def _do(self, job: Job) -> int:
+        """Return the exit status of a job: 75 if it was stopped, or not begun."""
+        with self._lock:
+            if self._signal is not None or self._left() == 0:
+                return PREEMPTED
+            mine = self._free.pop()
+            process = children.start(
+                f"{__package__}.run",
+                json.dumps(dataclasses.asdict(job)),
+                self.backend,
+                mine,
+                {
+                    "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / self.processes:.3f}",
+                    # the runs of a trial compile the same functions
+                    "JAX_COMPILATION_CACHE_DIR": str(Path(job.work) / "compiled"),
+                },
+            )
+            self._running.add(process)
+        try:
+            status = process.wait(self._left())
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            status = process.wait()
+        with self._lock:
+            self._running.discard(process)
+            self._free.append(mine)
+        # a process that was stopped before it could set its handlers ends by the signal
+        return PREEMPTED if status == -signal.SIGTERM else status
 
-    Raises:
-        TimeoutError: if there is none when the clock is past `until`.
-    """
-    assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))
-    if not ready:
-        raise TimeoutError
-    return process.stdout.readline()
+    def _left(self) -> float | None:
+        return None if self.until is None else max(0.0, self.until - time.monotonic())
 
+    @contextlib.contextmanager
+    def _passing_on(self) -> Iterator[None]:
+        def pass_on(number: int, _frame) -> None:
+            self._signal = number
+            for process in list(self._running):
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
 
-@contextlib.contextmanager
-def _passed_on(running: set[subprocess.Popen], asked: list[int]) -> Iterator[None]:
-    """Pass SIGINT and SIGTERM on to the workers; `asked` holds those that came."""
-
-    def tell(number: int, _frame) -> None:
-        asked.append(number)
-        for worker in list(running):
-            with contextlib.suppress(ProcessLookupError):
-                worker.send_signal(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {
+            number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

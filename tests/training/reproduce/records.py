@@ -1,11 +1,13 @@
 """Results of runs, written by hand."""
 
+import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from training.reproduce import results
 from training.reproduce.results import Record
-from training.reproduce.trials import TRIALS
+from training.reproduce.rows import TRIALS
 
 
 def record(
@@ -18,7 +20,7 @@ def record(
     speed: float = 2000.0,
     together: int = 1,
     device: str = "NVIDIA H200",
-    fingerprint: str = "f" * 64,
+    dtype: str = "float32",
     test: int = 10_000,
 ) -> Record:
     """Return a run.
@@ -29,16 +31,17 @@ def record(
         loss: Its final training loss.
         errors: Its test errors, 10 iterations apart; one, the final one, by default.
         seconds, speed, together: Of its cost.
-        device, fingerprint, test: What it was made on, by and with.
+        device, dtype, test: Its device, its precision, and its number of test images.
     """
     curve = list(errors) or [error]
     points = len(curve)
     return Record(
         trial,
         seed,
-        {"dataset": TRIALS[trial].dataset, "iterations": 10 * points, "dtype": "float32"},
-        {"fingerprint": fingerprint, "commit": "0123abc", "modified": False},
-        {"name": TRIALS[trial].dataset, "fingerprint": "d", "train": 50_000, "test": test},
+        json.loads(json.dumps(dataclasses.asdict(TRIALS[trial].config(seed, dtype=dtype)))),
+        {"name": TRIALS[trial].dataset, "hash": "d", "train": 50_000, "test": test},
+        {"commit": "0123abc", "modified": False},
+        [2.3, 2.25],
         {
             "name": device,
             "cpu": "Xeon",
@@ -61,9 +64,7 @@ def record(
         },
         {
             "seconds": seconds,
-            "compile_seconds": 1.0,
             "images_per_second": speed,
-            "visits": 1,
             "together": together,
         },
         1_727_962,

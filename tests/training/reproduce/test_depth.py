@@ -14,8 +14,9 @@ from keras import ops
 
 import keras_preact as kp
 from tests.training.commands import error_of
-from training import cli
-from training.reproduce import depth, images, profiles
+from training import cli, data
+from training.config import Data
+from training.reproduce import depth, profiles
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="what it measures is tested with the analyses"
@@ -91,8 +92,8 @@ def test_measured_as_by_hand():
     model = kp.models.resnet_cifar(
         20, block="bottleneck", arrangement="original", width_factor=0.25, input_shape=(8, 8, 1)
     )
-    digits = images.load("digits")
-    x = (digits.train_x[:5] - np.mean(digits.train_x)) / np.std(digits.train_x)
+    digits = data.load(Data("digits")).held
+    x = (digits.images[:5] - np.mean(digits.images)) / np.std(digits.images)
     import tensorflow as tf
 
     with tf.GradientTape() as tape:
@@ -105,7 +106,7 @@ def test_measured_as_by_hand():
             h = layer(h, training=True)
             if layer in model.units:
                 seen.append(h)
-        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(digits.train_y[:5], h))
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(digits.labels[:5], h))
     gradients = tape.gradient(loss, seen)
     rms = [float(np.sqrt(np.mean(np.square(each)))) for each in seen]
     norms = [float(np.linalg.norm(np.ravel(each))) for each in gradients]
@@ -182,8 +183,8 @@ def test_smoke_writes_two_depths_of_two_networks(smoke):
     ]
     record = json.loads((smoke / "depth" / "preact_scaled-20.json").read_text())
     assert record["settings"] == profiles.settings_of("preact_scaled", 20, batch=4)
-    assert record["code"].keys() == {"fingerprint", "commit", "modified"}
-    assert record["data"] == {"name": "digits", "fingerprint": images.load("digits").fingerprint}
+    assert record["code"].keys() == {"commit", "modified"}
+    assert record["data"] == {"name": "digits", "hash": data.load(Data("digits")).hash}
     assert record["device"]["backend"] == "tensorflow"
     assert record["device"]["versions"]["keras"] == keras.__version__
     assert 1e8 < record["cost"]["peak_resident_bytes"] < 1e11
@@ -299,7 +300,7 @@ def test_mistakes(tmp_path, capsys, options, part):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"format": 1}', '{"format": 2, "settings": {"network": "preact"}}']
+    "text", ["{", "[]", '{"format": 2}', '{"format": 1, "settings": {"network": "preact"}}']
 )
 def test_damaged_file(tmp_path, text):
     (tmp_path / "depth").mkdir()

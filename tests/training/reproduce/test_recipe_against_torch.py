@@ -17,7 +17,6 @@ from keras.src.backend.common import dtypes
 
 import keras_preact as kp
 from tests.keras_preact import harness
-from tests.training.reproduce.rates import paper_rates
 from training import networks, plans
 from training.data import crops
 from training.recipes import RECIPES
@@ -123,7 +122,7 @@ class Case:
     def theirs(self, weights, **options):
         units = (self.depth - 2) // (3 * len(torch_recipe.BLOCKS[self.block][0]))
         net = torch_recipe.ResNet(self.arrangement, self.block, units, WIDTH)
-        rates = paper_rates(self.recipe)[self.start :][:STEPS].tolist()
+        rates = torch_recipe.paper_rates(self.recipe)[self.start :][:STEPS].tolist()
         options = {"nesterov": self.recipe == "cifar10_batch64"} | options
         return torch_recipe.train(
             torch_recipe.with_weights(net, weights), list(weights), self.batches(), rates, **options
@@ -166,7 +165,7 @@ def test_steps_agree(case, float64):
     found = differences(ours, theirs)
     assert {where: value for where, value in found.items() if not value < TOLERANCE} == {}
     # the first velocity is -rate (gradient + decay * weight)
-    rate = paper_rates(case.recipe)[case.start]
+    rate = torch_recipe.paper_rates(case.recipe)[case.start]
     got = {
         path: -velocity / rate - 1e-4 * weights[path]
         for path, velocity in ours[0].velocities.items()

@@ -277,3 +277,17 @@ def train(net, paths, batches, rates, *, nesterov=False, biased=True, rate_insid
             )
         )
     return states, gradients
+
+
+#: Iterations of a recipe, and those from which the rate is a tenth.
+RUNS = {
+    "cifar10": (64_000, (32_000, 48_000)),
+    "cifar10_batch64": (200 * 781, (81 * 781, 122 * 781)),
+}
+
+
+def paper_rates(recipe):
+    """Return the rate of each iteration: 0.01 for 400, 0.1, and a tenth from each drop."""
+    length, (first, second) = RUNS[recipe]
+    step = np.arange(length)
+    return np.where(step < 400, 0.01, 0.1 / 10.0 ** ((step >= first) * 1 + (step >= second)))

@@ -10,8 +10,8 @@ from keras import ops
 from tests.training import images as pictures
 from training.cli import UserError
 from training.data import crops, training_stream
-from training.data.pipelines import InMemory
-from training.data.resident import Cut, Stream, encode
+from training.data.pipelines import Codes, InMemory
+from training.data.resident import Cut, encode
 
 BACKEND = keras.backend.backend()
 
@@ -42,12 +42,12 @@ def test_a_step_has_the_pixels_of_the_pipeline(height, width, channels, padding)
     pad = crops.PADDINGS[padding]
     pipeline = InMemory(data, 4, 3, pad)
     cut = Cut(pad(images, data.preprocessing.mean))
-    stream = Stream(labels, 4, 3, augment=True)
+    stream = Codes(data, 4, 3, augment=True)
     call = compiled(cut)
     for step in (0, 1, 2, 7, 1_000):  # an epoch ends within step 2
-        codes, found = stream.batch(step)
+        codes, found = stream.batch(step, np.arange(4))
         pixels, expected = pipeline.batch(step, np.arange(4))
-        assert (codes.dtype, found.dtype) == (np.int32, np.int32)
+        assert (codes.dtype, found.dtype) == (np.int32, np.int64)
         cropped = ops.convert_to_numpy(call(codes))
         assert (cropped.dtype, cropped.shape) == (np.float32, (4, height, width, channels))
         np.testing.assert_array_equal(cropped, pixels)
@@ -60,9 +60,9 @@ def test_a_step_is_that_of_a_training_stream(augmentation):
     data = pictures.in_memory(images)
     expected = pictures.batches(training_stream(data, 5, augmentation, None, 11), 6, start=3)
     cut = Cut(crops.PADDINGS["mean"](images, data.preprocessing.mean))
-    stream = Stream(np.arange(12), 5, 11, augmentation != "none")
-    for step, (pixels, labels) in enumerate(expected, 3):
-        codes, found = stream.batch(step)
+    stream = training_stream(data, 5, augmentation, None, 11, on_device=True)
+    coded = pictures.batches(stream, 6, start=3)
+    for (pixels, labels), (codes, found) in zip(expected, coded, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(cut(codes)), pixels)
         np.testing.assert_array_equal(found, labels)
 
@@ -104,7 +104,5 @@ def test_images_stay_as_they_are_under_every_policy():
 @pytest.mark.parametrize("shape", [(2**31 // 162 + 1, 1, 1, 1), (2**15, 256, 256, 3)])
 def test_too_many_images(shape):
     padded = np.broadcast_to(np.zeros((1, 1, 1, 1), "uint8"), shape)  # which takes one byte
-    with pytest.raises(
-        UserError, match=f"Too many images to stay on the device. Received: {shape[0]:,}"
-    ):
+    with pytest.raises(UserError, match=f"Too many images for the device: {shape[0]:,}"):
         Cut(padded)

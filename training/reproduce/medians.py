@@ -44,52 +44,31 @@ def std(values: Values) -> float | None:
     return None if len(values) < 2 or mean(values) is None else float(_numbers(values).std(ddof=1))
 
 
-def quantile(level: float, degrees: float) -> float:
-    """Return how far Student's t with so many degrees of freedom, a fraction perhaps,
-    lies around 0 with this probability.
-
-    Raises:
-        ImportError: without SciPy.
-
-    Example:
-
-    >>> round(quantile(0.95, 4), 3)
-    2.776
-    """
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, (1 + level) / 2))
-
-
 def interval(values: Values, level: float = LEVEL) -> tuple[float, float] | None:
-    """Return Student's interval for the mean; None where there is no standard
-    deviation.
-    """
+    """Return Student's interval for the mean; None without a standard deviation."""
+    from scipy import stats
+
     middle, spread = mean(values), std(values)
     if middle is None or spread is None:
         return None
-    half = quantile(level, len(values) - 1) * spread / math.sqrt(len(values))
-    return middle - half, middle + half
+    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * spread / math.sqrt(len(values))
+    return float(middle - half), float(middle + half)
 
 
 def welch(values: Values, others: Values, level: float = LEVEL) -> tuple[float, float] | None:
     """Return Welch's interval for the mean of `values` minus that of `others`.
 
     Returns:
-        Its ends; None where one of the two has no standard deviation, or both are 0:
-        equal numbers say nothing of how far the next one lies.
+        Its ends; None if one of the two has no standard deviation, or both are 0: equal
+        numbers do not say how far the next one lies.
     """
-    one, other, spread, spread_of_others = mean(values), mean(others), std(values), std(others)
-    if one is None or other is None or spread is None or spread_of_others is None:
+    from scipy import stats
+
+    if not (std(values) or std(others)) or std(values) is None or std(others) is None:
         return None
-    parts = spread**2 / len(values), spread_of_others**2 / len(others)
-    if not sum(parts):
-        return None
-    degrees = sum(parts) ** 2 / (
-        parts[0] ** 2 / (len(values) - 1) + parts[1] ** 2 / (len(others) - 1)
-    )
-    half = quantile(level, degrees) * math.sqrt(sum(parts))
-    return one - other - half, one - other + half
+    result = stats.ttest_ind(_numbers(values), _numbers(others), equal_var=False)
+    low, high = result.confidence_interval(level)
+    return float(low), float(high)
 
 
 def clear_order(values: Values, others: Values, level: float = LEVEL) -> int:

@@ -1,0 +1,170 @@
+"""What a run trains: data, network and plan of a configuration, compiled."""
+
+import dataclasses
+import math
+import platform
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_preact as kp
+
+from . import backends, callbacks, finetune, networks, plans, runs
+from . import data as datasets
+from .cli import UserError
+from .config import Config
+from .data.crops import PADDINGS
+from .data.resident import Cut
+from .on_device import OnDevice
+
+
+class Experiment:
+    """Data, network and plan of a configuration, compiled for a distribution.
+
+    Args:
+        config: Configuration of the run.
+        distribution: The active distribution.
+
+    Attributes:
+        network: Network that is saved, measured and exported.
+        model: Model that is compiled and fitted: the network, or with `data.on_device`
+            the network behind its images.
+        watched: Name of the images that are measured after every epoch, in `split`:
+            "held-out" or "test". The held-out ones choose the best epoch.
+        split: Those images, or None: nothing is measured after an epoch.
+        rows: Rows of every batch that this process feeds.
+        warning: What a person should know before the run, or None.
+
+    Raises:
+        ValueError: for options that do not fit together.
+    """
+
+    def __init__(self, config: Config, distribution: kp.distribution.Distribution):
+        self.distribution = distribution
+        self.data = datasets.load(config.data)
+        trained = None
+        if config.model.weights is not None:
+            config, self.data, trained = finetune.begin(config, self.data)
+        self.config = config
+        self.size = self._image_size()
+        self.plan = plans.plan(config, self.data.train.size)
+        self.rate = plans.learning_rate(config, self.plan)
+        self.warning = plans.check_warmup(config, self.plan)
+        self.watched = "held-out" if self.data.holdout else "test"
+        self.split = self.data.holdout or (self.data.test if config.data.watch_test else None)
+        if config.data.on_device and distribution.kind != "none":
+            raise UserError(
+                "--data.on-device needs --distribution none. Received: --distribution "
+                f"{distribution.kind}"
+            )
+        self.stream = datasets.training_stream(
+            self.data,
+            config.part_size,
+            config.data.augmentation,
+            self.size,
+            config.seed,
+            config.data.padding,
+            rand_augment=config.data.rand_augment,
+            mixup=config.data.mixup,
+            cutmix=config.data.cutmix,
+            on_device=config.data.on_device,
+        )
+        self.rows = distribution.rows(config.part_size)
+        self.network = networks.build(config, self.data, self.size) if trained is None else trained
+        self.model = self._with_images() if config.data.on_device else self.network
+        distribution.compile(
+            self.model,
+            optimizer=networks.optimizer(config, self.rate, self.network),
+            loss=networks.loss(config),
+            # weighted: without the rows that fill the last batch of an evaluation
+            weighted_metrics=["accuracy"],
+            jit_compile=backends.jit_compile(config.jit_compile),
+            steps_per_execution=config.steps_per_execution,
+        )
+
+    def _image_size(self) -> int:
+        size = self.config.data.size or self.data.size
+        if size is None:
+            raise UserError(
+                f"The images of {self.data.name} differ in size. Choose one for the network, such "
+                "as --data.size 64."
+            )
+        return size
+
+    def _with_images(self) -> OnDevice:
+        assert self.data.held is not None
+        pad = PADDINGS[self.config.data.padding]
+        return OnDevice(self.network, Cut(pad(self.data.held.images, self.data.preprocessing.mean)))
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters that are trained."""
+        return sum(math.prod(weight.shape) for weight in self.network.trainable_weights)
+
+    def training_data(self, step: int = 0):
+        """Return the batches from a step on, as a tf.data.Dataset."""
+        return self.stream.dataset(step, self.rows)
+
+    def batches(self, step: int) -> Iterator[tuple]:
+        """Return the batches from a step on, as arrays."""
+        return self.training_data(step).as_numpy_iterator()
+
+    def plain_images(self, batch_size: int, count: int) -> Iterator[np.ndarray]:
+        """Return the first `count` batches of training images, not augmented."""
+        batches = datasets.evaluation_batches(self.data, self.data.train, batch_size, self.size)
+        return (images for images, _ in batches.take(count).as_numpy_iterator())
+
+    def evaluation_data(self, split: datasets.Split):
+        """Return the images of a split as `evaluate` takes them."""
+        config = self.config
+        batches = datasets.evaluation_batches(
+            self.data, split, config.part_size, config.data.size, self.rows
+        )
+        if config.data.mixes:  # the loss and the accuracy take one form of labels
+            batches = batches.map(
+                lambda images, labels: (images, tf.one_hot(labels, len(self.data.classes)))
+            )
+        return self.distribution.evaluation_data(batches, config.part_size, split.size)
+
+    def seeds(self, count: callbacks.Count) -> callbacks.TorchSeeds | None:
+        """Return the callback for the random numbers of a step, if the backend needs
+        one.
+        """
+        if keras.backend.backend() != "torch":
+            return None
+        return callbacks.TorchSeeds(self.config.seed, self.distribution.process, count)
+
+    def place(self, step: int) -> str:
+        """Return a step of `fit` in words."""
+        return (
+            f"iteration {step // self.plan.parts + 1:,} (epoch {step // self.plan.per_epoch + 1})"
+        )
+
+    def described(self, recipe: str) -> dict:
+        """Return the content of config.json: the configuration, and the data and
+        software that a later command needs.
+        """
+        data = self.data
+        return {
+            "recipe": recipe,
+            "config": dataclasses.asdict(self.config),
+            "classes": list(data.classes),
+            "images": {
+                "train": data.train.size,
+                "holdout": data.holdout.size if data.holdout else 0,
+                "test": data.test.size,
+            },
+            "preprocessing": data.preprocessing.to_dict(),
+            "iterations": self.plan.iterations,
+            "trainable_parameters": self.parameters,
+            "code": runs.code(),
+            "versions": {
+                "python": platform.python_version(),
+                "keras": keras.__version__,
+                "backend": keras.backend.backend(),
+                "tensorflow": tf.__version__,
+                "numpy": np.__version__,
+            },
+        }

@@ -1,0 +1,61 @@
+"""A network whose training images are on the device."""
+
+import itertools
+
+import keras
+
+from .data.resident import Cut
+
+
+class OnDevice(keras.Model):
+    """A network behind the images that it is trained on.
+
+    It takes codes of training images, or images. On JAX, `steps_per_execution` steps
+    are one compiled loop: Keras itself starts each step from the host there, and uses
+    such a loop on TensorFlow alone.
+
+    Args:
+        network: Network from pixels to logits.
+        cut: The images.
+    """
+
+    def __init__(self, network: keras.Model, cut: Cut):
+        super().__init__(name=network.name)
+        self.network = network
+        self.cut = cut
+        self.built = True  # both parts are
+
+    def call(self, inputs, training=None):
+        images = self.cut(inputs) if len(inputs.shape) == 1 else inputs
+        return self.network(images, training=training)
+
+    def make_train_function(self, force=False):
+        looped = (
+            keras.backend.backend() == "jax"
+            and self.steps_per_execution > 1
+            and self.jit_compile
+            and not self.run_eagerly
+        )
+        if not looped or (self.train_function is not None and not force):
+            return super().make_train_function(force)
+        import jax
+
+        compiled = jax.jit(self.loop, donate_argnums=0)
+
+        def from_iterator(state, iterator):
+            return compiled(state, list(itertools.islice(iterator, self.steps_per_execution)))
+
+        self.train_function = from_iterator
+        return None
+
+    def loop(self, state, batches):
+        """Train on several batches, on JAX: `train_step` for each, in one loop."""
+        import jax
+
+        def step(state, batch):
+            logs, state = self.train_step(state, batch)
+            return state, logs
+
+        stacked = jax.tree.map(lambda *each: jax.numpy.stack(each), *batches)
+        state, logs = jax.lax.scan(step, state, stacked)
+        return {name: values[-1] for name, values in logs.items()}, state
