@@ -210,6 +210,21 @@ def lookup(table: Mapping[str, T], name: str, what: str) -> T:
     raise UserError(f"Unknown {what}: {name!r}. {nearest(name, table)}")
 
 
+def option_value(text: str) -> Any:
+    """Return the value of an option written as text: a number, a truth value, none, or
+    the text itself.
+    """
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return `Did you mean ...? Choose one of: ...` for an unknown name."""
     names = list(names)

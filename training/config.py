@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from .cli import UserError
+from .cli import UserError, option_value
 
 #: Fields of `Model` that say where a network starts. They are no arguments of its builder.
 START = ("name", "weights", "freeze", "mean", "std")
@@ -88,14 +88,18 @@ class Model:
     """Recompute this many units of a stack together in the backward pass, to save memory. Try the root of their number."""
     dtype: str | None = None
     """Keras dtype policy: float32, mixed_bfloat16 or mixed_float16."""
+    options: tuple[str, ...] = ()
+    """Other options of network, units or block, as NAME=VALUE: output_stride=8 use_bias=true."""
 
     def overrides(self) -> dict:
         """Return the fields that are set, as arguments of `kp.create_model`."""
-        return {
+        own = {
             key: value
             for key, value in dataclasses.asdict(self).items()
-            if key not in (*START, "scales") and value is not None
-        } | ({} if self.scales is None else {"shortcut": self._scaling()})
+            if key not in (*START, "scales", "options") and value is not None
+        }
+        scaling = {} if self.scales is None else {"shortcut": self._scaling()}
+        return own | scaling | dict(map(_option, self.options))
 
     def _scaling(self) -> dict:
         """Return constant scaling with its factors, as serialised by Keras."""
@@ -110,6 +114,13 @@ class Model:
             "registered_name": "keras_preact>ConstantScaling",
             "config": {"shortcut": shortcut, "residual": residual},
         }
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise UserError(f"Options are written NAME=VALUE. Received: --model.options {text}")
+    return name, option_value(value)
 
 
 @dataclasses.dataclass(frozen=True)

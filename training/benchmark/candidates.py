@@ -11,7 +11,7 @@ from typing import Any
 import keras_preact as kp
 from keras_preact.models.registry import MODELS
 
-from ..cli import UserError, nearest
+from ..cli import UserError, nearest, option_value
 from . import peers
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -116,7 +116,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         key, sign, value = option.partition("=")
         if not sign or not value:
             raise UserError(f"A candidate is NAME:option=value,option=value. Received: {text!r}")
-        options[key] = _value(value)
+        options[key] = option_value(value)
     if name in PEERS:
         _check_peer(name, options, text)
     elif options:
@@ -142,18 +142,6 @@ def _check_peer(name: str, options: Mapping[str, Any], text: str) -> None:
             raise UserError(f"Unknown option. {nearest(key, known)} Received: {text!r}")
         if not isinstance(value, bool):
             raise UserError(f"{key} of {name} must be true or false. Received: {text!r}")
-
-
-def _value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def expand(
