@@ -155,6 +155,7 @@ def look(i: int) -> dict[str, Any]:
 
 
 def colour(i: int) -> str:
+    """Return the colour of line number i of a figure."""
     return COLOURS[i % len(COLOURS)]
 
 
@@ -273,6 +274,7 @@ def decades(axes, values: Iterable) -> None:
 
 
 def logarithmic(axes) -> None:
+    """Make the vertical axis logarithmic; values that are not positive are not shown."""
     axes.set_yscale("log", nonpositive="mask")
     plain_numbers(axes.yaxis)
 
