@@ -31,19 +31,19 @@ def flat(model: keras.Model, *, fold: bool = False) -> keras.Model:
     copies: dict[int, list[keras.Layer]] = {}
 
     def inline(layer, *args, **kwargs):
-        if not isinstance(layer, _COMPOSITE):
+        if not _is_composite(layer):
             return layer(*args, **kwargs)
         if id(layer) not in copies:
             copies[id(layer)] = _parts(layer, names)
-        [x] = args
+        x = args[0]
         for part in copies[id(layer)]:
-            if isinstance(part, _COMPOSITE):
+            if isinstance(part, ResidualUnit):  # `call` by itself does not cast
                 x = part.call(keras.ops.cast(x, part.compute_dtype), training=False)
             else:
-                x = part(x)
+                x = part.call(x, training=False) if _is_composite(part) else part(x)
         return x
 
-    while any(isinstance(layer, _COMPOSITE) for layer in model.layers):
+    while any(map(_is_composite, model.layers)):
         model = _rebuilt(model, inline)
     replacements = {
         id(layer): _copy(layer, dtype=layer.compute_dtype)
@@ -65,7 +65,10 @@ def flat(model: keras.Model, *, fold: bool = False) -> keras.Model:
     return _rebuilt(model, replace)
 
 
-_COMPOSITE = (ResidualUnit, LayerStack, keras.Model)
+def _is_composite(layer: keras.Layer) -> bool:
+    if isinstance(layer, keras.Model):
+        return len(getattr(layer, "inputs", None) or ()) == 1
+    return isinstance(layer, ResidualUnit | LayerStack)
 
 
 def _rebuilt(model: keras.Model, call: Callable) -> keras.Model:

@@ -751,6 +751,31 @@ def test_folded_networks_give_the_same(arrangement, options):
         np.testing.assert_array_equal(array, own)
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="made by the process on TensorFlow"
+)
+def test_nested_models_are_unrolled():
+    """Networks and stacks inside a functional model, a layer that is called twice, and
+    a nested model of two inputs, which stays one layer.
+    """
+    network = two_stages(
+        stacked=True, width=8, input_shape=(8, 8, 3), include_top=False, pooling="avg"
+    )
+    pair = [keras.Input((16,)), keras.Input((16,))]
+    both = keras.Model(pair, keras.layers.Add()(pair), name="both")
+    inputs = keras.Input((8, 8, 3))
+    x, mirrored = network(inputs), network(inputs[:, :, ::-1])
+    model = keras.Model(inputs, keras.layers.Dense(3)(both([x, mirrored])))
+    randomize(model)
+    flat = _flat.flat(model, fold=True)
+    assert not [layer for layer in flat.layers if isinstance(layer, kp.UnitStack)]
+    images = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype("float32")
+    own = model(images, training=False).numpy()
+    np.testing.assert_allclose(
+        flat(images, training=False).numpy(), own, rtol=0, atol=1e-5 * max(1, np.abs(own).max())
+    )
+
+
 def test_diverged_weights_are_not_exported(small, tmp_path, monkeypatch):
     monkeypatch.setattr(_graph, "write", lambda core, plan, path: path.mkdir())
     small.set_weights([np.full(weight.shape, np.nan) for weight in small.get_weights()])
