@@ -250,7 +250,10 @@ def some(names: Any) -> str:
 def _options(model: ResidualNetwork) -> dict[str, Any]:
     """Return the options of a network and of its block, without `FREE_OPTIONS`."""
     config = model.get_config()
-    options = config | blocks.get(config["block"]).get_config()
+    block = blocks.get(config["block"])
+    options = config | block.get_config()
+    if block.name == "basic":  # its first convolution is a 3x3 one
+        options.pop("stride_on", None)
     return {key: value for key, value in options.items() if key not in FREE_OPTIONS.split()}
 
 
