@@ -186,8 +186,8 @@ def _check_installed(package: tuple[str, str], extra: str, needed_by: str) -> No
     module, name = package
     if importlib.util.find_spec(module) is None:
         raise UserError(
-            f"{needed_by} needs {name}, which is not installed: pip install -c constraints/tested.txt -e "
-            f"'.[{extra}]'"
+            f"{needed_by} needs {name}, which is not installed: pip install "
+            f"-c constraints/tested.txt -e '.[{extra}]'"
         )
 
 

@@ -49,7 +49,8 @@ class CheckpointCost(Benchmark):
                 saved.restore(model)
 
             restoring = [timed(restore)[0] for _ in range(self.steps)]
-            size = saves[-1][1].stat().st_size
+            path = saves[-1][1]
+            size = path.stat().st_size if path else 0
         saving = [seconds for seconds, _ in saves]
         save = statistics.median(saving)
         return {

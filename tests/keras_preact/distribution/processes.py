@@ -21,10 +21,11 @@ OURS = ("KERAS_DISTRIBUTION_", "TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_")
 def environment(devices: int = 1) -> dict[str, str]:
     """That of this process without launchers' variables."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
+    count = f"--xla_force_host_platform_device_count={devices}"
     return kept | {
         "KERAS_BACKEND": keras.backend.backend(),
         "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": f"{kept.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{kept.get('XLA_FLAGS', '')} {count}",
         "CUDA_VISIBLE_DEVICES": "-1",
         "JAX_PLATFORMS": "cpu",
     }
