@@ -4,4 +4,4 @@ watched inside `model.fit`.
 
 from keras_preact.health.callback import TrainingHealth
 from keras_preact.health.ranges import HEALTHY_RANGES, Range
-from keras_preact.health.records import Record
+from keras_preact.health.records import HealthRecord

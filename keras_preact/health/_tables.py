@@ -2,8 +2,9 @@
 
 import csv
 import os
-import tempfile
 from pathlib import Path
+
+from keras_preact import atomic
 
 
 def drop_rows(path: str | os.PathLike, column: str, beyond: float) -> None:
@@ -30,16 +31,10 @@ def drop_rows(path: str | os.PathLike, column: str, beyond: float) -> None:
     ]
     if len(kept) + 1 == len(lines):
         return
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    try:
-        with open(handle, "wb") as file:
-            file.writelines([lines[0], *kept])
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, path.stat().st_mode & 0o777)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    mode = path.stat().st_mode & 0o777
+    with atomic.replacing(path) as temporary:
+        temporary.write_bytes(b"".join([lines[0], *kept]))
+    path.chmod(mode)
 
 
 def _cells(line: bytes) -> list[str]:

@@ -35,8 +35,8 @@ class Activations:
 
     def __init__(self, model: keras.Model, sample):
         self.model = model
-        names = getattr(model, "input_names", None)
-        if isinstance(sample, Mapping) and names and set(names) == set(sample):
+        names = [symbol.name for symbol in getattr(model, "inputs", None) or ()]
+        if isinstance(sample, Mapping) and set(names) == set(sample):
             sample = [sample[name] for name in names]
         self.arrays = [np.asarray(array) for array in keras.tree.flatten(sample)]
         self.graph = Graph(

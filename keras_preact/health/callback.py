@@ -16,7 +16,7 @@ from keras_preact.health import _tables, findings, outputs
 from keras_preact.health.activations import Activations
 from keras_preact.health.probe import Probe
 from keras_preact.health.ranges import Range, replaced
-from keras_preact.health.records import Record
+from keras_preact.health.records import HealthRecord
 from keras_preact.health.weights import Watched, WeightPlace
 
 
@@ -30,9 +30,10 @@ class TrainingHealth(keras.callbacks.Callback):
     evidence; its effects are not reported.
 
     The norms are computed inside the compiled train step, only when they are due, and
-    without a copy to the host. Meanwhile the optimizer holds two more variables, which
-    are never saved. They are removed at the end of `fit`. After a `fit` that raised an
-    exception, the next `fit` with such a callback or `remove()` removes them.
+    without a copy to the host. During `fit`, `model.optimizer` is a stand-in for the
+    optimizer that computes them; it is never saved. At the end the optimizer is back.
+    After a `fit` that raised an exception, the next `fit` with such a callback or
+    `remove()` puts it back.
 
     Args:
         interval: Updates between two records. With a larger `steps_per_execution`, the
@@ -55,7 +56,7 @@ class TrainingHealth(keras.callbacks.Callback):
         report: Function that gets each message.
 
     Attributes:
-        history: The `kp.health.Record`s.
+        history: The `kp.health.HealthRecord`s.
         weights: Names of the weights in a record's arrays, in order: the path, and in a
             stack that of the unit's own, `stage1_unit3/branch/conv_1/kernel`.
         inputs: The same for its activations: the kernels of the layers.
@@ -75,16 +76,20 @@ class TrainingHealth(keras.callbacks.Callback):
 
     Example:
 
-    >>> import keras, numpy as np
+    >>> import keras
+    >>> import numpy as np
     >>> import keras_preact as kp
-    >>> images, labels = np.random.default_rng(0).normal(size=(8, 8, 8, 1)).astype("float32"), np.arange(8)
+    >>> images = np.random.default_rng(0).normal(size=(8, 8, 8, 1)).astype("float32")
+    >>> labels = np.arange(8)
     >>> model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1))
-    >>> model.compile(kp.optimizers.CoupledSGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    >>> health = kp.health.TrainingHealth(interval=2, sample=images, report=lambda message: None)
+    >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    >>> model.compile(kp.optimizers.CoupledSGD(0.01), loss)
+    >>> health = kp.TrainingHealth(interval=2, sample=images, report=lambda message: None)
     >>> history = model.fit(images, labels, batch_size=2, verbose=0, callbacks=[health])
     >>> [record.step for record in health.history]
     [2, 4]
-    >>> dict(zip(health.weights, health.history[-1].gradient_norms))["stage1_unit1/branch/conv_1/kernel"] > 0
+    >>> norms = dict(zip(health.weights, health.history[-1].gradient_norms))
+    >>> norms["stage1_unit1/branch/conv_1/kernel"] > 0
     np.True_
     """
 
@@ -113,7 +118,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self.tensorboard = tensorboard
         self.stop_on_divergence = stop_on_divergence
         self.report = report
-        self.history: list[Record] = []
+        self.history: list[HealthRecord] = []
         self.gaps: dict[int, float] = {}
         self.weights: list[str] = []
         self.inputs: list[str] = []
@@ -165,7 +170,7 @@ class TrainingHealth(keras.callbacks.Callback):
         if state is not None:
             self._take_over(state)
         self._left = self._until_due()
-        if keras.backend.backend() != "torch":  # where the step is not traced
+        if keras.backend.backend() != "torch":  # there, nothing is compiled for an optimizer
             model.make_train_function(force=True)
 
     def state(self) -> dict[str, Any]:
@@ -262,7 +267,7 @@ class TrainingHealth(keras.callbacks.Callback):
         means, stds = (
             (np.zeros(0), np.zeros(0)) if self._activations is None else self._activations()
         )
-        record = Record.of(
+        record = HealthRecord.of(
             figures,
             self._watched,
             step=step,
@@ -279,7 +284,7 @@ class TrainingHealth(keras.callbacks.Callback):
             self._board.write(step, outputs.summary(record, self._watched))
         self._judge(record)
 
-    def _judge(self, record: Record) -> None:
+    def _judge(self, record: HealthRecord) -> None:
         """Report why training diverged, or else the first cause of what is unhealthy."""
         rates = self._rates()
         diverged = findings.divergence(record, self.weights, self._limit)
@@ -343,9 +348,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self.remove()
 
     def remove(self) -> None:
-        """Remove from the model's optimizer what this callback has added, after a `fit`
-        that raised an exception.
-        """
+        """Put the model's optimizer back, after a `fit` that raised an exception."""
         if self._probe is None:
             return
         model = self.model

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from keras_preact.health.ranges import Range
-from keras_preact.health.records import Record
+from keras_preact.health.records import HealthRecord
 from keras_preact.health.weights import Watched, WeightPlace
 
 #: Training is stuck if after this number of updates ...
@@ -88,14 +88,16 @@ class Rates:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class FigureValues:
     """Values of a figure, at `places` or, without them, of the whole network."""
 
     values: np.ndarray
     places: Sequence[WeightPlace] = ()
 
 
-def measured(record: Record, watched: Watched, read: Sequence[WeightPlace]) -> dict[str, Measured]:
+def measured(
+    record: HealthRecord, watched: Watched, read: Sequence[WeightPlace]
+) -> dict[str, FigureValues]:
     """Return the figures of a record that are judged.
 
     Args:
@@ -112,17 +114,19 @@ def measured(record: Record, watched: Watched, read: Sequence[WeightPlace]) -> d
     updates = record.update_ratios[watched.kernels]
     updates = updates[~np.isnan(updates)]
     return {
-        "gradient_norm": Measured(np.array([record.gradient_norm])),
-        "layer_gradient_ratio": Measured(np.array([record.layer_gradient_ratio])),
-        "update_ratio": Measured(np.array([np.median(updates) if updates.size else math.nan])),
-        "gradient_weight_ratio": Measured(record.gradient_weight_ratios[watched.kernels], kernels),
-        "activation_mean": Measured(record.activation_means[inside], judged),
-        "activation_std": Measured(record.activation_stds[inside], judged),
+        "gradient_norm": FigureValues(np.array([record.gradient_norm])),
+        "layer_gradient_ratio": FigureValues(np.array([record.layer_gradient_ratio])),
+        "update_ratio": FigureValues(np.array([np.median(updates) if updates.size else math.nan])),
+        "gradient_weight_ratio": FigureValues(
+            record.gradient_weight_ratios[watched.kernels], kernels
+        ),
+        "activation_mean": FigureValues(record.activation_means[inside], judged),
+        "activation_std": FigureValues(record.activation_stds[inside], judged),
     }
 
 
 def causes(
-    figures: Mapping[str, Measured], ranges: Mapping[str, Range], rates: Rates, stuck: bool
+    figures: Mapping[str, FigureValues], ranges: Mapping[str, Range], rates: Rates, stuck: bool
 ) -> list[Cause]:
     """Return the causes that the figures of a record show, the first cause first."""
     found = []
@@ -138,14 +142,15 @@ def causes(
     return found
 
 
-def message(cause: Cause, figures: Mapping[str, Measured], row: Range, rates: Rates) -> str:
+def message(cause: Cause, figures: Mapping[str, FigureValues], row: Range, rates: Rates) -> str:
     """Return what a person reads: the cause, the evidence, the remedy."""
     figure = figures[cause.figure]
     below = cause.side == "below"
     extreme = int((np.nanargmin if below else np.nanargmax)(figure.values))
     value = float(figure.values[extreme])
     if cause.figure == "update_ratio":
-        evidence = f"weights change by {_percent(value)} per update (healthy: {row.healthy(cause.side, 0.01)} %)"
+        healthy = row.healthy(cause.side, 0.01)
+        evidence = f"weights change by {_percent(value)} per update (healthy: {healthy} %)"
         better = rates.better(value, row, cause.side)
         words = {"rate": f"{rates.highest:.3g}", "better_rate": f"{better:g}"}
     else:
@@ -165,7 +170,7 @@ def gap_message(gap: float, row: Range) -> str:
     return f"{row.above}: {evidence}. {row.if_above}."
 
 
-def divergence(record: Record, weights: Sequence[str], limit: float | None) -> str | None:
+def divergence(record: HealthRecord, weights: Sequence[str], limit: float | None) -> str | None:
     """Return in words how training has diverged in a record; None if it has not.
 
     Args:
@@ -195,12 +200,15 @@ def divergence_message(evidence: str, rates: Rates, first_loss: float) -> str:
     `divergence`.
     """
     if not math.isfinite(first_loss):
-        return f"The data or the initial weights are wrong, with a loss of {first_loss} in the first update; {evidence}."
+        return (
+            f"The data or the initial weights are wrong, with a loss of {first_loss} in the first "
+            f"update; {evidence}."
+        )
     remedy = "Divide it by at least ten, warm up longer, or clip the gradients"
     return f"Learning rate {rates.highest:.3g} is probably too high; {evidence}. {remedy}."
 
 
-def is_stuck(record: Record, first_loss: float, accuracies: Collection[float]) -> bool:
+def is_stuck(record: HealthRecord, first_loss: float, accuracies: Collection[float]) -> bool:
     """Return whether a network has learned nothing, or not much, although it had time
     to.
 
@@ -232,7 +240,7 @@ def _percent(share: float) -> str:
     return f"{float(f'{100 * share:.2g}'):,g} %"
 
 
-def _where(figure: Measured, outside: np.ndarray, extreme: int) -> str:
+def _where(figure: FigureValues, outside: np.ndarray, extreme: int) -> str:
     """Return the place of the extreme value, and the number of units that are outside."""
     if not figure.places:
         return ""

@@ -1,6 +1,7 @@
 """Writes records to a CSV file and to TensorBoard."""
 
 import csv
+import errno
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact.health.records import Record
+from keras_preact.health.records import HealthRecord
 from keras_preact.health.weights import Watched, WeightPlace
 
 
@@ -47,13 +48,9 @@ class CsvFile:
         with self.path.open("ab", buffering=0) as file:
             size = file.seek(0, io.SEEK_END)
             line = line if size else self._header + line
-            written = 0
-            try:
-                while written < len(line):
-                    written += file.write(line[written:])
-            finally:
-                if written < len(line):  # a full disk
-                    file.truncate(size)
+            if file.write(line) < len(line):  # a full disk
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
 
 def _line(values: Iterable[object]) -> bytes:
@@ -83,7 +80,7 @@ def columns(watched: Watched, read: Sequence[WeightPlace]) -> list[str]:
     ]
 
 
-def row(record: Record) -> list[object]:
+def row(record: HealthRecord) -> list[object]:
     """Return the values of `columns`."""
     arrays = (
         *(record.gradient_norms, record.weight_norms, record.update_norms),
@@ -93,7 +90,7 @@ def row(record: Record) -> list[object]:
     return [record.step, record.epoch, *(float(f"{number:.7g}") for number in numbers)]
 
 
-def summary(record: Record, watched: Watched) -> dict[str, float]:
+def summary(record: HealthRecord, watched: Watched) -> dict[str, float]:
     """Return the scalars of a record: the whole network, each unit's gradient, the
     spread of the ratios.
     """

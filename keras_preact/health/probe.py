@@ -85,10 +85,11 @@ class Probe:
 
     def before(self, gradients: Sequence, variables: Sequence) -> "_Before":
         """Return what the figures need from before the update."""
-        if shared := getattr(self.optimizer, "whole_gradients", None):
-            gradients = shared(gradients)
-        elif keras.backend.backend() == "tensorflow":
+        if keras.backend.backend() == "tensorflow":
             gradients = _summed_over_replicas(gradients)
+        # of an optimizer that exchanges gradients itself
+        if exchange := getattr(self.optimizer, "whole_gradients", None):
+            gradients = exchange(gradients)
         given = {id(variable): each for variable, each in zip(variables, gradients, strict=True)}
         own = [given.get(id(variable)) for variable in self.watched.variables]
         # of a LossScaleOptimizer, or of another one

@@ -9,7 +9,7 @@ from keras_preact.health.weights import Watched
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class HealthRecord:
     """The figures of one update of n weights; those of a stack are counted unit by
     unit.
 
@@ -42,7 +42,7 @@ class Record:
     gap: float
 
     @classmethod
-    def of(cls, figures: np.ndarray, watched: Watched, **rest) -> "Record":
+    def of(cls, figures: np.ndarray, watched: Watched, **rest) -> "HealthRecord":
         groups = list(watched.group_norms(figures[GRADIENT]).values())
         first, last = groups[0], groups[-1]
         ratio = first / last if len(groups) > 1 and last else float("nan")
