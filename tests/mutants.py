@@ -195,8 +195,8 @@ MUTANTS = [
     *mutants_of(
         "keras_preact/blocks.py",
         REFERENCE,
-        ("wrong_stride_place", 'return 1 if self.stride_on == "3x3" else 0',
-         'return 0 if self.stride_on == "3x3" else 1', "3x3 or bottleneck"),
+        ("wrong_stride_place", 'self.kernel_sizes.index(3) if self.stride_on == "3x3" else 0',
+         "0", "3x3 or bottleneck"),
         ("width_of_groups", "int(filters * self.base_width / 64) * self.groups",
          "int(filters * self.base_width / 64)", "groups"),
     ),
