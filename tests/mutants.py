@@ -373,6 +373,27 @@ MUTANTS = [
         ("top_4_for_top_5", "np.argpartition(-logits, 5, axis=1)[:, :5]",
          "np.argpartition(-logits, 5, axis=1)[:, :4]"),
     ),
+    *mutants_of(
+        "keras_preact/export/_flat.py",
+        f"{CORE}/export/test_export.py::test_folded_networks_give_the_same",
+        ("kernel_without_folding_factor", "copy.kernel.assign(value(weight.kernel, 1) * factor)",
+         "copy.kernel.assign(value(weight.kernel, 1))"),
+        ("bias_without_folding_factor",
+         "(value(weight.bias, 0) - value(norm.moving_mean, 0)) * factor",
+         "(value(weight.bias, 0) - value(norm.moving_mean, 0))"),
+    ),
+    *mutants_of(
+        "keras_preact/preprocessing.py",
+        f"{CORE}/test_preprocessing.py",
+        ("channels_of_pixels_reversed", 'np.asarray(self.mean, "float32"))',
+         'np.asarray(self.mean[::-1], "float32"))', "last_axis"),
+    ),
+    *mutants_of(
+        "keras_preact/analysis/ensemble.py",
+        f"{CORE}/analysis/test_ensemble.py",
+        ("lesion_of_the_wrong_unit", "factors[list(without)] = 0",
+         "factors[[i - 1 for i in without]] = 0"),
+    ),
 ]  # fmt: skip
 
 
