@@ -359,8 +359,8 @@ MUTANTS = [
     *mutants_of(
         "training/variables.py",
         f"{TRAINING}/test_checkpoints.py",
-        ("unsaved_seed_state", "for variable in model.variables}.values()",
-         "for variable in model.weights}.values()"),
+        ("unsaved_seed_state", "for variable in network.variables}.values()",
+         "for variable in network.weights}.values()"),
     ),
     *mutants_of(
         "training/predict.py",
