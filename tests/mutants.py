@@ -450,13 +450,11 @@ def survives(mutant: Mutant, folder: Path) -> bool:
 
 def failures_without_mutants(mutants: list[Mutant], folder: Path) -> str:
     """Return what pytest says if the tests fail on the unbroken tree, else nothing."""
-    selections = sorted({(mutant.only, mutant.tests) for mutant in mutants})
-    by_expression: dict[str, set[str]] = {}
-    for only, tests in selections:
-        by_expression.setdefault(only, set()).update(tests)
-    for only, tests in by_expression.items():
-        done = run_tests(folder, sorted(tests), only)
-        if done.returncode:
+    for parts in ([m for m in mutants if not m.only], [m for m in mutants if m.only]):
+        tests = sorted({test for mutant in parts for test in mutant.tests})
+        only = " or ".join(sorted({f"({mutant.only})" for mutant in parts if mutant.only}))
+        done = run_tests(folder, tests, only) if parts else None
+        if done and done.returncode:
             return done.stdout
     return ""
 
