@@ -13,16 +13,13 @@ import keras_preact as kp
 from tests.keras_preact import harness
 
 NAMES = ["ResNet50V2", "ResNet101V2", "ResNet152V2"]
-once = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
 
 
 def outputs(model, images):
     return keras.ops.convert_to_numpy(model(images))
 
 
-@once
+@pytest.mark.once
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_arguments(name):
     """In the same order, with the same defaults; behind them our options by name."""
@@ -34,13 +31,13 @@ def test_the_same_arguments(name):
     assert ours[-1].kind is inspect.Parameter.VAR_KEYWORD
 
 
-@once
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["preprocess_input", "decode_predictions"])
 def test_the_functions_beside_them_are_theirs(name):
     assert getattr(kp.applications, name) is getattr(keras.applications.resnet_v2, name)
 
 
-@once
+@pytest.mark.once
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_shapes_names_and_sizes(name):
     options = {"weights": None, "classes": 11}
@@ -54,7 +51,7 @@ def test_the_same_shapes_names_and_sizes(name):
     assert ours.count_params() == theirs.count_params()
 
 
-@once
+@pytest.mark.once
 @pytest.mark.parametrize("options", [{}, {"pooling": "max"}, {"input_shape": (64, 96, 1)}], ids=str)
 def test_the_same_shapes_without_top(options):
     options = {"weights": None, "include_top": False} | options
@@ -63,7 +60,7 @@ def test_the_same_shapes_without_top(options):
     assert ours.count_params() == theirs.count_params()
 
 
-@once
+@pytest.mark.once
 def test_weights_from_a_file(tmp_path):
     theirs = keras.applications.ResNet50V2(weights=None, classes=3, input_shape=(64, 64, 3))
     harness.randomize(theirs)
@@ -86,7 +83,7 @@ def test_weights_from_a_file(tmp_path):
         kp.applications.ResNet101V2(weights=path, classes=3)
 
 
-@once
+@pytest.mark.once
 def test_preprocessing_inside_the_network():
     pixels = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3)).astype("float32")
     options = {"weights": None, "include_top": False, "pooling": "avg", "input_shape": (64, 64, 3)}
@@ -98,7 +95,7 @@ def test_preprocessing_inside_the_network():
     np.testing.assert_allclose(outputs(inside, pixels), expected, atol=1e-4, rtol=1e-4)
 
 
-@once
+@pytest.mark.once
 def test_an_input_tensor():
     """A model from the source of the tensor on, as theirs."""
     inputs = keras.Input((64, 64, 3))
@@ -115,7 +112,7 @@ def test_an_input_tensor():
     assert head.output_shape == (None, 2)
 
 
-@once
+@pytest.mark.once
 def test_wrong_arguments():
     build = kp.applications.ResNet50V2
     assert "1000 classes" in harness.error_of(lambda: build(classes=10))
@@ -127,7 +124,7 @@ def test_wrong_arguments():
         build(weights="image-net")
 
 
-@once
+@pytest.mark.once
 def test_without_network_one_sentence_says_so(tmp_path):
     """In a process of its own: Keras' cache is empty, and every way out leads to a port
     where nothing listens.

@@ -1,13 +1,10 @@
 """A file is replaced completely or not at all."""
 
-import keras
 import pytest
 
 from keras_preact import atomic
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 
 def test_the_new_file_appears_whole(tmp_path):

@@ -3,15 +3,12 @@
 import errno
 import os
 
-import keras
 import pytest
 
 from keras_preact.health._tables import drop_rows
 from tests.training.commands import files
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 
 class TestDropRows:

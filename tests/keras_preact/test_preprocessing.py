@@ -1,6 +1,5 @@
 import json
 
-import keras
 import numpy as np
 import pytest
 from PIL import Image
@@ -106,9 +105,7 @@ def reference(pixels, preprocessing, size):
     return pillow(pixels, columns, rows)[top : top + height, left : left + width]
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+@pytest.mark.once
 class TestResizeImage:
     @pytest.mark.parametrize("preprocessing", [CENTER, CUT, WHOLE, None])
     @pytest.mark.parametrize(

@@ -2,16 +2,13 @@
 
 import json
 
-import keras
 import pytest
 
 import keras_preact as kp
 from keras_preact import published
 from tests.keras_preact import harness
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 MEDIAN, FAIL = "median of 5", None
 

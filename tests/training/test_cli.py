@@ -19,9 +19,6 @@ from training.config import Config, Data, Model, Optimizer, Schedule
 from training.recipes import RECIPES
 
 #: A start of Keras on every backend is that of `test_error_behind_the_start_of_keras`.
-once = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -446,7 +443,7 @@ def model_file(path, **options):
 class TestRealProcesses:
     """As a user meets it: nothing else on stderr, no traceback."""
 
-    @once
+    @pytest.mark.once
     def test_unknown_recipe(self, empty_folder):
         status, out, err = finish(start("-m", "training", "train", "cifar", cwd=empty_folder))
         assert (status, out) == (2, "")

@@ -7,7 +7,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-import keras
 import pytest
 from PIL import Image
 
@@ -17,9 +16,7 @@ from training.compare import SUMMARY, compare
 from training.config import Config
 from training.recipes import RECIPES
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture(autouse=True)

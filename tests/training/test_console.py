@@ -12,7 +12,6 @@ import subprocess
 import sys
 from importlib import metadata
 
-import keras
 import pytest
 
 from tests.training.commands import ROOT, finish, one_error, start
@@ -20,9 +19,7 @@ from training import cli, console, recipes
 from training.benchmark import __main__ as benchmark
 from training.reproduce import __main__ as reproduce
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,6 @@ from training import cli
 from training.convert import FormatName, convert
 from training.formats import FORMATS
 
-once = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
-
 OPTIONS = {"block": "basic", "width_factor": 0.125, "classes": 3, "input_shape": (32, 32, 3)}
 
 
@@ -113,7 +109,7 @@ class TestConverting:
         )
 
     @pytest.mark.slow
-    @once
+    @pytest.mark.once
     def test_keras_applications(self, tmp_path, capsys):
         theirs = keras.applications.ResNet50V2(
             weights=None, include_top=False, pooling="avg", input_shape=(32, 32, 3)
@@ -151,7 +147,7 @@ class TestConverting:
         )
         np.testing.assert_array_equal(own["norm.bias"], given["norm.bias"])
 
-    @once
+    @pytest.mark.once
     def test_as_a_user_starts_it(self, cifar, tmp_path):
         cifar.save(tmp_path / "net.keras")
         status, out, err = finish(

@@ -5,7 +5,6 @@ for many, for one run and several.
 import csv
 from pathlib import Path
 
-import keras
 import matplotlib.figure
 import numpy as np
 import pytest
@@ -16,9 +15,7 @@ from tests import layout
 from training import curves
 from training.cli import UserError
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 NAMES = ("loss", "accuracy", "val_loss", "val_accuracy", "learning_rate")
 

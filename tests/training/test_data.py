@@ -2,7 +2,6 @@
 
 import time
 
-import keras
 import numpy as np
 import pytest
 
@@ -11,9 +10,7 @@ from tests.training import images as pictures
 from training.config import Data
 from training.data import Split, evaluation_batches, load
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 
 def arrays(split: Split):

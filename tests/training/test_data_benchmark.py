@@ -2,15 +2,12 @@
 
 import json
 
-import keras
 import pytest
 
 from training.benchmark import input_rate as benchmark
 from training.cli import UserError
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 
 def test_every_candidate_is_measured_in_every_round(tmp_path, capsys):

@@ -1,15 +1,12 @@
 """The paper's augmentation for CIFAR: pad, crop, flip, exactly and evenly."""
 
-import keras
 import numpy as np
 import pytest
 
 from tests.training import images as pictures
 from training.data import training_stream
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 #: The references of the three paddings: an image (height, width, channels) and the mean colour to
 #: the padded image.

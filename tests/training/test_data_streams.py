@@ -13,9 +13,7 @@ from tests.training import images as pictures
 from training.config import Data
 from training.data import load, sources, training_stream
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")

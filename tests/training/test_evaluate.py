@@ -213,9 +213,7 @@ class TestRun:
         assert not (run / "metrics.json").exists()
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+@pytest.mark.once
 class TestSamples:
     @pytest.mark.parametrize(
         ("count", "names"), [(3, ["0_0", "0_1", "0_2"]), (12, None), (1000, None)]

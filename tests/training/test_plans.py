@@ -5,6 +5,8 @@ import pytest
 from training.config import Config, Optimizer, Schedule
 from training.plans import learning_rate, plan, rate_at
 
+pytestmark = pytest.mark.once
+
 
 def config(**options) -> Config:
     schedule = Schedule("steps", drops=(3,), length=4)

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,9 +16,7 @@ from keras_preact.export._images import Decoder
 from tests.training.commands import without_notes
 from training import predict
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 CLASSES = ["dark", "left", "right side"]
 

@@ -22,6 +22,8 @@ import pytest
 from training.progress import Progress
 from training.terminal import duration
 
+pytestmark = pytest.mark.once
+
 
 class Clock:
     def __init__(self):

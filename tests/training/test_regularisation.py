@@ -96,9 +96,7 @@ class TestRun:
         (run / "kept").rename(run / "model.keras")
         assert "was started with another value of --data.rand-augment. " in message
 
-    @pytest.mark.skipif(
-        keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-    )
+    @pytest.mark.once
     def test_a_dry_run_says_what_happens_to_the_images(self, tmp_path, capsys):
         options = ("--data.mixup", "0.2", "--data.cutmix", "1", "--data.rand-augment", "2", "9")
         run_train(tmp_path / "run", *options, "--dry-run")
@@ -161,7 +159,7 @@ class TestModelOptions:
         "downsampling": "average",
         "standardize_weights": True,
         "zero_init_last": True,
-    }  # noqa: RUF012
+    }
 
     def units(self, **options) -> list:
         data = load(Data("digits"))

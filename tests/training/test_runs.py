@@ -13,6 +13,8 @@ from tests.training.commands import files
 from training import runs
 from training.config import Checkpoint, Config, Data, Optimizer, from_json
 
+pytestmark = pytest.mark.once
+
 
 class TestNewDirectory:
     def test_default_has_recipe_and_time(self):

@@ -8,7 +8,6 @@ import json
 import math
 import re
 
-import keras
 import numpy as np
 import pytest
 
@@ -18,9 +17,7 @@ from training.benchmark.serving import cells, client, exports, memory, over_http
 from training.benchmark.serving.suite import Options
 from training.cli import UserError
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 REQUEST = b"POST /x HTTP/1.1\r\nContent-Length: 5000\r\n\r\n" + bytes(range(250)) * 20
 MODEL = "imagenet_resnet50_preact"

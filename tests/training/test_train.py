@@ -521,9 +521,7 @@ class TestEndings:
             "config.json",
         ]
 
-    @pytest.mark.skipif(
-        keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-    )
+    @pytest.mark.once
     def test_full_disk(self, tmp_path):
         """Files may have 20 kB here: room for config.json, none for a checkpoint."""
         code = (

@@ -693,9 +693,7 @@ def test_bfloat16(labelled, tmp_path):
 
 
 @pytest.mark.usefixtures("few_processes")
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+@pytest.mark.once
 def test_bfloat16_that_loses_too_much(labelled, tmp_path):
     model, images, labels = labelled
     with pytest.raises(

@@ -9,7 +9,6 @@ import sys
 import zlib
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,9 +20,7 @@ from keras_preact.preprocessing import Preprocessing
 from tests.keras_preact.export import image_files as files
 
 tf = pytest.importorskip("tensorflow")
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 FILES = tf.TensorSpec([None], tf.string, name="image_bytes")
 

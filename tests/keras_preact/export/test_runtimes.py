@@ -279,9 +279,7 @@ def test_save(files, tmp_path, kind, model_name):
     assert _scores.take_apart(file.model).dtypes == dtypes
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+@pytest.mark.once
 @pytest.mark.parametrize("kind", ["onnx", pytest.param("litert", marks=pytest.mark.slow)])
 def test_an_operation_that_the_format_lacks(tmp_path, kind):
     inputs = keras.Input((6,))
@@ -295,9 +293,7 @@ def test_an_operation_that_the_format_lacks(tmp_path, kind):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+@pytest.mark.once
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_different_result_is_an_error(files, tmp_path, kind):
     other = MODELS["pixels"][0]()
@@ -310,9 +306,7 @@ def test_a_different_result_is_an_error(files, tmp_path, kind):
         _check.compare(_scores.take_apart(other), path, tmp_path, kind)
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+@pytest.mark.once
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_damaged_file_is_an_error(files, tmp_path, kind):
     path = tmp_path / "damaged"

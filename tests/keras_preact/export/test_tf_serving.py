@@ -4,7 +4,6 @@ messages, from protobuf's text format.
 
 import json
 
-import keras
 import pytest
 from google.protobuf import (
     descriptor_pb2,
@@ -19,9 +18,7 @@ from hypothesis import strategies as st
 from keras_preact.export import tf_serving
 from keras_preact.export.tf_serving import write_config
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 FILES = ["batching.config", "monitoring.config", "models.config"]
 

@@ -2,15 +2,12 @@
 
 import builtins
 
-import keras
 import numpy as np
 import pytest
 
 from keras_preact.export import _warmup
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 PATH = "assets.extra/tf_serving_warmup_requests"
 

@@ -16,7 +16,6 @@ BACKEND = keras.backend.backend()
 
 #: Each costs JAX seconds of compiling; the small stacked network is made of the same parts.
 single = pytest.mark.skipif(BACKEND == "jax", reason="compiles long")
-once = pytest.mark.skipif(BACKEND != "tensorflow", reason="nothing of it depends on the backend")
 
 
 def small(shape=(48, 48, 3), **options) -> keras.Model:
@@ -131,7 +130,7 @@ WHOLE = [
 ]
 
 
-@once
+@pytest.mark.once
 @pytest.mark.parametrize(("name", "options"), WHOLE, ids=str)
 def test_whole_networks_and_back(name, options):
     """Equal outputs, and the weights that come back are the same bits."""
@@ -148,7 +147,7 @@ def test_whole_networks_and_back(name, options):
     check_equal_outputs(theirs, back, (64, 64, 3))
 
 
-@once
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("include_top", "names"),
     [
@@ -180,7 +179,7 @@ def test_files(tmp_path, include_top, names):
         np.testing.assert_allclose(outputs(ours, (64, 64, 1)), expected, atol=1e-4, err_msg=name)
 
 
-@once
+@pytest.mark.once
 def test_files_that_are_none(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no such file"):
         kp.weights.from_keras_applications(tmp_path / "none.h5")
@@ -192,7 +191,7 @@ def test_files_that_are_none(tmp_path):
         kp.weights.from_keras_applications(tmp_path / "small.weights.h5")
 
 
-@once
+@pytest.mark.once
 def test_models_that_are_none():
     with pytest.raises(ValueError, match="conv1_bn"):
         kp.weights.from_keras_applications(
@@ -206,7 +205,7 @@ def test_models_that_are_none():
         kp.weights.from_keras_applications(scaled)
 
 
-@once
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -238,7 +237,7 @@ def test_to_keras_applications_refuses_what_computes_otherwise(options, named):
     assert named in harness.error_of(lambda: kp.weights.to_keras_applications(model))
 
 
-@once
+@pytest.mark.once
 def test_what_acts_in_training_alone_does_not_matter():
     options = {
         **keras_applications.FAMILY.options,

@@ -12,9 +12,6 @@ from tests.keras_preact import harness
 keras_hub = pytest.importorskip("keras_hub")
 
 BLOCKS = ["basic_block", "bottleneck_block"]
-once = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
 
 
 def backbone(block_type, **options):
@@ -72,7 +69,7 @@ def test_classifiers_and_back(options):
     check_equal_weights(theirs, back)
 
 
-@once
+@pytest.mark.once
 def test_other_channels_classes_and_heads():
     theirs = classifier("basic_block")
     assert kp.weights.from_keras_hub(theirs, classes=3, input_shape=(40, 40, 1)).output_shape == (
@@ -83,7 +80,7 @@ def test_other_channels_classes_and_heads():
     assert kp.weights.from_keras_hub(theirs.backbone, classes=7).output_shape == (None, 7)
 
 
-@once
+@pytest.mark.once
 def test_any_size_and_channels_first():
     theirs = backbone("basic_block", image_shape=(3, None, None), data_format="channels_first")
     ours = kp.weights.from_keras_hub(theirs)
@@ -93,7 +90,7 @@ def test_any_size_and_channels_first():
     check_same(kp.weights.from_keras_hub(backbone("basic_block")), last)
 
 
-@once
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "received"),
     [
@@ -123,13 +120,13 @@ def test_other_backbones_are_refused(options, received):
         kp.weights.from_keras_hub(keras_hub.models.ResNetBackbone(**arguments | options))
 
 
-@once
+@pytest.mark.once
 def test_other_models_are_refused():
     with pytest.raises(ValueError, match=r"must be a keras_hub.models.ResNetBackbone"):
         kp.weights.from_keras_hub(kp.models.resnet_imagenet((1, 1), input_shape=(32, 32, 3)))
 
 
-@once
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -149,7 +146,7 @@ def test_to_keras_hub_refuses_what_computes_otherwise(options, named):
     assert named in harness.error_of(lambda: kp.weights.to_keras_hub(model))
 
 
-@once
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("block", "stages", "stage"),
     [("basic", [(64, 1, 2)], 1), ("bottleneck", [(64, 1, 1), (64, 1, 1)], 2)],

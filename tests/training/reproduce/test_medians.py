@@ -3,7 +3,6 @@
 import doctest
 import math
 
-import keras
 import numpy as np
 import pytest
 
@@ -20,9 +19,7 @@ from training.reproduce.medians import (
     welch,
 )
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import re
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,9 +18,7 @@ from training.reproduce import depth, pictures, profiles, results
 from training.reproduce.report import report
 from training.reproduce.rows import FIGURES, TABLES
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 FULL, ORIGINAL = "cifar10/resnet110-full_preactivation", "cifar10/resnet110-original"
 SMALL_FULL, SMALL_ORIGINAL = "digits/resnet110-full_preactivation", "digits/resnet110-original"

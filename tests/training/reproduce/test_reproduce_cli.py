@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 
-import keras
 import pytest
 
 from tests.training import commands
@@ -19,9 +18,7 @@ from training.reproduce import __main__ as main
 from training.reproduce import results, rows, workers
 from training.reproduce.run import Job
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 #: A stand-in for a process that trains: it ends with a status, or waits for SIGTERM.
 CHILD = """

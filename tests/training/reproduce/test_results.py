@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 
-import keras
 import pytest
 
 from tests.training.reproduce.records import record
@@ -14,9 +13,7 @@ from training.cli import UserError
 from training.reproduce import results
 from training.reproduce.rows import TRIALS
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 TRIAL, OTHER = "cifar10/resnet110-original", "cifar10/resnet110-full_preactivation"
 

@@ -15,9 +15,7 @@ from tests.training.reproduce import torch_recipe
 from training import networks, plans, recipes
 from training.reproduce import rows
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="nothing of it depends on the backend"
-)
+pytestmark = pytest.mark.once
 
 #: Table to what it has of the published ones, its recipe, and the number of its rows, counted in
 #: the paper.
