@@ -92,7 +92,8 @@ class Options:
                 raise UserError(f"--{name.replace('_', '-')} must be positive. Received: {given}")
         if "openvino" in self.engines and importlib.util.find_spec("openvino") is None:
             raise UserError(
-                "--engines openvino needs OpenVINO: pip install -c constraints/tested.txt -e '.[openvino]'"
+                "--engines openvino needs OpenVINO: pip install -c constraints/tested.txt -e "
+                "'.[openvino]'"
             )
         if self.output is not None and not self.output.parent.is_dir():
             raise UserError(f"--output: there is no directory {self.output.parent}")
