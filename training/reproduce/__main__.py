@@ -35,7 +35,7 @@ class Train:
     backend: Literal["auto", "jax", "tensorflow", "torch"] = "auto"
     """Keras backend. auto: KERAS_BACKEND, or JAX if it is installed."""
     dtype: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
-    """Precision. auto: mixed_bfloat16 on an accelerator, float32 on a CPU. A row holds runs of one precision."""
+    """Precision, one per row. auto: mixed_bfloat16 on an accelerator, else float32."""
     together: int | None = None
     """Steps per compiled loop. If not given: up to 100 on an accelerator, 1 on a CPU."""
     data: Path | None = None
