@@ -45,13 +45,13 @@ class Model:
     """
 
     name: str = "digits_resnet20_preact"
-    """A registered model, such as cifar_resnet110_preact. `keras-preact train --help` lists them."""
+    """A registered model, such as cifar_resnet110_preact; `keras-preact train --help` lists all."""
     weights: Path | None = None
-    """For finetune: the trained network, a run directory or a .keras file. Its classifier is replaced."""
+    """For finetune: a trained network, as run directory or .keras file. Its classifier is new."""
     freeze: str | None = None
-    """Keep the weights of --model.weights up to this place: stem, stage2, stage2_unit1 or head (all but the classifier)."""
+    """Freeze --model.weights up to here: stem, stage2, stage2_unit1 or head (before classifier)."""
     mean: tuple[float, ...] = ()
-    """Mean pixel (0 to 255) that --model.weights was trained with. Only for a network without preprocessing layer."""
+    """Mean pixel (0 to 255) of a network of --model.weights without preprocessing layer."""
     std: tuple[float, ...] = ()
     """Standard deviation of the pixels, together with --model.mean."""
     arrangement: Arrangement | None = None
@@ -73,19 +73,19 @@ class Model:
     dropout: float | None = None
     """Dropout rate inside the residual branch."""
     stochastic_depth: float | None = None
-    """Drop the last unit's branch with this probability in training; earlier units proportionally less."""
+    """Drop the last unit's branch with this probability; earlier ones proportionally less."""
     squeeze_excitation: int | None = None
     """Add squeeze-and-excitation with this reduction, such as 16."""
     downsampling: Downsampling | None = None
-    """How units halve the feature map: strided convolution, average pooling (ResNet-D) or blur filter (anti-aliased)."""
+    """How units halve the map: strides, average pooling (ResNet-D) or blur (anti-aliased)."""
     standardize_weights: bool | None = None
     """Standardise convolution kernels. Use it with group normalisation."""
     zero_init_last: bool | None = None
     """Initialise every branch to zero, so that each unit starts as its shortcut."""
     stacked: bool | None = None
-    """Hold equal units in one stacked layer, to compile deep networks fast. If not given: from 16 equal units per stage."""
+    """Stack equal units in one layer, to compile fast. Default: from 16 equal units per stage."""
     remat: int | None = None
-    """Recompute this many units of a stack together in the backward pass, to save memory. Try the root of their number."""
+    """Recompute this many units together in the backward pass, to save memory."""
     dtype: str | None = None
     """Keras dtype policy: float32, mixed_bfloat16 or mixed_float16."""
     options: tuple[str, ...] = ()
@@ -128,28 +128,27 @@ class Data:
     """The images and their augmentation."""
 
     name: str = "digits"
-    """digits (embedded), cifar10, cifar100, imagenet2012 (TensorFlow Datasets), folder (yours) or fake (random pixels)."""
+    """digits, cifar10, cifar100, imagenet2012, folder (your images) or fake (random pixels)."""
     dir: Path | None = None
-    """Your folder with train/CLASS/IMAGE and test/CLASS/IMAGE, or the data directory of TensorFlow Datasets."""
+    """Folder with train/CLASS/IMAGE and test/CLASS/IMAGE, or data dir of TensorFlow Datasets."""
     augmentation: Literal["none", "pad_crop_flip", "resized_crop_flip"] = "none"
-    """Random augmentation of training images: pad by 4 pixels, crop and flip (CIFAR), or resized crops (ImageNet)."""
+    """Random changes: pad by 4 pixels, crop and flip (CIFAR), or resized crops (ImageNet)."""
     size: int | None = None
-    """Height and width of the network's images: resized, then cropped at the centre. For imagenet2012, folder and fake."""
+    """Height and width of the images: resized, then cropped. For imagenet2012, folder and fake."""
     padding: Literal["mean", "black", "reflect"] = "mean"
     """Border of 4 pixels for pad_crop_flip. The paper's code pads with the mean colour."""
     rand_augment: tuple[int, int] | None = None
     """RandAugment: number of operations per image and their magnitude (0 to 30), such as 2 9."""
     mixup: float = 0.0
-    """Alpha of mixup, such as 0.2. 0 turns it off. Training accuracy then counts the label with the larger share."""
+    """Alpha of mixup, such as 0.2; 0: none. Accuracy then counts the label of the larger share."""
     cutmix: float = 0.0
-    """Alpha of CutMix, such as 1. 0 turns it off. With mixup, each batch uses one of the two at random."""
+    """Alpha of CutMix, such as 1; 0: none. With mixup, each batch uses one of them at random."""
     holdout: float = 0
-    """Training images to hold out: a number, or a share below 1. The best checkpoint is chosen by their accuracy."""
+    """Training images to hold out, a number or share. They choose the best checkpoint."""
     watch_test: bool = False
-    """Without held-out images: measure the test images after every epoch. They do not choose the best checkpoint."""
-
+    """Without held-out images: measure the test images after every epoch."""
     on_device: bool = False
-    """Keep the training images on the device and cut the crops there. For pad_crop_flip or none, in memory, one device."""
+    """Keep the training images on the device, for pad_crop_flip or none. Needs one device."""
 
     @property
     def mixes(self) -> bool:
@@ -170,17 +169,17 @@ class Optimizer:
     weight_decay: float = 1e-4
     """Weight decay, added to the gradient as in the paper."""
     exclude_from_decay: tuple[str, ...] = ()
-    """Do not decay weights with one of these words in their path: norm excludes all normalisations."""
+    """Do not decay weights with such a word in their path: norm excludes all normalisations."""
     scaling: Literal["none", "linear", "sqrt"] = "none"
-    """Scale the learning rate with --batch-size. The given rate is for --optimizer.reference-batch-size."""
+    """Scale the rate with --batch-size. It is given for --optimizer.reference-batch-size."""
     reference_batch_size: int = 256
     """Batch size that the learning rate is given for, with --optimizer.scaling."""
     layer_decay: float | None = None
-    """Factor on the learning rate from each stage to the one before it, such as 0.7. The classifier has the full rate."""
+    """Factor on the rate from each stage to the one before, such as 0.7. Classifier: full rate."""
     clip_norm: float | None = None
     """Clip the norm of all gradients together to this value."""
     ema: float | None = None
-    """Keep a moving average of the weights with this momentum, such as 0.999. The average is evaluated and saved."""
+    """Evaluate and save a moving average of the weights with this momentum, such as 0.999."""
     label_smoothing: float = 0.0
     """Spread this share of the target over all classes."""
 
@@ -200,7 +199,7 @@ class Schedule:
     warmup_learning_rate: float = 0.01
     """For steps: rate during the warm-up. A cosine warms up linearly from 0."""
     length: float = 10
-    """Length of the run, in --schedule.unit. Short: --epochs N, which stretches warm-up and drops with it."""
+    """Length of the run, in --schedule.unit. Short: --epochs N, which stretches the rest too."""
     unit: Literal["epochs", "iterations"] = "epochs"
     """Unit of length, warm-up and drops."""
 
@@ -241,29 +240,29 @@ class Config:
     batch_size: int = 128
     """Images per update, over all devices. Short: --batch."""
     steps_per_epoch: int = 0
-    """Iterations of an epoch, after which the run is measured. 0: as many as take every training image once."""
+    """Iterations per epoch, after which the run is measured. 0: one pass over the images."""
     accumulate: int = 1
-    """Compute each batch in this many parts to save memory. Each part has its own batch statistics."""
+    """Compute each batch in this many parts to save memory; each has its own batch statistics."""
     seed: int = 0
     """Seed of weights, order of images, augmentation and dropout."""
     distribution: Literal["none", "data_parallel", "model_parallel", "mirrored", "multi_worker"] = (
         "none"
     )
-    """Train on several devices. data_parallel, model_parallel: JAX. mirrored: TensorFlow. multi_worker: every backend."""
+    """Several devices. data_parallel, model_parallel: JAX. mirrored: TensorFlow. Others: any."""
     batch_norm: Literal["synchronized", "per_replica"] = "synchronized"
     """Compute batch statistics over the images of all devices, or of each device."""
     steps_per_execution: int = 1
     """Iterations per call of the compiled train step."""
     jit_compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the train step (XLA on TensorFlow, torch.compile on PyTorch). auto: Keras' choice, but no XLA on a CPU."""
+    """Compile the train step (XLA, torch.compile). auto: Keras' choice, but no XLA on a CPU."""
     health: int = 100
-    """Iterations between two health records of gradients, updates and activations (health.csv, TensorBoard). 0: none."""
+    """Iterations between records of gradients, updates and activations (health.csv). 0: none."""
     output: Path | None = None
     """New run directory. If not given: runs/RECIPE-DATE-TIME."""
     resume: bool = False
-    """With --output RUN: resume that run, or start it if there is none. For launchers that restart jobs."""
+    """With --output RUN: resume that run, or start it if there is none. For restarting jobs."""
     dry_run: bool = False
-    """Train four steps and print what the run needs: parameters, FLOPs, memory, time. Nothing is written."""
+    """Train four steps, print parameters, FLOPs, memory and time, and write nothing."""
 
     @property
     def part_size(self) -> int:

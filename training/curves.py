@@ -141,7 +141,8 @@ def _heading(histories: Mapping[str, Columns], measured_on: str) -> str:
             error for columns in histories.values() if (error := errors(columns, kind)) is not None
         ]
         if found:
-            return f"Lowest {name} error: {_style.spread([float(np.nanmin(error)) for error in found], '.2f')} %"
+            lowest = _style.spread([float(np.nanmin(error)) for error in found], ".2f")
+            return f"Lowest {name} error: {lowest} %"
     return "Error"
 
 

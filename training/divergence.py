@@ -75,7 +75,10 @@ def explain(
             before_step(number)
             cause = _cause_in_forward_pass(model, batch)
         else:
-            cause = f"the update of {where(number - 1)} left weights that are not finite, the last of them {broken}"
+            cause = (
+                f"the update of {where(number - 1)} left weights that are not finite, the last of "
+                f"them {broken}"
+            )
         before_step(number)
         loss = _train(model, batch)
     finally:
@@ -83,7 +86,8 @@ def explain(
         model.reset_metrics()
         model.steps_per_execution = execution
         model.train_function = None
-    kept = f"Last checkpoint: {saved.path}, of {where(saved.step - 1) if saved.step else 'the beginning'}."
+    begin = where(saved.step - 1) if saved.step else "the beginning"
+    kept = f"Last checkpoint: {saved.path}, of {begin}."
     if math.isfinite(loss):
         return (
             f"{message(math.nan, where(step), learning_rate)} Cause: unknown. When the steps from "
@@ -91,7 +95,10 @@ def explain(
             f"deterministic. {kept}"
         )
     if wrong_images:
-        return f"The images of {where(number)} are not finite, so the loss is {loss}. Check the data. {kept}"
+        return (
+            f"The images of {where(number)} are not finite, so the loss is {loss}. Check the data. "
+            f"{kept}"
+        )
     return f"{message(loss, where(number), learning_rate)} Cause: {cause}. {kept}"
 
 

@@ -1,6 +1,7 @@
 """A network whose training images are on the device."""
 
 import itertools
+from typing import Any
 
 import keras
 
@@ -18,6 +19,8 @@ class OnDevice(keras.Model):
         network: Network from pixels to logits.
         cut: The images.
     """
+
+    train_function: Any
 
     def __init__(self, network: keras.Model, cut: Cut):
         super().__init__(name=network.name)

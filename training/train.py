@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 DESCRIPTION = """Train a network by a recipe. Every field of a recipe is an option.
-The run is written to runs/RECIPE-DATE-TIME, or to --output. Interrupted runs resume exactly: train --resume RUN.
+The run is written to runs/RECIPE-DATE-TIME, or to --output.
+Interrupted runs resume exactly: train --resume RUN.
 Set KERAS_BACKEND to tensorflow (default), jax or torch.
 
 Models for --model.name:
@@ -43,7 +44,10 @@ SHORT: Mapping[str, str] = MappingProxyType(
     {"--lr": "--optimizer.learning-rate", "--batch": "--batch-size"}
 )
 EPOCHS = "--epochs"
-SHORT_HELP = "Short options: --lr RATE, --batch N, and --epochs N, which stretches the whole schedule to N epochs."
+SHORT_HELP = (
+    "Short options: --lr RATE, --batch N, and --epochs N, which stretches the whole schedule to N "
+    "epochs."
+)
 
 
 def train(config: Config, recipe: str) -> Path | None:

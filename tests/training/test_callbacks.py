@@ -6,11 +6,22 @@ import keras
 import numpy as np
 import pytest
 
-from training.callbacks import Continued, Count, Diverged, History, StopAt, StopOnNaN, TorchSeeds
+from training import histories
+from training.callbacks import (
+    Continued,
+    Count,
+    Diverged,
+    FirstLosses,
+    History,
+    StopAt,
+    StopOnNaN,
+    TorchSeeds,
+)
 
 
 class Trained:
     stop_training = False
+    steps_per_execution = 1
 
 
 def steps(callbacks, epochs, per_epoch, losses=None):
@@ -84,6 +95,43 @@ class TestHistory:
         history = History(tmp_path / "history.csv", lambda: 7, dict, write=False)
         history.on_epoch_end(0, self.LOGS[0])
         assert len(history.rows) == 1
+        assert not list(tmp_path.iterdir())
+
+
+class TestFirstLosses:
+    #: Of each step; Keras reports the mean of the epoch so far.
+    LOSSES = np.random.default_rng(0).uniform(1, 3, 30)
+
+    def fit(self, path, per_epoch, begin, end, write=True):
+        """Call the callback as a fit from a step to another one does."""
+        count = Count(per_epoch, begin)
+        callback = FirstLosses(path, count, write)
+        callback.set_model(Trained())
+        for step in range(begin, end):
+            epoch, batch = divmod(step, per_epoch)
+            count.on_epoch_begin(epoch)
+            count.on_train_batch_begin(batch)
+            count.on_train_batch_end(batch)
+            mean = np.mean(self.LOSSES[epoch * per_epoch : step + 1])
+            callback.on_train_batch_end(batch, {"loss": np.float32(mean)})
+
+    @pytest.mark.parametrize("stops", [[30], [4, 6, 30], [1, 25, 30]])
+    @pytest.mark.parametrize("per_epoch", [3, 7, 30])
+    def test_losses_of_single_steps(self, tmp_path, per_epoch, stops):
+        """However often the run is resumed, in the middle of an epoch too, and if it
+        has written more than its last checkpoint knows.
+        """
+        path = tmp_path / "first_losses.csv"
+        begin = 0
+        for end in stops:
+            self.fit(path, per_epoch, begin, min(end + 2, 30))
+            begin = end
+        found = histories.read_table(path)
+        assert found["step"].tolist() == list(range(1, 21))
+        np.testing.assert_allclose(found["loss"], self.LOSSES[:20], rtol=1e-5)
+
+    def test_of_several_processes_one_writes(self, tmp_path):
+        self.fit(tmp_path / "first_losses.csv", 3, 0, 5, write=False)
         assert not list(tmp_path.iterdir())
 
 

@@ -15,9 +15,9 @@ from .results import RESULTS, SEEDS, WORK
 if TYPE_CHECKING:
     from .rows import Row, Trial
 
-DESCRIPTION = """Measure the paper's tables: train every row as published and put its number beside the published one.
+DESCRIPTION = """Measure the paper's tables: train every row, beside its published number.
 Each run writes one JSON file. Finished runs are kept, interrupted runs are resumed.
-table1 to table4 and first-paper need CIFAR-10 or CIFAR-100 and an accelerator; digits needs neither."""
+table1 to table4 and first-paper need CIFAR and an accelerator; digits needs neither."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,17 +25,17 @@ class Train:
     """Options of every command that trains."""
 
     rows: tuple[str, ...] = ()
-    """Rows to measure: labels, names of trials, or parts of them. If not given: all rows of the table."""
+    """Rows to measure: labels, names of trials, or parts of them. Default: all rows."""
     seeds: int = SEEDS
     """Number of runs per row, with seeds 0, 1, ..."""
     device_minutes: float | None = None
-    """Stop after this many minutes. Unfinished runs are saved and resumed by the same command."""
+    """Stop after this many minutes. The same command resumes unfinished runs."""
     processes: int = 1
     """Runs at the same time. They share the cores."""
     backend: Literal["auto", "jax", "tensorflow", "torch"] = "auto"
     """Keras backend. auto: KERAS_BACKEND, or JAX if it is installed."""
     dtype: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
-    """Precision. auto: mixed_bfloat16 on an accelerator, float32 on a CPU. A row holds runs of one precision."""
+    """Precision, one per row. auto: mixed_bfloat16 on an accelerator, else float32."""
     together: int | None = None
     """Steps per compiled loop. If not given: up to 100 on an accelerator, 1 on a CPU."""
     data: Path | None = None

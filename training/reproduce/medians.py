@@ -137,7 +137,7 @@ def pairs(items: Sequence[Item]) -> list[Pair]:
 
     Example:
 
-    >>> pairs([Item("original", 7.61, [7.7]), Item("full", 4.92, [5.0]), Item("plain", None, [None])])[0]
+    >>> pairs([Item("original", 7.61, [7.7]), Item("full", 4.92, [5.0])])[0]
     Pair(first='full', second='original', medians=1, clearly=0)
     """
     found = []

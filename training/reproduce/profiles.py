@@ -105,10 +105,9 @@ def measure(settings: Mapping[str, Any]) -> dict:
     start = time.perf_counter()
     keras.utils.set_random_seed(settings["seed"])
     images = data.load(Data(settings["data"]))
-    preprocessing = images.preprocessing
-    pixels, labels = (
-        array[: settings["batch"]] for array in (images.held.images, images.held.labels)
-    )
+    preprocessing, held = images.preprocessing, images.held
+    assert held is not None
+    pixels, labels = (array[: settings["batch"]] for array in (held.images, held.labels))
     x = ((pixels - np.array(preprocessing.mean)) / np.array(preprocessing.std)).astype("float32")
     loaded = time.perf_counter()
     model = getattr(kp.models, settings["builder"])(**settings["arguments"])

@@ -90,14 +90,14 @@ def _parts(records: Sequence[Record], groups: Groups, measured: Sequence[dict]) 
     return [*parts, "## Cost", *_cost(records, groups), "## How to fill a row", _how(command)]
 
 
-READING = """Published numbers are test errors in percent, medians of 5 runs unless noted. Ours are test errors in \
-percent at the last iteration of the recipe, not at the best one. mean +- std is over the seeds; a row with a diverged \
-run has none. In a median, a diverged run counts as larger than every number. The time of runs \
-that share a device is divided by their number.
+READING = """Published numbers are test errors in percent, medians of 5 runs unless noted. Ours \
+are test errors in percent at the last iteration of the recipe, not at the best one. mean +- std \
+is over the seeds; a row with a diverged run has none. In a median, a diverged run counts as \
+larger than every number. The time of runs that share a device is divided by their number.
 
-Two rows differ *clearly* if the 95 % interval for the difference of their means (Welch) excludes 0. If runs diverged, \
-all runs of one row must be below all runs of the other, with a chance of at most 5 %. \
-Of equal pairs, one in 20 is expected to look different."""
+Two rows differ *clearly* if the 95 % interval for the difference of their means (Welch) excludes \
+0. If runs diverged, all runs of one row must be below all runs of the other, with a chance of at \
+most 5 %. Of equal pairs, one in 20 is expected to look different."""
 
 
 def _unmeasured(tables: Sequence[Table]) -> list[str]:
@@ -323,7 +323,7 @@ def _made_by(records: Sequence[Record]) -> list[str]:
 
 
 def _how(command: str) -> str:
-    return f"""A run is a network with a seed. An interrupted run is resumed, a finished one is not repeated.
+    return f"""A run is a network with a seed. Interrupted runs are resumed, finished ones are kept.
 
 ```sh
 {command} table2 --rows resnet110-full_preactivation --seeds {SEEDS}

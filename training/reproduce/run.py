@@ -92,7 +92,7 @@ def train(job: Job, seed: int) -> None:
         print(f"{trial.name}, seed {seed}: training, see {log}", flush=True)
         diverged_at = None
         try:
-            with log.open("a", buffering=1) as file, contextlib.redirect_stdout(file):
+            with log.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream):
                 trainer.run()
         except Diverged as diverged:
             diverged_at = diverged.step // trainer.experiment.plan.parts + 1
