@@ -129,7 +129,10 @@ _ARRANGEMENTS = (
     ("full_preactivation", 6.37, 5.46),
 )
 
-_SINGLE = "unconfirmed: the paper does not describe this net's layout; 36 units of one convolution a stage (3n+2) are assumed"
+_SINGLE = (
+    "unconfirmed: the paper does not describe this net's layout; 36 units of one convolution a "
+    "stage (3n+2) are assumed"
+)
 # Data set, network, arguments, error of the original, error of full pre-activation, then fields of
 # the latter's row.
 _GAINS: tuple[tuple[str, str, dict, float, float, dict], ...] = (

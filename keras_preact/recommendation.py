@@ -203,8 +203,14 @@ def recommend(
         if isinstance(choice, _Choice):
             values[field] = choice.value
             reasons.append(Reason(field, choice.sentence, choice.source))
-    asked: dict[str, Any] = {"depth": depth, "task": task, "batch_size": batch_size, "parameters": parameters}
-    return Recommendation(**asked, **values, reasons=tuple(reasons))
+    return Recommendation(
+        depth=depth,
+        task=task,
+        batch_size=batch_size,
+        parameters=parameters,
+        **values,
+        reasons=tuple(reasons),
+    )
 
 
 def _middle(bounds: tuple[float, float]) -> float:

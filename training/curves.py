@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact.analysis.figures import style as _style
+from keras_preact.analysis.figures import style
 
 from .cli import UserError
 from .histories import Columns, errors, measured, read
@@ -69,22 +69,22 @@ def draw_runs(
         if not measured(columns, "loss"):
             raise UserError(f"{label} has no history yet: there is no epoch with a loss to draw.")
     rates = any(measured(columns, "learning_rate") for columns in histories.values())
-    figure = _style.new_figure(11.0, 5.6 if rates else 4.4)
+    figure = style.new_figure(11.0, 5.6 if rates else 4.4)
     layout = [["loss", "error"], ["rate", "rate"]] if rates else [["loss", "error"]]
     panels = figure.subplot_mosaic(layout, height_ratios=[5, 1.5][: len(layout)])
-    _style.heading(figure, title)
+    style.heading(figure, title)
     names = {
         kind: name
         for kind, name in {"": "training", "val_": measured_on}.items()
         if _has(histories, f"{kind}loss")
     }
     looks = f" (dashed: {', solid: '.join(names.values())})" if len(histories) > 1 else ""
-    lasts = _style.spread(float(columns["loss"][-1]) for columns in histories.values())
-    _style.styled(panels["loss"], f"Last training loss: {lasts}", "Epoch", f"Loss{looks}")
-    _style.styled(panels["error"], _heading(histories, measured_on), "Epoch", "Error (%)")
+    lasts = style.spread(float(columns["loss"][-1]) for columns in histories.values())
+    style.styled(panels["loss"], f"Last training loss: {lasts}", "Epoch", f"Loss{looks}")
+    style.styled(panels["error"], _heading(histories, measured_on), "Epoch", "Error (%)")
     for i, (label, columns) in enumerate(histories.items()):
         for j, (kind, look) in enumerate(KINDS.items()):
-            look = look | {"color": _style.colour(1 - j if len(histories) == 1 else i)}
+            look = look | {"color": style.colour(1 - j if len(histories) == 1 else i)}
             name = "_"
             if len(histories) == 1:
                 name = names.get(kind, name)
@@ -93,7 +93,7 @@ def draw_runs(
             _curve(panels["loss"], name, columns, columns.get(f"{kind}loss"), look)
             _curve(panels["error"], name, columns, errors(columns, kind), look)
         if rates:
-            colour = _style.GREY if len(histories) == 1 else _style.colour(i)
+            colour = style.GREY if len(histories) == 1 else style.colour(i)
             _curve(
                 panels["rate"],
                 "_",
@@ -107,15 +107,15 @@ def draw_runs(
         for kind in KINDS
         if f"{kind}loss" in columns
     ]
-    _style.decades(panels["loss"], losses)
+    style.decades(panels["loss"], losses)
     panels["error"].set_ylim(0, _highest(histories) or 1)
     if rates:
-        _style.styled(panels["rate"], "", "Epoch", "Learning rate").set_ylim(bottom=0)
+        style.styled(panels["rate"], "", "Epoch", "Learning rate").set_ylim(bottom=0)
     last = max(float(np.nanmax(_epochs(columns))) for columns in histories.values())
     for axes in panels.values():
-        _style.by_depth(axes)
+        style.by_depth(axes)
         axes.set_xlim(0, 1.02 * last)
-    _style.name_lines(figure, panels["loss"], panels["error"])
+    style.name_lines(figure, panels["loss"], panels["error"])
     figure.savefig(path, format="png", dpi=110)
 
 
@@ -131,7 +131,7 @@ def _curve(
     axes, name: str, columns: Columns, values: np.ndarray | None, look: Mapping[str, Any]
 ) -> None:
     if values is not None:
-        _style.lines(axes, {name: (_epochs(columns), values)}, **look)
+        style.lines(axes, {name: (_epochs(columns), values)}, **look)
 
 
 def _heading(histories: Mapping[str, Columns], measured_on: str) -> str:
@@ -141,7 +141,7 @@ def _heading(histories: Mapping[str, Columns], measured_on: str) -> str:
             error for columns in histories.values() if (error := errors(columns, kind)) is not None
         ]
         if found:
-            lowest = _style.spread([float(np.nanmin(error)) for error in found], ".2f")
+            lowest = style.spread([float(np.nanmin(error)) for error in found], ".2f")
             return f"Lowest {name} error: {lowest} %"
     return "Error"
 

@@ -177,28 +177,28 @@ def draw_confusion(matrix: np.ndarray, classes: list[str], path: Path) -> None:
     """Draw a confusion matrix: a row for each true class, shaded by the share of its
     images.
     """
-    from keras_preact.analysis.figures import style as _style
+    from keras_preact.analysis.figures import style
 
     n = len(classes)
     named = n <= 50  # names of more classes would overlap
     side = min(3.2 + 0.34 * n, 16) if named else 8
-    figure = _style.new_figure(side + 1.4, side)
+    figure = style.new_figure(side + 1.4, side)
     right, images = int(np.trace(matrix)), int(matrix.sum())
     title = f"{right:,} of {images:,} images right ({100 * right / max(images, 1):.1f} %)"
-    axes = _style.styled(figure.subplots(), title, "Predicted class", "True class")
+    axes = style.styled(figure.subplots(), title, "Predicted class", "True class")
     axes.grid(False)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     picture = axes.imshow(100 * shares, cmap="Blues", vmin=0, vmax=100)
-    _style.colour_bar(figure, axes, picture, "Share of the true class (%)")
+    style.colour_bar(figure, axes, picture, "Share of the true class (%)")
     if named:
         axes.set_xticks(range(n), classes, rotation=90 if max(map(len, classes)) > 2 else 0)
         axes.set_yticks(range(n), classes)
     if n <= 20:
         for (i, j), count in np.ndenumerate(matrix):
             if count:
-                colour = "white" if shares[i, j] > 0.5 else _style.INK
+                colour = "white" if shares[i, j] > 0.5 else style.INK
                 axes.text(
-                    j, i, f"{count}", ha="center", va="center", color=colour, fontsize=_style.SMALL
+                    j, i, f"{count}", ha="center", va="center", color=colour, fontsize=style.SMALL
                 )
     figure.savefig(path, format="png", dpi=120)
 

@@ -60,9 +60,11 @@ def check_identities(
     >>> import numpy as np
     >>> import keras_preact as kp
     >>> x = np.random.default_rng(0).normal(size=(4, 8, 8, 1))
-    >>> for arrangement in ("full_preactivation", "original"):
-    ...     check = kp.analysis.check_identities(kp.models.resnet_cifar(14, input_shape=(8, 8, 1), arrangement=arrangement), x)
-    ...     print(bool(np.nanmax(check.forward_error) < 1e-5), bool(np.nanmax(check.gradient_error) < 1e-4))
+    >>> for name in ("full_preactivation", "original"):
+    ...     model = kp.models.resnet_cifar(14, input_shape=(8, 8, 1), arrangement=name)
+    ...     check = kp.analysis.check_identities(model, x)
+    ...     forward, gradient = np.nanmax(check.forward_error), np.nanmax(check.gradient_error)
+    ...     print(bool(forward < 1e-5), bool(gradient < 1e-4))
     True True
     False False
 

@@ -108,7 +108,8 @@ def propagation(
     >>> import numpy as np
     >>> import keras_preact as kp
     >>> model = kp.models.resnet_cifar(20, input_shape=(8, 8, 1))
-    >>> signals = kp.analysis.propagation(model, np.random.default_rng(0).normal(size=(8, 8, 8, 1)), np.arange(8))
+    >>> x = np.random.default_rng(0).normal(size=(8, 8, 8, 1))
+    >>> signals = kp.analysis.propagation(model, x, np.arange(8))
     >>> signals.x_norm.shape, signals.gradient_norm.shape, signals.units[-1]
     ((10,), (10,), 'stage3_unit3')
 

@@ -16,9 +16,10 @@ from importlib.machinery import PathFinder
 
 _ABSENT = {packages!r}
 _find = PathFinder.find_spec
-PathFinder.find_spec = staticmethod(
-    lambda name, path=None, target=None: None if name.partition(".")[0] in _ABSENT else _find(name, path, target)
-)
+def _without(name, path=None, target=None):
+    return None if name.partition(".")[0] in _ABSENT else _find(name, path, target)
+
+PathFinder.find_spec = staticmethod(_without)
 """
 
 

@@ -312,13 +312,21 @@ sys.path.insert(0, {tests!r})
 import test_averages as tests
 
 def trained(kind, batch_norm="synchronized"):
-    with kp.distribution.start(kind, devices=["cpu:0", "cpu:1"] if kind != "none" else None) as distribution:
+    devices = ["cpu:0", "cpu:1"] if kind != "none" else None
+    with kp.distribution.start(kind, devices=devices) as distribution:
         model = tests.network()
         optimizer = kp.optimizers.CoupledSGD(0.05, use_ema=True, ema_momentum=0.6, **{options})
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         compiled = backend == "jax"
-        distribution.compile(model, optimizer=optimizer, loss=loss, weighted_metrics=["accuracy"], jit_compile=compiled)
-        data = tf.data.Dataset.from_tensor_slices((tests.IMAGES, tests.LABELS)).batch(10, drop_remainder=True)
+        distribution.compile(
+            model,
+            optimizer=optimizer,
+            loss=loss,
+            weighted_metrics=["accuracy"],
+            jit_compile=compiled,
+        )
+        data = tf.data.Dataset.from_tensor_slices((tests.IMAGES, tests.LABELS))
+        data = data.batch(10, drop_remainder=True)
         watching = Averages(model, lambda: iter(tests.BATCHES))
         recorder = tests.Recorder()
         history = model.fit(

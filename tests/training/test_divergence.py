@@ -100,7 +100,8 @@ def explained(folder, model, batches, step, begin=0, **options):
     assert message.endswith(f". Last checkpoint: {checkpoint.path}, of {kept}.")
     if not message.startswith("The images"):
         assert re.match(
-            r"Learning rate 0\.5 is probably too high: the loss is (inf|nan) in \w+ \d+( \(.*\))?\. "
+            r"Learning rate 0\.5 is probably too high: the loss is (inf|nan) in \w+ \d+"
+            r"( \(.*\))?\. "
             r"Lower --optimizer\.learning-rate or lengthen --schedule\.warmup\. Cause: ",
             message,
         )
@@ -112,7 +113,8 @@ class TestForwardPass:
         """Inputs of 1e20 are finite in the network, and their squares are not."""
         message = explained(tmp_path, chain(), stream(bad=4, x=1e20), step=4)
         assert re.search(
-            r"the loss is (inf|nan) in step 5\. .* Cause: the output of chain/root\w* is not finite, with inputs up to ",
+            r"the loss is (inf|nan) in step 5\. .* Cause: the output of chain/root\w* is not "
+            r"finite, with inputs up to ",
             message,
         )
         assert "e+20 (the largest float32 is 3.4e+38)." in message
@@ -135,7 +137,8 @@ class TestForwardPass:
         message = explained(tmp_path, chain(), stream(bad=1, y=1e30), step=1)
         assert "in step 2. " in message
         assert re.search(
-            r"Cause: all layers have finite outputs, the last up to [\d.]+, and the loss of these is not",
+            r"Cause: all layers have finite outputs, the last up to [\d.]+, and the loss of these "
+            r"is not",
             message,
         )
 
@@ -166,7 +169,10 @@ class TestUpdate:
         loss is finite in that step.
         """
         message = explained(tmp_path, chain(), stream(bad=3, x=0.0), step=4, begin=1)
-        expected = "the update of step 4 left weights that are not finite, the last of them chain/first/kernel. "
+        expected = (
+            "the update of step 4 left weights that are not finite, the last of them "
+            "chain/first/kernel. "
+        )
         assert "the loss is nan in step 5. " in message
         assert f"Cause: {expected}" in message
 

@@ -67,7 +67,7 @@ def test_it_trains_as_from_the_host(tmp_path):
 def test_what_does_not_stay_on_the_device(change, tmp_path):
     data = dataclasses.replace(CONFIG.data, on_device=True, **change)
     config = dataclasses.replace(CONFIG, output=tmp_path / "run", data=data)
-    with pytest.raises(UserError, match="--data.on-device is for images in memory"):
+    with pytest.raises(UserError, match=r"--data\.on-device is for images in memory"):
         train(config, "digits")
     assert not (tmp_path / "run").exists()
 

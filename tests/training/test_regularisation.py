@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import shutil
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -100,7 +101,10 @@ class TestRun:
     def test_a_dry_run_says_what_happens_to_the_images(self, tmp_path, capsys):
         options = ("--data.mixup", "0.2", "--data.cutmix", "1", "--data.rand-augment", "2", "9")
         run_train(tmp_path / "run", *options, "--dry-run")
-        described = "none; RandAugment, 2 operations of magnitude 9; mixup with alpha 0.2; CutMix with alpha 1"
+        described = (
+            "none; RandAugment, 2 operations of magnitude 9; mixup with alpha 0.2; CutMix with "
+            "alpha 1"
+        )
         assert described in " ".join(capsys.readouterr().out.split())
 
 
@@ -154,7 +158,7 @@ class TestLoss:
 
 
 class TestModelOptions:
-    SET = {
+    SET: ClassVar = {
         "squeeze_excitation": 4,
         "downsampling": "average",
         "standardize_weights": True,

@@ -206,7 +206,8 @@ def test_same_seed_same_weights_in_another_process(run, tmp_path):
     correct = (
         loaded(tmp_path / "run" / "model.keras").predict_on_batch(images).argmax(axis=1) == labels
     ).mean()
-    end = rf"after \d+ s of training: run/model.keras\nAccuracy: {100 * correct:.2f} % of the 360 test images\.\n"
+    end = r"after \d+ s of training: run/model.keras\n"
+    end += rf"Accuracy: {100 * correct:.2f} % of the 360 test images\.\n"
     end += "Next: keras-preact evaluate run\n"
     assert re.search(f"\nFinished {end}$", out)
     status, out, err = finish(start("-m", "training", "train", "--resume", "run", cwd=tmp_path))
@@ -484,7 +485,8 @@ class TestEndings:
         status, out, err = finish(process)
         assert (status, err) == (130, "")
         said = re.search(
-            r"\nInterrupted after iteration ([\d,]+) of 1,000,000; the checkpoint is saved\. Resume: (.*)\n$",
+            r"\nInterrupted after iteration ([\d,]+) of 1,000,000; the checkpoint is saved\. "
+            r"Resume: (.*)\n$",
             out,
         )
         step = int(said[1].replace(",", ""))
@@ -506,7 +508,8 @@ class TestEndings:
         options = ("--optimizer.learning-rate", "1e8", "--schedule.length", "100", "--health", "0")
         message = error_of(capsys, run_train, tmp_path / "run", *options)
         assert re.search(
-            r"error: Learning rate 1e\+08 is probably too high: the loss is (nan|inf) in iteration \d+ \(epoch 1\)\. ",
+            r"error: Learning rate 1e\+08 is probably too high: the loss is (nan|inf) in "
+            r"iteration \d+ \(epoch 1\)\. ",
             message,
         )
         assert re.search(r"(stem|stage|head)\w+/\w+", message)

@@ -38,7 +38,8 @@ for name, row in benchmark.COMMANDS.items():
         question = getattr(importlib.import_module(f"training.benchmark.{{module}}"), kind)
         settings = {{"interval": 2}} if name == "health" else {{}}
         measured[name] = child.measure(question(batch=2, steps=2, warmup=1, **settings), candidate)
-Path("measured.json").write_text(json.dumps([measured, backends.device(), backends.jit_compile("auto")]))
+found = [measured, backends.device(), backends.jit_compile("auto")]
+Path("measured.json").write_text(json.dumps(found))
 benchmark.main(sys.argv[1:])
 """
 

@@ -213,7 +213,7 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
         UserError: without a measurement.
         ImportError: without matplotlib.
     """
-    from keras_preact.analysis.figures import style as _style
+    from keras_preact.analysis.figures import style
 
     if not records:
         raise UserError("There is no measurement of a depth to draw.")
@@ -223,14 +223,12 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
         if any(record["settings"]["network"] == name for record in records)
     ]
     counts = sorted({record["settings"]["layers"] for record in records})
-    drawn = _style.new_figure(1.2 + 2.7 * max(2, len(networks)), 6.6)
-    _style.heading(
-        drawn, "Signals (above) and gradients (below) along the network, before training"
-    )
+    drawn = style.new_figure(1.2 + 2.7 * max(2, len(networks)), 6.6)
+    style.heading(drawn, "Signals (above) and gradients (below) along the network, before training")
     rows = drawn.subplots(2, len(networks), sharex=True, sharey="row", squeeze=False)
     for row, (key, title) in zip(rows, _PANELS.items(), strict=True):
         for axes, name in zip(row, networks, strict=True):
-            _style.styled(axes)
+            style.styled(axes)
             axes.set_yscale("log", nonpositive="mask")
             axes.set_xlim(0, 1)
             axes.set_xticks([0, 1 / 3, 2 / 3, 1], ["0", "1/3", "2/3", "1"])  # where stages begin
@@ -241,20 +239,20 @@ def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
                     axes.plot(
                         places,
                         values,
-                        color=_style.colour(counts.index(record["settings"]["layers"])),
+                        color=style.colour(counts.index(record["settings"]["layers"])),
                         linewidth=1.4,
                     )
-        row[0].set_ylabel(title, fontsize=_style.LABEL)
+        row[0].set_ylabel(title, fontsize=style.LABEL)
         row[0].set_ylim(*_limits(records, key))
     for axes, name in zip(rows[0], networks, strict=True):
-        _style.set_title(axes, NETWORKS[name].label)
+        style.set_title(axes, NETWORKS[name].label)
     for axes in rows[-1]:
-        axes.set_xlabel("Depth $l/L$", fontsize=_style.LABEL)
+        axes.set_xlabel("Depth $l/L$", fontsize=style.LABEL)
     looks = {
-        f"{count:,} layers": {"color": _style.colour(i), "linewidth": 2.5}
+        f"{count:,} layers": {"color": style.colour(i), "linewidth": 2.5}
         for i, count in enumerate(counts)
     }
-    _style.legend(drawn, {label: _style.sample(look) for label, look in looks.items()})
+    style.legend(drawn, {label: style.sample(look) for label, look in looks.items()})
     drawn.savefig(path, format="png", dpi=110)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact.analysis.figures import style as _style
+from keras_preact.analysis.figures import style
 
 from . import medians
 from .results import Record
@@ -31,26 +31,26 @@ RUN: Mapping[str, Any] = {
     "linestyle": "none",
     "marker": "o",
     "markersize": 4.5,
-    "color": _style.GREY,
+    "color": style.GREY,
     "alpha": 0.6,
 }
 MEDIAN: Mapping[str, Any] = {
     "linestyle": "none",
     "marker": "D",
     "markersize": 4.5,
-    "color": _style.COLOURS[1],
+    "color": style.COLOURS[1],
 }
 INTERVAL: Mapping[str, Any] = {
     "linestyle": "-",
     "linewidth": 2,
-    "color": _style.COLOURS[0],
+    "color": style.COLOURS[0],
     "alpha": 0.8,
 }
 DIVERGED: Mapping[str, Any] = {
     "linestyle": "none",
     "marker": "x",
     "markersize": 7,
-    "color": _style.COLOURS[3],
+    "color": style.COLOURS[3],
 }
 
 Groups = Mapping[str, Sequence[Record]]
@@ -111,8 +111,8 @@ def curves(figure: Figure, groups: Groups, path: Path) -> None:
     panels = measured(figure, groups)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    picture = _style.new_figure(7.2 if columns == 1 else 11.0, 1.0 + 3.7 * rows)
-    _style.heading(picture, f"{figure.title} (median and range of the runs)")
+    picture = style.new_figure(7.2 if columns == 1 else 11.0, 1.0 + 3.7 * rows)
+    style.heading(picture, f"{figure.title} (median and range of the runs)")
     grid = picture.subplots(rows, columns, squeeze=False)
     colours: dict[str, str] = {}
     top = _top([groups[trial.name] for trials in panels.values() for _, trial in trials])
@@ -122,8 +122,8 @@ def curves(figure: Figure, groups: Groups, path: Path) -> None:
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
     looks = {label: {"color": colour, "linewidth": 2.5} for label, colour in colours.items()}
-    looks |= {NAMES[name]: {"color": _style.GREY, **look} for name, look in CURVES.items()}
-    _style.legend(picture, {label: _style.sample(look) for label, look in looks.items()})
+    looks |= {NAMES[name]: {"color": style.GREY, **look} for name, look in CURVES.items()}
+    style.legend(picture, {label: style.sample(look) for label, look in looks.items()})
     picture.savefig(path, format="png", dpi=110)
 
 
@@ -140,22 +140,22 @@ def _top(groups: Sequence[Sequence[Record]]) -> float:
 def _panel(
     axes, title: str, rows: Sequence[tuple[str, Sequence[Record]]], colours: dict[str, str]
 ) -> None:
-    _style.styled(axes, title, "Iteration", "Test error (%)")
-    right = _style.styled(axes.twinx(), "", "", "Training loss")
+    style.styled(axes, title, "Iteration", "Test error (%)")
+    right = style.styled(axes.twinx(), "", "", "Training loss")
     right.spines["left"].set_visible(False)
     right.grid(False)
     axes.set_zorder(right.get_zorder() + 1)  # errors are drawn over losses
     axes.patch.set_visible(False)
     losses = []
     for label, records in rows:
-        colour = colours.setdefault(label, _style.colour(len(colours)))
+        colour = colours.setdefault(label, style.colour(len(colours)))
         for where, (name, look) in zip((axes, right), CURVES.items(), strict=True):
             iterations, (low, middle, high) = band(records, name)
             where.fill_between(iterations, low, high, color=colour, alpha=0.15, linewidth=0)
-            _style.lines(where, {"_": (iterations, middle)}, **look | {"color": colour})
+            style.lines(where, {"_": (iterations, middle)}, **look | {"color": colour})
             if name == "train_loss":
                 losses.append(middle)
-    _style.decades(right, losses)
+    style.decades(right, losses)
     ends = [max(record.curves["iteration"], default=1) for _, records in rows for record in records]
     axes.set_xlim(0, 1.01 * max(ends))
 
@@ -176,15 +176,15 @@ def spreads(table: Table, groups: Groups, path: Path) -> None:
         (row for row in table.rows if groups.get(row.trial.name)),
         key=lambda row: _rank(row.published.error),
     )
-    picture = _style.new_figure(11.0, 2.0 + 0.36 * len(rows))
-    _style.heading(
+    picture = style.new_figure(11.0, 2.0 + 0.36 * len(rows))
+    style.heading(
         picture,
         f"{table.title}: rows in the paper's order, with its test error on CIFAR-10 (%) in "
         "brackets",
     )
     panels = picture.subplots(1, len(SPREADS), sharey=True)
     for axes, (name, heading) in zip(panels, SPREADS.items(), strict=True):
-        _style.styled(axes, x=heading)
+        style.styled(axes, x=heading)
         values = [[record.final[name] for record in groups[row.trial.name]] for row in rows]
         _style_numbers(axes, values)
         for place, own in enumerate(values):
@@ -200,7 +200,7 @@ def spreads(table: Table, groups: Groups, path: Path) -> None:
     looks = {"mean and its 95 % interval": INTERVAL, "median": MEDIAN, "run": RUN}
     if any(record.diverged_at is not None for row in rows for record in groups[row.trial.name]):
         looks |= {"diverged run": DIVERGED}
-    _style.legend(picture, {label: _style.sample(look) for label, look in looks.items()})
+    style.legend(picture, {label: style.sample(look) for label, look in looks.items()})
     picture.savefig(path, format="png", dpi=110)
 
 
@@ -213,12 +213,12 @@ def _style_numbers(axes, values: Sequence[Sequence[float | None]]) -> None:
     numbers = [value for own in values for value in own if value]
     if (
         numbers
-        and max(numbers) / min(numbers) > _style.DECADE
+        and max(numbers) / min(numbers) > style.DECADE
         and all(value != 0 for own in values for value in own)
     ):
         axes.set_xscale("log")
         axes.set_xlim(0.7 * min(numbers), 1.6 * max(numbers))
-        _style.plain_numbers(axes.xaxis)
+        style.plain_numbers(axes.xaxis)
     else:
         axes.set_xlim(0, 1.08 * max(numbers, default=1.0))
 
@@ -232,7 +232,7 @@ def _spread(axes, place: int, values: Sequence[float | None]) -> None:
         ends = np.maximum(ends, axes.get_xlim()[0])  # an interval may reach below 0
         axes.plot(ends, [place, place], **INTERVAL)
     if mean is not None:
-        axes.plot([mean], [place], "|", color=_style.colour(0), markersize=11, markeredgewidth=2)
+        axes.plot([mean], [place], "|", color=style.colour(0), markersize=11, markeredgewidth=2)
     median = medians.median(values)
     if median is not None:
         axes.plot([median], [place], **MEDIAN)
