@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.training import images as pictures
+from training.cli import UserError
 from training.config import Data
 from training.data import load, sources, training_stream
 
@@ -221,11 +222,9 @@ class TestFake:
 
 class TestErrors:
     def test_names(self):
-        with pytest.raises(ValueError, match=r"Did you mean .*'pad_crop_flip'"):
+        with pytest.raises(UserError, match=r"Did you mean .*'pad_crop_flip'"):
             training_stream(pictures.numbered(10), 4, "crop_flip", None, 0)
-        with pytest.raises(
-            ValueError, match=r"Unknown padding.*'reflect'.*Received: padding='reflection'"
-        ):
+        with pytest.raises(UserError, match=r"Unknown padding: 'reflection'.*'reflect'"):
             training_stream(pictures.numbered(10), 4, "pad_crop_flip", None, 0, "reflection")
 
     @pytest.mark.parametrize("batch_size", [0, 11])

@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact import _checks
-
-from ..cli import UserError
+from ..cli import UserError, lookup
 from . import crops, images, order, resident
 from .finishing import Finished
 from .mixing import Mixing
@@ -105,8 +103,8 @@ def training_stream(
             `RandAugment` or `Mixing` do not take, and for pad_crop_flip on images that
             have another size, or differ in size, or do not fit into memory.
     """
-    augment = _checks.lookup(AUGMENTATIONS, augmentation, "augmentation")
-    pad = _checks.lookup(crops.PADDINGS, padding, "padding")
+    augment = lookup(AUGMENTATIONS, augmentation, "augmentation")
+    pad = lookup(crops.PADDINGS, padding, "padding")
     if not 0 < batch_size <= data.train.size:
         raise ValueError(
             f"`batch_size` must be 1 to {data.train.size}, the training images. Received: "

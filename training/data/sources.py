@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact import _checks
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
-from ..cli import UserError, command
+from ..cli import UserError, command, lookup
 from ..config import Data
 from .pixels import mean_and_std
 from .readers import Arrays, Fake, Files, Reader, Records
@@ -154,7 +153,7 @@ def load(data: Data) -> ImageData:
         ValueError: for an unknown name, a data set that is neither prepared nor can be
             downloaded, an unreadable image, a holdout that leaves nothing.
     """
-    return _checks.lookup(SOURCES, data.name, "data.name")(data)
+    return lookup(SOURCES, data.name, "data.name")(data)
 
 
 def _held_out(holdout: float, size: int) -> int:
