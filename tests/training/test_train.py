@@ -519,6 +519,7 @@ class TestEndings:
             "checkpoints/network.json",
             *checkpoints(0),
             "config.json",
+            "first_losses.csv",
         ]
 
     @pytest.mark.once
