@@ -14,7 +14,7 @@ import pytest
 from tests.training.commands import error_of
 from training.benchmark import __main__ as benchmark
 from training.benchmark.serving import cells, client, exports, memory, over_http, suite, verdict
-from training.benchmark.serving.suite import Options
+from training.benchmark.serving.workload import Options
 from training.cli import UserError
 
 pytestmark = pytest.mark.once

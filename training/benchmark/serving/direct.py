@@ -16,7 +16,7 @@ from .cells import PLAIN, PRECISIONS, Cell, Round, in_turn, label
 from .client import summarize
 
 if TYPE_CHECKING:
-    from .suite import Options
+    from .workload import Options
 
 _WARMUP_CALLS = 2
 _LEAST_CALLS = 2

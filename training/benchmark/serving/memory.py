@@ -12,7 +12,7 @@ from .cells import Round, label
 from .over_http import Requests, Server
 
 if TYPE_CHECKING:
-    from .suite import Options
+    from .workload import Options
 
 #: Number of looks at the memory.
 SAMPLES = 20

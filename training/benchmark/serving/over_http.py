@@ -28,7 +28,7 @@ from .cells import PLAIN, Cell, Round, in_turn, label
 from .direct import Loop
 
 if TYPE_CHECKING:
-    from .suite import Options
+    from .workload import Options
 
 #: No server takes longer to load a model, no client to get its last answers.
 PATIENCE = 180.0
