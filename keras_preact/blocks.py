@@ -131,17 +131,18 @@ class Convolutional(Block):
     def channels(self, filters: int) -> tuple[int, ...]:
         return (*[filters] * (len(self.kernel_sizes) - 1), filters * self.expansion)
 
-    def weight(self, index: int, channels: int, *, kernel_initializer, **settings) -> keras.Layer:
+    def weight(self, index: int, channels: int, **settings: Any) -> keras.Layer:
         size = self.kernel_sizes[index - 1]
+        kernel = initializers.of_branch(
+            settings.pop("kernel_initializer"), index, len(self.kernel_sizes)
+        )
         if size == 3:
             follows = index - 1 > self.strided
             settings["dilation_rate"] = self.dilation * (self.dilated_strides if follows else 1)
         return PaddedConv2D(
             channels,
             size,
-            kernel_initializer=initializers.of_branch(
-                kernel_initializer, index, len(self.kernel_sizes)
-            ),
+            kernel_initializer=kernel,
             standardize=self.standardize_weights,
             **settings,
         )
@@ -246,11 +247,12 @@ class _TwoDense(Features):
         inner = self.default_width(filters) if self.hidden is None else self.hidden
         return inner, filters
 
-    def weight(
-        self, index: int, channels: int, *, kernel_initializer, data_format=None, **settings
-    ):
-        kernel = initializers.of_branch(kernel_initializer, index, 2)
-        return keras.layers.Dense(channels, kernel_initializer=kernel, **settings)
+    def weight(self, index: int, channels: int, **settings: Any) -> keras.Layer:
+        del settings["data_format"]
+        settings["kernel_initializer"] = initializers.of_branch(
+            settings["kernel_initializer"], index, 2
+        )
+        return keras.layers.Dense(channels, **settings)
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -327,7 +329,8 @@ class Attention(Features):
             )
         return (filters,)
 
-    def weight(self, index: int, channels: int, *, data_format=None, **settings) -> keras.Layer:
+    def weight(self, index: int, channels: int, **settings: Any) -> keras.Layer:
+        del settings["data_format"]
         # its four dense layers are two weights, one after the other, with initialisers of their own
         return SelfAttention(channels, self.num_heads, causal=self.causal, **settings)
 
@@ -351,7 +354,7 @@ def get(block: str | dict | Block) -> Block:
 
 def serialize(block: Block) -> str | dict:
     """Return what a config holds: the name, or class and options if these are set."""
-    if getattr(block, "stride_on", None) == "first":  # so is the default
+    if isinstance(block, Convolutional) and block.stride_on == "first":  # so is the default
         block = dataclasses.replace(block, stride_on=None)
     if BLOCKS.get(block.name) is type(block) and block == type(block)():
         return block.name

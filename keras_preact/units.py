@@ -37,7 +37,7 @@ class Trace(NamedTuple):
 
 def _option(
     default: Any = dataclasses.MISSING,
-    check: Callable[[Any, str], None] | None = None,
+    check: Callable[[Any, str], object] | None = None,
     get: Callable[[Any], Any] | None = None,
     serialize: Callable[[Any], Any] | None = None,
 ) -> Any:
@@ -68,6 +68,11 @@ def _kernel_initializer(initializer: Any) -> keras.initializers.Initializer:
     return (
         initializers.released_he() if initializer is None else keras.initializers.get(initializer)
     )
+
+
+def _rate(rate: float | None, name: str) -> None:
+    if rate is not None:
+        _checks.fraction(rate, name)
 
 
 def _data_format(data_format: str | None) -> str:
@@ -107,9 +112,7 @@ class UnitOptions:
     dropout_at: str = _option(
         "between_weights", check=_one_of("between_weights", "before_addition")
     )
-    stochastic_depth: float | None = _option(
-        None, check=lambda value, name: value is None or _checks.fraction(value, name)
-    )
+    stochastic_depth: float | None = _option(None, check=_rate)
     use_bias: bool | str = _option(False, check=_one_of(True, False, UNLESS_NORM))
     bias_initializer: Any = _option(
         "zeros", get=keras.initializers.get, serialize=keras.initializers.serialize
@@ -118,7 +121,7 @@ class UnitOptions:
         None, get=_kernel_initializer, serialize=keras.initializers.serialize
     )
     zero_init_last: bool = _option(False)
-    data_format: str | None = _option(
+    data_format: str = _option(
         None, get=_data_format, check=_one_of("channels_last", "channels_first")
     )
 

@@ -97,7 +97,9 @@ _WHAT = (
 _DONE = (
     Column("epochs", "epochs", lambda run: len(run.history["loss"])),
     Column("iterations", "iterations", lambda run: run.iterations, _WHOLE),
-    Column("finished", "finished", lambda run: run.finished, {True: "yes", False: "no"}.get),
+    Column(
+        "finished", "finished", lambda run: run.finished, lambda value: "yes" if value else "no"
+    ),
 )
 _REACHED = (
     Column(
@@ -201,9 +203,9 @@ def _read(path: Path, name: str) -> Compared:
     history = histories.read(path / "history.csv")
     if not history:
         raise cli.UserError(f"{path} has no history yet: its first epoch has not ended.")
-    error = _test_error(path / "metrics.json", config)
+    test_error = _test_error(path / "metrics.json", config)
     finished = (path / "model.keras").is_file()
-    return Compared(name, config, described, history, error, finished)
+    return Compared(name, config, described, history, test_error, finished)
 
 
 def _test_error(path: Path, config: Config) -> float | None:

@@ -91,8 +91,11 @@ class Progress(keras.callbacks.Callback):
         self.figures: dict[str, float] = {}
         self._stream = stream or sys.stdout
         self._clock = clock
-        folders = () if tensorboard is None else _FOLDERS
-        self._boards = {name: TensorBoard(tensorboard / name) for name in folders}
+        self._boards = (
+            {}
+            if tensorboard is None
+            else {name: TensorBoard(tensorboard / name) for name in _FOLDERS}
+        )
         self._steps = done * parts
         self._spent = 0.0  # seconds before those that run now
         self._began: float | None = None

@@ -204,7 +204,7 @@ class SharedOptimizer:
         object.__setattr__(self, "_shared", optimizer)
         object.__setattr__(self, "_step", step)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self):
         return type(self._shared)
 

@@ -175,7 +175,7 @@ def _fold(weight: keras.Layer, norm: keras.layers.BatchNormalization) -> keras.L
 
     def value(variable, default: float) -> np.ndarray:
         if variable is None:
-            return np.float64(default)
+            return np.asarray(default, "float64")
         return keras.ops.convert_to_numpy(variable).astype("float64")
 
     factor = value(norm.gamma, 1) / np.sqrt(value(norm.moving_variance, 1) + norm.epsilon)

@@ -54,8 +54,7 @@ class Scores:
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of one test image."""
-        *size, channels = self.input_shape
-        return (*(self.smallest_size if n is None else n for n in size), channels)
+        return tuple(self.smallest_size if n is None else n for n in self.input_shape)
 
     @property
     def dtypes(self) -> set[str]:

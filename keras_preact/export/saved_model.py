@@ -146,7 +146,7 @@ def save(
         max_pixels=max_image_pixels,
         top_k=min(top_k, len(names)),
     )
-    card = {"name": directory.resolve().name, "version": version}
+    card: dict[str, Any] = {"name": directory.resolve().name, "version": version}
     card |= _card(model, scores, plan, run, metrics)
     card |= {"batch_sizes": sizes, "precision": precision}
     with _children.naming(directory), _directory.workshop(directory) as temporary:
@@ -179,17 +179,19 @@ def _size_of_files(
     """Return the height and width that image files are resized to. None: the model does
     not take image files.
     """
-    shape = scores.input_shape
+    shape: Any = scores.input_shape
     if len(shape) != 3 or shape[2] not in (1, 3, 4):
         return None
     if preprocessing is None:
-        return shape[:2] if scores.takes_pixels and None not in shape else None
+        return None if None in shape or not scores.takes_pixels else (shape[0], shape[1])
     if len(preprocessing.mean) not in (1, shape[2]):
         raise ValueError(
             f"`preprocessing` must hold a mean and a std for each of the model's {shape[2]} "
             f"channels. Received: {preprocessing}"
         )
-    return (preprocessing.size, preprocessing.size) if None in shape else shape[:2]
+    if None in shape:
+        return preprocessing.size, preprocessing.size
+    return shape[0], shape[1]
 
 
 def _requests(

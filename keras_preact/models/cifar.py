@@ -125,7 +125,7 @@ def _units_per_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[
     """Return n for each of `blocks` that `depth` fits; if it fits none, raise a
     ValueError with rules and nearest depths.
     """
-    kinds = {block: _checks.lookup(BLOCKS, block, "block") for block in blocks}
+    kinds: dict[str, Any] = {block: _checks.lookup(BLOCKS, block, "block") for block in blocks}
     if features := [name for name, kind in kinds.items() if not issubclass(kind, Convolutional)]:
         raise ValueError(
             f"A network for images has convolutional blocks. Received: block={features[0]!r}"

@@ -114,7 +114,7 @@ def from_keras_hub(
         stages=[Stage(*row) for row in rows],
         block={theirs: ours for ours, theirs in BLOCKS.items()}[backbone.block_type],
         stem_filters=backbone.input_conv_filters[0],
-        channels=shape[-1],
+        channels=shape[-1] or 1,
         classes=None if top is None else top.num_classes,
     )
     layers = [backbone] if top is None else [backbone, top.output_dense]

@@ -322,7 +322,7 @@ def _variants(specimen: Specimen) -> dict[str, Any]:
     changes["no shortcuts"] = {"shortcut": "none"}
     return {
         label: kp.analysis.propagation(
-            kp.create_model(entry, **change), specimen.x, specimen.labels
+            kp.create_model(str(entry), **change), specimen.x, specimen.labels
         )
         for label, change in changes.items()
     }

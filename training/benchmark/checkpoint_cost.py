@@ -1,6 +1,7 @@
 """How long does it take to write and to restore a checkpoint?"""
 
 import dataclasses
+import functools
 import statistics
 import tempfile
 from pathlib import Path
@@ -39,7 +40,7 @@ class CheckpointCost(Benchmark):
         with tempfile.TemporaryDirectory() as folder:
             checkpoints = Checkpoints(Path(folder))
             saves = [
-                timed(lambda step=step: checkpoints.save(model, {"step": step}))
+                timed(functools.partial(checkpoints.save, model, {"step": step}))
                 for step in range(self.steps)
             ]
 

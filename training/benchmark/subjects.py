@@ -44,7 +44,7 @@ def make(candidate: "Candidate", options: Any) -> "Subject":
     if isinstance(network, keras.Model):
         return KerasSubject(network, options)
     size = options.image_size or candidates.PEERS[candidate.name].image_size
-    return TorchSubject(network, candidate.options, options, size)
+    return TorchSubject(network, dict(candidate.options), options, size)
 
 
 def wait(*arrays: Any) -> None:
