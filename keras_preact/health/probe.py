@@ -188,7 +188,7 @@ class ProbedOptimizer:
     def __init__(self, probe: Probe):
         object.__setattr__(self, "probe", probe)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self):
         return self.probe.optimizer.__class__
 
