@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact.analysis.graph import Graph, Step
+from keras_preact.graph import Graph, Step
 
 
 def check_sample(model: keras.Layer, sample, argument: str = "x") -> list[np.ndarray]:

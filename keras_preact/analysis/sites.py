@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_preact import _autodiff
 from keras_preact.analysis import _inputs
-from keras_preact.analysis.graph import Addition, Graph
+from keras_preact.graph import Addition, Graph
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit, Trace
 

@@ -108,7 +108,7 @@ class Distribution:
         assert self._entered is not None
         optimizer = _optimizer(model, options)
         if step := self._step(model, optimizer):
-            optimizer = SharedOptimizer(optimizer, step)
+            optimizer = SharedOptimizer(optimizer, step, self._whole_gradients)
             self._entered.callback(optimizer.release)
         model.compile(**options | {"optimizer": optimizer})
         self._entered.enter_context(with_statistics(model, self._statistics()))
@@ -176,6 +176,12 @@ class Distribution:
         """Return what replaces `optimizer.apply`; None if Keras' own is right."""
         return None
 
+    def _whole_gradients(self, gradients: Sequence) -> Sequence:
+        """Return the gradients of the whole batch from those that `apply` gets, for
+        callbacks. TensorFlow's replicas can be asked for them without this package.
+        """
+        return gradients
+
     def _data(self, dataset) -> Any:
         """Return what `fit` takes for a data set of this process's rows."""
         return dataset
@@ -198,11 +204,12 @@ class SharedOptimizer:
     gradients as the optimizer does.
     """
 
-    __slots__ = ("_shared", "_step")
+    __slots__ = ("_shared", "_step", "whole_gradients")
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer, step: Step):
+    def __init__(self, optimizer: keras.optimizers.Optimizer, step: Step, whole_gradients):
         object.__setattr__(self, "_shared", optimizer)
         object.__setattr__(self, "_step", step)
+        object.__setattr__(self, "whole_gradients", whole_gradients)
 
     @property  # type: ignore[misc]
     def __class__(self):

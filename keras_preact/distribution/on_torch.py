@@ -79,6 +79,11 @@ class MultiWorker(Distribution):
 
         return step
 
+    def _whole_gradients(self, gradients):
+        present = [gradient for gradient in gradients if gradient is not None]
+        means = iter(_means(present, self.replicas))
+        return [None if gradient is None else next(means) for gradient in gradients]
+
     def _predict(self, model: keras.Model, local: np.ndarray):
         def gather(outputs):
             own = ops.convert_to_tensor(outputs.reshape(*local.shape[:2], *outputs.shape[1:]))

@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _autodiff
-from keras_preact.analysis.graph import Graph, has_own_kernel
+from keras_preact.graph import Graph, has_own_kernel
 from keras_preact.health.weights import WeightPlace, owners, places
 from keras_preact.stacks import UnitStack
 

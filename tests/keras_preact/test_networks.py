@@ -10,7 +10,7 @@ import pytest
 
 import keras_preact as kp
 from keras_preact._batch_norm import BatchNormalization
-from keras_preact.analysis.graph import Graph
+from keras_preact.graph import Graph
 from tests import reference
 from tests.keras_preact import harness
 

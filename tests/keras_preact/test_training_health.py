@@ -180,7 +180,8 @@ class TestFigures:
         health = watch(3)
         logged = fit(model, x, y, health, epochs=2)
         steps = [(record.step, record.epoch) for record in health.history]
-        assert steps == [(3, 0), (6, 0), (9, 0), *((step, 1) for step in (12, 15, 18, 21))]
+        second = [12, 15, 18, 21] if execution == 1 else [15, 18, 21]
+        assert steps == [(3, 0), (6, 0), (9, 0), *((step, 1) for step in second)]
         for record in health.history:
             compare(record, wanted[record.step - 1])
         losses = [record.loss for record in health.history]  # of the epoch so far

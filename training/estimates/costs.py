@@ -11,7 +11,7 @@ import keras
 from keras import KerasTensor
 
 import keras_preact as kp
-from keras_preact.analysis.graph import Graph, Step
+from keras_preact.graph import Graph, Step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from keras_preact.analysis.audit.anatomy import Anatomy
 from keras_preact.analysis.audit.check import Evidence
 from keras_preact.analysis.audit.checks import CHECKS
 from keras_preact.analysis.audit.report import Audit, AuditFinding, Status
-from keras_preact.analysis.graph import Graph
+from keras_preact.graph import Graph
 
 
 def audit(model: keras.Model, sample, *, labels=None) -> Audit:

@@ -10,8 +10,8 @@ from functools import cached_property
 
 import keras
 
-from keras_preact.analysis.graph import Addition, Graph, Step
 from keras_preact.arrangements import ARRANGEMENTS, TRANSFORMER_ARRANGEMENTS
+from keras_preact.graph import Addition, Graph, Step
 
 #: Class names of layers and operations that are activations, in lower case.
 ACTIVATIONS = frozenset(

@@ -9,8 +9,8 @@ from keras import ops
 
 from keras_preact.analysis._inputs import is_softmax
 from keras_preact.analysis.audit.anatomy import PER_TOKEN, Anatomy, roles
-from keras_preact.analysis.graph import Graph
 from keras_preact.analysis.sites import Observed
+from keras_preact.graph import Graph
 
 
 @dataclasses.dataclass(frozen=True)

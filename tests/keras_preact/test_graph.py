@@ -8,7 +8,7 @@ import pytest
 from keras import layers, ops
 
 import keras_preact as kp
-from keras_preact.analysis.graph import Graph
+from keras_preact.graph import Graph
 from tests.keras_preact import harness
 from tests.keras_preact.harness import images, randomize
 
