@@ -50,8 +50,8 @@ class Experiment:
         self.config = config
         self.size = self._image_size()
         self.plan = plans.plan(config, self.data.train.size)
-        self.rate = plans.learning_rate(config, self.plan)
         self.warning = plans.check_warmup(config, self.plan)
+        self.rate = plans.learning_rate(config, self.plan)
         self.watched = "held-out" if self.data.holdout else "test"
         self.split = self.data.holdout or (self.data.test if config.data.watch_test else None)
         if config.data.on_device and distribution.kind != "none":

@@ -114,8 +114,11 @@ def from_keras_applications(
         found.get("data_format", "channels_last"),
         "channels_last",
     )
+    # a network without classifier returns its maps, as theirs does by default
+    pooling = {} if structure.classes is not None or classes is not None else {"pooling": None}
+    given = pooling | found | options
     return FAMILY.build(
-        structure, state, input_shape=input_shape, classes=classes, shape=shape, **found | options
+        structure, state, input_shape=input_shape, classes=classes, shape=shape, **given
     )
 
 

@@ -58,8 +58,8 @@ def test_normalize_works_on_the_last_axis():
     ("fields", "parts"),
     [
         ({"std": (1, 0)}, ("`std` must be positive", "std=(1.0, 0.0)")),
-        ({"std": (1,)}, ("one number a channel", "mean=(0.0, 0.0)", "std=(1.0,)")),
-        ({"mean": (), "std": ()}, ("one number a channel",)),
+        ({"std": (1,)}, ("one number per channel", "mean=(0.0, 0.0)", "std=(1.0,)")),
+        ({"mean": (), "std": ()}, ("one number per channel",)),
         ({"size": 0}, ("`size`", "positive integer", "size=0")),
         ({"crop": "top"}, ("`crop` must be one of None, 'center'", "crop='top'")),
         ({"resize": 40}, ("crop='center'", "resize=40", "crop=None")),

@@ -134,7 +134,7 @@ WRONG = {
     ),
     "unknown data set": (
         ("--data.name", "cifar"),
-        ["'cifar10'", "'cifar100'", "Received: data.name='cifar'"],
+        ["'cifar10'", "'cifar100'", "Unknown data.name: 'cifar'"],
     ),
     "gate bias without gate": (
         ("--model.gate-bias", "-6"),
@@ -392,7 +392,7 @@ class TestEvaluate:
     @pytest.mark.parametrize(
         ("options", "parts"),
         [
-            (("--data", "digit"), ["Did you mean 'digits'", "Received: data.name='digit'"]),
+            (("--data", "digit"), ["Did you mean 'digits'", "Unknown data.name: 'digit'"]),
             (
                 ("--data", "digits", "--batch-size", "0"),
                 ["--batch-size must be positive", "Received: --batch-size 0"],

@@ -350,8 +350,8 @@ class TestTerminal:
                 text = " ".join(line for line in lines if "━" not in line)
                 held_out = "held-out loss 2.0000, accuracy 0.2500"
                 figures = f"loss 0.5000, accuracy 0.7500; {held_out}; 50 images/s"
-                first = f"Epoch 1/3: loss 1.0000, accuracy 0.5000; {held_out}"
-                assert text == f"{first} {figures}"
+                before = f"Epoch 1/3: loss 1.0000, accuracy 0.5000; {held_out}"
+                assert text == f"{before} {figures}"
                 [bar] = (line for line in lines if "━" in line)
                 assert re.fullmatch(
                     rf"Epoch 2/3 [━╸╺]+ {100 * (5 + first) / 12:.1f} %, \d s left", bar

@@ -61,7 +61,7 @@ COMMANDS: Mapping[str, Question] = MappingProxyType(
         ),
         "serving": Question(
             "Exported networks in a loop and behind the server, under load.",
-            "serving.suite:Options",
+            "serving.workload:Options",
             "serving.suite",
         ),
     }

@@ -1,5 +1,4 @@
-"""Train the runs of a trial in a process of its own: `python -m training.reproduce.run
-JOB`, with the job as JSON.
+"""Train the runs of a trial in a process of its own, which gets its job as JSON.
 
 A run is an ordinary run directory, below the job's `work`. Its result is written when it
 ends.

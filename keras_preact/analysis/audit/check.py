@@ -106,6 +106,7 @@ class Check:
 
 
 def largest_first(values: Mapping[str, float]) -> list[str]:
+    """Return the names, that of the largest value first."""
     return sorted(values, key=lambda name: values[name], reverse=True)
 
 

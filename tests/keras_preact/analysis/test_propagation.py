@@ -36,7 +36,7 @@ def numpy_units(model, **options):
     ]
     units[0].activated_input = True
     for unit in units:
-        unit.shape_shortcut = model.units[0].shape_shortcut
+        unit.shape_shortcut = model.units[0].options.shape_shortcut
     return units
 
 
