@@ -1,5 +1,5 @@
 """Imports a module in a process that has imported nothing else of this package, and prints
-the seconds as JSON: `python -m training.benchmark.imported keras`.
+the seconds as JSON.
 """
 
 import importlib

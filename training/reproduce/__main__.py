@@ -56,6 +56,14 @@ class Digits(Train):
     """Runs at the same time. They share the cores."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Options of the report."""
+
+    output: Path = RESULTS
+    """Folder of finished runs."""
+
+
 def chosen(tables: Sequence[str], rows: Sequence[str]) -> "list[Trial]":
     """Return the trials of the rows of some tables, each once; of all rows without
     `rows`.
@@ -139,6 +147,12 @@ def _digits(options: Digits) -> None:
     train(options, [name for name, table in TABLES.items() if table.small])
 
 
+def _report(options: Report) -> None:
+    from .report import report
+
+    report(options.output)
+
+
 @dataclasses.dataclass(frozen=True)
 class Command:
     """A row of the table.
@@ -146,14 +160,13 @@ class Command:
     Args:
         about: What the command does, in one line.
         place: MODULE:FUNCTION of this package whose parameters are the options; empty
-            for a command that trains.
-        options, run: For a command that trains, its options and what is called with
-            them.
+            otherwise.
+        options, run: Otherwise, its options and what is called with them.
     """
 
     about: str
     place: str = ""
-    options: type[Train] = Train
+    options: type = Train
     run: Callable[[Any], None] = print
 
 
@@ -176,7 +189,9 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "Signals and gradients before training, 20 to 10,001 layers.", "depth:depth"
         ),
         "report": Command(
-            "Write results/README.md: published numbers beside measured ones.", "report:report"
+            "Write results/README.md: published numbers beside measured ones.",
+            options=Report,
+            run=_report,
         ),
     }
 )

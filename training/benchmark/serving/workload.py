@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 from ...cli import UserError
-from .. import candidates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +42,8 @@ class Options:
 
     def check(self) -> None:
         """Raise a UserError for options that do not fit."""
+        from .. import candidates  # brings Keras, which a help text must not
+
         for name in ("models", "parts", "engines", "batching", "concurrency", "batches"):
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
