@@ -69,8 +69,7 @@ class Health(Benchmark):
 
         def note(batch: int, logs: dict) -> None:
             if batch + 1 in (self.warmup, self.warmup + self.steps):
-                # once the weights are here, the step is done
-                keras.ops.convert_to_numpy(subject.last.value)
+                float(logs["loss"])  # once the loss is here, the step is done
                 wait()
                 times[batch + 1] = time.perf_counter()
 
