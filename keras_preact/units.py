@@ -199,7 +199,7 @@ class UnitOptions:
             having = [
                 f"kp.blocks.{kind.__name__}({name}=...)"
                 for kind in blocks.BLOCKS.values()
-                if name in {field.name for field in dataclasses.fields(kind)}
+                if name in blocks.options_of(kind)
             ]
             hint = (
                 f"It is an option of a block: block={' or '.join(having)}."
@@ -349,7 +349,7 @@ class ResidualUnit(keras.Layer):
             residual = residual * ops.cast(residual_scale, residual.dtype)
         fitted = run(self.shape_change, activated if self._activate_both else x)
         shortcut, residual = self.shortcut.paths(fitted, residual, training)
-        total = residual if shortcut is None else shortcut + residual
+        total = shortcuts.add(shortcut, residual)
         return Trace(activated, shortcut, residual, total, run(self.after_addition, total))
 
     def call(self, x, drop_rate=None, training=None):

@@ -5,9 +5,7 @@ model.keras, metrics.json.
 import contextlib
 import functools
 import json
-import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,17 +66,13 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         UserError: if it cannot be written, with the reason.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    from keras_preact import atomic  # brings Keras, which a help text must not
+
     try:
-        yield temporary
-        temporary.chmod(0o644)  # mkstemp makes private files
-        temporary.replace(path)
+        with atomic.replacing(path) as temporary:
+            yield temporary
     except OSError as error:  # that of a full disk does not name the file
         raise UserError(f"Cannot write {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @functools.cache
