@@ -142,6 +142,15 @@ class UnitNetwork(keras.Model):
         return model
 
 
+def check_network(model: object) -> None:
+    """Refuse what is no network of residual units."""
+    if not isinstance(model, UnitNetwork):
+        raise ValueError(
+            "`model` must be a network of residual units, such as `kp.models` makes. Received: "
+            f"{model!r}"
+        )
+
+
 def without_marks(config):
     """Return a config without the marks of shared objects that Keras adds while it
     loads a file: they are that file's.

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _checks
-from keras_preact.models.base import UnitNetwork
+from keras_preact.models.base import UnitNetwork, check_network
 from keras_preact.stacks import UnitStack
 
 
@@ -42,11 +42,7 @@ def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) 
     >>> larger.input_shape, larger.count_params() == model.count_params()
     ((None, 48, 48, 3), True)
     """
-    if not isinstance(model, UnitNetwork):
-        raise ValueError(
-            "`model` must be a network of residual units, such as `kp.models` makes. Received: "
-            f"{model!r}"
-        )
+    check_network(model)
     config = model.get_config()
     config.pop("frozen_layers")
     if unknown := sorted(changes.keys() - config.keys()):
@@ -132,17 +128,16 @@ def reset_classifier(model: UnitNetwork, classes: int, activation: Any = None) -
     >>> kp.transfer.reset_classifier(model, 0).output_shape
     (None, 64)
     """
-    has_top = isinstance(model, UnitNetwork) and "include_top" in model.get_config()
+    check_network(model)
+    has_top = "include_top" in model.get_config()
     if classes == 0 and not isinstance(classes, bool):
-        if isinstance(model, UnitNetwork) and not has_top:
+        if not has_top:
             raise ValueError(
                 f"A {type(model).__name__} has a classifier: `classes` must be 1 or more. "
                 "Received: classes=0"
             )
-        pooling = model.get_config()["pooling"] if has_top else None
-        return changed_copy(
-            model, include_top=False, pooling=pooling or "avg", classifier_activation=None
-        )
+        pooling = model.get_config()["pooling"] or "avg"
+        return changed_copy(model, include_top=False, pooling=pooling, classifier_activation=None)
     _checks.positive_int(classes, "classes")
     changes = {"include_top": True} if has_top else {}
     return changed_copy(

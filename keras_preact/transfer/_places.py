@@ -1,20 +1,12 @@
 """The places of a network by name: stem, units, stages and head, stacked or not."""
 
 from keras_preact import _checks
-from keras_preact.models.base import UnitNetwork
+from keras_preact.models.base import UnitNetwork, check_network
 from keras_preact.models.segments import Segment
 from keras_preact.stacks import UnitStack
 
 #: Layers of the head after its last activation.
 AFTER_HEAD = ("head_pool", "head_classifier", "head_predictions")
-
-
-def check(model: object) -> None:
-    if not isinstance(model, UnitNetwork):
-        raise ValueError(
-            "`model` must be a network of residual units, such as `kp.models` makes. Received: "
-            f"{model!r}"
-        )
 
 
 def unit_names(segment: Segment) -> list[str]:
@@ -28,7 +20,7 @@ def stage_of(unit_name: str) -> str:
 
 def ends(model: UnitNetwork) -> dict[str, Segment]:
     """Return the name of each unit and stage, in order, with the layer that ends it."""
-    check(model)
+    check_network(model)
     found: dict[str, Segment] = {}
     for segment in model.segments:
         names = unit_names(segment)

@@ -3,7 +3,7 @@
 import keras
 
 from keras_preact import _layers
-from keras_preact.models.base import UnitNetwork
+from keras_preact.models.base import UnitNetwork, check_network
 from keras_preact.models.copies import changed_copy
 from keras_preact.transfer import _places
 
@@ -52,7 +52,7 @@ def unfreeze(model: UnitNetwork) -> None:
     >>> all(layer.trainable for layer in model.layers)
     True
     """
-    _places.check(model)
+    check_network(model)
     norm = _normalization(model)
     for layer in model.layers:
         if layer.trainable:
@@ -84,7 +84,7 @@ def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
     >>> [weight.path for weight in model.get_layer("stage1_unit2").trainable_weights]
     ['stage1_unit2/branch/conv_1/kernel', 'stage1_unit2/branch/conv_2/kernel']
     """
-    _places.check(model)
+    check_network(model)
     norm = _normalization(model)
     if not isinstance(norm, keras.layers.BatchNormalization):
         found = "none" if norm is None else type(norm).__name__
