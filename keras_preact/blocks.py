@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import keras
 
 from keras_preact import _checks, initializers
-from keras_preact._attention import SelfAttention
-from keras_preact._spatial import PaddedConv2D
+from keras_preact.layers.attention import SelfAttention
+from keras_preact.layers.spatial import PaddedConv2D
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

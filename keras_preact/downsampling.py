@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import keras
 
-from keras_preact._spatial import WindowPooling2D
+from keras_preact.layers.spatial import WindowPooling2D
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import KerasTensor, ops
 
-from keras_preact._spatial import WindowPooling2D
+from keras_preact.layers.spatial import WindowPooling2D
 from keras_preact.squeeze_excitation import SqueezeExcitation
 from keras_preact.stacks import UnitStack
 

@@ -8,7 +8,8 @@ from types import MappingProxyType
 import keras
 from keras import ops
 
-from keras_preact import _checks, _layers, _spatial
+from keras_preact import _checks
+from keras_preact.layers import chains, spatial
 
 
 class Shortcut(keras.Layer):
@@ -103,7 +104,7 @@ class _WeightedShortcut(Shortcut):
         self, *, normalization="none", kernel_initializer=None, data_format=None, **kwargs
     ):
         super().__init__(**kwargs)
-        self.normalization = _layers.Normalization(normalization)
+        self.normalization = chains.Normalization(normalization)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.data_format = keras.config.image_data_format() if data_format is None else data_format
 
@@ -112,9 +113,9 @@ class _WeightedShortcut(Shortcut):
         one.
         """
         rank = len(input_shape)
-        axis = _spatial.channel_axis(self.data_format, rank)
+        axis = spatial.channel_axis(self.data_format, rank)
         filters = filters or input_shape[axis]
-        weight = _layers.weight(
+        weight = chains.weight(
             filters,
             1 if rank == 4 else None,
             strides=strides,
@@ -128,7 +129,7 @@ class _WeightedShortcut(Shortcut):
             weight,
             *self.normalization.make(axis, filters, name="norm", dtype=self.dtype_policy),
         ]
-        _layers.build_chain(self.transform, input_shape)
+        chains.build_chain(self.transform, input_shape)
 
     def get_config(self):
         return super().get_config() | {
@@ -153,7 +154,7 @@ class _Gating(_WeightedShortcut):
 
     def gate(self, x):
         """`g(x) = sigmoid(W_g x + b_g)`, of the shape of x, each value in (0, 1)."""
-        return ops.sigmoid(_layers.run_chain(self.transform, x))
+        return ops.sigmoid(chains.run_chain(self.transform, x))
 
     def get_config(self):
         return super().get_config() | {"bias": self.bias}
@@ -217,7 +218,7 @@ class Conv1x1(_WeightedShortcut):
         self._build_weight(input_shape, self.filters, self.strides, use_bias=False)
 
     def paths(self, x, residual, training=None):
-        return _layers.run_chain(self.transform, x), residual
+        return chains.run_chain(self.transform, x), residual
 
     def get_config(self):
         return super().get_config() | {"filters": self.filters, "strides": self.strides}
@@ -309,7 +310,7 @@ class ZeroPad(keras.Layer):
         self.data_format = keras.config.image_data_format() if data_format is None else data_format
 
     def build(self, input_shape):
-        channels = input_shape[_spatial.channel_axis(self.data_format, len(input_shape))]
+        channels = input_shape[spatial.channel_axis(self.data_format, len(input_shape))]
         if channels > self.filters:
             raise ValueError(
                 "Zero padding cannot take channels away: use shape_shortcut='projection' for a "
@@ -318,7 +319,7 @@ class ZeroPad(keras.Layer):
         self.missing = self.filters - channels
 
     def call(self, x):
-        first = _spatial.channel_axis(self.data_format, x.ndim) == 1
+        first = spatial.channel_axis(self.data_format, x.ndim) == 1
         if x.ndim == 4 and self.strides > 1:
             step = slice(None, None, self.strides)
             x = x[:, :, step, step] if first else x[:, step, step, :]
@@ -327,7 +328,7 @@ class ZeroPad(keras.Layer):
         return ops.pad(x, sides)
 
     def compute_output_shape(self, input_shape):
-        return _spatial.strided_shape(input_shape, self.strides, self.data_format, self.filters)
+        return spatial.strided_shape(input_shape, self.strides, self.data_format, self.filters)
 
     def get_config(self):
         return super().get_config() | {

@@ -3,7 +3,8 @@
 import keras
 from keras import ops
 
-from keras_preact import _spatial, initializers
+from keras_preact import initializers
+from keras_preact.layers import spatial
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -46,7 +47,7 @@ class SqueezeExcitation(keras.Layer):
         self.data_format = keras.config.image_data_format() if data_format is None else data_format
 
     def build(self, input_shape):
-        channels = input_shape[_spatial.channel_axis(self.data_format, len(input_shape))]
+        channels = input_shape[spatial.channel_axis(self.data_format, len(input_shape))]
         self.reduce = self._dense(max(1, channels // self.reduction), "reduce", "relu")
         self.expand = self._dense(channels, "expand", "sigmoid")
         self.reduce.build((input_shape[0], channels))

@@ -12,8 +12,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _checks, _loops, initializers
-from keras_preact._spatial import PaddedConv2D
+from keras_preact import _checks, initializers
+from keras_preact.backend import loops
+from keras_preact.layers.spatial import PaddedConv2D
 from keras_preact.units import ResidualUnit, Trace
 
 EXECUTIONS = ("auto", "scan", "loop")
@@ -114,7 +115,7 @@ class LayerStack(keras.Layer):
         if remat is not False and remat is not True:
             _checks.positive_int(remat, "remat")
         backend = keras.backend.backend()
-        if execution == "scan" and backend not in _loops.SCAN_BACKENDS:
+        if execution == "scan" and backend not in loops.SCAN_BACKENDS:
             raise ValueError(
                 f"There is no scan on {backend}: use execution='loop' or 'auto'. Received: "
                 f"execution={execution!r}"
@@ -294,7 +295,7 @@ class LayerStack(keras.Layer):
             if isinstance(layer, PaddedConv2D):
                 layer.as_products = on_slow_path
         specs = [keras.KerasTensor(variables[i].shape, values[i].dtype) for i in state]
-        y, new = _loops.repeat(
+        y, new = loops.repeat(
             one,
             x,
             {"values": [values[i] for i in read], **(slices or {})},
@@ -309,7 +310,7 @@ class LayerStack(keras.Layer):
         return y, new["seen"]
 
     def _execution(self) -> str:
-        if keras.backend.backend() not in _loops.SCAN_BACKENDS:
+        if keras.backend.backend() not in loops.SCAN_BACKENDS:
             return "loop"
         return "scan" if self.execution == "auto" else self.execution
 

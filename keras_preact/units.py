@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_preact import _checks, _layers, _spatial, arrangements, blocks, initializers, shortcuts
+from keras_preact import _checks, arrangements, blocks, initializers, shortcuts
 from keras_preact.downsampling import DOWNSAMPLINGS
+from keras_preact.layers import chains, spatial
 from keras_preact.squeeze_excitation import SqueezeExcitation
 
 #: A value of `use_bias`: a normalisation right after a weight would remove its bias again.
@@ -58,10 +59,10 @@ def _one_of(*allowed: object) -> Callable[[Any, str], None]:
     return lambda value, name: _checks.one_of(value, allowed, name)
 
 
-def _shortcut(shortcut: Any) -> _layers.Pattern:
-    if isinstance(shortcut, _layers.Pattern):
+def _shortcut(shortcut: Any) -> chains.Pattern:
+    if isinstance(shortcut, chains.Pattern):
         return shortcut
-    return _layers.Pattern.of(shortcuts.get(shortcut))
+    return chains.Pattern.of(shortcuts.get(shortcut))
 
 
 def _kernel_initializer(initializer: Any) -> keras.initializers.Initializer:
@@ -103,7 +104,7 @@ class UnitOptions:
         "strided", check=lambda value, name: _checks.lookup(DOWNSAMPLINGS, value, name)
     )
     normalization: Any = _option(
-        "batch", get=_layers.Normalization.get, serialize=lambda kind: kind.serialize()
+        "batch", get=chains.Normalization.get, serialize=lambda kind: kind.serialize()
     )
     activation: Any = _option(
         "relu", get=keras.activations.get, serialize=keras.activations.serialize
@@ -338,7 +339,7 @@ class ResidualUnit(keras.Layer):
             x = ops.convert_to_tensor(x, self.compute_dtype)
         if not self.built:
             self.build(tuple(x.shape))
-        run = functools.partial(_layers.run_chain, training=training)
+        run = functools.partial(chains.run_chain, training=training)
         activated = run(self.first, x)
         residual = run(self.rest, activated)
         if self.drop is not None:
@@ -366,12 +367,12 @@ class ResidualUnit(keras.Layer):
 
         with keras.name_scope("branch"):
             self.first = self._components(options.arrangement.first, axis, channels, "_0")
-            shape = _layers.build_chain(self.first, input_shape)
+            shape = chains.build_chain(self.first, input_shape)
             self.rest = self._weights_and_between(axis)
-            shape = _layers.build_chain(self.rest, shape)
+            shape = chains.build_chain(self.rest, shape)
             self.drop = None
             if options.stochastic_depth is not None:
-                self.drop = _layers.StochasticDepth(
+                self.drop = chains.StochasticDepth(
                     options.stochastic_depth, dtype=self.dtype_policy
                 )
 
@@ -381,7 +382,7 @@ class ResidualUnit(keras.Layer):
             self.shape_change = list(pooled)
             if changes_shape and kind.reads_input and not shortcut_projects:
                 self.shape_change += self._shape_change(axis, strides)
-            changed = _layers.build_chain(self.shape_change, input_shape)
+            changed = chains.build_chain(self.shape_change, input_shape)
 
         settings: dict = {
             "name": kind.place,
@@ -399,7 +400,7 @@ class ResidualUnit(keras.Layer):
             self.after_addition = self._components(
                 options.arrangement.after_addition, axis, self.channels_out
             )
-            _layers.build_chain(self.after_addition, shape)
+            chains.build_chain(self.after_addition, shape)
         if not self.trainable:
             # made just now, they follow the unit: a frozen norm keeps its moving statistics
             for layer in (
@@ -414,7 +415,7 @@ class ResidualUnit(keras.Layer):
     def _check_input(self, shape) -> tuple[int, int]:
         """Return the channel axis and the channel count of an input of `shape`."""
         block, data_format = self.options.block, self.options.data_format
-        axis = _spatial.channel_axis(data_format, len(shape))
+        axis = spatial.channel_axis(data_format, len(shape))
         if len(shape) not in block.ranks or shape[axis] is None:
             raise ValueError(
                 f"A unit with block={block.name!r} and data_format={data_format!r} takes "
@@ -428,7 +429,7 @@ class ResidualUnit(keras.Layer):
     def _components(
         self, names, axis: int, channels: int, suffix: str = "", **settings
     ) -> list[keras.Layer]:
-        return _layers.components(
+        return chains.components(
             names,
             self.options.normalization,
             self.options.activation,
@@ -463,12 +464,12 @@ class ResidualUnit(keras.Layer):
             settings: dict = {"use_bias": self.has_bias(after)}
             if is_strided and not pooled:
                 settings["strides"] = options.strides
-            if zero and not _layers.has_gamma(after):
+            if zero and not chains.has_gamma(after):
                 settings["kernel_initializer"] = keras.initializers.Zeros()
             chain = [self._branch_weight(i, channels, block.word, **settings), *after]
             if block.gated and not is_last:
                 gate = self._branch_weight(i, channels, "gate", use_bias=bool(options.use_bias))
-                chain = [_layers.Gated(chain, gate, name=f"gated_{i}", dtype=self.dtype_policy)]
+                chain = [chains.Gated(chain, gate, name=f"gated_{i}", dtype=self.dtype_policy)]
             layers += [*chain, *(pooled if is_strided else [])]
             if is_last and getattr(block, "squeeze_excitation", None) is not None:
                 layers.append(self._squeeze_excitation(block.squeeze_excitation))
@@ -483,7 +484,7 @@ class ResidualUnit(keras.Layer):
     def has_bias(self, after: list[keras.Layer]) -> bool:
         """Whether a weight has a bias with the layers of `after` after it."""
         if self.options.use_bias == UNLESS_NORM:
-            return not (after and _layers.is_norm(after[0]))
+            return not (after and chains.is_norm(after[0]))
         return bool(self.options.use_bias)
 
     def _branch_weight(self, i: int, channels: int, word: str, **settings) -> keras.Layer:
@@ -535,7 +536,7 @@ class ResidualUnit(keras.Layer):
 
     def compute_output_shape(self, input_shape):
         self._check_input(input_shape)
-        return _spatial.strided_shape(
+        return spatial.strided_shape(
             input_shape, self.options.strides, self.options.data_format, self.channels_out
         )
 

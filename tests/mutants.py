@@ -201,7 +201,7 @@ MUTANTS = [
          "int(filters * self.base_width / 64)", "groups"),
     ),
     *mutants_of(
-        "keras_preact/_layers.py",
+        "keras_preact/layers/chains.py",
         REFERENCE,
         ("bn_momentum", "axis=axis, momentum=0.9, epsilon=1e-5",
          "axis=axis, momentum=0.99, epsilon=1e-5", "full_preactivation and identity"),
@@ -214,7 +214,7 @@ MUTANTS = [
          "shape = ops.shape(x)", f"{CORE}/test_stochastic_depth.py"),
     ),
     *mutants_of(
-        "keras_preact/_batch_norm.py",
+        "keras_preact/layers/batch_norm.py",
         REFERENCE,
         ("biased_variance", "batch_variance * ((n - 1) / n)", "batch_variance",
          "full_preactivation and identity"),
@@ -222,7 +222,7 @@ MUTANTS = [
          "in_training = bool(training)", f"{CORE}/test_frozen.py"),
     ),
     *mutants_of(
-        "keras_preact/_spatial.py",
+        "keras_preact/layers/spatial.py",
         f"{CORE}/test_padding.py",
         ("padding_of_one_side", 'self.padding, self.pad = "valid", self.kernel_size[0] // 2',
          "pass"),
@@ -285,12 +285,12 @@ MUTANTS = [
         ("unsaved_statistics", "self._body.stacked[i].assign(value)", "pass", "step_in_training"),
     ),
     *mutants_of(
-        "keras_preact/_loops.py",
+        "keras_preact/backend/loops.py",
         f"{CORE}/test_stacks.py",
         ("lost_last_segment", "if ends < length:", "if False:", "step_in_training"),
     ),
     *mutants_of(
-        "keras_preact/_attention.py",
+        "keras_preact/layers/attention.py",
         f"{CORE}/test_transformer.py",
         ("mask_off_by_one", "place[:, None] >= place", "place[:, None] > place - 2", "causal"),
         ("unscaled_scores", "query * size**-0.5", "query", "test_unit"),

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.commands import without_notes
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
@@ -224,7 +226,7 @@ def test_training(installed, wheel, tmp_path):
     assert "digits_resnet20_preact" in done.stdout
     done = environment.command("evaluate", "runs/nothing", check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: runs/nothing is neither a run directory")
+    assert without_notes(done.stderr).startswith("error: runs/nothing is neither a run directory")
     tiny = ("--model.name", "digits_resnet8_preact", "--model.width-factor", "0.25")
     length = ("--schedule.unit", "iterations", "--schedule.length", "5", "--schedule.warmup", "0")
     done = environment.command("train", "digits", *tiny, *length, "--output", "run")

@@ -10,9 +10,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _autodiff, _checks
+from keras_preact import _checks
 from keras_preact.analysis import _inputs
 from keras_preact.analysis.sites import Observed
+from keras_preact.backend import autodiff
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ def lesions(
         )
         return ops.argmax(values[observed.graph.outputs[0]], axis=-1)
 
-    compiled = _autodiff.compiled(predicted)
+    compiled = autodiff.compiled(predicted)
 
     def error(without: tuple[int, ...]) -> float:
         factors = np.ones(units, "float32")

@@ -7,8 +7,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _autodiff, shortcuts
+from keras_preact import shortcuts
 from keras_preact.analysis.sites import Observed
+from keras_preact.backend import autodiff
 from keras_preact.units import Trace
 
 
@@ -93,7 +94,7 @@ def check_identities(
         if ends[i] == i:
             added, through = np.zeros(signal[i].shape), np.zeros(signal[i].shape)
         end = ends[i] + 1
-        _, pull = _autodiff.vjp(branches[i], signal[i])
+        _, pull = autodiff.vjp(branches[i], signal[i])
         through = through + ops.convert_to_numpy(pull(gradient[i + 1].astype("float32")))
         added = added + residual[i]
         errors[:, i] = (

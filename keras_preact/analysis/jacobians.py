@@ -10,8 +10,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _autodiff, _checks, _layers
+from keras_preact import _checks
 from keras_preact.analysis import _optional
+from keras_preact.backend import autodiff
+from keras_preact.layers import chains
 from keras_preact.stacks import UnitStack
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ def between(
 
     def run(x):
         with keras.StatelessScope():
-            return _layers.run_chain(chain, x, training)
+            return chains.run_chain(chain, x, training)
 
     return run
 
@@ -257,8 +259,8 @@ class _LinearMap:
         self.inputs, self.outputs = tuple(x.shape), tuple(y.shape)
         self.shape = (int(np.prod(self.outputs)), int(np.prod(self.inputs)))
         self.dtypes = (y.dtype, x.dtype)
-        self._push = _autodiff.compiled(lambda v: _autodiff.jvp(function, x, v))
-        self._pull = _autodiff.compiled(lambda u: _autodiff.vjp(function, x)[1](u))
+        self._push = autodiff.compiled(lambda v: autodiff.jvp(function, x, v))
+        self._pull = autodiff.compiled(lambda u: autodiff.vjp(function, x)[1](u))
 
     def push(self, v: np.ndarray) -> np.ndarray:
         return _flat(self._push(ops.convert_to_tensor(v.reshape(self.inputs), self.dtypes[1])))
@@ -276,7 +278,7 @@ class _LinearMap:
 def _value(function: Callable, x) -> Any:
     """Return `function(x)`, one tensor of floats."""
     # JAX would compile a stack's scan again in each call.
-    run = _autodiff.compiled(function) if keras.backend.backend() == "jax" else function
+    run = autodiff.compiled(function) if keras.backend.backend() == "jax" else function
     with keras.StatelessScope():
         y, again = run(x), run(x)
     if not ops.is_tensor(y) or not keras.backend.is_float_dtype(

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _autodiff
 from keras_preact.analysis import _inputs
+from keras_preact.backend import autodiff
 from keras_preact.graph import Addition, Graph
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit, Trace
@@ -295,7 +295,7 @@ class Observed:
             first = look(Trace(None, None, None, None, values[start]), -1)
             return value, [ops.expand_dims(first, 0), *seen]
 
-        value, seen, gradients, on_weights = _autodiff.value_and_gradients(loss, arrays, variables)
+        value, seen, gradients, on_weights = autodiff.value_and_gradients(loss, arrays, variables)
         units = [1, *(site.depth for site in self.sites)]
         arrays = [
             np.reshape(

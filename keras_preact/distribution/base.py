@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_preact import _checks
-from keras_preact._batch_norm import BatchNormalization, Statistics
+from keras_preact.layers.batch_norm import BatchNormalization, Statistics
 from keras_preact.stacks import UnitStack
 
 BATCH_NORMS = ("synchronized", "per_replica")

@@ -7,8 +7,8 @@ import jax
 import keras
 import numpy as np
 
-from keras_preact._batch_norm import Statistics
 from keras_preact.distribution.base import Distribution, flat
+from keras_preact.layers.batch_norm import Statistics
 
 
 class DataParallel(Distribution):

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_preact._batch_norm import Statistics, synchronized_moments
 from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, Step, flat, is_statistic
+from keras_preact.layers.batch_norm import Statistics, synchronized_moments
 from keras_preact.stacks import UnitStack
 
 #: Versions of Keras in which `_Workers` is known to mend what fails.

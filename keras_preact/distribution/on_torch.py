@@ -13,9 +13,9 @@ import torch
 from keras import ops
 from torch import distributed
 
-from keras_preact._batch_norm import Statistics, synchronized_moments
 from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, Step, flat, is_statistic
+from keras_preact.layers.batch_norm import Statistics, synchronized_moments
 
 #: Most bytes that are sent at a time.
 BUCKET_BYTES = 64 * 2**20

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _autodiff
+from keras_preact.backend import autodiff
 from keras_preact.graph import Graph, has_own_kernel
 from keras_preact.health.weights import WeightPlace, owners, places
 from keras_preact.stacks import UnitStack
@@ -69,14 +69,14 @@ class Activations:
                 own = places(layer.kernel.path, owner.get(id(layer.kernel)))
             self.layers.append((layer, own))
         self.places = [place for _, own in self.layers for place in own]
-        self._compiled = _autodiff.compiled(self._run)
+        self._compiled = autodiff.compiled(self._run)
 
     def __call__(self) -> tuple[np.ndarray, np.ndarray]:
         """Return means and standard deviations, `(m,)` each; NaN for a layer that the
         model does not call.
         """
         values = [ops.convert_to_tensor(weight.value) for weight in self.model.weights]
-        with _autodiff.without_gradients():
+        with autodiff.without_gradients():
             figures = ops.convert_to_numpy(self._compiled(*self.arrays, *values))
         return figures[:, 0], figures[:, 1]
 

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_preact import _layers, initializers
+from keras_preact import initializers
+from keras_preact.layers import chains
 from keras_preact.models import segments
 from keras_preact.models.segments import Segment
 from keras_preact.stacks import UnitStack
@@ -122,7 +123,7 @@ class UnitNetwork(keras.Model):
                 outputs.append(keras.ops.expand_dims(segment(x), 0) + added[-1])
             x = outputs[-1][-1]
         return keras.Model(
-            [self.inputs[0], *added], [_layers.run_chain(list(self._parts.head), x), *outputs]
+            [self.inputs[0], *added], [chains.run_chain(list(self._parts.head), x), *outputs]
         )
 
     def get_config(self):

@@ -12,8 +12,9 @@ from typing import Any
 
 import keras
 
-from keras_preact import _checks, _layers, _spatial, blocks, initializers, shortcuts
+from keras_preact import _checks, blocks, initializers, shortcuts
 from keras_preact.downsampling import DOWNSAMPLINGS
+from keras_preact.layers import chains, spatial
 from keras_preact.models import base, segments
 from keras_preact.models.segments import Segment, Stage
 from keras_preact.units import ResidualUnit, UnitOptions
@@ -110,7 +111,7 @@ class _Plan:
 
     @property
     def axis(self) -> int:
-        return _spatial.channel_axis(self.options.data_format, self.rank)
+        return spatial.channel_axis(self.options.data_format, self.rank)
 
     @functools.cached_property
     def kernel(self) -> keras.initializers.Initializer:
@@ -119,7 +120,7 @@ class _Plan:
         )
 
     def components(self, names, channels: int, prefix: str) -> list[keras.Layer]:
-        return _layers.components(
+        return chains.components(
             names,
             self.options.normalization,
             self.options.activation,
@@ -140,7 +141,7 @@ class _Plan:
         )
         stem, options = self.stem, self.options
         after = self.components(options.arrangement.stem, self.stem_filters, "stem")
-        first = _layers.weight(
+        first = chains.weight(
             self.stem_filters,
             stem.kernel_size,
             strides=stem.strides,
@@ -157,7 +158,7 @@ class _Plan:
             smooth = DOWNSAMPLINGS[options.downsampling].pooling(
                 "stem", 2, options.data_format, self.policy
             )
-            pool = _spatial.PaddedMaxPooling2D(
+            pool = spatial.PaddedMaxPooling2D(
                 3,
                 1 if smooth else 2,
                 zeros=stem.pooling == "zeros",
@@ -312,15 +313,15 @@ class ResidualNetwork(base.UnitNetwork):
         )
 
         inputs = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
-        x = first_input = _layers.run_chain(plan.make_stem(), inputs)
+        x = first_input = chains.run_chain(plan.make_stem(), inputs)
         units, unit_outputs = plan.make_stages(), []
         for segment in units:
             x = segment(x)
             unit_outputs.append(x)
         head, top = plan.make_head(x.shape[plan.axis]), plan.make_top()
-        x = _layers.run_chain(head, x)
+        x = chains.run_chain(head, x)
         logits = top[0](x) if top else None
-        x = _layers.run_chain(top[1:], logits) if top else x
+        x = chains.run_chain(top[1:], logits) if top else x
 
         super().__init__(inputs=inputs, outputs=x, name=name)
         own = ("name", "trainable", "dtype", "filters", "strides")

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_preact import _checks, _layers, initializers
+from keras_preact import _checks, initializers
+from keras_preact.layers import chains
 from keras_preact.models import base
 from keras_preact.models.network import image_shape
 from keras_preact.transformer import TransformerUnit
@@ -156,16 +157,16 @@ class TransformerNetwork(base.UnitNetwork):
             mean, std, axis=axis, channels=input_shape[axis - 1], dtype=policy.variable_dtype
         )
         stem = _stem(pattern, kernel, patch_size, data_format)
-        x = first_input = _layers.run_chain([*normalized, *stem], inputs)
+        x = first_input = chains.run_chain([*normalized, *stem], inputs)
         units, unit_outputs = _make_units(pattern, depth, kernel), []
         for residual_unit in units:
             x = residual_unit(x)
             unit_outputs.append(x)
         head = _head(pattern)
         top = base.classifier(classes, activation, kernel=kernel, dtype=policy.variable_dtype)
-        logits = top[0](_layers.run_chain(head, x))
+        logits = top[0](chains.run_chain(head, x))
 
-        super().__init__(inputs=inputs, outputs=_layers.run_chain(top[1:], logits), name=name)
+        super().__init__(inputs=inputs, outputs=chains.run_chain(top[1:], logits), name=name)
         own = ("name", "trainable", "dtype")
         arguments = {
             "depth": depth,
@@ -191,7 +192,7 @@ class TransformerNetwork(base.UnitNetwork):
 
 def _components(pattern: TransformerUnit, names, prefix: str) -> list[keras.Layer]:
     options = pattern.attention.options
-    return _layers.components(
+    return chains.components(
         names,
         options.normalization,
         options.activation,
@@ -208,7 +209,7 @@ def _stem(pattern: TransformerUnit, kernel, patch_size: int | None, data_format:
     patches = (
         [Patches(patch_size, data_format, name="stem_patches", dtype=policy)] if patch_size else []
     )
-    embedding = _layers.weight(
+    embedding = chains.weight(
         options.filters,
         None,
         use_bias=options.use_bias,

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_preact import _layers
+from keras_preact.layers import chains
 from keras_preact.models.base import UnitNetwork, check_network
 from keras_preact.models.copies import changed_copy
 from keras_preact.transfer import _places
@@ -99,7 +99,7 @@ def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
 def _normalization(model: UnitNetwork) -> keras.Layer | None:
     """Return a normalisation as the network's, None where it has none."""
     kind = model.get_config().get("normalization", "none")
-    return next(iter(_layers.Normalization(kind).make(-1, 1, name="norm")), None)
+    return next(iter(chains.Normalization(kind).make(-1, 1, name="norm")), None)
 
 
 def _freeze_norms(layer: keras.Layer, kind: type[keras.Layer]) -> None:

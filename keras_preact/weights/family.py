@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_preact import _layers, blocks
+from keras_preact import blocks
+from keras_preact.layers import chains
 from keras_preact.models.imagenet import DEPTHS
 from keras_preact.models.network import ResidualNetwork, Stage
 from keras_preact.weights import loading
@@ -277,7 +278,7 @@ def in_format(
 def _effective(key: str, value):
     """Return the part of an option that changes the outputs."""
     if key == "normalization":
-        layers = _layers.Normalization(value).make(-1, 64, name="norm")
+        layers = chains.Normalization(value).make(-1, 64, name="norm")
         acting = ("epsilon", "center", "scale", "groups", "rms_scaling", "renorm")
         return [
             (type(layer).__name__, {k: v for k, v in layer.get_config().items() if k in acting})

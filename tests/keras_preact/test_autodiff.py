@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 import keras_preact as kp
-from keras_preact import _autodiff
+from keras_preact.backend import autodiff
 from tests.keras_preact import harness
 
 SINGLE = kp.ResidualUnit(4, block="single")
@@ -57,9 +57,9 @@ def test_forward_is_the_transpose_of_backward(name, training):
 
     u, v = directions(layer.compute_output_shape(SHAPE), SHAPE)
     pulled = numpy(
-        _autodiff.compiled(lambda u: _autodiff.vjp(function, x)[1](u))(ops.convert_to_tensor(u))
+        autodiff.compiled(lambda u: autodiff.vjp(function, x)[1](u))(ops.convert_to_tensor(u))
     )
-    push = _autodiff.compiled(lambda v: _autodiff.jvp(function, x, v))
+    push = autodiff.compiled(lambda v: autodiff.jvp(function, x, v))
     if name == "remat" and keras.backend.backend() == "tensorflow":
         with pytest.raises(ValueError, match=r"kp.models.unstack"):
             push(ops.convert_to_tensor(v))
@@ -76,7 +76,7 @@ def test_backward_is_the_gradient():
     layer = layer_of("stack")
     x = harness.images(*SHAPE)
     [u] = directions(SHAPE)
-    y, pull = _autodiff.vjp(layer, x)
+    y, pull = autodiff.vjp(layer, x)
     harness.close(numpy(y), numpy(layer(x)))
     harness.close(
         numpy(pull(ops.convert_to_tensor(u))),
@@ -94,16 +94,16 @@ def test_products_of_a_unit(training):
     [v] = directions(SHAPE)
     h = 1e-5
     want = (exact(x + h * v.astype("float64")) - exact(x - h * v.astype("float64"))) / (2 * h)
-    got = _autodiff.jvp(lambda x: unit(x, training=training), x, v)
+    got = autodiff.jvp(lambda x: unit(x, training=training), x, v)
     harness.close(numpy(got), want, 1e-4)
 
 
 def test_a_tensor_that_does_not_matter():
     """Zeros, not None, where nothing depends on x."""
     x = np.ones((1, 3), "float32")
-    _, pull = _autodiff.vjp(lambda x: ops.zeros_like(x) + 2.0, x)
+    _, pull = autodiff.vjp(lambda x: ops.zeros_like(x) + 2.0, x)
     assert not numpy(pull(ops.ones((1, 3)))).any()
-    assert not numpy(_autodiff.jvp(lambda x: ops.zeros_like(x) + 2.0, x, x)).any()
+    assert not numpy(autodiff.jvp(lambda x: ops.zeros_like(x) + 2.0, x, x)).any()
 
 
 def test_gradients_of_arrays_and_variables():
@@ -117,7 +117,7 @@ def test_gradients_of_arrays_and_variables():
         variables[1].assign([7.0])
         return ops.sum(a**2 * variables[0]), [a, [variables[0] + 0.0]]
 
-    value, (same, [weights]), on_arrays, on_variables = _autodiff.value_and_gradients(
+    value, (same, [weights]), on_arrays, on_variables = autodiff.value_and_gradients(
         function, [a], variables
     )
     assert float(value) == 17.0

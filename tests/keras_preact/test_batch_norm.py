@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact import _batch_norm
+from keras_preact.layers import batch_norm
 from tests.keras_preact import harness
 
 
@@ -13,7 +13,7 @@ def pair(shape, **options):
     """The layer and Keras' own with the same random weights."""
     layers = [
         kind(epsilon=1e-5, **options)
-        for kind in (_batch_norm.BatchNormalization, keras.layers.BatchNormalization)
+        for kind in (batch_norm.BatchNormalization, keras.layers.BatchNormalization)
     ]
     for layer in layers:
         layer.build(shape)
@@ -71,9 +71,9 @@ def test_other_computations_are_keras_own(options):
 def test_units_use_the_kernel(monkeypatch):
     calls = []
     place = (keras.backend.backend(), True)
-    kernel = _batch_norm._KERNELS[place]
+    kernel = batch_norm._KERNELS[place]
     monkeypatch.setitem(
-        _batch_norm._KERNELS, place, lambda *args: calls.append(args[-1]) or kernel(*args)
+        batch_norm._KERNELS, place, lambda *args: calls.append(args[-1]) or kernel(*args)
     )
     unit = kp.ResidualUnit(4, normalization=keras.layers.BatchNormalization(momentum=0.7))
     unit(harness.images(2, 5, 5, 4), training=True)

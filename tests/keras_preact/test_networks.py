@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact._batch_norm import BatchNormalization
 from keras_preact.graph import Graph
+from keras_preact.layers.batch_norm import BatchNormalization
 from tests import reference
 from tests.keras_preact import harness
 

@@ -5,7 +5,7 @@ does not.
 import numpy as np
 import pytest
 
-from keras_preact import _spatial
+from keras_preact.layers import spatial
 from tests import reference
 from tests.keras_preact import harness
 
@@ -28,7 +28,7 @@ def run(layer, x, data_format):
 @pytest.mark.parametrize(("kernel", "strides"), [(1, 1), (1, 2), (3, 1), (3, 2), (3, 3), (7, 2)])
 def test_convolution(kernel, strides, size, data_format):
     x = harness.images(2, *size, 3)
-    layer = _spatial.PaddedConv2D(4, kernel, strides=strides, data_format=data_format)
+    layer = spatial.PaddedConv2D(4, kernel, strides=strides, data_format=data_format)
     y = run(layer, x, data_format)
     weight, bias = (np.array(value, "float64") for value in layer.get_weights())
     np.testing.assert_allclose(y, reference.conv(x, weight, bias, strides), 1e-4, 1e-5)
@@ -38,25 +38,25 @@ def test_convolution(kernel, strides, size, data_format):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_max_pooling_of_negative_values(size, data_format):
     x = -1 - np.abs(harness.images(2, *size, 3))
-    layer = _spatial.PaddedMaxPooling2D(3, 2, data_format=data_format)
+    layer = spatial.PaddedMaxPooling2D(3, 2, data_format=data_format)
     np.testing.assert_array_equal(run(layer, x, data_format), reference.max_pool(x, 3, 2))
 
 
 def test_unknown_sizes():
     unknown = (None, None, None, 3)
-    assert _spatial.PaddedConv2D(4, 3, strides=2).compute_output_shape(unknown) == (
+    assert spatial.PaddedConv2D(4, 3, strides=2).compute_output_shape(unknown) == (
         None,
         None,
         None,
         4,
     )
-    assert _spatial.PaddedMaxPooling2D(3, 2).compute_output_shape(unknown) == unknown
+    assert spatial.PaddedMaxPooling2D(3, 2).compute_output_shape(unknown) == unknown
 
 
 @pytest.mark.parametrize("strides", [1, 2])
 def test_config_round_trip(strides):
-    layer = _spatial.PaddedConv2D(4, 3, strides=strides, groups=2, use_bias=False)
-    copy = _spatial.PaddedConv2D.from_config(layer.get_config())
+    layer = spatial.PaddedConv2D(4, 3, strides=strides, groups=2, use_bias=False)
+    copy = spatial.PaddedConv2D.from_config(layer.get_config())
     x = harness.images(2, 6, 6, 2)
     layer.build(x.shape)
     copy.build(x.shape)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact import _autodiff
+from keras_preact.backend import autodiff
 from keras_preact.transformer import TransformerUnit
 from tests import reference
 from tests.keras_preact import harness
@@ -97,8 +97,8 @@ def test_gradients(options):
 def test_forward_derivative_is_the_transpose_of_the_backward_one():
     x, tangent, cotangent = (harness.images(*SHAPE, seed=seed) for seed in (1, 2, 3))
     unit = unit_on(x, mlp="swiglu", causal=True)
-    forward = numpy(_autodiff.jvp(unit, x, tangent))
-    backward = numpy(_autodiff.vjp(unit, x)[1](keras.ops.convert_to_tensor(cotangent)))
+    forward = numpy(autodiff.jvp(unit, x, tangent))
+    backward = numpy(autodiff.vjp(unit, x)[1](keras.ops.convert_to_tensor(cotangent)))
     np.testing.assert_allclose((forward * cotangent).sum(), (backward * tangent).sum(), 1e-4)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact import _spatial
+from keras_preact.layers import spatial
 from tests import reference
 from tests.keras_preact import harness
 
@@ -58,7 +58,7 @@ def test_is_what_numpy_computes(arrangement, options, strides):
 )
 def test_pooling(window, want, size, data_format):
     x = harness.images(2, *size, 3)
-    layer = _spatial.WindowPooling2D(window, 2, data_format)
+    layer = spatial.WindowPooling2D(window, 2, data_format)
     given = x.transpose(0, 3, 1, 2) if data_format == "channels_first" else x
     y = harness.numpy(layer(given))
     assert layer.compute_output_shape(given.shape) == y.shape
@@ -161,7 +161,7 @@ def test_biases_of_a_network():
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_kernels_are_standardised_in_float32(policy):
     """Filters that lie far from 0, by as much as 16 bits cannot tell apart."""
-    layer = _spatial.PaddedConv2D(4, 3, standardize=True, use_bias=False, dtype=policy)
+    layer = spatial.PaddedConv2D(4, 3, standardize=True, use_bias=False, dtype=policy)
     x = harness.images(2, 6, 6, 3)
     layer.build(x.shape)
     kernel = 10 + 0.01 * np.random.default_rng(0).normal(size=layer.kernel.shape)

@@ -80,8 +80,8 @@ def start(*arguments: object, cwd: Path) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, str]:
-    """Return the exit status of a started process, its stdout and its stderr without
-    TensorFlow's notes. Kill it if it hangs.
+    """Return the exit status of a started process, its stdout and its stderr, if that is
+    a pipe, without TensorFlow's notes. Kill it if it hangs.
     """
     try:
         out, err = process.communicate(timeout=timeout)
@@ -89,7 +89,7 @@ def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, s
         process.kill()
         process.communicate()
         raise
-    return process.returncode, out, without_notes(err)
+    return process.returncode, out, without_notes(err or "")
 
 
 def without_notes(stderr: str) -> str:

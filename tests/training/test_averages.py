@@ -14,7 +14,7 @@ import pytest
 from keras import ops
 
 import keras_preact as kp
-from keras_preact._batch_norm import BatchNormalization
+from keras_preact.layers.batch_norm import BatchNormalization
 from training.averages import Averages, BatchStatistics, averages
 from training.callbacks import Count, TorchSeeds
 

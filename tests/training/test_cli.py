@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact import _layers, downsampling
+from keras_preact import downsampling
+from keras_preact.layers import chains
 from tests.training import images as pictures
 from tests.training.commands import TINY, error_of, files, finish, one_error, run_evaluate, start
 from training import cli, train
@@ -256,7 +257,7 @@ def test_choices_are_the_librarys():
     tables = {
         "arrangement": kp.ARRANGEMENTS,
         "shortcut": kp.SHORTCUTS,
-        "normalization": _layers.NORMALIZATIONS,
+        "normalization": chains.NORMALIZATIONS,
         "downsampling": downsampling.DOWNSAMPLINGS,
     }
     for name, table in tables.items():

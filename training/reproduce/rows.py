@@ -80,6 +80,7 @@ class Trial:
             recipe = dataclasses.replace(recipe, schedule=SMOKE, batch_size=8)
         fake = smoke and self.dataset != "digits"
         iterations = round(recipe.schedule.length)
+        measurements = 2 if smoke else MEASUREMENTS
         together = max(n for n in range(1, together + 1) if not iterations % n)
         return dataclasses.replace(
             recipe,
@@ -93,7 +94,7 @@ class Trial:
             ),
             checkpoint=Checkpoint(minutes=2, keep=1, best=False),
             seed=seed,
-            steps_per_epoch=max(1, round(iterations / MEASUREMENTS / together)) * together,
+            steps_per_epoch=max(1, round(iterations / measurements / together)) * together,
             steps_per_execution=together,
             health=0,
         )

@@ -11,9 +11,9 @@ import pytest
 from keras import ops
 
 import keras_preact as kp
-from keras_preact import _autodiff
 from keras_preact.analysis import mean_field
 from keras_preact.analysis.mean_field import MeanField
+from keras_preact.backend import autodiff
 from tests.keras_preact import harness
 
 LENGTHS = (1e-6, 0.1, 1.0, 7.0, 300.0)
@@ -314,7 +314,7 @@ def measure(field, seed):
     other = 0.5 * half + math.sqrt(0.75) * rng.normal(size=half.shape)
     outputs, pulls = [ops.convert_to_tensor(np.concatenate([half, other]), "float32")], []
     for unit in network(field, seed):
-        y, pull = _autodiff.vjp(lambda x, unit=unit: unit(x, training=True), outputs[-1])
+        y, pull = autodiff.vjp(lambda x, unit=unit: unit(x, training=True), outputs[-1])
         outputs.append(y)
         pulls.append(pull)
     gradients = [ops.convert_to_tensor(rng.normal(size=(BATCH, WIDTH)), "float32")]

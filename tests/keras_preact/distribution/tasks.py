@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_preact as kp
-from keras_preact import _batch_norm
+from keras_preact.layers import batch_norm
 
 BATCH = 16
 SIZE = 8
@@ -48,7 +48,7 @@ def unit():
 def normalized():
     """What `reference.normalized` computes."""
     layers = keras.layers
-    normalization = _batch_norm.BatchNormalization(momentum=0.9, epsilon=1e-5)
+    normalization = batch_norm.BatchNormalization(momentum=0.9, epsilon=1e-5)
     rest = [layers.GlobalAveragePooling2D(), layers.Dense(10, use_bias=False)]
     conv = layers.Conv2D(4, 1, use_bias=False)
     return keras.Sequential(
@@ -287,8 +287,8 @@ def settings(model=None):
     changed = [
         layer.name
         for layer in layers
-        if isinstance(layer, _batch_norm.BatchNormalization)
-        and layer.statistics != _batch_norm.Statistics()
+        if isinstance(layer, batch_norm.BatchNormalization)
+        and layer.statistics != batch_norm.Statistics()
     ]
     return [str(keras.distribution.distribution()), tf.distribute.has_strategy(), changed]
 

@@ -159,4 +159,4 @@ def test_smoke(tmp_path):
     assert not (tmp_path / "results").exists()
     records = results.read(tmp_path / "runs" / "reproduce" / "smoke" / "results")
     assert [record.trial for record in records] == [f"cifar10/{name}" for name in networks]
-    assert [record.curves["iteration"] for record in records] == [list(range(1, 9))] * 2
+    assert [record.curves["iteration"] for record in records] == [[4, 8]] * 2

@@ -5,7 +5,7 @@ stride.
 import keras
 from keras import ops
 
-from keras_preact import _products
+from keras_preact.backend import products
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -60,7 +60,7 @@ class PaddedConv2D(keras.layers.Conv2D):
         # those take 592, 276, 183 ms. What is kept for the gradient is the input, not its nine
         # shifts.
         convolve = keras.remat(
-            lambda images, kernel: _products.convolve(
+            lambda images, kernel: products.convolve(
                 images, kernel, self.groups, self.dilation_rate[0]
             )
         )

@@ -11,8 +11,8 @@ import keras
 from keras import ops
 
 from keras_preact import _checks, initializers
-from keras_preact._batch_norm import BatchNormalization
-from keras_preact._spatial import PaddedConv2D
+from keras_preact.layers.batch_norm import BatchNormalization
+from keras_preact.layers.spatial import PaddedConv2D
 
 
 @keras.saving.register_keras_serializable("keras_preact")

@@ -1,0 +1,1 @@
+"""What differs between TensorFlow, JAX and PyTorch: loops over layers, gradients, kernels."""

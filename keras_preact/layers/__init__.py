@@ -1,0 +1,1 @@
+"""What units and shortcuts are made of: convolution, normalisation, pooling, attention."""
