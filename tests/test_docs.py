@@ -69,6 +69,7 @@ def shown(block: str, folder: Path) -> str:
     return written.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "block"),
     [(page, block) for page, _, block in BLOCKS],

@@ -182,6 +182,7 @@ class WindowPooling2D(keras.Layer):
 
 
 def channel_axis(data_format: str, rank: int) -> int:
+    """Return the axis of the channels."""
     return 1 if data_format == "channels_first" and rank == 4 else -1
 
 

@@ -45,9 +45,9 @@ def vanilla_cnn(
     Example:
 
     >>> import keras_preact as kp
-    >>> model = kp.models.vanilla_cnn(1000, filters=8, input_shape=(8, 8, 1))
+    >>> model = kp.models.vanilla_cnn(100, filters=8, input_shape=(8, 8, 1))
     >>> [segment.name for segment in model.segments], model.segments[1].depth
-    (['stage1_unit1', 'stage1_units'], 997)
+    (['stage1_unit1', 'stage1_units'], 97)
 
     Source: Xiao et al., arXiv 1806.05393.
     """
