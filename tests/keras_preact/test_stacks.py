@@ -92,7 +92,8 @@ def check_equal_to_chain(stack, units, x, training=True, steps=1):
     on x of the last one.
     """
     chain, cotangent = Chain(units), draw_cotangent(x)
-    step_of_chain, step_of_stack = (step_of(layer, cotangent, training) for layer in (chain, stack))
+    step_of_chain = step_of(chain, cotangent, training, compiled=False)
+    step_of_stack = step_of(stack, cotangent, training)
     for _ in range(steps):
         want, want_on_x, want_on_weights = step_of_chain(x)
         y, on_x, on_weights = step_of_stack(x)
@@ -217,7 +218,7 @@ def test_channels_first(normalization):
         y = harness.numpy(stack(first, training=True))
         want = harness.numpy(Chain(units)(x, training=True))
     else:
-        want, want_on_x, _ = run(Chain(units), x, cotangent)
+        want, want_on_x, _ = run(Chain(units), x, cotangent, compiled=False)
         y, on_x, _ = run(stack, first, cotangent.transpose(0, 3, 1, 2))
         harness.close(on_x.transpose(0, 2, 3, 1), want_on_x)
     harness.close(y.transpose(0, 2, 3, 1), want)
@@ -290,7 +291,7 @@ def test_xla(ways):
     units = single_units(IMAGES, 4, 5, {})
     cotangent = draw_cotangent(x)
     stack, eager = (stack_of(units, IMAGES, 4, {}, **ways) for _ in range(2))
-    want, want_on_x, _ = run(Chain(units), x, cotangent)
+    want, want_on_x, _ = run(Chain(units), x, cotangent, compiled=False)
     y, on_x, _ = run(stack, x, cotangent, jit_compile=True)
     harness.close(y, want)
     harness.close(on_x, want_on_x)
@@ -345,7 +346,7 @@ def seed_states(layer) -> list[np.ndarray]:
 @pytest.mark.skipif(
     BACKEND == "torch", reason="there unseeded dropout draws from Torch's global generator"
 )
-@pytest.mark.parametrize("ways", [{}, {"execution": "loop"}, {"remat": 2, "unroll": 2}], ids=str)
+@pytest.mark.parametrize("ways", [{"execution": "loop"}, {"remat": 2, "unroll": 2}], ids=str)
 def test_masks_are_those_of_single_units(ways):
     """From equal seeds, over two steps: a mask of another place or another step would
     show.
@@ -369,10 +370,9 @@ def test_masks_are_those_of_single_units(ways):
     np.testing.assert_array_equal(seed_states(stack), state)
 
 
-@pytest.mark.parametrize("ways", [{}, {"remat": True}], ids=str)
-def test_masks_of_a_seeded_shortcut_are_those_of_single_units(ways):
+def test_masks_of_a_seeded_shortcut_are_those_of_single_units():
     stack = kp.UnitStack(
-        kp.ResidualUnit(4, shortcut=kp.shortcuts.Dropout(0.5, seed=1), name="a_unit1"), 3, **ways
+        kp.ResidualUnit(4, shortcut=kp.shortcuts.Dropout(0.5, seed=1), name="a_unit1"), 3
     )
     stack.build(IMAGES)
     harness.randomize(stack)
@@ -384,20 +384,13 @@ def test_masks_of_a_seeded_shortcut_are_those_of_single_units(ways):
     assert len(np.unique(seed_states(stack)[0], axis=0)) == 3
 
 
-@pytest.mark.skipif(
-    BACKEND == "jax", reason="slow to compile, and the masks under remat are compared above"
-)
-@pytest.mark.parametrize(
-    "ways",
-    [{"remat": 2}, pytest.param({"remat": True, "execution": "loop"}, marks=pytest.mark.slow)],
-    ids=str,
-)
-def test_the_recomputation_has_the_masks_of_the_forward_pass(ways):
+@pytest.mark.skipif(BACKEND != "torch", reason="the masks under remat are compared above")
+def test_the_recomputation_has_the_masks_of_the_forward_pass():
     x, cotangent = harness.images(*IMAGES), draw_cotangent(harness.images(*IMAGES))
     plain = kp.UnitStack(kp.ResidualUnit(4, **RANDOM), 3)
     plain.build(IMAGES)
     harness.randomize(plain)
-    again = kp.UnitStack(kp.ResidualUnit(4, **RANDOM), 3, **ways)
+    again = kp.UnitStack(kp.ResidualUnit(4, **RANDOM), 3, remat=2)
     again.build(IMAGES)
     again.load_units([plain.unit(i) for i in range(3)])
     results = []
