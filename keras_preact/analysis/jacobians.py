@@ -139,7 +139,7 @@ def between(
             f"`first` and `last` must be numbers of units in order, 0 to {total}. Received: "
             f"first={first!r}, last={last!r}"
         )
-    chain = [keras.Model(network.input, network._parts.first_input)] if first is None else []
+    chain = [keras.Model(network.input, network.first_input)] if first is None else []
     position = 0
     for segment in network.segments:
         depth = _depth(segment)
