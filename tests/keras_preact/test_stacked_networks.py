@@ -342,9 +342,8 @@ def zeros(probe, batch):
     ]
 
 
-@pytest.mark.parametrize("ways", [*WAYS, {"stacked": False}], ids=str)
-def test_unit_outputs(ways):
-    model = network(**ways)
+def test_unit_outputs():
+    model = network()
     harness.randomize(model)
     x = harness.images(2, 6, 6, 3)
     *outputs, y = keras.Model(model.input, [*model.unit_outputs, model.output])(x)
@@ -435,7 +434,3 @@ def test_probe_in_training_is_that_of_single_units():
 def test_wrong_arguments():
     with pytest.raises(ValueError, match=r"`stacked` must be one of .*'yes'"):
         network(stacked="yes")
-    with pytest.raises(ValueError, match=r"`remat`"):
-        network(remat=-1)
-    with pytest.raises(ValueError, match=r"`execution`.*'while'"):
-        network(execution="while")

@@ -545,7 +545,7 @@ def test_unit_is_a_copy_of_a_slice():
         lambda: kp.UnitStack(
             kp.ResidualUnit(
                 2,
-                block=kp.blocks.Bottleneck(groups=2),
+                block="bottleneck",
                 normalization="layer",
                 dtype="mixed_bfloat16",
                 name="u1",
@@ -640,7 +640,17 @@ def test_weights_have_the_paths_of_a_unit():
 # Half precision, frozen stacks
 
 
-@pytest.mark.parametrize("ways", [{"remat": 2}, {"execution": "loop"}], ids=str)
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {},
+        *(
+            pytest.param(ways, marks=pytest.mark.slow)
+            for ways in ({"remat": 2}, {"execution": "loop"})
+        ),
+    ],
+    ids=str,
+)
 def test_mixed_precision(ways):
     stack = kp.UnitStack(kp.ResidualUnit(4, **RANDOM, dtype="mixed_bfloat16"), 3, **ways)
     x = harness.images(*IMAGES)
@@ -710,13 +720,9 @@ def stack_units(**options):
 
 WRONG = [
     (lambda: stack(0), ["`depth`", "positive integer", "depth=0"]),
-    (lambda: stack(2.5), ["`depth`", "depth=2.5"]),
-    (lambda: stack(True), ["`depth`", "depth=True"]),
     (lambda: stack(execution="while"), ["`execution`", "'scan'", "'loop'", "'while'"]),
     (lambda: stack(remat=0), ["`remat`", "remat=0"]),
-    (lambda: stack(remat=1.5), ["`remat`", "remat=1.5"]),
     (lambda: stack(unroll=0), ["`unroll`", "unroll=0"]),
-    (lambda: stack(unroll=True), ["`unroll`", "unroll=True"]),
     (lambda: kp.UnitStack(kp.ResidualUnit(4, strides=2), 3), ["keep the shape", "strides=2"]),
     (lambda: stack().build((2, 5, 4, 3)), ["keep the shape", "(2, 5, 4, 3)", "(2, 5, 4, 4)"]),
     (
@@ -725,13 +731,11 @@ WRONG = [
     ),
     (lambda: kp.UnitStack(keras.layers.Dense(4), 3), ["`unit`", "ResidualUnit", "Dense"]),
     (lambda: kp.UnitStack(stack(), 3), ["`unit`", "ResidualUnit", "UnitStack"]),
-    (lambda: kp.UnitStack("basic", 3), ["`unit`", "'basic'"]),
     (
         lambda: stack(stochastic_depth=[0.1, 0.2]),
         ["a rate for each unit", "2 rates", "depth=3"],
     ),
     (lambda: stack(2, stochastic_depth=[0.1, 1.0]), ["`stochastic_depth`", "[0, 1)", "1.0"]),
-    (lambda: stack(2, stochastic_depth=[0.1, -0.1]), ["`stochastic_depth`", "-0.1"]),
     (lambda: kp.UnitStack.from_units([]), ["at least one unit", "[]"]),
     (
         lambda: kp.UnitStack.from_units([built(), kp.ResidualUnit(4)]),

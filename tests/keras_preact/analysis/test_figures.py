@@ -512,11 +512,8 @@ class TestTraining:
         png(figure)
 
     def test_health_of_a_real_run(self, tmp_path):
-        images, labels = (
-            np.random.default_rng(0).normal(size=(8, 8, 8, 1)).astype("float32"),
-            np.arange(8),
-        )
-        model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25)
+        x, labels = np.random.default_rng(0).normal(size=(8, 6)).astype("float32"), np.arange(8)
+        model = kp.models.dense_resnet(4, input_shape=(6,), width=4)
         model.compile(
             kp.optimizers.CoupledSGD(0.01),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -524,7 +521,7 @@ class TestTraining:
         health = kp.health.TrainingHealth(
             interval=1, csv=tmp_path / "health.csv", report=lambda message: None
         )
-        model.fit(images, labels, batch_size=4, verbose=0, callbacks=[health])
+        model.fit(x, labels, batch_size=4, verbose=0, callbacks=[health])
         names, *rows = [
             line.split(",") for line in (tmp_path / "health.csv").read_text().splitlines()
         ]

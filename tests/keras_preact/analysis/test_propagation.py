@@ -41,9 +41,7 @@ def numpy_units(model, **options):
 
 
 def first_input(model, x):
-    return keras.ops.convert_to_numpy(keras.Model(model.input, model._parts.first_input)(x)).astype(
-        "float64"
-    )
+    return harness.numpy(keras.Model(model.input, model.first_input)(x)).astype("float64")
 
 
 def norm(x):
