@@ -165,7 +165,7 @@ class ResidualNetwork(base.UnitNetwork):
         narrowest = min((stage.filters for stage in stages), default=1)
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
         pattern = ResidualUnit(narrowest, dtype=policy, **nested(block, unit_options))
-        data_format = unit_options.get("data_format") or keras.config.image_data_format()
+        data_format = spatial.data_format_of(unit_options.get("data_format"))
         total_stride = front.total_stride * math.prod(stage.strides for stage in stages)
         if output_stride is not None:
             total_stride = _check_output_stride(output_stride, front, stages)
@@ -318,7 +318,7 @@ def image_shape(
         return tuple(shape)
     return (
         (3, size, size)
-        if (data_format or keras.config.image_data_format()) == "channels_first"
+        if spatial.data_format_of(data_format) == "channels_first"
         else (size, size, 3)
     )
 

@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_preact import _checks, initializers
-from keras_preact.layers import chains
+from keras_preact.layers import chains, spatial
 from keras_preact.models import base
 from keras_preact.models.network import image_shape
 from keras_preact.transformer import TransformerUnit
@@ -34,7 +34,7 @@ class Patches(keras.Layer):
     def __init__(self, size: int, data_format: str | None = None, **kwargs):
         super().__init__(**kwargs)
         self.size = size
-        self.data_format = keras.config.image_data_format() if data_format is None else data_format
+        self.data_format = spatial.data_format_of(data_format)
 
     def call(self, x):
         if self.data_format == "channels_first":
@@ -136,7 +136,7 @@ class TransformerNetwork(base.UnitNetwork):
     ):
         _checks.positive_int(depth, "depth")
         _checks.positive_int(classes, "classes")
-        data_format = keras.config.image_data_format() if data_format is None else data_format
+        data_format = spatial.data_format_of(data_format)
         _checks.one_of(data_format, ("channels_last", "channels_first"), "data_format")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
         input_shape = _check_input_shape(input_shape, patch_size, data_format)

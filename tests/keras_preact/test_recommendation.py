@@ -2,7 +2,6 @@
 builds and trains.
 """
 
-
 import keras
 import pytest
 

@@ -539,38 +539,21 @@ def test_unit_is_a_copy_of_a_slice():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("filters", "options", "ways"),
     [
-        lambda: kp.UnitStack(kp.ResidualUnit(4), 3),
-        lambda: kp.UnitStack(
-            kp.ResidualUnit(
-                2,
-                block="bottleneck",
-                normalization="layer",
-                dtype="mixed_bfloat16",
-                name="u1",
-            ),
-            4,
-            execution="loop",
-            remat=2,
-            unroll=2,
-            name="a_stack",
+        (4, {}, {}),
+        (
+            2,
+            {"block": "bottleneck", "normalization": "layer", "dtype": "mixed_bfloat16"},
+            {"execution": "loop", "remat": 2, "unroll": 2, "name": "a_stack"},
         ),
-        lambda: kp.UnitStack(
-            kp.ResidualUnit(4, **RANDOM),
-            3,
-            stochastic_depth=[0.1, 0.2, 0.3],
-            remat=True,
-            trainable=False,
-        ),
-        lambda: kp.UnitStack(
-            kp.ResidualUnit(4, kernel_initializer=keras.initializers.HeNormal(seed=1)), 2
-        ),
+        (4, RANDOM, {"stochastic_depth": [0.1, 0.2, 0.3], "remat": True, "trainable": False}),
+        (4, {"kernel_initializer": keras.initializers.HeNormal(seed=1)}, {}),
     ],
     ids=["plain", "ways", "random", "seeded"],
 )
-def test_config(make):
-    stack = make()
+def test_config(filters, options, ways):
+    stack = kp.UnitStack(kp.ResidualUnit(filters, **options), 3, **ways)
     config = stack.get_config()
     copy = kp.UnitStack.from_config(config)
     assert copy.get_config() == config
