@@ -309,7 +309,7 @@ def _check_input_shape(
 
 
 def image_shape(
-    shape: Sequence[int | None] | None, size: int, data_format: str | None
+    shape: Sequence[int | None] | None, size: int | None, data_format: str | None
 ) -> tuple[int | None, ...]:
     """Return `shape`, or that of a square colour image of `size` in the order of
     `data_format` where it is None.

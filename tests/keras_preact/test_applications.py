@@ -127,6 +127,7 @@ def test_wrong_arguments():
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_without_network_one_sentence_says_so(tmp_path):
     """In a process of its own: Keras' cache is empty, and every way out leads to a port
     where nothing listens.
