@@ -178,14 +178,10 @@ class ResidualNetwork(base.UnitNetwork):
         kernel = initializers.of_network(
             pattern.options.kernel_initializer, sum(stage.units for stage in stages)
         )
-        widest = stages[-1].filters * pattern.options.block.expansion if stages else stem_filters
-        head = base.components(pattern, pattern.options.arrangement.head, widest, axis, "head")
+        width = stages[-1].filters * pattern.options.block.expansion if stages else stem_filters
+        head = base.components(pattern, pattern.options.arrangement.head, width, axis, "head")
         if front.kernel_size and (include_top or pooling):
-            layers = keras.layers
-            pool = layers.GlobalMaxPooling2D if pooling == "max" else layers.GlobalAveragePooling2D
-            head.append(
-                pool(data_format=pattern.options.data_format, name="head_pool", dtype=policy)
-            )
+            head.append(_pooling(pooling, pattern))
         unit_stride = output_stride and output_stride // front.total_stride
         own = ("name", "trainable", "dtype", "filters", "strides")
         unit = pattern.get_config()
@@ -267,6 +263,15 @@ def _stem_layers(
         dtype=policy,
     )
     return [first, *after, pool, *smooth]
+
+
+def _pooling(pooling: str | None, pattern: ResidualUnit) -> keras.Layer:
+    """Return the layer that makes a vector of the last map."""
+    layers = keras.layers
+    kind = layers.GlobalMaxPooling2D if pooling == "max" else layers.GlobalAveragePooling2D
+    return kind(
+        data_format=pattern.options.data_format, name="head_pool", dtype=pattern.dtype_policy
+    )
 
 
 def _check_output_stride(output_stride: int, stem: Stem, stages: Sequence[Stage]) -> int:

@@ -233,6 +233,7 @@ def test_models_of_others(arrangement):
     assert signals.weight_gradients["weight_2/kernel"].shape == (3,)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     keras.backend.backend() == "jax", reason="its many shapes are compiled one by one, for a minute"
 )
