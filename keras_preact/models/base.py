@@ -158,7 +158,7 @@ class UnitNetwork(keras.Model):
         """
         x, added, outputs = self.first_input, [], []
         for segment, output in zip(self.segments, self.segment_outputs, strict=True):
-            depth = segment.depth if isinstance(segment, UnitStack) else 1
+            depth = len(segments.unit_names(segment))
             added.append(
                 keras.Input(
                     batch_shape=(depth, *output.shape),

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_preact.models.base import UnitNetwork
+from keras_preact.models.segments import unit_names
 from keras_preact.transfer import _places
 
 
@@ -92,7 +93,7 @@ def _tensors(model: UnitNetwork, wanted: set[str]) -> dict[str, Any]:
     found = {"stem": x}
     again = False  # whether a stack was called once more, for the outputs of its units
     for segment, output in zip(model.segments, model.segment_outputs, strict=True):
-        names = _places.unit_names(segment)
+        names = unit_names(segment)
         if wanted.intersection(names[:-1]):
             units = segment(x, return_outputs=True)
             found |= {name: units[i] for i, name in enumerate(names)}

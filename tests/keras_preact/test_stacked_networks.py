@@ -103,12 +103,7 @@ def fit(model, **options):
 
 
 @pytest.mark.parametrize(
-    "ways",
-    [
-        {"remat": 2},
-        *(pytest.param(ways, marks=pytest.mark.slow) for ways in WAYS if ways != {"remat": 2}),
-    ],
-    ids=str,
+    "ways", [{}, *(pytest.param(ways, marks=pytest.mark.slow) for ways in WAYS[1:])], ids=str
 )
 def test_fit_is_that_of_single_units(ways):
     """Two epochs: weights and statistics behind them."""
@@ -202,9 +197,7 @@ def test_named_models_are_stacked_where_they_are_deep():
     assert [segment.depth for segment in model.segments[1::2]] == [17] * 3
     kernel = {weight.path: weight for weight in model.weights}["stage1_units/branch/conv_1/kernel"]
     assert kernel.shape == (17, 3, 3, 16, 16)
-    single = kp.create_model("cifar_resnet110_preact", stacked=False)
-    assert len(single.segments) == len(model.units) == 54
-    assert model.count_params() == single.count_params()
+    assert len(model.units) == 54
     trainable = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
     assert trainable == kp.model_entry("cifar_resnet110_preact").parameters.trainable
     assert not any(
