@@ -13,7 +13,7 @@ import keras
 from keras.applications.resnet_v2 import decode_predictions, preprocess_input
 
 from keras_preact.models.imagenet import DEPTHS
-from keras_preact.models.network import ResidualNetwork
+from keras_preact.models.network import ResidualNetwork, image_shape
 from keras_preact.weights import keras_applications
 from keras_preact.weights.family import stages
 
@@ -121,12 +121,8 @@ def _build(
                 f"{input_tensor!r}"
             )
         input_shape = input_tensor.shape[1:]
-    elif input_shape is None:
-        size = 224 if include_top else None
-        channels_first = (
-            options.get("data_format") or keras.config.image_data_format()
-        ) == "channels_first"
-        input_shape = (3, size, size) if channels_first else (size, size, 3)
+    size = 224 if include_top else None
+    input_shape = image_shape(input_shape, size, options.get("data_format"))
     pooling = None if include_top else pooling  # theirs is an average then, whatever `pooling` is
     given = {
         "input_shape": input_shape,

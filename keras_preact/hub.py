@@ -190,7 +190,7 @@ def _arguments(network: ResidualNetwork) -> dict:
 def _pyramid(network: ResidualNetwork) -> dict:
     """Return the last of the segments' outputs of every size."""
     levels, stride = {}, STEMS[network.get_config()["stem"]].total_stride
-    for segment, output in zip(network.segments, network._parts.segment_outputs, strict=True):
+    for segment, output in zip(network.segments, network.segment_outputs, strict=True):
         stride *= 1 if isinstance(segment, UnitStack) else segment.options.strides
         if stride & (stride - 1):
             raise ValueError(

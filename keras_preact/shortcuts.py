@@ -106,7 +106,7 @@ class _WeightedShortcut(Shortcut):
         super().__init__(**kwargs)
         self.normalization = chains.Normalization(normalization)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.data_format = keras.config.image_data_format() if data_format is None else data_format
+        self.data_format = spatial.data_format_of(data_format)
 
     def _build_weight(self, input_shape, filters=None, strides=1, **kwargs):
         """Make and build the convolution, and the normalisation behind it if there is
@@ -307,7 +307,7 @@ class ZeroPad(keras.Layer):
         super().__init__(**kwargs)
         self.filters = filters
         self.strides = strides
-        self.data_format = keras.config.image_data_format() if data_format is None else data_format
+        self.data_format = spatial.data_format_of(data_format)
 
     def build(self, input_shape):
         channels = input_shape[spatial.channel_axis(self.data_format, len(input_shape))]

@@ -44,7 +44,7 @@ class SqueezeExcitation(keras.Layer):
         self.kernel_initializer = (
             keras.initializers.get(kernel_initializer) or initializers.released_he()
         )
-        self.data_format = keras.config.image_data_format() if data_format is None else data_format
+        self.data_format = spatial.data_format_of(data_format)
 
     def build(self, input_shape):
         channels = input_shape[spatial.channel_axis(self.data_format, len(input_shape))]

@@ -5,7 +5,7 @@ cost to compile does not grow with n.
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -691,8 +691,13 @@ def _check_units(units: Sequence[keras.Layer]) -> None:
     for unit in units:
         if not isinstance(unit, keras.Layer) or not unit.built:
             raise ValueError(f"`units` must be built. Received: {unit!r}")
-    if len({unit.trainable for unit in units}) > 1:
-        frozen = ", ".join(unit.name for unit in units if not unit.trainable)
+    check_frozen_together({unit.name: unit.trainable for unit in units})
+
+
+def check_frozen_together(trained: Mapping[str, bool]) -> None:
+    """Refuse units of a stack, by name, of which some are trained and others are not."""
+    if len(set(trained.values())) > 1:
+        frozen = ", ".join(name for name in trained if not trained[name])
         raise ValueError(
             f"The units of a stack are frozen together or not at all. Received: {frozen} frozen "
             "alone"

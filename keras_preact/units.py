@@ -76,10 +76,6 @@ def _rate(rate: float | None, name: str) -> None:
         _checks.fraction(rate, name)
 
 
-def _data_format(data_format: str | None) -> str:
-    return keras.config.image_data_format() if data_format is None else data_format
-
-
 @dataclasses.dataclass(frozen=True)
 class UnitOptions:
     """The options of a residual unit; `ResidualUnit` describes them.
@@ -123,7 +119,7 @@ class UnitOptions:
     )
     zero_init_last: bool = _option(False)
     data_format: str = _option(
-        None, get=_data_format, check=_one_of("channels_last", "channels_first")
+        None, get=spatial.data_format_of, check=_one_of("channels_last", "channels_first")
     )
 
     def __post_init__(self) -> None:

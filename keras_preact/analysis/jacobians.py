@@ -14,6 +14,7 @@ from keras_preact import _checks
 from keras_preact.analysis import _optional
 from keras_preact.backend import autodiff
 from keras_preact.layers import chains
+from keras_preact.models.segments import unit_names
 from keras_preact.stacks import UnitStack
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def between(
     >>> tuple(x.shape), tuple(between(model, 3, 6)(x).shape)
     ((1, 8, 8, 16), (1, 4, 4, 32))
     """
-    total = sum(_depth(segment) for segment in network.segments)
+    total = sum(len(unit_names(segment)) for segment in network.segments)
     start, end = first or 0, total if last is None else last
     are_numbers = isinstance(start, int) and isinstance(end, int)
     if not are_numbers or not 0 <= start <= end <= total or (first is not None and start == end):
@@ -139,10 +140,10 @@ def between(
             f"`first` and `last` must be numbers of units in order, 0 to {total}. Received: "
             f"first={first!r}, last={last!r}"
         )
-    chain = [keras.Model(network.input, network._parts.first_input)] if first is None else []
+    chain = [keras.Model(network.input, network.first_input)] if first is None else []
     position = 0
     for segment in network.segments:
-        depth = _depth(segment)
+        depth = len(unit_names(segment))
         inside = range(max(start - position, 0), min(end - position, depth))
         if len(inside) == depth:
             chain.append(segment)
@@ -155,10 +156,6 @@ def between(
             return chains.run_chain(chain, x, training)
 
     return run
-
-
-def _depth(segment) -> int:
-    return segment.depth if isinstance(segment, UnitStack) else 1
 
 
 def jacobian(function: Callable, x) -> np.ndarray:

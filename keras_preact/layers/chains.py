@@ -4,7 +4,7 @@ of an arrangement.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 import keras
@@ -314,7 +314,7 @@ def build_chain(chain: list[keras.Layer], shape: tuple) -> tuple:
     return shape
 
 
-def run_chain(chain: list[keras.Layer], x, training: bool | None = None):
+def run_chain(chain: Iterable[keras.Layer], x, training: bool | None = None):
     """Apply the layers in turn; `training` None is that of the call around."""
     for layer in chain:
         x = layer(x, training=training)

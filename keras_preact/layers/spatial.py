@@ -148,7 +148,7 @@ class WindowPooling2D(keras.Layer):
         super().__init__(**kwargs)
         self.window = list(window)
         self.strides = strides
-        self.data_format = keras.config.image_data_format() if data_format is None else data_format
+        self.data_format = data_format_of(data_format)
 
     def call(self, x):
         for axis in (1, 2) if self.data_format == "channels_last" else (2, 3):
@@ -179,6 +179,11 @@ class WindowPooling2D(keras.Layer):
             "strides": self.strides,
             "data_format": self.data_format,
         }
+
+
+def data_format_of(data_format: str | None) -> str:
+    """Return `data_format`, or Keras' setting for None."""
+    return keras.config.image_data_format() if data_format is None else data_format
 
 
 def channel_axis(data_format: str, rank: int) -> int:

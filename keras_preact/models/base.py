@@ -4,6 +4,7 @@ of.
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,17 +19,8 @@ from keras_preact.units import ResidualUnit
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """Holds what a network must keep without tracking it a second time.
-
-    Args:
-        arguments: What its config holds.
-        segments: Its units and stacks in order.
-        head: The layers behind them.
-        first_input: What the first segment reads, a Keras tensor.
-        segment_outputs: What each segment returns.
-        logits: The classifier's output, None without top.
-    """
+class _Parts:
+    """Holds what a network must keep without tracking it a second time."""
 
     arguments: dict
     segments: tuple[Segment, ...]
@@ -42,19 +34,64 @@ class UnitNetwork(keras.Model):
     """A functional model of residual units one after the other, between a stem and a
     head.
 
-    A subclass builds the graph and sets `_parts`.
+    Args:
+        inputs: A Keras tensor.
+        stem: The layers before the first unit.
+        segments: The residual units and stacks of them, in order.
+        head: The layers from the last unit to the classifier.
+        classes, activation: Outputs of the classifier and their activation; None for
+            none.
+        kernel: The network's initialiser.
+        dtype: Of the classifier.
+        arguments: What the config holds: the arguments of the subclass.
+        name: As in Keras.
 
     Attributes:
-        segments: What stands between stem and head in order: residual units and stacks
-            of them.
+        segments: The residual units and stacks of them, in order.
         units: The residual units in order; those of a stack are copies.
         unit_outputs: x_1 ... x_L as Keras tensors: `keras.Model(model.input,
             model.unit_outputs)` computes them.
-        logits: The classifier's output in front of its activation, a Keras tensor; None
+        logits: The classifier's output before its activation, a Keras tensor; None
             without a classifier.
+        first_input: What the first segment reads, a Keras tensor.
+        segment_outputs: What each segment returns, Keras tensors.
+        head: The layers after the last unit, with the classifier.
     """
 
-    _parts: Parts
+    def __init__(
+        self,
+        inputs,
+        *,
+        stem: Sequence[keras.Layer],
+        segments: Sequence[Segment],
+        head: Sequence[keras.Layer],
+        classes: int | None,
+        activation: Any,
+        kernel: keras.initializers.Initializer,
+        dtype: str,
+        arguments: dict,
+        name: str | None,
+    ):
+        x = first_input = chains.run_chain(stem, inputs)
+        segment_outputs = []
+        for segment in segments:
+            x = segment(x)
+            segment_outputs.append(x)
+        x = chains.run_chain(head, x)
+        logits, top = None, []
+        if classes is not None:
+            top = _classifier(classes, activation, kernel, dtype)
+            logits = top[0](x)
+            x = chains.run_chain(top[1:], logits)
+        super().__init__(inputs=inputs, outputs=x, name=name)
+        self._parts = _Parts(
+            _without_marks(arguments),
+            tuple(segments),
+            (*head, *top),
+            first_input,
+            tuple(segment_outputs),
+            logits,
+        )
 
     @property
     def segments(self) -> list[Segment]:
@@ -67,8 +104,8 @@ class UnitNetwork(keras.Model):
     @property
     def unit_outputs(self) -> list:
         if not any(isinstance(segment, UnitStack) for segment in self.segments):
-            return list(self._parts.segment_outputs)
-        outputs, x = [], self._parts.first_input
+            return self.segment_outputs
+        outputs, x = [], self.first_input
         for segment in self.segments:
             if isinstance(segment, UnitStack):
                 x = segment(x, return_outputs=True)
@@ -81,6 +118,18 @@ class UnitNetwork(keras.Model):
     @property
     def logits(self):
         return self._parts.logits
+
+    @property
+    def first_input(self):
+        return self._parts.first_input
+
+    @property
+    def segment_outputs(self) -> list:
+        return list(self._parts.segment_outputs)
+
+    @property
+    def head(self) -> list[keras.Layer]:
+        return list(self._parts.head)
 
     def probe(self) -> keras.Model:
         """Return a model with the same layers that has something added to every x_l,
@@ -107,9 +156,9 @@ class UnitNetwork(keras.Model):
         >>> [tuple(stage.shape) for stage in x][:3]
         [(1, 5, 8, 8, 16), (2, 5, 8, 8, 16), (1, 5, 4, 4, 32)]
         """
-        x, added, outputs = self._parts.first_input, [], []
-        for segment, output in zip(self.segments, self._parts.segment_outputs, strict=True):
-            depth = segment.depth if isinstance(segment, UnitStack) else 1
+        x, added, outputs = self.first_input, [], []
+        for segment, output in zip(self.segments, self.segment_outputs, strict=True):
+            depth = len(segments.unit_names(segment))
             added.append(
                 keras.Input(
                     batch_shape=(depth, *output.shape),
@@ -122,9 +171,7 @@ class UnitNetwork(keras.Model):
             else:
                 outputs.append(keras.ops.expand_dims(segment(x), 0) + added[-1])
             x = outputs[-1][-1]
-        return keras.Model(
-            [self.inputs[0], *added], [chains.run_chain(list(self._parts.head), x), *outputs]
-        )
+        return keras.Model([self.inputs[0], *added], [chains.run_chain(self.head, x), *outputs])
 
     def get_config(self):
         frozen_layers = [layer.name for layer in self.layers if not layer.trainable]
@@ -152,15 +199,30 @@ def check_network(model: object) -> None:
         )
 
 
-def without_marks(config):
+def _without_marks(config):
     """Return a config without the marks of shared objects that Keras adds while it
     loads a file: they are that file's.
     """
     if isinstance(config, dict):
         return {
-            key: without_marks(value) for key, value in config.items() if key != "shared_object_id"
+            key: _without_marks(value) for key, value in config.items() if key != "shared_object_id"
         }
-    return [without_marks(value) for value in config] if isinstance(config, list) else config
+    return [_without_marks(value) for value in config] if isinstance(config, list) else config
+
+
+def components(
+    pattern: ResidualUnit, names: Sequence[str], channels: int, axis: int, prefix: str
+) -> list[keras.Layer]:
+    """Make normalisations and activations like those of a unit, outside of the units."""
+    return chains.components(
+        names,
+        pattern.options.normalization,
+        pattern.options.activation,
+        axis=axis,
+        channels=channels,
+        name=prefix + "_{}",
+        dtype=pattern.dtype_policy,
+    )
 
 
 def plain(value):
@@ -197,12 +259,8 @@ def preprocessing(mean, std, *, axis: int, channels: int, dtype: str) -> list[ke
     ]
 
 
-def classifier(
-    classes: int, activation, *, kernel: keras.initializers.Initializer, dtype: str
-) -> list[keras.Layer]:
-    """Make the layer of the logits, and behind it the one of `activation` if that is
-    not None.
-    """
+def _classifier(classes: int, activation, kernel, dtype: str) -> list[keras.Layer]:
+    """Make the layer of the logits, and one of `activation` if that is not None."""
     layers: list[keras.Layer] = [
         keras.layers.Dense(
             classes,

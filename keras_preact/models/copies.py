@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_preact import _checks
 from keras_preact.models.base import UnitNetwork, check_network
-from keras_preact.stacks import UnitStack
+from keras_preact.stacks import UnitStack, check_frozen_together
 
 
 def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) -> UnitNetwork:
@@ -180,12 +180,7 @@ def _assign(layer: keras.Layer, values: dict[str, _Values]) -> None:
     if any(name not in values for name in names):
         return
     given = [values[name] for name in names]
-    if len({trained for trained, _, _ in given}) > 1:
-        frozen = ", ".join(name for name in names if not values[name][0])
-        raise ValueError(
-            f"The units of a stack are frozen together or not at all. Received: {frozen} frozen "
-            "alone"
-        )
+    check_frozen_together({name: values[name][0] for name in names})
     pattern = layer.pattern if stacked else layer
     pairs = layer.stacked_variables if stacked else [(each, each) for each in layer.variables]
     weights, seeds = _split(pattern, pairs)

@@ -3,7 +3,6 @@ model.
 """
 
 import dataclasses
-import functools
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -16,13 +15,13 @@ from keras_preact import _checks, blocks, initializers, shortcuts
 from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.layers import chains, spatial
 from keras_preact.models import base, segments
-from keras_preact.models.segments import Segment, Stage
+from keras_preact.models.segments import Stage
 from keras_preact.units import ResidualUnit, UnitOptions
 
 
 @dataclasses.dataclass(frozen=True)
 class Stem:
-    """What stands in front of the first unit: a weight layer, the arrangement's stem
+    """The layers before the first unit: a weight layer, the arrangement's stem
     components, perhaps a pooling.
 
     Args:
@@ -80,127 +79,6 @@ def option_names() -> set[str]:
     of_blocks = set().union(*(blocks.options_of(kind) for kind in blocks.BLOCKS.values()))
     own = {"stages", "stem_filters", "unit_options", "filters", "strides"}
     return {*network, *units, *of_blocks, "gate_bias"} - own
-
-
-@dataclasses.dataclass
-class _Plan:
-    """Makes the layers of a network: its stem, its stages and its head."""
-
-    stages: list[Stage]
-    stem: Stem
-    stem_filters: int
-    pattern: ResidualUnit
-    mean: Any
-    std: Any
-    classes: int
-    include_top: bool
-    pooling: str | None
-    classifier_activation: Any
-    output_stride: int | None
-    stack_options: dict | None
-    rank: int
-    channels: int
-
-    @property
-    def options(self) -> UnitOptions:
-        return self.pattern.options
-
-    @property
-    def policy(self):
-        return self.pattern.dtype_policy
-
-    @property
-    def axis(self) -> int:
-        return spatial.channel_axis(self.options.data_format, self.rank)
-
-    @functools.cached_property
-    def kernel(self) -> keras.initializers.Initializer:
-        return initializers.of_network(
-            self.options.kernel_initializer, sum(stage.units for stage in self.stages)
-        )
-
-    def components(self, names, channels: int, prefix: str) -> list[keras.Layer]:
-        return chains.components(
-            names,
-            self.options.normalization,
-            self.options.activation,
-            axis=self.axis,
-            channels=channels,
-            name=prefix + "_{}",
-            dtype=self.policy,
-        )
-
-    def make_stem(self) -> list[keras.Layer]:
-        """Return all layers before the first unit."""
-        layers = base.preprocessing(
-            self.mean,
-            self.std,
-            axis=self.axis,
-            channels=self.channels,
-            dtype=self.policy.variable_dtype,
-        )
-        stem, options = self.stem, self.options
-        after = self.components(options.arrangement.stem, self.stem_filters, "stem")
-        first = chains.weight(
-            self.stem_filters,
-            stem.kernel_size,
-            strides=stem.strides,
-            data_format=options.data_format,
-            use_bias=self.pattern.has_bias(after),
-            kernel_initializer=initializers.spawn(self.kernel, "stem"),
-            bias_initializer=initializers.spawn(options.bias_initializer, "stem"),
-            standardize=getattr(options.block, "standardize_weights", False),
-            name="stem_dense" if stem.kernel_size is None else "stem_conv",
-            dtype=self.policy,
-        )
-        layers += [first, *after]
-        if stem.pooling:
-            smooth = DOWNSAMPLINGS[options.downsampling].pooling(
-                "stem", 2, options.data_format, self.policy
-            )
-            pool = spatial.PaddedMaxPooling2D(
-                3,
-                1 if smooth else 2,
-                zeros=stem.pooling == "zeros",
-                data_format=options.data_format,
-                name="stem_pool",
-                dtype=self.policy,
-            )
-            layers += [pool, *smooth]
-        return layers
-
-    def make_stages(self) -> list[Segment]:
-        """Return the units and stacks."""
-        stride = None
-        if self.output_stride is not None:
-            stride = self.output_stride // self.stem.total_stride
-        return segments.make(self.pattern, self.stages, self.kernel, self.stack_options, stride)
-
-    def make_head(self, channels: int) -> list[keras.Layer]:
-        """Return the layers from the last unit to the pooling."""
-        head = self.components(self.options.arrangement.head, channels, "head")
-        if self.rank == 4 and (self.include_top or self.pooling):
-            layers = keras.layers
-            pool = (
-                layers.GlobalMaxPooling2D
-                if self.pooling == "max"
-                else layers.GlobalAveragePooling2D
-            )
-            head.append(
-                pool(data_format=self.options.data_format, name="head_pool", dtype=self.policy)
-            )
-        return head
-
-    def make_top(self) -> list[keras.Layer]:
-        """Return the classifier and its activation."""
-        if not self.include_top:
-            return []
-        return base.classifier(
-            self.classes,
-            self.classifier_activation,
-            kernel=self.kernel,
-            dtype=self.policy.variable_dtype,
-        )
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -287,43 +165,24 @@ class ResidualNetwork(base.UnitNetwork):
         narrowest = min((stage.filters for stage in stages), default=1)
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
         pattern = ResidualUnit(narrowest, dtype=policy, **nested(block, unit_options))
-        data_format = unit_options.get("data_format") or keras.config.image_data_format()
+        data_format = spatial.data_format_of(unit_options.get("data_format"))
         total_stride = front.total_stride * math.prod(stage.strides for stage in stages)
         if output_stride is not None:
             total_stride = _check_output_stride(output_stride, front, stages)
         input_shape, channels = _check_input_shape(input_shape, front, total_stride, data_format)
         stacked = segments.stacks_pay(stages) if stacked is None else stacked
         stack_options = {"execution": execution, "remat": remat, "unroll": unroll}
-        plan = _Plan(
-            stages=stages,
-            stem=front,
-            stem_filters=stem_filters,
-            pattern=pattern,
-            mean=mean,
-            std=std,
-            classes=classes,
-            include_top=include_top,
-            pooling=pooling,
-            classifier_activation=classifier_activation
-            and keras.activations.get(classifier_activation),
-            output_stride=output_stride,
-            stack_options=stack_options if stacked else None,
-            rank=len(input_shape) + 1,
-            channels=channels,
+        activation = classifier_activation and keras.activations.get(classifier_activation)
+        variable_dtype = policy.variable_dtype
+        axis = spatial.channel_axis(pattern.options.data_format, len(input_shape) + 1)
+        kernel = initializers.of_network(
+            pattern.options.kernel_initializer, sum(stage.units for stage in stages)
         )
-
-        inputs = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
-        x = first_input = chains.run_chain(plan.make_stem(), inputs)
-        units, unit_outputs = plan.make_stages(), []
-        for segment in units:
-            x = segment(x)
-            unit_outputs.append(x)
-        head, top = plan.make_head(x.shape[plan.axis]), plan.make_top()
-        x = chains.run_chain(head, x)
-        logits = top[0](x) if top else None
-        x = chains.run_chain(top[1:], logits) if top else x
-
-        super().__init__(inputs=inputs, outputs=x, name=name)
+        width = stages[-1].filters * pattern.options.block.expansion if stages else stem_filters
+        head = base.components(pattern, pattern.options.arrangement.head, width, axis, "head")
+        if front.kernel_size and (include_top or pooling):
+            head.append(_pooling(pooling, pattern))
+        unit_stride = output_stride and output_stride // front.total_stride
         own = ("name", "trainable", "dtype", "filters", "strides")
         unit = pattern.get_config()
         arguments = {
@@ -334,7 +193,7 @@ class ResidualNetwork(base.UnitNetwork):
             "classes": classes,
             "include_top": include_top,
             "pooling": pooling,
-            "classifier_activation": base.serialized_activation(plan.classifier_activation),
+            "classifier_activation": base.serialized_activation(activation),
             "mean": base.plain(mean),
             "std": base.plain(std),
             "output_stride": output_stride,
@@ -344,13 +203,22 @@ class ResidualNetwork(base.UnitNetwork):
             **{key: value for key, value in unit.items() if key not in own},
             "data_format": data_format,
         }
-        self._parts = base.Parts(
-            base.without_marks(arguments),
-            tuple(units),
-            (*head, *top),
-            first_input,
-            tuple(unit_outputs),
-            logits,
+        super().__init__(
+            keras.Input(input_shape, dtype=variable_dtype, name="inputs"),
+            stem=[
+                *base.preprocessing(mean, std, axis=axis, channels=channels, dtype=variable_dtype),
+                *_stem_layers(front, stem_filters, pattern, kernel, axis),
+            ],
+            segments=segments.make(
+                pattern, stages, kernel, stack_options if stacked else None, unit_stride
+            ),
+            head=head,
+            classes=classes if include_top else None,
+            activation=activation,
+            kernel=kernel,
+            dtype=variable_dtype,
+            arguments=arguments,
+            name=name,
         )
 
     @property
@@ -361,8 +229,49 @@ class ResidualNetwork(base.UnitNetwork):
         # the last segment of a stage stays
         return {
             segment.name.split("_")[0]: output
-            for segment, output in zip(self.segments, self._parts.segment_outputs, strict=True)
+            for segment, output in zip(self.segments, self.segment_outputs, strict=True)
         }
+
+
+def _stem_layers(
+    stem: Stem, filters: int, pattern: ResidualUnit, kernel, axis: int
+) -> list[keras.Layer]:
+    """Return the layers from the pixels to the first unit."""
+    options, policy = pattern.options, pattern.dtype_policy
+    after = base.components(pattern, options.arrangement.stem, filters, axis, "stem")
+    first = chains.weight(
+        filters,
+        stem.kernel_size,
+        strides=stem.strides,
+        data_format=options.data_format,
+        use_bias=pattern.has_bias(after),
+        kernel_initializer=initializers.spawn(kernel, "stem"),
+        bias_initializer=initializers.spawn(options.bias_initializer, "stem"),
+        standardize=getattr(options.block, "standardize_weights", False),
+        name="stem_dense" if stem.kernel_size is None else "stem_conv",
+        dtype=policy,
+    )
+    if not stem.pooling:
+        return [first, *after]
+    smooth = DOWNSAMPLINGS[options.downsampling].pooling("stem", 2, options.data_format, policy)
+    pool = spatial.PaddedMaxPooling2D(
+        3,
+        1 if smooth else 2,
+        zeros=stem.pooling == "zeros",
+        data_format=options.data_format,
+        name="stem_pool",
+        dtype=policy,
+    )
+    return [first, *after, pool, *smooth]
+
+
+def _pooling(pooling: str | None, pattern: ResidualUnit) -> keras.Layer:
+    """Return the layer that makes a vector of the last map."""
+    layers = keras.layers
+    kind = layers.GlobalMaxPooling2D if pooling == "max" else layers.GlobalAveragePooling2D
+    return kind(
+        data_format=pattern.options.data_format, name="head_pool", dtype=pattern.dtype_policy
+    )
 
 
 def _check_output_stride(output_stride: int, stem: Stem, stages: Sequence[Stage]) -> int:
@@ -405,7 +314,7 @@ def _check_input_shape(
 
 
 def image_shape(
-    shape: Sequence[int | None] | None, size: int, data_format: str | None
+    shape: Sequence[int | None] | None, size: int | None, data_format: str | None
 ) -> tuple[int | None, ...]:
     """Return `shape`, or that of a square colour image of `size` in the order of
     `data_format` where it is None.
@@ -414,7 +323,7 @@ def image_shape(
         return tuple(shape)
     return (
         (3, size, size)
-        if (data_format or keras.config.image_data_format()) == "channels_first"
+        if spatial.data_format_of(data_format) == "channels_first"
         else (size, size, 3)
     )
 

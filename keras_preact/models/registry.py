@@ -12,9 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import keras
-
 from keras_preact import _checks
+from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import resnet_cifar, wide_resnet
 from keras_preact.models.dense import dense_resnet
@@ -249,7 +248,7 @@ def create_model(
     entry = model_entry(name)
     if weights is not None:
         weights = _check_weights(weights)
-    first = (overrides.get("data_format") or keras.config.image_data_format()) == "channels_first"
+    first = spatial.data_format_of(overrides.get("data_format")) == "channels_first"
     shape = entry.input_shape
     arguments = {
         **entry.arguments,

@@ -127,6 +127,11 @@ def _grids(pattern: ResidualUnit, stages: Sequence[Stage], output_stride: int | 
     return grids
 
 
+def unit_names(segment: Segment) -> list[str]:
+    """Return the name of the unit, or those of a stack's."""
+    return segment.unit_names if isinstance(segment, UnitStack) else [segment.name]
+
+
 def units_of(segment: Segment) -> list[ResidualUnit]:
     """Return the unit, or copies of those of a stack."""
     if isinstance(segment, UnitStack):

@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_preact import _checks, initializers
-from keras_preact.layers import chains
+from keras_preact.layers import chains, spatial
 from keras_preact.models import base
 from keras_preact.models.network import image_shape
 from keras_preact.transformer import TransformerUnit
@@ -34,7 +34,7 @@ class Patches(keras.Layer):
     def __init__(self, size: int, data_format: str | None = None, **kwargs):
         super().__init__(**kwargs)
         self.size = size
-        self.data_format = keras.config.image_data_format() if data_format is None else data_format
+        self.data_format = spatial.data_format_of(data_format)
 
     def call(self, x):
         if self.data_format == "channels_first":
@@ -70,11 +70,11 @@ class Positions(keras.Layer):
     def __init__(self, seed: int | None = None, **kwargs):
         super().__init__(**kwargs)
         self.seed = seed
+        self.initializer = keras.initializers.RandomNormal(stddev=0.02, seed=seed)
 
     def build(self, input_shape):
-        initializer = keras.initializers.RandomNormal(stddev=0.02, seed=self.seed)
         self.positions = self.add_weight(
-            shape=tuple(input_shape[1:]), initializer=initializer, name="positions"
+            shape=tuple(input_shape[1:]), initializer=self.initializer, name="positions"
         )
 
     def call(self, x):
@@ -136,7 +136,7 @@ class TransformerNetwork(base.UnitNetwork):
     ):
         _checks.positive_int(depth, "depth")
         _checks.positive_int(classes, "classes")
-        data_format = keras.config.image_data_format() if data_format is None else data_format
+        data_format = spatial.data_format_of(data_format)
         _checks.one_of(data_format, ("channels_last", "channels_first"), "data_format")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
         input_shape = _check_input_shape(input_shape, patch_size, data_format)
@@ -151,22 +151,8 @@ class TransformerNetwork(base.UnitNetwork):
         )
         kernel = initializers.of_network(pattern.kernel_initializer, 2 * depth)
 
-        inputs = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
+        variable_dtype = policy.variable_dtype
         axis = 1 if patch_size and data_format == "channels_first" else len(input_shape)
-        normalized = base.preprocessing(
-            mean, std, axis=axis, channels=input_shape[axis - 1], dtype=policy.variable_dtype
-        )
-        stem = _stem(pattern, kernel, patch_size, data_format)
-        x = first_input = chains.run_chain([*normalized, *stem], inputs)
-        units, unit_outputs = _make_units(pattern, depth, kernel), []
-        for residual_unit in units:
-            x = residual_unit(x)
-            unit_outputs.append(x)
-        head = _head(pattern)
-        top = base.classifier(classes, activation, kernel=kernel, dtype=policy.variable_dtype)
-        logits = top[0](chains.run_chain(head, x))
-
-        super().__init__(inputs=inputs, outputs=chains.run_chain(top[1:], logits), name=name)
         own = ("name", "trainable", "dtype")
         arguments = {
             "depth": depth,
@@ -180,27 +166,23 @@ class TransformerNetwork(base.UnitNetwork):
             "dtype": keras.dtype_policies.serialize(policy),
             **{key: value for key, value in pattern.get_config().items() if key not in own},
         }
-        self._parts = base.Parts(
-            base.without_marks(arguments),
-            tuple(units),
-            (*head, *top),
-            first_input,
-            tuple(unit_outputs),
-            logits,
+        super().__init__(
+            keras.Input(input_shape, dtype=variable_dtype, name="inputs"),
+            stem=[
+                *base.preprocessing(
+                    mean, std, axis=axis, channels=input_shape[axis - 1], dtype=variable_dtype
+                ),
+                *_stem(pattern, kernel, patch_size, data_format),
+            ],
+            segments=_make_units(pattern, depth, kernel),
+            head=_head(pattern),
+            classes=classes,
+            activation=activation,
+            kernel=kernel,
+            dtype=variable_dtype,
+            arguments=arguments,
+            name=name,
         )
-
-
-def _components(pattern: TransformerUnit, names, prefix: str) -> list[keras.Layer]:
-    options = pattern.attention.options
-    return chains.components(
-        names,
-        options.normalization,
-        options.activation,
-        axis=-1,
-        channels=options.filters,
-        name=prefix + "_{}",
-        dtype=pattern.dtype_policy,
-    )
 
 
 def _stem(pattern: TransformerUnit, kernel, patch_size: int | None, data_format: str) -> list:
@@ -219,16 +201,22 @@ def _stem(pattern: TransformerUnit, kernel, patch_size: int | None, data_format:
         dtype=policy,
     )
     positions = Positions(_seed_at(kernel, "positions"), name="stem_positions", dtype=policy)
-    after = _components(pattern, options.arrangement.stem, "stem")
+    after = base.components(
+        pattern.attention, options.arrangement.stem, options.filters, -1, "stem"
+    )
     return [*patches, embedding, positions, *after]
 
 
 def _head(pattern: TransformerUnit) -> list[keras.Layer]:
     """Return the layers from the last unit to the classifier."""
+    options = pattern.attention.options
     pool = keras.layers.GlobalAveragePooling1D(
         data_format="channels_last", name="head_pool", dtype=pattern.dtype_policy
     )
-    return [*_components(pattern, pattern.attention.options.arrangement.head, "head"), pool]
+    return [
+        *base.components(pattern.attention, options.arrangement.head, options.filters, -1, "head"),
+        pool,
+    ]
 
 
 def _make_units(pattern: TransformerUnit, depth: int, kernel) -> list[ResidualUnit]:

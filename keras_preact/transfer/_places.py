@@ -2,15 +2,10 @@
 
 from keras_preact import _checks
 from keras_preact.models.base import UnitNetwork, check_network
-from keras_preact.models.segments import Segment
-from keras_preact.stacks import UnitStack
+from keras_preact.models.segments import Segment, unit_names
 
 #: Layers of the head after its last activation.
 AFTER_HEAD = ("head_pool", "head_classifier", "head_predictions")
-
-
-def unit_names(segment: Segment) -> list[str]:
-    return segment.unit_names if isinstance(segment, UnitStack) else [segment.name]
 
 
 def stage_of(unit_name: str) -> str:

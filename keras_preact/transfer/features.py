@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_preact.models.base import UnitNetwork
+from keras_preact.models.segments import unit_names
 from keras_preact.transfer import _places
 
 
@@ -80,7 +81,7 @@ def _name(model: UnitNetwork, place: str | int, counted: list[str]) -> str:
                 f"{-len(counted)} to {len(counted) - 1}. Received: {place}"
             )
         return counted[place]
-    has_pool = any(layer.name == "head_pool" for layer in model._parts.head)
+    has_pool = any(layer.name == "head_pool" for layer in model.head)
     return _places.lookup(model, place, "outputs", ("pool",) if has_pool else ())
 
 
@@ -88,12 +89,11 @@ def _tensors(model: UnitNetwork, wanted: set[str]) -> dict[str, Any]:
     """Return the Keras tensors of all places; those of units inside a stack only if one
     of that stack is wanted.
     """
-    parts = model._parts
-    x = parts.first_input
+    x = model.first_input
     found = {"stem": x}
     again = False  # whether a stack was called once more, for the outputs of its units
-    for segment, output in zip(parts.segments, parts.segment_outputs, strict=True):
-        names = _places.unit_names(segment)
+    for segment, output in zip(model.segments, model.segment_outputs, strict=True):
+        names = unit_names(segment)
         if wanted.intersection(names[:-1]):
             units = segment(x, return_outputs=True)
             found |= {name: units[i] for i, name in enumerate(names)}
@@ -101,7 +101,7 @@ def _tensors(model: UnitNetwork, wanted: set[str]) -> dict[str, Any]:
         else:
             x = segment(x) if again else output
         found[names[-1]] = found[_places.stage_of(names[-1])] = x
-    for layer in parts.head:
+    for layer in model.head:
         if layer.name == "head_pool":
             found["pool"] = layer(x) if again else layer.output
         elif layer.name not in _places.AFTER_HEAD:

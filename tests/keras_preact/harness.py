@@ -215,9 +215,9 @@ def _torch(layer, x, cotangent, training):
 BACKENDS = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}
 
 
-def differentiate(function, layer, *arrays):
+def differentiate(function, layer, *arrays, **options):
     """What a `Step` returns for the arrays."""
-    return Step(function, layer)(*arrays)
+    return Step(function, layer, **options)(*arrays)
 
 
 class Step:
@@ -225,8 +225,9 @@ class Step:
     that leaves the state it writes.
 
     Args:
-        function: Returns a scalar and a list of tensors. In the scalar's gradient stand
+        function: Returns a scalar and a list of tensors. The gradients are the scalar's, on
             the arrays and the trainable weights.
+        compiled: Whether to trace a graph on TensorFlow.
 
     Called with the arrays it returns the tensors; the gradients on the arrays; those on
     the weights, by the weights' ids.
@@ -248,22 +249,22 @@ class Step:
         )
 
 
-def _tensorflow_step(function, layer, **options):
+def _tensorflow_step(function, layer, compiled=True, **options):
     import tensorflow as tf
 
     values = [variable.value for variable in layer.trainable_variables]
 
-    @tf.function(**options)
     def run(*arrays):
         with tf.GradientTape() as tape:
             tape.watch(arrays)
             value, tensors = function(*arrays)
         return tensors, *tape.gradient(value, (list(arrays), values))
 
+    run = tf.function(run, **options) if compiled else run
     return lambda *arrays: run(*map(tf.constant, arrays))
 
 
-def _jax_step(function, layer):
+def _jax_step(function, layer, compiled=True):
     import jax
 
     trainable, state = layer.trainable_variables, layer.non_trainable_variables
@@ -288,7 +289,7 @@ def _jax_step(function, layer):
     return run
 
 
-def _torch_step(function, layer):
+def _torch_step(function, layer, compiled=True):
     import torch
 
     def run(*arrays):

@@ -38,7 +38,9 @@ def test_the_functions_beside_them_are_theirs(name):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
+)
 def test_the_same_shapes_names_and_sizes(name):
     options = {"weights": None, "classes": 11}
     theirs, ours = (
@@ -125,6 +127,7 @@ def test_wrong_arguments():
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_without_network_one_sentence_says_so(tmp_path):
     """In a process of its own: Keras' cache is empty, and every way out leads to a port
     where nothing listens.

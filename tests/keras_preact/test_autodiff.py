@@ -44,8 +44,14 @@ def numpy(tensor):
     return np.array(ops.convert_to_numpy(tensor), "float64")
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [
+        pytest.param(name, training, marks=() if training == (i % 2 == 0) else pytest.mark.slow)
+        for i, name in enumerate(LAYERS)
+        for training in (False, True)
+    ],
+)
 def test_forward_is_the_transpose_of_backward(name, training):
     """`u . (J v)` of one is `(J^T u) . v` of the other."""
     layer = layer_of(name)

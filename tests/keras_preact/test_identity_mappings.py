@@ -86,13 +86,3 @@ def test_shallow_term_forward_and_backward(shortcut, factor):
     np.testing.assert_array_equal(harness.numpy(chain(x)), factor**4 * x)
     _, on_x, _ = harness.value_and_grad(chain, x, cotangent)
     np.testing.assert_array_equal(on_x, factor**4 * cotangent)
-
-
-def test_identity_units_take_the_raw_input():
-    """Behind a pre-activation the shortcut carries x itself, with its negative values,
-    and not the activated x.
-    """
-    x = harness.images(2, 5, 6, 4)
-    unit = harness.unit_on(x, 4)
-    _, residual = harness.reference_of(unit).paths(x)
-    np.testing.assert_allclose(harness.numpy(unit(x)) - residual, x, 1e-4, 1e-5)

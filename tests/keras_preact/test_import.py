@@ -100,18 +100,10 @@ def test_every_registered_class_comes_with_the_package(fresh):
 NETWORKS = {
     "images": lambda: kp.create_model("digits_resnet8_preact", width_factor=0.25),
     "stacked": lambda: kp.create_model("digits_resnet8_preact", width_factor=0.25, stacked=True),
-    "gated": lambda: kp.create_model(
-        "digits_resnet8_preact", width_factor=0.25, shortcut="exclusive_gating"
-    ),
-    "original": lambda: kp.create_model(
-        "digits_resnet8_preact", width_factor=0.25, arrangement="original"
-    ),
     "vanilla": lambda: kp.models.vanilla_cnn(4, filters=4, input_shape=(8, 8, 1), classes=3),
-    "dense": lambda: kp.create_model("dense_resnet6"),
     "transformer": lambda: kp.models.pre_ln_transformer(
         2, width=8, num_heads=2, input_shape=(8, 8, 3)
     ),
-    "unit": lambda: keras.Sequential([keras.Input((8, 8, 4)), kp.ResidualUnit(4)]),
     "stack": lambda: keras.Sequential(
         [keras.Input((8, 8, 4)), kp.UnitStack(kp.ResidualUnit(4), 3)]
     ),

@@ -65,7 +65,7 @@ INITIALIZERS = {
     ids=str,
 )
 def test_no_two_kernels_start_alike(options, name):
-    depth = 20 if "block" in options else 14
+    depth = 11 if "block" in options else 8
     model = kp.models.resnet_cifar(
         depth, width_factor=0.25, kernel_initializer=INITIALIZERS[name](), **options
     )

@@ -80,7 +80,7 @@ def depths(table):
 @pytest.mark.parametrize("depth", depths(BASIC))
 def test_basic(depth):
     assert basic_counts(depth) == BASIC[depth]
-    assert counts(kp.models.resnet_cifar, depth, block="basic") == BASIC[depth]
+    assert counts(kp.models.resnet_cifar, depth) == BASIC[depth]
 
 
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
@@ -107,7 +107,13 @@ def test_units_of_resnet_1001():
 
 @pytest.mark.parametrize(
     ("depth", "count"),
-    [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)],
+    [
+        (18, 11_689_512),
+        (34, 21_797_672),
+        (50, 25_557_032),
+        pytest.param(101, 44_549_160, marks=pytest.mark.slow),
+        pytest.param(152, 60_192_808, marks=pytest.mark.slow),
+    ],
 )
 def test_imagenet_original_as_in_torchvision(depth, count):
     assert counts(kp.models.resnet_imagenet, depth, arrangement="original")[0] == count

@@ -6,6 +6,8 @@ from PIL import Image
 
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing, resize_image
 
+pytestmark = pytest.mark.once
+
 
 def test_statistics():
     assert {

@@ -2,8 +2,6 @@
 builds and trains.
 """
 
-import math
-
 import keras
 import pytest
 
@@ -11,6 +9,8 @@ import keras_preact as kp
 from keras_preact import advice
 from keras_preact.recommendation import recommend
 from tests.keras_preact import harness
+
+pytestmark = pytest.mark.once
 
 #: The guide's rows, Sec. 8.4, 8.5 and 8.7: first and last depth, range of the rate, decay, range of
 #: the warm-up.
@@ -180,16 +180,6 @@ def test_schedule_and_optimizer(depth, task):
     assert max(rates) <= got.learning_rate * 1.000001
     assert max(rates) >= got.learning_rate * 0.9
     assert rates[-1] < 0.011 * got.learning_rate
-
-
-def test_warmup_rises_in_a_line_and_a_cosine_follows():
-    got = recommend(depth=500)
-    schedule, top = got.schedule(steps_per_epoch=10, epochs=100), round(10 * got.warmup_epochs)
-    for step in (0, top // 2, top):
-        assert float(schedule(step)) == pytest.approx(got.learning_rate * step / top)
-    for step in (top + 100, 900, 1000):
-        cosine = (1 + math.cos(math.pi * (step - top) / (1000 - top))) / 2
-        assert float(schedule(step)) == pytest.approx(got.learning_rate * cosine, abs=1e-7)
 
 
 def test_a_short_training_has_room_after_its_warmup():

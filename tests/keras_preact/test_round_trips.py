@@ -116,27 +116,3 @@ def test_network(options, tmp_path):
     shape = [6 if size is None else size for size in model.input_shape[1:]]
     x = harness.images(2, *shape)
     harness.check_copies(model, x, harness.numpy(model(x)), tmp_path)
-
-
-def test_weights_file(tmp_path):
-    """`.weights.h5` carries weights between networks that differ in what has no
-    weights.
-    """
-    model, other = small_cifar(), small_cifar(shortcut="constant_scaling")
-    harness.randomize(model)
-    model.save_weights(tmp_path / "w.weights.h5")
-    other.load_weights(tmp_path / "w.weights.h5")
-    for value, want in zip(other.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(value, want)
-
-
-def test_frozen_units_stay_frozen(tmp_path):
-    """As in any functional Keras model, a file keeps which layers were trainable."""
-    model = small_cifar()
-    model.units[0].trainable = False
-    model.get_layer("stem_norm").trainable = False
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert [weight.path for weight in loaded.trainable_weights] == [
-        weight.path for weight in model.trainable_weights
-    ]

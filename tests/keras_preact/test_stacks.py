@@ -92,7 +92,8 @@ def check_equal_to_chain(stack, units, x, training=True, steps=1):
     on x of the last one.
     """
     chain, cotangent = Chain(units), draw_cotangent(x)
-    step_of_chain, step_of_stack = (step_of(layer, cotangent, training) for layer in (chain, stack))
+    step_of_chain = step_of(chain, cotangent, training, compiled=False)
+    step_of_stack = step_of(stack, cotangent, training)
     for _ in range(steps):
         want, want_on_x, want_on_weights = step_of_chain(x)
         y, on_x, on_weights = step_of_stack(x)
@@ -217,7 +218,7 @@ def test_channels_first(normalization):
         y = harness.numpy(stack(first, training=True))
         want = harness.numpy(Chain(units)(x, training=True))
     else:
-        want, want_on_x, _ = run(Chain(units), x, cotangent)
+        want, want_on_x, _ = run(Chain(units), x, cotangent, compiled=False)
         y, on_x, _ = run(stack, first, cotangent.transpose(0, 3, 1, 2))
         harness.close(on_x.transpose(0, 2, 3, 1), want_on_x)
     harness.close(y.transpose(0, 2, 3, 1), want)
@@ -290,7 +291,7 @@ def test_xla(ways):
     units = single_units(IMAGES, 4, 5, {})
     cotangent = draw_cotangent(x)
     stack, eager = (stack_of(units, IMAGES, 4, {}, **ways) for _ in range(2))
-    want, want_on_x, _ = run(Chain(units), x, cotangent)
+    want, want_on_x, _ = run(Chain(units), x, cotangent, compiled=False)
     y, on_x, _ = run(stack, x, cotangent, jit_compile=True)
     harness.close(y, want)
     harness.close(on_x, want_on_x)
@@ -345,7 +346,7 @@ def seed_states(layer) -> list[np.ndarray]:
 @pytest.mark.skipif(
     BACKEND == "torch", reason="there unseeded dropout draws from Torch's global generator"
 )
-@pytest.mark.parametrize("ways", [{}, {"execution": "loop"}, {"remat": 2, "unroll": 2}], ids=str)
+@pytest.mark.parametrize("ways", [{"execution": "loop"}, {"remat": 2, "unroll": 2}], ids=str)
 def test_masks_are_those_of_single_units(ways):
     """From equal seeds, over two steps: a mask of another place or another step would
     show.
@@ -369,10 +370,9 @@ def test_masks_are_those_of_single_units(ways):
     np.testing.assert_array_equal(seed_states(stack), state)
 
 
-@pytest.mark.parametrize("ways", [{}, {"remat": True}], ids=str)
-def test_masks_of_a_seeded_shortcut_are_those_of_single_units(ways):
+def test_masks_of_a_seeded_shortcut_are_those_of_single_units():
     stack = kp.UnitStack(
-        kp.ResidualUnit(4, shortcut=kp.shortcuts.Dropout(0.5, seed=1), name="a_unit1"), 3, **ways
+        kp.ResidualUnit(4, shortcut=kp.shortcuts.Dropout(0.5, seed=1), name="a_unit1"), 3
     )
     stack.build(IMAGES)
     harness.randomize(stack)
@@ -384,20 +384,13 @@ def test_masks_of_a_seeded_shortcut_are_those_of_single_units(ways):
     assert len(np.unique(seed_states(stack)[0], axis=0)) == 3
 
 
-@pytest.mark.skipif(
-    BACKEND == "jax", reason="slow to compile, and the masks under remat are compared above"
-)
-@pytest.mark.parametrize(
-    "ways",
-    [{"remat": 2}, pytest.param({"remat": True, "execution": "loop"}, marks=pytest.mark.slow)],
-    ids=str,
-)
-def test_the_recomputation_has_the_masks_of_the_forward_pass(ways):
+@pytest.mark.skipif(BACKEND != "torch", reason="the masks under remat are compared above")
+def test_the_recomputation_has_the_masks_of_the_forward_pass():
     x, cotangent = harness.images(*IMAGES), draw_cotangent(harness.images(*IMAGES))
     plain = kp.UnitStack(kp.ResidualUnit(4, **RANDOM), 3)
     plain.build(IMAGES)
     harness.randomize(plain)
-    again = kp.UnitStack(kp.ResidualUnit(4, **RANDOM), 3, **ways)
+    again = kp.UnitStack(kp.ResidualUnit(4, **RANDOM), 3, remat=2)
     again.build(IMAGES)
     again.load_units([plain.unit(i) for i in range(3)])
     results = []
@@ -546,38 +539,21 @@ def test_unit_is_a_copy_of_a_slice():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("filters", "options", "ways"),
     [
-        lambda: kp.UnitStack(kp.ResidualUnit(4), 3),
-        lambda: kp.UnitStack(
-            kp.ResidualUnit(
-                2,
-                block=kp.blocks.Bottleneck(groups=2),
-                normalization="layer",
-                dtype="mixed_bfloat16",
-                name="u1",
-            ),
-            4,
-            execution="loop",
-            remat=2,
-            unroll=2,
-            name="a_stack",
+        (4, {}, {}),
+        (
+            2,
+            {"block": "bottleneck", "normalization": "layer", "dtype": "mixed_bfloat16"},
+            {"execution": "loop", "remat": 2, "unroll": 2, "name": "a_stack"},
         ),
-        lambda: kp.UnitStack(
-            kp.ResidualUnit(4, **RANDOM),
-            3,
-            stochastic_depth=[0.1, 0.2, 0.3],
-            remat=True,
-            trainable=False,
-        ),
-        lambda: kp.UnitStack(
-            kp.ResidualUnit(4, kernel_initializer=keras.initializers.HeNormal(seed=1)), 2
-        ),
+        (4, RANDOM, {"stochastic_depth": [0.1, 0.2, 0.3], "remat": True, "trainable": False}),
+        (4, {"kernel_initializer": keras.initializers.HeNormal(seed=1)}, {}),
     ],
     ids=["plain", "ways", "random", "seeded"],
 )
-def test_config(make):
-    stack = make()
+def test_config(filters, options, ways):
+    stack = kp.UnitStack(kp.ResidualUnit(filters, **options), 3, **ways)
     config = stack.get_config()
     copy = kp.UnitStack.from_config(config)
     assert copy.get_config() == config
@@ -647,7 +623,17 @@ def test_weights_have_the_paths_of_a_unit():
 # Half precision, frozen stacks
 
 
-@pytest.mark.parametrize("ways", [{"remat": 2}, {"execution": "loop"}], ids=str)
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {},
+        *(
+            pytest.param(ways, marks=pytest.mark.slow)
+            for ways in ({"remat": 2}, {"execution": "loop"})
+        ),
+    ],
+    ids=str,
+)
 def test_mixed_precision(ways):
     stack = kp.UnitStack(kp.ResidualUnit(4, **RANDOM, dtype="mixed_bfloat16"), 3, **ways)
     x = harness.images(*IMAGES)
@@ -717,13 +703,9 @@ def stack_units(**options):
 
 WRONG = [
     (lambda: stack(0), ["`depth`", "positive integer", "depth=0"]),
-    (lambda: stack(2.5), ["`depth`", "depth=2.5"]),
-    (lambda: stack(True), ["`depth`", "depth=True"]),
     (lambda: stack(execution="while"), ["`execution`", "'scan'", "'loop'", "'while'"]),
     (lambda: stack(remat=0), ["`remat`", "remat=0"]),
-    (lambda: stack(remat=1.5), ["`remat`", "remat=1.5"]),
     (lambda: stack(unroll=0), ["`unroll`", "unroll=0"]),
-    (lambda: stack(unroll=True), ["`unroll`", "unroll=True"]),
     (lambda: kp.UnitStack(kp.ResidualUnit(4, strides=2), 3), ["keep the shape", "strides=2"]),
     (lambda: stack().build((2, 5, 4, 3)), ["keep the shape", "(2, 5, 4, 3)", "(2, 5, 4, 4)"]),
     (
@@ -732,13 +714,11 @@ WRONG = [
     ),
     (lambda: kp.UnitStack(keras.layers.Dense(4), 3), ["`unit`", "ResidualUnit", "Dense"]),
     (lambda: kp.UnitStack(stack(), 3), ["`unit`", "ResidualUnit", "UnitStack"]),
-    (lambda: kp.UnitStack("basic", 3), ["`unit`", "'basic'"]),
     (
         lambda: stack(stochastic_depth=[0.1, 0.2]),
         ["a rate for each unit", "2 rates", "depth=3"],
     ),
     (lambda: stack(2, stochastic_depth=[0.1, 1.0]), ["`stochastic_depth`", "[0, 1)", "1.0"]),
-    (lambda: stack(2, stochastic_depth=[0.1, -0.1]), ["`stochastic_depth`", "-0.1"]),
     (lambda: kp.UnitStack.from_units([]), ["at least one unit", "[]"]),
     (
         lambda: kp.UnitStack.from_units([built(), kp.ResidualUnit(4)]),

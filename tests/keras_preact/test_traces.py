@@ -105,8 +105,14 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("ways", [{}, {"remat": 2}, {"unroll": 2}, {"execution": "loop"}])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "ways"),
+    [
+        *(("own", ways) for ways in ({}, {"remat": 2}, {"unroll": 2}, {"execution": "loop"})),
+        ("transformer", {}),
+        ("keras", {"unroll": 2}),
+    ],
+)
 def test_stacks_of_other_layers(name, ways):
     """Output and gradients are those of single layers; every layer has its own values."""
     make, shape = LAYERS[name]

@@ -28,6 +28,8 @@ from tests.keras_preact.harness import close, error_of
 
 BACKEND = keras.backend.backend()
 JIT = "auto" if BACKEND == "jax" else False
+#: For what is said of the figures: those of a compiled step are compared in TestFigures.
+EAGERLY = {"run_eagerly": BACKEND == "tensorflow"}
 ROOT = Path(__file__).parents[2]
 FEATURES, HIDDEN, OUTPUTS, BATCH = 4, 5, 2, 8
 NAMES = ["first/kernel", "first/bias", "second/kernel", "second/bias"]
@@ -529,7 +531,7 @@ class TestNothingElseChanges:
 class TestOutputs:
     def test_csv(self, tmp_path):
         x, y = data(4)
-        model = network(SGD(0.1), metrics=["mae"])
+        model = network(SGD(0.1), metrics=["mae"], **EAGERLY)
         health = watch(2, sample=x, csv=tmp_path / "health.csv")
         for _ in range(2):
             fit(model, x, y, health, validation_data=(x, y))
@@ -586,7 +588,7 @@ class TestOutputs:
         from tensorflow.core.util import event_pb2
 
         x, y = data(4)
-        model = network(SGD(0.1), metrics=["accuracy"])
+        model = network(SGD(0.1), metrics=["accuracy"], **EAGERLY)
         health = watch(2, tensorboard=tmp_path / "events")
         fit(model, x, y, health, validation_data=(x[::-1], y))
         [path] = (tmp_path / "events").iterdir()
@@ -740,7 +742,7 @@ class TestMessages:
         self, x, y, *, optimizer=None, epochs=1, metrics=(), validation=None, interval=2, **ranges
     ):
         told: list[str] = []
-        model = network(optimizer or SGD(1e-6), metrics=list(metrics))
+        model = network(optimizer or SGD(1e-6), metrics=list(metrics), **EAGERLY)
         health = watch(interval, told.append, sample=x, ranges=ONLY | ranges)
         fit(model, x, y, health, epochs=epochs, validation_data=validation)
         return told, health
@@ -796,7 +798,7 @@ class TestMessages:
         x, y = data(4)
         row = Range("mean of an input", -10.0, 0.0, above="shifted", if_above="Shift it back")
         told: list[str] = []
-        model = network(SGD(0.0))
+        model = network(SGD(0.0), **EAGERLY)
         weights = model.get_weights()
         weights[0][:], weights[1][:] = 0, -1  # the hidden layer is 0: its mean is in the range
         model.set_weights(weights)
@@ -849,7 +851,7 @@ class TestMessages:
                 health.on_epoch_end(epoch, {"accuracy": 1.0, "val_accuracy": validation})
                 assert len(told) == (epoch >= 8)
 
-        fit(network(SGD(1e-6)), *data(1), health, Gaps(), epochs=10)
+        fit(network(SGD(1e-6), **EAGERLY), *data(1), health, Gaps(), epochs=10)
 
     def test_gap_of_another_metric_is_relative(self):
         x, y = data(4)
@@ -897,7 +899,7 @@ class TestDivergence:
         x, y = data(4)
         told: list[str] = []
         health = watch(1, told.append, ranges=ONLY)
-        fit(network(SGD(0.1)), x, np.full_like(y, np.nan), health)
+        fit(network(SGD(0.1), **EAGERLY), x, np.full_like(y, np.nan), health)
         assert health.divergence is None
         assert [record.step for record in health.history] == [1, 2, 3, 4]
         [text] = told
@@ -925,7 +927,7 @@ class TestDivergence:
 
     def test_healthy_training_continues(self):
         health = watch(2, ranges=ONLY, stop_on_divergence=True)
-        fit(network(SGD(0.1)), *data(6), health)
+        fit(network(SGD(0.1), **EAGERLY), *data(6), health)
         assert health.divergence is None
         assert [record.step for record in health.history] == [2, 4, 6]
 

@@ -196,38 +196,6 @@ def test_preprocessing_and_predictions():
     harness.close(numpy(y), reference.softmax(logits))
 
 
-@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
-def test_without_residual_a_pre_norm_unit_is_the_identity_and_a_post_norm_one_is_not(mlp):
-    x = harness.images(*SHAPE)
-    for arrangement in ("pre_norm", "post_norm"):
-        unit = unit_on(x, arrangement=arrangement, mlp=mlp)
-        last = ("attention_1/output/", "dense_2/")
-        weights = {
-            path: value * (not any(part in path for part in last))
-            for path, value in harness.weights(unit).items()
-        }
-        unit.set_weights(list(weights.values()))
-        for layer in (unit.attention, unit.mlp, unit):
-            y = numpy(layer(x))
-            assert np.array_equal(y, x) if arrangement == "pre_norm" else not np.isclose(y, x).any()
-
-
-def test_pre_norm_adds_up():
-    """Eq. 4: x_L is the first unit's input plus what every branch adds."""
-    model, x = network()
-    first, *outputs = keras.Model(
-        model.input, [model.get_layer("stem_positions").output, *model.unit_outputs]
-    )(x)
-    total, state = numpy(first), first
-    for unit, output in zip(model.units, outputs, strict=True):
-        branch = kp.ResidualUnit.from_config(unit.get_config() | {"shortcut": "none"})
-        branch.build(state.shape)
-        branch.set_weights(unit.get_weights())
-        total = total + numpy(branch(state))
-        state = output
-    harness.close(numpy(state), total)
-
-
 def influence(unit, x):
     """Which token's output, in the rows, each token's input moves, in the columns."""
     y = numpy(unit(x))
@@ -247,23 +215,6 @@ def test_causal_attention_sees_no_later_token(arrangement):
         influence(unit_on(x, causal=True, **options), x), np.tri(5, dtype=bool)
     )
     assert influence(unit_on(x, **options), x).all()
-
-
-def test_a_unit_treats_all_places_alike():
-    x, order = harness.images(*SHAPE), [3, 0, 4, 2, 1]
-    unit = unit_on(x, mlp="swiglu")
-    harness.close(numpy(unit(x[:, order])), numpy(unit(x))[:, order])
-    causal = unit_on(x, causal=True)
-    assert not np.allclose(numpy(causal(x[:, order])), numpy(causal(x))[:, order], atol=1e-2)
-
-
-def test_positions_alone_tell_places_apart():
-    model, x = network("tokens")
-    order = [3, 0, 4, 2, 1]
-    assert not np.allclose(numpy(model(x)), numpy(model(x[:, order])), atol=1e-3)
-    positions = model.get_layer("stem_positions")
-    positions.set_weights([np.zeros((5, 12))])
-    harness.close(numpy(model(x[:, order])), numpy(model(x)))
 
 
 @pytest.mark.parametrize(
@@ -412,7 +363,7 @@ def test_stacks(options):
 @pytest.mark.parametrize(
     "options",
     [
-        *OPTIONS,
+        OPTIONS[4],
         {
             "kernel_initializer": keras.initializers.HeNormal(seed=1),
             "dropout": 0.1,
@@ -446,8 +397,7 @@ def test_frozen_units_have_no_trainable_weights():
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
-        ("images", {"arrangement": "post_norm", "stochastic_depth": 0.3, "name": "a_name"}),
-        ("images", {"mlp": "swiglu", "hidden": 9, "dropout": 0.2, "std": 3.0}),
+        ("images", {"mlp": "swiglu", "hidden": 9, "dropout": 0.2, "std": 3.0, "name": "a_name"}),
         ("tokens", {"normalization": "rms", "classifier_activation": "softmax"}),
     ],
 )
@@ -479,6 +429,7 @@ def test_registered_models(suffix, arrangement):
     harness.close(numpy(model(pixels)), numpy(plain(entry.preprocessing.normalize(pixels))))
 
 
+@pytest.mark.slow
 def test_export(tmp_path):
     """`save` itself compares what TensorFlow alone computes with the model; the
     channels stand last in every export.

@@ -177,9 +177,8 @@ def test_kernels_are_standardised_in_float32(policy):
     )
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_networks_with_everything(stacked):
-    """Trains, is saved and loaded; the stacked one holds the same units."""
+def test_networks_with_everything():
+    """The stacked one holds the same units, and trains."""
     options = {
         "downsampling": "blur",
         "squeeze_excitation": 4,
@@ -192,14 +191,13 @@ def test_networks_with_everything(stacked):
         (3, 2), width_factor=0.125, input_shape=(32, 32, 3), classes=5, **options
     )
     harness.randomize(model)
-    model = kp.models.stack(model) if stacked else model
     x = harness.images(2, 32, 32, 3)
-    before = harness.numpy(model(x))
-    twin = kp.models.unstack(model) if stacked else kp.models.stack(model)
-    np.testing.assert_allclose(harness.numpy(twin(x)), before, 1e-4, 1e-4)
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(x, np.arange(2), verbose=0)
-    assert np.isfinite(harness.numpy(model(x))).all()
+    stacked = kp.models.stack(model)
+    np.testing.assert_allclose(harness.numpy(stacked(x)), harness.numpy(model(x)), 1e-4, 1e-4)
+    eagerly = keras.backend.backend() == "tensorflow"
+    stacked.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=eagerly)
+    stacked.fit(x, np.arange(2), verbose=0)
+    assert np.isfinite(harness.numpy(stacked(x))).all()
 
 
 @pytest.mark.parametrize(

@@ -85,22 +85,6 @@ def test_vanilla_network_of_10000_layers():
     assert losses[-1] < losses[0]
 
 
-def test_vanilla_variances_are_critical():
-    """chi = 1 at the fixed point of the variance, by quadrature (arXiv 1806.05393, Eq.
-    2 and 5, for tanh).
-    """
-    points, weights = np.polynomial.hermite_e.hermegauss(101)
-    weights = weights / weights.sum()
-    q = 1.0
-    for _ in range(100_000):
-        q = (
-            vanilla.WEIGHT_VARIANCE * (weights * np.tanh(np.sqrt(q) * points) ** 2).sum()
-            + vanilla.BIAS_VARIANCE
-        )
-    chi = vanilla.WEIGHT_VARIANCE * (weights * (1 - np.tanh(np.sqrt(q) * points) ** 2) ** 2).sum()
-    np.testing.assert_allclose(chi, 1, atol=2e-5)
-
-
 def test_vanilla_network_is_a_chain_of_convolutions():
     """Against `tanh(conv(x) + b)` written out, and its error for too few layers."""
     model = kp.models.vanilla_cnn(6, filters=4, input_shape=(5, 6, 2), classes=3, stacked=True)

@@ -746,8 +746,6 @@ def test_report():
     [
         ("PPP", "PASS: all 3 checks pass."),
         ("PWP", "WARN: 1 of 3 checks warns."),
-        ("WWP", "WARN: 2 of 3 checks warn."),
-        ("PFP", "FAIL: 1 of 3 checks fails."),
         ("WFF", "FAIL: 2 of 3 checks fail, 1 warns."),
     ],
 )

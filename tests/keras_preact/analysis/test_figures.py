@@ -2,7 +2,6 @@
 the tables, in order.
 """
 
-import io
 import itertools
 import re
 import sys
@@ -10,7 +9,6 @@ import sys
 import keras
 import numpy as np
 import pytest
-from PIL import Image
 
 import keras_preact as kp
 from keras_preact.analysis import figures
@@ -57,16 +55,6 @@ def labelled(axes) -> dict[str, np.ndarray]:
 def title(axes) -> str:
     """Return the title of axes on one line."""
     return axes.get_title(loc="left").replace("\n", " ")
-
-
-def png(figure) -> Image.Image:
-    """Draw the figure, warnings being errors, and return the picture; no text is cut
-    off or overlaps.
-    """
-    layout.check(figure)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=60)
-    return Image.open(file)
 
 
 ROWS = np.array(
@@ -138,6 +126,7 @@ BY_DEPTH = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", BY_DEPTH)
 def test_figures_by_depth(name):
     draw, panels, words = BY_DEPTH[name]
@@ -150,9 +139,10 @@ def test_figures_by_depth(name):
             np.testing.assert_array_equal(drawn[label], values)
         assert axes.get_ylabel()
     assert figure.axes[-1].get_xlabel()
-    png(figure)
+    layout.check(figure)
 
 
+@pytest.mark.once
 class TestPropagation:
     def test_title_says_the_ratio(self):
         net = signals(gradient_norm=np.array([30.0, 1.0, 1.0, 2.0]))
@@ -237,10 +227,10 @@ class TestChannels:
         np.testing.assert_array_equal(drawn.compressed(), [1, 2, 4, 100])
         assert picture.get_extent() == [0.5, 3.5, -0.5, 1.5]
         assert "20 % are 0" in title(figure.axes[0])
-        png(figure)
+        layout.check(figure)
 
     def test_heat_map_of_nothing(self):
-        png(figures.channel_heat_map(figures.ChannelProfile(UNITS[:1], np.zeros((2, 1)))))
+        layout.check(figures.channel_heat_map(figures.ChannelProfile(UNITS[:1], np.zeros((2, 1)))))
 
     def test_to_dict(self):
         profile = figures.ChannelProfile(("a",), np.array([[1.0], [np.nan]]))
@@ -283,6 +273,7 @@ def texts_by_height(axes) -> list[str]:
     return [boxes[place] for place in sorted(boxes, key=lambda place: (place[0], -place[1]))]
 
 
+@pytest.mark.once
 class TestDiagrams:
     @pytest.mark.parametrize("block", ["single", "basic", "bottleneck"])
     @pytest.mark.parametrize("arrangement", FIG_4)
@@ -314,7 +305,7 @@ class TestDiagrams:
         assert ("+" in heights) == parts.connected
         if parts.connected:
             assert heights["ReLU"] < heights["+"] < heights[texts_by_height(axes)[-1]]
-        png(figure)
+        layout.check(figure)
 
     def test_no_two_boxes_overlap(self):
         drawn = (figures.shortcuts_figure(), figures.arrangements_figure("bottleneck"))
@@ -335,7 +326,7 @@ class TestDiagrams:
     def test_blocks_of_vectors(self, block, want):
         parts = figures.diagram("pre_norm", block=block, normalization="layer", activation="gelu")
         assert [box.text for box in parts.branch] == want
-        png(figures.unit_diagram("pre_norm", block=block))
+        layout.check(figures.unit_diagram("pre_norm", block=block))
 
     def test_without_normalization(self):
         parts = figures.diagram("original", normalization="none")
@@ -372,7 +363,7 @@ class TestDiagrams:
         ]
         assert [box.text for box in parts.shortcut] == ["* 0.25"]
         assert [box.text for box in figures.diagram(row, Squared()).shortcut] == ["Squared"]
-        png(figures.unit_diagram(row, Squared()))
+        layout.check(figures.unit_diagram(row, Squared()))
 
     @pytest.mark.parametrize(
         ("block", "errors"),
@@ -398,7 +389,7 @@ class TestDiagrams:
         ]
         names.append("BN-only pre-activation")
         assert titles == [f"{name} {error}" for name, error in zip(names, errors, strict=True)]
-        png(figure)
+        layout.check(figure)
 
     def test_figure_2(self):
         figure = figures.shortcuts_figure()
@@ -412,7 +403,7 @@ class TestDiagrams:
             "fail (> 20 %)",
             "fail (> 20 %)",
         ]
-        png(figure)
+        layout.check(figure)
 
     def test_errors(self):
         for arguments in (("orginal",), ("original", "idetity"), ("original", "identity", "basik")):
@@ -422,6 +413,7 @@ class TestDiagrams:
             figures.diagrams_figure({})
 
 
+@pytest.mark.once
 class TestSpectra:
     def test_sorted_values_and_histogram(self):
         values = np.array([8.0, 4.0, 1.0, 0.5, 1e-9, 0.0])
@@ -434,7 +426,7 @@ class TestSpectra:
         assert counts.edges[0] < 0.5 < 8 < counts.edges[-1]
         assert title(left) == "Singular values: 0.5 to 8, 2 of 6 at 0"
         assert (left.get_yscale(), right.get_xscale()) == ("log", "log")
-        png(figure)
+        layout.check(figure)
 
     @pytest.mark.parametrize(
         "spectra", [{}, {"zero": Spectrum(np.zeros(2), (2, 2), True)}], ids=["none", "zeros"]
@@ -466,16 +458,16 @@ class TestTraining:
         assert title(right) == "Lowest validation error: 25.00 to 37.50 %"
         for one, other in zip(left.lines, right.lines, strict=True):
             assert one.get_color() == other.get_color()
-        png(figure)
+        layout.check(figure)
 
     def test_the_error_is_that_of_training_if_nothing_else_was_measured(self):
         history = {"loss": [1.0, 0.5], "accuracy": [0.5, 0.9], "val_accuracy": [np.nan] * 2}
         figure = figures.training_curves({"a": history})
         assert figure.axes[1].get_ylabel() == "Training error (%)"
-        png(figure)
+        layout.check(figure)
         figure = figures.training_curves({"a": {"loss": [1.0, 0.5]}})
         assert len(figure.axes) == 1
-        png(figure)
+        layout.check(figure)
 
     def test_health(self):
         table = {
@@ -509,14 +501,11 @@ class TestTraining:
         np.testing.assert_allclose(panels["update_ratio"]["largest"], [0.05, 0.02])
         np.testing.assert_allclose(panels["activation_mean"]["median"], [-0.1, -20])
         assert len(panels) == 6
-        png(figure)
+        layout.check(figure)
 
     def test_health_of_a_real_run(self, tmp_path):
-        images, labels = (
-            np.random.default_rng(0).normal(size=(8, 8, 8, 1)).astype("float32"),
-            np.arange(8),
-        )
-        model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25)
+        x, labels = np.random.default_rng(0).normal(size=(8, 6)).astype("float32"), np.arange(8)
+        model = kp.models.dense_resnet(4, input_shape=(6,), width=4)
         model.compile(
             kp.optimizers.CoupledSGD(0.01),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -524,7 +513,7 @@ class TestTraining:
         health = kp.health.TrainingHealth(
             interval=1, csv=tmp_path / "health.csv", report=lambda message: None
         )
-        model.fit(images, labels, batch_size=4, verbose=0, callbacks=[health])
+        model.fit(x, labels, batch_size=4, verbose=0, callbacks=[health])
         names, *rows = [
             line.split(",") for line in (tmp_path / "health.csv").read_text().splitlines()
         ]
@@ -540,7 +529,7 @@ class TestTraining:
         np.testing.assert_allclose(
             update, [r.update_ratios[kernels].max() for r in health.history], rtol=1e-5
         )
-        png(figure)
+        layout.check(figure)
 
     def test_errors(self):
         with pytest.raises(ValueError, match="empty mapping"):
@@ -551,6 +540,7 @@ class TestTraining:
             figures.training_health({"step": [1.0, 2.0]})
 
 
+@pytest.mark.once
 class TestEnsemble:
     def test_errors_by_number_of_units(self):
         found = Lesions(UNITS, ((0,), (1,), (0, 1)), np.array([0.5, 0.25, 0.75]), 0.125)
@@ -559,7 +549,7 @@ class TestEnsemble:
         assert axes.lines[0].get_xdata().tolist() == [0, 1, 2]
         assert axes.lines[0].get_ydata().tolist() == [12.5, 37.5, 75]
         assert axes.collections[0].get_offsets().tolist() == [[1, 50], [1, 25], [2, 75]]
-        png(figure)
+        layout.check(figure)
 
     def test_errors_by_unit(self):
         found = Lesions(UNITS, ((0,), (1,), (2,)), np.array([0.5, 0.25, 0.75]), 0.125)
@@ -568,7 +558,7 @@ class TestEnsemble:
         assert drawn["without the unit"].tolist() == [50, 25, 75]
         assert list(drawn["whole network: 12.5 %"]) == [12.5, 12.5]
         assert title(figure.axes[0]).endswith("without stage2_unit1")
-        png(figure)
+        layout.check(figure)
 
     def test_path_lengths(self):
         shares = kp.analysis.path_lengths(10)
@@ -580,7 +570,7 @@ class TestEnsemble:
         assert (
             title(figure.axes[0]) == f"{100 * inside:.1f} % of the paths go through 2 to 8 branches"
         )
-        png(figure)
+        layout.check(figure)
 
     def test_errors(self):
         with pytest.raises(ValueError, match="no removed units"):
@@ -589,6 +579,7 @@ class TestEnsemble:
             figures.path_length_shares(np.ones(3))
 
 
+@pytest.mark.once
 class TestMeanField:
     WEIGHTS, BIASES = np.array([0.5, 1.0, 2.0]), np.array([0.0, 0.1])
     CHI = np.array([[0.5, 0.4], [1.0, 0.8], [2.0, 1.6]])
@@ -606,7 +597,7 @@ class TestMeanField:
         [point] = axes.lines
         assert (point.get_xdata()[0], point.get_ydata()[0]) == (2.0, 0.0)
         assert "33 %" in title(axes)
-        png(figure)
+        layout.check(figure)
 
     def test_depth_scales(self):
         figure = figures.depth_scales(self.diagram())
@@ -614,7 +605,7 @@ class TestMeanField:
         np.testing.assert_array_equal(first, [1, np.nan, 4])
         np.testing.assert_array_equal(second, [2, 3, 5])
         assert title(figure.axes[0]) == "Correlations last 1 to 5 layers"
-        png(figure)
+        layout.check(figure)
 
     def test_correlation_maps(self):
         """The closed form of ReLU: (sqrt(1 - c^2) + (pi - arccos c) c) / pi, arXiv
@@ -625,7 +616,7 @@ class TestMeanField:
         c = line.get_xdata()
         want = (np.sqrt(1 - c**2) + (np.pi - np.arccos(c)) * c) / np.pi
         np.testing.assert_allclose(line.get_ydata(), want, atol=1e-6)
-        png(figure)
+        layout.check(figure)
 
     def test_errors(self):
         single = PhaseDiagram(
@@ -649,6 +640,7 @@ def names_at_ends(figure) -> list[tuple[str, object]]:
     ]
 
 
+@pytest.mark.once
 class TestNames:
     """Which line is which."""
 
@@ -667,7 +659,7 @@ class TestNames:
                 height = axes.transData.transform((3, ends[name]))[1]
                 assert abs((found[name].y0 + found[name].y1) / 2 - height) < found[name].height
                 assert looks[name] == style.text_colour(line.get_color())
-        png(figure)
+        layout.check(figure)
 
     @pytest.mark.parametrize(
         "nets",
@@ -683,7 +675,7 @@ class TestNames:
         [legend] = figure.legends
         assert [text.get_text() for text in legend.get_texts()] == list(nets)
         assert not names_at_ends(figure)
-        png(figure)
+        layout.check(figure)
 
     def test_a_long_legend_takes_no_room_from_the_axes(self):
         heights = []
@@ -691,7 +683,7 @@ class TestNames:
             nets = {f"network number {i} of these": signals(i) for i in range(count)}
             figure = figures.truncation(nets)
             assert figure.legends
-            png(figure)
+            layout.check(figure)
             heights.append([axes.get_window_extent().height for axes in figure.axes])
         np.testing.assert_allclose(*heights, rtol=0.1)
 
@@ -703,14 +695,14 @@ class TestNames:
         figure = figures.truncation(nets)
         assert not figure.legends
         assert sorted(name for name, _ in names_at_ends(figure)) == ["a", "b", "c", "d"]
-        png(figure)
+        layout.check(figure)
 
     def test_many_lines_can_be_told_apart(self):
         figure = figures.gradient_norms({f"net {i}": signals(i) for i in range(20)})
         lines = [line for line in figure.axes[0].lines if line.get_label().startswith("net")]
         assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 20
         assert len(figure.legends[0].get_texts()) == 20
-        png(figure)
+        layout.check(figure)
 
     @pytest.mark.parametrize(
         ("places", "want"),
@@ -733,8 +725,8 @@ def test_no_global_state():
     from matplotlib import pyplot
 
     before = dict(matplotlib.rcParams)
-    png(figures.arrangements_figure())
-    png(figures.training_curves({"a": {"loss": [1.0, 0.5]}}))
+    style.svg(figures.arrangements_figure())
+    style.svg(figures.training_curves({"a": {"loss": [1.0, 0.5]}}))
     assert not pyplot.get_fignums()
     assert dict(matplotlib.rcParams) == before
 
@@ -755,6 +747,7 @@ DRAWN = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", DRAWN)
 def test_every_colour_is_known_on_dark_pages(name):
     colours = re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", style.svg(DRAWN[name]()))

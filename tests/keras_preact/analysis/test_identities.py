@@ -66,14 +66,13 @@ def test_the_parts_of_the_gradient():
     assert check.residual_norm[5] == pytest.approx(np.linalg.norm(through), rel=1e-3)
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("factor", [0.5, 0.9, 1.0, 1.25])
+@pytest.mark.parametrize(("factor", "stacked"), [(0.5, False), (1.25, True)])
 def test_scaled_shortcuts_attenuate(factor, stacked):
     shortcut = kp.shortcuts.ConstantScaling(factor, 1.0)
-    model = network(26, shortcut=shortcut, stacked=stacked)
+    model = network(20, shortcut=shortcut, stacked=stacked)
     path = kp.analysis.direct_path(model, harness.images(2, 8, 8, 2))
-    # stages of 4 units; the first of the second and third changes the shape
-    left = np.array([4, 3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0])
+    # stages of 3 units; the first of the second and third changes the shape
+    left = np.array([3, 2, 1, 0, 2, 1, 0, 2, 1, 0])
     np.testing.assert_allclose(path.gain, factor**left, rtol=1e-5)
     np.testing.assert_allclose(
         path.gain, [kp.analysis.expected_gain(shortcut, int(n)) for n in left], rtol=1e-5

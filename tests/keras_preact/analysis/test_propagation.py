@@ -41,9 +41,7 @@ def numpy_units(model, **options):
 
 
 def first_input(model, x):
-    return keras.ops.convert_to_numpy(keras.Model(model.input, model._parts.first_input)(x)).astype(
-        "float64"
-    )
+    return harness.numpy(keras.Model(model.input, model.first_input)(x)).astype("float64")
 
 
 def norm(x):
@@ -235,6 +233,7 @@ def test_models_of_others(arrangement):
     assert signals.weight_gradients["weight_2/kernel"].shape == (3,)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     keras.backend.backend() == "jax", reason="its many shapes are compiled one by one, for a minute"
 )
