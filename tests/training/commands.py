@@ -15,25 +15,22 @@ from training import evaluate, train
 
 ROOT = Path(__file__).parents[2]
 
+
+def words(*texts: str) -> list[str]:
+    """Return the words of command lines."""
+    return [word for text in texts for word in text.split()]
+
+
 #: Options for a network of 4,934 parameters and 5 iterations, of which an epoch has 22.
-TINY = (
-    *("--model.name", "digits_resnet8_preact", "--model.width-factor", "0.25"),
-    *(
-        "--schedule.unit",
-        "iterations",
-        "--schedule.length",
-        "5",
-        "--schedule.warmup",
-        "0",
-        "--data.holdout",
-        "0",
-    ),
+TINY = words(
+    "--model.name digits_resnet8_preact --model.width-factor 0.25 --data.holdout 0",
+    "--schedule.unit iterations --schedule.length 5 --schedule.warmup 0",
 )
 
 
 def run_train(output: Path, *options: str) -> Path:
     """Train a tiny network on digits in this process; return the run directory."""
-    train.main(["digits", *TINY, *options, "--output", str(output)])
+    train.main(["digits", *TINY, *words(*options), "--output", str(output)])
     return output
 
 

@@ -20,7 +20,7 @@ from keras_preact.analysis.audit import Audit, AuditFinding, Status
 from keras_preact.analysis.audit.checks import CHECKS
 from keras_preact.analysis.figures import style
 from tests.training import images as pictures
-from tests.training.commands import error_of, files, run_train
+from tests.training.commands import error_of, files, run_train, words
 from training import cli
 from training.analyze import page
 from training.analyze.__main__ import analyze
@@ -310,9 +310,7 @@ def test_another_packages_model(tmp_path, capsys):
         tmp_path / "out",
         "--images",
         4,
-        "--data",
-        "digits",
-        "--quick",
+        *words("--data digits --quick"),
     )
     page, numbers = check_folder(tmp_path / "out")
     assert numbers["jacobian"]["left_out"] == "only for networks built with keras_preact"

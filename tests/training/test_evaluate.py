@@ -13,7 +13,7 @@ from PIL import Image
 
 import keras_preact as kp
 from tests.training import images as pictures
-from tests.training.commands import files, run_evaluate, run_train
+from tests.training.commands import files, run_evaluate, run_train, words
 from training import cli
 from training import export as export_command
 from training.config import Data
@@ -245,14 +245,7 @@ class TestSamples:
         ).save("m.keras")
         run_evaluate(
             "m.keras",
-            "--data",
-            "folder",
-            "--data-dir",
-            "pictures",
-            "--save-samples",
-            "4",
-            "--output",
-            "out",
+            *words("--data folder --data-dir pictures --save-samples 4 --output out"),
         )
         assert metrics_of(tmp_path / "out")["images"] == 4
         for name in ("cat", "dog"):

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import keras_preact as kp
-from tests.training.commands import ROOT
+from tests.training.commands import ROOT, words
 from training import plans, train
 from training.config import Config, Data, Model, Optimizer, Schedule
 from training.data.pipelines import AUGMENTATIONS
@@ -307,33 +307,19 @@ def test_recipe_without_options_is_the_function_s(received, name):
 
 def test_options_override_fields_and_leave_the_others(received, tmp_path):
     options = (
-        *(
-            "--model.name",
-            "cifar_resnet110_preact",
-            "--model.shortcut",
-            "exclusive_gating",
-            "--model.gate-bias",
-            "-6",
+        *words(
+            "--model.name cifar_resnet110_preact --model.shortcut exclusive_gating",
+            "--model.gate-bias -6",
         ),
         *("--model.arrangement", "original", "--model.dtype", "mixed_bfloat16"),
         *("--data.holdout", "5000", "--data.dir", str(tmp_path), "--data.watch-test"),
-        *(
-            "--optimizer.learning-rate",
-            "0.05",
-            "--optimizer.nesterov",
-            "--optimizer.exclude-from-decay",
-            "norm",
-            "bias",
+        *words(
+            "--optimizer.learning-rate 0.05 --optimizer.nesterov",
+            "--optimizer.exclude-from-decay norm bias",
         ),
         *("--schedule.drops", "10", "20", "--schedule.length", "30.5", "--schedule.unit", "epochs"),
         *(
-            "--batch-size",
-            "32",
-            "--seed",
-            "7",
-            "--jit-compile",
-            "off",
-            "--output",
+            *words("--batch-size 32 --seed 7 --jit-compile off --output"),
             str(tmp_path / "run"),
         ),
     )

@@ -12,31 +12,14 @@ import keras
 import numpy as np
 import pytest
 
-from tests.training.commands import error_of, run_train
+from tests.training.commands import error_of, run_train, words
 from training import networks
 from training.config import Config, Data, Model, Optimizer
 from training.data import evaluation_batches, load
 
 OPTIONS = (
-    *(
-        "--data.mixup",
-        "0.2",
-        "--data.cutmix",
-        "1",
-        "--data.rand-augment",
-        "2",
-        "9",
-        "--data.holdout",
-        "200",
-    ),
-    *(
-        "--optimizer.label-smoothing",
-        "0.1",
-        "--model.dropout",
-        "0.1",
-        "--model.stochastic-depth",
-        "0.2",
-    ),
+    *words("--data.mixup 0.2 --data.cutmix 1 --data.rand-augment 2 9 --data.holdout 200"),
+    *words("--optimizer.label-smoothing 0.1 --model.dropout 0.1 --model.stochastic-depth 0.2"),
     *("--model.squeeze-excitation", "2", "--accumulate", "2", "--schedule.length", "6"),
     *("--checkpoint.every", "3", "--checkpoint.keep", "4", "--health", "2"),
 )

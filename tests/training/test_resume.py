@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.training.commands import TINY, error_of, files, finish, run_train, start
+from tests.training.commands import TINY, error_of, files, finish, run_train, start, words
 from training import train
 
 #: Dropout, batch normalisation, an average of the weights; 19 iterations an epoch, with a
@@ -27,25 +27,9 @@ from training import train
 OPTIONS = (
     *(
         *TINY,
-        "--schedule.length",
-        "60",
-        "--model.dropout",
-        "0.2",
-        "--data.holdout",
-        "200",
-        "--seed",
-        "3",
+        *words("--schedule.length 60 --model.dropout 0.2 --data.holdout 200 --seed 3"),
     ),
-    *(
-        "--optimizer.ema",
-        "0.9",
-        "--checkpoint.every",
-        "3",
-        "--checkpoint.keep",
-        "2",
-        "--health",
-        "7",
-    ),
+    *words("--optimizer.ema 0.9 --checkpoint.every 3 --checkpoint.keep 2 --health 7"),
 )
 #: Columns of history.csv that depend on the machine.
 TIMES = ("images_per_second", "seconds")
@@ -346,9 +330,7 @@ def ended(folder: Path, step: int, number: signal.Signals) -> tuple[int, str, st
         int(number),
         "digits",
         *OPTIONS,
-        "--resume",
-        "--output",
-        "run",
+        *words("--resume --output run"),
     )
     return finish(start("-c", CODE, *arguments, cwd=folder))
 

@@ -15,7 +15,16 @@ import pytest
 
 import keras_preact as kp
 from tests.training import images as pictures
-from tests.training.commands import TINY, error_of, files, finish, run_evaluate, run_train, start
+from tests.training.commands import (
+    TINY,
+    error_of,
+    files,
+    finish,
+    run_evaluate,
+    run_train,
+    start,
+    words,
+)
 from training import backends, networks, runs, train
 from training.checkpoints import Saved
 from training.config import Config, Data, Model
@@ -79,16 +88,7 @@ def scalars(folder) -> dict[str, list[tuple[int, float]]]:
 
 
 OPTIONS = (
-    *(
-        "--schedule.length",
-        "30",
-        "--schedule.kind",
-        "steps",
-        "--schedule.drops",
-        "20",
-        "--schedule.warmup",
-        "4",
-    ),
+    *words("--schedule.length 30 --schedule.kind steps --schedule.drops 20", "--schedule.warmup 4"),
     *("--optimizer.nesterov", "--optimizer.learning-rate", "0.05", "--seed", "3"),
 )
 
@@ -225,15 +225,9 @@ def step(tmp_path_factory):
     strong.
     """
     options = (
-        *(
-            "--seed",
-            "4",
-            "--data.augmentation",
-            "resized_crop_flip",
-            "--schedule.length",
-            "1",
-            "--schedule.kind",
-            "steps",
+        *words(
+            "--seed 4 --data.augmentation resized_crop_flip --schedule.length 1",
+            "--schedule.kind steps",
         ),
         *("--optimizer.learning-rate", "0.01", "--optimizer.weight-decay", "99"),
         *("--optimizer.exclude-from-decay", "norm", "bias"),
@@ -280,13 +274,8 @@ class TestOptionsOfTheModel:
         assert changed["stem_filters"] == (8 if option == "width_factor" else 16)
 
     def test_reaches_the_network_of_a_run(self, tmp_path):
-        options = (
-            "--model.arrangement",
-            "original",
-            "--model.shortcut",
-            "exclusive_gating",
-            "--model.gate-bias",
-            "-6",
+        options = words(
+            "--model.arrangement original --model.shortcut exclusive_gating", "--model.gate-bias -6"
         )
         run = run_train(
             tmp_path / "run", *options, "--model.dtype", "mixed_bfloat16", "--schedule.length", "2"
@@ -315,14 +304,7 @@ class TestOptionsOfTheModel:
 
 def test_holdout_chooses_the_best_checkpoint(tmp_path):
     # at this rate the accuracy on the images set aside goes up and down
-    options = (
-        "--data.holdout",
-        "200",
-        "--schedule.length",
-        "80",
-        "--optimizer.learning-rate",
-        "0.5",
-    )
+    options = words("--data.holdout 200 --schedule.length 80 --optimizer.learning-rate 0.5")
     run = run_train(tmp_path / "run", *options)
     described = json.loads((run / "config.json").read_text())
     assert described["images"] == {"train": 1237, "holdout": 200, "test": 360}
@@ -408,9 +390,7 @@ def test_images_of_a_folder(tmp_path):
     """
     pictures.write_folder(tmp_path / "pictures", classes=("cat", "dog", "emu"))
     options = (
-        "--data.name",
-        "folder",
-        "--data.dir",
+        *words("--data.name folder --data.dir"),
         str(tmp_path / "pictures"),
         "--data.size",
         "16",
@@ -469,10 +449,7 @@ class TestEndings:
             "digits",
             *TINY,
             *self.LONG,
-            "--checkpoint.every",
-            "1",
-            "--output",
-            "run",
+            *words("--checkpoint.every 1 --output run"),
             cwd=tmp_path,
         )
         run = tmp_path / "run"
@@ -540,16 +517,7 @@ class TestEndings:
 
 
 class TestHealth:
-    OPTIONS = (
-        "--schedule.length",
-        "40",
-        "--schedule.kind",
-        "cosine",
-        "--health",
-        "4",
-        "--data.holdout",
-        "0.1",
-    )
+    OPTIONS = words("--schedule.length 40 --schedule.kind cosine --health 4 --data.holdout 0.1")
 
     def test_learning_rate_that_is_too_high(self, tmp_path, capsys):
         run_train(tmp_path / "run", *self.OPTIONS, "--optimizer.learning-rate", "50")
@@ -587,10 +555,7 @@ class TestWarmup:
             capsys,
             run_train,
             tmp_path / "run",
-            "--schedule.kind",
-            "cosine",
-            "--schedule.warmup",
-            "5",
+            *words("--schedule.kind cosine --schedule.warmup 5"),
         )
         assert (
             "error: The warm-up (5 iterations) is not shorter than the run (5 iterations)"

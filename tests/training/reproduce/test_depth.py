@@ -13,7 +13,7 @@ import pytest
 from keras import ops
 
 import keras_preact as kp
-from tests.training.commands import error_of
+from tests.training.commands import error_of, words
 from training import cli, data
 from training.config import Data
 from training.reproduce import depth, profiles
@@ -66,11 +66,7 @@ def smoke(tmp_path_factory):
         20,
         11,
         29,
-        "--networks",
-        "original",
-        "preact_scaled",
-        "plain",
-        "--batch",
+        *words("--networks original preact_scaled plain --batch"),
         4,
         "--output",
         output,
@@ -201,9 +197,7 @@ def test_what_is_there_is_kept(smoke, capsys):
     message = error_of(
         capsys,
         run,
-        "--networks",
-        "original",
-        "--layers",
+        *words("--networks original --layers"),
         11,
         "--batch",
         4,
@@ -232,9 +226,7 @@ def test_failure_is_told_and_the_others_are_measured_again(smoke, tmp_path, caps
     )
     with pytest.raises(SystemExit) as ended:
         run(
-            "--networks",
-            "original",
-            "--layers",
+            *words("--networks original --layers"),
             11,
             20,
             "--batch",
