@@ -236,8 +236,8 @@ class TestSpecimen:
             assert any(label == other and np.allclose(image, pixels) for pixels, other in rows)
         assert len(set(opened.labels.tolist())) > 3
 
-    def test_a_run_gets_pixels(self, a_run):
-        opened = open_specimen(str(a_run), "last", None, 4, 0)
+    def test_a_run_gets_pixels(self, run):
+        opened = open_specimen(str(run), "last", None, 4, 0)
         checkpoint = r"those of the run's checkpoints/state-\d+-[0-9a-f]{16}\.npz"
         assert re.fullmatch(checkpoint, opened.weights)
         assert opened.x.max() > 200
@@ -304,14 +304,8 @@ def test_another_packages_model(tmp_path, capsys):
     x = keras.layers.Add()([x, keras.layers.Conv2D(4, 3, padding="same")(keras.layers.ReLU()(x))])
     outputs = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
     keras.Model(inputs, outputs, name="mine").save(tmp_path / "mine.keras")
-    run(
-        tmp_path / "mine.keras",
-        "--out",
-        tmp_path / "out",
-        "--images",
-        4,
-        *words("--data digits --quick"),
-    )
+    options = words("--images 4 --data digits --quick --out")
+    run(tmp_path / "mine.keras", *options, tmp_path / "out")
     page, numbers = check_folder(tmp_path / "out")
     assert numbers["jacobian"]["left_out"] == "only for networks built with keras_preact"
     assert "gradient_norms" in [Path(attributes["src"]).stem for attributes in page.all("img")]
@@ -493,15 +487,6 @@ def test_page_escapes_what_others_wrote():
     assert nasty in Page(page.render("x", {}, nasty, [], "1.0")).text
 
 
-def test_read_table(tmp_path):
-    (tmp_path / "a.csv").write_text("epoch,loss,val\n0,2.5,NA\n1,1e-3,\n")
-    table = read_table(tmp_path / "a.csv")
-    assert list(table) == ["epoch", "loss", "val"]
-    assert table["loss"].tolist() == [2.5, 0.001]
-    assert np.isnan(table["val"]).all()
-    assert read_table(tmp_path / "b.csv") == {}
-
-
 def test_plain():
     @dataclasses.dataclass
     class Found:
@@ -516,7 +501,3 @@ def test_plain():
         "1": {"values": [[1.0, None], [None, 2.0]], "names": ["a", 3]},
         "b": None,
     }
-
-
-def test_every_picture_has_its_texts():
-    assert all(text.how.endswith(".") and text.alt.endswith(".") for text in TEXTS.values())

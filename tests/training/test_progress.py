@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.training import commands
 from training.progress import Progress
 from training.terminal import duration
 
@@ -394,20 +395,10 @@ def test_duration(seconds, text):
 
 
 def scalars(folder) -> dict[str, dict[int, float]]:
-    """Read the scalars of TensorBoard's event files in `folder`: tag to step to value."""
-    import tensorflow as tf
-    from tensorflow.core.util import event_pb2
-
-    found: dict[str, dict[int, float]] = {}
-    for record in tf.data.TFRecordDataset(
-        [str(path) for path in folder.iterdir()]
-    ).as_numpy_iterator():
-        event = event_pb2.Event.FromString(record)
-        for value in event.summary.value:
-            found.setdefault(value.tag, {})[event.step] = round(
-                float(tf.make_ndarray(value.tensor)), 6
-            )
-    return found
+    return {
+        tag: {step: round(value, 6) for step, value in found}
+        for tag, found in commands.scalars(folder).items()
+    }
 
 
 class TestTensorBoard:

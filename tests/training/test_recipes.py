@@ -252,13 +252,6 @@ def test_measured_number_of_the_short_run_is_that_of_its_card():
     assert float(error) == pytest.approx(100 * (1 - card["metrics"]["accuracy"]))
 
 
-def test_digits_is_small_and_needs_no_download():
-    config = RECIPES["digits"]()
-    assert (config.model.name, config.data.name) == ("digits_resnet20_preact", "digits")
-    assert config.schedule.unit == "epochs"
-    assert config.schedule.length <= 30
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_fits_together(name):
     recipe = RECIPES[name]
@@ -271,20 +264,6 @@ def test_every_recipe_fits_together(name):
     assert config.data.augmentation in AUGMENTATIONS
     assert config.output is None
     assert len(inspect.getdoc(recipe).split("\n")[0]) > 20  # what --help says of it
-
-
-def test_recipes_are_complete_and_fixed():
-    cifar = [
-        "cifar10",
-        "cifar10_batch64",
-        "cifar10_short",
-        "cifar10_quick",
-        "cifar10_modern",
-        "cifar100",
-    ]
-    assert list(RECIPES) == ["digits", *cifar, "imagenet", "folder", "folder_small", "finetune"]
-    with pytest.raises(TypeError):
-        RECIPES["mine"] = RECIPES["digits"]
 
 
 @pytest.fixture
@@ -306,22 +285,14 @@ def test_recipe_without_options_is_the_function_s(received, name):
 
 
 def test_options_override_fields_and_leave_the_others(received, tmp_path):
-    options = (
-        *words(
-            "--model.name cifar_resnet110_preact --model.shortcut exclusive_gating",
-            "--model.gate-bias -6",
-        ),
-        *("--model.arrangement", "original", "--model.dtype", "mixed_bfloat16"),
-        *("--data.holdout", "5000", "--data.dir", str(tmp_path), "--data.watch-test"),
-        *words(
-            "--optimizer.learning-rate 0.05 --optimizer.nesterov",
-            "--optimizer.exclude-from-decay norm bias",
-        ),
-        *("--schedule.drops", "10", "20", "--schedule.length", "30.5", "--schedule.unit", "epochs"),
-        *(
-            *words("--batch-size 32 --seed 7 --jit-compile off --output"),
-            str(tmp_path / "run"),
-        ),
+    options = words(
+        "--model.name cifar_resnet110_preact --model.arrangement original",
+        "--model.shortcut exclusive_gating --model.gate-bias -6 --model.dtype mixed_bfloat16",
+        f"--data.holdout 5000 --data.dir {tmp_path} --data.watch-test",
+        "--optimizer.learning-rate 0.05 --optimizer.nesterov",
+        "--optimizer.exclude-from-decay norm bias",
+        "--schedule.drops 10 20 --schedule.length 30.5 --schedule.unit epochs",
+        f"--batch-size 32 --seed 7 --jit-compile off --output {tmp_path / 'run'}",
     )
     config, name = received("cifar10", *options)
     assert name == "cifar10"
@@ -356,9 +327,3 @@ def test_only_overrides_that_are_set_reach_the_model():
 @pytest.mark.parametrize(("unit", "expected"), [("epochs", 15), ("iterations", 2)])
 def test_lengths_in_iterations(unit, expected):
     assert Config(schedule=Schedule(unit=unit)).iterations(1.5, 10) == expected
-
-
-@pytest.mark.parametrize("length", [float("inf"), float("nan")])
-def test_endless_lengths(length):
-    with pytest.raises(ValueError, match=r"numbers of epochs. Received: (inf|nan)"):
-        Config().iterations(length, 10)

@@ -17,11 +17,11 @@ from training import networks
 from training.config import Config, Data, Model, Optimizer
 from training.data import evaluation_batches, load
 
-OPTIONS = (
-    *words("--data.mixup 0.2 --data.cutmix 1 --data.rand-augment 2 9 --data.holdout 200"),
-    *words("--optimizer.label-smoothing 0.1 --model.dropout 0.1 --model.stochastic-depth 0.2"),
-    *("--model.squeeze-excitation", "2", "--accumulate", "2", "--schedule.length", "6"),
-    *("--checkpoint.every", "3", "--checkpoint.keep", "4", "--health", "2"),
+OPTIONS = words(
+    "--data.mixup 0.2 --data.cutmix 1 --data.rand-augment 2 9 --data.holdout 200",
+    "--optimizer.label-smoothing 0.1 --model.dropout 0.1 --model.stochastic-depth 0.2",
+    "--model.squeeze-excitation 2 --accumulate 2 --schedule.length 6 --health 2",
+    "--checkpoint.every 3 --checkpoint.keep 4",
 )
 
 
@@ -74,16 +74,14 @@ class TestRun:
         written = json.loads((run / "config.json").read_text())["config"]["data"]
         assert (written["mixup"], written["cutmix"], written["rand_augment"]) == (0.2, 1.0, [2, 9])
         (run / "model.keras").rename(run / "kept")
-        message = error_of(
-            capsys, run_train, run, *OPTIONS, "--resume", "--data.rand-augment", "2", "10"
-        )
+        message = error_of(capsys, run_train, run, *OPTIONS, "--resume --data.rand-augment 2 10")
         (run / "kept").rename(run / "model.keras")
         assert "was started with another value of --data.rand-augment. " in message
 
     @pytest.mark.once
     def test_a_dry_run_says_what_happens_to_the_images(self, tmp_path, capsys):
-        options = ("--data.mixup", "0.2", "--data.cutmix", "1", "--data.rand-augment", "2", "9")
-        run_train(tmp_path / "run", *options, "--dry-run")
+        options = "--data.mixup 0.2 --data.cutmix 1 --data.rand-augment 2 9 --dry-run"
+        run_train(tmp_path / "run", options)
         described = (
             "none; RandAugment, 2 operations of magnitude 9; mixup with alpha 0.2; CutMix with "
             "alpha 1"

@@ -24,12 +24,9 @@ from training import train
 
 #: Dropout, batch normalisation, an average of the weights; 19 iterations an epoch, with a
 #: validation that chooses the best.
-OPTIONS = (
-    *(
-        *TINY,
-        *words("--schedule.length 60 --model.dropout 0.2 --data.holdout 200 --seed 3"),
-    ),
-    *words("--optimizer.ema 0.9 --checkpoint.every 3 --checkpoint.keep 2 --health 7"),
+OPTIONS = words(
+    "--schedule.length 60 --model.dropout 0.2 --data.holdout 200 --seed 3",
+    "--optimizer.ema 0.9 --checkpoint.every 3 --checkpoint.keep 2 --health 7",
 )
 #: Columns of history.csv that depend on the machine.
 TIMES = ("images_per_second", "seconds")
@@ -137,7 +134,7 @@ def watch():
 
 def go_on(run: Path, *options: str) -> None:
     """Begin or go on in this process."""
-    run_train(run, *OPTIONS[len(TINY) :], *options, "--resume")
+    run_train(run, *OPTIONS, *options, "--resume")
 
 
 def contents(run: Path) -> dict:
@@ -271,7 +268,8 @@ class TestKilledAtAnyMoment:
     @pytest.mark.parametrize(
         ("target", "step"),
         [
-            ("checkpoints/network.json", -1),  # config.json is there, no checkpoint
+            # config.json is there, no checkpoint
+            pytest.param("checkpoints/network.json", -1, marks=pytest.mark.slow),
             (
                 "checkpoints/best.keras",
                 18,
@@ -325,13 +323,8 @@ def ended(folder: Path, step: int, number: signal.Signals) -> tuple[int, str, st
     """Begin or go on in a process that gets a signal while it saves the checkpoint of
     this step.
     """
-    arguments = (
-        f"state-{step:09d}",
-        int(number),
-        "digits",
-        *OPTIONS,
-        *words("--resume --output run"),
-    )
+    arguments = (f"state-{step:09d}", int(number), "digits", *TINY, *OPTIONS)
+    arguments += ("--resume", "--output", "run")
     return finish(start("-c", CODE, *arguments, cwd=folder))
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(*arguments):
-    cli.main("reproduce depth", depth.depth, list(map(str, arguments)))
+    cli.main("reproduce depth", depth.depth, words(*map(str, arguments)))
 
 
 def signals(x_mean, x_std, gradient_norm, stages):
@@ -32,21 +32,10 @@ def signals(x_mean, x_std, gradient_norm, stages):
     units = tuple(
         f"stage{s}_unit{u}" for s, count in enumerate(stages, 1) for u in range(1, count + 1)
     )
-    empty = np.zeros(len(units))
+    names = "x_norm residual_norm residual_mean residual_std shortcut_norm cut dead"
     return kp.analysis.Propagation(
         units=units,
-        **dict.fromkeys(
-            (
-                "x_norm",
-                "residual_norm",
-                "residual_mean",
-                "residual_std",
-                "shortcut_norm",
-                "cut",
-                "dead",
-            ),
-            empty,
-        ),
+        **dict.fromkeys(words(names), np.zeros(len(units))),
         x_mean=np.array(x_mean),
         x_std=np.array(x_std),
         gradient_norm=np.array(gradient_norm),
@@ -61,23 +50,14 @@ def smoke(tmp_path_factory):
     process.
     """
     output = tmp_path_factory.mktemp("smoke")
-    options = (
-        "--layers",
-        20,
-        11,
-        29,
-        *words("--networks original preact_scaled plain --batch"),
-        4,
-        "--output",
-        output,
-    )
+    options = "--layers 20 11 29 --networks original preact_scaled plain --batch 4 --output"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             depth,
             "_measured_apart",
             lambda settings, limit: json.loads(json.dumps(profiles.measure(settings))),
         )
-        run("--smoke", *options)
+        run("--smoke", options, output)
     return output
 
 
@@ -192,20 +172,10 @@ def test_smoke_writes_two_depths_of_two_networks(smoke):
 
 def test_what_is_there_is_kept(smoke, capsys):
     before = {path: path.read_bytes() for path in (smoke / "depth").iterdir()}
-    run("--networks", "original", "--layers", 11, 20, "--batch", 4, "--output", smoke)
+    run("--networks original --layers 11 20 --batch 4 --output", smoke)
     assert "original-11: kept" in capsys.readouterr().out
-    message = error_of(
-        capsys,
-        run,
-        *words("--networks original --layers"),
-        11,
-        "--batch",
-        4,
-        "--seed",
-        1,
-        "--output",
-        smoke,
-    )
+    options = "--networks original --layers 11 --batch 4 --seed 1 --output"
+    message = error_of(capsys, run, options, smoke)
     assert "seed 0, not 1" in message
     assert "--again" in message
     assert {path: path.read_bytes() for path in (smoke / "depth").iterdir()} == before
@@ -225,16 +195,7 @@ def test_failure_is_told_and_the_others_are_measured_again(smoke, tmp_path, caps
         ),
     )
     with pytest.raises(SystemExit) as ended:
-        run(
-            *words("--networks original --layers"),
-            11,
-            20,
-            "--batch",
-            4,
-            "--again",
-            "--output",
-            tmp_path,
-        )
+        run("--networks original --layers 11 20 --batch 4 --again --output", tmp_path)
     assert ended.value.code == 1
     told = capsys.readouterr()
     assert re.search("^original-11: failed: .*abacus", told.err)
@@ -254,7 +215,7 @@ def test_failure_is_told_and_the_others_are_measured_again(smoke, tmp_path, caps
 
 def test_limit(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        run("--networks", "preact", "--layers", 11, "--limit", 0.1, "--output", tmp_path)
+        run("--networks preact --layers 11 --limit 0.1 --output", tmp_path)
     assert ended.value.code == 1
     assert "preact-11: over 0.1 s" in capsys.readouterr().err
     assert not list((tmp_path / "depth").iterdir())
@@ -270,7 +231,7 @@ def test_killed_child_is_named(tmp_path, monkeypatch):
 
 
 def test_plain_is_not_measured_where_it_overflows(tmp_path, capsys):
-    run("--networks", "plain", "--layers", 1001, "--output", tmp_path)
+    run("--networks plain --layers 1001 --output", tmp_path)
     assert (
         "plain-1001: left out, gradients of more than 506 layers of it overflow float32"
         in capsys.readouterr().out
@@ -280,14 +241,14 @@ def test_plain_is_not_measured_where_it_overflows(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (("--layers", 100), "the nearest are 92 and 101"),
-        (("--layers", 2), "the nearest are 11 and 20"),
-        (("--batch", 1), "at least 2"),
-        (("--limit", "nan"), "positive number of seconds"),
+        ("--layers 100", "the nearest are 92 and 101"),
+        ("--layers 2", "the nearest are 11 and 20"),
+        ("--batch 1", "at least 2"),
+        ("--limit nan", "positive number of seconds"),
     ],
 )
 def test_mistakes(tmp_path, capsys, options, part):
-    assert part in error_of(capsys, run, *options, "--output", tmp_path)
+    assert part in error_of(capsys, run, options, "--output", tmp_path)
     assert not os.listdir(tmp_path)
 
 

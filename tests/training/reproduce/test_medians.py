@@ -57,7 +57,7 @@ def test_interval():
 
 def test_intervals_hold_the_mean_as_often_as_they_say():
     rng = np.random.default_rng(0)
-    one, other = rng.normal(3, 1, (4000, 5)), rng.normal(2, 3, (4000, 4))
+    one, other = rng.normal(3, 1, (1000, 5)), rng.normal(2, 3, (1000, 4))
     held = [low <= 3 <= high for low, high in map(interval, one.tolist())]
     assert np.mean(held) == pytest.approx(0.95, abs=0.015)
     held = [ends[0] <= 1 <= ends[1] for ends in map(welch, one.tolist(), other.tolist())]
