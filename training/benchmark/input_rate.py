@@ -69,10 +69,10 @@ def run(options: Input) -> dict:
     described = report.described("input", options, ABOUT, order, machine)
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     module = f"{__package__}.input_rate"
-    status, out, err = children.run(module, json.dumps(settings), backend, LIMIT)
-    if status:
-        raise UserError(f"The measuring process {children.problem(status, err, LIMIT)}")
-    found = json.loads(out.splitlines()[-1])
+    try:
+        found = children.result(module, json.dumps(settings), backend, LIMIT)
+    except RuntimeError as error:
+        raise UserError(f"The measuring process {error}") from error
     baselines = dict.fromkeys(options.candidates, options.baseline)
     summary = report.summarize(found["rounds"], baselines)
     heading = [

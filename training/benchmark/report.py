@@ -116,6 +116,19 @@ def summarize(
     return summary
 
 
+def of_pairs(pairs: Sequence[Sequence[float]], one: str, other: str, ratio: str) -> dict:
+    """Return the medians of figures that were measured in turn, under the names `one`
+    and `other`, and that of the ratios of each pair.
+    """
+    first, second = zip(*pairs, strict=True)
+    return {
+        one: statistics.median(first),
+        other: statistics.median(second),
+        ratio: statistics.median(b / a for a, b in pairs),
+        "all_steps": pairs,
+    }
+
+
 def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 

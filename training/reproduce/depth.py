@@ -80,7 +80,7 @@ def depth(
     failed = []
     for file, settings in jobs.items():
         try:
-            record = _measured_apart(settings, limit)
+            record = measured_apart(settings, limit)
         except RuntimeError as error:
             failed.append(file.stem)
             print(f"{file.stem}: {error}", file=sys.stderr, flush=True)
@@ -160,16 +160,12 @@ def _has(file: Path, settings: Mapping[str, Any]) -> bool:
     return True
 
 
-def _measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
+def measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
     """Measure in a process of its own, which gives all memory back; raise a
     RuntimeError that says why it failed.
     """
-    status, out, err = children.run(
-        f"{__package__}.profiles", json.dumps(settings), settings["backend"], limit
-    )
-    if status:
-        raise RuntimeError(children.problem(status, err, limit))
-    return json.loads(out)
+    module = f"{__package__}.profiles"
+    return children.result(module, json.dumps(settings), settings["backend"], limit)
 
 
 def _summary(record: Mapping[str, Any]) -> str:

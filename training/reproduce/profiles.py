@@ -114,20 +114,13 @@ def measure(settings: Mapping[str, Any]) -> dict:
     built = time.perf_counter()
     signals = kp.analysis.propagation(model, x, labels)
     measured = time.perf_counter()
-    backend = keras.backend.backend()
-    versions = backends.versions("keras-preact", "keras", "numpy", backend)
     return {
         "format": FORMAT,
         "settings": dict(settings),
         **profile(signals),
         "parameters": int(sum(np.prod(weight.shape) for weight in model.trainable_weights)),
         "data": {"name": images.name, "hash": images.hash},
-        "device": {
-            "name": backends.device(),
-            "cpu": backends.cpu(),
-            "backend": backend,
-            "versions": versions,
-        },
+        "device": backends.described("keras-preact"),
         "cost": {
             "seconds": round(measured - loaded, 3),
             "build_seconds": round(built - loaded, 3),

@@ -115,7 +115,7 @@ def of_run(
         first_losses=histories.read_table(run / "first_losses.csv")
         .get("loss", np.zeros(0))
         .tolist(),
-        device=_device(),
+        device=backends.described(),
         curves=curves,
         final={name: curves[name][-1] if diverged_at is None else None for name in MEASURED},
         cost={
@@ -132,18 +132,6 @@ def _curve(name: str, values: np.ndarray) -> list:
     if name == "iteration":
         return [int(value) for value in values]
     return (100 * (1 - values) if name.endswith("error") else values).tolist()
-
-
-def _device() -> dict[str, Any]:
-    import keras
-
-    backend = keras.backend.backend()
-    return {
-        "name": backends.device(),
-        "cpu": backends.cpu(),
-        "backend": backend,
-        "versions": backends.versions("keras", backend, "numpy"),
-    }
 
 
 def path(folder: Path, trial: str, seed: int) -> Path:

@@ -54,7 +54,7 @@ def smoke(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             depth,
-            "_measured_apart",
+            "measured_apart",
             lambda settings, limit: json.loads(json.dumps(profiles.measure(settings))),
         )
         run("--smoke", options, output)
@@ -227,7 +227,7 @@ def test_killed_child_is_named(tmp_path, monkeypatch):
     interpreter.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(interpreter))
     with pytest.raises(RuntimeError, match="ended by SIGKILL, perhaps for want of memory"):
-        depth._measured_apart(profiles.settings_of("preact", 11), 60)
+        depth.measured_apart(profiles.settings_of("preact", 11), 60)
 
 
 def test_plain_is_not_measured_where_it_overflows(tmp_path, capsys):
