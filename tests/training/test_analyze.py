@@ -100,15 +100,7 @@ def check_folder(folder: Path) -> tuple[Page, dict]:
         for part in ("The network ", "Signals and gradients", "Every check", "What was analysed")
     ]
     assert order == sorted(order)  # verdict, picture, chapters; what was analysed is last
-    assert page.elements.index(("img", page.all("img")[0])) < [
-        tag for tag, _ in page.elements
-    ].index("nav")
     assert not {"script", "link", "iframe"} & {tag for tag, _ in page.elements}
-    assert "url(" not in (folder / "index.html").read_text()
-    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all(
-        "meta"
-    )
-    assert page.all("html") == [{"lang": "en"}]
 
     def no_constant(value):
         raise AssertionError(value)
@@ -329,12 +321,6 @@ def test_another_packages_model(tmp_path, capsys):
         assert f"The gradient norm of the {noun}" in found["detail"]
         assert f"The audit, within one shape: {found['detail']}" in page.text
     assert "The loss of these images" not in page.text
-
-
-def test_shares_of_zero_start_at_zero():
-    opened = open_specimen("digits_resnet8_preact", "final", None, 4, 0)
-    pictures = {each.name: each.figure for each in CHAPTERS["signals"].pictures(opened, True)}
-    assert [axes.get_ylim()[0] for axes in pictures["truncation"].axes] == [0, 0]
 
 
 def test_audit_command_names_the_file(tmp_path, capsys):

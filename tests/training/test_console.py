@@ -36,11 +36,6 @@ def test_help_lists_every_command_in_a_line(capsys, arguments):
     assert max(map(len, lines)) <= 110
 
 
-def test_commands_of_a_group_are_together():
-    groups = [command.group for command in console.COMMANDS.values()]
-    assert len([group for group, _ in itertools.groupby(groups)]) == len(set(groups))
-
-
 #: Commands that take the name of something first to those names.
 SECOND = {
     "train": recipes.RECIPES,
@@ -157,16 +152,6 @@ def test_installed_package_has_the_same_commands(tmp_path):
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     ).stdout
     assert out.startswith("usage: keras-preact train digits ")
-
-
-def test_no_message_has_another_name_of_a_command():
-    for path in (ROOT / "training").rglob("*.py"):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            assert (
-                "python -m training" not in line
-                or "training.launch" in line
-                or path.name == "__main__.py"
-            ), (path, number)
 
 
 def without(package: str, command: list[str], folder) -> tuple[int, str, str]:

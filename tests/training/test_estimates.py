@@ -231,12 +231,6 @@ class TestPlot:
             assert height == pytest.approx(nearest, abs=0.0626) or (height == 0.125 and nearest > 0)
             assert (height > 0) == (value > 0)
 
-    def test_schedules_of_the_package(self):
-        schedule = kp.schedules.cosine_schedule(0.1, 8, warmup_steps=2)
-        drawn = heights(schedule_plot(lambda step: float(schedule(step)), 8))
-        expected = [0, 4, *(4 * (1 + math.cos(math.pi * step / 6)) for step in range(6))]
-        assert drawn == pytest.approx(expected, abs=0.0626)
-
     def test_axis(self):
         lines = schedule_plot(lambda step: 0.02 * step, 6).splitlines()
         assert lines[0] == " 0.1 |     █"
@@ -314,6 +308,3 @@ class TestPage:
         assert "0.5 s per update, 128 images/s" in words
         assert "690 with 64 images each in 4 parts on 2 devices: 30 epochs" in words
         assert "(8 images)" in words
-
-    def test_not_timed(self, model):
-        assert "not measured" in self.page(model)

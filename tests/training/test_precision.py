@@ -130,21 +130,6 @@ def test_infinite_gradient_is_skipped_and_halves_the_scale():
     assert all(np.isfinite(weight).all() for weight in weights(model))
 
 
-def test_scale_grows_again():
-    model = network(dtype="mixed_float16")
-    optimizer = keras.optimizers.LossScaleOptimizer(
-        kp.optimizers.CoupledSGD(0.1), initial_scale=4.0, dynamic_growth_steps=2
-    )
-    model.compile(
-        optimizer, kp.losses.SparseCategoricalCrossentropy(), jit_compile=BACKEND == "jax"
-    )
-    scales = []
-    for _ in range(4):
-        model.train_on_batch(INPUTS, LABELS)
-        scales.append(scale(model))
-    assert scales == [4.0, 8.0, 8.0, 16.0]
-
-
 def test_scaling_keeps_gradients_that_float16_loses():
     """Gradients of about 1e-9: without a scale the branches get zeros, with one what
     they get in float32.

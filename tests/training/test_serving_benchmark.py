@@ -191,13 +191,6 @@ def test_every_demand_is_on_a_candidate_that_the_command_measures_by_itself():
     assert options.usual_concurrency == 16
 
 
-def test_the_jpeg_file_is_one():
-    from PIL import Image
-
-    with Image.open(over_http.io.BytesIO(over_http.jpeg())) as image:
-        assert (image.format, image.size, image.mode) == ("JPEG", (500, 375), "RGB")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

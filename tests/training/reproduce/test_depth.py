@@ -5,7 +5,6 @@ files, the command and its mistakes.
 import json
 import os
 import re
-import sys
 
 import keras
 import numpy as np
@@ -211,23 +210,6 @@ def test_failure_is_told_and_the_others_are_measured_again(smoke, tmp_path, caps
         for key in ("settings", "units", "parameters", "data", "device", "code")
     )
     assert 1e8 < record["cost"]["peak_resident_bytes"] < 1e11
-
-
-def test_limit(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run("--networks preact --layers 11 --limit 0.1 --output", tmp_path)
-    assert ended.value.code == 1
-    assert "preact-11: over 0.1 s" in capsys.readouterr().err
-    assert not list((tmp_path / "depth").iterdir())
-
-
-def test_killed_child_is_named(tmp_path, monkeypatch):
-    interpreter = tmp_path / "python"
-    interpreter.write_text("#!/bin/sh\nkill -9 $$\n")
-    interpreter.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(interpreter))
-    with pytest.raises(RuntimeError, match="ended by SIGKILL, perhaps for want of memory"):
-        depth.measured_apart(profiles.settings_of("preact", 11), 60)
 
 
 def test_plain_is_not_measured_where_it_overflows(tmp_path, capsys):
