@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from . import cli
@@ -40,9 +39,7 @@ MODELS = (
 )
 
 #: Short names of options. `--epochs N` is one too: it stretches the whole schedule.
-SHORT: Mapping[str, str] = MappingProxyType(
-    {"--lr": "--optimizer.learning-rate", "--batch": "--batch-size"}
-)
+SHORT: Mapping[str, str] = {"--lr": "--optimizer.learning-rate", "--batch": "--batch-size"}
 EPOCHS = "--epochs"
 SHORT_HELP = (
     "Short options: --lr RATE, --batch N, and --epochs N, which stretches the whole schedule to N "

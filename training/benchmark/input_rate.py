@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -249,15 +248,13 @@ def _time_tf_data_batches(images: np.ndarray, labels: np.ndarray, batch: int) ->
 
 
 #: Name to a function of images, labels and the batch size that returns its timer.
-CANDIDATES: Mapping[str, Callable[[np.ndarray, np.ndarray, int], Timer]] = MappingProxyType(
-    {
-        "stream": _time_stream,
-        "batches": _time_batches,
-        "fit": _time_fit,
-        "tf_data_map": _time_tf_data_map,
-        "tf_data_batches": _time_tf_data_batches,
-    }
-)
+CANDIDATES: Mapping[str, Callable[[np.ndarray, np.ndarray, int], Timer]] = {
+    "stream": _time_stream,
+    "batches": _time_batches,
+    "fit": _time_fit,
+    "tf_data_map": _time_tf_data_map,
+    "tf_data_batches": _time_tf_data_batches,
+}
 
 
 if __name__ == "__main__":

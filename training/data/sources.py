@@ -8,7 +8,6 @@ import hashlib
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -328,13 +327,11 @@ def _check_images(folder: Path) -> list[Path]:
 
 
 #: `Data.name` to a function that opens it.
-SOURCES: Mapping[str, Callable[[Data], ImageData]] = MappingProxyType(
-    {
-        "digits": _digits,
-        "cifar10": _tfds,
-        "cifar100": _tfds,
-        "imagenet2012": _tfds,
-        "folder": _folder,
-        "fake": _fake,
-    }
-)
+SOURCES: Mapping[str, Callable[[Data], ImageData]] = {
+    "digits": _digits,
+    "cifar10": _tfds,
+    "cifar100": _tfds,
+    "imagenet2012": _tfds,
+    "folder": _folder,
+    "fake": _fake,
+}

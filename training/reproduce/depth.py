@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import children, runs
 from ..cli import UserError
+from ..terminal import markdown
 from .profiles import FORMAT, NETWORKS, Name, settings_of
 from .results import RESULTS
 
@@ -182,21 +183,29 @@ def _short(value: float | None) -> str:
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Return the measurements as a Markdown table, a row each."""
-    lines = [
-        "| network | layers | activations, last unit over first | gradients, first unit over "
-        "last | seconds | memory, GB |",
-        "|---|---:|---:|---:|---:|---:|",
+    rows = [
+        [
+            "network",
+            "layers",
+            "activations, last unit over first",
+            "gradients, first unit over last",
+            "seconds",
+            "memory, GB",
+        ]
     ]
     for record in records:
         settings, cost = record["settings"], record["cost"]
-        figures = [
-            f"{settings['layers']:,}",
-            _short(record["growth"]),
-            _short(record["gradient_ratio"]),
-        ]
-        figures += [f"{cost['seconds']:.1f}", f"{cost['peak_resident_bytes'] / 1e9:.1f}"]
-        lines.append(f"| {NETWORKS[settings['network']].label} | {' | '.join(figures)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(
+            [
+                NETWORKS[settings["network"]].label,
+                f"{settings['layers']:,}",
+                _short(record["growth"]),
+                _short(record["gradient_ratio"]),
+                f"{cost['seconds']:.1f}",
+                f"{cost['peak_resident_bytes'] / 1e9:.1f}",
+            ]
+        )
+    return markdown(rows)
 
 
 def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -278,7 +278,7 @@ def _missing(table: Table, groups: Groups) -> str:
 def _depth(measured: Sequence[dict]) -> list[str]:
     title = "Depth before training"
     return (
-        [f"## {title}", depth.table(measured).strip(), f"![{title}](depth.png)"] if measured else []
+        [f"## {title}", depth.table(measured), f"![{title}](depth.png)"] if measured else []
     )
 
 
