@@ -127,9 +127,8 @@ def _start(argv: Sequence[str]) -> None:
         description = "\n\n".join([*_about(recipe), SHORT_HELP])
         config = cli.parse(f"train {recipe}", Config, options, description, default=default)
         if "resnet" in config.model.name:
-            cli.lookup(
-                dict.fromkeys(models()), config.model.name, "--model.name"
-            )  # before the library takes seconds to load
+            # before the library takes seconds to load
+            cli.lookup(dict.fromkeys(models()), config.model.name, "--model.name")
         train(config, recipe)
 
 

@@ -177,9 +177,8 @@ class TestRegisteredModel:
         ):
             assert line in page.text
             assert printed.count(line) == 1
-        assert (
-            page.text.count("Jacobian") == page.text.count("What the shortcuts carry") == 1
-        )  # no heading, no link
+        # no heading, no link
+        assert page.text.count("Jacobian") == page.text.count("What the shortcuts carry") == 1
         assert "untrained, so its normalisations use the statistics of the batch" in page.text
         found = {each["check"]: each["detail"] for each in numbers["audit"]["findings"]}
         assert (

@@ -178,9 +178,8 @@ class TestBatchStatistics:
         without.set_weights(model.get_weights())
         BatchStatistics(without, lambda: iter(BATCHES)).renew()
         last = "stack/branch/norm_1/moving_variance"
-        assert (
-            np.abs(by_name(without)[last] - first[last]).max() > 1e-2
-        )  # behind a dropout they are others
+        # behind a dropout they are others
+        assert np.abs(by_name(without)[last] - first[last]).max() > 1e-2
 
     def test_draws_no_random_numbers(self):
         model = network(dropout=0.5)

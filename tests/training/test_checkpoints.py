@@ -600,9 +600,8 @@ class TestStop:
         with Stop(save=lambda: saves.append(1)) as stop:
             stop.on_train_batch_begin(0)
             stop.on_epoch_end(0)
-            weakref.finalize(
-                type("Gone", (), {})(), signal.raise_signal, number
-            )  # an error in there would go nowhere
+            # an error in there would go nowhere
+            weakref.finalize(type("Gone", (), {})(), signal.raise_signal, number)
             stop.on_train_batch_end(0)  # the epoch may be over
             stop.on_test_batch_end(0)
             assert saves == []
@@ -768,9 +767,8 @@ class TestGoingOn:
         for path in sorted(tmp_path.glob("state-*"))[1:]:
             path.rename(path.with_suffix(".kept"))
         saved = Checkpoints(tmp_path).newest(no_warning)
-        assert (
-            saved.step == 3
-        )  # in the middle of the first epoch; what stands in health.csv is of the whole fit
+        # in the middle of the first epoch; what stands in health.csv is of the whole fit
+        assert saved.step == 3
         went_on = self.fit(tmp_path, case, saved)
         assert straight[1:] == went_on[1:]
         for name, value in straight[0].items():

@@ -96,9 +96,8 @@ class TestVerbose:
         frames = {}
         for verbose in (False, True):
             with pytest.raises(SystemExit):
-                cli.guard(
-                    lambda: model.fit(np.zeros((2, 2)), np.zeros(2)), verbose
-                )  # it is not compiled
+                # it is not compiled
+                cli.guard(lambda: model.fit(np.zeros((2, 2)), np.zeros(2)), verbose)
             frames[verbose] = capsys.readouterr().err.count("\n")
         assert frames[False] == 1
         assert keras.config.is_traceback_filtering_enabled() is False
@@ -132,12 +131,8 @@ WRONG = {
     "--model.gate-bias -6": ["exclusive_gating", "shortcut='identity'"],
     "--model.name digits_transformer6_preln": ["width_factor"],
     "--batch-size 1438": ["1 to 1437", "Received: batch_size=1438"],
-    "--batch-size 0": ["--batch-size must be positive", "Received: 0"],
-    "--schedule.length 0": ["--schedule.length leaves no iteration", "Received: 0"],
-    "--schedule.length inf": ["--schedule", "numbers of iterations", "Received: inf"],
     "--schedule.warmup 6": ["The warm-up (6 iterations)", "the run (5 iterations)"],
     "--schedule.kind steps --schedule.drops 3 2": ["`drops` must rise", "[3, 2]"],
-    "--optimizer.learning-rate -0.1": ["must be positive", "Received: -0.1"],
     "--optimizer.weight-decay -1": ["must not be negative", "Received: -1"],
     "--model.dtype mixed_bfloat61": ["mixed_bfloat61", "mixed_bfloat16"],
     "--data.size 2": ["at least 4", "Received: input_shape=(2, 2, 1)"],

@@ -128,9 +128,8 @@ def test_steep_beginning_does_not_flatten_the_errors_of_a_long_run(tmp_path, fig
     for i, row in enumerate(history):
         row["accuracy"] = row["val_accuracy"] = 0.1 if i < 10 or i == 100 else 0.9 - i / 4000
     draw(history, tmp_path / "curves.png", "")
-    assert (
-        15 < figure().axes[1].get_ylim()[1] < 20
-    )  # all but the first ones and the peak are 10 to 15 %
+    # all but the first ones and the peak are 10 to 15 %
+    assert 15 < figure().axes[1].get_ylim()[1] < 20
     draw(history[:12], tmp_path / "curves.png", "")
     assert figure().axes[1].get_ylim()[1] > 90
 

@@ -122,9 +122,8 @@ class TestMixup:
     def test_shares_are_of_a_beta_distribution(self, alpha):
         mixing = Mixing(alpha, 0.0, 0, 10)
         own = np.array([mixing.draw(step, 8, 8).own for step in range(3000)])
-        assert distance(own, alpha) < 1.95 / np.sqrt(
-            3000
-        )  # as in 99.9 % of draws; the seed is fixed
+        # as in 99.9 % of draws; the seed is fixed
+        assert distance(own, alpha) < 1.95 / np.sqrt(3000)
         assert abs(np.corrcoef(own[1:], own[:-1])[0, 1]) < 0.08
 
     def test_images_of_one_class_keep_their_label(self, data):

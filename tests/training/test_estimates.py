@@ -61,9 +61,8 @@ def test_layers_one_by_one():
     """
     inputs = keras.Input((8, 6, 4))
     x = keras.layers.Conv2D(6, 3, strides=2, groups=2, padding="same")(inputs)  # 4 x 3
-    x = keras.layers.DepthwiseConv2D(3, depth_multiplier=2, padding="valid")(
-        x
-    )  # 2 x 1, 12 channels
+    # 2 x 1, 12 channels
+    x = keras.layers.DepthwiseConv2D(3, depth_multiplier=2, padding="valid")(x)
     x = keras.layers.Dense(5)(x)
     x = keras.layers.Conv2DTranspose(3, 2)(x)
     expected = 4 * 3 * 9 * (4 // 2) * 6 + 2 * 1 * 9 * 6 * 2 + 2 * 1 * 12 * 5

@@ -64,9 +64,8 @@ class TestMeasure:
 
     def test_top5(self):
         logits = scores([[7, 6, 5, 4, 3, 2, 1]] * 4)
-        metrics = measure(
-            logits, np.array([0, 4, 5, 6]), list("abcdefg")
-        )  # first, fifth, sixth and seventh
+        # first, fifth, sixth and seventh
+        metrics = measure(logits, np.array([0, 4, 5, 6]), list("abcdefg"))
         assert (metrics["top5_accuracy"], metrics["accuracy"]) == (0.5, 0.25)
 
     def test_top5_is_left_out_where_it_says_nothing(self):

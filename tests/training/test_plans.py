@@ -63,6 +63,7 @@ class TestPlan:
                 {"accumulate": 3},
                 "must divide --batch-size. Received: --accumulate 3 --batch-size 100",
             ),
+            ({"batch_size": 0}, "--batch-size must be positive. Received: 0"),
             ({"accumulate": 0}, "must divide --batch-size. Received: --accumulate 0"),
             (
                 {"schedule": Schedule(length=float("nan"))},

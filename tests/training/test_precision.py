@@ -88,16 +88,6 @@ class TestPolicies:
         if dtype != "float32":
             assert losses[-1] < losses[0]
 
-    def test_loss_is_scaled_for_float16_alone(self, dtype):
-        """Keras does it by itself only where the policy is the global one."""
-        optimizer = networks.optimizer(with_options(dtype, clip_norm=1.0, ema=0.9), 0.1)
-        assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer) == (
-            dtype == "mixed_float16"
-        )
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        assert isinstance(inner, kp.optimizers.CoupledSGD)
-        assert (inner.global_clipnorm, inner.use_ema, inner.ema_momentum) == (1.0, True, 0.9)
-
 
 def test_bfloat16_follows_float32():
     single, mixed = compiled(with_options()), compiled(with_options("mixed_bfloat16"))

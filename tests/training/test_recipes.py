@@ -179,9 +179,8 @@ def test_every_recipe_says_what_it_reaches(name):
 )
 def test_published_numbers_are_those_of_the_tables(name, rows):
     text = inspect.getdoc(RECIPES[name])
-    found = [
-        kp.published.results(**row)[-1] for row in rows
-    ]  # the last row of a network is full pre-activation
+    # the last row of a network is full pre-activation
+    found = [kp.published.results(**row)[-1] for row in rows]
     expected = {
         f"{value:g}" for row in found for value in (row.error, row.top5) if value is not None
     }
@@ -200,9 +199,8 @@ def test_every_recipe_fits_together(name):
     recipe = RECIPES[name]
     config = recipe()
     assert isinstance(config, Config)
-    assert (config.model.name in kp.list_models()) != (
-        name == "finetune"
-    )  # that has a network from a file
+    # that has a network from a file
+    assert (config.model.name in kp.list_models()) != (name == "finetune")
     assert config.data.name in SOURCES
     assert config.data.augmentation in AUGMENTATIONS
     assert config.output is None

@@ -3,7 +3,6 @@ all of it goes on to the bit.
 """
 
 import csv
-import dataclasses
 import json
 import shutil
 from typing import ClassVar
@@ -130,9 +129,8 @@ class TestLoss:
         targets = np.zeros((6, 5), "float32")
         targets[np.arange(6), [0, 1, 2, 3, 4, 0]] = 0.7
         targets[np.arange(6), [1, 2, 3, 4, 0, 1]] = 0.3
-        logits = np.eye(5, dtype="float32")[
-            [0, 1, 3, 3, 4, 1]
-        ]  # four of the larger shares, two of the smaller
+        # four of the larger shares, two of the smaller
+        logits = np.eye(5, dtype="float32")[[0, 1, 3, 3, 4, 1]]
         assert model.evaluate(logits, targets, verbose=0, return_dict=True)[
             "accuracy"
         ] == pytest.approx(4 / 6)
@@ -166,13 +164,3 @@ class TestModelOptions:
                 assert got.pop(name) == value
                 assert default.pop(name) in (None, False, "strided")
                 assert got == default
-
-    def test_nothing_regularises_by_default_but_the_papers_decay(self):
-        unset = Model()
-        fields = (*self.SET, "dropout", "stochastic_depth")
-        assert [getattr(unset, name) for name in fields] == [None] * len(fields)
-        assert dataclasses.replace(Data(), mixup=0.0, cutmix=0.0, rand_augment=None) == Data()
-        options = Optimizer()
-        assert (options.ema, options.label_smoothing, options.clip_norm) == (None, 0.0, None)
-        for unit in self.units():
-            assert (unit.options.dropout, unit.options.stochastic_depth) == (0.0, None)

@@ -231,9 +231,8 @@ def assert_never_half_written(moments: list[Moment]) -> None:
         states = [name for name in moment.contents if re.search("/state-", name)]
         for name in states:
             assert hashlib.sha256(moment.contents[name]).hexdigest()[:16] in name
-        assert (
-            len(states) <= 3
-        )  # the two that are kept, and the one that takes the place of the older
+        # the two that are kept, and the one that takes the place of the older
+        assert len(states) <= 3
 
 
 def newest(contents: dict[str, bytes]) -> int:
@@ -293,9 +292,8 @@ class TestKilledAtAnyMoment:
         with watch.moments(run) as others:
             go_on(run)
         assert_never_half_written(others)
-        (run / moment.path).unlink(
-            missing_ok=True
-        )  # it is in nobody's way, and has a name that does not come again
+        # it is in nobody's way, and has a name that does not come again
+        (run / moment.path).unlink(missing_ok=True)
         assert_same(run, reference, trained=step < 60)
 
 
@@ -350,9 +348,8 @@ def test_killed_taken_away_interrupted_damaged_and_killed_again(
         "state-000000000.npz",
         "state-000000003.npz",
     ]
-    (
-        run / "checkpoints" / ".state-000000007.npz"
-    ).touch()  # would not be written again, as that of step 6 is
+    # would not be written again, as that of step 6 is
+    (run / "checkpoints" / ".state-000000007.npz").touch()
 
     status, out, err = ended(tmp_path, 21, signal.SIGTERM)
     assert (status, err) == (75, "")

@@ -267,9 +267,8 @@ class TestOptionsOfTheModel:
             if "gate" in weight.path and weight.path.endswith("bias")
         ]
         assert len(gates) == 3
-        np.testing.assert_allclose(
-            np.concatenate(gates), -6, atol=0.1
-        )  # two small steps from where they start
+        # two small steps from where they start
+        np.testing.assert_allclose(np.concatenate(gates), -6, atol=0.1)
         assert model.units[0].compute_dtype == "bfloat16"
         assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
         assert keras.backend.standardize_dtype(model.output.dtype) == "float32"

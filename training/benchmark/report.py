@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..cli import UserError
+from ..terminal import lines
 
 MIB = 1 / 2**20
 
@@ -177,12 +178,4 @@ def table(
             text = " ".join([text, "x", numbers[baselines[label]], *ends])
             text += "" if shown is columns[0] else f" of {shown.name}"
         rows.append([numbers[label], label, *cells, text, *remarks.get(label, ())])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left = (1, *range(2 + len(columns), len(widths)))
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    return lines(rows, numbers=(0, *range(2, 2 + len(columns))))

@@ -237,9 +237,8 @@ def _folder(data: Data) -> ImageData:
     train, test = (_check_images(data.dir / split) for split in ("train", "test"))
     classes = sorted({path.parent.name for path in train + test})
     count = _held_out(data.holdout, len(train))
-    held = set(
-        np.random.default_rng(0).permutation(len(train))[:count].tolist()
-    )  # some of every class
+    # some of every class
+    held = set(np.random.default_rng(0).permutation(len(train))[:count].tolist())
 
     def files(paths: list[Path]) -> Split:
         return Split.of(Files(paths, [classes.index(path.parent.name) for path in paths]))

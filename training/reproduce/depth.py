@@ -104,9 +104,8 @@ def read(folder: Path = RESULTS) -> list[dict]:
         UserError: for a file that holds none.
     """
     order = list(NETWORKS)
-    records = [
-        _read(file) for file in (folder / "depth").glob("[!.]*.json")
-    ]  # hidden: half-written by a process that was killed
+    # hidden: half-written by a process that was killed
+    records = [_read(file) for file in (folder / "depth").glob("[!.]*.json")]
     return sorted(
         records,
         key=lambda each: (order.index(each["settings"]["network"]), each["settings"]["layers"]),

@@ -117,9 +117,8 @@ def test_networks_are_what_their_names_say():
         for name, model in models.items()
     }
     last = {name: np.std(next(iter(found.values()))) for name, found in kernels.items()}
-    assert last["preact_scaled"] == pytest.approx(
-        last["preact"] / 3, rel=0.2
-    )  # by the root of 9 units
+    # by the root of 9 units
+    assert last["preact_scaled"] == pytest.approx(last["preact"] / 3, rel=0.2)
 
 
 def test_long_profile_is_thinned_but_for_the_ends_of_stages():
@@ -201,9 +200,8 @@ def test_failure_is_told_and_the_others_are_measured_again(smoke, tmp_path, caps
     assert "1 of 2 could not be measured: original-11" in told.err
     assert "original-20: activations x" in told.out
     [record] = depth.read(tmp_path)
-    assert record["loss"] == pytest.approx(
-        known["loss"], rel=1e-3
-    )  # the same seed: the same weights
+    # the same seed: the same weights
+    assert record["loss"] == pytest.approx(known["loss"], rel=1e-3)
     assert record.keys() == known.keys()
     assert all(
         record[key] == known[key]
@@ -274,9 +272,8 @@ def test_figure(smoke, tmp_path):
         with Image.open(tmp_path / "depth.png") as picture:
             assert picture.format == "PNG"
             seen = {colour: count for count, colour in picture.convert("RGB").getcolors(1 << 24)}
-        counts.append(
-            [seen.get(line, 0) for line in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00))]
-        )  # a colour per depth
+        # a colour per depth
+        counts.append([seen.get(line, 0) for line in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00))])
     (first, second), (in_legend, none) = counts
     assert first > 2 * in_legend > 0
     assert second > none == 0

@@ -46,9 +46,8 @@ def test_mean_and_std():
 
 
 def test_interval():
-    assert interval([1, 3]) == pytest.approx(
-        (2 - 12.7062, 2 + 12.7062), abs=1e-4
-    )  # std is sqrt 2, so std / sqrt n is 1
+    # std is sqrt 2, so std / sqrt n is 1
+    assert interval([1, 3]) == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-4)
     low, high = interval([4, 5, 6, 5, 5])
     assert (low + high) / 2 == pytest.approx(5)
     assert high - 5 == pytest.approx(2.776445 * math.sqrt(0.5) / math.sqrt(5), abs=1e-5)

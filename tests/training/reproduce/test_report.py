@@ -67,9 +67,8 @@ def test_measured_tables_come_first(tmp_path):
 
 
 def test_rows_that_fail_in_small_alone_are_explained(tmp_path):
-    write(
-        tmp_path, "digits/resnet110-original-none", [90.0], device="CPU"
-    )  # fails in the paper too
+    # fails in the paper too
+    write(tmp_path, "digits/resnet110-original-none", [90.0], device="CPU")
     assert "does not contradict" not in section(tmp_path, "digits1")
     write(tmp_path, "digits/resnet110-original-conv1x1", [90.0], device="CPU")
     [line] = [
@@ -207,12 +206,10 @@ def test_a_published_fail_is_reached_by_a_fail(tmp_path, error, median, reached)
 def test_order(tmp_path):
     write(tmp_path, FULL, [6.3, 6.4, 6.5])  # the paper: 6.37
     write(tmp_path, ORIGINAL, [9.3, 9.4, 9.5])  # 6.61, clearly above the first
-    write(
-        tmp_path, "cifar10/resnet110-relu_only_preactivation", [6.35, 6.4, 6.6]
-    )  # 6.71, equal to the first
-    write(
-        tmp_path, "cifar10/resnet110-bn_after_addition", [9.35]
-    )  # 8.17, below the second by its one run
+    # 6.71, equal to the first
+    write(tmp_path, "cifar10/resnet110-relu_only_preactivation", [6.35, 6.4, 6.6])
+    # 8.17, below the second by its one run
+    write(tmp_path, "cifar10/resnet110-bn_after_addition", [9.35])
     text = section(tmp_path, "table2")
     # pairs of the paper: full < original < relu only < bn; ours: full = relu only < bn < original
     assert (
