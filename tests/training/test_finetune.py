@@ -81,19 +81,21 @@ def accuracy(path: Path, folder: Path) -> float:
     )
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
+@pytest.fixture(scope="session")
+def work(once_per_run):
     """Folders `seven` and `three`, a run `source` on the first, and `tuned` from it on
     the second.
     """
-    folder = tmp_path_factory.mktemp("work")
-    write_digits(folder / "seven", range(7), None)
-    write_digits(folder / "three", range(7, 10), 10)
-    with contextlib.chdir(folder):
-        train.main([*words("folder --data.dir seven --output source"), *SOURCE])
-        options = words("finetune --data.dir three --model.weights source --output tuned")
-        train.main([*options, *TUNE])
-    return folder
+
+    def make(folder: Path) -> None:
+        write_digits(folder / "seven", range(7), None)
+        write_digits(folder / "three", range(7, 10), 10)
+        with contextlib.chdir(folder):
+            train.main([*words("folder --data.dir seven --output source"), *SOURCE])
+            options = words("finetune --data.dir three --model.weights source --output tuned")
+            train.main([*options, *TUNE])
+
+    return once_per_run("finetuned", make)
 
 
 def test_the_source_is_of_its_folder(work):
@@ -113,12 +115,11 @@ def test_few_images_are_enough(work):
 
 
 @pytest.mark.slow
-def test_few_images_are_not_enough_from_scratch(work):
-    with contextlib.chdir(work):
-        train.main([*words("folder --data.dir three --output scratch"), *SOURCE, *SHORT])
-    tuned, scratch = (
-        accuracy(work / name / "model.keras", work / "three") for name in ("tuned", "scratch")
-    )
+def test_few_images_are_not_enough_from_scratch(work, tmp_path):
+    places = f"folder --data.dir {work / 'three'} --output {tmp_path / 'scratch'}"
+    train.main([*words(places), *SOURCE, *SHORT])
+    runs = (work / "tuned", tmp_path / "scratch")
+    tuned, scratch = (accuracy(run / "model.keras", work / "three") for run in runs)
     assert tuned > scratch + 0.1
 
 

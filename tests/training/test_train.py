@@ -190,8 +190,8 @@ def test_same_seed_same_weights_in_another_process(run, tmp_path, capsys, monkey
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.fixture(scope="module")
-def step(tmp_path_factory):
+@pytest.fixture(scope="session")
+def step(once_per_run):
     """A run of one iteration, of another seed, with other images and a decay that is
     strong.
     """
@@ -200,7 +200,7 @@ def step(tmp_path_factory):
         "--optimizer.learning-rate 0.01 --optimizer.weight-decay 99",
         "--optimizer.exclude-from-decay norm bias",
     )
-    return run_train(tmp_path_factory.mktemp("step") / "run", *options)
+    return once_per_run("step", lambda folder: run_train(folder / "run", *options)) / "run"
 
 
 def test_another_seed_other_weights(run, step):
