@@ -166,13 +166,6 @@ class TestCounting:
         assert training.progress.updates == 12
         assert training.progress.state() == {"seconds": 100.0 + 6 * parts}
 
-    def test_images_per_second_of_an_epoch_do_not_count_what_is_between_epochs(self):
-        training = Training()
-        training.progress.on_train_begin()
-        training.epoch(0, 0, 4, 1.0, validation=500.0, pause=300.0, loss=1.0)
-        training.epoch(1, 0, 4, 2.0, validation=500.0, pause=300.0, loss=1.0)
-        assert training.progress.figures["images_per_second"] == 25.0
-
     def test_time_goes_on_in_another_process(self):
         first = Training()
         first.progress.on_train_begin()

@@ -110,7 +110,7 @@ def test_imagenet_recipe_is_the_papers():
     ],
 )
 def test_learning_rate_over_the_papers_runs(recipe, steps_per_epoch, rates):
-    """Iteration to the rate before it, since the one above."""
+    """`rates` has the rate of each phase, by the iteration after its last."""
     config = RECIPES[recipe]()
     plan = plans.plan(config, steps_per_epoch * config.batch_size)
     assert plan.iterations == max(rates)
