@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+from rich import filesize
 
 from keras_preact import atomic, weights
 from keras_preact.models.base import UnitNetwork
@@ -144,7 +145,7 @@ def convert(
     print(f"Read {source} ({name}): {model.name}, {model.count_params():,} parameters.")
     for line in _adapted(as_is, model):
         print(line)
-    print(f"Wrote {out} ({written_format}, {out.stat().st_size / 1e6:.1f} MB).")
+    print(f"Wrote {out} ({written_format}, {filesize.decimal(out.stat().st_size)}).")
 
 
 def _target_format(out: Path, model: ResidualNetwork) -> str:
