@@ -337,20 +337,20 @@ def test_audit_command_names_the_file(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("cifar_resnet111_preact",), "Did you mean 'cifar_resnet110_preact'"),
-        (("digits_resnet8_preact", "--images", 1), "must be at least 2"),
-        (("digits_resnet8_preact", "--data-dir", "x"), "--data-dir needs --data"),
-        (("digits_resnet8_preact", "--data", "digit"), "Did you mean 'digits'"),
+        ("cifar_resnet111_preact", "Did you mean 'cifar_resnet110_preact'"),
+        ("digits_resnet8_preact --images 1", "must be at least 2"),
+        ("digits_resnet8_preact --data-dir x", "--data-dir needs --data"),
+        ("digits_resnet8_preact --data digit", "Did you mean 'digits'"),
         (
-            ("imagenet_resnet18_preact", "--data", "digits"),
+            "imagenet_resnet18_preact --data digits",
             "has 1000 outputs, the data set digits has 10 classes",
         ),
         (
-            ("cifar_resnet20_preact", "--data", "digits"),
+            "cifar_resnet20_preact --data digits",
             "takes (32, 32, 3), the images of digits are (32, 32, 1)",
         ),
-        (("damaged.keras",), "is damaged, or no model"),
-        (("empty",), "is not a run directory: it has no config.json"),
+        ("damaged.keras", "is damaged, or no model"),
+        ("empty", "is not a run directory: it has no config.json"),
     ],
     ids=["name", "images", "data-dir", "data", "classes", "shape", "damaged", "empty"],
 )
@@ -358,7 +358,7 @@ def test_mistakes(tmp_path, monkeypatch, capsys, arguments, part):
     monkeypatch.chdir(tmp_path)
     Path("damaged.keras").write_bytes(b"PK")
     Path("empty").mkdir()
-    assert part in error_of(capsys, run, *arguments, "--out", "out")
+    assert part in error_of(capsys, run, *words(arguments), "--out", "out")
     assert files(tmp_path) == ["damaged.keras"]
 
 

@@ -352,20 +352,20 @@ class TestEvaluate:
     @pytest.mark.parametrize(
         ("options", "parts"),
         [
-            (("--data", "digit"), ["Did you mean 'digits'", "Unknown data.name: 'digit'"]),
+            ("--data digit", ["Did you mean 'digits'", "Unknown data.name: 'digit'"]),
             (
-                ("--data", "digits", "--batch-size", "0"),
+                "--data digits --batch-size 0",
                 ["--batch-size must be positive", "Received: --batch-size 0"],
             ),
             (
-                ("--data", "digits", "--save-samples", "-1"),
+                "--data digits --save-samples -1",
                 ["--save-samples not negative", "--save-samples -1"],
             ),
         ],
     )
     def test_wrong_option(self, capsys, options, parts, empty_folder):
         model_file("m.keras")
-        message = self.error(capsys, "m.keras", *options)
+        message = self.error(capsys, "m.keras", *options.split())
         for part in parts:
             assert part in message
         assert files(empty_folder) == ["m.keras"]

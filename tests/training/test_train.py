@@ -475,21 +475,21 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--resume"], "takes a run directory and no other option"),
-            (["--resume", "a", "--seed", "3"], "Received: a --seed 3"),
-            (["--resume", "a"], "The run directory a does not exist"),
-            (["digits", "--resume"], "--resume needs --output"),
+            ("--resume", "takes a run directory and no other option"),
+            ("--resume a --seed 3", "Received: a --seed 3"),
+            ("--resume a", "The run directory a does not exist"),
+            ("digits --resume", "--resume needs --output"),
             (
-                ["digits", "--distribution", "multi_worker"],
+                "digits --distribution multi_worker",
                 "--distribution multi_worker needs --output",
             ),
-            (["digits", "--health", "-1"], "--health must not be negative"),
-            (["digits", "--accumulate", "7"], "--accumulate must divide --batch-size"),
+            ("digits --health -1", "--health must not be negative"),
+            ("digits --accumulate 7", "--accumulate must divide --batch-size"),
         ],
     )
     def test_errors(self, arguments, message, capsys, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        assert message in error_of(capsys, train.main, arguments)
+        assert message in error_of(capsys, train.main, words(arguments))
         assert files(tmp_path) == []
 
     def test_another_option_than_the_run_was_begun_with(self, run, capsys):
