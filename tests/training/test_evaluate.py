@@ -211,19 +211,12 @@ class TestRun:
 
 @pytest.mark.once
 class TestSamples:
-    @pytest.mark.parametrize(
-        ("count", "names"), [(3, ["0_0", "0_1", "0_2"]), (12, None), (1000, None)]
-    )
-    def test_one_of_each_class_in_turn_with_its_pixels(
-        self, copied, test_images, capsys, count, names
-    ):
+    @pytest.mark.parametrize("count", [3, 12])
+    def test_one_of_each_class_in_turn_with_its_pixels(self, copied, test_images, capsys, count):
         images, labels = test_images
         run_evaluate("run", "--save-samples", count)
         written = files(copied / "samples")
-        assert len(written) == min(count, 360)
-        assert names is None or written == [f"{name}.png" for name in names]
-        if count == 12:
-            assert written == sorted(f"{i // 10}_{i % 10}.png" for i in range(12))
+        assert written == sorted(f"{i // 10}_{i % 10}.png" for i in range(count))
         for name in written:
             rank, label = map(int, re.fullmatch(r"(\d+)_(\d)\.png", name).groups())
             with Image.open(copied / "samples" / name) as image:
@@ -239,7 +232,7 @@ class TestSamples:
         kp.create_model(
             "digits_resnet8_preact", classes=2, input_shape=(16, 16, 3), width_factor=0.25
         ).save("m.keras")
-        options = "--data folder --data-dir pictures --save-samples 4 --output out"
+        options = "--data folder --data-dir pictures --save-samples 9 --output out"
         run_evaluate("m.keras", *words(options))
         assert metrics_of(tmp_path / "out")["images"] == 4
         for name in ("cat", "dog"):

@@ -156,8 +156,10 @@ def plain_config(network):
     return re.sub(r'"name": "\w+"', "", json.dumps(config, default=str, sort_keys=True))
 
 
-#: Those of CIFAR that are built in each run of the tests; the small ones have the same options.
-FAST = {"cifar10/resnet20-original", "cifar10/resnet110-full_preactivation"}
+#: Networks that are built in each run of the tests: the small ResNet-110s have all options.
+FAST = {"cifar10/resnet20-original", "cifar10/resnet110-full_preactivation"} | {
+    trial.name for trial in ALL if trial.name.startswith("digits/resnet110")
+}
 
 
 @pytest.mark.parametrize(
@@ -166,8 +168,7 @@ FAST = {"cifar10/resnet20-original", "cifar10/resnet110-full_preactivation"}
         pytest.param(
             row,
             id=row.trial.name,
-            marks=[pytest.mark.slow]
-            * (row.trial.dataset != "digits" and row.trial.name not in FAST),
+            marks=[pytest.mark.slow] * (row.trial.name not in FAST),
         )
         for row in {
             row.trial.name: row for table in rows.TABLES.values() for row in table.rows
