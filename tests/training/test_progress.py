@@ -423,39 +423,16 @@ class TestTensorBoard:
     def test_names_are_those_of_keras(self, tmp_path):
         """Keras' own callback beside ours, in one fit: the same tags, steps and values."""
         x, y = np.random.default_rng(0).normal(size=(32, 4)).astype("float32"), np.arange(32) % 3
-        model = small_model()
-        ours = Progress(
-            8,
-            4,
-            8,
-            tensorboard=tmp_path / "ours",
-            learning_rate=lambda _: 0.5,
-            interval=1,
-            stream=io.StringIO(),
-        )
+        options = {"tensorboard": tmp_path / "ours", "learning_rate": lambda _: 0.5}
+        ours = Progress(8, 4, 8, **options, interval=1, stream=io.StringIO())
         theirs = keras.callbacks.TensorBoard(tmp_path / "theirs", write_graph=False, update_freq=1)
-        model.fit(
-            x,
-            y,
-            batch_size=8,
-            epochs=2,
-            validation_data=(x, y),
-            verbose=0,
-            callbacks=[ours, theirs],
-        )
-        for folder in ("train", "validation"):
-            mine, keras_own = (
-                scalars(tmp_path / "ours" / folder),
-                scalars(tmp_path / "theirs" / folder),
-            )
-            common = {"epoch_loss", "epoch_accuracy"} | (
-                {"epoch_learning_rate"} if folder == "train" else set()
-            )
-            assert common <= mine.keys() & keras_own.keys()
-            for tag in common:
-                assert mine[tag] == keras_own[tag]
-        assert set(mine) == {"epoch_loss", "epoch_accuracy"}
-        assert set(scalars(tmp_path / "ours" / "train")["batch_loss"]) == set(range(1, 9))
+        fit = {"batch_size": 8, "epochs": 2, "validation_data": (x, y), "verbose": 0}
+        small_model().fit(x, y, **fit, callbacks=[ours, theirs])
+        common = {"epoch_loss", "epoch_accuracy"}
+        for folder, tags in (("validation", common), ("train", common | {"epoch_learning_rate"})):
+            mine, own = (scalars(tmp_path / name / folder) for name in ("ours", "theirs"))
+            assert {tag: mine[tag] for tag in tags} == {tag: own[tag] for tag in tags}
+        assert set(mine["batch_loss"]) == set(range(1, 9))
 
 
 def small_model():
