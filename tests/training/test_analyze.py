@@ -21,11 +21,11 @@ from keras_preact.analysis.audit.checks import CHECKS
 from keras_preact.analysis.figures import style
 from tests.training import images as pictures
 from tests.training.commands import error_of, files, run_train, words
-from training import cli
+from training import cli, runs
 from training.analyze import page
 from training.analyze.__main__ import analyze
 from training.analyze.chapters import CHAPTERS, Picture
-from training.analyze.specimen import open_specimen, plain
+from training.analyze.specimen import open_specimen
 from training.analyze.texts import MAIN, SHOWN_BY, TEXTS
 from training.audit import audit as audit_command
 from training.config import Data
@@ -482,7 +482,7 @@ def test_plain():
         1: Found(np.array([[1.0, np.inf], [np.nan, 2.0]]), ("a", np.int64(3))),
         "b": float("nan"),
     }
-    assert plain(value) == {
+    assert runs.plain(value) == {
         "1": {"values": [[1.0, None], [None, 2.0]], "names": ["a", 3]},
         "b": None,
     }
