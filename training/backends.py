@@ -84,6 +84,21 @@ def device() -> str:
     )
 
 
+def described(*packages: str) -> dict[str, Any]:
+    """Return what a file of results says of the device: its name, the CPU, the backend,
+    and the versions of Keras, NumPy, the backend and these packages.
+    """
+    import keras
+
+    backend = keras.backend.backend()
+    return {
+        "name": device(),
+        "cpu": cpu(),
+        "backend": backend,
+        "versions": versions(*packages, "keras", "numpy", backend),
+    }
+
+
 def cpu() -> str:
     """Return the processor's model, and how many of its cores the machine shows."""
     info = Path("/proc/cpuinfo")

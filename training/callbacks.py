@@ -200,6 +200,10 @@ class Continued(keras.callbacks.CallbackList):
     train function is replaced by one that takes a batch and does nothing with it, and
     callbacks are not called.
 
+    The train function is replaced because `fit` offers no other way: it takes no first
+    step, a batch of weight 0 would still decay weights and change statistics, and a
+    short `fit` before the rest would end with averages in place of the weights.
+
     Args:
         callbacks: The callbacks, in order.
         done: Steps of the fit's first epoch to skip, fewer than it has.

@@ -16,7 +16,7 @@ import numpy as np
 from keras_preact.atomic import sync
 
 from .cli import UserError
-from .variables import GROUPS, Groups, Tensors, array_of, read, write
+from .variables import GROUPS, Tensors, array_of, read, write
 
 _NAME = re.compile(r"state-(\d{9,})-([0-9a-f]{16})\.npz")
 #: Entry of a file with `progress` and the description of the tensors, as JSON.
@@ -28,7 +28,6 @@ class Saved:
 
     Args:
         path: The file.
-        variables: Variables of a model that were saved.
 
     Attributes:
         progress: JSON value that was saved with the tensors.
@@ -37,9 +36,8 @@ class Saved:
         ValueError, OSError, KeyError: for a file that `Checkpoints` did not write.
     """
 
-    def __init__(self, path: Path, variables: Groups = GROUPS):
+    def __init__(self, path: Path):
         self.path = path
-        self._variables = variables
         with self._opened() as file:
             described = json.loads(file[_DESCRIPTION].tobytes())
         self.progress: dict = described["progress"]
@@ -60,9 +58,8 @@ class Saved:
             UserError: for a model with other variables, by number, name, shape or
                 dtype; nothing is assigned then.
         """
-        self._restore(
-            model, ("model", "optimizer") if getattr(model, "optimizer", None) else ("model",)
-        )
+        compiled = getattr(model, "optimizer", None) is not None
+        self._restore(model, ("model", "optimizer") if compiled else ("model",))
 
     def restore_metrics(self, model: keras.Model) -> None:
         """Assign the saved values to the metrics in the middle of an epoch, at whose
@@ -77,16 +74,14 @@ class Saved:
         self._restore(model, ("metrics",))
 
     def _restore(self, model: keras.Model, groups: tuple[str, ...]) -> None:
-        found: dict[str, list[Tensors]] = {group: self._variables[group](model) for group in groups}
+        found: dict[str, list[Tensors]] = {group: GROUPS[group](model) for group in groups}
         for group in groups:
             self._check(group, [tensors.description for tensors in found[group]])
         with self._opened() as file:
             for group in groups:
                 for i, tensors in enumerate(found[group]):
-                    write(
-                        tensors,
-                        [file[key] for key in _keys(group, i, self._groups[group][i]["parts"])],
-                    )
+                    parts = self._groups[group][i]["parts"]
+                    write(tensors, [file[key] for key in _keys(group, i, parts)])
 
     def _check(self, group: str, found: list[dict]) -> None:
         saved = self._groups[group]
@@ -98,14 +93,10 @@ class Saved:
                         f"here, and {theirs['path']} has {theirs[key]} in the file."
                     )
         if len(found) != len(saved):
-            first = (found if len(found) > len(saved) else saved)[min(len(found), len(saved))][
-                "path"
-            ]
-            what = (
-                f"it lacks {first}"
-                if len(found) > len(saved)
-                else f"it has {first}, which is unknown here"
-            )
+            if len(found) > len(saved):
+                what = f"it lacks {found[len(saved)]['path']}"
+            else:
+                what = f"it has {saved[len(found)]['path']}, which is unknown here"
             raise UserError(
                 f"{self.path} does not fit the {group}: {what}. "
                 f"Received: {len(saved)} variables in the file, {len(found)} here"
@@ -124,10 +115,9 @@ class Checkpoints:
         keep: Number of checkpoints to keep.
         write: Whether this process writes. Of several that train one model, one writes,
             and all call `save`.
-        variables: Variables of a model to save.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, write: bool = True, variables: Groups = GROUPS):
+    def __init__(self, folder: Path, keep: int = 3, write: bool = True):
         if keep < 1:
             raise UserError(
                 f"--checkpoint.keep must be at least 1, to resume from. Received: {keep}"
@@ -135,7 +125,6 @@ class Checkpoints:
         self.folder = folder
         self.keep = keep
         self.write = write
-        self.variables = variables
         self._broken: set[Path] = set()
 
     def _files(self) -> list[Path]:
@@ -152,7 +141,7 @@ class Checkpoints:
                 with path.open("rb") as file:
                     if _hash(file) != _NAME.fullmatch(path.name)[2]:  # type: ignore[index]
                         raise ValueError("its content does not match the hash in its name")
-                return Saved(path, self.variables)
+                return Saved(path)
             except (OSError, ValueError, KeyError) as error:
                 self._broken.add(path)
                 warn(f"{path} is damaged, so an older checkpoint is used: {error}.")
@@ -178,7 +167,7 @@ class Checkpoints:
             return None
         tensors: dict[str, np.ndarray] = {}
         groups: dict[str, list[dict]] = {}
-        for group, variables in self.variables.items():
+        for group, variables in GROUPS.items():
             groups[group] = []
             for i, each in enumerate(variables(model)):
                 parts = read(each)
@@ -187,9 +176,8 @@ class Checkpoints:
         if not self.write:
             return None
         described = json.dumps({"progress": progress, "groups": groups}).encode()
-        path = self._write(
-            progress["step"], tensors | {_DESCRIPTION: np.frombuffer(described, np.uint8)}
-        )
+        tensors[_DESCRIPTION] = np.frombuffer(described, np.uint8)
+        path = self._write(progress["step"], tensors)
         self._remove_old(path)
         return path
 
@@ -296,11 +284,11 @@ class Saver(keras.callbacks.Callback):
         self._save_if_due()
 
     def _save_if_due(self) -> None:
-        if self._steps and (
-            self._steps >= self.every
-            if self.every
-            else self.clock() - self._time >= 60 * self.minutes
-        ):
+        if self.every:
+            due = self._steps >= self.every
+        else:
+            due = self.clock() - self._time >= 60 * self.minutes
+        if due and self._steps:
             self.save_now()
 
     def save_now(self) -> Path | None:

@@ -101,6 +101,18 @@ def run(module: str, argument: str, keras_backend: str, limit: float) -> tuple[i
     return process.returncode, out, err
 
 
+def result(module: str, argument: str, keras_backend: str, limit: float) -> dict:
+    """Return the answer of a child.
+
+    Raises:
+        RuntimeError: if it has none; the message says why.
+    """
+    status, out, err = run(module, argument, keras_backend, limit)
+    if status:
+        raise RuntimeError(problem(status, err, limit))
+    return json.loads(out.splitlines()[-1])
+
+
 def _kill(process: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -10,7 +10,6 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from .commands import examples
@@ -38,9 +37,9 @@ _MODULES = {
 } | {name: name for name in ("jax", "openvino", "ray", "torch")}
 
 #: Module to the extra that installs it.
-EXTRAS: Mapping[str, str] = MappingProxyType(
-    {module: extra for extra, modules in _MODULES.items() for module in modules.split()}
-)
+EXTRAS: Mapping[str, str] = {
+    module: extra for extra, modules in _MODULES.items() for module in modules.split()
+}
 
 T = TypeVar("T")
 

@@ -172,7 +172,7 @@ def compare(
             if run.validation_error(len)
         }
         split = splits.pop() if len(splits) == 1 else "held-out or test"
-        curves.draw_runs({run.name: run.history for run in found}, path, "", split)
+        curves.draw({run.name: run.history for run in found}, path, "", split)
     written = (str(output / f"comparison.{suffix}") for suffix in ("csv", "md", "png"))
     print(f"\nWrote {', '.join(written)}")
 

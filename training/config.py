@@ -7,7 +7,9 @@ import math
 import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from .cli import UserError, option_value
 
@@ -160,8 +162,8 @@ class Data:
 class Optimizer:
     """SGD with momentum and coupled weight decay (kp.optimizers.CoupledSGD)."""
 
-    learning_rate: float = 0.1
-    """Learning rate after the warm-up. Short: --lr."""
+    learning_rate: Annotated[float, tyro.conf.arg(aliases=["--lr"])] = 0.1
+    """Learning rate after the warm-up."""
     momentum: float = 0.9
     """Momentum."""
     nesterov: bool = False
@@ -199,7 +201,7 @@ class Schedule:
     warmup_learning_rate: float = 0.01
     """For steps: rate during the warm-up. A cosine warms up linearly from 0."""
     length: float = 10
-    """Length of the run, in --schedule.unit. Short: --epochs N, which stretches the rest too."""
+    """Length of the run, in --schedule.unit. --epochs N stretches the rest too."""
     unit: Literal["epochs", "iterations"] = "epochs"
     """Unit of length, warm-up and drops."""
 
@@ -237,8 +239,8 @@ class Config:
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     checkpoint: Checkpoint = Checkpoint()
-    batch_size: int = 128
-    """Images per update, over all devices. Short: --batch."""
+    batch_size: Annotated[int, tyro.conf.arg(aliases=["--batch"])] = 128
+    """Images per update, over all devices."""
     steps_per_epoch: int = 0
     """Iterations per epoch, after which the run is measured. 0: one pass over the images."""
     accumulate: int = 1

@@ -1,6 +1,6 @@
 """Learning curves of runs as a picture: loss, error and learning rate by epoch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from keras_preact.analysis.figures import style
 
 from .cli import UserError
-from .histories import Columns, errors, measured, read
+from .histories import Columns, errors, measured
 
 #: From this number of epochs on, the axis of errors leaves out the steep beginning, this share of
 #: the epochs, and rare peaks, what is above this percentile of the rest.
@@ -22,45 +22,20 @@ KINDS: Mapping[str, dict[str, Any]] = {
 
 
 def draw(
-    history: Path | Sequence[Mapping[str, Any]],
-    path: Path,
-    title: str,
-    measured_on: str = "validation",
-) -> None:
-    """Draw the learning curves of a run.
-
-    Args:
-        history: The history.csv of the run, or its rows: column to number. A `loss` is
-            required; `accuracy`, `val_loss`, `val_accuracy`, `learning_rate` and
-            `epoch`, which counts from 0, are drawn if they are there.
-        path: The PNG file.
-        title: Title of the picture.
-        measured_on: Name of the images behind `val_loss` and `val_accuracy`, such as
-            held-out.
-
-    Raises:
-        UserError: for a history without an epoch, or a file that is not a history.
-    """
-    if isinstance(history, Path):
-        columns = read(history)
-    else:
-        names = dict.fromkeys(name for row in history for name in row)
-        columns = {
-            name: np.array([row.get(name, np.nan) for row in history], "float64") for name in names
-        }
-    draw_runs({title: columns}, path, title, measured_on)
-
-
-def draw_runs(
     histories: Mapping[str, Columns], path: Path, title: str, measured_on: str = "validation"
 ) -> None:
     """Draw the learning curves of runs: one colour per run, training dashed, validation
     solid.
 
     Args:
-        histories: Label of a run to the columns of its history. A single run has a
-            colour for each of the two.
-        path, title, measured_on: As those of `draw`.
+        histories: Label of a run to the columns of its history. `loss` is required;
+            `accuracy`, `val_loss`, `val_accuracy`, `learning_rate` and `epoch`, which
+            counts from 0, are drawn if they are there. A single run has a colour for
+            each of the two.
+        path: The PNG file.
+        title: Title of the picture.
+        measured_on: Name of the images of `val_loss` and `val_accuracy`, such as
+            held-out.
 
     Raises:
         UserError: for a history without an epoch.

@@ -98,9 +98,8 @@ def evaluate(
     metrics = {"model": str(opened.path), "data": images.name, "split": "test"} | metrics
     folder = output or opened.output
     folder.mkdir(parents=True, exist_ok=True)
-    suffix = (
-        "" if checkpoint == "final" else f"-{checkpoint}"
-    )  # `compare` and the curves are about the final network
+    # `compare` and the curves are about the final network
+    suffix = "" if checkpoint == "final" else f"-{checkpoint}"
     files = [folder / f"metrics{suffix}.json", folder / f"confusion_matrix{suffix}.png"]
     runs.write_json(files[0], metrics)
     with runs.replacing(files[1]) as temporary:
@@ -244,9 +243,8 @@ def _open_saved_model(path: Path) -> Subject:
 
     card = json.loads((path / "model_card.json").read_text())
     version = path / str(card["version"])
-    loaded = tf.saved_model.load(
-        str(version)
-    )  # kept alive by the closure: a signature alone does not hold its weights
+    # kept alive by the closure: a signature alone does not hold its weights
+    loaded = tf.saved_model.load(str(version))
     signature = loaded.signatures["serving_default"]
 
     def logits(images: np.ndarray) -> np.ndarray:

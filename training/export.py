@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import tyro
+from rich import filesize
 
 from . import cli
 
@@ -166,9 +167,8 @@ def _metrics_of(path: Path, run: Path, checkpoint: str) -> dict | None:
     return None
 
 
-def _size(files) -> str:
-    size = sum(file.stat().st_size for file in files)
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+def _size(files: Iterable[Path]) -> str:
+    return filesize.decimal(sum(file.stat().st_size for file in files))
 
 
 def main(argv: Sequence[str]) -> None:

@@ -98,8 +98,6 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
             f"The images of {data.name} differ in size. Choose one for the network, such as "
             "--data.size 64."
         )
-    if data.size is None:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, size=size))
     if own is None and config.model.mean and source.get_config()["mean"] is not None:
         raise UserError(
             f"{source.name} has its own preprocessing layer. Remove --model.mean and --model.std."
@@ -108,7 +106,11 @@ def begin(config: Config, data: ImageData) -> tuple[Config, ImageData, UnitNetwo
     data = dataclasses.replace(
         data, standard=dataclasses.replace(data.standard, mean=mean, std=std), measured=False
     )
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, name=source.name))
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, name=source.name),
+        data=config.data if data.size else dataclasses.replace(config.data, size=size),
+    )
     if own is not None:
         return config, data, own
     changes = {

@@ -4,10 +4,10 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import keras
+from rich import filesize
 
 from keras_preact import atomic, weights
 from keras_preact.models.base import UnitNetwork
@@ -66,40 +66,38 @@ class Format:
 
 
 #: Name to `Format`, in the order in which they are tried on a source.
-FORMATS: Mapping[str, Format] = MappingProxyType(
-    {
-        "keras_preact": Format(
-            lambda content: isinstance(content, UnitNetwork),
-            _own,
-            _save_weights_or_model,
-            (".keras", ".weights.h5"),
-        ),
-        "keras_hub": Format(
-            _is_of("keras_hub"),
-            weights.from_keras_hub,
-            lambda model, path: weights.to_keras_hub(model).save(path),
-            (".keras",),
-        ),
-        "keras_applications": Format(
-            lambda content: isinstance(content, keras.Model | Path),
-            weights.from_keras_applications,
-            lambda model, path: _save_weights_or_model(weights.to_keras_applications(model), path),
-            (".keras", ".weights.h5"),
-        ),
-        "timm": Format(
-            lambda content: isinstance(content, Mapping) and timm.is_timm(content),
-            weights.from_timm,
-            lambda model, path: weights.write_state(path, weights.to_timm(model)),
-            (".safetensors",),
-        ),
-        "torch_cifar": Format(
-            lambda content: isinstance(content, Mapping) and torch_cifar.is_torch_cifar(content),
-            weights.from_torch_cifar,
-            lambda model, path: weights.write_state(path, weights.to_torch_cifar(model)),
-            (".safetensors",),
-        ),
-    }
-)
+FORMATS: Mapping[str, Format] = {
+    "keras_preact": Format(
+        lambda content: isinstance(content, UnitNetwork),
+        _own,
+        _save_weights_or_model,
+        (".keras", ".weights.h5"),
+    ),
+    "keras_hub": Format(
+        _is_of("keras_hub"),
+        weights.from_keras_hub,
+        lambda model, path: weights.to_keras_hub(model).save(path),
+        (".keras",),
+    ),
+    "keras_applications": Format(
+        lambda content: isinstance(content, keras.Model | Path),
+        weights.from_keras_applications,
+        lambda model, path: _save_weights_or_model(weights.to_keras_applications(model), path),
+        (".keras", ".weights.h5"),
+    ),
+    "timm": Format(
+        lambda content: isinstance(content, Mapping) and timm.is_timm(content),
+        weights.from_timm,
+        lambda model, path: weights.write_state(path, weights.to_timm(model)),
+        (".safetensors",),
+    ),
+    "torch_cifar": Format(
+        lambda content: isinstance(content, Mapping) and torch_cifar.is_torch_cifar(content),
+        weights.from_torch_cifar,
+        lambda model, path: weights.write_state(path, weights.to_torch_cifar(model)),
+        (".safetensors",),
+    ),
+}
 
 
 def convert(
@@ -147,7 +145,7 @@ def convert(
     print(f"Read {source} ({name}): {model.name}, {model.count_params():,} parameters.")
     for line in _adapted(as_is, model):
         print(line)
-    print(f"Wrote {out} ({written_format}, {out.stat().st_size / 1e6:.1f} MB).")
+    print(f"Wrote {out} ({written_format}, {filesize.decimal(out.stat().st_size)}).")
 
 
 def _target_format(out: Path, model: ResidualNetwork) -> str:

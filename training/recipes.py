@@ -7,7 +7,6 @@ number that was measured here, or that nothing was measured.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from .config import Config, Data, Model, Optimizer, Schedule
 
@@ -197,12 +196,10 @@ def finetune() -> Config:
 
 
 #: Name on the command line to recipe.
-RECIPES: Mapping[str, Callable[[], Config]] = MappingProxyType(
-    {
-        recipe.__name__: recipe
-        for recipe in (
-            *(digits, cifar10, cifar10_batch64, cifar10_short, cifar10_quick, cifar10_modern),
-            *(cifar100, imagenet, folder, folder_small, finetune),
-        )
-    }
-)
+RECIPES: Mapping[str, Callable[[], Config]] = {
+    recipe.__name__: recipe
+    for recipe in (
+        *(digits, cifar10, cifar10_batch64, cifar10_short, cifar10_quick, cifar10_modern),
+        *(cifar100, imagenet, folder, folder_small, finetune),
+    )
+}

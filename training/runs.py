@@ -3,8 +3,10 @@ model.keras, metrics.json.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
+import math
 import subprocess
 import time
 from collections.abc import Iterator
@@ -96,6 +98,28 @@ def code() -> dict[str, Any]:
         return {"commit": git("rev-parse", "HEAD"), "modified": bool(changes)}
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "modified": False}
+
+
+def plain(value: Any, digits: int | None = None) -> Any:
+    """Return numbers, arrays, dataclasses and collections of them in JSON's types, with
+    None for what is not finite, and numbers of so many digits.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: plain(getattr(value, field.name), digits)
+            for field in dataclasses.fields(value)
+        }
+    if hasattr(value, "tolist"):  # of NumPy
+        return plain(value.tolist(), digits)
+    if hasattr(value, "items"):
+        return {str(key): plain(each, digits) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each, digits) for each in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return value if digits is None else float(f"{value:.{digits}g}")
+    return value
 
 
 def write_json(path: Path, value: dict, indent: int | None = 2) -> None:

@@ -1,7 +1,7 @@
 """Text for people: times in words, and tables."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def duration(seconds: float) -> str:
@@ -22,15 +22,22 @@ def aligned(rows: Sequence[Sequence[str]], width: int) -> str:
     """Return a table as text: one line per row, or one per column if a line would be
     longer than `width`.
     """
-    text = _lines(rows)
-    return (
-        text if max(map(len, text.splitlines())) <= width else _lines(list(zip(*rows, strict=True)))
-    )
+    text = lines(rows)
+    if max(map(len, text.splitlines())) <= width:
+        return text
+    return lines(list(zip(*rows, strict=True)))
 
 
-def _lines(rows: Sequence[Sequence[str]]) -> str:
+def lines(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> str:
+    """Return a table as text, one line per row; columns of `numbers` end at the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    adjust = [str.rjust if i in numbers else str.ljust for i in range(len(widths))]
+    return "\n".join(
+        "  ".join(
+            to(cell, width) for to, cell, width in zip(adjust, row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    )
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -7,9 +7,8 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from . import cli
@@ -39,15 +38,9 @@ MODELS = (
     "imagenet_resnext{50_32x4d,101_32x8d}_preact",
 )
 
-#: Short names of options. `--epochs N` is one too: it stretches the whole schedule.
-SHORT: Mapping[str, str] = MappingProxyType(
-    {"--lr": "--optimizer.learning-rate", "--batch": "--batch-size"}
-)
+#: Option that is no field: it stretches the whole schedule of the recipe.
 EPOCHS = "--epochs"
-SHORT_HELP = (
-    "Short options: --lr RATE, --batch N, and --epochs N, which stretches the whole schedule to N "
-    "epochs."
-)
+EPOCHS_HELP = "--epochs N stretches the whole schedule to N epochs."
 
 
 def train(config: Config, recipe: str) -> Path | None:
@@ -126,13 +119,12 @@ def _start(argv: Sequence[str]) -> None:
         _resume(argv[1:])
     else:
         recipe = argv[0]
-        default, options = _shortened(cli.lookup(RECIPES, recipe, "recipe")(), argv[1:])
-        description = "\n\n".join([*_about(recipe), SHORT_HELP])
+        default, options = _stretched(cli.lookup(RECIPES, recipe, "recipe")(), argv[1:])
+        description = "\n\n".join([*_about(recipe), EPOCHS_HELP])
         config = cli.parse(f"train {recipe}", Config, options, description, default=default)
         if "resnet" in config.model.name:
-            cli.lookup(
-                dict.fromkeys(models()), config.model.name, "--model.name"
-            )  # before the library takes seconds to load
+            # before the library takes seconds to load
+            cli.lookup(dict.fromkeys(models()), config.model.name, "--model.name")
         train(config, recipe)
 
 
@@ -141,49 +133,28 @@ def _about(recipe: str) -> list[str]:
     return (inspect.getdoc(RECIPES[recipe]) or "").split("\n\n")
 
 
-def _shortened(default: Config, argv: Sequence[str]) -> tuple[Config, list[str]]:
-    """Write short names of options out; return the recipe's configuration, with the
-    schedule that `--epochs` asks for.
+def _stretched(default: Config, argv: Sequence[str]) -> tuple[Config, list[str]]:
+    """Return the recipe's configuration with the schedule that `--epochs` asks for, and
+    the other options.
     """
     options: list[str] = []
-    words = iter(
-        word
-        for argument in argv
-        for word in (argument.split("=", 1) if _is_short(argument) else [argument])
-    )
+    words = iter(argv)
     for word in words:
-        if word == EPOCHS:
-            default = dataclasses.replace(
-                default, schedule=default.schedule.over(_epochs(next(words, "")))
-            )
+        name, given, value = word.partition("=")
+        if name == EPOCHS:
+            epochs = _epochs(value if given else next(words, ""))
+            default = dataclasses.replace(default, schedule=default.schedule.over(epochs))
+        elif difflib.get_close_matches(name, [EPOCHS], cutoff=0.9):
+            raise cli.UserError(f"Unknown option {name}. Did you mean {EPOCHS}?")
         else:
-            _check_known(word)
-            options.append(SHORT.get(word, word))
+            options.append(word)
     return default, options
-
-
-def _check_known(word: str) -> None:
-    """Raise a UserError for a misspelt short name: the parser of the other options
-    would not suggest it.
-    """
-    names = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Config)]
-    if (
-        word.startswith("--")
-        and "." not in word
-        and word.replace("_", "-") not in (*SHORT, *names, "--help")
-    ):
-        for near in difflib.get_close_matches(word, (EPOCHS, *SHORT), n=1):
-            raise cli.UserError(f"Unknown option {word}. Did you mean {near}?")
 
 
 def models() -> list[str]:
     """Return the names that `MODELS` stands for."""
     split = [[part.split(",") for part in re.split(r"[{}]", pattern)] for pattern in MODELS]
     return ["".join(chosen) for parts in split for chosen in itertools.product(*parts)]
-
-
-def _is_short(argument: str) -> bool:
-    return argument.partition("=")[0] in (*SHORT, EPOCHS)
 
 
 def _epochs(text: str) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import keras
 
-from . import callbacks, curves, divergence, estimates, networks, plans, runs
+from . import callbacks, curves, divergence, estimates, histories, networks, plans, runs
 from .checkpoints import Checkpoints, Saved
 from .cli import command
 from .config import Data
@@ -117,13 +117,10 @@ class Trainer:
         fit.saver.save_now()
         networks.save(experiment.network, run / "model.keras", write=chief)
         if chief:
+            history = histories.read(run / "history.csv")
+            title = f"{experiment.network.name}, {run.name}"
             with runs.replacing(run / "curves.png") as temporary:
-                curves.draw(
-                    run / "history.csv",
-                    temporary,
-                    f"{experiment.network.name}, {run.name}",
-                    experiment.watched,
-                )
+                curves.draw({title: history}, temporary, title, experiment.watched)
         self._say_end(run, "Finished")
         return run
 
@@ -169,7 +166,7 @@ class Trainer:
         next.
         """
         experiment = self.experiment
-        history = curves.read(run / "history.csv") if experiment.distribution.is_chief else {}
+        history = histories.read(run / "history.csv") if experiment.distribution.is_chief else {}
         time = (
             f" after {duration(history['seconds'][-1])} of training"
             if len(history.get("seconds", ()))

@@ -53,21 +53,11 @@ def _unnumbered(variables) -> list[Tensors]:
     return [Tensors(each, re.sub(r"_\d+(?=[/_]|$)", "", each.path)) for each in variables]
 
 
-def _optimizer(model: keras.Model) -> list[Tensors]:
-    return _unnumbered(own_variables(model))
-
-
-def _metrics(model: keras.Model) -> list[Tensors]:
-    return _unnumbered(model.metrics_variables)
-
-
-Groups = Mapping[str, Callable[[keras.Model], list[Tensors]]]
-
 #: What is saved of a model, in this order.
-GROUPS: Groups = {
+GROUPS: Mapping[str, Callable[[keras.Model], list[Tensors]]] = {
     "model": _model,
-    "optimizer": _optimizer,
-    "metrics": _metrics,
+    "optimizer": lambda model: _unnumbered(own_variables(model)),
+    "metrics": lambda model: _unnumbered(model.metrics_variables),
 }
 
 
@@ -80,7 +70,8 @@ def read(tensors: Tensors) -> list[np.ndarray]:
     arrays = [
         array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array for array in arrays
     ]
-    return arrays[:1] if all(_same(array, arrays[0]) for array in arrays) else arrays
+    same = all(array.tobytes() == arrays[0].tobytes() for array in arrays)
+    return arrays[:1] if same else arrays
 
 
 def array_of(variable: keras.Variable) -> np.ndarray:
@@ -120,12 +111,10 @@ def _array(value) -> np.ndarray:
         from jax.experimental import multihost_utils
 
         # a replica is here; what is split over processes is gathered by all of them
-        whole = value.is_fully_replicated
-        value = (
-            value.addressable_data(0)
-            if whole
-            else multihost_utils.process_allgather(value, tiled=True)
-        )
+        if value.is_fully_replicated:
+            value = value.addressable_data(0)
+        else:
+            value = multihost_utils.process_allgather(value, tiled=True)
     return np.asarray(ops.convert_to_numpy(value))
 
 
@@ -133,7 +122,3 @@ def _own_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
     import ml_dtypes
 
     return array.view(getattr(ml_dtypes, dtype)) if hasattr(ml_dtypes, dtype) else array
-
-
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.tobytes() == other.tobytes()

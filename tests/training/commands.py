@@ -15,25 +15,27 @@ from training import evaluate, train
 
 ROOT = Path(__file__).parents[2]
 
+
+def words(*texts: str) -> list[str]:
+    """Return the words of command lines."""
+    return [word for text in texts for word in text.split()]
+
+
 #: Options for a network of 4,934 parameters and 5 iterations, of which an epoch has 22.
-TINY = (
-    *("--model.name", "digits_resnet8_preact", "--model.width-factor", "0.25"),
-    *(
-        "--schedule.unit",
-        "iterations",
-        "--schedule.length",
-        "5",
-        "--schedule.warmup",
-        "0",
-        "--data.holdout",
-        "0",
-    ),
+TINY = words(
+    "--model.name digits_resnet8_preact --model.width-factor 0.25 --data.holdout 0",
+    "--schedule.unit iterations --schedule.length 5 --schedule.warmup 0",
+)
+#: Options of the fixture `run`.
+RUN = words(
+    "--schedule.length 30 --schedule.kind steps --schedule.drops 20 --schedule.warmup 4",
+    "--optimizer.nesterov --optimizer.learning-rate 0.05 --seed 3",
 )
 
 
 def run_train(output: Path, *options: str) -> Path:
     """Train a tiny network on digits in this process; return the run directory."""
-    train.main(["digits", *TINY, *options, "--output", str(output)])
+    train.main(["digits", *TINY, *words(*options), "--output", str(output)])
     return output
 
 
@@ -61,6 +63,23 @@ def one_error(stderr: str) -> str:
 
 def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Read the scalars of TensorBoard's event files in `folder`: tag to steps and
+    values.
+    """
+    import tensorflow as tf
+    from tensorflow.core.util import event_pb2
+
+    found: dict[str, list[tuple[int, float]]] = {}
+    files = [str(path) for path in folder.iterdir()]
+    for record in tf.data.TFRecordDataset(files).as_numpy_iterator():
+        event = event_pb2.Event.FromString(record)
+        for value in event.summary.value:
+            read = event.step, float(tf.make_ndarray(value.tensor))
+            found.setdefault(value.tag, []).append(read)
+    return found
 
 
 def start(*arguments: object, cwd: Path) -> subprocess.Popen:

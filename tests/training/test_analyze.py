@@ -20,12 +20,12 @@ from keras_preact.analysis.audit import Audit, AuditFinding, Status
 from keras_preact.analysis.audit.checks import CHECKS
 from keras_preact.analysis.figures import style
 from tests.training import images as pictures
-from tests.training.commands import error_of, files, run_train
-from training import cli
+from tests.training.commands import error_of, files, run_train, words
+from training import cli, runs
 from training.analyze import page
 from training.analyze.__main__ import analyze
 from training.analyze.chapters import CHAPTERS, Picture
-from training.analyze.specimen import open_specimen, plain
+from training.analyze.specimen import open_specimen
 from training.analyze.texts import MAIN, SHOWN_BY, TEXTS
 from training.audit import audit as audit_command
 from training.config import Data
@@ -100,15 +100,7 @@ def check_folder(folder: Path) -> tuple[Page, dict]:
         for part in ("The network ", "Signals and gradients", "Every check", "What was analysed")
     ]
     assert order == sorted(order)  # verdict, picture, chapters; what was analysed is last
-    assert page.elements.index(("img", page.all("img")[0])) < [
-        tag for tag, _ in page.elements
-    ].index("nav")
     assert not {"script", "link", "iframe"} & {tag for tag, _ in page.elements}
-    assert "url(" not in (folder / "index.html").read_text()
-    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all(
-        "meta"
-    )
-    assert page.all("html") == [{"lang": "en"}]
 
     def no_constant(value):
         raise AssertionError(value)
@@ -185,9 +177,8 @@ class TestRegisteredModel:
         ):
             assert line in page.text
             assert printed.count(line) == 1
-        assert (
-            page.text.count("Jacobian") == page.text.count("What the shortcuts carry") == 1
-        )  # no heading, no link
+        # no heading, no link
+        assert page.text.count("Jacobian") == page.text.count("What the shortcuts carry") == 1
         assert "untrained, so its normalisations use the statistics of the batch" in page.text
         found = {each["check"]: each["detail"] for each in numbers["audit"]["findings"]}
         assert (
@@ -236,8 +227,8 @@ class TestSpecimen:
             assert any(label == other and np.allclose(image, pixels) for pixels, other in rows)
         assert len(set(opened.labels.tolist())) > 3
 
-    def test_a_run_gets_pixels(self, a_run):
-        opened = open_specimen(str(a_run), "last", None, 4, 0)
+    def test_a_run_gets_pixels(self, run):
+        opened = open_specimen(str(run), "last", None, 4, 0)
         checkpoint = r"those of the run's checkpoints/state-\d+-[0-9a-f]{16}\.npz"
         assert re.fullmatch(checkpoint, opened.weights)
         assert opened.x.max() > 200
@@ -304,16 +295,8 @@ def test_another_packages_model(tmp_path, capsys):
     x = keras.layers.Add()([x, keras.layers.Conv2D(4, 3, padding="same")(keras.layers.ReLU()(x))])
     outputs = keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x))
     keras.Model(inputs, outputs, name="mine").save(tmp_path / "mine.keras")
-    run(
-        tmp_path / "mine.keras",
-        "--out",
-        tmp_path / "out",
-        "--images",
-        4,
-        "--data",
-        "digits",
-        "--quick",
-    )
+    options = words("--images 4 --data digits --quick --out")
+    run(tmp_path / "mine.keras", *options, tmp_path / "out")
     page, numbers = check_folder(tmp_path / "out")
     assert numbers["jacobian"]["left_out"] == "only for networks built with keras_preact"
     assert "gradient_norms" in [Path(attributes["src"]).stem for attributes in page.all("img")]
@@ -339,12 +322,6 @@ def test_another_packages_model(tmp_path, capsys):
     assert "The loss of these images" not in page.text
 
 
-def test_shares_of_zero_start_at_zero():
-    opened = open_specimen("digits_resnet8_preact", "final", None, 4, 0)
-    pictures = {each.name: each.figure for each in CHAPTERS["signals"].pictures(opened, True)}
-    assert [axes.get_ylim()[0] for axes in pictures["truncation"].axes] == [0, 0]
-
-
 def test_audit_command_names_the_file(tmp_path, capsys):
     kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25).save(
         tmp_path / "mine.keras"
@@ -360,20 +337,20 @@ def test_audit_command_names_the_file(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("cifar_resnet111_preact",), "Did you mean 'cifar_resnet110_preact'"),
-        (("digits_resnet8_preact", "--images", 1), "must be at least 2"),
-        (("digits_resnet8_preact", "--data-dir", "x"), "--data-dir needs --data"),
-        (("digits_resnet8_preact", "--data", "digit"), "Did you mean 'digits'"),
+        ("cifar_resnet111_preact", "Did you mean 'cifar_resnet110_preact'"),
+        ("digits_resnet8_preact --images 1", "must be at least 2"),
+        ("digits_resnet8_preact --data-dir x", "--data-dir needs --data"),
+        ("digits_resnet8_preact --data digit", "Did you mean 'digits'"),
         (
-            ("imagenet_resnet18_preact", "--data", "digits"),
+            "imagenet_resnet18_preact --data digits",
             "has 1000 outputs, the data set digits has 10 classes",
         ),
         (
-            ("cifar_resnet20_preact", "--data", "digits"),
+            "cifar_resnet20_preact --data digits",
             "takes (32, 32, 3), the images of digits are (32, 32, 1)",
         ),
-        (("damaged.keras",), "is damaged, or no model"),
-        (("empty",), "is not a run directory: it has no config.json"),
+        ("damaged.keras", "is damaged, or no model"),
+        ("empty", "is not a run directory: it has no config.json"),
     ],
     ids=["name", "images", "data-dir", "data", "classes", "shape", "damaged", "empty"],
 )
@@ -381,7 +358,7 @@ def test_mistakes(tmp_path, monkeypatch, capsys, arguments, part):
     monkeypatch.chdir(tmp_path)
     Path("damaged.keras").write_bytes(b"PK")
     Path("empty").mkdir()
-    assert part in error_of(capsys, run, *arguments, "--out", "out")
+    assert part in error_of(capsys, run, *words(arguments), "--out", "out")
     assert files(tmp_path) == ["damaged.keras"]
 
 
@@ -495,15 +472,6 @@ def test_page_escapes_what_others_wrote():
     assert nasty in Page(page.render("x", {}, nasty, [], "1.0")).text
 
 
-def test_read_table(tmp_path):
-    (tmp_path / "a.csv").write_text("epoch,loss,val\n0,2.5,NA\n1,1e-3,\n")
-    table = read_table(tmp_path / "a.csv")
-    assert list(table) == ["epoch", "loss", "val"]
-    assert table["loss"].tolist() == [2.5, 0.001]
-    assert np.isnan(table["val"]).all()
-    assert read_table(tmp_path / "b.csv") == {}
-
-
 def test_plain():
     @dataclasses.dataclass
     class Found:
@@ -514,11 +482,7 @@ def test_plain():
         1: Found(np.array([[1.0, np.inf], [np.nan, 2.0]]), ("a", np.int64(3))),
         "b": float("nan"),
     }
-    assert plain(value) == {
+    assert runs.plain(value) == {
         "1": {"values": [[1.0, None], [None, 2.0]], "names": ["a", 3]},
         "b": None,
     }
-
-
-def test_every_picture_has_its_texts():
-    assert all(text.how.endswith(".") and text.alt.endswith(".") for text in TEXTS.values())

@@ -14,7 +14,7 @@ import keras
 import pytest
 
 import keras_preact as kp
-from tests.training.commands import error_of, files, finish, start
+from tests.training.commands import error_of, files, finish, start, words
 from training import cli
 from training.benchmark import __main__ as command
 from training.benchmark import candidates, child, comparison, health_cost, report, rounds
@@ -23,7 +23,7 @@ from training.benchmark.rounds import Outcome
 from training.benchmark.step_time import Step
 
 BACKEND = keras.backend.backend()
-TINY = ("--backends", BACKEND, "--batch", "2", "--rounds", "1", "--steps", "2", "--warmup", "1")
+TINY = words(f"--backends {BACKEND} --batch 2 --rounds 1 --steps 2 --warmup 1")
 
 
 @pytest.fixture(autouse=True)
@@ -275,14 +275,13 @@ class TestRealRuns:
         monkeypatch.setattr(rounds, "_child", measured)
 
     def measure(self, name, *options) -> dict:
-        command.main([name, *TINY, "--output", "figures.json", *options])
+        command.main([name, *TINY, "--output", "figures.json", *words(*options)])
         return json.loads(Path("figures.json").read_text())
 
     def test_compile(self, capsys, empty_folder):
         network = "digits_resnet8_preact:width_factor=0.25"
-        described = self.measure(
-            "compile", "--models", network, "--variants", "stacked", "--image-size", "4"
-        )
+        options = f"--models {network} --variants stacked --image-size 4"
+        described = self.measure("compile", options)
         label = f"{BACKEND}/digits_resnet8_preact:stacked=true,width_factor=0.25"
         assert files(empty_folder) == ["figures.json"]
         assert list(described) == [
@@ -310,22 +309,20 @@ class TestRealRuns:
         assert printed.err.startswith(f"round 1: {label}: ")
 
     def test_step(self, in_this_process):
-        figures = self.only_figures("step", "--models", "dense_resnet6", "--mode", "inference")
+        figures = self.only_figures("step", "--models dense_resnet6 --mode inference")
         assert len(figures.pop("all_steps")) == 2
         assert figures["images_per_second"] == 2 / figures["step_seconds"]
         check(figures)
 
     def test_memory(self, in_this_process):
-        figures = self.only_figures("memory", "--models", "dense_resnet6", "--remat", "2")
+        figures = self.only_figures("memory", "--models dense_resnet6 --remat 2")
         assert figures.keys() >= {"resident_increase_bytes", "peak_resident_bytes"}
         assert ("xla_temporary_bytes" in figures) == (BACKEND == "jax")
         assert figures.pop("resident_increase_bytes") >= 0
         check(figures)
 
     def test_optimizer(self, in_this_process):
-        figures = self.only_figures(
-            "optimizer", "--models", "dense_resnet12", "--variants", "stacked"
-        )
+        figures = self.only_figures("optimizer", "--models dense_resnet12 --variants stacked")
         assert figures["variables"] == len(
             kp.create_model("dense_resnet12", stacked=True).trainable_variables
         )
@@ -333,9 +330,7 @@ class TestRealRuns:
         check(figures)
 
     def test_health(self, in_this_process, capsys):
-        figures = self.only_figures(
-            "health", "--models", "dense_resnet6", "--interval", "2", "--steps", "4"
-        )
+        figures = self.only_figures("health", "--models dense_resnet6 --interval 2 --steps 4")
         pairs = figures.pop("all_steps")
         assert len(pairs) == health_cost.PAIRS
         assert figures["watched_over_plain"] == statistics.median(
@@ -346,7 +341,7 @@ class TestRealRuns:
         assert "with / without" in capsys.readouterr().out
 
     def test_checkpoint(self, in_this_process):
-        figures = self.only_figures("checkpoint", "--models", "dense_resnet6")
+        figures = self.only_figures("checkpoint", "--models dense_resnet6")
         assert len(figures.pop("all_saves")) == 2
         check(figures)
 
@@ -365,27 +360,20 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (("stp",), "Unknown command of benchmark: 'stp'. Did you mean 'step'"),
-            (("step", "--models", "dense_resnet7"), "Did you mean 'dense_resnet6'"),
-            (("step", "--rounds", "0"), "--rounds must be positive. Received: 0"),
-            (
-                ("step", "--limit", "nan"),
-                "--limit must be a positive number of seconds. Received: nan",
-            ),
-            (("step", "--output", "there/is/none.json"), "there is no directory there/is"),
-            (("step", "--baseline", "dense_resnet6"), "--baseline is none of the candidates."),
-            (("step", "--models"), "Give at least one of --models"),
-            (("health", "--interval", "0"), "--interval must be positive. Received: 0"),
-            (
-                ("memory", "--remat", "0"),
-                "--remat takes false, true or a number of units. Received: 0",
-            ),
+            ("stp", "Unknown command of benchmark: 'stp'. Did you mean 'step'"),
+            ("step --models dense_resnet7", "Did you mean 'dense_resnet6'"),
+            ("step --rounds 0", "--rounds must be positive. Received: 0"),
+            ("step --limit nan", "--limit must be a positive number of seconds. Received: nan"),
+            ("step --output there/is/none.json", "there is no directory there/is"),
+            ("step --baseline dense_resnet6", "--baseline is none of the candidates."),
+            ("step --models", "Give at least one of --models"),
+            ("health --interval 0", "--interval must be positive. Received: 0"),
+            ("memory --remat 0", "--remat takes false, true or a number of units. Received: 0"),
         ],
     )
     def test_wrong_option(self, options, message, capsys, empty_folder):
-        assert message in error_of(
-            capsys, command.main, [options[0], "--backends", BACKEND, *options[1:]]
-        )
+        name, *more = words(options)
+        assert message in error_of(capsys, command.main, [name, "--backends", BACKEND, *more])
         assert list(empty_folder.iterdir()) == []
 
     @pytest.mark.parametrize("name", command.COMMANDS)

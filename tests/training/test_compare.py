@@ -215,10 +215,11 @@ def test_output(capsys):
     )
     with open("out/deep/comparison.csv", newline="") as file:
         rows = list(csv.DictReader(file))
+    # the same name in two folders; a run that was named twice
     assert [row["run"] for row in rows] == [
         "a|b/run",
         "c/run",
-    ]  # the same name in two folders; a run that was named twice
+    ]
     assert [float(row["best_validation_error"]) for row in rows] == pytest.approx([12.5, 15.5])
     assert [
         (row["parameters"], row["seed"], row["test_error"], row["seconds"]) for row in rows

@@ -9,7 +9,7 @@ import pytest
 import keras_preact as kp
 from keras_preact import weights
 from tests.keras_preact.harness import randomize
-from tests.training.commands import files, finish, start
+from tests.training.commands import files
 from training import cli
 from training.convert import FormatName, convert
 from training.formats import FORMATS
@@ -117,12 +117,8 @@ class TestConverting:
         theirs.save(tmp_path / "theirs.keras")
         run(tmp_path / "theirs.keras", tmp_path / "ours.keras")
         assert "(keras_applications): " in capsys.readouterr().out
-        run(
-            tmp_path / "ours.keras",
-            tmp_path / "back.keras",
-            "--target-format",
-            "keras_applications",
-        )
+        target = ("--target-format", "keras_applications")
+        run(tmp_path / "ours.keras", tmp_path / "back.keras", *target)
         expected = outputs(theirs)
         for name in ("ours", "back"):
             model = load(tmp_path / f"{name}.keras")
@@ -146,15 +142,6 @@ class TestConverting:
             own["stem.conv.weight"], given["stem.conv.weight"].sum(1, keepdims=True), atol=1e-6
         )
         np.testing.assert_array_equal(own["norm.bias"], given["norm.bias"])
-
-    @pytest.mark.once
-    def test_as_a_user_starts_it(self, cifar, tmp_path):
-        cifar.save(tmp_path / "net.keras")
-        status, out, err = finish(
-            start("-m", "training", "convert", "net.keras", "net.safetensors", cwd=tmp_path)
-        )
-        assert (status, err) == (0, "")
-        assert out.splitlines()[1].startswith("Wrote net.safetensors (torch_cifar, ")
 
 
 class TestErrors:
@@ -199,28 +186,19 @@ class TestErrors:
         (tmp_path / "folder.keras").mkdir()
         np.savez(tmp_path / "other.npz", w=np.zeros(2))
         before = files(tmp_path)
+        auto = "--target-format auto writes .keras or .weights.h5 or .safetensors files"
+        timm = "--target-format timm writes .safetensors files"
+        unknown = "is unknown. It has w. Name it with --source-format"
         for source, out, options, message in (
-            (
-                "net.keras",
-                "w.pth",
-                (),
-                r"--target-format auto writes .keras or .weights.h5 or .safetensors files",
-            ),
-            (
-                "net.keras",
-                "w.keras",
-                ("--target-format", "timm"),
-                "--target-format timm writes .safetensors files",
-            ),
+            ("net.keras", "w.pth", (), auto),
+            ("net.keras", "w.keras", ("--target-format", "timm"), timm),
             ("net.keras", "missing/w.keras", (), "The folder "),
             ("net.keras", "folder.keras", ("--overwrite",), "it is a folder"),
             ("missing.keras", "w.keras", (), "missing.keras does not exist"),
-            ("missing.pth", "w.keras", (), "does not exist"),
             ("damaged.keras", "w.keras", (), "damaged"),
-            ("other.npz", "w.keras", (), "is unknown. It has w. Name it with --source-format"),
+            ("other.npz", "w.keras", (), unknown),
             ("other.npz", "w.keras", ("--source-format", "timm"), "no weights of a timm ResNetV2"),
             ("other.npz", "w.keras", ("--source-format", "keras_preact"), "is for a .keras file"),
-            ("net.txt", "w.keras", (), "net.txt does not exist"),
         ):
             _, error = fails(capsys, tmp_path / source, tmp_path / out, *options)
             assert message in error

@@ -2,7 +2,6 @@
 for many, for one run and several.
 """
 
-import csv
 from pathlib import Path
 
 import matplotlib.figure
@@ -12,7 +11,7 @@ from PIL import Image
 
 from keras_preact.analysis.figures import style as _style
 from tests import layout
-from training import curves
+from training import curves, histories
 from training.cli import UserError
 
 pytestmark = pytest.mark.once
@@ -58,6 +57,10 @@ def figure(monkeypatch):
     return lambda: saved[-1]
 
 
+def draw(history: list[dict[str, float]], path: Path, title: str = "") -> None:
+    curves.draw({title: columns(history) if history else {}}, path, title)
+
+
 def drawn(axes) -> list[tuple[np.ndarray, np.ndarray, str, str]]:
     """Return points, style and colour of the lines that have points."""
     return [
@@ -83,7 +86,7 @@ def colours(path: Path) -> set[str]:
 @pytest.mark.parametrize("epochs", [1, 2, 300])
 def test_one_run(epochs, tmp_path, figure):
     history = rows(epochs)
-    curves.draw(history, tmp_path / "curves.png", "digits")
+    draw(history, tmp_path / "curves.png", "digits")
     with Image.open(tmp_path / "curves.png") as picture:
         assert picture.size == (1210, 616)
     assert {"#FFFFFF", _style.colour(0), _style.GREY.upper()} <= colours(tmp_path / "curves.png")
@@ -124,11 +127,10 @@ def test_steep_beginning_does_not_flatten_the_errors_of_a_long_run(tmp_path, fig
     history = rows(200)
     for i, row in enumerate(history):
         row["accuracy"] = row["val_accuracy"] = 0.1 if i < 10 or i == 100 else 0.9 - i / 4000
-    curves.draw(history, tmp_path / "curves.png", "")
-    assert (
-        15 < figure().axes[1].get_ylim()[1] < 20
-    )  # all but the first ones and the peak are 10 to 15 %
-    curves.draw(history[:12], tmp_path / "curves.png", "")
+    draw(history, tmp_path / "curves.png", "")
+    # all but the first ones and the peak are 10 to 15 %
+    assert 15 < figure().axes[1].get_ylim()[1] < 20
+    draw(history[:12], tmp_path / "curves.png", "")
     assert figure().axes[1].get_ylim()[1] > 90
 
 
@@ -136,7 +138,7 @@ def test_loss_over_decades_has_a_logarithmic_axis_with_plain_numbers(tmp_path, f
     history = rows(50)
     for i, row in enumerate(history):
         row["loss"], row["val_loss"] = 4 * 0.9**i, 4 * 0.95**i
-    curves.draw(history, tmp_path / "curves.png", "")
+    draw(history, tmp_path / "curves.png", "")
     loss = figure().axes[0]
     assert loss.get_yscale() == "log"
     figure().canvas.draw()
@@ -152,13 +154,13 @@ def test_loss_over_decades_has_a_logarithmic_axis_with_plain_numbers(tmp_path, f
 class TestWhatIsNotThere:
     def test_columns(self, tmp_path, figure):
         """A history of an older run: no learning rate; and none of validation."""
-        curves.draw(rows(5, names=("loss", "accuracy")), tmp_path / "curves.png", "")
+        draw(rows(5, names=("loss", "accuracy")), tmp_path / "curves.png", "")
         loss, error = figure().axes
         assert len(drawn(loss)) == len(drawn(error)) == 1
         assert error.get_title(loc="left").startswith("Lowest training error: ")
 
     def test_accuracy(self, tmp_path, figure):
-        curves.draw(rows(5, names=("loss",)), tmp_path / "curves.png", "")
+        draw(rows(5, names=("loss",)), tmp_path / "curves.png", "")
         loss, error = figure().axes
         assert (len(drawn(loss)), len(drawn(error))) == (1, 0)
 
@@ -170,7 +172,7 @@ class TestWhatIsNotThere:
         file.write_text(
             "epoch,accuracy,loss,val_accuracy,val_loss\n0,0.5,2.0,NA,NA\n1,0.75,1.0,,\n2,0.8,nan,0.7,1.5\n3,0.8,inf,0.6,1\n"
         )
-        curves.draw(file, tmp_path / "curves.png", "")
+        curves.draw({"": histories.read(file)}, tmp_path / "curves.png", "")
         loss, error = figure().axes
         assert drawn(loss)[1][1].tolist()[2:] == [1.5, 1.0]
         np.testing.assert_allclose(drawn(error)[1][1], [np.nan, np.nan, 30, 40])
@@ -179,29 +181,15 @@ class TestWhatIsNotThere:
     @pytest.mark.parametrize("history", [[], [{"epoch": 0, "loss": np.nan}]], ids=["empty", "nan"])
     def test_epochs(self, history, tmp_path):
         with pytest.raises(UserError, match="digits has no history yet"):
-            curves.draw(history, tmp_path / "curves.png", "digits")
+            draw(history, tmp_path / "curves.png", "digits")
         assert not list(tmp_path.iterdir())
-
-
-def test_rows_and_file_are_drawn_alike(tmp_path):
-    history = rows(7)
-    with (tmp_path / "history.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(history[0]))
-        writer.writeheader()
-        writer.writerows(history)
-    curves.draw(history, tmp_path / "rows.png", "a")
-    curves.draw(tmp_path / "history.csv", tmp_path / "file.png", "a")
-    curves.draw(rows(7, seed=1), tmp_path / "other.png", "a")
-    pictures = {path.stem: path.read_bytes() for path in tmp_path.glob("*.png")}
-    assert pictures["rows"] == pictures["file"]
-    assert pictures["rows"] != pictures["other"]
 
 
 def test_several_runs_have_a_colour_each(tmp_path, figure):
     histories = {f"run {i}": columns(rows(40 + i, seed=i)) for i in range(3)} | {
         "plain": columns(rows(30, ("loss",)))
     }
-    curves.draw_runs(histories, tmp_path / "curves.png", "", "test")
+    curves.draw(histories, tmp_path / "curves.png", "", "test")
     loss, error, rate = figure().axes
     lines = drawn(loss)
     assert [style for *_, style, _ in lines] == ["--", "-", "--", "-", "--", "-", "--"]
@@ -223,7 +211,7 @@ def test_runs_of_one_length_have_their_names_at_their_ends(tmp_path, figure):
     histories = {f"run {i}": columns(rows(40)) for i in range(3)}
     for i, history in enumerate(histories.values()):
         history["val_loss"] *= i + 1
-    curves.draw_runs(histories, tmp_path / "curves.png", "Three runs", "test")
+    curves.draw(histories, tmp_path / "curves.png", "Three runs", "test")
     assert not figure().legends
     assert names(figure()) == set(histories)
     layout.check(figure())
@@ -231,7 +219,7 @@ def test_runs_of_one_length_have_their_names_at_their_ends(tmp_path, figure):
 
 class TestRead:
     def test_no_file(self, tmp_path):
-        assert curves.read(tmp_path / "history.csv") == {}
+        assert histories.read(tmp_path / "history.csv") == {}
 
     @pytest.mark.parametrize(
         "content",
@@ -247,4 +235,4 @@ class TestRead:
         file = tmp_path / "history.csv"
         file.write_bytes(content)
         with pytest.raises(UserError, match=r"history\.csv is damaged"):
-            curves.read(file)
+            histories.read(file)

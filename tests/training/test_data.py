@@ -283,6 +283,5 @@ class TestEvaluationBatches:
         top, left = (height - 28) // 2, (width - 28) // 2
         [(batch, _)] = evaluation_batches(data, data.test, 2, 28).as_numpy_iterator()
         assert batch.dtype == np.float32
-        np.testing.assert_allclose(
-            batch[0], resized[top : top + 28, left : left + 28], atol=1.01
-        )  # Pillow rounds
+        # Pillow rounds
+        np.testing.assert_allclose(batch[0], resized[top : top + 28, left : left + 28], atol=1.01)

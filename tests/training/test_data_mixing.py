@@ -3,7 +3,6 @@ that follow from seed and step.
 """
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -123,9 +122,8 @@ class TestMixup:
     def test_shares_are_of_a_beta_distribution(self, alpha):
         mixing = Mixing(alpha, 0.0, 0, 10)
         own = np.array([mixing.draw(step, 8, 8).own for step in range(3000)])
-        assert distance(own, alpha) < 1.95 / np.sqrt(
-            3000
-        )  # as in 99.9 % of draws; the seed is fixed
+        # as in 99.9 % of draws; the seed is fixed
+        assert distance(own, alpha) < 1.95 / np.sqrt(3000)
         assert abs(np.corrcoef(own[1:], own[:-1])[0, 1]) < 0.08
 
     def test_images_of_one_class_keep_their_label(self, data):
@@ -196,56 +194,6 @@ def test_both_come_as_often():
     assert 400 < (pasted[1:] & pasted[:-1]).sum() < 600
     own = np.array([mixing.draw(step, 8, 8).own for step in np.flatnonzero(~pasted)])
     assert distance(own, 0.2) < 1.95 / np.sqrt(len(own))
-
-
-class TestSeedAndStep:
-    """All of it at once: RandAugment, mixup and CutMix."""
-
-    @pytest.fixture(params=["pad_crop_flip", "resized", "files"])
-    def stream(self, request, data, tmp_path_factory):
-        if request.param == "files":
-            path = tmp_path_factory.mktemp("folder")
-            pictures.write_folder(path, classes=("cat", "dog", "emu"), images=7)
-            data = load(Data("folder", dir=path))
-        augmentation, size = (
-            ("pad_crop_flip", None)
-            if request.param == "pad_crop_flip"
-            else ("resized_crop_flip", 9)
-        )
-        return lambda seed=3: training_stream(
-            data, 6, augmentation, size, seed, rand_augment=(2, 9), mixup=0.2, cutmix=1.0
-        )
-
-    def test_a_start_anywhere_goes_on_as_from_the_beginning(self, stream):
-        whole = pictures.batches(stream(), 9)
-        for start in (1, 3, 4, 8):
-            pictures.assert_same(pictures.batches(stream(), 9 - start, start), whole[start:])
-
-    @pytest.mark.parametrize("cuts", [(0, 3, 6), (0, 1, 2, 5, 6)])
-    def test_the_rows_of_all_processes_are_the_batch(self, stream, cuts):
-        whole = pictures.batches(stream(), 5, start=2)
-        parts = [pictures.batches(stream(), 5, 2, slice(*cut)) for cut in itertools.pairwise(cuts)]
-        joined = [
-            tuple(map(np.concatenate, zip(*step, strict=True))) for step in zip(*parts, strict=True)
-        ]
-        pictures.assert_same(joined, whole)
-        odd = pictures.batches(stream(), 5, 2, slice(1, None, 2))
-        pictures.assert_same(odd, [(pixels[1::2], targets[1::2]) for pixels, targets in whole])
-
-    def test_follows_from_the_seed_alone(self, stream):
-        import keras
-
-        first = pictures.batches(stream(), 4)
-        keras.utils.set_random_seed(77)
-        pictures.assert_same(pictures.batches(stream(), 4), first)
-        for (a, _), (b, _) in zip(first, pictures.batches(stream(4), 4), strict=True):
-            assert not np.array_equal(a, b)
-
-    def test_shapes_are_known(self, stream):
-        images, targets = stream().dataset(rows=slice(0, 4)).element_spec
-        assert images.shape == (4, *stream().image_shape)
-        assert (targets.shape[0], targets.dtype.name) == (4, "float32")
-        assert targets.shape[1] in (3, CLASSES)
 
 
 def test_fake_data_has_labels_of_the_same_form():

@@ -34,28 +34,44 @@ def records(tmp_path_factory):
     return path
 
 
-@pytest.fixture(params=["pad_crop_flip", "none", "resized", "files", "records", "fake"])
+#: Name to augmentation and size of a stream.
+STREAMS = {
+    "pad_crop_flip": ("pad_crop_flip", None),
+    "none": ("none", None),
+    "resized": ("resized_crop_flip", 5),
+    "files": ("resized_crop_flip", 16),
+    "records": ("resized_crop_flip", 16),
+    "fake": ("none", None),
+    "mixed": ("pad_crop_flip", None),
+    "mixed, resized": ("resized_crop_flip", 5),
+    "mixed files": ("resized_crop_flip", 16),
+}
+
+
+@pytest.fixture(params=STREAMS)
 def data_set(request, folder, records, monkeypatch):
-    """A data set, and the augmentation, size and batch size of a stream."""
-    if request.param == "files":
-        return folder, ("resized_crop_flip", 16, 6)
-    if request.param == "records":
+    """A data set, and the arguments of a stream: with RandAugment, mixup and CutMix if
+    it is mixed.
+    """
+    options = {}
+    if "mixed" in request.param:
+        options = {"rand_augment": (2, 9), "mixup": 0.2, "cutmix": 1.0}
+    if "files" in request.param:
+        data = folder
+    elif request.param == "records":
         monkeypatch.setattr(sources, "CACHE_BYTES", 0)
-        return load(Data("cifar100", dir=records)), ("resized_crop_flip", 16, 6)
-    if request.param == "fake":
-        return load(Data("fake", size=8)), ("none", None, 6)
-    images = np.random.default_rng(1).integers(0, 256, (23, 8, 8, 3), "uint8")
-    options = {
-        "pad_crop_flip": ("pad_crop_flip", None, 6),
-        "none": ("none", None, 6),
-        "resized": ("resized_crop_flip", 5, 6),
-    }
-    return pictures.in_memory(images), options[request.param]
+        data = load(Data("cifar100", dir=records))
+    elif request.param == "fake":
+        data = load(Data("fake", size=8))
+    else:
+        images = np.random.default_rng(1).integers(0, 256, (23, 8, 8, 3), "uint8")
+        data = pictures.in_memory(images, np.arange(23) % 3, classes=3)
+    return data, STREAMS[request.param], options
 
 
 def stream(data_set, seed=3):
-    data, (augmentation, size, batch_size) = data_set
-    return training_stream(data, batch_size, augmentation, size, seed)
+    data, (augmentation, size), options = data_set
+    return training_stream(data, 6, augmentation, size, seed, **options)
 
 
 def test_a_start_anywhere_goes_on_as_from_the_beginning(data_set):
@@ -64,10 +80,9 @@ def test_a_start_anywhere_goes_on_as_from_the_beginning(data_set):
         pictures.assert_same(pictures.batches(stream(data_set), 11 - start, start), whole[start:])
 
 
-@pytest.mark.parametrize("cuts", [(0, 3, 6), (0, 1, 2, 5, 6)])
-def test_the_rows_of_all_processes_are_the_batch(data_set, cuts):
+def test_the_rows_of_all_processes_are_the_batch(data_set):
     whole = pictures.batches(stream(data_set), 6, start=2)
-    rows = [slice(*cut) for cut in itertools.pairwise(cuts)]
+    rows = [slice(*cut) for cut in itertools.pairwise((0, 1, 2, 5, 6))]
     parts = [pictures.batches(stream(data_set), 6, 2, part) for part in rows]
     joined = [
         tuple(map(np.concatenate, zip(*step, strict=True))) for step in zip(*parts, strict=True)
@@ -93,17 +108,18 @@ def test_shapes_are_known_and_several_iterators_do_not_meet(data_set):
     made = stream(data_set)
     data_of_rows = made.dataset(rows=slice(0, 4))
     assert data_of_rows.element_spec[0].shape == (4, *made.image_shape)
-    assert data_of_rows.element_spec[1].shape == (4,)
+    mixed = bool(data_set[2])
+    assert data_of_rows.element_spec[1].shape == ((4, 3) if mixed else (4,))
     one, other = (data_of_rows.as_numpy_iterator() for _ in range(2))
     turns = [next(one), next(other), next(one), next(one), next(other)]
     pictures.assert_same(turns[1:2] + turns[4:], [turns[0], turns[2]])
 
 
-def test_images_in_memory_leave_as_bytes_resized_ones_as_fractions(data_set, request):
+def test_images_in_memory_leave_as_bytes_resized_ones_as_fractions(data_set):
     pixels, labels = pictures.batches(stream(data_set), 1)[0]
-    bytes_leave = request.node.callspec.params["data_set"] in ("pad_crop_flip", "none", "fake")
-    assert pixels.dtype == (np.uint8 if bytes_leave else np.float32)
-    assert labels.dtype == np.int64
+    _, (augmentation, _), mixed = data_set
+    assert pixels.dtype == (np.float32 if augmentation == "resized_crop_flip" else np.uint8)
+    assert labels.dtype == (np.float32 if mixed else np.int64)
 
 
 class TestEpochs:

@@ -13,7 +13,7 @@ from PIL import Image
 
 import keras_preact as kp
 from tests.training import images as pictures
-from tests.training.commands import files, run_evaluate, run_train
+from tests.training.commands import files, run_evaluate, words
 from training import cli
 from training import export as export_command
 from training.config import Data
@@ -64,9 +64,8 @@ class TestMeasure:
 
     def test_top5(self):
         logits = scores([[7, 6, 5, 4, 3, 2, 1]] * 4)
-        metrics = measure(
-            logits, np.array([0, 4, 5, 6]), list("abcdefg")
-        )  # first, fifth, sixth and seventh
+        # first, fifth, sixth and seventh
+        metrics = measure(logits, np.array([0, 4, 5, 6]), list("abcdefg"))
         assert (metrics["top5_accuracy"], metrics["accuracy"]) == (0.5, 0.25)
 
     def test_top5_is_left_out_where_it_says_nothing(self):
@@ -119,16 +118,11 @@ def test_confusion_matrix_is_drawn(tmp_path, classes):
         assert columns.mean() > pixels.shape[1] / 2
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return run_train(tmp_path_factory.mktemp("evaluate") / "run", "--schedule.length", "30")
-
-
 @pytest.fixture
-def run(trained, tmp_path, monkeypatch):
+def copied(run, tmp_path, monkeypatch):
     """A copy of a trained run, `run` in the current folder."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(trained, "run")
+    shutil.copytree(run, "run")
     return tmp_path / "run"
 
 
@@ -143,19 +137,19 @@ def metrics_of(folder) -> dict:
 
 
 @pytest.fixture(scope="module")
-def expected(trained, tmp_path_factory):
+def expected(run, tmp_path_factory):
     """The metrics of the trained run."""
     output = tmp_path_factory.mktemp("expected")
-    run_evaluate(trained, "--output", output)
+    run_evaluate(run, "--output", output)
     return metrics_of(output)
 
 
 class TestRun:
-    def test_metrics_are_those_of_the_network_on_the_test_images(self, run, test_images, capsys):
+    def test_metrics_are_those_of_the_network_on_the_test_images(self, copied, test_images, capsys):
         images, labels = test_images
         run_evaluate("run")
-        metrics = metrics_of(run)
-        logits = keras.saving.load_model(run / "model.keras").predict_on_batch(
+        metrics = metrics_of(copied)
+        logits = keras.saving.load_model(copied / "model.keras").predict_on_batch(
             images.astype("float32")
         )
         predicted = logits.argmax(axis=1)
@@ -176,61 +170,56 @@ class TestRun:
         printed = capsys.readouterr().out
         assert report(metrics) in printed
         assert "Wrote run/metrics.json and run/confusion_matrix.png.\n" in printed
-        with Image.open(run / "confusion_matrix.png") as image:
+        with Image.open(copied / "confusion_matrix.png") as image:
             image.load()
             assert image.format == "PNG"
             assert min(image.size) > 300
 
-    def test_again_replaces_the_files_and_leaves_no_others(self, run):
-        before = files(run)
+    def test_again_replaces_the_files_and_leaves_no_others(self, copied):
+        before = files(copied)
         run_evaluate("run")
         run_evaluate("run", "--batch-size", "7")
-        assert files(run) == sorted([*before, "metrics.json", "confusion_matrix.png"])
+        assert files(copied) == sorted([*before, "metrics.json", "confusion_matrix.png"])
 
-    def test_checkpoint_and_output(self, run):
+    def test_checkpoint_and_output(self, copied):
         run_evaluate("run", "--checkpoint", "best", "--output", "elsewhere/here")
-        assert files(run.parent / "elsewhere") == [
+        assert files(copied.parent / "elsewhere") == [
             "here/confusion_matrix-best.png",
             "here/metrics-best.json",
         ]
-        metrics = json.loads((run.parent / "elsewhere" / "here" / "metrics-best.json").read_text())
+        metrics = json.loads(
+            (copied.parent / "elsewhere" / "here" / "metrics-best.json").read_text()
+        )
         assert metrics["model"] == "run/checkpoints/best.keras"
-        assert not (run / "metrics.json").exists()
+        assert not (copied / "metrics.json").exists()
 
-    def test_keras_file_gives_the_same(self, run, expected):
+    def test_keras_file_gives_the_same(self, copied, expected):
         run_evaluate("run/model.keras", "--data", "digits")
-        assert metrics_of(run.parent / "evaluation-model") == expected | {
+        assert metrics_of(copied.parent / "evaluation-model") == expected | {
             "model": "run/model.keras"
         }
 
-    def test_diverged_network(self, run, capsys):
-        model = keras.saving.load_model(run / "model.keras")
+    def test_diverged_network(self, copied, capsys):
+        model = keras.saving.load_model(copied / "model.keras")
         model.weights[-1].assign(np.full(10, np.nan))  # the classifier's bias
-        model.save(run / "model.keras")
+        model.save(copied / "model.keras")
         with pytest.raises(SystemExit):
             run_evaluate("run")
         assert "error: The network's outputs are not finite" in capsys.readouterr().err
-        assert not (run / "metrics.json").exists()
+        assert not (copied / "metrics.json").exists()
 
 
 @pytest.mark.once
 class TestSamples:
-    @pytest.mark.parametrize(
-        ("count", "names"), [(3, ["0_0", "0_1", "0_2"]), (12, None), (1000, None)]
-    )
-    def test_one_of_each_class_in_turn_with_its_pixels(
-        self, run, test_images, capsys, count, names
-    ):
+    @pytest.mark.parametrize("count", [3, 12])
+    def test_one_of_each_class_in_turn_with_its_pixels(self, copied, test_images, capsys, count):
         images, labels = test_images
         run_evaluate("run", "--save-samples", count)
-        written = files(run / "samples")
-        assert len(written) == min(count, 360)
-        assert names is None or written == [f"{name}.png" for name in names]
-        if count == 12:
-            assert written == sorted(f"{i // 10}_{i % 10}.png" for i in range(12))
+        written = files(copied / "samples")
+        assert written == sorted(f"{i // 10}_{i % 10}.png" for i in range(count))
         for name in written:
             rank, label = map(int, re.fullmatch(r"(\d+)_(\d)\.png", name).groups())
-            with Image.open(run / "samples" / name) as image:
+            with Image.open(copied / "samples" / name) as image:
                 np.testing.assert_array_equal(
                     np.asarray(image), images[labels == label][rank, ..., 0]
                 )
@@ -243,17 +232,8 @@ class TestSamples:
         kp.create_model(
             "digits_resnet8_preact", classes=2, input_shape=(16, 16, 3), width_factor=0.25
         ).save("m.keras")
-        run_evaluate(
-            "m.keras",
-            "--data",
-            "folder",
-            "--data-dir",
-            "pictures",
-            "--save-samples",
-            "4",
-            "--output",
-            "out",
-        )
+        options = "--data folder --data-dir pictures --save-samples 9 --output out"
+        run_evaluate("m.keras", *words(options))
         assert metrics_of(tmp_path / "out")["images"] == 4
         for name in ("cat", "dog"):
             originals = (tmp_path / "pictures" / "test" / name).iterdir()
@@ -267,14 +247,14 @@ def pixels(path) -> bytes:
         return image.tobytes()
 
 
-def test_exported_model_gives_the_metrics_of_its_run(run, expected, capsys):
+def test_exported_model_gives_the_metrics_of_its_run(copied, expected, capsys):
     cli.main("export", export_command.export, ["run", "--name", "digits", "--output", "exported"])
     capsys.readouterr()
     run_evaluate("exported/digits")
-    metrics = metrics_of(run.parent / "evaluation-digits")
+    metrics = metrics_of(copied.parent / "evaluation-digits")
     assert metrics["model"] == "exported/digits/1"
     assert metrics["confusion_matrix"] == expected["confusion_matrix"]
     assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert metrics["data"] == "digits"
     assert report(metrics) in capsys.readouterr().out
-    assert not list((run.parent / "exported").rglob("metrics.json"))
+    assert not list((copied.parent / "exported").rglob("metrics.json"))

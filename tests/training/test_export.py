@@ -9,6 +9,8 @@ from PIL import Image
 
 import keras_preact as kp
 from tests.keras_preact.harness import randomize
+from tests.training.commands import error_of as error_of_command
+from tests.training.commands import words
 from training import cli, predict
 from training.config import Data
 from training.data import load
@@ -87,27 +89,37 @@ def test_predict_agrees_with_the_model(run, exported, tmp_path, capsys):
     assert lines[::2] == list(map(str, paths))
 
 
-def test_what_is_printed(run, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def saved(monkeypatch):
+    """What the library's `save` is called with, which writes a little here."""
+    received = {}
+
     def save(model, directory, **kwargs):
+        received.update(kwargs)
         path = directory / "1"
         (path / "variables").mkdir(parents=True)
         (path / "assets.extra").mkdir()
         (path / "variables" / "data").write_bytes(bytes(123_456))
-        differences = {"logits": 2.5e-7, "probabilities": 1e-8}
         check = {
-            "largest_difference": differences,
+            "largest_difference": {"logits": 2.5e-7, "probabilities": 1e-8},
             "allowed_difference": {"logits": 1e-5, "probabilities": 1e-5},
+            "accuracy": {"images": 360, "model": 0.5, "bfloat16": 0.4975},
         }
         card = {"check": check, "parameters": {"total": 30_864}, "metrics": kwargs["metrics"]}
         (path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
         return path
 
     monkeypatch.setattr(kp.export, "save", save)
-    cli.main(
-        "export",
-        export,
-        [str(run[0]), "--name", "d", "--output", str(tmp_path), "--checkpoint", "best"],
-    )
+    return received
+
+
+def export_run(run, output, *options: str) -> None:
+    arguments = [str(run[0]), "--name", "d", "--output", str(output), *words(*options)]
+    cli.main("export", export, arguments)
+
+
+def test_what_is_printed(run, tmp_path, saved, capsys):
+    export_run(run, tmp_path, "--checkpoint best")
     out = capsys.readouterr().out
     assert ", 30,864 parameters)" in out
     assert "the largest difference is 2.5e-07 in logits (allowed 1.0e-05)" in out
@@ -119,50 +131,20 @@ def test_what_is_printed(run, tmp_path, monkeypatch, capsys):
     )
 
 
-def test_bfloat16_is_compared_on_the_test_images(run, tmp_path, monkeypatch, capsys):
-    accuracy = {"images": 360, "model": 0.5, "bfloat16": 0.4975}
-    received = {}
-
-    def save(model, directory, **kwargs):
-        received.update(kwargs)
-        path = directory / "1"
-        (path / "variables").mkdir(parents=True)
-        (path / "assets.extra").mkdir()
-        differences = {"logits": 2.5e-7, "probabilities": 1e-8}
-        check = {
-            "largest_difference": differences,
-            "allowed_difference": differences,
-            "accuracy": accuracy,
-        }
-        card = {"check": check, "parameters": {"total": 30_864}}
-        (path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
-        return path
-
-    monkeypatch.setattr(kp.export, "save", save)
-    cli.main(
-        "export",
-        export,
-        [str(run[0]), "--name", "d", "--output", str(tmp_path), "--precision", "bfloat16"],
-    )
-    assert (
-        "Accuracy on 360 test images: 49.75 % in bfloat16, 50.00 % in the run."
-        in capsys.readouterr().out
-    )
-    images, labels = received["validation_data"]
-    test = load(Data("digits")).test
-    pairs = list(test.open().as_numpy_iterator())
+def test_bfloat16_is_compared_on_the_test_images(run, tmp_path, saved, capsys):
+    export_run(run, tmp_path, "--precision bfloat16")
+    said = "Accuracy on 360 test images: 49.75 % in bfloat16, 50.00 % in the run."
+    assert said in capsys.readouterr().out
+    images, labels = saved["validation_data"]
+    pairs = list(load(Data("digits")).test.open().as_numpy_iterator())
     np.testing.assert_array_equal(images, np.stack([image for image, _ in pairs]).astype("float32"))
     np.testing.assert_array_equal(labels, [label for _, label in pairs])
-    assert received["precision"] == "bfloat16"
+    assert saved["precision"] == "bfloat16"
 
 
 def test_a_file_for_another_runtime(run, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
-    cli.main(
-        "export",
-        export,
-        [str(run[0]), "--name", "d", "--output", str(tmp_path / "new"), "--format", "onnx"],
-    )
+    export_run(run, tmp_path / "new", "--format onnx")
     assert f"Wrote {tmp_path / 'new' / 'd.onnx'} (" in capsys.readouterr().out
     images = np.random.default_rng(0).uniform(0, 255, (2, 8, 8, 1)).astype("float32")
     session = onnxruntime.InferenceSession(tmp_path / "new" / "d.onnx")
@@ -171,12 +153,7 @@ def test_a_file_for_another_runtime(run, tmp_path, capsys):
 
 
 def error_of(capsys, *arguments):
-    with pytest.raises(SystemExit) as exit_status:
-        cli.main("export", export, list(map(str, arguments)))
-    captured = capsys.readouterr()
-    assert exit_status.value.code == 2
-    assert captured.err.count("\n") == 1
-    return captured.err
+    return error_of_command(capsys, cli.main, "export", export, list(map(str, arguments)))
 
 
 def test_errors(run, exported, tmp_path, monkeypatch, capsys):
@@ -186,18 +163,8 @@ def test_errors(run, exported, tmp_path, monkeypatch, capsys):
     assert "next free one is 2" in error_of(
         capsys, folder, "--name", "digits", "--output", exported.parent, "--version", 1
     )
-    message = error_of(
-        capsys,
-        folder,
-        "--name",
-        "m",
-        "--output",
-        tmp_path,
-        "--format",
-        "litert",
-        "--precision",
-        "bfloat16",
-    )
+    options = words("--format litert --precision bfloat16")
+    message = error_of(capsys, folder, "--name", "m", "--output", tmp_path, *options)
     assert "remove --version and --precision" in message
     message = error_of(capsys, folder, "--name", "m", "--output", tmp_path, "--checkpoint", "last")
     assert "It has: --checkpoint final, --checkpoint best." in message

@@ -2,6 +2,7 @@
 8 and 9.
 """
 
+import contextlib
 import functools
 import json
 import shutil
@@ -14,68 +15,26 @@ from PIL import Image
 
 import keras_preact as kp
 from keras_preact import transfer
-from tests.training.commands import error_of, finish, start
+from tests.training.commands import error_of, words
 from training import train
+from training.config import Data
+from training.data import load
 
 #: A network and a schedule of seconds.
-SOURCE = (
-    *(
-        "--model.name",
-        "digits_resnet8_preact",
-        "--model.width-factor",
-        "0.5",
-        "--data.size",
-        "8",
-        "--seed",
-        "1",
-    ),
-    *(
-        "--data.augmentation",
-        "none",
-        "--health",
-        "0",
-        "--optimizer.learning-rate",
-        "0.1",
-        "--optimizer.weight-decay",
-        "1e-3",
-    ),
-    *(
-        "--schedule.length",
-        "30",
-        "--schedule.warmup",
-        "0.5",
-        "--batch-size",
-        "64",
-        "--data.holdout",
-        "0",
-    ),
+SOURCE = words(
+    "--model.name digits_resnet8_preact --model.width-factor 0.5 --data.size 8 --seed 1",
+    "--data.augmentation none --health 0 --data.holdout 0 --batch-size 64",
+    "--optimizer.learning-rate 0.1 --optimizer.weight-decay 1e-3",
+    "--schedule.length 30 --schedule.warmup 0.5",
 )
 #: Few steps on few images.
-TUNE = (
-    *(
-        "--data.holdout",
-        "0",
-        "--data.augmentation",
-        "none",
-        "--health",
-        "0",
-        "--schedule.unit",
-        "iterations",
-        "--schedule.length",
-        "4",
-    ),
-    *(
-        "--schedule.warmup",
-        "0",
-        "--batch-size",
-        "15",
-        "--seed",
-        "2",
-        "--optimizer.learning-rate",
-        "0.2",
-    ),
-    *("--model.freeze", "stage1"),
-    *("--optimizer.layer-decay", "0.7", "--checkpoint.every", "2", "--checkpoint.keep", "20"),
+SHORT = words(
+    "--data.holdout 0 --data.augmentation none --health 0 --batch-size 15 --seed 2",
+    "--schedule.unit iterations --schedule.length 4 --schedule.warmup 0",
+    "--optimizer.learning-rate 0.2",
+)
+TUNE = SHORT + words(
+    "--model.freeze stage1 --optimizer.layer-decay 0.7 --checkpoint.every 2 --checkpoint.keep 20"
 )
 
 
@@ -122,47 +81,45 @@ def accuracy(path: Path, folder: Path) -> float:
     )
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
+@pytest.fixture(scope="session")
+def work(once_per_run):
     """Folders `seven` and `three`, a run `source` on the first, and `tuned` from it on
-    the second, by a real process.
+    the second.
     """
-    folder = tmp_path_factory.mktemp("work")
-    write_digits(folder / "seven", range(7), None)
-    write_digits(folder / "three", range(7, 10), 10)
-    train.main(
-        ["folder", "--data.dir", str(folder / "seven"), "--output", str(folder / "source"), *SOURCE]
-    )
-    arguments = (
-        "finetune",
-        "--data.dir",
-        "three",
-        "--model.weights",
-        "source",
-        "--output",
-        "tuned",
-        *TUNE,
-    )
-    status, _, err = finish(start("-m", "training", "train", *arguments, cwd=folder))
-    assert (status, err) == (0, "")
-    return folder
+
+    def make(folder: Path) -> None:
+        write_digits(folder / "seven", range(7), None)
+        write_digits(folder / "three", range(7, 10), 10)
+        with contextlib.chdir(folder):
+            train.main([*words("folder --data.dir seven --output source"), *SOURCE])
+            options = words("finetune --data.dir three --model.weights source --output tuned")
+            train.main([*options, *TUNE])
+
+    return once_per_run("finetuned", make)
 
 
-def test_few_images_are_enough_that_are_not_from_scratch(work):
-    options = (
-        "--data.dir",
-        str(work / "three"),
-        "--output",
-        str(work / "scratch"),
-        *SOURCE,
-        *TUNE[:-8],
-    )
-    train.main(["folder", *options])
-    tuned, scratch = (
-        accuracy(work / name / "model.keras", work / "three") for name in ("tuned", "scratch")
-    )
+def test_the_source_is_of_its_folder(work):
+    described = json.loads((work / "source" / "config.json").read_text())
+    assert described["classes"] == list("0123456")
+    assert described["config"]["data"]["dir"] == "seven"
+    model = keras.saving.load_model(work / "source" / "model.keras")
+    assert (model.input_shape, model.output_shape) == ((None, 8, 8, 3), (None, 7))
+    rows = load(Data("folder", dir=work / "seven")).train.open().as_numpy_iterator()
+    pixels = np.stack([image for image, _ in rows])
+    mean = np.ravel(model.get_layer("preprocessing").mean)
+    np.testing.assert_allclose(mean, pixels.mean(axis=(0, 1, 2)), rtol=1e-3)
 
-    assert tuned > 0.7
+
+def test_few_images_are_enough(work):
+    assert accuracy(work / "tuned" / "model.keras", work / "three") > 0.7
+
+
+@pytest.mark.slow
+def test_few_images_are_not_enough_from_scratch(work, tmp_path):
+    places = f"folder --data.dir {work / 'three'} --output {tmp_path / 'scratch'}"
+    train.main([*words(places), *SOURCE, *SHORT])
+    runs = (work / "tuned", tmp_path / "scratch")
+    tuned, scratch = (accuracy(run / "model.keras", work / "three") for run in runs)
     assert tuned > scratch + 0.1
 
 
@@ -197,20 +154,13 @@ def test_the_images_are_prepared_as_the_source_s_were(work):
 
 
 def test_a_run_goes_on_without_the_file_it_began_with(work, tmp_path, monkeypatch, capsys):
-    """From a checkpoint in the middle, to the bits of the run that was left alone,
-    which another process trained.
-    """
+    """From a checkpoint in the middle, to the bits of the run that was left alone."""
     shutil.copytree(work / "three", tmp_path / "three")
     shutil.copytree(work / "tuned", tmp_path / "tuned")
-    for path in [
-        tmp_path / "tuned" / "model.keras",
-        *(tmp_path / "tuned" / "checkpoints").glob("best*"),
-    ]:
+    checkpoints = tmp_path / "tuned" / "checkpoints"
+    later = [path for path in checkpoints.glob("state-*.npz") if int(path.name[6:15]) > 2]
+    for path in [tmp_path / "tuned" / "model.keras", checkpoints / "best.keras", *later]:
         path.unlink()
-    states = sorted((tmp_path / "tuned" / "checkpoints").glob("state-*.npz"))
-    for path in states:
-        if int(path.name[6:15]) > 2:
-            path.unlink()
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
@@ -231,118 +181,80 @@ def test_a_run_goes_on_without_the_file_it_began_with(work, tmp_path, monkeypatc
 class TestErrors:
     """One line each, and no run directory."""
 
-    def error(self, capsys, tmp_path, work, *options) -> str:
-        options = (
-            "--data.dir",
-            str(work / "three"),
-            *TUNE,
-            "--output",
-            str(tmp_path / "run"),
-            *options,
-        )
-        message = error_of(capsys, train.main, ["finetune", *options])
-        assert not (tmp_path / "run").exists()
+    @pytest.fixture
+    def error(self, capsys, work, tmp_path, monkeypatch):
+        """Return a function that returns the message for options, with files in `work`."""
+        monkeypatch.chdir(work)
+
+        def message(options: str, recipe="finetune", tune=TUNE) -> str:
+            run = tmp_path / "run"
+            arguments = words(f"{recipe} --data.dir three --output {run} {options}")
+            found = error_of(capsys, train.main, [*arguments, *tune])
+            assert not run.exists()
+            return found
+
         return message
 
-    def test_no_weights(self, capsys, tmp_path, work):
-        assert "add --model.weights with a run directory" in self.error(capsys, tmp_path, work)
+    @pytest.mark.parametrize(
+        ("options", "part"),
+        [
+            ("", "add --model.weights with a run directory"),
+            ("--model.weights nowhere", "nowhere"),
+            ("--model.weights three", "three"),
+            ("--model.weights source --data.size 3", "images of 3 x 3 pixels"),
+            ("--model.weights source --data.size 3", "must be at least 4"),
+            (
+                "--model.weights source --model.arrangement original",
+                "--model.arrangement cannot change the trained network",
+            ),
+            ("--model.weights source --model.name cifar_resnet20_preact", "recipe finetune"),
+            (
+                "--model.weights source --model.mean 1 1 1 --model.std 1 1 1",
+                "its own preprocessing layer",
+            ),
+        ],
+    )
+    def test_options(self, error, options, part):
+        assert part in error(options)
 
-    def test_no_such_file(self, capsys, tmp_path, work):
-        assert "nowhere" in self.error(capsys, tmp_path, work, "--model.weights", "nowhere")
+    def test_unknown_place_to_freeze(self, error):
+        message = error("--model.weights source --model.freeze stage9", tune=SHORT)
+        assert "Did you mean 'stage" in message
 
-    def test_no_run(self, capsys, tmp_path, work):
-        message = self.error(capsys, tmp_path, work, "--model.weights", str(work / "three"))
-        assert str(work / "three") in message
+    def test_options_without_weights(self, error):
+        message = error("--model.freeze stem", "folder", SHORT)
+        assert "--model.freeze needs a trained network" in message
 
-    def test_another_kind_of_file(self, capsys, tmp_path, work):
-        (tmp_path / "weights.pth").write_bytes(b"")
-        message = self.error(
-            capsys, tmp_path, work, "--model.weights", str(tmp_path / "weights.pth")
-        )
-        assert "keras-preact convert" in message
+    @pytest.mark.parametrize(
+        ("name", "part"),
+        [("weights.pth", "keras-preact convert"), ("model.keras", "model.keras is damaged")],
+    )
+    def test_files_that_are_no_model(self, error, tmp_path, name, part):
+        (tmp_path / name).write_bytes(b"no model")
+        assert part in error(f"--model.weights {tmp_path / name}")
 
-    def test_damaged_file(self, capsys, tmp_path, work):
-        (tmp_path / "model.keras").write_bytes(b"no model")
-        message = self.error(
-            capsys, tmp_path, work, "--model.weights", str(tmp_path / "model.keras")
-        )
-        assert "model.keras is damaged" in message
-
-    def test_a_model_of_keras_own(self, capsys, tmp_path, work):
-        keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()], name="flat").save(
-            tmp_path / "model.keras"
-        )
-        message = self.error(
-            capsys, tmp_path, work, "--model.weights", str(tmp_path / "model.keras")
-        )
+    def test_a_model_of_keras_own(self, error, tmp_path):
+        model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()], name="flat")
+        model.save(tmp_path / "model.keras")
+        message = error(f"--model.weights {tmp_path / 'model.keras'}")
         assert "needs a network of residual units for images. " in message
         assert message.endswith("contains 'flat'.\n")
 
-    def test_other_channels(self, capsys, tmp_path, work):
-        small = kp.models.resnet_cifar(
-            8, width_factor=0.125, input_shape=(8, 8, 1), mean=100.0, std=60.0, name="grey"
-        )
-        small.save(tmp_path / "model.keras")
-        message = self.error(
-            capsys, tmp_path, work, "--model.weights", str(tmp_path / "model.keras")
-        )
+    def test_other_channels(self, error, tmp_path):
+        pixels = {"mean": 100.0, "std": 60.0}
+        options = {"width_factor": 0.125, "input_shape": (8, 8, 1), "name": "grey"} | pixels
+        kp.models.resnet_cifar(8, **options).save(tmp_path / "model.keras")
         assert (
-            f"grey takes grayscale (1 channel) images; {work / 'three'} has colour (3 channels) "
-            "images. Train a new" in message
+            "grey takes grayscale (1 channel) images; three has colour (3 channels) images. Train "
+            "a new" in error(f"--model.weights {tmp_path / 'model.keras'}")
         )
 
-    def test_too_small(self, capsys, tmp_path, work):
-        message = self.error(
-            capsys, tmp_path, work, "--model.weights", str(work / "source"), "--data.size", "3"
-        )
-        assert "images of 3 x 3 pixels" in message
-        assert "must be at least 4" in message
-
-    def test_unknown_place_to_freeze(self, capsys, tmp_path, work):
-        message = self.error(
-            capsys,
-            tmp_path,
-            work,
-            "--model.weights",
-            str(work / "source"),
-            "--model.freeze",
-            "stage9",
-        )
-        assert "Did you mean 'stage" in message
-
-    def test_another_network(self, capsys, tmp_path, work):
-        options = ("--model.weights", str(work / "source"), "--model.arrangement", "original")
-        assert "--model.arrangement cannot change the trained network" in self.error(
-            capsys, tmp_path, work, *options
-        )
-        options = ("--model.weights", str(work / "source"), "--model.name", "cifar_resnet20_preact")
-        assert "recipe finetune" in self.error(capsys, tmp_path, work, *options)
-
-    def test_preprocessing_that_nobody_knows(self, capsys, tmp_path, work):
-        kp.models.resnet_cifar(8, width_factor=0.125, input_shape=(8, 8, 3), name="plain").save(
-            tmp_path / "model.keras"
-        )
-        weights_of = ("--model.weights", str(tmp_path / "model.keras"))
-        assert "plain has no preprocessing layer" in self.error(capsys, tmp_path, work, *weights_of)
-        short = ("--model.mean", "1", "--model.std", "1")
-        assert "need 3 numbers each" in self.error(capsys, tmp_path, work, *weights_of, *short)
-        doubled = ("--model.mean", "1", "1", "1", "--model.std", "1", "1", "1")
-        message = self.error(
-            capsys, tmp_path, work, "--model.weights", str(work / "source"), *doubled
-        )
-        assert "its own preprocessing layer" in message
-
-    def test_options_without_weights(self, capsys, tmp_path, work):
-        options = [
-            "folder",
-            "--data.dir",
-            str(work / "three"),
-            "--model.freeze",
-            "stem",
-            "--output",
-            str(tmp_path / "run"),
-        ]
-        assert "--model.freeze needs a trained network" in error_of(capsys, train.main, options)
+    def test_preprocessing_that_nobody_knows(self, error, tmp_path):
+        options = {"width_factor": 0.125, "input_shape": (8, 8, 3), "name": "plain"}
+        kp.models.resnet_cifar(8, **options).save(tmp_path / "model.keras")
+        weights_of = f"--model.weights {tmp_path / 'model.keras'}"
+        assert "plain has no preprocessing layer" in error(weights_of)
+        assert "need 3 numbers each" in error(f"{weights_of} --model.mean 1 --model.std 1")
 
 
 def test_mean_and_std_of_a_network_without_a_layer_for_them(tmp_path, work):
@@ -353,32 +265,12 @@ def test_mean_and_std_of_a_network_without_a_layer_for_them(tmp_path, work):
         8, width_factor=0.125, input_shape=(3, 16, 16), data_format="channels_first"
     )
     source.save(tmp_path / "model.keras")
-    options = (
-        *(
-            "--data.dir",
-            str(work / "three"),
-            "--model.weights",
-            str(tmp_path / "model.keras"),
-            "--data.augmentation",
-            "none",
-        ),
-        *(
-            "--model.mean",
-            "10",
-            "20",
-            "30",
-            "--model.std",
-            "4",
-            "5",
-            "6",
-            "--health",
-            "0",
-            "--batch-size",
-            "4",
-        ),
-        *("--schedule.unit", "iterations", "--schedule.length", "1", "--schedule.warmup", "0"),
+    options = words(
+        f"finetune --data.dir {work / 'three'} --model.weights {tmp_path / 'model.keras'}",
+        "--model.mean 10 20 30 --model.std 4 5 6 --data.augmentation none --health 0",
+        "--batch-size 4 --schedule.unit iterations --schedule.length 1 --schedule.warmup 0",
     )
-    train.main(["finetune", *options, "--output", str(tmp_path / "run")])
+    train.main([*options, "--output", str(tmp_path / "run")])
     model = keras.saving.load_model(tmp_path / "run" / "model.keras")
     assert model.input_shape == (None, 16, 16, 3)
     config = model.get_config()

@@ -2,7 +2,6 @@
 real processes started by Ray.
 """
 
-import csv
 import dataclasses
 import importlib.util
 import json
@@ -22,7 +21,7 @@ import yaml
 
 from keras_preact.distribution import environment
 from tests.training.commands import ROOT, TINY, finish, run_train
-from training import train
+from training import histories, train
 
 LAUNCH = ROOT / "training" / "launch"
 VARIABLES = (environment.ADDRESSES, environment.PROCESSES, environment.PROCESS)
@@ -436,11 +435,6 @@ def by_ray(tmp_path_factory):
         return ByRay(statuses, calls, (folder / "killed").exists(), tuple(runs), (out, out + err))
 
 
-def losses(run: Path) -> list[float]:
-    with (run / "history.csv").open() as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
-
-
 def all_weights(path: Path) -> np.ndarray:
     return np.concatenate(
         [np.ravel(weight) for weight in keras.saving.load_model(path, compile=False).get_weights()]
@@ -461,7 +455,8 @@ def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, by_
     # Those of two models, which see no more than their half, are several times as far off as is
     # allowed.
     run, alone = by_ray.runs[1], run_train(tmp_path / "alone", *OPTIONS)
-    assert losses(run) == pytest.approx(losses(alone), rel=5e-3)
+    ours, theirs = (histories.read(path / "history.csv")["loss"] for path in (run, alone))
+    np.testing.assert_allclose(ours, theirs, rtol=5e-3)
     ours, theirs = (all_weights(path / "model.keras") for path in (run, alone))
     assert np.linalg.norm(ours - theirs) < 0.05 * np.linalg.norm(theirs)
     assert {path.name for path in run.iterdir()} == {path.name for path in alone.iterdir()}

@@ -7,15 +7,8 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from tests.training.commands import run_train
 from training import networks
 from training.config import Config, Model, Optimizer
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    options = ("--schedule.length", "30", "--optimizer.learning-rate", "0.02", "--health", "0")
-    return run_train(tmp_path_factory.mktemp("networks") / "run", *options)
 
 
 class TestOptimizer:

@@ -1,9 +1,11 @@
 """The length of a run, and its learning rate over that."""
 
+import re
+
 import pytest
 
 from training.config import Config, Optimizer, Schedule
-from training.plans import learning_rate, plan, rate_at
+from training.plans import check_warmup, learning_rate, plan, rate_at
 
 pytestmark = pytest.mark.once
 
@@ -61,6 +63,7 @@ class TestPlan:
                 {"accumulate": 3},
                 "must divide --batch-size. Received: --accumulate 3 --batch-size 100",
             ),
+            ({"batch_size": 0}, "--batch-size must be positive. Received: 0"),
             ({"accumulate": 0}, "must divide --batch-size. Received: --accumulate 0"),
             (
                 {"schedule": Schedule(length=float("nan"))},
@@ -71,6 +74,27 @@ class TestPlan:
     def test_errors(self, options, message):
         with pytest.raises(ValueError, match=message):
             plan(config(**options), 1000)
+
+
+class TestWarmup:
+    @pytest.mark.parametrize("warmup", [5, 9])
+    def test_that_the_run_does_not_outlast(self, warmup):
+        message = (
+            f"The warm-up ({warmup} iterations) is not shorter than the run (5 iterations): the "
+            "learning rate never reaches 0.1. Shorten it, as with --schedule.warmup 0.5, or train "
+            "longer."
+        )
+        steps, cosine = (
+            config(schedule=Schedule(kind, length=5, warmup=warmup, unit="iterations"))
+            for kind in ("steps", "cosine")
+        )
+        assert check_warmup(steps, plan(steps, 1000)) == message
+        with pytest.raises(ValueError, match=re.escape(message)):  # nothing is left of a cosine
+            check_warmup(cosine, plan(cosine, 1000))
+
+    def test_shorter(self):
+        made = config(schedule=Schedule("cosine", length=5, warmup=4, unit="iterations"))
+        assert check_warmup(made, plan(made, 1000)) is None
 
 
 class TestLearningRate:

@@ -13,7 +13,7 @@ from PIL import Image
 
 import keras_preact as kp
 from keras_preact.export._images import Decoder
-from tests.training.commands import without_notes
+from tests.training import commands
 from training import predict
 
 pytestmark = pytest.mark.once
@@ -80,15 +80,8 @@ def images(tmp_path):
 
 
 def test_prints_the_names(models, images, capsys):
-    predict.main(
-        [
-            str(models / "gray"),
-            str(images / "right.png"),
-            str(images / "left.png"),
-            "--version",
-            "2",
-        ]
-    )
+    files = [str(images / f"{name}.png") for name in ("right", "left")]
+    predict.main([str(models / "gray"), *files, "--version", "2"])
     captured = capsys.readouterr()
     e = np.exp([-1, 4, 0])
     left, right, dark = 100 * e[[1, 2, 0]] / e.sum()
@@ -112,15 +105,8 @@ def test_takes_the_highest_version(models, images, capsys):
 
 @pytest.mark.parametrize("model", ["gray", "colour"])
 def test_colours_and_sizes(models, images, capsys, model):
-    predict.main(
-        [
-            str(models / model),
-            str(images / "large colour.png"),
-            str(images / "right.png"),
-            "--top",
-            "1",
-        ]
-    )
+    files = [str(images / f"{name}.png") for name in ("large colour", "right")]
+    predict.main([str(models / model), *files, "--top", "1"])
     captured = capsys.readouterr()
     assert captured.out.lower().count("  right") == 2
     assert captured.err == ""
@@ -141,14 +127,12 @@ def test_size_as_in_evaluation(tmp_path, capsys):
 
 
 def error_of(capsys, *arguments):
-    with pytest.raises(SystemExit) as exit_status:
+    with pytest.raises(SystemExit) as ended:
         predict.main(list(map(str, arguments)))
-    captured = capsys.readouterr()
-    assert exit_status.value.code == 2
-    assert captured.out == ""  # nothing is classified before all is checked
-    assert captured.err.startswith("error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""  # nothing is classified before all is checked
+    return commands.one_error(err)
 
 
 def test_errors(models, images, capsys):
@@ -209,4 +193,4 @@ def test_as_a_command_without_keras(models, images):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "RIGHT" in done.stdout
-    assert without_notes(done.stderr) == ""
+    assert commands.without_notes(done.stderr) == ""

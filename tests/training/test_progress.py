@@ -1,24 +1,18 @@
-"""What a run shows while it trains: exact lines from a clock of our own, a real
+"""What a run shows while it trains: exact lines from a clock of our own, the cells of a
 terminal, TensorBoard's files.
 """
 
 import contextlib
-import fcntl
 import io
 import math
-import os
-import pty
 import re
-import struct
 import sys
-import termios
-import threading
-import time
 
 import keras
 import numpy as np
 import pytest
 
+from tests.training import commands
 from training.progress import Progress
 from training.terminal import duration
 
@@ -172,13 +166,6 @@ class TestCounting:
         assert training.progress.updates == 12
         assert training.progress.state() == {"seconds": 100.0 + 6 * parts}
 
-    def test_images_per_second_of_an_epoch_do_not_count_what_is_between_epochs(self):
-        training = Training()
-        training.progress.on_train_begin()
-        training.epoch(0, 0, 4, 1.0, validation=500.0, pause=300.0, loss=1.0)
-        training.epoch(1, 0, 4, 2.0, validation=500.0, pause=300.0, loss=1.0)
-        assert training.progress.figures["images_per_second"] == 25.0
-
     def test_time_goes_on_in_another_process(self):
         first = Training()
         first.progress.on_train_begin()
@@ -208,6 +195,7 @@ class Screen:
                 self.column = 0
             elif part == "\n":
                 self._down()
+                self.column = 0
             elif part in ("\x1b[?25l", "\x1b[?25h"):
                 self.hidden = part.endswith("l")
             elif part.endswith("A"):
@@ -237,29 +225,17 @@ class Screen:
 
 
 class TestTerminal:
-    """A terminal of the system, by a clock of our own."""
+    """A terminal, by a clock of our own."""
 
     @contextlib.contextmanager
     def training(self, width=80, kind="xterm", **options):
         """Give a `Training` on a terminal, and a function that returns the screen at
         any time.
         """
-        with terminal(width, kind) as (stream, shown):
+        with terminal(width, kind) as stream:
             training = Training(stream, **options)
-
-            def screen() -> Screen:
-                # a colour that is none, to know when all has arrived
-                mark = f"\x1b[{len(marks) + 9000}m"
-                marks.append(mark)
-                stream.write(mark)
-                stream.flush()
-                while mark not in shown():
-                    time.sleep(0.001)
-                return Screen(shown(), width)
-
-            marks: list[str] = []
             try:
-                yield training, screen
+                yield training, lambda: Screen(stream.getvalue(), width)
             finally:
                 training.progress.close()
 
@@ -296,11 +272,10 @@ class TestTerminal:
         with self.training(iterations=4000, steps_per_epoch=1000) as (training, screen):
             training.progress.on_train_begin()
             training.progress.on_epoch_begin(0)
-            drawn = []
-            refresh = training.progress._live.refresh
-            training.progress._live.refresh = lambda: (drawn.append(training.clock.now), refresh())
+            before = training.stream.getvalue().count("Epoch 1/4 ")
             training.steps(0, 320, 1 / 64, loss=1.0, accuracy=0.5)
-            assert len(drawn) == 24  # in 5 s, every 13 steps
+            drawn = training.stream.getvalue().count("Epoch 1/4 ") - before
+            assert drawn == 24  # in 5 s, every 13 steps
             assert screen().lines[1] == "loss 1.0000, accuracy 0.5000; 3,200 images/s"
 
     def test_images_per_second_are_those_of_the_last_seconds(self):
@@ -394,20 +369,10 @@ def test_duration(seconds, text):
 
 
 def scalars(folder) -> dict[str, dict[int, float]]:
-    """Read the scalars of TensorBoard's event files in `folder`: tag to step to value."""
-    import tensorflow as tf
-    from tensorflow.core.util import event_pb2
-
-    found: dict[str, dict[int, float]] = {}
-    for record in tf.data.TFRecordDataset(
-        [str(path) for path in folder.iterdir()]
-    ).as_numpy_iterator():
-        event = event_pb2.Event.FromString(record)
-        for value in event.summary.value:
-            found.setdefault(value.tag, {})[event.step] = round(
-                float(tf.make_ndarray(value.tensor)), 6
-            )
-    return found
+    return {
+        tag: {step: round(value, 6) for step, value in found}
+        for tag, found in commands.scalars(folder).items()
+    }
 
 
 class TestTensorBoard:
@@ -458,39 +423,16 @@ class TestTensorBoard:
     def test_names_are_those_of_keras(self, tmp_path):
         """Keras' own callback beside ours, in one fit: the same tags, steps and values."""
         x, y = np.random.default_rng(0).normal(size=(32, 4)).astype("float32"), np.arange(32) % 3
-        model = small_model()
-        ours = Progress(
-            8,
-            4,
-            8,
-            tensorboard=tmp_path / "ours",
-            learning_rate=lambda _: 0.5,
-            interval=1,
-            stream=io.StringIO(),
-        )
+        options = {"tensorboard": tmp_path / "ours", "learning_rate": lambda _: 0.5}
+        ours = Progress(8, 4, 8, **options, interval=1, stream=io.StringIO())
         theirs = keras.callbacks.TensorBoard(tmp_path / "theirs", write_graph=False, update_freq=1)
-        model.fit(
-            x,
-            y,
-            batch_size=8,
-            epochs=2,
-            validation_data=(x, y),
-            verbose=0,
-            callbacks=[ours, theirs],
-        )
-        for folder in ("train", "validation"):
-            mine, keras_own = (
-                scalars(tmp_path / "ours" / folder),
-                scalars(tmp_path / "theirs" / folder),
-            )
-            common = {"epoch_loss", "epoch_accuracy"} | (
-                {"epoch_learning_rate"} if folder == "train" else set()
-            )
-            assert common <= mine.keys() & keras_own.keys()
-            for tag in common:
-                assert mine[tag] == keras_own[tag]
-        assert set(mine) == {"epoch_loss", "epoch_accuracy"}
-        assert set(scalars(tmp_path / "ours" / "train")["batch_loss"]) == set(range(1, 9))
+        fit = {"batch_size": 8, "epochs": 2, "validation_data": (x, y), "verbose": 0}
+        small_model().fit(x, y, **fit, callbacks=[ours, theirs])
+        common = {"epoch_loss", "epoch_accuracy"}
+        for folder, tags in (("validation", common), ("train", common | {"epoch_learning_rate"})):
+            mine, own = (scalars(tmp_path / name / folder) for name in ("ours", "theirs"))
+            assert {tag: mine[tag] for tag in tags} == {tag: own[tag] for tag in tags}
+        assert set(mine["batch_loss"]) == set(range(1, 9))
 
 
 def small_model():
@@ -530,7 +472,7 @@ def test_a_fit_on_a_terminal(width):
     """Its steps take a twentieth of a second by the clock."""
     x, y = np.zeros((160, 4), "float32"), np.zeros(160, "int32")
     clock = iter(range(10_000))
-    with terminal(width) as (stream, shown):
+    with terminal(width) as stream:
         progress = Progress(
             *(40, 20, 8),
             tensorboard=None,
@@ -540,40 +482,22 @@ def test_a_fit_on_a_terminal(width):
         )
         small_model().fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[progress])
         stream.write("after it\n")
-    assert shown().count("Epoch 2/2 \x1b[") > 3
-    first, second, last = Screen(shown(), width).lines
+    assert stream.getvalue().count("Epoch 2/2 \x1b[") > 3
+    first, second, last = Screen(stream.getvalue(), width).lines
     assert re.fullmatch(r"Epoch 1/2: loss \d\.\d{4}, accuracy \d\.\d{4}", first)
     assert re.fullmatch(r"Epoch 2/2: loss \d\.\d{4}, accuracy \d\.\d{4}", second)
     assert last == "after it"
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 @contextlib.contextmanager
 def terminal(width: int, kind: str = "xterm"):
-    """Give a stream to a terminal of so many columns, and a function that returns what
-    was written.
-    """
-    ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    written: list[bytes] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):  # Linux' way to say that the other side is closed
-            while data := os.read(ours, 4096):
-                written.append(data)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        with open(its, "w") as stream, pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TERM", kind)
-            patch.setenv("COLUMNS", str(width))  # rich asks the process's own terminal
-            yield stream, lambda: b"".join(written).decode(errors="ignore")
-    finally:
-        reader.join()
-        os.close(ours)
-
-
-def test_standard_output_by_default(capsys):
-    progress = Progress(4, 4, 8, tensorboard=None, learning_rate=lambda _: 0.5)
-    progress.report("Health: hm")
-    assert capsys.readouterr().out == "Health: hm\n"
+    """Give a stream that is a terminal of so many columns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", kind)
+        patch.setenv("COLUMNS", str(width))
+        yield Terminal()

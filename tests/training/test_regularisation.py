@@ -3,7 +3,6 @@ all of it goes on to the bit.
 """
 
 import csv
-import dataclasses
 import json
 import shutil
 from typing import ClassVar
@@ -12,33 +11,16 @@ import keras
 import numpy as np
 import pytest
 
-from tests.training.commands import error_of, run_train
+from tests.training.commands import error_of, run_train, words
 from training import networks
 from training.config import Config, Data, Model, Optimizer
 from training.data import evaluation_batches, load
 
-OPTIONS = (
-    *(
-        "--data.mixup",
-        "0.2",
-        "--data.cutmix",
-        "1",
-        "--data.rand-augment",
-        "2",
-        "9",
-        "--data.holdout",
-        "200",
-    ),
-    *(
-        "--optimizer.label-smoothing",
-        "0.1",
-        "--model.dropout",
-        "0.1",
-        "--model.stochastic-depth",
-        "0.2",
-    ),
-    *("--model.squeeze-excitation", "2", "--accumulate", "2", "--schedule.length", "6"),
-    *("--checkpoint.every", "3", "--checkpoint.keep", "4", "--health", "2"),
+OPTIONS = words(
+    "--data.mixup 0.2 --data.cutmix 1 --data.rand-augment 2 9 --data.holdout 200",
+    "--optimizer.label-smoothing 0.1 --model.dropout 0.1 --model.stochastic-depth 0.2",
+    "--model.squeeze-excitation 2 --accumulate 2 --schedule.length 6 --health 2",
+    "--checkpoint.every 3 --checkpoint.keep 4",
 )
 
 
@@ -91,16 +73,14 @@ class TestRun:
         written = json.loads((run / "config.json").read_text())["config"]["data"]
         assert (written["mixup"], written["cutmix"], written["rand_augment"]) == (0.2, 1.0, [2, 9])
         (run / "model.keras").rename(run / "kept")
-        message = error_of(
-            capsys, run_train, run, *OPTIONS, "--resume", "--data.rand-augment", "2", "10"
-        )
+        message = error_of(capsys, run_train, run, *OPTIONS, "--resume --data.rand-augment 2 10")
         (run / "kept").rename(run / "model.keras")
         assert "was started with another value of --data.rand-augment. " in message
 
     @pytest.mark.once
     def test_a_dry_run_says_what_happens_to_the_images(self, tmp_path, capsys):
-        options = ("--data.mixup", "0.2", "--data.cutmix", "1", "--data.rand-augment", "2", "9")
-        run_train(tmp_path / "run", *options, "--dry-run")
+        options = "--data.mixup 0.2 --data.cutmix 1 --data.rand-augment 2 9 --dry-run"
+        run_train(tmp_path / "run", options)
         described = (
             "none; RandAugment, 2 operations of magnitude 9; mixup with alpha 0.2; CutMix with "
             "alpha 1"
@@ -149,9 +129,8 @@ class TestLoss:
         targets = np.zeros((6, 5), "float32")
         targets[np.arange(6), [0, 1, 2, 3, 4, 0]] = 0.7
         targets[np.arange(6), [1, 2, 3, 4, 0, 1]] = 0.3
-        logits = np.eye(5, dtype="float32")[
-            [0, 1, 3, 3, 4, 1]
-        ]  # four of the larger shares, two of the smaller
+        # four of the larger shares, two of the smaller
+        logits = np.eye(5, dtype="float32")[[0, 1, 3, 3, 4, 1]]
         assert model.evaluate(logits, targets, verbose=0, return_dict=True)[
             "accuracy"
         ] == pytest.approx(4 / 6)
@@ -185,13 +164,3 @@ class TestModelOptions:
                 assert got.pop(name) == value
                 assert default.pop(name) in (None, False, "strided")
                 assert got == default
-
-    def test_nothing_regularises_by_default_but_the_papers_decay(self):
-        unset = Model()
-        fields = (*self.SET, "dropout", "stochastic_depth")
-        assert [getattr(unset, name) for name in fields] == [None] * len(fields)
-        assert dataclasses.replace(Data(), mixup=0.0, cutmix=0.0, rand_augment=None) == Data()
-        options = Optimizer()
-        assert (options.ema, options.label_smoothing, options.clip_norm) == (None, 0.0, None)
-        for unit in self.units():
-            assert (unit.options.dropout, unit.options.stochastic_depth) == (0.0, None)

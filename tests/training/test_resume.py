@@ -19,33 +19,14 @@ import keras
 import numpy as np
 import pytest
 
-from tests.training.commands import TINY, error_of, files, finish, run_train, start
+from tests.training.commands import TINY, error_of, files, finish, run_train, start, words
 from training import train
 
 #: Dropout, batch normalisation, an average of the weights; 19 iterations an epoch, with a
 #: validation that chooses the best.
-OPTIONS = (
-    *(
-        *TINY,
-        "--schedule.length",
-        "60",
-        "--model.dropout",
-        "0.2",
-        "--data.holdout",
-        "200",
-        "--seed",
-        "3",
-    ),
-    *(
-        "--optimizer.ema",
-        "0.9",
-        "--checkpoint.every",
-        "3",
-        "--checkpoint.keep",
-        "2",
-        "--health",
-        "7",
-    ),
+OPTIONS = words(
+    "--schedule.length 60 --model.dropout 0.2 --data.holdout 200 --seed 3",
+    "--optimizer.ema 0.9 --checkpoint.every 3 --checkpoint.keep 2 --health 7",
 )
 #: Columns of history.csv that depend on the machine.
 TIMES = ("images_per_second", "seconds")
@@ -153,7 +134,7 @@ def watch():
 
 def go_on(run: Path, *options: str) -> None:
     """Begin or go on in this process."""
-    run_train(run, *OPTIONS[len(TINY) :], *options, "--resume")
+    run_train(run, *OPTIONS, *options, "--resume")
 
 
 def contents(run: Path) -> dict:
@@ -250,9 +231,8 @@ def assert_never_half_written(moments: list[Moment]) -> None:
         states = [name for name in moment.contents if re.search("/state-", name)]
         for name in states:
             assert hashlib.sha256(moment.contents[name]).hexdigest()[:16] in name
-        assert (
-            len(states) <= 3
-        )  # the two that are kept, and the one that takes the place of the older
+        # the two that are kept, and the one that takes the place of the older
+        assert len(states) <= 3
 
 
 def newest(contents: dict[str, bytes]) -> int:
@@ -287,7 +267,8 @@ class TestKilledAtAnyMoment:
     @pytest.mark.parametrize(
         ("target", "step"),
         [
-            ("checkpoints/network.json", -1),  # config.json is there, no checkpoint
+            # config.json is there, no checkpoint
+            pytest.param("checkpoints/network.json", -1, marks=pytest.mark.slow),
             (
                 "checkpoints/best.keras",
                 18,
@@ -311,9 +292,8 @@ class TestKilledAtAnyMoment:
         with watch.moments(run) as others:
             go_on(run)
         assert_never_half_written(others)
-        (run / moment.path).unlink(
-            missing_ok=True
-        )  # it is in nobody's way, and has a name that does not come again
+        # it is in nobody's way, and has a name that does not come again
+        (run / moment.path).unlink(missing_ok=True)
         assert_same(run, reference, trained=step < 60)
 
 
@@ -341,15 +321,8 @@ def ended(folder: Path, step: int, number: signal.Signals) -> tuple[int, str, st
     """Begin or go on in a process that gets a signal while it saves the checkpoint of
     this step.
     """
-    arguments = (
-        f"state-{step:09d}",
-        int(number),
-        "digits",
-        *OPTIONS,
-        "--resume",
-        "--output",
-        "run",
-    )
+    arguments = (f"state-{step:09d}", int(number), "digits", *TINY, *OPTIONS)
+    arguments += ("--resume", "--output", "run")
     return finish(start("-c", CODE, *arguments, cwd=folder))
 
 
@@ -375,9 +348,8 @@ def test_killed_taken_away_interrupted_damaged_and_killed_again(
         "state-000000000.npz",
         "state-000000003.npz",
     ]
-    (
-        run / "checkpoints" / ".state-000000007.npz"
-    ).touch()  # would not be written again, as that of step 6 is
+    # would not be written again, as that of step 6 is
+    (run / "checkpoints" / ".state-000000007.npz").touch()
 
     status, out, err = ended(tmp_path, 21, signal.SIGTERM)
     assert (status, err) == (75, "")

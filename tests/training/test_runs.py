@@ -47,18 +47,6 @@ class TestNewDirectory:
 
 
 class TestReplacing:
-    def test_appears_complete(self, tmp_path):
-        path = tmp_path / "a.json"
-        path.write_text("old")
-        with runs.replacing(path) as temporary:
-            assert temporary.parent == tmp_path  # renaming works within one file system only
-            assert temporary.suffix == ".json"  # Keras goes by it
-            temporary.write_text("new")
-            assert path.read_text() == "old"
-        assert path.read_text() == "new"
-        assert files(tmp_path) == ["a.json"]
-        assert path.stat().st_mode & 0o777 == 0o644
-
     @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
     def test_a_failure_leaves_the_old_file_and_no_other(self, tmp_path, error):
         path = tmp_path / "a.json"

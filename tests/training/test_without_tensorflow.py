@@ -9,6 +9,7 @@ import keras
 import pytest
 
 from tests.training.absent import TENSORFLOW, run_without
+from tests.training.commands import words
 from training import backends
 from training.benchmark import __main__ as benchmark
 
@@ -50,19 +51,9 @@ def folder(tmp_path_factory):
     one unit.
     """
     folder = tmp_path_factory.mktemp("measured")
-    models = ("--models", "dense_resnet6:depth=4", "--backends", BACKEND)
-    options = (
-        *models,
-        "--batch",
-        2,
-        "--steps",
-        1,
-        "--warmup",
-        1,
-        "--rounds",
-        1,
-        "--output",
-        "step.json",
+    options = words(
+        f"--models dense_resnet6:depth=4 --backends {BACKEND} --batch 2 --steps 1 --warmup 1",
+        "--rounds 1 --output step.json",
     )
     done = run_without(TENSORFLOW, "-c", EVERYTHING, "step", *options, cwd=folder, backend=BACKEND)
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ found.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -278,17 +277,15 @@ def mean_field(specimen: Specimen, quick: bool) -> Iterator[Picture]:
 
 
 #: Name in analysis.json to chapter, in the order of the page.
-CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
-    {
-        "unit": Chapter("The unit", unit),
-        "training": Chapter("Training", training),
-        "signals": Chapter("Signals and gradients by depth", signals),
-        "identities": Chapter("What the shortcuts carry", identities),
-        "ensemble": Chapter("An ensemble of paths", ensemble),
-        "jacobian": Chapter("Jacobian", jacobian),
-        "mean_field": Chapter("Mean-field theory", mean_field),
-    }
-)
+CHAPTERS: Mapping[str, Chapter] = {
+    "unit": Chapter("The unit", unit),
+    "training": Chapter("Training", training),
+    "signals": Chapter("Signals and gradients by depth", signals),
+    "identities": Chapter("What the shortcuts carry", identities),
+    "ensemble": Chapter("An ensemble of paths", ensemble),
+    "jacobian": Chapter("Jacobian", jacobian),
+    "mean_field": Chapter("Mean-field theory", mean_field),
+}
 
 
 def _units(specimen: Specimen) -> list:

@@ -4,7 +4,6 @@ measured on.
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -245,24 +244,7 @@ def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
     }
 
 
-def plain(value) -> Any:
-    """Return numbers, arrays, dataclasses and collections of them in JSON's types, with
-    None for what is not finite.
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    if hasattr(value, "items"):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
 def write_json(path: Path, value: dict) -> None:
-    path.write_text(json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
+    from .. import runs
+
+    path.write_text(json.dumps(runs.plain(value), indent=1, allow_nan=False) + "\n")

@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from .. import cli
 
@@ -33,39 +32,37 @@ class Question:
 
 
 #: Name of a command to its row, in the order of the help text.
-COMMANDS: Mapping[str, Question] = MappingProxyType(
-    {
-        "step": Question("Time of a train step or of inference.", "step_time:Step"),
-        "compile": Question("Time to build and compile a network.", "compile_time:Compile"),
-        "memory": Question(
-            "Memory of a train step, with and without rematerialisation.", "memory_use:Memory"
-        ),
-        "optimizer": Question("Time of the optimiser's update.", "update_time:Optimizer"),
-        "health": Question("Cost of kp.TrainingHealth.", "health_cost:Health"),
-        "checkpoint": Question("Cost of a checkpoint.", "checkpoint_cost:CheckpointCost"),
-        "very-deep": Question(
-            "Train 10,001 layers, or 10,000 without shortcuts, for some steps.", "very_deep:run", ""
-        ),
-        "distribution": Question(
-            "Two virtual devices of a CPU against one.", "two_devices:TwoDevices", "two_devices"
-        ),
-        "input": Question(
-            "Images per second of the CIFAR input, beside plain tf.data.",
-            "input_rate:Input",
-            "input_rate",
-        ),
-        "import": Question(
-            "Time of `import keras_preact`, beside `import keras`.",
-            "import_time:Import",
-            "import_time",
-        ),
-        "serving": Question(
-            "Exported networks in a loop and behind the server, under load.",
-            "serving.workload:Options",
-            "serving.suite",
-        ),
-    }
-)
+COMMANDS: Mapping[str, Question] = {
+    "step": Question("Time of a train step or of inference.", "step_time:Step"),
+    "compile": Question("Time to build and compile a network.", "compile_time:Compile"),
+    "memory": Question(
+        "Memory of a train step, with and without rematerialisation.", "memory_use:Memory"
+    ),
+    "optimizer": Question("Time of the optimiser's update.", "update_time:Optimizer"),
+    "health": Question("Cost of kp.TrainingHealth.", "health_cost:Health"),
+    "checkpoint": Question("Cost of a checkpoint.", "checkpoint_cost:CheckpointCost"),
+    "very-deep": Question(
+        "Train 10,001 layers, or 10,000 without shortcuts, for some steps.", "very_deep:run", ""
+    ),
+    "distribution": Question(
+        "Two virtual devices of a CPU against one.", "two_devices:TwoDevices", "two_devices"
+    ),
+    "input": Question(
+        "Images per second of the CIFAR input, beside plain tf.data.",
+        "input_rate:Input",
+        "input_rate",
+    ),
+    "import": Question(
+        "Time of `import keras_preact`, beside `import keras`.",
+        "import_time:Import",
+        "import_time",
+    ),
+    "serving": Question(
+        "Exported networks in a loop and behind the server, under load.",
+        "serving.workload:Options",
+        "serving.suite",
+    ),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,12 +2,11 @@
 
 import dataclasses
 import itertools
-import statistics
 import time
 from typing import Any, ClassVar
 
 from .question import Benchmark
-from .report import Column
+from .report import Column, of_pairs
 from .step_time import STEP
 from .subjects import KerasSubject, Subject, keras_only, wait
 
@@ -51,15 +50,8 @@ class Health(Benchmark):
                 self.interval, sample=subject.images, report=lambda message: None
             )
             pairs.append([self._seconds(subject), self._seconds(subject, health)])
-        plain, watched = zip(*pairs, strict=True)
-        return {
-            "step_seconds": statistics.median(plain),
-            "watched_step_seconds": statistics.median(watched),
-            "watched_over_plain": statistics.median(
-                with_it / without for without, with_it in pairs
-            ),
-            "all_steps": pairs,
-        }
+        names = ("step_seconds", "watched_step_seconds", "watched_over_plain")
+        return of_pairs(pairs, *names)
 
     def _seconds(self, subject: KerasSubject, *callbacks: Any) -> float:
         """Return the mean seconds of the timed steps of `fit`."""

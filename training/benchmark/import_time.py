@@ -1,7 +1,6 @@
 """How long does `import keras_preact` take, beside `import keras`?"""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Literal
 
@@ -71,8 +70,7 @@ def run(options: Import) -> dict:
 
 
 def _measure(backend: str, module: str) -> dict[str, float]:
-    status, out, err = children.run(f"{__package__}.imported", module, backend, LIMIT)
-    if status:
-        problem = children.problem(status, err, LIMIT)
-        raise UserError(f"import {module} on {backend}: {problem}")
-    return json.loads(out.splitlines()[-1])
+    try:
+        return children.result(f"{__package__}.imported", module, backend, LIMIT)
+    except RuntimeError as error:
+        raise UserError(f"import {module} on {backend}: {error}") from error

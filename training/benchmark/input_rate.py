@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -69,10 +68,10 @@ def run(options: Input) -> dict:
     described = report.described("input", options, ABOUT, order, machine)
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     module = f"{__package__}.input_rate"
-    status, out, err = children.run(module, json.dumps(settings), backend, LIMIT)
-    if status:
-        raise UserError(f"The measuring process {children.problem(status, err, LIMIT)}")
-    found = json.loads(out.splitlines()[-1])
+    try:
+        found = children.result(module, json.dumps(settings), backend, LIMIT)
+    except RuntimeError as error:
+        raise UserError(f"The measuring process {error}") from error
     baselines = dict.fromkeys(options.candidates, options.baseline)
     summary = report.summarize(found["rounds"], baselines)
     heading = [
@@ -249,15 +248,13 @@ def _time_tf_data_batches(images: np.ndarray, labels: np.ndarray, batch: int) ->
 
 
 #: Name to a function of images, labels and the batch size that returns its timer.
-CANDIDATES: Mapping[str, Callable[[np.ndarray, np.ndarray, int], Timer]] = MappingProxyType(
-    {
-        "stream": _time_stream,
-        "batches": _time_batches,
-        "fit": _time_fit,
-        "tf_data_map": _time_tf_data_map,
-        "tf_data_batches": _time_tf_data_batches,
-    }
-)
+CANDIDATES: Mapping[str, Callable[[np.ndarray, np.ndarray, int], Timer]] = {
+    "stream": _time_stream,
+    "batches": _time_batches,
+    "fit": _time_fit,
+    "tf_data_map": _time_tf_data_map,
+    "tf_data_batches": _time_tf_data_batches,
+}
 
 
 if __name__ == "__main__":

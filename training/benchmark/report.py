@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..cli import UserError
+from ..terminal import lines
 
 MIB = 1 / 2**20
 
@@ -116,6 +117,19 @@ def summarize(
     return summary
 
 
+def of_pairs(pairs: Sequence[Sequence[float]], one: str, other: str, ratio: str) -> dict:
+    """Return the medians of figures that were measured in turn, under the names `one`
+    and `other`, and that of the ratios of each pair.
+    """
+    first, second = zip(*pairs, strict=True)
+    return {
+        one: statistics.median(first),
+        other: statistics.median(second),
+        ratio: statistics.median(b / a for a, b in pairs),
+        "all_steps": pairs,
+    }
+
+
 def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
@@ -164,12 +178,4 @@ def table(
             text = " ".join([text, "x", numbers[baselines[label]], *ends])
             text += "" if shown is columns[0] else f" of {shown.name}"
         rows.append([numbers[label], label, *cells, text, *remarks.get(label, ())])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left = (1, *range(2 + len(columns), len(widths)))
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    return lines(rows, numbers=(0, *range(2, 2 + len(columns))))

@@ -8,8 +8,9 @@ both. The devices share the machine's cores: the best ratio is 1.
 import dataclasses
 import json
 import os
-import statistics
 import time
+
+from . import report
 
 DEVICES = 2
 #: Backend to the kind of distribution that has several devices in a process.
@@ -67,15 +68,8 @@ def measure(name: str, batch: int, steps: int, rounds: int) -> dict:
     kinds = ("none", KINDS[keras.backend.backend()])
     trainers = [_trainer(kp.distribution.start(kind), name, batch, steps) for kind in kinds]
     pairs = [[train() for train in trainers] for _ in range(rounds)]
-    one, two = zip(*pairs, strict=True)
-    return {
-        "step_seconds": statistics.median(one),
-        "distributed_step_seconds": statistics.median(two),
-        "distributed_over_one": statistics.median(
-            with_two / with_one for with_one, with_two in pairs
-        ),
-        "all_steps": pairs,
-    }
+    names = ("step_seconds", "distributed_step_seconds", "distributed_over_one")
+    return report.of_pairs(pairs, *names)
 
 
 def _trainer(distribution, name: str, batch: int, steps: int):

@@ -3,7 +3,6 @@ cropped by copying whole rows.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import numpy as np
 
@@ -36,9 +35,11 @@ def _reflect(images: np.ndarray, mean: tuple[float, ...]) -> np.ndarray:
 #: `Data.padding` to a function of the images (n, height, width, channels) and their mean colour
 #: that pads them with 4 pixels on every side. mean: what the released code does, which normalises
 #: first and then pads with zeros.
-PADDINGS: Mapping[str, Callable[[np.ndarray, tuple[float, ...]], np.ndarray]] = MappingProxyType(
-    {"mean": _mean, "black": _black, "reflect": _reflect}
-)
+PADDINGS: Mapping[str, Callable[[np.ndarray, tuple[float, ...]], np.ndarray]] = {
+    "mean": _mean,
+    "black": _black,
+    "reflect": _reflect,
+}
 
 
 class PadCropFlip:

@@ -9,7 +9,6 @@ starts, and however many processes share it.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,11 @@ from .sources import ImageData
 
 #: Name to what is done with every image. pad_crop_flip, the paper's for CIFAR, is done with whole
 #: batches, in NumPy.
-AUGMENTATIONS: Mapping[str, images.Augmentation | None] = MappingProxyType(
-    {"none": images.resize, "pad_crop_flip": None, "resized_crop_flip": images.resized_crop_flip}
-)
+AUGMENTATIONS: Mapping[str, images.Augmentation | None] = {
+    "none": images.resize,
+    "pad_crop_flip": None,
+    "resized_crop_flip": images.resized_crop_flip,
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,6 @@ tf.data pipeline its numbers are not the same twice.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
@@ -56,32 +55,26 @@ def _pixels(level: float, side: int) -> int:
 
 #: Name to operation on an image; its level is from -1 to 1, and its size is a share of the largest
 #: magnitude. The colour is that of what was outside of the image.
-OPERATIONS: Mapping[str, Callable[[Image.Image, float, Fill], Image.Image]] = MappingProxyType(
-    {
-        "identity": lambda image, level, fill: image,
-        "autocontrast": lambda image, level, fill: ImageOps.autocontrast(image),
-        "equalize": lambda image, level, fill: ImageOps.equalize(image),
-        "rotate": lambda image, level, fill: image.rotate(30 * level, BILINEAR, fillcolor=fill),
-        "solarize": lambda image, level, fill: ImageOps.solarize(
-            image, round(256 * (1 - abs(level)))
-        ),
-        "color": _enhanced(ImageEnhance.Color),
-        "posterize": lambda image, level, fill: ImageOps.posterize(
-            image, 8 - round(4 * abs(level))
-        ),
-        "contrast": _enhanced(ImageEnhance.Contrast),
-        "brightness": _enhanced(ImageEnhance.Brightness),
-        "sharpness": _enhanced(ImageEnhance.Sharpness),
-        "shear_x": _affine(lambda level, width, height: (1, 0.3 * level, 0, 0, 1, 0)),
-        "shear_y": _affine(lambda level, width, height: (1, 0, 0, 0.3 * level, 1, 0)),
-        "translate_x": _affine(
-            lambda level, width, height: (1, 0, _pixels(level, width), 0, 1, 0), NEAREST
-        ),
-        "translate_y": _affine(
-            lambda level, width, height: (1, 0, 0, 0, 1, _pixels(level, height)), NEAREST
-        ),
-    }
-)
+OPERATIONS: Mapping[str, Callable[[Image.Image, float, Fill], Image.Image]] = {
+    "identity": lambda image, level, fill: image,
+    "autocontrast": lambda image, level, fill: ImageOps.autocontrast(image),
+    "equalize": lambda image, level, fill: ImageOps.equalize(image),
+    "rotate": lambda image, level, fill: image.rotate(30 * level, BILINEAR, fillcolor=fill),
+    "solarize": lambda image, level, fill: ImageOps.solarize(image, round(256 * (1 - abs(level)))),
+    "color": _enhanced(ImageEnhance.Color),
+    "posterize": lambda image, level, fill: ImageOps.posterize(image, 8 - round(4 * abs(level))),
+    "contrast": _enhanced(ImageEnhance.Contrast),
+    "brightness": _enhanced(ImageEnhance.Brightness),
+    "sharpness": _enhanced(ImageEnhance.Sharpness),
+    "shear_x": _affine(lambda level, width, height: (1, 0.3 * level, 0, 0, 1, 0)),
+    "shear_y": _affine(lambda level, width, height: (1, 0, 0, 0.3 * level, 1, 0)),
+    "translate_x": _affine(
+        lambda level, width, height: (1, 0, _pixels(level, width), 0, 1, 0), NEAREST
+    ),
+    "translate_y": _affine(
+        lambda level, width, height: (1, 0, 0, 0, 1, _pixels(level, height)), NEAREST
+    ),
+}
 NAMES = tuple(OPERATIONS)
 
 

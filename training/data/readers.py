@@ -195,9 +195,8 @@ class Records:
         first, done = divmod(place, self._size)
 
         def epoch(number):
-            tf.random.set_seed(
-                1
-            )  # of this function's graph alone: the order is not to depend on the global seed
+            # of this function's graph alone: the order is not to depend on the global seed
+            tf.random.set_seed(1)
             buffer_seed = tf.random.stateless_uniform(
                 (), (seed, number), maxval=LAST, dtype=tf.int64
             )

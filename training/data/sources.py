@@ -8,7 +8,6 @@ import hashlib
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -238,9 +237,8 @@ def _folder(data: Data) -> ImageData:
     train, test = (_check_images(data.dir / split) for split in ("train", "test"))
     classes = sorted({path.parent.name for path in train + test})
     count = _held_out(data.holdout, len(train))
-    held = set(
-        np.random.default_rng(0).permutation(len(train))[:count].tolist()
-    )  # some of every class
+    # some of every class
+    held = set(np.random.default_rng(0).permutation(len(train))[:count].tolist())
 
     def files(paths: list[Path]) -> Split:
         return Split.of(Files(paths, [classes.index(path.parent.name) for path in paths]))
@@ -328,13 +326,11 @@ def _check_images(folder: Path) -> list[Path]:
 
 
 #: `Data.name` to a function that opens it.
-SOURCES: Mapping[str, Callable[[Data], ImageData]] = MappingProxyType(
-    {
-        "digits": _digits,
-        "cifar10": _tfds,
-        "cifar100": _tfds,
-        "imagenet2012": _tfds,
-        "folder": _folder,
-        "fake": _fake,
-    }
-)
+SOURCES: Mapping[str, Callable[[Data], ImageData]] = {
+    "digits": _digits,
+    "cifar10": _tfds,
+    "cifar100": _tfds,
+    "imagenet2012": _tfds,
+    "folder": _folder,
+    "fake": _fake,
+}

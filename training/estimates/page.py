@@ -72,9 +72,9 @@ def describe_run(
     iterations: int,
     steps_per_epoch: int,
     rate: Callable[[int], float],
+    timing: Timing,
     parts: int = 1,
     devices: int = 1,
-    timing: Timing | None = None,
     updates_timed: float = 1.0,
 ) -> str:
     """Return a page that describes a run and its costs.
@@ -86,9 +86,9 @@ def describe_run(
         iterations: Updates of the run.
         steps_per_epoch: Updates in an epoch.
         rate: Number of updates done to the learning rate of the next one.
+        timing: Timing of the train step.
         parts: Parts of a batch that are computed one after another.
         devices: Devices that share a batch.
-        timing: Timing of the train step; None if it was not measured.
         updates_timed: Updates in one of the timed executions: the steps of an execution
             divided by `parts`.
     """
@@ -142,9 +142,7 @@ def _name(model: keras.Model) -> str:
     return ", ".join(parts)
 
 
-def _time(timing: Timing | None, updates: float, batch_size: int, iterations: int) -> str:
-    if timing is None:
-        return "not measured"
+def _time(timing: Timing, updates: float, batch_size: int, iterations: int) -> str:
     seconds = timing.step / updates
     return (
         f"about {duration(iterations * seconds)} ({seconds:.3g} s per update, "

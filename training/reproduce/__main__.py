@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import cli
@@ -171,30 +170,26 @@ class Command:
 
 
 #: Name to command, in the order of the help text.
-COMMANDS: Mapping[str, Command] = MappingProxyType(
-    {
-        "table1": Command("Table 1: shortcuts, on CIFAR-10.", run=_table("table1")),
-        "table2": Command("Table 2: arrangements, on CIFAR-10.", run=_table("table2")),
-        "table3": Command("Table 3: pre-activation against the original.", run=_table("table3")),
-        "table4": Command("Table 4: ResNet-1001 with batches of 64.", run=_table("table4")),
-        "first-paper": Command(
-            "Table 6 of the first paper (arXiv 1512.03385): depth.", run=_table("first_paper")
-        ),
-        "digits": Command(
-            "Tables 1 and 2 in small, on digits: half an hour on a CPU.",
-            options=Digits,
-            run=_digits,
-        ),
-        "depth": Command(
-            "Signals and gradients before training, 20 to 10,001 layers.", "depth:depth"
-        ),
-        "report": Command(
-            "Write results/README.md: published numbers beside measured ones.",
-            options=Report,
-            run=_report,
-        ),
-    }
-)
+COMMANDS: Mapping[str, Command] = {
+    "table1": Command("Table 1: shortcuts, on CIFAR-10.", run=_table("table1")),
+    "table2": Command("Table 2: arrangements, on CIFAR-10.", run=_table("table2")),
+    "table3": Command("Table 3: pre-activation against the original.", run=_table("table3")),
+    "table4": Command("Table 4: ResNet-1001 with batches of 64.", run=_table("table4")),
+    "first-paper": Command(
+        "Table 6 of the first paper (arXiv 1512.03385): depth.", run=_table("first_paper")
+    ),
+    "digits": Command(
+        "Tables 1 and 2 in small, on digits: half an hour on a CPU.",
+        options=Digits,
+        run=_digits,
+    ),
+    "depth": Command("Signals and gradients before training, 20 to 10,001 layers.", "depth:depth"),
+    "report": Command(
+        "Write results/README.md: published numbers beside measured ones.",
+        options=Report,
+        run=_report,
+    ),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

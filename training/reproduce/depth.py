@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import children, runs
 from ..cli import UserError
+from ..terminal import markdown
 from .profiles import FORMAT, NETWORKS, Name, settings_of
 from .results import RESULTS
 
@@ -80,7 +81,7 @@ def depth(
     failed = []
     for file, settings in jobs.items():
         try:
-            record = _measured_apart(settings, limit)
+            record = measured_apart(settings, limit)
         except RuntimeError as error:
             failed.append(file.stem)
             print(f"{file.stem}: {error}", file=sys.stderr, flush=True)
@@ -103,9 +104,8 @@ def read(folder: Path = RESULTS) -> list[dict]:
         UserError: for a file that holds none.
     """
     order = list(NETWORKS)
-    records = [
-        _read(file) for file in (folder / "depth").glob("[!.]*.json")
-    ]  # hidden: half-written by a process that was killed
+    # hidden: half-written by a process that was killed
+    records = [_read(file) for file in (folder / "depth").glob("[!.]*.json")]
     return sorted(
         records,
         key=lambda each: (order.index(each["settings"]["network"]), each["settings"]["layers"]),
@@ -160,16 +160,12 @@ def _has(file: Path, settings: Mapping[str, Any]) -> bool:
     return True
 
 
-def _measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
+def measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
     """Measure in a process of its own, which gives all memory back; raise a
     RuntimeError that says why it failed.
     """
-    status, out, err = children.run(
-        f"{__package__}.profiles", json.dumps(settings), settings["backend"], limit
-    )
-    if status:
-        raise RuntimeError(children.problem(status, err, limit))
-    return json.loads(out)
+    module = f"{__package__}.profiles"
+    return children.result(module, json.dumps(settings), settings["backend"], limit)
 
 
 def _summary(record: Mapping[str, Any]) -> str:
@@ -186,21 +182,29 @@ def _short(value: float | None) -> str:
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Return the measurements as a Markdown table, a row each."""
-    lines = [
-        "| network | layers | activations, last unit over first | gradients, first unit over "
-        "last | seconds | memory, GB |",
-        "|---|---:|---:|---:|---:|---:|",
+    rows = [
+        [
+            "network",
+            "layers",
+            "activations, last unit over first",
+            "gradients, first unit over last",
+            "seconds",
+            "memory, GB",
+        ]
     ]
     for record in records:
         settings, cost = record["settings"], record["cost"]
-        figures = [
-            f"{settings['layers']:,}",
-            _short(record["growth"]),
-            _short(record["gradient_ratio"]),
-        ]
-        figures += [f"{cost['seconds']:.1f}", f"{cost['peak_resident_bytes'] / 1e9:.1f}"]
-        lines.append(f"| {NETWORKS[settings['network']].label} | {' | '.join(figures)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(
+            [
+                NETWORKS[settings["network"]].label,
+                f"{settings['layers']:,}",
+                _short(record["growth"]),
+                _short(record["gradient_ratio"]),
+                f"{cost['seconds']:.1f}",
+                f"{cost['peak_resident_bytes'] / 1e9:.1f}",
+            ]
+        )
+    return markdown(rows)
 
 
 def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -44,18 +44,18 @@ def std(values: Values) -> float | None:
     return None if len(values) < 2 or mean(values) is None else float(_numbers(values).std(ddof=1))
 
 
-def interval(values: Values, level: float = LEVEL) -> tuple[float, float] | None:
+def interval(values: Values) -> tuple[float, float] | None:
     """Return Student's interval for the mean; None without a standard deviation."""
     from scipy import stats
 
     middle, spread = mean(values), std(values)
     if middle is None or spread is None:
         return None
-    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * spread / math.sqrt(len(values))
+    half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * spread / math.sqrt(len(values))
     return float(middle - half), float(middle + half)
 
 
-def welch(values: Values, others: Values, level: float = LEVEL) -> tuple[float, float] | None:
+def welch(values: Values, others: Values) -> tuple[float, float] | None:
     """Return Welch's interval for the mean of `values` minus that of `others`.
 
     Returns:
@@ -67,25 +67,24 @@ def welch(values: Values, others: Values, level: float = LEVEL) -> tuple[float, 
     if not (std(values) or std(others)) or std(values) is None or std(others) is None:
         return None
     result = stats.ttest_ind(_numbers(values), _numbers(others), equal_var=False)
-    low, high = result.confidence_interval(level)
+    low, high = result.confidence_interval(LEVEL)
     return float(low), float(high)
 
 
-def clear_order(values: Values, others: Values, level: float = LEVEL) -> int:
+def clear_order(values: Values, others: Values) -> int:
     """Return -1 where `values` are clearly lower than `others`, 1 where they are
     clearly higher, 0 where that is open.
 
     Clearly: Welch's interval excludes 0. Where runs have diverged, which leaves no
-        mean: all of one are below all of the
-    other, and are so many that chance would order them so with a probability of at most
-    1 - level.
+    mean: all of one are below all of the other, and are so many that chance would order
+    them so with a probability of at most 1 - `LEVEL`.
     """
     if None in (*values, *others):
         a, b = _numbers(values), _numbers(others)
-        if not values or not others or 2 / math.comb(len(a) + len(b), len(a)) > 1 - level:
+        if not values or not others or 2 / math.comb(len(a) + len(b), len(a)) > 1 - LEVEL:
             return 0
         return int(a.min() > b.max()) - int(a.max() < b.min())
-    ends = welch(values, others, level)
+    ends = welch(values, others)
     return 0 if ends is None else int(ends[0] > 0) - int(ends[1] < 0)
 
 

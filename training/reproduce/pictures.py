@@ -11,6 +11,7 @@ import numpy as np
 from keras_preact.analysis.figures import style
 
 from . import medians
+from .cells import Groups
 from .results import Record
 from .rows import Figure, Table, Trial
 
@@ -52,8 +53,6 @@ DIVERGED: Mapping[str, Any] = {
     "markersize": 7,
     "color": style.COLOURS[3],
 }
-
-Groups = Mapping[str, Sequence[Record]]
 
 
 def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,6 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -43,29 +42,29 @@ class Network:
 
 Name = Literal["preact", "preact_scaled", "original", "plain"]
 
-NETWORKS: Mapping[Name, Network] = MappingProxyType(
-    {
-        "preact": Network("pre-activation", {"arrangement": "full_preactivation"}),
-        "preact_scaled": Network(
-            "pre-activation, scaled weights",
-            {
-                "arrangement": "full_preactivation",
-                "kernel_initializer": "keras_preact>DepthScaledHe",
-            },
-        ),
-        "original": Network("original", {"arrangement": "original"}),
-        # its gradients grow by a factor of 10 in 15 layers
-        "plain": Network(
-            "plain, no shortcut", {"arrangement": "original", "shortcut": "none"}, deepest=506
-        ),
-    }
-)
+NETWORKS: Mapping[Name, Network] = {
+    "preact": Network("pre-activation", {"arrangement": "full_preactivation"}),
+    "preact_scaled": Network(
+        "pre-activation, scaled weights",
+        {
+            "arrangement": "full_preactivation",
+            "kernel_initializer": "keras_preact>DepthScaledHe",
+        },
+    ),
+    "original": Network("original", {"arrangement": "original"}),
+    # its gradients grow by a factor of 10 in 15 layers
+    "plain": Network(
+        "plain, no shortcut", {"arrangement": "original", "shortcut": "none"}, deepest=506
+    ),
+}
 
 #: Of every network: 4, 8, 16 channels, of which a bottleneck returns four times as many, for the
 #: digits' 8 x 8 pixels.
-ARGUMENTS: Mapping[str, Any] = MappingProxyType(
-    {"block": "bottleneck", "width_factor": 0.25, "input_shape": [8, 8, 1]}
-)
+ARGUMENTS: Mapping[str, Any] = {
+    "block": "bottleneck",
+    "width_factor": 0.25,
+    "input_shape": [8, 8, 1],
+}
 
 #: About as many units are kept in a file, evenly spaced, and the first and last of every stage.
 POINTS = 400
@@ -114,20 +113,13 @@ def measure(settings: Mapping[str, Any]) -> dict:
     built = time.perf_counter()
     signals = kp.analysis.propagation(model, x, labels)
     measured = time.perf_counter()
-    backend = keras.backend.backend()
-    versions = backends.versions("keras-preact", "keras", "numpy", backend)
     return {
         "format": FORMAT,
         "settings": dict(settings),
         **profile(signals),
         "parameters": int(sum(np.prod(weight.shape) for weight in model.trainable_weights)),
         "data": {"name": images.name, "hash": images.hash},
-        "device": {
-            "name": backends.device(),
-            "cpu": backends.cpu(),
-            "backend": backend,
-            "versions": versions,
-        },
+        "device": backends.described("keras-preact"),
         "cost": {
             "seconds": round(measured - loaded, 3),
             "build_seconds": round(built - loaded, 3),

@@ -277,9 +277,7 @@ def _missing(table: Table, groups: Groups) -> str:
 
 def _depth(measured: Sequence[dict]) -> list[str]:
     title = "Depth before training"
-    return (
-        [f"## {title}", depth.table(measured).strip(), f"![{title}](depth.png)"] if measured else []
-    )
+    return [f"## {title}", depth.table(measured), f"![{title}](depth.png)"] if measured else []
 
 
 def _cost(records: Sequence[Record], groups: Groups) -> list[str]:

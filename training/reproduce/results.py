@@ -4,7 +4,6 @@ together.
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -115,7 +114,7 @@ def of_run(
         first_losses=histories.read_table(run / "first_losses.csv")
         .get("loss", np.zeros(0))
         .tolist(),
-        device=_device(),
+        device=backends.described(),
         curves=curves,
         final={name: curves[name][-1] if diverged_at is None else None for name in MEASURED},
         cost={
@@ -134,40 +133,19 @@ def _curve(name: str, values: np.ndarray) -> list:
     return (100 * (1 - values) if name.endswith("error") else values).tolist()
 
 
-def _device() -> dict[str, Any]:
-    import keras
-
-    backend = keras.backend.backend()
-    return {
-        "name": backends.device(),
-        "cpu": backends.cpu(),
-        "backend": backend,
-        "versions": backends.versions("keras", backend, "numpy"),
-    }
-
-
 def path(folder: Path, trial: str, seed: int) -> Path:
     """Return the path of a run's file."""
     return folder / trial / f"seed-{seed}.json"
 
 
 def write(folder: Path, record: Record) -> Path:
-    """Write a run's file, completely or not at all."""
+    """Write a run's file, completely or not at all: null for numbers that are not
+    finite, 7 digits.
+    """
     target = path(folder, record.trial, record.seed)
     target.parent.mkdir(parents=True, exist_ok=True)
-    runs.write_json(target, _plain(dataclasses.asdict(record)), indent=None)
+    runs.write_json(target, runs.plain(record, digits=7), indent=None)
     return target
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` as JSON: null for numbers that are not finite, 7 digits."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else None
-    return value
 
 
 def read(folder: Path = RESULTS) -> list[Record]:

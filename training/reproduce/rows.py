@@ -5,7 +5,6 @@ that are to reach it.
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import keras_preact as kp
@@ -33,9 +32,11 @@ def small() -> Config:
 
 
 #: Name to recipe; their lengths are in iterations.
-RECIPES: Mapping[str, Callable[[], Config]] = MappingProxyType(
-    {"paper": recipes.cifar10, "batch64": recipes.cifar10_batch64, "small": small}
-)
+RECIPES: Mapping[str, Callable[[], Config]] = {
+    "paper": recipes.cifar10,
+    "batch64": recipes.cifar10_batch64,
+    "small": small,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,27 +180,25 @@ def _table(
 
 
 #: What makes the networks of the paper small: 4, 8, 16 channels, for images of 8 x 8 pixels.
-_SMALL: Mapping[str, Any] = MappingProxyType({"width_factor": 0.25})
+_SMALL: Mapping[str, Any] = {"width_factor": 0.25}
 
 #: Name of a command to its table.
-TABLES: Mapping[str, Table] = MappingProxyType(
-    {
-        "table1": _table("Table 1: shortcuts", table="1"),
-        "table2": _table("Table 2: arrangements of the activations", table="2"),
-        "table3": _table("Table 3: pre-activation against the original", table="3"),
-        "table4": _table("Table 4: ResNet-1001 with batches of 64", "batch64", table="4"),
-        "first_paper": _table(
-            "Table 6 of arXiv 1512.03385: depth", depths=True, table="6 of 1512.03385"
-        ),
-        "digits1": _table("Table 1 in small, on digits", "small", _SMALL, table="1"),
-        "digits2": _table("Table 2 in small, on digits", "small", _SMALL, table="2"),
-    }
-)
+TABLES: Mapping[str, Table] = {
+    "table1": _table("Table 1: shortcuts", table="1"),
+    "table2": _table("Table 2: arrangements of the activations", table="2"),
+    "table3": _table("Table 3: pre-activation against the original", table="3"),
+    "table4": _table("Table 4: ResNet-1001 with batches of 64", "batch64", table="4"),
+    "first_paper": _table(
+        "Table 6 of arXiv 1512.03385: depth", depths=True, table="6 of 1512.03385"
+    ),
+    "digits1": _table("Table 1 in small, on digits", "small", _SMALL, table="1"),
+    "digits2": _table("Table 2 in small, on digits", "small", _SMALL, table="2"),
+}
 
 #: Name to trial, each once.
-TRIALS: Mapping[str, Trial] = MappingProxyType(
-    {row.trial.name: row.trial for table in TABLES.values() for row in table.rows}
-)
+TRIALS: Mapping[str, Trial] = {
+    row.trial.name: row.trial for table in TABLES.values() for row in table.rows
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,50 +224,48 @@ class Figure:
 _BASELINE = ("table1", "ResNet-110, identity (1, 1)")
 
 #: What the paper draws of the training, by the number of its figure.
-FIGURES: Mapping[str, Figure] = MappingProxyType(
-    {
-        "figure1": Figure(
-            "Fig. 1: ResNet-1001 on CIFAR-10",
-            {
-                "": (
-                    ("table3", "ResNet-1001, original"),
-                    ("table3", "ResNet-1001, full_preactivation"),
-                )
-            },
-        ),
-        "figure3": Figure(
-            "Fig. 3: shortcuts, ResNet-110 on CIFAR-10",
-            {
-                "constant scaling": (
-                    ("table1", "ResNet-110, constant scaling (0.5, 0.5)"),
-                    _BASELINE,
-                ),
-                "exclusive gating": (
-                    ("table1", "ResNet-110, exclusive gating (1-g(x), g(x)), b_g = -6"),
-                    _BASELINE,
-                ),
-                "shortcut-only gating": (
-                    ("table1", "ResNet-110, shortcut-only gating (1-g(x), 1), b_g = 0"),
-                    _BASELINE,
-                ),
-                "1x1 convolution": (
-                    ("table1", "ResNet-110, 1x1 convolution (1x1 conv, 1)"),
-                    _BASELINE,
-                ),
-            },
-        ),
-        "figure6": Figure(
-            "Fig. 6: activations, on CIFAR-10",
-            {
-                "ResNet-110": (
-                    ("table2", "ResNet-110, bn_after_addition"),
-                    ("table2", "ResNet-110, original"),
-                ),
-                "ResNet-164": (
-                    ("table2", "ResNet-164, full_preactivation"),
-                    ("table2", "ResNet-164, original"),
-                ),
-            },
-        ),
-    }
-)
+FIGURES: Mapping[str, Figure] = {
+    "figure1": Figure(
+        "Fig. 1: ResNet-1001 on CIFAR-10",
+        {
+            "": (
+                ("table3", "ResNet-1001, original"),
+                ("table3", "ResNet-1001, full_preactivation"),
+            )
+        },
+    ),
+    "figure3": Figure(
+        "Fig. 3: shortcuts, ResNet-110 on CIFAR-10",
+        {
+            "constant scaling": (
+                ("table1", "ResNet-110, constant scaling (0.5, 0.5)"),
+                _BASELINE,
+            ),
+            "exclusive gating": (
+                ("table1", "ResNet-110, exclusive gating (1-g(x), g(x)), b_g = -6"),
+                _BASELINE,
+            ),
+            "shortcut-only gating": (
+                ("table1", "ResNet-110, shortcut-only gating (1-g(x), 1), b_g = 0"),
+                _BASELINE,
+            ),
+            "1x1 convolution": (
+                ("table1", "ResNet-110, 1x1 convolution (1x1 conv, 1)"),
+                _BASELINE,
+            ),
+        },
+    ),
+    "figure6": Figure(
+        "Fig. 6: activations, on CIFAR-10",
+        {
+            "ResNet-110": (
+                ("table2", "ResNet-110, bn_after_addition"),
+                ("table2", "ResNet-110, original"),
+            ),
+            "ResNet-164": (
+                ("table2", "ResNet-164, full_preactivation"),
+                ("table2", "ResNet-164, original"),
+            ),
+        },
+    ),
+}

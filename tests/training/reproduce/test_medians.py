@@ -46,9 +46,8 @@ def test_mean_and_std():
 
 
 def test_interval():
-    assert interval([1, 3]) == pytest.approx(
-        (2 - 12.7062, 2 + 12.7062), abs=1e-4
-    )  # std is sqrt 2, so std / sqrt n is 1
+    # std is sqrt 2, so std / sqrt n is 1
+    assert interval([1, 3]) == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-4)
     low, high = interval([4, 5, 6, 5, 5])
     assert (low + high) / 2 == pytest.approx(5)
     assert high - 5 == pytest.approx(2.776445 * math.sqrt(0.5) / math.sqrt(5), abs=1e-5)
@@ -57,7 +56,7 @@ def test_interval():
 
 def test_intervals_hold_the_mean_as_often_as_they_say():
     rng = np.random.default_rng(0)
-    one, other = rng.normal(3, 1, (4000, 5)), rng.normal(2, 3, (4000, 4))
+    one, other = rng.normal(3, 1, (1000, 5)), rng.normal(2, 3, (1000, 4))
     held = [low <= 3 <= high for low, high in map(interval, one.tolist())]
     assert np.mean(held) == pytest.approx(0.95, abs=0.015)
     held = [ends[0] <= 1 <= ends[1] for ends in map(welch, one.tolist(), other.tolist())]

@@ -118,18 +118,18 @@ def test_missing_runs_alone_are_trained(tmp_path, monkeypatch, capsys):
     ("options", "message"),
     [
         (
-            ("table1", "--rows", "resnet111"),
+            "table1 --rows resnet111",
             r"Unknown row 'resnet111' of table1\. Choose from: cifar10/resnet110-.*",
         ),
-        (("digits", "--seeds", "0"), r"--seeds must be positive\. Received: 0"),
-        (("digits", "--processes", "0"), r"--processes must be positive\. Received: 0"),
-        (("digits", "--device-minutes", "-1"), r"--device-minutes must be .* Received: -1\.0"),
-        (("digits", "--together", "0"), r"--together must be positive\. Received: 0"),
-        (("table9",), r".*'table9'.*"),
+        ("digits --seeds 0", r"--seeds must be positive\. Received: 0"),
+        ("digits --processes 0", r"--processes must be positive\. Received: 0"),
+        ("digits --device-minutes -1", r"--device-minutes must be .* Received: -1\.0"),
+        ("digits --together 0", r"--together must be positive\. Received: 0"),
+        ("table9", r".*'table9'.*"),
     ],
 )
 def test_mistakes_are_named(options, message, capsys):
-    error = commands.error_of(capsys, main.main, list(options))
+    error = commands.error_of(capsys, main.main, commands.words(options))
     assert re.fullmatch(f"error: {message}\n", error), error
 
 

@@ -86,15 +86,6 @@ def test_a_run_that_diverges(job):
     assert 0 < len(record.first_losses) < record.diverged_at + 1
 
 
-def test_another_code_of_the_data_is_another_row(job, monkeypatch):
-    job("tiny", 0)
-    monkeypatch.setattr(
-        "training.data.sources.ImageData.hash", property(lambda self: "of other images")
-    )
-    with pytest.raises(UserError, match="Seeds 0 and 1 differ in the images"):
-        job("tiny", 1)
-
-
 @pytest.mark.parametrize(("dataset", "name"), [("digits", "digits"), ("cifar100", "fake")])
 def test_a_smoke_run(dataset, name):
     trial = dataclasses.replace(rows.TABLES["table1"].rows[0].trial, dataset=dataset)

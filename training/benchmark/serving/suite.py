@@ -1,16 +1,16 @@
 """`keras-preact benchmark serving`: its options, and all its questions in turn."""
 
 import contextlib
-import dataclasses
 import datetime
 import itertools
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from ... import backends
+from .. import report
 from . import direct, exports, memory, over_http, verdict
 from .cells import PRECISIONS, Round
 from .workload import Options
@@ -52,17 +52,11 @@ def run(options: Options) -> dict:
     options.check()
     flags = cpu_flags()
     rounds: dict[str, list[Round]] = {part: [] for part in options.parts}
-    started = datetime.datetime.now(datetime.UTC)
-    described: dict[str, Any] = {
-        "command": "serving",
-        "settings": dataclasses.asdict(options),
-        "about": verdict.ABOUT,
-        "order": "The candidates of a model take turns; a ratio compares figures of one round.",
-        "started": started.isoformat(timespec="seconds"),
-        "machine": backends.machine(_ENVIRONMENT) | {"flags": flags},
-        "versions": backends.versions(*_PACKAGES),
-        "rounds": rounds,
-    }
+    started = time.monotonic()
+    order = "The candidates of a model take turns; a ratio compares figures of one round."
+    machine = backends.machine(_ENVIRONMENT) | {"flags": flags}
+    described = report.described("serving", options, verdict.ABOUT, order, machine)
+    described |= {"versions": backends.versions(*_PACKAGES), "rounds": rounds}
     with _folder(options.exports) as folder:
         _say("exporting")
         exports.write(
@@ -78,16 +72,11 @@ def run(options: Options) -> dict:
                     "summary": summary,
                     "demands": verdict.judge(summary, "amx_bf16" in flags),
                 }
-                described["seconds"] = round(
-                    (datetime.datetime.now(datetime.UTC) - started).total_seconds()
-                )
+                described["seconds"] = round(time.monotonic() - started)
                 if options.output is not None:
                     write_json(options.output, described)
-    print(_heading(options, described))
-    print(verdict.tables(described["summary"], described["demands"]))
-    if options.output is not None:
-        print(f"\nWritten: {options.output}")
-    return described
+    tables = verdict.tables(described["summary"], described["demands"])
+    return report.publish(described, f"{_heading(options, described)}\n\n{tables}", options.output)
 
 
 def cpu_flags() -> list[str]:

@@ -3,7 +3,9 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+from ...terminal import markdown
 from .. import report
+from ..report import Column
 from .cells import Round, label
 
 ABOUT = (
@@ -17,32 +19,29 @@ ABOUT = (
     "limit on its accuracy here."
 )
 
-#: Part to the figures that its table shows: key, heading, digits behind the point.
-COLUMNS: Mapping[str, Sequence[tuple[str, str, int]]] = {
-    "direct": (
-        ("images_per_second", "images/s", 1),
-        ("p50_ms", "p50 ms", 1),
-        ("p99_ms", "p99 ms", 1),
-    ),
+_P50, _P99 = Column("p50_ms", "p50 ms", digits=1), Column("p99_ms", "p99 ms", digits=1)
+#: Part to the columns of its table.
+COLUMNS: Mapping[str, Sequence[Column]] = {
+    "direct": (Column("images_per_second", "images/s", digits=1), _P50, _P99),
     "server": (
-        ("requests_per_second", "requests/s", 1),
-        ("p50_ms", "p50 ms", 1),
-        ("p99_ms", "p99 ms", 1),
-        ("over_no_batching", "over no batching", 2),
-        ("server_cpu_ms", "server CPU ms", 2),
-        ("client_cpu_share", "client CPU", 2),
-        ("refused", "refused", 0),
+        Column("requests_per_second", "requests/s", digits=1),
+        _P50,
+        _P99,
+        Column("over_no_batching", "over no batching"),
+        Column("server_cpu_ms", "server CPU ms"),
+        Column("client_cpu_share", "client CPU"),
+        Column("refused", "refused", digits=0),
     ),
     "client": (
-        ("requests_per_second", "requests/s", 0),
-        ("p50_ms", "p50 ms", 2),
-        ("p99_ms", "p99 ms", 2),
+        Column("requests_per_second", "requests/s", digits=0),
+        Column("p50_ms", "p50 ms"),
+        Column("p99_ms", "p99 ms"),
     ),
     "memory": (
-        ("growth_mib", "growth MiB", 1),
-        ("growth_percent", "growth %", 2),
-        ("resident_mib", "resident MiB", 0),
-        ("requests", "requests", 0),
+        Column("growth_mib", "growth MiB", digits=1),
+        Column("growth_percent", "growth %"),
+        Column("resident_mib", "resident MiB", digits=0),
+        Column("requests", "requests", digits=0),
     ),
 }
 
@@ -133,51 +132,30 @@ def judge(summary: Mapping[str, Mapping[str, Mapping]], amx: bool) -> list[dict]
 
 
 def tables(summary: Mapping[str, Mapping[str, Mapping]], demands: Sequence[Mapping]) -> str:
-    """Return Markdown: a table of medians, with min and max behind them, for each part,
-    and the demands.
+    """Return Markdown: for each part a table of medians, with the least and the largest
+    value, and the demands.
     """
-    lines: list[str] = []
+    found = []
     for part, columns in COLUMNS.items():
         own = {name: figures for name, figures in summary.items() if name.startswith(f"{part}/")}
         if not own:
             continue
         shown = [
-            column for column in columns if any(column[0] in figures for figures in own.values())
+            each for each in columns if any(each.figure in figures for figures in own.values())
         ]
-        lines += [
-            "",
-            _row(part, *(heading for _, heading, _ in shown), "ratio"),
-            _row("---", *["---:"] * (len(shown) + 1)),
-        ]
+        rows = [[part, *(each.heading for each in shown), "ratio"]]
         for name, figures in own.items():
-            ratio = figures[shown[0][0]].get("ratio", {})
-            text = (
-                f"{ratio['median']:.2f} of {ratio['over'].partition('/')[2]}"
-                if ratio and ratio["over"] != name
-                else ""
-            )
-            cells = (_cell(figures.get(key), digits) for key, _, digits in shown)
-            lines.append(_row(f"`{name.partition('/')[2]}`", *cells, text))
-    if demands:
-        lines += [
-            "",
-            _row("demand", "bound", "measured", "met"),
-            _row("---", "---:", "---:", "---"),
-        ]
+            ratio = figures[shown[0].figure].get("ratio", {})
+            text = ""
+            if ratio and ratio["over"] != name:
+                text = f"{ratio['median']:.2f} of {ratio['over'].partition('/')[2]}"
+            cells = (each.text(figures.get(each.figure)) for each in shown)
+            rows.append([f"`{name.partition('/')[2]}`", *cells, text])
+        found.append(markdown(rows))
+    rows = [["demand", "bound", "measured", "met"]]
     for one in demands:
         bound = f"{'at least' if one['at_least'] else 'at most'} {one['bound']:g}"
         met = {True: "yes", False: "no", None: "no AMX here"}[one["met"]]
         figure = one["figure"] + " ratio" * one["ratio"]
-        lines.append(_row(f"`{one['label']}` {figure}", bound, f"{one['value']:.2f}", met))
-    return "\n".join(lines)
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(entry: Mapping | None, digits: int) -> str:
-    if entry is None:
-        return ""
-    median, low, high = (f"{entry[key]:,.{digits}f}" for key in ("median", "min", "max"))
-    return median if low == high else f"{median} ({low} to {high})"
+        rows.append([f"`{one['label']}` {figure}", bound, f"{one['value']:.2f}", met])
+    return "\n\n".join([*found, *([markdown(rows)] if demands else [])])

@@ -42,7 +42,7 @@ class Options:
 
     def check(self) -> None:
         """Raise a UserError for options that do not fit."""
-        from .. import candidates  # brings Keras, which a help text must not
+        from .. import candidates, report  # brings Keras, which a help text must not
 
         for name in ("models", "parts", "engines", "batching", "concurrency", "batches"):
             values = getattr(self, name)
@@ -69,8 +69,7 @@ class Options:
                 "--engines openvino needs OpenVINO: pip install -c constraints/tested.txt -e "
                 "'.[openvino]'"
             )
-        if self.output is not None and not self.output.parent.is_dir():
-            raise UserError(f"--output: there is no directory {self.output.parent}")
+        report.check(self)
 
     @property
     def usual_concurrency(self) -> int:
