@@ -13,13 +13,11 @@ if keras.backend.backend() != "tensorflow" or importlib.util.find_spec("uvicorn"
 
 
 @pytest.fixture(scope="session")
-def directory(tmp_path_factory):
+def directory(once_per_run):
     """A folder of models that holds one, in version 1."""
     from tests.keras_preact.serving.server_process import export
 
-    directory = tmp_path_factory.mktemp("models")
-    export(directory)
-    return directory
+    return once_per_run("served_models", export)
 
 
 @pytest.fixture(scope="session")
