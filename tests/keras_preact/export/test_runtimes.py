@@ -82,9 +82,7 @@ MODELS = {
         (8, 8, 1),
     ),
 }
-if (
-    keras.backend.backend() != "tensorflow"
-):  # what differs there is the file that TensorFlow is handed
+if keras.backend.backend() != "tensorflow":  # what differs there is the file handed over
     MODELS = {
         name: MODELS[name]
         for name in ("pixels", "stacked, dropout", "mixed precision", "any size, grouped")
@@ -120,32 +118,44 @@ class Converted:
     logits: np.ndarray
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """Every model of MODELS in both formats: the steps of an export, with one process
+def write_files(folder):
+    """Write every model of MODELS in both formats: the steps of an export, with one process
     for all.
     """
-    folder = tmp_path_factory.mktemp("files")
-    results = {}
     (folder / "metadata.json").write_text("{}")
     with one_process.started() as run_module:
-        for i, (name, (make, shape)) in enumerate(MODELS.items()):
-            model = make()
-            randomize(model)
-            scores = _scores.take_apart(model)
+        for i, name in enumerate(MODELS):
+            model = build(name)
             if name == "mixed precision":
-                scores = _scores.take_apart(kp.models.changed_copy(model, dtype="float32"))
-            scores.core.save(folder / f"{i}.keras")
+                model = kp.models.changed_copy(model, dtype="float32")
+            scores = _scores.take_apart(model)
+            network, graph = folder / f"{i}.keras", str(folder / f"{i}.graph")
+            scores.core.save(network)
             plan = _graph.Plan(scores.activation, fold=False, plain=True).to_json()
-            graph = str(folder / f"{i}.graph")
-            run_module(["-m", _graph.__name__, str(folder / f"{i}.keras"), plan, graph])
-            paths = {key: folder / f"{i}{target.suffix}" for key, target in TARGETS.items()}
-            for key, path in paths.items():
-                arguments = [key, graph, str(path), str(folder / "metadata.json")]
+            run_module(["-m", _graph.__name__, str(network), plan, graph])
+            for kind, target in TARGETS.items():
+                file = f"{folder / str(i)}{target.suffix}"
+                arguments = [kind, graph, file, str(folder / "metadata.json")]
                 run_module(["-m", "keras_preact.export._convert", *arguments])
-            images = np.random.default_rng(i).uniform(0, 1, (5, *shape)).astype("float32")
-            images *= 255 if scores.takes_pixels else 1
-            results[name] = Converted(model, paths, images, logits_of(model, images))
+
+
+def build(name):
+    model = MODELS[name][0]()
+    randomize(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def files(once_per_run):
+    """Every model of MODELS in both formats."""
+    folder = once_per_run("files_for_runtimes", write_files)
+    results = {}
+    for i, (name, (_, shape)) in enumerate(MODELS.items()):
+        model = build(name)
+        images = np.random.default_rng(i).uniform(0, 1, (5, *shape)).astype("float32")
+        images *= 255 if _scores.take_apart(model).takes_pixels else 1
+        paths = {key: folder / f"{i}{target.suffix}" for key, target in TARGETS.items()}
+        results[name] = Converted(model, paths, images, logits_of(model, images))
     return results
 
 
