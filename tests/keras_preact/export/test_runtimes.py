@@ -290,7 +290,8 @@ def test_save(files, tmp_path, kind, model_name):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("kind", ["onnx", pytest.param("litert", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TARGETS)
 def test_an_operation_that_the_format_lacks(tmp_path, kind):
     inputs = keras.Input((6,))
     x = keras.ops.erfinv(keras.layers.Dense(4, activation="tanh")(inputs))

@@ -194,8 +194,17 @@ def test_a_damaged_image_is_named_and_spoils_nobodys_batch(version, reference):
     assert no_image.message == "image 0 is damaged or cut off"
 
 
-@pytest.mark.parametrize("options", [{}, {"batching": False}, {"batch_wait_ms": 2.0}])
-@pytest.mark.parametrize("engine", ["tensorflow", "openvino"])
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [
+        ("tensorflow", {}),
+        ("tensorflow", {"batching": False}),
+        ("openvino", {"batch_wait_ms": 2.0}),
+        pytest.param("tensorflow", {"batch_wait_ms": 2.0}, marks=pytest.mark.slow),
+        pytest.param("openvino", {}, marks=pytest.mark.slow),
+        pytest.param("openvino", {"batching": False}, marks=pytest.mark.slow),
+    ],
+)
 def test_many_clients_at_once_each_get_their_own_answer(engine, options, version, reference):
     pytest.importorskip(engine)
     pixels, files = images_of(60)
