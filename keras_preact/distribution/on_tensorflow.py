@@ -219,7 +219,12 @@ def _apply_to_sums(optimizer, gradients: list, variables: list) -> None:
 @contextlib.contextmanager
 def _nothing_to_merge() -> Iterator[None]:
     """Let TensorFlow trace the steps of an optimizer, which merge replicas, after the
-    replicas are merged. TensorFlow has no option for it.
+    replicas are merged.
+
+    TensorFlow has no option for it, and no subclass or wrapper does: what decides is
+    `_use_merge_call` of `strategy.extended`, an object of a private class that the
+    strategy's constructor makes, which variables ask too. Keras' optimizers look the
+    function up in this module for every call.
     """
     interim = tf.__internal__.distribute.interim
     merge = interim.maybe_merge_call

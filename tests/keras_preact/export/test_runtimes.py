@@ -3,8 +3,10 @@ files, and what failures leave behind.
 """
 
 import collections
+import contextlib
 import dataclasses
 import errno
+import functools
 import json
 import os
 import resource
@@ -118,55 +120,64 @@ class Converted:
     logits: np.ndarray
 
 
-def write_files(folder):
-    """Write every model of MODELS in both formats: the steps of an export, with one process
-    for all.
-    """
-    (folder / "metadata.json").write_text("{}")
-    with one_process.started() as run_module:
-        for i, name in enumerate(MODELS):
-            model = build(name)
-            if name == "mixed precision":
-                model = kp.models.changed_copy(model, dtype="float32")
-            scores = _scores.take_apart(model)
-            network, graph = folder / f"{i}.keras", str(folder / f"{i}.graph")
-            scores.core.save(network)
-            plan = _graph.Plan(scores.activation, fold=False, plain=True).to_json()
-            run_module(["-m", _graph.__name__, str(network), plan, graph])
-            for kind, target in TARGETS.items():
-                file = f"{folder / str(i)}{target.suffix}"
-                arguments = [kind, graph, file, str(folder / "metadata.json")]
-                run_module(["-m", "keras_preact.export._convert", *arguments])
-
-
 def build(name):
     model = MODELS[name][0]()
     randomize(model)
     return model
 
 
+def write_files(folder, name, run_module):
+    """Write a model of MODELS in both formats: the steps of an export."""
+    model = build(name)
+    if name == "mixed precision":
+        model = kp.models.changed_copy(model, dtype="float32")
+    scores = _scores.take_apart(model)
+    network, graph, metadata = (folder / part for part in ("n.keras", "graph", "metadata.json"))
+    scores.core.save(network)
+    metadata.write_text(json.dumps({"activation": scores.activation}))
+    plan = _graph.Plan(scores.activation, fold=False, plain=True).to_json()
+    run_module(["-m", _graph.__name__, str(network), plan, str(graph)])
+    for kind, target in TARGETS.items():
+        arguments = [kind, graph, folder / f"model{target.suffix}", metadata]
+        run_module(["-m", "keras_preact.export._convert", *map(str, arguments)])
+
+
 @pytest.fixture(scope="module")
 def files(once_per_run):
-    """Every model of MODELS in both formats."""
-    folder = once_per_run("files_for_runtimes", write_files)
-    results = {}
-    for i, (name, (_, shape)) in enumerate(MODELS.items()):
-        model = build(name)
-        images = np.random.default_rng(i).uniform(0, 1, (5, *shape)).astype("float32")
-        images *= 255 if _scores.take_apart(model).takes_pixels else 1
-        paths = {key: folder / f"{i}{target.suffix}" for key, target in TARGETS.items()}
-        results[name] = Converted(model, paths, images, logits_of(model, images))
-    return results
+    """A function from a key of MODELS to the model in both formats. One process makes
+    those of all.
+    """
+    with contextlib.ExitStack() as stack:
+        process = functools.cache(lambda: stack.enter_context(one_process.started()))
+
+        @functools.cache
+        def converted(name):
+            number = list(MODELS).index(name)
+            folder = once_per_run(
+                f"model_for_runtimes_{number}", lambda folder: write_files(folder, name, process())
+            )
+            model, shape = build(name), MODELS[name][1]
+            images = np.random.default_rng(number).uniform(0, 1, (5, *shape)).astype("float32")
+            images *= 255 if _scores.take_apart(model).takes_pixels else 1
+            paths = {key: folder / f"model{target.suffix}" for key, target in TARGETS.items()}
+            return Converted(model, paths, images, logits_of(model, images))
+
+        yield converted
 
 
-@pytest.fixture(params=MODELS)
+SLOW = ("original", "channels first", "dense")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS]
+)
 def name(request):
     return request.param
 
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_outputs_are_those_of_the_model(files, name, kind):
-    file = files[name]
+    file = files(name)
     wanted = file.logits
     probabilities = _scores.PROBABILITIES["sigmoid" if "grouped" in name else "softmax"](wanted)
     scale = max(1, np.abs(wanted).max())
@@ -184,7 +195,7 @@ def test_outputs_are_those_of_the_model(files, name, kind):
 
 
 def test_onnx_form(files, name):
-    graph = onnx.load(files[name].paths["onnx"])
+    graph = onnx.load(files(name).paths["onnx"])
     onnx.checker.check_model(graph, full_check=True)
     assert {opset.domain: opset.version for opset in graph.opset_import}[""] == 18
 
@@ -202,7 +213,7 @@ def test_onnx_form(files, name):
 
 
 def test_litert_batch_size_through_the_interpreter(files):
-    file = files["pixels"]
+    file = files("pixels")
     interpreter = litert.Interpreter(str(file.paths["litert"]))
     (images,) = interpreter.get_input_details()
     assert images["shape_signature"].tolist() == [-1, 8, 8, 1]
@@ -228,7 +239,7 @@ def operations(name: str, path: Path) -> collections.Counter:
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_plain_operations(files, name, kind):
-    found = operations(kind, files[name].paths[kind])
+    found = operations(kind, files(name).paths[kind])
     assert "if" not in {operation.lower() for operation in found}
     for word in (
         "loop",
@@ -259,16 +270,23 @@ def metadata_of(name: str, path: Path) -> dict:
         return json.loads(archive.read("metadata.json"))
 
 
-#: Formats with the network that goes the whole way to each. Other backends hand it over in the same
-#: way for both.
-WHOLE_WAY = {"onnx": "mixed precision", "litert": "stacked, dropout"}
-if keras.backend.backend() != "tensorflow":
-    del WHOLE_WAY["litert"]
+def test_metadata(files, name):
+    for kind, path in files(name).paths.items():
+        assert metadata_of(kind, path) == {
+            "activation": "sigmoid" if "grouped" in name else "softmax"
+        }
 
 
-@pytest.mark.parametrize(("kind", "model_name"), WHOLE_WAY.items())
+#: Other backends hand the network over in the same way for both formats.
+@pytest.mark.parametrize(
+    ("kind", "model_name"),
+    [
+        ("onnx", "mixed precision"),
+        pytest.param("litert", "stacked, dropout", marks=[pytest.mark.slow, pytest.mark.once]),
+    ],
+)
 def test_save(files, tmp_path, kind, model_name):
-    file = files[model_name]
+    file = files(model_name)
     before, dtypes = file.model.get_weights(), _scores.take_apart(file.model).dtypes
     path = tmp_path / "files" / f"digits{TARGETS[kind].suffix}"
     preprocessing = kp.model_entry("digits_resnet8_preact").preprocessing
@@ -309,7 +327,7 @@ def test_an_operation_that_the_format_lacks(tmp_path, kind):
 def test_a_different_result_is_an_error(files, tmp_path, kind):
     other = MODELS["pixels"][0]()
     randomize(other, seed=1)
-    path = files["pixels"].paths[kind]
+    path = files("pixels").paths[kind]
     message = (
         rf"The {TARGETS[kind].title} file's logits differ from the model's by up to .* is allowed"
     )
@@ -321,11 +339,11 @@ def test_a_different_result_is_an_error(files, tmp_path, kind):
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_damaged_file_is_an_error(files, tmp_path, kind):
     path = tmp_path / "damaged"
-    path.write_bytes(files["pixels"].paths[kind].read_bytes()[:5000])
+    path.write_bytes(files("pixels").paths[kind].read_bytes()[:5000])
     with pytest.raises(
         kp.export.ExportError, match=rf"Running the {TARGETS[kind].title} file with .* failed"
     ):
-        _check.compare(_scores.take_apart(files["pixels"].model), path, tmp_path, kind)
+        _check.compare(_scores.take_apart(files("pixels").model), path, tmp_path, kind)
 
 
 # --- paths, wrong input, failures: without the work of converting
@@ -463,7 +481,7 @@ def test_full_disk(files, tmp_path):
             OSError,
             match=r"no room for the export in .* \(File too large\)",
         ):
-            save_litert(files["pixels"].model, tmp_path / "m.tflite", classes=DIGITS)
+            save_litert(files("pixels").model, tmp_path / "m.tflite", classes=DIGITS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(tmp_path.iterdir())
