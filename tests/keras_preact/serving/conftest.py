@@ -33,3 +33,9 @@ def version(tmp_path_factory):
     from tests.keras_preact.serving import small_model
 
     return small_model.write(tmp_path_factory.mktemp("models") / "insects" / "7")
+
+
+@pytest.fixture
+def anyio_backend():
+    """Run tests with the marker `anyio` in asyncio's event loop."""
+    return "asyncio"
