@@ -54,8 +54,7 @@ class Mirrored(Distribution):
         return Statistics(synchronized_moments(_sum, self.replicas))
 
     def _step(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Step | None:
-        own = self.batch_norm == "per_replica"
-        statistics = [each for each in model.variables if own and is_statistic(each)]
+        statistics = self._own_statistics(model)
         on_sums = _looks_at_gradients(optimizer)
         if not statistics and not on_sums:
             return None
@@ -180,9 +179,8 @@ def _multi_worker() -> tf.distribute.Strategy:
         )
     elif "TF_CONFIG" not in os.environ:
         raise ValueError(
-            "The processes cannot find each other: set TF_CONFIG, or "
-            "KERAS_DISTRIBUTION_JOB_ADDRESSES, KERAS_DISTRIBUTION_NUM_PROCESSES and "
-            "KERAS_DISTRIBUTION_PROCESS_ID. Received: none of them"
+            f"The processes cannot find each other: set TF_CONFIG, or {environment.VARIABLES}. "
+            "Received: none of them"
         )
     return _Workers(resolver)
 
