@@ -27,6 +27,15 @@ def saved_model(directory):
     return SavedModel(directory / NAME / "1")
 
 
+@pytest.fixture(scope="module")
+def server():
+    """An app of a fake repository in this process."""
+    from tests.keras_preact.serving import fakes
+
+    with fakes.in_process() as running:
+        yield running
+
+
 @pytest.fixture(scope="session")
 def version(tmp_path_factory):
     """Version 7 of the small model; tests that change it copy it."""
