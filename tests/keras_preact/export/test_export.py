@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 import keras_preact as kp
 from keras_preact.export import _check, _children, _flat, _graph, _replay, _scores
 from tests.keras_preact.export import image_files, one_process
-from tests.keras_preact.export.networks import two_stages
+from tests.keras_preact.export.networks import full_disk, stacked_with_dropout, two_stages
 from tests.keras_preact.harness import randomize
 
 PIXELS = {"mean": [77.0], "std": [95.0]}
@@ -66,18 +65,6 @@ def mixed():
     )
 
 
-def stacked():
-    return two_stages(
-        stacked=True,
-        remat=True,
-        stochastic_depth=0.5,
-        shortcut="dropout",
-        width=8,
-        input_shape=(8, 8, 1),
-        **PIXELS,
-    )
-
-
 #: Name to model, and the shapes it is served.
 MODELS = {
     "pixels": (lambda: kp.models.resnet_cifar(8, input_shape=(8, 8, 1), **PIXELS), (8, 8, 1)),
@@ -87,7 +74,7 @@ MODELS = {
         lambda: kp.models.dense_resnet(6, input_shape=(20,), classes=10, shortcut="dropout"),
         (20,),
     ),
-    "stacked, dropout": (stacked, (8, 8, 1)),
+    "stacked, dropout": (lambda: stacked_with_dropout(8), (8, 8, 1)),
     "functional": (lambda: sequential(keras.layers.Dense(10, activation="softmax")), (6,)),
 }
 if keras.backend.backend() != "tensorflow":  # what differs there is the file handed over
@@ -771,17 +758,11 @@ def test_a_different_result_is_an_error(exports, tmp_path):
         _check.compare(_scores.take_apart(other), exports["pixels"].path, tmp_path)
 
 
-def test_full_disk(exports, tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
-        with pytest.raises(
-            OSError,
-            match=r"no room for the export in .*m \(File too large\)",
-        ):
-            kp.export.save(exports["pixels"].model, tmp_path / "m", classes=DIGITS)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def test_full_disk(tmp_path):
+    model = build("pixels")
+    message = r"no room for the export in .*m \(File too large\)"
+    with full_disk(100_000), pytest.raises(OSError, match=message):
+        kp.export.save(model, tmp_path / "m", classes=DIGITS)
     assert not list(tmp_path.iterdir())
 
 

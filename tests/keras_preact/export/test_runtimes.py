@@ -9,7 +9,6 @@ import errno
 import functools
 import json
 import os
-import resource
 import zipfile
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from keras_preact import atomic
 from keras_preact.export import _check, _children, _graph, _scores
 from keras_preact.export.runtimes import TARGETS, save_litert, save_onnx
 from tests.keras_preact.export import one_process
-from tests.keras_preact.export.networks import two_stages
+from tests.keras_preact.export.networks import full_disk, stacked_with_dropout
 from tests.keras_preact.harness import randomize
 
 onnx = pytest.importorskip("onnx")
@@ -41,18 +40,6 @@ def cifar(depth=8, **options):
     )
 
 
-def stacked():
-    return two_stages(
-        stacked=True,
-        remat=True,
-        stochastic_depth=0.5,
-        shortcut="dropout",
-        width=4,
-        input_shape=(8, 8, 1),
-        **PIXELS,
-    )
-
-
 #: Name to model, and the shape of an image that it is asked about, channels last.
 MODELS = {
     "pixels": (lambda: cifar(**PIXELS), (8, 8, 1)),
@@ -60,7 +47,7 @@ MODELS = {
         lambda: cifar(arrangement="original", classifier_activation="softmax", **PIXELS),
         (8, 8, 1),
     ),
-    "stacked, dropout": (stacked, (8, 8, 1)),
+    "stacked, dropout": (lambda: stacked_with_dropout(4), (8, 8, 1)),
     "mixed precision": (lambda: cifar(dtype="mixed_bfloat16", **PIXELS), (8, 8, 1)),
     "channels first": (
         lambda: cifar(input_shape=(1, 12, 8), data_format="channels_first", **PIXELS),
@@ -473,15 +460,9 @@ def test_a_file_that_may_not_last_is_taken_back(small, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_full_disk(files, tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    try:
-        with pytest.raises(
-            OSError,
-            match=r"no room for the export in .* \(File too large\)",
-        ):
-            save_litert(files("pixels").model, tmp_path / "m.tflite", classes=DIGITS)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def test_full_disk(tmp_path):
+    model = build("pixels")
+    message = r"no room for the export in .* \(File too large\)"
+    with full_disk(10_000), pytest.raises(OSError, match=message):
+        save_litert(model, tmp_path / "m.tflite", classes=DIGITS)
     assert not list(tmp_path.iterdir())
