@@ -169,6 +169,11 @@ class Distribution:
         """Return how batch normalisation takes the statistics of a shared batch."""
         return Statistics()
 
+    def _own_statistics(self, model: keras.Model) -> list[keras.Variable]:
+        """Return the moving statistics that each replica has of its own."""
+        own = self.batch_norm == "per_replica"
+        return [each for each in model.variables if own and is_statistic(each)]
+
     def _check(self, model: keras.Model, options: dict) -> None:
         """Raise a ValueError for a model or options that cannot run on several devices."""
 

@@ -18,6 +18,8 @@ import keras
 ADDRESSES, PROCESSES, PROCESS = (
     f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
 )
+#: For messages.
+VARIABLES = f"{ADDRESSES}, {PROCESSES} and {PROCESS}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ import jax
 import keras
 import numpy as np
 
+from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, flat
 from keras_preact.layers.batch_norm import Statistics
 
@@ -111,9 +112,7 @@ class MultiWorker(DataParallel):
                 raise ValueError(
                     "The processes did not find each other. Start the distribution before "
                     "anything uses JAX, under a launcher that JAX knows (SLURM, Kubernetes, "
-                    "MPI), or set KERAS_DISTRIBUTION_JOB_ADDRESSES, "
-                    "KERAS_DISTRIBUTION_NUM_PROCESSES and KERAS_DISTRIBUTION_PROCESS_ID. "
-                    f"Received from JAX: {error}"
+                    f"MPI), or set {environment.VARIABLES}. Received from JAX: {error}"
                 ) from error
         super().__init__(kind, devices, batch_norm)
 

@@ -54,8 +54,7 @@ class Mirrored(Distribution):
         return Statistics(synchronized_moments(_sum, self.replicas))
 
     def _step(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Step | None:
-        own = self.batch_norm == "per_replica"
-        statistics = [each for each in model.variables if own and is_statistic(each)]
+        statistics = self._own_statistics(model)
         on_sums = _looks_at_gradients(optimizer)
         if not statistics and not on_sums:
             return None
@@ -180,9 +179,8 @@ def _multi_worker() -> tf.distribute.Strategy:
         )
     elif "TF_CONFIG" not in os.environ:
         raise ValueError(
-            "The processes cannot find each other: set TF_CONFIG, or "
-            "KERAS_DISTRIBUTION_JOB_ADDRESSES, KERAS_DISTRIBUTION_NUM_PROCESSES and "
-            "KERAS_DISTRIBUTION_PROCESS_ID. Received: none of them"
+            f"The processes cannot find each other: set TF_CONFIG, or {environment.VARIABLES}. "
+            "Received: none of them"
         )
     return _Workers(resolver)
 
@@ -219,7 +217,12 @@ def _apply_to_sums(optimizer, gradients: list, variables: list) -> None:
 @contextlib.contextmanager
 def _nothing_to_merge() -> Iterator[None]:
     """Let TensorFlow trace the steps of an optimizer, which merge replicas, after the
-    replicas are merged. TensorFlow has no option for it.
+    replicas are merged.
+
+    TensorFlow has no option for it, and no subclass or wrapper does: what decides is
+    `_use_merge_call` of `strategy.extended`, an object of a private class that the
+    strategy's constructor makes, which variables ask too. Keras' optimizers look the
+    function up in this module for every call.
     """
     interim = tf.__internal__.distribute.interim
     merge = interim.maybe_merge_call

@@ -14,7 +14,7 @@ from keras import ops
 from torch import distributed
 
 from keras_preact.distribution import environment
-from keras_preact.distribution.base import Distribution, Step, flat, is_statistic
+from keras_preact.distribution.base import Distribution, Step, flat
 from keras_preact.layers.batch_norm import Statistics, synchronized_moments
 
 #: Most bytes that are sent at a time.
@@ -65,8 +65,7 @@ class MultiWorker(Distribution):
         """Average the gradients, and statistics that each process has of its own, before
         the optimizer sees them.
         """
-        own = self.batch_norm == "per_replica"
-        statistics = [each for each in model.variables if own and is_statistic(each)]
+        statistics = self._own_statistics(model)
 
         def step(gradients: list, variables: list) -> None:
             present = [gradient for gradient in gradients if gradient is not None]
@@ -177,8 +176,7 @@ def _join() -> None:
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             "The processes did not find each other. Start them with torchrun, or set "
-            "KERAS_DISTRIBUTION_JOB_ADDRESSES, KERAS_DISTRIBUTION_NUM_PROCESSES and "
-            f"KERAS_DISTRIBUTION_PROCESS_ID. Received from torch: {error}"
+            f"{environment.VARIABLES}. Received from torch: {error}"
         ) from error
     if on_gpu:
         local = os.environ.get("LOCAL_RANK") or distributed.get_rank() % torch.cuda.device_count()

@@ -104,7 +104,7 @@ def build(model: keras.Model, plan: Plan, path: Path) -> None:
 
     def compute(images):
         logits, features = (tf.cast(x, tf.float32) for x in network(images, training=False))
-        scores = {"logits": logits, "probabilities": to_probabilities(logits, plan.activation)}
+        scores = {"logits": logits, "probabilities": getattr(tf.nn, plan.activation)(logits)}
         return scores if plan.plain else scores | {"features": features}
 
     # The model must not be an attribute of the module: TensorFlow would find its weights a second
@@ -146,13 +146,6 @@ def build(model: keras.Model, plan: Plan, path: Path) -> None:
         for name, (function, spec) in signatures.items()
     }
     tf.saved_model.save(module, str(path), signatures=functions)
-
-
-def to_probabilities(logits, activation: str):
-    """Return probabilities; `activation` is `"softmax"` or `"sigmoid"`."""
-    import tensorflow as tf
-
-    return {"softmax": tf.nn.softmax, "sigmoid": tf.nn.sigmoid}[activation](logits)
 
 
 def _check(images, shape: tuple):

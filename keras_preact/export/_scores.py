@@ -103,30 +103,22 @@ def _of_unit_network(model: UnitNetwork) -> Scores:
         )
     config = model.get_config()
     channels_first = config["data_format"] == "channels_first" and len(model.input_shape) == 4
-    exported = _channels_last(model) if channels_first else model
+    exported = model
+    if channels_first:  # clients have the channels last, and TensorFlow needs them so on a CPU
+        channels, *size = config["input_shape"]
+        exported = changed_copy(model, input_shape=[*size, channels], data_format="channels_last")
     name = config["classifier_activation"]
     activation = name if name in PROBABILITIES else "softmax"
+    output_is = {None: "logits", "linear": "logits", activation: "probabilities"}.get(name, "other")
     return Scores(
         core=_with_features(exported.inputs[0], exported.logits),
         probe=keras.Model(model.inputs[0], [model.logits, model.outputs[0]]),
         activation=activation,
-        output_is="logits"
-        if name in (None, "linear")
-        else "probabilities"
-        if name == activation
-        else "other",
+        output_is=output_is,
         channels_first=channels_first,
         takes_pixels=_takes_pixels(model),
         smallest_size=64 if config.get("stem") == "7x7" else 32,
     )
-
-
-def _channels_last(model: UnitNetwork) -> UnitNetwork:
-    """Return the same network for images with the channels last, as clients have them
-    and TensorFlow needs them on a CPU.
-    """
-    channels, *size = model.get_config()["input_shape"]
-    return changed_copy(model, input_shape=[*size, channels], data_format="channels_last")
 
 
 def in_dtype(model: keras.Model, dtype: str, error: str) -> UnitNetwork:

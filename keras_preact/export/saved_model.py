@@ -307,14 +307,5 @@ def _versions() -> dict[str, str | None]:
             return None  # such as keras-preact itself, run from its source tree
 
     backend = keras.backend.backend()
-    packages = {
-        "keras_preact": "keras-preact",
-        "keras": "keras",
-        "tensorflow": "tensorflow",
-        "numpy": "numpy",
-    }
-    return (
-        {"backend": backend}
-        | {name: of(package) for name, package in packages.items()}
-        | {backend: of(backend)}
-    )
+    names = ("keras-preact", "keras", "tensorflow", "numpy", backend)
+    return {"backend": backend} | {name.replace("-", "_"): of(name) for name in names}

@@ -144,12 +144,10 @@ async def _serve(app: "Starlette", chosen: "Settings", bound: socket.socket, add
     def ready() -> None:
         # models and libraries stay: the collector need not look at them again and again
         gc.freeze()
-        models = []
-        for name in repository.names():
-            versions = [
-                str(one.version) for one in repository.status(name) if one.state == "AVAILABLE"
-            ]
-            models.append(f"{name} {'+'.join(versions) or '(not available)'}")
+        models = [
+            f"{name} {'+'.join(map(str, repository.available(name))) or '(not available)'}"
+            for name in repository.names()
+        ]
         print(f"Serving at {address}: {', '.join(models) or 'no models yet'}", flush=True)
 
     def stopping() -> None:

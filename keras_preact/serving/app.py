@@ -84,7 +84,6 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 def _waiting(repository: Repository) -> Iterator[tuple[str, int, int]]:
     for name in repository.names():
-        for status in repository.status(name):
-            if status.state == "AVAILABLE":
-                with repository.lease(name, status.version) as one:
-                    yield name, status.version, one.waiting
+        for version in repository.available(name):
+            with repository.lease(name, version) as one:
+                yield name, version, one.waiting

@@ -130,11 +130,7 @@ async def model_metadata(request: Request) -> Response:
     of each under `signatures`.
     """
     with leased(request) as servable:
-        versions = [
-            str(status.version)
-            for status in request.app.state.repository.status(servable.name)
-            if status.state == "AVAILABLE"
-        ]
+        versions = [str(n) for n in request.app.state.repository.available(servable.name)]
         signatures = {
             name: {side: _described(getattr(signature, side)) for side in ("inputs", "outputs")}
             for name, signature in servable.signatures.items()
@@ -302,17 +298,11 @@ def _signature(
     """Return the signature that the request names, or the first, the default one before
     others, that has these inputs and outputs.
     """
-    if named is not None and named not in signatures:
-        raise RequestError(
-            f"`signature_name` must be one of {', '.join(sorted(signatures))}. Received: "
-            f"{described(named)}"
-        )
-    names = (
-        [named]
-        if named is not None
-        else sorted(signatures, key=lambda n: (n != DEFAULT_SIGNATURE, n))
-    )
-    candidates = [signatures[name] for name in names]
+    if named is not None:
+        candidates = [tensors.signature_named(named, signatures)]
+    else:
+        names = sorted(signatures, key=lambda name: (name != DEFAULT_SIGNATURE, name))
+        candidates = [signatures[name] for name in names]
     for signature in candidates:
         if given == signature.inputs.keys() and wanted <= signature.outputs.keys():
             return signature

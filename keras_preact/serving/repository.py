@@ -205,9 +205,8 @@ class Repository:
             self._drain(version)
         try:
             async with asyncio.timeout(self._settings.drain_seconds):
-                await asyncio.wait(
-                    {self._poller}
-                )  # a load cannot be interrupted; what it brings is closed at once
+                # A load cannot be interrupted; what it brings is closed at once.
+                await asyncio.wait({self._poller})
                 while self._closing:
                     await asyncio.wait(self._closing)
         except TimeoutError:
@@ -232,11 +231,9 @@ class Repository:
         if name not in self._found:
             raise self._unknown(name)
         versions = self._models[name]
-        available = sorted(number for number in versions if versions[number].state == "AVAILABLE")
-        if available and version is None:
-            return versions[available[-1]].lend()
-        if version in available:
-            return versions[version].lend()
+        available = self.available(name)
+        if version in available or (available and version is None):
+            return versions[available[-1] if version is None else version].lend()
         if self._stopping.is_set():
             raise Unavailable("The server is stopping.")
         concerned = [known for number, known in versions.items() if version in (None, number)]
@@ -263,11 +260,17 @@ class Repository:
             raise self._unknown(name)
         return [version.status for _, version in sorted(self._models[name].items())]
 
+    def available(self, name: str) -> list[int]:
+        """Return the numbers of a model's versions that can be lent, in order.
+
+        Raises:
+            NotFound: if there is no such model.
+        """
+        return [status.version for status in self.status(name) if status.state == "AVAILABLE"]
+
     def ready(self) -> bool:
         """Return whether there are models, and an available version of each."""
-        return bool(self._found) and self._found <= {
-            version.name for version in self._all("AVAILABLE")
-        }
+        return bool(self._found) and all(map(self.available, self._found))
 
     def _unknown(self, name: str) -> NotFound:
         hint = _checks.nearest(name, self.names()) if self._found else "There is none now."
@@ -356,15 +359,13 @@ class Repository:
         not in the directory.
         """
         versions = self._models[name]
-        available = {number for number, version in versions.items() if version.state == "AVAILABLE"}
+        available = set(self.available(name))
         if paths and available and not kept:
             kept = {max(available)}  # its folder went, but nothing that loads came in its place
         for number in available - kept:
             self._drain(versions[number])
-        for number in [
-            number for number, version in versions.items() if version.state in ("START", "END")
-        ]:
-            if number not in paths:
+        for number, version in list(versions.items()):
+            if version.state in ("START", "END") and number not in paths:
                 del versions[number]
         if not versions:
             del self._models[name]

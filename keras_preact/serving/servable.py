@@ -3,6 +3,7 @@ one spoils no other, and computed in batches.
 """
 
 import asyncio
+import dataclasses
 import os
 import re
 import threading
@@ -17,6 +18,7 @@ from keras_preact.serving.errors import DeadlineExceeded, RequestError, TooBusy
 from keras_preact.serving.tensors import Signature, highest
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Servable:
     """A loaded version of a model; `loading.load` makes it.
 
@@ -32,31 +34,19 @@ class Servable:
             takes them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        version: int,
-        classes: list[str],
-        top_k: int,
-        signatures: Mapping[str, Signature],
-        signature_defs: dict[str, Any],
-        batcher: Batcher,
-        decoder: "ImageDecoder | None",
-    ):
-        self.name = name
-        self.version = version
-        self.classes = classes
-        self.top_k = top_k
-        self.signatures = signatures
-        self.signature_defs = signature_defs
-        self._names = np.array(self.classes, dtype=object)
-        self._batcher = batcher
-        self._decoder = decoder
+    name: str
+    version: int
+    classes: list[str]
+    top_k: int
+    signatures: Mapping[str, Signature]
+    signature_defs: dict[str, Any]
+    batcher: Batcher
+    decoder: "ImageDecoder | None"
 
     @property
     def waiting(self) -> int:
         """Images that wait for the network, or to be decoded."""
-        return self._batcher.waiting + (self._decoder.pending if self._decoder else 0)
+        return self.batcher.waiting + (self.decoder.pending if self.decoder else 0)
 
     async def predict(
         self, signature: str, inputs: Mapping[str, np.ndarray], deadline: float | None
@@ -78,15 +68,15 @@ class Servable:
             ComputationError: if the network failed.
         """
         [images] = inputs.values()
-        self._batcher.check_rows(len(images))
+        self.batcher.check_rows(len(images))
         if images.dtype == object:
-            assert self._decoder is not None  # `load` made sure
-            images = await self._decoder(images.tolist(), deadline)
-        outputs = await self._batcher.submit(images, deadline)
+            assert self.decoder is not None  # `load` made sure
+            images = await self.decoder(images.tolist(), deadline)
+        outputs = await self.batcher.submit(images, deadline)
         wanted = self.signatures[signature].outputs
         if "classes" in wanted:
             indices, scores = highest(outputs["probabilities"], self.top_k)
-            names = self._names[indices]
+            names = np.array(self.classes, dtype=object)[indices]
             outputs = outputs | {"classes": names, "scores": scores, "indices": indices}
         return {name: outputs[name] for name in wanted}
 
@@ -96,9 +86,9 @@ class Servable:
 
     def close_now(self) -> None:
         """Do the same without an event loop."""
-        if self._decoder:
-            self._decoder.close()
-        self._batcher.close()
+        if self.decoder:
+            self.decoder.close()
+        self.batcher.close()
 
 
 class ImageDecoder:

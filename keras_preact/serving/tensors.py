@@ -111,6 +111,20 @@ class Signature:
         return {name: spec.check(arrays[name]) for name, spec in self.inputs.items()}
 
 
+def signature_named(name: Any, signatures: Mapping[str, Signature]) -> Signature:
+    """Return the signature of a name, which may be any JSON value.
+
+    Raises:
+        RequestError: if there is none.
+    """
+    if not isinstance(name, str) or name not in signatures:
+        raise RequestError(
+            f"`signature_name` must be one of {', '.join(sorted(signatures))}. Received: "
+            f"{described(name)}"
+        )
+    return signatures[name]
+
+
 def parse_json(body: bytes | memoryview) -> dict[str, Any]:
     """Return the object that `body` holds.
 

@@ -190,11 +190,15 @@ def parse_classify(body: bytes, signatures: Mapping[str, Signature]) -> Call:
     document = tensors.parse_json(body)
     _signature(document, signatures)  # the examples choose it, but a wrong one is a mistake
     examples, context = document.get("examples"), document.get("context", {})
-    if not (isinstance(examples, list) and examples and all(map(_is_object, examples))):
+    if not (
+        isinstance(examples, list)
+        and examples
+        and all(isinstance(example, dict) for example in examples)
+    ):
         raise RequestError(
             f"`examples` must be a list of at least one object. Received: {described(examples)}"
         )
-    if not _is_object(context):
+    if not isinstance(context, dict):
         raise RequestError(
             f"`context` must be an object, which all examples share. Received: {described(context)}"
         )
@@ -240,13 +244,7 @@ def dump_classify(outputs: Mapping[str, np.ndarray], classes: list[str], top_k: 
 def _signature(document: dict[str, Any], signatures: Mapping[str, Signature]) -> Signature:
     name = document.get("signature_name", DEFAULT_SIGNATURE)
     # Clients send an empty name for an unset field.
-    signature = signatures.get(name or DEFAULT_SIGNATURE) if isinstance(name, str) else None
-    if signature is None:
-        raise RequestError(
-            f"`signature_name` must be one of {', '.join(sorted(signatures))}. Received: "
-            f"{described(name)}"
-        )
-    return signature
+    return tensors.signature_named(DEFAULT_SIGNATURE if name == "" else name, signatures)
 
 
 def _columns(rows: Any, signature: Signature) -> dict[str, Any]:
@@ -262,7 +260,7 @@ def _columns(rows: Any, signature: Signature) -> dict[str, Any]:
 
 
 def _named(value: Any, what: str, signature: Signature) -> dict[str, Any]:
-    if not (_is_object(value) and value.keys() == signature.inputs.keys()):
+    if not (isinstance(value, dict) and value.keys() == signature.inputs.keys()):
         names = " and ".join(f"`{name}`" for name in signature.inputs)
         alone = ", or its value alone" if len(signature.inputs) == 1 else ""
         raise RequestError(
@@ -274,11 +272,7 @@ def _named(value: Any, what: str, signature: Signature) -> dict[str, Any]:
 
 def _is_named(value: Any) -> bool:
     """Whether a value is an object of named inputs, and not one of encoded bytes."""
-    return _is_object(value) and value.keys() != {tensors.BASE64_KEY}
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
+    return isinstance(value, dict) and value.keys() != {tensors.BASE64_KEY}
 
 
 def _encoded(name: str, array: np.ndarray) -> Any:

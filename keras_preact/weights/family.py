@@ -4,11 +4,12 @@ weights, build and load our network, and check that a network computes the same.
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_preact import blocks
 from keras_preact.layers import chains
@@ -106,9 +107,7 @@ class Family:
                 f"{len(counts)}"
             )
         entries = {entry.ours: entry for entry in self.layout.entries(counts)}
-        known = {
-            entry.ours: entry for entry in self.layout.entries(counts) if entry.theirs in state
-        }
+        known = {ours: entry for ours, entry in entries.items() if entry.theirs in state}
 
         def kernel(path: str) -> tuple[int, ...]:
             entry = known.get(path)
@@ -261,6 +260,16 @@ def _options(model: ResidualNetwork) -> dict[str, Any]:
 def stages(model: ResidualNetwork) -> list[Stage]:
     """Return the stages of a network."""
     return [Stage(*stage) for stage in model.get_config()["stages"]]
+
+
+def variables_of(layers: Iterable[keras.Layer]) -> dict[str, keras.Variable]:
+    """Return the weights of layers by `LAYER/WEIGHT`, as Keras' libraries name them."""
+    return {f"{layer.name}/{weight.name}": weight for layer in layers for weight in layer.weights}
+
+
+def values_of(layers: Iterable[keras.Layer]) -> dict[str, np.ndarray]:
+    """Return the arrays of `variables_of`."""
+    return {name: ops.convert_to_numpy(each.value) for name, each in variables_of(layers).items()}
 
 
 def in_format(

@@ -12,13 +12,12 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_preact import arrangements, blocks
 from keras_preact.models.imagenet import DEPTHS
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import layout
-from keras_preact.weights.family import Family, in_format, some, stages
+from keras_preact.weights.family import Family, in_format, some, stages, values_of, variables_of
 
 #: Every convolution without a normalisation after it has a bias.
 FAMILY = Family(
@@ -171,15 +170,9 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
         classifier_activation=keras.activations.get(config["classifier_activation"]),
     )
     state = FAMILY.extract(model)
-    for name, weight in _weights(theirs).items():
+    for name, weight in variables_of(theirs.layers).items():
         weight.assign(state[name])
     return keras.Model(theirs.inputs[0], theirs.outputs[0], name=model.name)
-
-
-def _weights(model: keras.Model) -> dict[str, keras.Variable]:
-    return {
-        f"{layer.name}/{weight.name}": weight for layer in model.layers for weight in layer.weights
-    }
 
 
 def _of_model(model: keras.Model) -> Read:
@@ -194,7 +187,7 @@ def _of_model(model: keras.Model) -> Read:
             "other layers: take the part that is one, such as model.get_layer('resnet50v2'). "
             f"Received: a model with {some(others)}"
         )
-    state = {name: ops.convert_to_numpy(weight.value) for name, weight in _weights(model).items()}
+    state = values_of(model.layers)
     if not (stem := layers.get("conv1_conv")):
         return state, {}
     found = {

@@ -7,12 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_preact import arrangements, blocks
 from keras_preact.models.network import ResidualNetwork, Stage
 from keras_preact.weights import layout, loading
-from keras_preact.weights.family import Family, Structure, in_format, stages
+from keras_preact.weights.family import (
+    Family,
+    Structure,
+    in_format,
+    stages,
+    values_of,
+    variables_of,
+)
 
 #: Our blocks and theirs.
 BLOCKS = {"basic": "basic_block", "bottleneck": "bottleneck_block"}
@@ -117,8 +123,8 @@ def from_keras_hub(
         channels=shape[-1] or 1,
         classes=None if top is None else top.num_classes,
     )
-    layers = [backbone] if top is None else [backbone, top.output_dense]
-    state = {name: ops.convert_to_numpy(weight.value) for name, weight in _weights(layers).items()}
+    layers = [*backbone.layers, *([] if top is None else [top.output_dense])]
+    state = values_of(layers)
     return FAMILY.build(
         found, state, input_shape=input_shape, classes=classes, shape=shape, **given | options
     )
@@ -167,7 +173,7 @@ def to_keras_hub(model: ResidualNetwork) -> keras.Model:
         dtype=keras.dtype_policies.get(config["dtype"]),
         name=f"{model.name}_backbone" if config["include_top"] else model.name,
     )
-    layers: list[keras.Layer] = [backbone]
+    layers = [*backbone.layers]
     if config["include_top"]:
         theirs = hub.models.ResNetImageClassifier(
             backbone=backbone,
@@ -179,7 +185,7 @@ def to_keras_hub(model: ResidualNetwork) -> keras.Model:
         )
         layers.append(theirs.output_dense)
     state = FAMILY.extract(model)
-    for name, weight in _weights(layers).items():
+    for name, weight in variables_of(layers).items():
         weight.assign(state[name])
     return theirs
 
@@ -222,12 +228,3 @@ def _check_fits(model: ResidualNetwork) -> None:
             "keras-hub's ResNetBackbone returns maps, without pooling. Received: a network with "
             f"pooling={config['pooling']!r}"
         )
-
-
-def _weights(layers: Sequence[keras.Layer]) -> dict[str, keras.Variable]:
-    flat = [
-        part
-        for layer in layers
-        for part in (layer.layers if isinstance(layer, keras.Model) else [layer])
-    ]
-    return {f"{layer.name}/{weight.name}": weight for layer in flat for weight in layer.weights}

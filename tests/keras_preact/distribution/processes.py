@@ -96,12 +96,3 @@ def once(kind: str, tasks: str, devices: int, count: int) -> list[list]:
     found = _once(kind, tasks, devices, count)
     assert not isinstance(found, str), found
     return found
-
-
-def error_of(code: str) -> str:
-    """Return the last line that Python, which must fail, writes about `code`."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 1
-    return done.stderr.strip().splitlines()[-1]

@@ -8,7 +8,6 @@ import tensorflow as tf
 import keras_preact as kp
 from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, padded
-from tests.keras_preact.distribution import processes
 from tests.keras_preact.harness import error_of
 
 BACKEND = keras.backend.backend()
@@ -50,8 +49,10 @@ def test_a_batch_that_does_not_divide():
     assert "use 4." in error_of(lambda: process(0, 2, 4).rows(3))
 
 
-@pytest.mark.parametrize("count", [1, 5, 8, 12, 13, 16, 37])
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("workers", "count"),
+    [(1, 1), (1, 13), (1, 16), (2, 5), (2, 37), (4, 1), (4, 8), (4, 12), (4, 13)],
+)
 def test_evaluation_has_every_image_once(workers, count):
     batch_size = 8
     images, labels = np.arange(1, count + 1, dtype="float32")[:, None], np.arange(count)
@@ -143,10 +144,8 @@ def test_processes_that_the_frameworks_own_variables_announce(monkeypatch):
 
 
 def test_no_launcher():
-    """In a process of its own, where no backend is in use."""
-    code = "import keras_preact as kp; kp.distribution.start('multi_worker')"
-    message = processes.error_of(code)
-    assert message.startswith("ValueError: The processes ")
+    message = error_of(lambda: kp.distribution.start("multi_worker"))
+    assert message.startswith("The processes ")
     assert environment.ADDRESSES in message
 
 

@@ -1,4 +1,8 @@
-"""Networks that tests of exports share."""
+"""What tests of exports share: networks, and a disk that is full."""
+
+import contextlib
+import resource
+from collections.abc import Iterator
 
 import keras_preact as kp
 
@@ -17,3 +21,27 @@ def two_stages(
         "shape_shortcut": shape_shortcut,
     }
     return kp.models.ResidualNetwork([(width, 3), (2 * width, 3, 2)], **options)
+
+
+def stacked_with_dropout(width) -> kp.models.ResidualNetwork:
+    return two_stages(
+        stacked=True,
+        remat=True,
+        stochastic_depth=0.5,
+        shortcut="dropout",
+        width=width,
+        input_shape=(8, 8, 1),
+        mean=[77.0],
+        std=[95.0],
+    )
+
+
+@contextlib.contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """While active, no file grows beyond a number of bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

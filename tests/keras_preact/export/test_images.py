@@ -220,7 +220,7 @@ def decodes_or_raises(data: bytes) -> None:
     assert pixels.max() <= 255
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(kinds())))
 def test_corruptions(data, name):
     file = bytearray(kinds()[name])
@@ -273,6 +273,7 @@ for path in paths:
 """
 
 
+@pytest.mark.slow
 def test_bombs_take_no_memory(tmp_path):
     """The highest use of memory of a process, beside the same process before it: of
     files that could take GB.
@@ -342,7 +343,6 @@ def test_saved_and_frozen_it_refuses_the_same(tmp_path):
 
 def test_the_same_pixels_as_in_the_training_s_evaluation(tmp_path):
     """Files of all kinds, sizes and shapes, through both, to the last bit."""
-    pytest.importorskip("PIL")
     from training.config import Data
     from training.data import evaluation_batches, load
 

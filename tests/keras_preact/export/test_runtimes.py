@@ -3,11 +3,12 @@ files, and what failures leave behind.
 """
 
 import collections
+import contextlib
 import dataclasses
 import errno
+import functools
 import json
 import os
-import resource
 import zipfile
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from keras_preact import atomic
 from keras_preact.export import _check, _children, _graph, _scores
 from keras_preact.export.runtimes import TARGETS, save_litert, save_onnx
 from tests.keras_preact.export import one_process
-from tests.keras_preact.export.networks import two_stages
+from tests.keras_preact.export.networks import full_disk, stacked_with_dropout
 from tests.keras_preact.harness import randomize
 
 onnx = pytest.importorskip("onnx")
@@ -39,18 +40,6 @@ def cifar(depth=8, **options):
     )
 
 
-def stacked():
-    return two_stages(
-        stacked=True,
-        remat=True,
-        stochastic_depth=0.5,
-        shortcut="dropout",
-        width=4,
-        input_shape=(8, 8, 1),
-        **PIXELS,
-    )
-
-
 #: Name to model, and the shape of an image that it is asked about, channels last.
 MODELS = {
     "pixels": (lambda: cifar(**PIXELS), (8, 8, 1)),
@@ -58,7 +47,7 @@ MODELS = {
         lambda: cifar(arrangement="original", classifier_activation="softmax", **PIXELS),
         (8, 8, 1),
     ),
-    "stacked, dropout": (stacked, (8, 8, 1)),
+    "stacked, dropout": (lambda: stacked_with_dropout(4), (8, 8, 1)),
     "mixed precision": (lambda: cifar(dtype="mixed_bfloat16", **PIXELS), (8, 8, 1)),
     "channels first": (
         lambda: cifar(input_shape=(1, 12, 8), data_format="channels_first", **PIXELS),
@@ -82,9 +71,7 @@ MODELS = {
         (8, 8, 1),
     ),
 }
-if (
-    keras.backend.backend() != "tensorflow"
-):  # what differs there is the file that TensorFlow is handed
+if keras.backend.backend() != "tensorflow":  # what differs there is the file handed over
     MODELS = {
         name: MODELS[name]
         for name in ("pixels", "stacked, dropout", "mixed precision", "any size, grouped")
@@ -120,43 +107,64 @@ class Converted:
     logits: np.ndarray
 
 
+def build(name):
+    model = MODELS[name][0]()
+    randomize(model)
+    return model
+
+
+def write_files(folder, name, run_module):
+    """Write a model of MODELS in both formats: the steps of an export."""
+    model = build(name)
+    if name == "mixed precision":
+        model = kp.models.changed_copy(model, dtype="float32")
+    scores = _scores.take_apart(model)
+    network, graph, metadata = (folder / part for part in ("n.keras", "graph", "metadata.json"))
+    scores.core.save(network)
+    metadata.write_text(json.dumps({"activation": scores.activation}))
+    plan = _graph.Plan(scores.activation, fold=False, plain=True).to_json()
+    run_module(["-m", _graph.__name__, str(network), plan, str(graph)])
+    for kind, target in TARGETS.items():
+        arguments = [kind, graph, folder / f"model{target.suffix}", metadata]
+        run_module(["-m", "keras_preact.export._convert", *map(str, arguments)])
+
+
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """Every model of MODELS in both formats: the steps of an export, with one process
-    for all.
+def files(once_per_run):
+    """A function from a key of MODELS to the model in both formats. One process makes
+    those of all.
     """
-    folder = tmp_path_factory.mktemp("files")
-    results = {}
-    (folder / "metadata.json").write_text("{}")
-    with one_process.started() as run_module:
-        for i, (name, (make, shape)) in enumerate(MODELS.items()):
-            model = make()
-            randomize(model)
-            scores = _scores.take_apart(model)
-            if name == "mixed precision":
-                scores = _scores.take_apart(kp.models.changed_copy(model, dtype="float32"))
-            scores.core.save(folder / f"{i}.keras")
-            plan = _graph.Plan(scores.activation, fold=False, plain=True).to_json()
-            graph = str(folder / f"{i}.graph")
-            run_module(["-m", _graph.__name__, str(folder / f"{i}.keras"), plan, graph])
-            paths = {key: folder / f"{i}{target.suffix}" for key, target in TARGETS.items()}
-            for key, path in paths.items():
-                arguments = [key, graph, str(path), str(folder / "metadata.json")]
-                run_module(["-m", "keras_preact.export._convert", *arguments])
-            images = np.random.default_rng(i).uniform(0, 1, (5, *shape)).astype("float32")
-            images *= 255 if scores.takes_pixels else 1
-            results[name] = Converted(model, paths, images, logits_of(model, images))
-    return results
+    with contextlib.ExitStack() as stack:
+        process = functools.cache(lambda: stack.enter_context(one_process.started()))
+
+        @functools.cache
+        def converted(name):
+            number = list(MODELS).index(name)
+            folder = once_per_run(
+                f"model_for_runtimes_{number}", lambda folder: write_files(folder, name, process())
+            )
+            model, shape = build(name), MODELS[name][1]
+            images = np.random.default_rng(number).uniform(0, 1, (5, *shape)).astype("float32")
+            images *= 255 if _scores.take_apart(model).takes_pixels else 1
+            paths = {key: folder / f"model{target.suffix}" for key, target in TARGETS.items()}
+            return Converted(model, paths, images, logits_of(model, images))
+
+        yield converted
 
 
-@pytest.fixture(params=MODELS)
+SLOW = ("original", "channels first", "dense")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS]
+)
 def name(request):
     return request.param
 
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_outputs_are_those_of_the_model(files, name, kind):
-    file = files[name]
+    file = files(name)
     wanted = file.logits
     probabilities = _scores.PROBABILITIES["sigmoid" if "grouped" in name else "softmax"](wanted)
     scale = max(1, np.abs(wanted).max())
@@ -174,7 +182,7 @@ def test_outputs_are_those_of_the_model(files, name, kind):
 
 
 def test_onnx_form(files, name):
-    graph = onnx.load(files[name].paths["onnx"])
+    graph = onnx.load(files(name).paths["onnx"])
     onnx.checker.check_model(graph, full_check=True)
     assert {opset.domain: opset.version for opset in graph.opset_import}[""] == 18
 
@@ -192,7 +200,7 @@ def test_onnx_form(files, name):
 
 
 def test_litert_batch_size_through_the_interpreter(files):
-    file = files["pixels"]
+    file = files("pixels")
     interpreter = litert.Interpreter(str(file.paths["litert"]))
     (images,) = interpreter.get_input_details()
     assert images["shape_signature"].tolist() == [-1, 8, 8, 1]
@@ -218,7 +226,7 @@ def operations(name: str, path: Path) -> collections.Counter:
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_plain_operations(files, name, kind):
-    found = operations(kind, files[name].paths[kind])
+    found = operations(kind, files(name).paths[kind])
     assert "if" not in {operation.lower() for operation in found}
     for word in (
         "loop",
@@ -249,16 +257,23 @@ def metadata_of(name: str, path: Path) -> dict:
         return json.loads(archive.read("metadata.json"))
 
 
-#: Formats with the network that goes the whole way to each. Other backends hand it over in the same
-#: way for both.
-WHOLE_WAY = {"onnx": "mixed precision", "litert": "stacked, dropout"}
-if keras.backend.backend() != "tensorflow":
-    del WHOLE_WAY["litert"]
+def test_metadata(files, name):
+    for kind, path in files(name).paths.items():
+        assert metadata_of(kind, path) == {
+            "activation": "sigmoid" if "grouped" in name else "softmax"
+        }
 
 
-@pytest.mark.parametrize(("kind", "model_name"), WHOLE_WAY.items())
+#: Other backends hand the network over in the same way for both formats.
+@pytest.mark.parametrize(
+    ("kind", "model_name"),
+    [
+        ("onnx", "mixed precision"),
+        pytest.param("litert", "stacked, dropout", marks=[pytest.mark.slow, pytest.mark.once]),
+    ],
+)
 def test_save(files, tmp_path, kind, model_name):
-    file = files[model_name]
+    file = files(model_name)
     before, dtypes = file.model.get_weights(), _scores.take_apart(file.model).dtypes
     path = tmp_path / "files" / f"digits{TARGETS[kind].suffix}"
     preprocessing = kp.model_entry("digits_resnet8_preact").preprocessing
@@ -280,7 +295,8 @@ def test_save(files, tmp_path, kind, model_name):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("kind", ["onnx", pytest.param("litert", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TARGETS)
 def test_an_operation_that_the_format_lacks(tmp_path, kind):
     inputs = keras.Input((6,))
     x = keras.ops.erfinv(keras.layers.Dense(4, activation="tanh")(inputs))
@@ -298,7 +314,7 @@ def test_an_operation_that_the_format_lacks(tmp_path, kind):
 def test_a_different_result_is_an_error(files, tmp_path, kind):
     other = MODELS["pixels"][0]()
     randomize(other, seed=1)
-    path = files["pixels"].paths[kind]
+    path = files("pixels").paths[kind]
     message = (
         rf"The {TARGETS[kind].title} file's logits differ from the model's by up to .* is allowed"
     )
@@ -310,11 +326,11 @@ def test_a_different_result_is_an_error(files, tmp_path, kind):
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_damaged_file_is_an_error(files, tmp_path, kind):
     path = tmp_path / "damaged"
-    path.write_bytes(files["pixels"].paths[kind].read_bytes()[:5000])
+    path.write_bytes(files("pixels").paths[kind].read_bytes()[:5000])
     with pytest.raises(
         kp.export.ExportError, match=rf"Running the {TARGETS[kind].title} file with .* failed"
     ):
-        _check.compare(_scores.take_apart(files["pixels"].model), path, tmp_path, kind)
+        _check.compare(_scores.take_apart(files("pixels").model), path, tmp_path, kind)
 
 
 # --- paths, wrong input, failures: without the work of converting
@@ -444,15 +460,9 @@ def test_a_file_that_may_not_last_is_taken_back(small, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_full_disk(files, tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    try:
-        with pytest.raises(
-            OSError,
-            match=r"no room for the export in .* \(File too large\)",
-        ):
-            save_litert(files["pixels"].model, tmp_path / "m.tflite", classes=DIGITS)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def test_full_disk(tmp_path):
+    model = build("pixels")
+    message = r"no room for the export in .* \(File too large\)"
+    with full_disk(10_000), pytest.raises(OSError, match=message):
+        save_litert(model, tmp_path / "m.tflite", classes=DIGITS)
     assert not list(tmp_path.iterdir())

@@ -13,13 +13,11 @@ if keras.backend.backend() != "tensorflow" or importlib.util.find_spec("uvicorn"
 
 
 @pytest.fixture(scope="session")
-def directory(tmp_path_factory):
+def directory(once_per_run):
     """A folder of models that holds one, in version 1."""
     from tests.keras_preact.serving.server_process import export
 
-    directory = tmp_path_factory.mktemp("models")
-    export(directory)
-    return directory
+    return once_per_run("served_models", export)
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +27,24 @@ def saved_model(directory):
     return SavedModel(directory / NAME / "1")
 
 
+@pytest.fixture(scope="module")
+def server():
+    """An app of a fake repository in this process."""
+    from tests.keras_preact.serving import fakes
+
+    with fakes.in_process() as running:
+        yield running
+
+
 @pytest.fixture(scope="session")
 def version(tmp_path_factory):
     """Version 7 of the small model; tests that change it copy it."""
     from tests.keras_preact.serving import small_model
 
     return small_model.write(tmp_path_factory.mktemp("models") / "insects" / "7")
+
+
+@pytest.fixture
+def anyio_backend():
+    """Run tests with the marker `anyio` in asyncio's event loop."""
+    return "asyncio"

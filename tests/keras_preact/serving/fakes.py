@@ -169,6 +169,9 @@ class FakeRepository:
             raise NotFound("There is no such model.")
         return [states[name]]
 
+    def available(self, name):
+        return [one.version for one in self.status(name) if one.state == "AVAILABLE"]
+
     def ready(self):
         return self.is_ready
 

@@ -3,6 +3,7 @@ nobody waits for ever.
 """
 
 import asyncio
+import contextlib
 import threading
 
 import numpy as np
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from keras_preact.serving.batching import Batcher, ComputationError
 from keras_preact.serving.errors import DeadlineExceeded, TooBusy, TooLarge, Unavailable
+
+pytestmark = pytest.mark.anyio
 
 GENEROUS = 60  # seconds after which a test that hangs fails
 
@@ -55,23 +58,19 @@ def rows(number: int, start: float = 0) -> np.ndarray:
     return np.arange(start, start + number, dtype="float32").reshape(-1, 1)
 
 
-def run(scenario, network, max_batch_size=8, wait_seconds=0.0, max_queue=100, workers=1, **options):
-    """Run a coroutine function of a batcher; it is closed afterwards, and must leave no
-    thread.
-    """
-    before = threading.active_count()
-
-    async def main():
-        batcher = Batcher(network, max_batch_size, wait_seconds, max_queue, workers, **options)
-        try:
-            return await asyncio.wait_for(scenario(batcher), GENEROUS)
-        finally:
-            network.release()
-            batcher.close()
-
-    result = asyncio.run(main())
-    assert threading.active_count() == before
-    return result
+@contextlib.asynccontextmanager
+async def batching(
+    network, max_batch_size=8, wait_seconds=0.0, max_queue=100, workers=1, **options
+):
+    """Give a batcher; it is closed afterwards, and must leave no thread."""
+    batcher = Batcher(network, max_batch_size, wait_seconds, max_queue, workers, **options)
+    try:
+        async with asyncio.timeout(GENEROUS):
+            yield batcher
+    finally:
+        network.release()
+        batcher.close()
+    assert not [one for one in threading.enumerate() if one.name.startswith("batcher-")]
 
 
 async def start(*coroutines) -> list[asyncio.Task]:
@@ -90,21 +89,17 @@ def check_answer(answer, own):
 
 
 @pytest.mark.parametrize("options", [{}, {"wait_seconds": 0.01}, {"max_queue": 2}])
-def test_a_request_alone_is_computed_alone(options):
+async def test_a_request_alone_is_computed_alone(options):
     """Soon, and whatever the queue may hold."""
     network = Network()
-
-    async def scenario(batcher):
+    async with batching(network, **options) as batcher:
         check_answer(await batcher.submit(rows(3), None), rows(3))
-
-    run(scenario, network, **options)
     assert [len(batch) for batch in network.batches] == [3]
 
 
-def test_what_waits_is_computed_together_whole_requests_first_come_first_served():
+async def test_what_waits_is_computed_together_whole_requests_first_come_first_served():
     network = Network(free=False)
-
-    async def scenario(batcher):
+    async with batching(network) as batcher:
         first = await start(batcher.submit(rows(1, 1000), None))
         await network.is_entered()
         sizes = [3, 4, 2, 8, 1]
@@ -118,16 +113,13 @@ def test_what_waits_is_computed_together_whole_requests_first_come_first_served(
             check_answer(await task, rows(n, s))
         await first[0]
         assert batcher.waiting == 0
-
-    run(scenario, network)
     assert [len(batch) for batch in network.batches] == [1, 3 + 4, 2, 8, 1]
     np.testing.assert_array_equal(network.batches[1], np.concatenate([rows(3), rows(4, 100)]))
 
 
-def test_images_of_different_sizes_are_not_put_into_one_batch():
+async def test_images_of_different_sizes_are_not_put_into_one_batch():
     network = Network(free=False)
-
-    async def scenario(batcher):
+    async with batching(network) as batcher:
         tasks = await start(batcher.submit(np.zeros((1, 2)), None))
         await network.is_entered()
         shapes = [(1, 2), (2, 2), (1, 3), (1, 2)]
@@ -135,55 +127,47 @@ def test_images_of_different_sizes_are_not_put_into_one_batch():
         network.release()
         answers = await asyncio.gather(*tasks)
         assert [answer["itself"].shape for answer in answers] == [(1, 2), *shapes]
-
-    run(scenario, network)
     assert [batch.shape for batch in network.batches] == [(1, 2), (3, 2), (1, 3), (1, 2)]
 
 
-def test_waiting_for_others_ends_when_the_batch_is_full():
+async def test_waiting_for_others_ends_when_the_batch_is_full():
     network = Network()
-
-    async def scenario(batcher):
+    async with batching(network, wait_seconds=100 * GENEROUS) as batcher:
         tasks = await start(*(batcher.submit(rows(2, i), None) for i in (0, 10, 20, 30)))
         for i, task in enumerate(tasks):
             check_answer(await task, rows(2, 10 * i))
-
-    run(scenario, network, wait_seconds=100 * GENEROUS)
     assert [len(batch) for batch in network.batches] == [8]
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_without_batching_every_request_runs_by_itself_as_many_at_once_as_there_are_workers(
+async def test_without_batching_every_request_runs_by_itself_as_many_at_once_as_there_are_workers(
     workers,
 ):
     network = Network(free=False)
-
-    async def scenario(batcher):
+    async with batching(
+        network, workers=workers, together=False, wait_seconds=100 * GENEROUS
+    ) as batcher:
         tasks = await start(*(batcher.submit(rows(n), None) for n in (1, 2, 3, 4, 5)))
         for _ in range(workers):
             await network.is_entered()
         network.release()
         for n, task in enumerate(tasks, 1):
             check_answer(await task, rows(n))
-
-    run(scenario, network, workers=workers, together=False, wait_seconds=100 * GENEROUS)
     assert sorted(len(batch) for batch in network.batches) == [1, 2, 3, 4, 5]
     assert network.most_together == workers
 
 
-def test_a_request_larger_than_a_batch_is_refused():
-    async def scenario(batcher):
+async def test_a_request_larger_than_a_batch_is_refused():
+    network = Network()
+    async with batching(network) as batcher:
         with pytest.raises(TooLarge, match=r"at most 8 .* Received: 9"):
             await batcher.submit(rows(9), None)
-
-    run(scenario, network := Network())
     assert network.batches == []
 
 
-def test_the_queue_does_not_grow():
+async def test_the_queue_does_not_grow():
     network = Network(free=False)
-
-    async def scenario(batcher):
+    async with batching(network, max_queue=6) as batcher:
         tasks = await start(batcher.submit(rows(8), None))
         await network.is_entered()
         tasks += await start(batcher.submit(rows(3), None), batcher.submit(rows(2), None))
@@ -199,13 +183,10 @@ def test_the_queue_does_not_grow():
         network.release()
         await asyncio.gather(*tasks)
 
-    run(scenario, network, max_queue=6)
 
-
-def test_a_request_that_is_late_or_cancelled_leaves_the_queue_and_hurts_nobody():
+async def test_a_request_that_is_late_or_cancelled_leaves_the_queue_and_hurts_nobody():
     network = Network(free=False)
-
-    async def scenario(batcher):
+    async with batching(network) as batcher:
         first, late, gone, good = await start(
             batcher.submit(rows(8, 1000), None),
             batcher.submit(rows(2, 100), asyncio.get_running_loop().time() + 0.01),
@@ -222,37 +203,30 @@ def test_a_request_that_is_late_or_cancelled_leaves_the_queue_and_hurts_nobody()
         network.release()
         check_answer(await good, rows(2, 300))
         check_answer(await first, rows(8, 1000))
-
-    run(scenario, network)
     np.testing.assert_array_equal(network.batches[-1], rows(2, 300))
     assert len(network.batches) == 2
 
 
-def test_a_request_whose_time_is_over_is_not_computed():
-    async def scenario(batcher):
+async def test_a_request_whose_time_is_over_is_not_computed():
+    network = Network()
+    async with batching(network) as batcher:
         with pytest.raises(DeadlineExceeded):
             await batcher.submit(rows(1), asyncio.get_running_loop().time())
-
-    run(scenario, network := Network())
     assert network.batches == []
 
 
-def test_a_computation_that_takes_too_long_is_not_waited_for():
+async def test_a_computation_that_takes_too_long_is_not_waited_for():
     network = Network(free=False)
-
-    async def scenario(batcher):
+    async with batching(network) as batcher:
         with pytest.raises(DeadlineExceeded):
             await batcher.submit(rows(1), asyncio.get_running_loop().time() + 0.01)
         network.release()
         check_answer(await batcher.submit(rows(2), None), rows(2))
 
-    run(scenario, network)
 
-
-def test_a_failure_goes_to_everyone_in_the_batch_and_to_nobody_else():
+async def test_a_failure_goes_to_everyone_in_the_batch_and_to_nobody_else():
     network = Network(free=False)
-
-    async def scenario(batcher):
+    async with batching(network) as batcher:
         tasks = await start(batcher.submit(rows(1), None))
         await network.is_entered()
         tasks += await start(
@@ -271,13 +245,10 @@ def test_a_failure_goes_to_everyone_in_the_batch_and_to_nobody_else():
             assert str(failure.__cause__) == "a negative row"
         check_answer(await batcher.submit(rows(2), None), rows(2))
 
-    run(scenario, network)
 
-
-def test_closing_computes_what_waits_and_takes_nothing_more():
+async def test_closing_computes_what_waits_and_takes_nothing_more():
     network = Network(free=False)
-
-    async def scenario(batcher):
+    async with batching(network, wait_seconds=100 * GENEROUS) as batcher:
         tasks = await start(*(batcher.submit(rows(n), None) for n in (8, 3, 4)))
         await network.is_entered()
         closing = asyncio.create_task(asyncio.to_thread(batcher.close))
@@ -289,8 +260,6 @@ def test_closing_computes_what_waits_and_takes_nothing_more():
         for n, task in zip((8, 3, 4), tasks, strict=True):
             check_answer(await task, rows(n))
         await closing
-
-    run(scenario, network, wait_seconds=100 * GENEROUS)
 
 
 def test_an_event_loop_that_has_gone_does_not_stop_the_threads():
@@ -314,15 +283,12 @@ def test_an_event_loop_that_has_gone_does_not_stop_the_threads():
         batcher.close()
 
 
-def test_batches_are_reported():
+async def test_batches_are_reported():
     rows_seen, seconds_seen = [], []
-
-    async def scenario(batcher):
+    observers = {"observe_rows": rows_seen.append, "observe_seconds": seconds_seen.append}
+    async with batching(Network(), **observers) as batcher:
         await batcher.submit(rows(3), None)
         await batcher.submit(rows(5), None)
-
-    observers = {"observe_rows": rows_seen.append, "observe_seconds": seconds_seen.append}
-    run(scenario, Network(), **observers)
     assert rows_seen == [3, 5]
     assert all(0 <= seconds < GENEROUS for seconds in seconds_seen)
 
@@ -351,30 +317,27 @@ def test_any_schedule(steps, max_queue, workers, together, wait):
     network = Network(free=False)
     requests: list[tuple[np.ndarray, asyncio.Task, float | None]] = []
 
-    async def scenario(batcher):
-        for number, (step, value, seconds) in enumerate(steps):
-            if step == "submit":
-                own = rows(value, 10 * number)
-                deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
-                requests.append((own, (await start(batcher.submit(own, deadline)))[0], seconds))
-                assert batcher.waiting <= max(max_queue, 8)
-            elif step == "cancel" and requests:
-                requests[value % len(requests)][1].cancel()
-            elif step == "compute":
-                for _ in range(value):
-                    network.allowed.release()
-                await asyncio.sleep(0.0005 * value)
-        network.release()
-        return await asyncio.gather(*(task for _, task, _ in requests), return_exceptions=True)
+    async def scenario():
+        options = {"max_queue": max_queue, "workers": workers, "together": together}
+        async with batching(network, wait_seconds=wait, **options) as batcher:
+            loop = asyncio.get_running_loop()
+            for number, (step, value, seconds) in enumerate(steps):
+                if step == "submit":
+                    own = rows(value, 10 * number)
+                    deadline = None if seconds is None else loop.time() + seconds
+                    requests.append((own, (await start(batcher.submit(own, deadline)))[0], seconds))
+                    assert batcher.waiting <= max(max_queue, 8)
+                elif step == "cancel" and requests:
+                    requests[value % len(requests)][1].cancel()
+                elif step == "compute":
+                    for _ in range(value):
+                        network.allowed.release()
+                    await asyncio.sleep(0.0005 * value)
+            network.release()
+            tasks = [task for _, task, _ in requests]
+            return await asyncio.gather(*tasks, return_exceptions=True)
 
-    results = run(
-        scenario,
-        network,
-        max_queue=max_queue,
-        workers=workers,
-        together=together,
-        wait_seconds=wait,
-    )
+    results = asyncio.run(scenario())
     answered = []
     for (own, _, seconds), result in zip(requests, results, strict=True):
         if isinstance(result, dict):

@@ -112,6 +112,7 @@ def test_serves_exported_models_until_it_is_told_to_stop(tmp_path):
     assert any(line["level"] == "warning" and line.get("model") == "broken" for line in lines)
 
 
+@pytest.mark.slow
 def test_an_empty_directory_is_served_with_a_token_from_the_environment(tmp_path):
     (tmp_path / "models").mkdir()
     log = tmp_path / "log"

@@ -7,8 +7,6 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.keras_preact.serving import fakes
-
 PREDICT, CLASSIFY, INFER = (
     "/v1/models/toy:predict",
     "/v1/models/toy:classify",
@@ -95,12 +93,6 @@ VALUES = st.recursive(
     ),
     max_leaves=12,
 )
-
-
-@pytest.fixture(scope="module")
-def server():
-    with fakes.in_process() as running:
-        yield running
 
 
 def ask(server, path, body, headers=()):

@@ -25,12 +25,6 @@ TENSOR = {"name": "images", "shape": [1, 2, 2, 1], "datatype": "FP32", "data": [
 TOKEN = "a-secret-token"
 
 
-@pytest.fixture(scope="module")
-def server():
-    with fakes.in_process() as running:
-        yield running
-
-
 BAD_JSON = {
     "nothing": b"",
     "blanks": b" \n ",

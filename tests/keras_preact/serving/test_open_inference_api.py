@@ -22,12 +22,6 @@ TENSOR = {
 FEATURES = {"outputs": [{"name": "features"}]}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with fakes.in_process() as running:
-        yield running
-
-
 def ask_binary(server, document, *parts, **tensor):
     """Send JSON with one input, and bytes after it."""
     if tensor:

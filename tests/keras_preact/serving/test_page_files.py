@@ -2,14 +2,6 @@
 
 import pytest
 
-from tests.keras_preact.serving import fakes
-
-
-@pytest.fixture(scope="module")
-def files():
-    with fakes.in_process() as running:
-        yield running
-
 
 @pytest.mark.parametrize(
     ("path", "kind"),
@@ -20,8 +12,8 @@ def files():
         ("/static/api.js", "text/javascript"),
     ],
 )
-def test_files_have_types_and_are_checked_again(files, path, kind):
-    answer = files.ask("GET", path)
+def test_files_have_types_and_are_checked_again(server, path, kind):
+    answer = server.ask("GET", path)
     headers = answer.headers
     assert headers["Content-Type"] == f"{kind}; charset=utf-8"
     assert headers["Cache-Control"] == "no-cache"
@@ -31,10 +23,10 @@ def test_files_have_types_and_are_checked_again(files, path, kind):
     assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
     assert b"http" not in answer.body.replace(b"http://www.w3.org/2000/svg", b"")
-    again = files.ask("GET", path, headers={"If-None-Match": headers["ETag"]})
+    again = server.ask("GET", path, headers={"If-None-Match": headers["ETag"]})
     assert (again.status, again.body, again.headers["ETag"]) == (304, b"", headers["ETag"])
 
 
 @pytest.mark.parametrize("path", ["", "../webpage.py", "%2e%2e/webpage.py", "index.html.bak"])
-def test_serves_nothing_else(files, path):
-    assert files.ask("GET", f"/static/{path}").status == 404
+def test_serves_nothing_else(server, path):
+    assert server.ask("GET", f"/static/{path}").status == 404

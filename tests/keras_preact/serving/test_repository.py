@@ -20,6 +20,8 @@ from keras_preact.serving.loading import LoadError
 from keras_preact.serving.repository import Repository, VersionStatus
 from keras_preact.serving.settings import Settings
 
+pytestmark = pytest.mark.anyio
+
 BROKEN = "broken"
 
 
@@ -125,7 +127,7 @@ def leased(repository: Repository, name: str, version: int | None = None) -> int
         return servable.version
 
 
-def test_what_is_a_model(tmp_path):
+async def test_what_is_a_model(tmp_path):
     for name, version in (("one", 1), ("one", 12), ("two", 3), ("empty", 1), (".hidden", 1)):
         export(tmp_path / name, version)
     (tmp_path / "empty" / "1" / "saved_model.pb").unlink()
@@ -137,79 +139,63 @@ def test_what_is_a_model(tmp_path):
     (tmp_path / "one" / "13").write_text("a file")
     (tmp_path / "one" / ".export-x" / "version").mkdir(parents=True)
     (tmp_path / "gone").symlink_to("nowhere")
-
-    async def scenario():
-        async with serving(tmp_path, Loader(), versions=None) as repository:
-            assert repository.names() == ["one", "two"]
-            assert repository.status("one") == [
-                VersionStatus(1, "AVAILABLE"),
-                VersionStatus(12, "AVAILABLE"),
-            ]
-            assert repository.status("two") == [VersionStatus(3, "AVAILABLE")]
-            assert repository.ready()
-
-    asyncio.run(scenario())
+    async with serving(tmp_path, Loader(), versions=None) as repository:
+        assert repository.names() == ["one", "two"]
+        assert repository.status("one") == [
+            VersionStatus(1, "AVAILABLE"),
+            VersionStatus(12, "AVAILABLE"),
+        ]
+        assert repository.status("two") == [VersionStatus(3, "AVAILABLE")]
+        assert repository.ready()
 
 
 @pytest.mark.parametrize("directory", [".", "../digits", "link"])
-def test_a_directory_that_is_one_model(tmp_path, monkeypatch, directory):
+async def test_a_directory_that_is_one_model(tmp_path, monkeypatch, directory):
     export(tmp_path / "digits", 1)
     monkeypatch.chdir(tmp_path / "digits")
     (tmp_path / "digits" / "link").symlink_to(tmp_path / "digits")
-
-    async def scenario():
-        async with serving(Path(directory), Loader()) as repository:
-            assert repository.names() == ["link" if directory == "link" else "digits"]
-            assert leased(repository, repository.names()[0]) == 1
-
-    asyncio.run(scenario())
+    async with serving(Path(directory), Loader()) as repository:
+        assert repository.names() == ["link" if directory == "link" else "digits"]
+        assert leased(repository, repository.names()[0]) == 1
 
 
 @pytest.mark.parametrize(
     ("versions", "served"), [(1, [10]), (2, [9, 10]), (3, [2, 9, 10]), (None, [2, 9, 10])]
 )
-def test_the_highest_versions_are_served(tmp_path, versions, served):
+async def test_the_highest_versions_are_served(tmp_path, versions, served):
     for version in (2, 9, 10):
         export(tmp_path / "model", version)
-
-    async def scenario():
-        loader = Loader()
-        async with serving(tmp_path, loader, versions=versions) as repository:
-            assert states(repository, "model") == dict.fromkeys(served, "AVAILABLE")
-            assert leased(repository, "model") == 10
-            assert [leased(repository, "model", version) for version in served] == served
-            assert len(loader.attempts) == len(served)
-
-    asyncio.run(scenario())
+    loader = Loader()
+    async with serving(tmp_path, loader, versions=versions) as repository:
+        assert states(repository, "model") == dict.fromkeys(served, "AVAILABLE")
+        assert leased(repository, "model") == 10
+        assert [leased(repository, "model", version) for version in served] == served
+        assert len(loader.attempts) == len(served)
 
 
-def test_a_new_version_takes_over_without_a_gap(tmp_path):
+async def test_a_new_version_takes_over_without_a_gap(tmp_path):
     export(tmp_path / "model", 1)
-
-    async def scenario():
-        loader = Loader()
-        async with serving(tmp_path, loader) as repository:
-            loader.open.clear()
-            with repository.lease("model") as old:
-                export(tmp_path / "model", 2)
-                await until(lambda: ("model", 2) in loader.attempts)
-                assert states(repository, "model") == {1: "AVAILABLE", 2: "LOADING"}
-                assert leased(repository, "model") == 1
-                with pytest.raises(Unavailable, match="'model' is being loaded"):
-                    repository.lease("model", 2)
-                loader.open.set()
-                await until(lambda: states(repository, "model")[2] == "AVAILABLE")
-                assert leased(repository, "model") == 2
-                # old is lent once, to this test
-                await until(lambda: states(repository, "model")[1] == "UNLOADING")
-                with pytest.raises(NotFound, match=r"versions \[2\]. Received: version 1"):
-                    repository.lease("model", 1)
-                assert not old.closed
-            await until(lambda: states(repository, "model") == {1: "END", 2: "AVAILABLE"})
-            assert old.closed == 1
-            assert repository.status("model")[0] == VersionStatus(1, "END", "OK", "")
-
-    asyncio.run(scenario())
+    loader = Loader()
+    async with serving(tmp_path, loader) as repository:
+        loader.open.clear()
+        with repository.lease("model") as old:
+            export(tmp_path / "model", 2)
+            await until(lambda: ("model", 2) in loader.attempts)
+            assert states(repository, "model") == {1: "AVAILABLE", 2: "LOADING"}
+            assert leased(repository, "model") == 1
+            with pytest.raises(Unavailable, match="'model' is being loaded"):
+                repository.lease("model", 2)
+            loader.open.set()
+            await until(lambda: states(repository, "model")[2] == "AVAILABLE")
+            assert leased(repository, "model") == 2
+            # old is lent once, to this test
+            await until(lambda: states(repository, "model")[1] == "UNLOADING")
+            with pytest.raises(NotFound, match=r"versions \[2\]. Received: version 1"):
+                repository.lease("model", 1)
+            assert not old.closed
+        await until(lambda: states(repository, "model") == {1: "END", 2: "AVAILABLE"})
+        assert old.closed == 1
+        assert repository.status("model")[0] == VersionStatus(1, "END", "OK", "")
 
 
 @pytest.mark.parametrize(
@@ -240,44 +226,36 @@ def test_a_new_version_takes_over_without_a_gap(tmp_path):
         ),
     ],
 )
-def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, status):
+async def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, status):
     export(tmp_path / "model", 1)
+    loader = Loader(error)
+    async with serving(tmp_path, loader) as repository:
+        broken = export(tmp_path / "model", 2, BROKEN)
+        await until(lambda: states(repository, "model").get(2) == "END")
+        assert repository.status("model") == [
+            VersionStatus(1, "AVAILABLE"),
+            VersionStatus(2, "END", *status),
+        ]
+        assert leased(repository, "model") == 1
+        assert repository.ready()
+        with pytest.raises(Unavailable, match="its status says why"):
+            repository.lease("model", 2)
+        await polled()
+        assert loader.attempts.count(("model", 2)) == 1
 
-    async def scenario():
-        loader = Loader(error)
-        async with serving(tmp_path, loader) as repository:
-            broken = export(tmp_path / "model", 2, BROKEN)
-            await until(lambda: states(repository, "model").get(2) == "END")
-            assert repository.status("model") == [
-                VersionStatus(1, "AVAILABLE"),
-                VersionStatus(2, "END", *status),
-            ]
-            assert leased(repository, "model") == 1
-            assert repository.ready()
-            with pytest.raises(Unavailable, match="its status says why"):
-                repository.lease("model", 2)
-            await polled()
-            assert loader.attempts.count(("model", 2)) == 1
-
-            (broken / "saved_model.pb").write_text("good")
-            await until(lambda: states(repository, "model") == {1: "END", 2: "AVAILABLE"})
-            assert leased(repository, "model") == 2
-
-    asyncio.run(scenario())
+        (broken / "saved_model.pb").write_text("good")
+        await until(lambda: states(repository, "model") == {1: "END", 2: "AVAILABLE"})
+        assert leased(repository, "model") == 2
 
 
 @pytest.mark.parametrize("versions", [1, 2])
-def test_a_broken_version_is_passed_over_at_the_start(tmp_path, versions):
+async def test_a_broken_version_is_passed_over_at_the_start(tmp_path, versions):
     for version in (1, 2, 3):
         export(tmp_path / "model", version, BROKEN if version == 3 else "good")
-
-    async def scenario():
-        async with serving(tmp_path, Loader(), versions=versions) as repository:
-            served = [2] if versions == 1 else [1, 2]
-            assert states(repository, "model") == dict.fromkeys(served, "AVAILABLE") | {3: "END"}
-            assert repository.ready()
-
-    asyncio.run(scenario())
+    async with serving(tmp_path, Loader(), versions=versions) as repository:
+        served = [2] if versions == 1 else [1, 2]
+        assert states(repository, "model") == dict.fromkeys(served, "AVAILABLE") | {3: "END"}
+        assert repository.ready()
 
 
 CHANGES = {
@@ -294,87 +272,75 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_failed_version_is_tried_again_when_it_changed(tmp_path, polled, change):
+async def test_a_failed_version_is_tried_again_when_it_changed(tmp_path, polled, change):
     path = export(tmp_path / "model", 1, BROKEN)
     (path / "link").symlink_to("nowhere")  # of which there is no size
-
-    async def scenario():
-        loader = Loader()
-        async with serving(tmp_path, loader) as repository:
-            assert states(repository, "model") == {1: "END"}
-            assert not repository.ready()
-            with pytest.raises(Unavailable, match="its status says why"):
-                repository.lease("model")
-            await polled()
-            assert len(loader.attempts) == 1
-            CHANGES[change](path)
-            await polled()
-            assert len(loader.attempts) > 1
-            tried = len(loader.attempts)
-            await polled()
-            assert len(loader.attempts) == tried
-
-    asyncio.run(scenario())
+    loader = Loader()
+    async with serving(tmp_path, loader) as repository:
+        assert states(repository, "model") == {1: "END"}
+        assert not repository.ready()
+        with pytest.raises(Unavailable, match="its status says why"):
+            repository.lease("model")
+        await polled()
+        assert len(loader.attempts) == 1
+        CHANGES[change](path)
+        await polled()
+        assert len(loader.attempts) > 1
+        tried = len(loader.attempts)
+        await polled()
+        assert len(loader.attempts) == tried
 
 
-def test_what_vanishes_is_drained(tmp_path):
+async def test_what_vanishes_is_drained(tmp_path):
     directory = tmp_path / "models"
     for name, version in (("one", 1), ("one", 2), ("two", 1)):
         export(directory / name, version)
+    loader = Loader()
+    async with serving(directory, loader) as repository:
+        shutil.rmtree(directory / "one" / "2")  # 1 was not wanted so far
+        await until(lambda: leased(repository, "one") == 1)
+        await until(lambda: states(repository, "one") == {1: "AVAILABLE"})
+        with repository.lease("two") as servable:
+            shutil.rmtree(directory / "two")
+            await until(lambda: repository.names() == ["one"])
+            with pytest.raises(NotFound, match=r"Available: one. Received: 'two'"):
+                repository.lease("two")
+            assert states(repository, "two") == {1: "UNLOADING"}
+            assert repository.ready()
+            assert not servable.closed
+        await until(lambda: servable.closed)
 
-    async def scenario():
-        loader = Loader()
-        async with serving(directory, loader) as repository:
-            shutil.rmtree(directory / "one" / "2")  # 1 was not wanted so far
-            await until(lambda: leased(repository, "one") == 1)
-            await until(lambda: states(repository, "one") == {1: "AVAILABLE"})
-            with repository.lease("two") as servable:
-                shutil.rmtree(directory / "two")
-                await until(lambda: repository.names() == ["one"])
-                with pytest.raises(NotFound, match=r"Available: one. Received: 'two'"):
-                    repository.lease("two")
-                assert states(repository, "two") == {1: "UNLOADING"}
-                assert repository.ready()
-                assert not servable.closed
-            await until(lambda: servable.closed)
-
-            directory.rename(tmp_path / "away")
-            await until(lambda: all(loaded.closed for loaded in loader.loaded))
-            assert repository.names() == []
-            assert not repository.ready()
-            with pytest.raises(NotFound, match="There is none now"):
-                repository.lease("one")
-            (tmp_path / "away").rename(directory)
-            await until(repository.ready)
-            assert leased(repository, "one") == 1
-            with pytest.raises(NotFound):
-                repository.status("two")
-
-    asyncio.run(scenario())
+        directory.rename(tmp_path / "away")
+        await until(lambda: all(loaded.closed for loaded in loader.loaded))
+        assert repository.names() == []
+        assert not repository.ready()
+        with pytest.raises(NotFound, match="There is none now"):
+            repository.lease("one")
+        (tmp_path / "away").rename(directory)
+        await until(repository.ready)
+        assert leased(repository, "one") == 1
+        with pytest.raises(NotFound):
+            repository.status("two")
 
 
-def test_the_last_version_stays_while_nothing_takes_its_place(tmp_path, polled):
+async def test_the_last_version_stays_while_nothing_takes_its_place(tmp_path, polled):
     loaded = export(tmp_path / "model", 1)
-
-    async def scenario():
-        loader = Loader()
-        async with serving(tmp_path, loader) as repository:
-            (loaded / "saved_model.pb").write_text(BROKEN)
-            await polled()
-            assert leased(repository, "model") == 1
-            assert len(loader.attempts) == 1
-            repaired = export(tmp_path / "model", 2, BROKEN)
-            shutil.rmtree(tmp_path / "model" / "1")
-            await polled()
-            assert leased(repository, "model") == 1
-            (repaired / "saved_model.pb").write_text("good")
-            await until(lambda: states(repository, "model") == {2: "AVAILABLE"})
-
-    asyncio.run(scenario())
+    loader = Loader()
+    async with serving(tmp_path, loader) as repository:
+        (loaded / "saved_model.pb").write_text(BROKEN)
+        await polled()
+        assert leased(repository, "model") == 1
+        assert len(loader.attempts) == 1
+        repaired = export(tmp_path / "model", 2, BROKEN)
+        shutil.rmtree(tmp_path / "model" / "1")
+        await polled()
+        assert leased(repository, "model") == 1
+        (repaired / "saved_model.pb").write_text("good")
+        await until(lambda: states(repository, "model") == {2: "AVAILABLE"})
 
 
 @pytest.mark.parametrize("broken", ["models", "models/model"])
-def test_an_error_of_the_file_system_changes_nothing(tmp_path, polled, caplog, broken):
+async def test_an_error_of_the_file_system_changes_nothing(tmp_path, polled, caplog, broken):
     export(tmp_path / "disk" / "models" / "model", 1)
     export(tmp_path / "disk" / "models" / "other", 1)
     link = tmp_path / broken
@@ -386,40 +352,33 @@ def test_an_error_of_the_file_system_changes_nothing(tmp_path, polled, caplog, b
         (tmp_path / "new").symlink_to(target)
         (tmp_path / "new").replace(link)
 
-    async def scenario():
-        loader = Loader()
-        async with serving(tmp_path / "models", loader) as repository:
-            assert leased(repository, "model") == 1
-            point(link)  # to itself: OSError, too many levels of symbolic links
-            for _ in range(3):
-                await polled()
-            assert leased(repository, "model") == 1
-            assert "model" in repository.names()
-            assert repository.ready()
-            assert (
-                len([record for record in caplog.records if "could not be read" in record.message])
-                == 1
-            )
-            if link.name == "model":
-                export(tmp_path / "models" / "third", 1)
-                await until(lambda: "third" in repository.names())
-            point(tmp_path / "disk" / broken)
-            export(tmp_path / "disk" / "models" / "model", 2)
-            await until(lambda: leased(repository, "model") == 2)
-
-    with caplog.at_level(logging.WARNING, "keras_preact.serving"):
-        asyncio.run(scenario())
+    caplog.set_level(logging.WARNING, "keras_preact.serving")
+    loader = Loader()
+    async with serving(tmp_path / "models", loader) as repository:
+        assert leased(repository, "model") == 1
+        point(link)  # to itself: OSError, too many levels of symbolic links
+        for _ in range(3):
+            await polled()
+        assert leased(repository, "model") == 1
+        assert "model" in repository.names()
+        assert repository.ready()
+        assert (
+            len([record for record in caplog.records if "could not be read" in record.message]) == 1
+        )
+        if link.name == "model":
+            export(tmp_path / "models" / "third", 1)
+            await until(lambda: "third" in repository.names())
+        point(tmp_path / "disk" / broken)
+        export(tmp_path / "disk" / "models" / "model", 2)
+        await until(lambda: leased(repository, "model") == 2)
 
 
-def test_no_directory_yet(tmp_path):
-    async def scenario():
-        async with serving(tmp_path / "models", Loader()) as repository:
-            assert repository.names() == []
-            assert not repository.ready()
-            export(tmp_path / "models" / "model", 1)
-            await until(repository.ready)
-
-    asyncio.run(scenario())
+async def test_no_directory_yet(tmp_path):
+    async with serving(tmp_path / "models", Loader()) as repository:
+        assert repository.names() == []
+        assert not repository.ready()
+        export(tmp_path / "models" / "model", 1)
+        await until(repository.ready)
 
 
 @pytest.mark.parametrize(
@@ -439,93 +398,78 @@ def test_no_directory_yet(tmp_path):
         ("cifar", 2, NotFound, "'cifar' is served in the versions []. Received: version 2"),
     ],
 )
-def test_what_cannot_be_lent(tmp_path, name, version, error, message):
+async def test_what_cannot_be_lent(tmp_path, name, version, error, message):
     export(tmp_path / "digits", 2)
     export(tmp_path / "digits", 3)
     export(tmp_path / "cifar", 1, BROKEN)
-
-    async def scenario():
-        async with serving(tmp_path, Loader()) as repository:
-            with pytest.raises(error) as raised, repository.lease(name, version):
-                pass
-            assert raised.value.message.endswith(message)
-
-    asyncio.run(scenario())
+    async with serving(tmp_path, Loader()) as repository:
+        with pytest.raises(error) as raised, repository.lease(name, version):
+            pass
+        assert raised.value.message.endswith(message)
 
 
-def test_stop_leaves_what_is_in_use_to_its_last_lease(tmp_path):
+async def test_stop_leaves_what_is_in_use_to_its_last_lease(tmp_path):
     export(tmp_path / "model", 1)
     export(tmp_path / "other", 1)
-
-    async def scenario():
-        loader = Loader()
-        async with serving(tmp_path, loader) as repository:
-            pass
-        assert [loaded.closed for loaded in loader.loaded] == [1, 1]
-        repository = Repository(Settings(tmp_path, drain_seconds=0.01), loader)
-        await repository.stop()  # before it started
-        await repository.start()
-        with repository.lease("model") as servable:
-            await repository.stop()
-            assert not servable.closed
-            with pytest.raises(Unavailable, match="stopping"):
-                repository.lease("model")
-            with pytest.raises(Unavailable, match="stopping"):
-                repository.lease("other", 1)
-        await until(lambda: servable.closed)
+    loader = Loader()
+    async with serving(tmp_path, loader) as repository:
+        pass
+    assert [loaded.closed for loaded in loader.loaded] == [1, 1]
+    repository = Repository(Settings(tmp_path, drain_seconds=0.01), loader)
+    await repository.stop()  # before it started
+    await repository.start()
+    with repository.lease("model") as servable:
         await repository.stop()
-        assert [loaded.closed for loaded in loader.loaded] == [1, 1, 1, 1]
-
-    asyncio.run(scenario())
+        assert not servable.closed
+        with pytest.raises(Unavailable, match="stopping"):
+            repository.lease("model")
+        with pytest.raises(Unavailable, match="stopping"):
+            repository.lease("other", 1)
+    await until(lambda: servable.closed)
+    await repository.stop()
+    assert [loaded.closed for loaded in loader.loaded] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("drain_seconds", [0.01, 60.0])
-def test_stop_while_a_version_is_being_loaded(tmp_path, drain_seconds):
+async def test_stop_while_a_version_is_being_loaded(tmp_path, drain_seconds):
     for name in ("first", "second"):
         export(tmp_path / name, 1)
-
-    async def scenario():
-        loader = Loader()
-        loader.open.clear()
-        repository = Repository(Settings(tmp_path, drain_seconds=drain_seconds), loader)
-        starting = asyncio.create_task(repository.start())
-        await until(lambda: loader.attempts)
-        assert [states(repository, name) for name in ("first", "second")] == [
-            {1: "LOADING"},
-            {1: "START"},
-        ]
-        assert not repository.ready()
-        with pytest.raises(Unavailable, match="'second' is being loaded"):
-            repository.lease("second")
-        starting.cancel()
-        stopping = asyncio.create_task(repository.stop())
-        if drain_seconds < 1:
-            await stopping
-        loader.open.set()
+    loader = Loader()
+    loader.open.clear()
+    repository = Repository(Settings(tmp_path, drain_seconds=drain_seconds), loader)
+    starting = asyncio.create_task(repository.start())
+    await until(lambda: loader.attempts)
+    assert [states(repository, name) for name in ("first", "second")] == [
+        {1: "LOADING"},
+        {1: "START"},
+    ]
+    assert not repository.ready()
+    with pytest.raises(Unavailable, match="'second' is being loaded"):
+        repository.lease("second")
+    starting.cancel()
+    stopping = asyncio.create_task(repository.stop())
+    if drain_seconds < 1:
         await stopping
-        await until(lambda: loader.loaded and loader.loaded[0].closed)
-        assert loader.attempts == [("first", 1)]
+    loader.open.set()
+    await stopping
+    await until(lambda: loader.loaded and loader.loaded[0].closed)
+    assert loader.attempts == [("first", 1)]
 
-    asyncio.run(scenario())
 
-
-def test_a_lease_that_lasts_is_logged_and_closing_may_fail(tmp_path, caplog):
+async def test_a_lease_that_lasts_is_logged_and_closing_may_fail(tmp_path, caplog):
     export(tmp_path / "stubborn", 1)
 
     def messages() -> str:
         return "\n".join(record.message for record in caplog.records)
 
-    async def scenario():
-        async with serving(tmp_path, Loader(), drain_seconds=0.01) as repository:
-            with repository.lease("stubborn") as servable:
-                export(tmp_path / "stubborn", 2)
-                await until(lambda: "stubborn version 1 is still in use" in messages())
-                assert not servable.closed
-            await until(lambda: states(repository, "stubborn") == {1: "END", 2: "AVAILABLE"})
-            assert "stubborn version 1 could not be closed properly" in messages()
-
-    with caplog.at_level(logging.INFO, "keras_preact.serving"):
-        asyncio.run(scenario())
+    caplog.set_level(logging.INFO, "keras_preact.serving")
+    async with serving(tmp_path, Loader(), drain_seconds=0.01) as repository:
+        with repository.lease("stubborn") as servable:
+            export(tmp_path / "stubborn", 2)
+            await until(lambda: "stubborn version 1 is still in use" in messages())
+            assert not servable.closed
+        await until(lambda: states(repository, "stubborn") == {1: "END", 2: "AVAILABLE"})
+        assert "stubborn version 1 could not be closed properly" in messages()
     records = [record for record in caplog.records if record.message.startswith("loaded ")]
     assert [(record.model, record.version) for record in records] == [
         ("stubborn", 1),
@@ -533,7 +477,7 @@ def test_a_lease_that_lasts_is_logged_and_closing_may_fail(tmp_path, caplog):
     ]
 
 
-def test_an_exception_in_a_pass_does_not_end_the_polling(tmp_path, caplog, monkeypatch):
+async def test_an_exception_in_a_pass_does_not_end_the_polling(tmp_path, caplog, monkeypatch):
     export(tmp_path / "model", 1)
     scan, failed = _scan.files, []
 
@@ -543,12 +487,9 @@ def test_an_exception_in_a_pass_does_not_end_the_polling(tmp_path, caplog, monke
             raise RuntimeError("what nobody foresaw")
         return scan(folder)
 
-    async def scenario():
-        async with serving(tmp_path, Loader()) as repository:
-            await until(lambda: states(repository, "model") == {1: "AVAILABLE"})
-
     monkeypatch.setattr(_scan, "files", files)
-    asyncio.run(scenario())
+    async with serving(tmp_path, Loader()) as repository:
+        await until(lambda: states(repository, "model") == {1: "AVAILABLE"})
     assert "what nobody foresaw" in caplog.text
 
 
@@ -599,7 +540,7 @@ class World:
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
 )
-def test_leases_while_versions_come_and_go(tmp_path, polled, seed, versions):
+async def test_leases_while_versions_come_and_go(tmp_path, polled, seed, versions):
     world = World(tmp_path / "models" / "model", seed)
     leases = []
 
@@ -622,41 +563,38 @@ def test_leases_while_versions_come_and_go(tmp_path, polled, seed, versions):
             leases.append(servable.version)
             await asyncio.sleep(0)
 
-    async def scenario():
-        loader = Loader()
-        async with serving(
-            tmp_path / "models", loader, versions=versions, poll_seconds=0.0005
-        ) as repository:
-            clients = [asyncio.create_task(client(repository, number)) for number in range(20)]
-            for _ in range(150):
-                world.step()
-                for _ in range(world.random.randrange(60)):
-                    await asyncio.sleep(0)
-                if world.random.random() < 0.3:
-                    await polled()
-                assert repository.ready()
-            world.add("good")
+    loader = Loader()
+    async with serving(
+        tmp_path / "models", loader, versions=versions, poll_seconds=0.0005
+    ) as repository:
+        clients = [asyncio.create_task(client(repository, number)) for number in range(20)]
+        for _ in range(150):
+            world.step()
+            for _ in range(world.random.randrange(60)):
+                await asyncio.sleep(0)
+            if world.random.random() < 0.3:
+                await polled()
+            assert repository.ready()
+        world.add("good")
 
-            good = sorted(number for number, content in world.versions.items() if content == "good")
-            served = good if versions is None else good[-versions:]
-            await until(
-                lambda: (
-                    [
-                        number
-                        for number, state in states(repository, "model").items()
-                        if state == "AVAILABLE"
-                    ]
-                    == served
-                )
+        good = sorted(number for number, content in world.versions.items() if content == "good")
+        served = good if versions is None else good[-versions:]
+        await until(
+            lambda: (
+                [
+                    number
+                    for number, state in states(repository, "model").items()
+                    if state == "AVAILABLE"
+                ]
+                == served
             )
-            await until(lambda: sum(not loaded.closed for loaded in loader.loaded) == len(served))
-            world.versions = {}
-            await asyncio.gather(*clients)
-        assert loader.most_running == 1
-        assert len(loader.loaded) > 20
-        assert len(loader.attempts) > len(loader.loaded)
-
-    asyncio.run(scenario())
+        )
+        await until(lambda: sum(not loaded.closed for loaded in loader.loaded) == len(served))
+        world.versions = {}
+        await asyncio.gather(*clients)
+    assert loader.most_running == 1
+    assert len(loader.loaded) > 20
+    assert len(loader.attempts) > len(loader.loaded)
     assert len(leases) > 2000
     assert len(set(leases)) > 10
 

@@ -161,42 +161,51 @@ def test_more_than_a_batch(signature, servable):
         predict(servable, signature, **inputs)
 
 
-def test_a_damaged_image_is_named_and_spoils_nobodys_batch(version, reference):
+@pytest.mark.anyio
+async def test_a_damaged_image_is_named_and_spoils_nobodys_batch(version, reference):
     """Bad and good requests wait for each other to fill one batch."""
     pixels, files = images_of(6)
-    other_size = small_model.png(np.zeros((9, 7, 3)))
     wanted = reference.core(pixels)["probabilities"].numpy().max(axis=1)
-
-    async def main(servable):
-        requests = [
-            [files[0]],
-            [files[1], files[2][:60], files[3]],
-            [files[4], other_size],
-            [b"no image at all", files[5][:-9]],
-            [files[5]],
-        ]
-        tasks = [
-            servable.predict("predict_bytes", {"image_bytes": files_of(request)}, None)
-            for request in requests
-        ]
-        try:
-            return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), GENEROUS)
-        finally:
-            await servable.close()
-
-    servable = load(version, Settings(version, batch_wait_ms=50))
-    first, cut_off, too_small, no_image, last = asyncio.run(main(servable))
+    requests = [
+        [files[0]],
+        [files[1], files[2][:60], files[3]],
+        [files[4], small_model.png(np.zeros((9, 7, 3)))],
+        [b"no image at all", files[5][:-9]],
+        [files[5]],
+    ]
+    servable = await asyncio.to_thread(load, version, Settings(version, batch_wait_ms=50))
+    tasks = [
+        servable.predict("predict_bytes", {"image_bytes": files_of(request)}, None)
+        for request in requests
+    ]
+    try:
+        async with asyncio.timeout(GENEROUS):
+            first, *bad, last = await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        await servable.close()
     np.testing.assert_allclose(first["scores"][:, 0], wanted[:1], rtol=1e-5)
     np.testing.assert_allclose(last["scores"][:, 0], wanted[5:], rtol=1e-5)
-    assert isinstance(cut_off, RequestError)
-    assert cut_off.message == "image 1 is damaged or cut off"
-    assert too_small.message == "image 1 is 7 x 9 pixels"
-    assert no_image.message == "image 0 is damaged or cut off"
+    assert all(isinstance(error, RequestError) for error in bad)
+    assert [error.message for error in bad] == [
+        "image 1 is damaged or cut off",
+        "image 1 is 7 x 9 pixels",
+        "image 0 is damaged or cut off",
+    ]
 
 
-@pytest.mark.parametrize("options", [{}, {"batching": False}, {"batch_wait_ms": 2.0}])
-@pytest.mark.parametrize("engine", ["tensorflow", "openvino"])
-def test_many_clients_at_once_each_get_their_own_answer(engine, options, version, reference):
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [
+        ("tensorflow", {}),
+        ("tensorflow", {"batching": False}),
+        ("openvino", {"batch_wait_ms": 2.0}),
+        pytest.param("tensorflow", {"batch_wait_ms": 2.0}, marks=pytest.mark.slow),
+        pytest.param("openvino", {}, marks=pytest.mark.slow),
+        pytest.param("openvino", {"batching": False}, marks=pytest.mark.slow),
+    ],
+)
+async def test_many_clients_at_once_each_get_their_own_answer(engine, options, version, reference):
     pytest.importorskip(engine)
     pixels, files = images_of(60)
     wanted = reference.core(pixels)["logits"].numpy()
@@ -211,28 +220,24 @@ def test_many_clients_at_once_each_get_their_own_answer(engine, options, version
             for name in ("count", "sum")
         ]
 
-    async def client(servable, start, number):
-        own = slice(start, start + number)
+    async def client(start):
+        own = slice(start, start + 1 + start % 4)
         if start % 2:
             answer = await servable.predict("serving_default", {"images": pixels[own]}, None)
             np.testing.assert_allclose(answer["logits"], wanted[own], rtol=1e-4, atol=1e-4)
         else:
-            answer = await servable.predict(
-                "predict_bytes", {"image_bytes": files_of(files[own])}, None
-            )
+            images = {"image_bytes": files_of(files[own])}
+            answer = await servable.predict("predict_bytes", images, None)
             np.testing.assert_array_equal(answer["indices"][:, :1], best[own])
 
-    async def main(servable):
-        try:
-            clients = [client(servable, start, 1 + start % 4) for start in range(56)]
-            await asyncio.wait_for(asyncio.gather(*clients), GENEROUS)
-        finally:
-            await servable.close()
-
     settings = Settings(version, engine=engine, max_queue=500, **options)
-    servable = load(version, settings, metrics)
+    servable = await asyncio.to_thread(load, version, settings, metrics)
     assert batches() == [4, 1 + 2 + 4 + 1]  # the warm-up
-    asyncio.run(main(servable))
+    try:
+        async with asyncio.timeout(GENEROUS):
+            await asyncio.gather(*map(client, range(56)))
+    finally:
+        await servable.close()
     count, rows = batches()
     assert rows - 8 == sum(1 + start % 4 for start in range(56))
     assert (rows - 8) / 4 <= count - 4 <= 56
@@ -240,7 +245,8 @@ def test_many_clients_at_once_each_get_their_own_answer(engine, options, version
         assert count - 4 == 56
 
 
-def test_images_that_wait_to_be_decoded_are_bounded_and_late_ones_are_dropped(reference):
+@pytest.mark.anyio
+async def test_images_that_wait_to_be_decoded_are_bounded_and_late_ones_are_dropped(reference):
     _, files = images_of(4)
     entered, release = threading.Semaphore(0), threading.Event()
 
@@ -249,27 +255,24 @@ def test_images_that_wait_to_be_decoded_are_bounded_and_late_ones_are_dropped(re
         assert release.wait(GENEROUS)
         return reference.decode(file)
 
-    async def main():
-        def request(number, seconds=None):
-            deadline = seconds and asyncio.get_running_loop().time() + seconds
-            return asyncio.ensure_future(decoder(files[:number], deadline))
-
-        try:
-            first = request(3)
-            assert await asyncio.to_thread(entered.acquire, timeout=GENEROUS)
-            assert decoder.pending == 3
-            with pytest.raises(TooBusy, match="3 images wait"):
-                await request(2)
-            with pytest.raises(DeadlineExceeded):
-                await request(1, seconds=0.01)
-            release.set()
-            np.testing.assert_array_equal(await first, small_model.pixels(4)[:3])
-        finally:
-            release.set()
-            decoder.close()
+    def request(number, seconds=None):
+        deadline = seconds and asyncio.get_running_loop().time() + seconds
+        return asyncio.ensure_future(decoder(files[:number], deadline))
 
     decoder = ImageDecoder(slow_decode, max_queue=4)
-    asyncio.run(main())
+    try:
+        first = request(3)
+        assert await asyncio.to_thread(entered.acquire, timeout=GENEROUS)
+        assert decoder.pending == 3
+        with pytest.raises(TooBusy, match="3 images wait"):
+            await request(2)
+        with pytest.raises(DeadlineExceeded):
+            await request(1, seconds=0.01)
+        release.set()
+        np.testing.assert_array_equal(await first, small_model.pixels(4)[:3])
+    finally:
+        release.set()
+        decoder.close()
     assert decoder.pending == 0
 
 

@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+from keras_preact.serving import gate
 from keras_preact.serving.server import MAX_HEAD_BYTES
 from tests.keras_preact.serving import fakes
 from tests.keras_preact.serving.server_process import wait_for
@@ -18,6 +19,12 @@ from tests.keras_preact.serving.server_process import wait_for
 PREDICT = "/v1/models/toy:predict"
 BODY = json.dumps({"instances": [[[[1.0], [2.0]], [[3.0], [4.0]]]]}).encode()
 POST = f"POST {PREDICT} HTTP/1.1\r\nHost: a\r\n".encode()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Do not take in the rest of a refused request for long."""
+    monkeypatch.setattr(gate, "LINGER_SECONDS", 0.4)
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,6 @@ def b64(data: bytes) -> dict:
     return {"b64": base64.b64encode(data).decode()}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with fakes.in_process() as running:
-        yield running
-
-
 def expected_logits():
     return [[image[0, 0, 0], image.sum(), 0] for image in IMAGES]
 

@@ -60,18 +60,15 @@ FROZEN = {
 }
 
 
-COMPILED = {"jit_compile": False}
-
-
 @pytest.mark.parametrize(
     ("up_to", "stacked", "options"),
     [
         ("stem", False, {}),
-        ("stage2_unit1", False, COMPILED),
+        ("stage2_unit1", False, {}),
         ("head", False, {}),
         ("stage1", True, {}),
         ("stage2_unit1", True, {}),
-        ("stage2_unit2", True, COMPILED),
+        ("stage2_unit2", True, {"jit_compile": False}),
     ],
 )
 def test_up_to_a_place(up_to, stacked, options):

@@ -122,9 +122,9 @@ def fit(model, epochs=1, **options):
     return model.fit(x, y, batch_size=4, epochs=epochs, shuffle=False, verbose=0, **options)
 
 
-def compiled(model, optimizer):
+def compiled(model, optimizer, **options):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, jit_compile=False)
+    model.compile(optimizer, loss, jit_compile=False, **options)
     return model
 
 
@@ -132,7 +132,8 @@ def compiled(model, optimizer):
 def test_files_hold_it_with_its_state(name, stacked, tmp_path):
     """A saved and loaded model goes on as the one that was left alone."""
     model = network(stacked=stacked)
-    compiled(model, transfer.layerwise_rates(OPTIMIZERS[name](), model, decay=0.5))
+    optimizer = transfer.layerwise_rates(OPTIMIZERS[name](), model, decay=0.5)
+    compiled(model, optimizer, run_eagerly=True)
     fit(model)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
