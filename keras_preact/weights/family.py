@@ -107,7 +107,10 @@ class Family:
                 f"{len(counts)}"
             )
         entries = {entry.ours: entry for entry in self.layout.entries(counts)}
-        known = {ours: entry for ours, entry in entries.items() if entry.theirs in state}
+        # a weight of ours can have two names of theirs, of which the state has one
+        known = {
+            entry.ours: entry for entry in self.layout.entries(counts) if entry.theirs in state
+        }
 
         def kernel(path: str) -> tuple[int, ...]:
             entry = known.get(path)

@@ -685,7 +685,8 @@ class TestNames:
             assert figure.legends
             layout.check(figure)
             heights.append([axes.get_window_extent().height for axes in figure.axes])
-        np.testing.assert_allclose(*heights, rtol=0.1)
+        few, many = heights
+        assert np.all(np.divide(many, few) > 0.9)
 
     def test_a_panel_without_room_is_named_by_the_other(self):
         nets = {
