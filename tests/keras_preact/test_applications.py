@@ -62,6 +62,7 @@ def test_the_same_shapes_without_top(options):
     assert ours.count_params() == theirs.count_params()
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_weights_from_a_file(tmp_path):
     theirs = keras.applications.ResNet50V2(weights=None, classes=3, input_shape=(64, 64, 3))

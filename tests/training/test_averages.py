@@ -319,6 +319,7 @@ print(json.dumps({{
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     keras.backend.backend() == "torch", reason="there, every process has the whole model"
 )

@@ -243,6 +243,7 @@ def test_output(capsys):
     assert {"#0072B2", "#D55E00"} <= seen
 
 
+@pytest.mark.slow
 def test_real_runs(capsys):
     """Two that differ in seed and rate, of which one was evaluated."""
     options = ("--data.watch-test", "--health", "0")

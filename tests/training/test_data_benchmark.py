@@ -10,6 +10,7 @@ from training.cli import UserError
 pytestmark = pytest.mark.once
 
 
+@pytest.mark.slow
 def test_every_candidate_is_measured_in_every_round(tmp_path, capsys):
     options = benchmark.Input(
         rounds=2, seconds=0.02, batch=16, images=64, output=tmp_path / "input.json"

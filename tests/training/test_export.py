@@ -142,6 +142,7 @@ def test_bfloat16_is_compared_on_the_test_images(run, tmp_path, saved, capsys):
     assert saved["precision"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_a_file_for_another_runtime(run, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
     export_run(run, tmp_path / "new", "--format onnx")

@@ -233,6 +233,7 @@ class TestErrors:
         (tmp_path / name).write_bytes(b"no model")
         assert part in error(f"--model.weights {tmp_path / name}")
 
+    @pytest.mark.slow
     def test_a_model_of_keras_own(self, error, tmp_path):
         model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()], name="flat")
         model.save(tmp_path / "model.keras")

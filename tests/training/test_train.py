@@ -159,6 +159,7 @@ class TestRunDirectory:
         )
 
 
+@pytest.mark.slow
 def test_same_seed_same_weights_in_another_process(run, tmp_path, capsys, monkeypatch):
     status, out, err = finish(
         start("-m", "training", "train", "digits", *TINY, *RUN, "--output", "run", cwd=tmp_path)

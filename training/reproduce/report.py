@@ -147,8 +147,8 @@ def _small(table: Table, rows: Sequence[Measured]) -> list[str]:
         "shows. For pre-activation it also reports regularisation: on ResNet-110 and ResNet-164 "
         "a slightly higher training loss and a lower test error (Sec. 4.2). Intervals are over "
         "seeds; they do not cover other images.",
-        "A run repeats digit by digit on the same kind of CPU. Another kind rounds differently, and "
-        "after some ten iterations the curves of one seed part.",
+        "A run repeats digit by digit on the same kind of CPU. Another kind rounds differently, "
+        "and after some ten iterations the curves of one seed part.",
         *_failing(rows),
         *orders(table, rows, "train_loss", "training loss against the paper's test error"),
         *orders(table, rows, "test_error", "test error"),

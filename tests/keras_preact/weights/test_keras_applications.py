@@ -155,6 +155,7 @@ def test_files_of_models(tmp_path, name):
     check_equal_outputs(theirs, kp.weights.from_keras_applications(tmp_path / name))
 
 
+@pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.parametrize("include_top", [True, False])
 def test_files_of_weights(tmp_path, include_top):

@@ -179,6 +179,7 @@ def test_what_is_there_is_kept(smoke, capsys):
     assert {path: path.read_bytes() for path in (smoke / "depth").iterdir()} == before
 
 
+@pytest.mark.slow
 def test_failure_is_told_and_the_others_are_measured_again(smoke, tmp_path, capsys, monkeypatch):
     """In real processes."""
     known = json.loads((smoke / "depth" / "original-20.json").read_text())
