@@ -100,7 +100,9 @@ def test_prints_the_names(models, images, capsys):
 
 def test_takes_the_highest_version(models, images, capsys):
     predict.main([str(models / "gray"), str(images / "right.png"), "--top", "1"])
-    assert "RIGHT " in capsys.readouterr().out
+    picture, best = capsys.readouterr().out.splitlines()  # the best class alone
+    assert picture == str(images / "right.png")
+    assert best.startswith("  RIGHT ")
 
 
 @pytest.mark.parametrize("model", ["gray", "colour"])
