@@ -1,4 +1,6 @@
-"""How pixels become the input of a network, as data."""
+"""How pixels become the input of a network, as data, and whether a batch has the
+expected range.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -83,6 +85,109 @@ class Preprocessing:
         to this one.
         """
         return dataclasses.asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
+
+
+#: After preprocessing, input has a mean near 0 and a standard deviation near 1. With a root mean
+#: square above the first limit or a standard deviation below the second, its range is wrong.
+LARGEST_SIZE, SMALLEST_STD = 5.0, 0.1
+#: `SMALLEST_STD` of a network without preprocessing, which may see dark images from 0 to 1.
+_SMALLEST_STD_AS_IS = 0.01
+#: So many images of low contrast are no chance.
+_ENOUGH = 8
+_MOST_EXAMPLES, _MOST_VALUES = 64, 2_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class InputRange:
+    """The input that a network expects: `(x - mean) / std` has a mean near 0 and a
+    standard deviation near 1.
+
+    Args:
+        mean, std: A number or one per channel. 0 and 1 for a network without
+            preprocessing.
+        axis: Axis of the channels in a batch.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> expected = kp.preprocessing.InputRange(mean=125.0, std=64.0)
+    >>> expected.bounds
+    (0.0, 255.0)
+    >>> pixels = np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3))
+    >>> expected.problem(pixels) is None, expected.problem(pixels / 255) is None
+    (True, False)
+    """
+
+    mean: Any = 0.0
+    std: Any = 1.0
+    axis: int = -1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the network has no preprocessing."""
+        return bool(np.all(np.equal(self.mean, 0)) and np.all(np.equal(self.std, 1)))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The range that input has: 0 to 255 for pixels, 0 to 1 for pixels divided by
+        255, else two standard deviations around the mean.
+        """
+        mean, std = float(np.mean(self.mean)), float(np.mean(self.std))
+        if mean >= 0 and not self.is_plain:
+            if 32 < mean + std <= 255:
+                return 0.0, 255.0
+            if 0.2 < mean + std <= 1:
+                return 0.0, 1.0
+        return mean - 2 * std, mean + 2 * std
+
+    def problem(self, x) -> str | None:
+        """Return what is wrong with the range of a batch and what to do, or None.
+
+        Constant images, such as black ones, have no range. Fewer than 8 images of low
+        contrast have none either, unless their values cannot be what is expected.
+
+        Args:
+            x: A batch as the network takes it. Its first examples are judged.
+        """
+        x = np.asarray(x)
+        if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size:
+            return None
+        most = max(_ENOUGH, min(_MOST_EXAMPLES, _MOST_VALUES * len(x) // x.size))
+        x = np.moveaxis(x[:most].astype("float32"), self.axis, -1)
+        if not np.isfinite(x).all():
+            return None
+        z = (x - np.asarray(self.mean, "float32")) / np.asarray(self.std, "float32")
+        alike = tuple(range(z.ndim - (np.size(self.mean) > 1)))  # axes of equal mean and std
+        mean, std = float(z.mean()), float(np.sqrt(z.var(alike).mean()))
+        if np.hypot(mean, std) > LARGEST_SIZE:
+            return self._in_words(x, mean, std)
+        varied = np.count_nonzero(np.ptp(x.reshape(len(x), -1), axis=1))
+        if not varied or std >= (_SMALLEST_STD_AS_IS if self.is_plain else SMALLEST_STD):
+            return None
+        are_scaled = (x != np.round(x)).any() and (x.max() <= 1 or x.min() < 0)
+        if varied < _ENOUGH and (self.is_plain or not are_scaled):
+            return None
+        return self._in_words(x, mean, std)
+
+    def _in_words(self, x: np.ndarray, mean: float, std: float) -> str:
+        found = (float(x.min()), float(x.max()))
+        values = f"values from {found[0]:.4g} to {found[1]:.4g}"
+        after = f"a mean of {mean:.3g} and a standard deviation of {std:.3g}"
+        if self.is_plain:
+            return (
+                f"The input has {values}, with {after}. This network has no preprocessing and "
+                "expects a mean near 0 and a standard deviation near 1. Build it with the `mean` "
+                "and `std` of your images, or normalise them first."
+            )
+        low, high = self.bounds
+        factors = {(255.0, True): "Multiply it by 255", (1.0, False): "Divide it by 255"}
+        first = factors.get((high, found[1] <= 1), "Pass input in that range")
+        return (
+            f"The input has {values}. This network expects values from {low:.4g} to {high:.4g}: "
+            f"after its preprocessing the input has {after}, instead of about 0 and 1. {first}, "
+            "or build the network with the `mean` and `std` of your images."
+        )
 
 
 #: Largest ratio of the sides of an image that is resized in one step.

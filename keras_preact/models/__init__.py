@@ -4,6 +4,7 @@ from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import resnet_cifar, wide_resnet
 from keras_preact.models.copies import changed_copy, reset_classifier, stack, unstack
 from keras_preact.models.dense import dense_resnet
+from keras_preact.models.first_batch import expected_input
 from keras_preact.models.fixup import FIXUP
 from keras_preact.models.imagenet import resnet_imagenet
 from keras_preact.models.network import ResidualNetwork, option_names

@@ -4,6 +4,7 @@ of.
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from keras_preact import initializers
 from keras_preact.layers import chains
-from keras_preact.models import segments
+from keras_preact.models import first_batch, segments
 from keras_preact.models.segments import Segment
 from keras_preact.stacks import UnitStack
 from keras_preact.units import ResidualUnit
@@ -172,6 +173,51 @@ class UnitNetwork(keras.Model):
                 outputs.append(keras.ops.expand_dims(segment(x), 0) + added[-1])
             x = outputs[-1][-1]
         return keras.Model([self.inputs[0], *added], [chains.run_chain(self.head, x), *outputs])
+
+    def compile(self, *args, **kwargs):
+        """Compile as every Keras model, and warn about a loss that takes logits if the
+        network returns probabilities, or the other way round.
+        """
+        super().compile(*args, **kwargs)
+        if self.logits is not None:
+            activation = self._parts.arguments["classifier_activation"]
+            problem = first_batch.loss_mismatch(self.loss, activation)
+            if problem is not None:
+                warnings.warn(problem, stacklevel=2)
+
+    def compile_from_config(self, config):
+        # Keras leaves it to models with a `compile` of their own.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def fit(self, x=None, y=None, *args, validation_data=None, **kwargs):
+        """Fit as every Keras model.
+
+        If the values of the first batch are not in the range that the network expects
+        (`kp.models.expected_input`), a warning says so. Labels that no class has are
+        a ValueError.
+        """
+        if isinstance(validation_data, tuple):
+            self._checked(*validation_data[:2])
+        elif validation_data is not None:
+            validation_data = self._checked(validation_data)
+        return super().fit(self._checked(x, y), y, *args, validation_data=validation_data, **kwargs)
+
+    def evaluate(self, x=None, y=None, *args, **kwargs):
+        """Evaluate as every Keras model, with the checks of `fit`."""
+        if not kwargs.get("_use_cached_eval_dataset"):  # `fit` has checked its own
+            x = self._checked(x, y)
+        return super().evaluate(x, y, *args, **kwargs)
+
+    def predict(self, x, *args, **kwargs):
+        """Predict as every Keras model, and warn as `fit` does."""
+        return super().predict(self._checked(x), *args, **kwargs)
+
+    def _checked(self, x, y=None):
+        if y is not None and self.logits is not None and self.compiled:
+            first_batch.check_labels(y, self.loss, self.logits.shape[-1])
+        return first_batch.watched(x, first_batch.expected_input(self))
 
     def get_config(self):
         frozen_layers = [layer.name for layer in self.layers if not layer.trainable]
