@@ -1,8 +1,10 @@
 """The operations of any Keras model as a flat graph, and the residual units in it."""
 
+import collections
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -124,6 +126,7 @@ class Graph:
         self.opaque = opaque
         self.every_kernel = every_kernel
         self._copies: dict[int, list] = {} if like is None else like._copies
+        self._numbers: collections.Counter[str] = collections.Counter()
         self.steps: list[Step] = []
         self.specs: list[KerasTensor] = []
         self.batch = keras.tree.flatten(inputs)[0].shape[0]
@@ -150,7 +153,7 @@ class Graph:
                 [number] = self._inline(unit, f"{prefix}{unit.name}/", (x,), {})
                 x = Ref(number)
             return [x.tensor]
-        nodes, own, actual, results = self._calls(layer, args, kwargs)
+        nodes, own, actual, results, is_fresh = self._calls(layer, args, kwargs)
         numbers = {id(symbol): ref.tensor for symbol, ref in zip(own, actual, strict=True)}
         for node in nodes:
             own_args, own_kwargs = keras.tree.map_structure(
@@ -159,24 +162,36 @@ class Graph:
                 ),
                 (node.arguments.args, node.arguments.kwargs),
             )
-            outputs = self._add(node.operation, prefix, own_args, own_kwargs, node.outputs)
+            name = prefix + self._name(node.operation, is_fresh)
+            outputs = self._add(node.operation, name, own_args, own_kwargs, node.outputs)
             numbers |= {
                 id(symbol): number for symbol, number in zip(node.outputs, outputs, strict=True)
             }
         return [numbers[id(symbol)] for symbol in results]
 
+    def _name(self, operation, is_fresh: bool) -> str:
+        """Return the name of an operation. Keras numbers those of a traced call on and
+        on; here they have the same numbers in every graph of a model.
+        """
+        if isinstance(operation, keras.Layer) or not is_fresh:
+            return operation.name
+        kind = re.sub(r"_\d+$", "", operation.name)
+        number = self._numbers[kind]
+        self._numbers[kind] += 1
+        return f"{kind}_{number}" if number else kind
+
     def _add(
-        self, operation, prefix: str, args: tuple, kwargs: dict, outputs: list[KerasTensor]
+        self, operation, name: str, args: tuple, kwargs: dict, outputs: list[KerasTensor]
     ) -> list[int]:
         if isinstance(operation, keras.Layer):
             # `training` is the graph's
             kwargs = {key: value for key, value in kwargs.items() if key != "training"}
         if self._is_composite(operation):
-            return self._inline(operation, f"{prefix}{operation.name}/", args, kwargs)
+            return self._inline(operation, f"{name}/", args, kwargs)
         if self.every_kernel and _holds_kernels(operation) and not self._is_opaque(operation):
             known = len(self.steps)
             try:
-                return self._inline(operation, f"{prefix}{operation.name}/", args, kwargs)
+                return self._inline(operation, f"{name}/", args, kwargs)
             except ValueError:  # it stays one step
                 del self.steps[known:]
         if _takes_training(operation):
@@ -185,9 +200,7 @@ class Graph:
             leaf.tensor for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref)
         )
         numbers = [self._new(symbol) for symbol in outputs]
-        self.steps.append(
-            Step(operation, f"{prefix}{operation.name}", args, kwargs, inputs, tuple(numbers))
-        )
+        self.steps.append(Step(operation, name, args, kwargs, inputs, tuple(numbers)))
         return numbers
 
     def _is_opaque(self, operation) -> bool:
@@ -210,13 +223,13 @@ class Graph:
 
     def _calls(self, layer, args: tuple, kwargs: dict):
         """Return the calls inside `layer`, its inputs, the references in their places,
-        and its outputs.
+        its outputs, and whether the layer was traced for this.
         """
         actual = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, Ref)]
         functional = getattr(layer, "_functional", None) or layer  # a Sequential holds one
         if isinstance(functional, keras.Model) and getattr(functional, "inputs", None):
             nodes = _nodes(functional.inputs, functional.outputs)
-            return nodes, functional.inputs, actual, functional.outputs
+            return nodes, functional.inputs, actual, functional.outputs, False
         specs = [self.specs[ref.tensor] for ref in actual]
         # With the batch size: a call that reshapes by the shape it reads needs numbers.
         symbols = [
@@ -241,7 +254,7 @@ class Graph:
             node.operation._inbound_nodes = [
                 own for own in node.operation._inbound_nodes if own is not node
             ]
-        return nodes, symbols, actual, outputs
+        return nodes, symbols, actual, outputs, True
 
     def run(
         self,

@@ -10,9 +10,13 @@ from keras_preact.analysis.audit.check import Evidence
 from keras_preact.analysis.audit.checks import CHECKS
 from keras_preact.analysis.audit.report import Audit, AuditFinding, Status
 from keras_preact.graph import Graph
+from keras_preact.models.first_batch import expected_input
+
+#: Height and width of the examples for a model that takes any.
+_FREE_SIZE = 64
 
 
-def audit(model: keras.Model, sample, *, labels=None) -> Audit:
+def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
     """Check a model for mistakes that keep residual networks from training.
 
     Args:
@@ -20,7 +24,8 @@ def audit(model: keras.Model, sample, *, labels=None) -> Audit:
             subclass that uses Keras layers and `keras.ops`. It may take images, vectors
             or sequences. It stays unchanged.
         sample: At least 2 input examples, preprocessed as in training; a list if the
-            model has several inputs.
+            model has several inputs. None: 16 of noise, with the mean and the standard
+            deviation that the model's preprocessing expects. Real examples tell more.
         labels: Class numbers of shape `(batch,)`, or of the output's shape without its
             last axis. With labels, the loss is the cross-entropy, from probabilities if
             the model ends in a softmax, else from logits. Without labels, the loss is
@@ -37,7 +42,8 @@ def audit(model: keras.Model, sample, *, labels=None) -> Audit:
     Raises:
         ValueError: if the model is not built, has no residual unit or cannot be traced;
             if the sample has fewer than 2 examples, is not finite or does not fit the
-            model; if there is not one label per example.
+            model; if there is not one label per example, or the model has no such
+            class; without a sample, if the model takes integers or several inputs.
 
     Example:
 
@@ -57,9 +63,10 @@ def audit(model: keras.Model, sample, *, labels=None) -> Audit:
         raise ValueError(
             f"The model {model.name!r} is not built. Call it once on a batch, then audit it."
         )
-    sample = _checked(model, sample)
-    labels = None if labels is None else _checked_labels(labels, sample)
+    sample = _checked(model, _noise(model) if sample is None else sample)
     graph = Graph(model, sample)
+    if labels is not None:
+        labels = _checked_labels(labels, sample, graph.specs[graph.outputs[0]].shape[-1])
     at_inference = Anatomy(graph)
     network = Anatomy(Graph(model, sample, training=True, like=graph))
     if not network.units:
@@ -77,6 +84,20 @@ def audit(model: keras.Model, sample, *, labels=None) -> Audit:
     return Audit(model.name, network.usual_arrangement, network.depth, len(network.units), findings)
 
 
+def _noise(model: keras.Model) -> np.ndarray:
+    """Return 16 examples of noise as the model expects them."""
+    inputs = getattr(model, "inputs", None) or []
+    if len(inputs) != 1 or not keras.backend.is_float_dtype(inputs[0].dtype):
+        raise ValueError(
+            "Without `sample`, the model must have one input of floating-point numbers and know "
+            f"its shape. Received: {len(inputs)} known inputs in {model.name!r}. Pass a sample"
+        )
+    shape = [size or _FREE_SIZE for size in inputs[0].shape[1:]]
+    expected = expected_input(model)
+    noise = np.moveaxis(np.random.default_rng(0).normal(size=(16, *shape)), expected.axis, -1)
+    return np.moveaxis(noise * expected.std + expected.mean, -1, expected.axis).astype("float32")
+
+
 def _checked(model: keras.Model, sample):
     """Return the sample as arrays, in the dtypes of the model's inputs."""
     arrays = _inputs.check_sample(model, sample, "sample")
@@ -88,12 +109,17 @@ def _checked(model: keras.Model, sample):
     return arrays if isinstance(sample, list | tuple) else arrays[0]
 
 
-def _checked_labels(labels, sample) -> np.ndarray:
+def _checked_labels(labels, sample, classes: int) -> np.ndarray:
     labels = keras.ops.convert_to_numpy(labels)
     batch = len(sample[0] if isinstance(sample, list) else sample)
     if labels.ndim == 0 or len(labels) != batch or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
             f"`labels` must be {batch} class numbers, one per example. Received: {labels.dtype} "
             f"of shape {labels.shape}"
+        )
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(
+            f"The model has {classes} outputs, so labels must be 0 to {classes - 1}. Received: "
+            f"labels from {labels.min()} to {labels.max()}"
         )
     return labels

@@ -2,6 +2,7 @@
 
 from keras_preact.analysis.audit import order, sizes
 from keras_preact.analysis.audit.check import Check, Limits
+from keras_preact.preprocessing import LARGEST_SIZE, SMALLEST_STD
 
 INFINITY = float("inf")
 PAPER = "arXiv 1603.05027"
@@ -151,12 +152,12 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "sample scale",
         sizes.sample_scale,
-        "size of the input images or vectors",
-        Limits((0.1, 10), (0, INFINITY)),
-        "Raw pixels (0 to 255) make the first layer's gradients hundreds of times larger than "
-        "the others.",
-        "Subtract the mean and divide by the standard deviation: pass `mean` and `std` to the "
-        "builder, or use a Normalization layer.",
+        "std of the preprocessed input",
+        Limits((SMALLEST_STD, LARGEST_SIZE), (SMALLEST_STD, INFINITY)),
+        "A network has learned, or was initialised, for input of mean 0 and standard deviation 1. "
+        "Pixels from 0 to 1 where 0 to 255 are expected, or the other way round, look alike to it.",
+        "Pass the pixels that the preprocessing expects. Without preprocessing, pass `mean` and "
+        "`std` to the builder, or use a Normalization layer.",
         f"{PAPER}, Sec. 5: preprocessing of CIFAR images",
     ),
     Check(

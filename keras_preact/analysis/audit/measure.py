@@ -15,7 +15,9 @@ from keras_preact.graph import Graph
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Mean of |mean| over channels or tokens, and root mean square of their deviations."""
+    """Mean of |mean| over channels or tokens, and root mean square of the deviations of
+    those that vary: channels of zero padding do not.
+    """
 
     mean: float
     std: float
@@ -140,7 +142,10 @@ def _normalized_axes(step, x: np.ndarray) -> tuple[int, ...]:
 
 
 def _spread(x: np.ndarray, axes: tuple[int, ...]) -> Spread:
-    return Spread(float(np.mean(np.abs(x.mean(axes)))), float(np.sqrt(np.mean(x.var(axes)))))
+    variance = x.var(axes)
+    live = variance[variance > 0]
+    std = float(np.sqrt(live.mean())) if live.size else 0.0
+    return Spread(float(np.mean(np.abs(x.mean(axes)))), std)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,9 @@ POST_ACTIVATION_DEPTHS = (50, 200)
 #: Largest healthy mean of a normalised input.
 MEAN_LIMIT = 0.5
 
+#: Largest healthy epsilon of a normalisation; Keras has 1e-3, the paper 1e-5.
+EPSILON_LIMIT = 0.01
+
 _IN_WORDS = {
     "weight": "a weight layer",
     "norm": "a normalisation",
@@ -69,10 +72,27 @@ def identity_path(check: Check, evidence: Evidence) -> AuditFinding:
         detail += f" In {broken[0]}: {listed(path, 3)}."
         others = f", and likewise the layers on the shortcuts of {listed(broken[1:], 3)}"
         advice = f"Take {listed(path, 3)} off the shortcut{others if broken[1:] else ''}."
-    are_activated = all(set(network.roles(units[name].path)) == {"activation"} for name in broken)
-    is_bearable = are_activated and network.depth < POST_ACTIVATION_DEPTHS[1]
+    # Networks with an activation, or transformers with a normalisation, after every addition train
+    # well unless they are very deep. Beside a normalisation in the branch, both are mistakes.
+    kinds = [set(network.roles(units[name].path)) for name in broken]
+    is_design = network.usual_arrangement == "post_norm" or not _activated_twice(network)
+    is_bearable = is_design and all(kind in ({"activation"}, {"norm"}) for kind in kinds)
+    is_bearable &= network.per_token or {"norm"} not in kinds
+    is_bearable &= network.depth < POST_ACTIVATION_DEPTHS[1]
     status = Status.WARN if is_bearable else Status.FAIL
     return check.finding(status, change[broken[0]], broken, detail + left, advice)
+
+
+def _activated_twice(network: Anatomy) -> list[AuditedUnit]:
+    """Return the units whose shortcut starts after an activation, although their branch
+    starts with a normalisation and an activation of its own: a mistake in every design.
+    """
+    return [
+        unit
+        for unit in network.units
+        if network.order(unit.shared)[-1:] == ["activation"]
+        and network.order(unit.branch)[:2] == ["norm", "activation"]
+    ]
 
 
 def activation_after_addition(check: Check, evidence: Evidence) -> AuditFinding:
@@ -100,6 +120,19 @@ def activation_after_addition(check: Check, evidence: Evidence) -> AuditFinding:
         f"values on average. With fewer than {fine} weight layers such networks still train well; "
         f"from {most} on they hardly train. This one has {network.depth}."
     )
+    if mistakes := [
+        activations[u.name] for u in _activated_twice(network) if u.name in activations
+    ]:
+        where = [network.graph.steps[i].name for i in mistakes]
+        return check.finding(
+            Status.FAIL,
+            mean,
+            where,
+            f"{detail} The branches after {listed(where, 3)} start with a normalisation and an "
+            "activation of their own.",
+            f"Remove {listed(where, 3)}.",
+            is_ranked=False,
+        )
     are_pairs = all(network.order(unit.shared) == ["norm", "activation"] for unit in units)
     advice = _start_earlier(network, units) if are_pairs else ""
     status = Status.WARN if network.depth < most else Status.FAIL
@@ -183,17 +216,24 @@ def normalized_input(check: Check, evidence: Evidence) -> AuditFinding:
     network, measured, limits = evidence.network, evidence.training, check.limits
     steps = network.graph.steps
     spreads: dict[str, Spread] = {}
-    missing: dict[str, AuditedUnit] = {}
-    projections: set[str] = set()
+    missing: list[str] = []
+    # Units with weights that read a weight layer or an addition, and those of them without a norm.
+    inside: dict[bool, set[str]] = {True: set(), False: set()}
+    without: dict[bool, set[str]] = {True: set(), False: set()}
     for unit in network.units:
         own = [] if unit.keeps_shape else network.weights(unit.addition.shortcut_steps)
-        projections.update(steps[i].name for i in own)
         for i in (*network.reading_weights(unit), *own):
-            before, _ = network.upstream(steps[i].inputs[0])
+            before, end = network.upstream(steps[i].inputs[0])
             norms = [j for j in before if "norm" in roles(steps[j])]
             spreads[steps[i].name] = measured.outputs[norms[-1]] if norms else measured.inputs[i]
             if not norms:
-                missing[steps[i].name] = unit
+                missing.append(steps[i].name)
+            if i not in own and not unit.is_first:
+                producer = network.graph.producers.get(end)
+                reads_weight = producer is not None and steps[producer].has_kernel
+                inside[reads_weight].add(unit.name)
+                if not norms:
+                    without[reads_weight].add(unit.name)
     if not spreads:
         detail = "No branch reads its unit's input through a weight layer."
         return check.passed(detail, math.nan)
@@ -211,23 +251,32 @@ def normalized_input(check: Check, evidence: Evidence) -> AuditFinding:
         f"Standard deviations are {min(std.values()):.3g} to {max(std.values()):.3g} ({limits}; "
         f"worst: {where}), means up to {max(mean.values()):.3g} (healthy: up to {MEAN_LIMIT:g})."
     )
+    if damped := _damped(network):
+        statuses.append(Status.FAIL)
+        locations = (*damped, *locations)
+        detail = (
+            f"Normalisations with an epsilon above {EPSILON_LIMIT:g}: {len(damped)} (first: "
+            f"{next(iter(damped))}, {next(iter(damped.values())):g}). {detail}"
+        )
     if shifted := [name for name in largest_first(mean) if mean[name] > MEAN_LIMIT]:
         statuses.append(Status.WARN)
         locations = (*locations, *shifted)
     if missing:
         # A mistake if few units lack it; the design if most do, or the first, or a projection.
-        inside = {
-            unit.name
-            for name, unit in missing.items()
-            if not unit.is_first and name not in projections
-        }
-        is_mistake = 0 < 2 * len(inside) <= len(network.units)
+        is_mistake = any(0 < 2 * len(without[kind]) <= len(inside[kind]) for kind in inside)
         statuses.append(Status.FAIL if is_mistake else Status.WARN)
         locations = (*missing, *locations)
         lacking = f"{len(missing)} of {len(std)}"
         detail = f"Weight layers without a normalisation before them: {lacking}. {detail}"
     worst = max(statuses, key=list(Status).index)
     return check.finding(worst, std[where], locations, detail, is_ranked=not missing)
+
+
+def _damped(network: Anatomy) -> dict[str, float]:
+    """Return the normalisations whose epsilon keeps small inputs from being normalised."""
+    norms = [step for step in network.graph.steps if "norm" in roles(step)]
+    epsilons = {step.name: getattr(step.operation, "epsilon", None) or 0.0 for step in norms}
+    return {name: epsilon for name, epsilon in epsilons.items() if epsilon > EPSILON_LIMIT}
 
 
 def dropout_places(check: Check, evidence: Evidence) -> AuditFinding:
@@ -282,6 +331,10 @@ def final_activation(check: Check, evidence: Evidence) -> AuditFinding:
     figure = order.count("norm")
     if any(order.count(role) < wanted.count(role) for role in wanted):
         return check.finding(Status.FAIL, figure, [network.units[-1].name], detail)
+    if wanted[:1] == ["norm"] and order[:1] == ["activation"]:
+        return check.finding(
+            Status.FAIL, figure, names[:1], detail, f"Remove {names[0]}, right after the addition."
+        )
     if doubled or (wanted and figure > wanted.count("norm")):
         return check.finding(Status.WARN, figure, doubled or names, detail, is_ranked=False)
     return check.passed(detail, figure)

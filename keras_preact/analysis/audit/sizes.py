@@ -8,7 +8,9 @@ from keras import ops
 
 from keras_preact.analysis.audit.anatomy import Anatomy
 from keras_preact.analysis.audit.check import Check, Evidence, largest_first
+from keras_preact.analysis.audit.measure import Spread
 from keras_preact.analysis.audit.report import AuditFinding, Status
+from keras_preact.preprocessing import LARGEST_SIZE
 
 
 def _ends(shapes: Iterable[Hashable]) -> list[list[int]]:
@@ -90,6 +92,8 @@ def weight_scale(check: Check, evidence: Evidence) -> AuditFinding:
     main = {i: gain for i, gain in evidence.training.gains.items() if i not in network.on_shortcuts}
     gains = {network.graph.steps[i].name: gain for i, gain in main.items() if gain != 0}
     zeros = len(main) - len(gains)
+    if not gains:
+        return check.finding(Status.WARN, 0.0, (), "All weight layers return only zeros.")
     return _judged(
         check,
         gains,
@@ -174,22 +178,35 @@ def dead_channels(check: Check, evidence: Evidence) -> AuditFinding:
 
 
 def sample_scale(check: Check, evidence: Evidence) -> AuditFinding:
-    """Measure the size of the first weight layers' input."""
+    """Compare mean and standard deviation of the first weight layers' input with 0 and 1."""
     network = evidence.network
-    sizes = {
-        network.graph.steps[i].name: math.hypot(spread.mean, spread.std)
+    steps = network.graph.steps
+    spreads = {
+        steps[i].name: spread
         for i, spread in evidence.training.inputs.items()
         # only preprocessing is between the network's input and these
-        if network.upstream(network.graph.steps[i].inputs[0])[1] in network.graph.inputs
+        if network.upstream(steps[i].inputs[0])[1] in network.graph.inputs
     }
-    if not sizes:
+    if not spreads:
         return check.passed("The inputs are token numbers.", math.nan)
-    return _judged(
-        check,
-        sizes,
-        "The first layer's input has a size of {figure}, mean and standard deviation together "
-        "({limits}).",
+    statuses = {name: _status_of_input(check, spread) for name, spread in spreads.items()}
+    where = max(statuses, key=lambda name: list(Status).index(statuses[name]))
+    spread = spreads[where]
+    detail = (
+        f"After preprocessing, the input has a mean of {spread.mean:.3g} and a standard deviation "
+        f"of {spread.std:.3g} (expected: near 0 and 1)."
     )
+    wrong = [name for name, status in statuses.items() if status != Status.PASS]
+    if not spread.std:
+        detail += " All values of a channel are equal: pass another sample."
+    return check.finding(statuses[where], spread.std, wrong, detail)
+
+
+def _status_of_input(check: Check, spread: Spread) -> Status:
+    if math.hypot(spread.mean, spread.std) > LARGEST_SIZE:
+        # centred pixels that are not scaled, as the first ImageNet networks take them
+        return Status.WARN if 2 * spread.mean < spread.std else Status.FAIL
+    return check.limits.status(spread.std) if spread.std else Status.WARN
 
 
 def output_scale(check: Check, evidence: Evidence) -> AuditFinding:
