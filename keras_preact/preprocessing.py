@@ -155,20 +155,9 @@ class InputRange:
             return None
         most = max(_ENOUGH, min(_MOST_EXAMPLES, _MOST_VALUES * len(x) // x.size))
         x = np.moveaxis(x[:most].astype("float32"), self.axis, -1)
-        if not np.isfinite(x).all():
-            return None
         z = (x - np.asarray(self.mean, "float32")) / np.asarray(self.std, "float32")
-        alike = tuple(range(z.ndim - (np.size(self.mean) > 1)))  # axes of equal mean and std
-        mean, std = float(z.mean()), float(np.sqrt(z.var(alike).mean()))
-        if np.hypot(mean, std) > LARGEST_SIZE:
-            return self._in_words(x, mean, std)
-        varied = np.count_nonzero(np.ptp(x.reshape(len(x), -1), axis=1))
-        if not varied or std >= (_SMALLEST_STD_AS_IS if self.is_plain else SMALLEST_STD):
-            return None
-        are_scaled = (x != np.round(x)).any() and (x.max() <= 1 or x.min() < 0)
-        if varied < _ENOUGH and (self.is_plain or not are_scaled):
-            return None
-        return self._in_words(x, mean, std)
+        found = wrong_scale(x, z, is_plain=self.is_plain)
+        return None if found is None else self._in_words(x, *found)
 
     def _in_words(self, x: np.ndarray, mean: float, std: float) -> str:
         found = (float(x.min()), float(x.max()))
@@ -188,6 +177,30 @@ class InputRange:
             f"after its preprocessing the input has {after}, instead of about 0 and 1. {first}, "
             "or build the network with the `mean` and `std` of your images."
         )
+
+
+def wrong_scale(x: np.ndarray, z: np.ndarray, *, is_plain: bool) -> tuple[float, float] | None:
+    """Return mean and standard deviation of preprocessed input if they are not near 0
+    and 1; None if they are, or if nothing can be said.
+
+    Args:
+        x: A batch, with the channels last.
+        z: The same after preprocessing.
+        is_plain: Whether there is no preprocessing.
+    """
+    if not np.isfinite(x).all():
+        return None
+    channels = z.reshape(-1, z.shape[-1])
+    mean, std = float(z.mean()), float(np.sqrt(channels.var(axis=0).mean()))
+    if np.hypot(mean, std) > LARGEST_SIZE:
+        return mean, std
+    varied = np.count_nonzero(np.ptp(x.reshape(len(x), -1), axis=1))
+    if not varied or std >= (_SMALLEST_STD_AS_IS if is_plain else SMALLEST_STD):
+        return None
+    are_scaled = (x != np.round(x)).any() and (x.max() <= 1 or x.min() < 0)
+    if varied < _ENOUGH and (is_plain or not are_scaled):
+        return None
+    return mean, std
 
 
 #: Largest ratio of the sides of an image that is resized in one step.

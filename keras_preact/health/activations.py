@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_preact import preprocessing
 from keras_preact.backend import autodiff
 from keras_preact.graph import Graph, has_own_kernel
 from keras_preact.health.weights import WeightPlace, owners, places
@@ -70,6 +71,36 @@ class Activations:
             self.layers.append((layer, own))
         self.places = [place for _, own in self.layers for place in own]
         self._compiled = autodiff.compiled(self._run)
+
+    def wrong_input(self) -> str | None:
+        """Return what is wrong with the range of the sample after preprocessing: at a
+        weight layer that no other trainable layer precedes. None if nothing is.
+        """
+        if len(self.arrays) != 1:
+            return None
+        [x] = self.arrays
+        values = {self.graph.inputs[0]: ops.convert_to_tensor(x)}
+        for step in self.graph.steps:
+            if not step.inputs or not values.keys() >= set(step.inputs):
+                continue
+            if not has_own_kernel(step.operation):
+                if not getattr(step.operation, "trainable_variables", None):
+                    self.graph.run_steps([step], values)
+                continue
+            z = ops.convert_to_numpy(values[step.inputs[0]])
+            is_plain = step.inputs[0] in self.graph.inputs
+            if z.dtype.kind != "f" or z.shape[0] != len(x):
+                continue
+            z = np.moveaxis(z.astype("float32"), step.channel_axis, -1)
+            found = preprocessing.wrong_scale(x.astype("float32"), z, is_plain=is_plain)
+            if found is not None:
+                before = "" if is_plain else "after preprocessing "
+                return (
+                    f"The input has the wrong range: {before}the sample has a mean of "
+                    f"{found[0]:.3g} and a standard deviation of {found[1]:.3g} (healthy: about 0 "
+                    "and 1). Pass the pixels that the preprocessing expects, or normalise them."
+                )
+        return None
 
     def __call__(self) -> tuple[np.ndarray, np.ndarray]:
         """Return means and standard deviations, `(m,)` each; NaN for a layer that the

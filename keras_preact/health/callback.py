@@ -39,7 +39,8 @@ class TrainingHealth(keras.callbacks.Callback):
         interval: Updates between two records. With a larger `steps_per_execution`, the
             last such update of an execution is recorded.
         sample: A batch of some inputs of the model, to measure the activations on, at
-            inference. None: no activations.
+            inference. A range that the network does not expect is reported before the
+            first update. None: no activations.
         ranges: Figure to the `kp.health.Range` to judge it by, instead of the row of
             `kp.health.HEALTHY_RANGES`. None for a figure that is not judged.
         csv: File for the records, one line each: step, epoch, loss, gradient_norm,
@@ -170,6 +171,9 @@ class TrainingHealth(keras.callbacks.Callback):
         if state is not None:
             self._take_over(state)
         self._left = self._until_due()
+        wrong = None if self._activations is None else self._activations.wrong_input()
+        if wrong is not None:
+            self._report(("input", ""), wrong)
         if keras.backend.backend() != "torch":  # there, nothing is compiled for an optimizer
             model.make_train_function(force=True)
 

@@ -862,6 +862,49 @@ class TestMessages:
         assert self.messages(x, y, validation=(x, y))[1].gaps == {}  # no metric, no gap
 
 
+class TestInput:
+    """The range of the sample, after the model's own preprocessing."""
+
+    PIXELS = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3)).astype("float32")
+
+    def messages(self, sample, *preprocessing) -> list[str]:
+        layers = keras.layers
+        inputs = keras.Input((8, 8, 3))
+        x = inputs
+        for layer in preprocessing:
+            x = layer(x)
+        x = layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3, name="stem")(x))
+        model = keras.Model(inputs, layers.Dense(10)(x))
+        model.compile("sgd", CROSS_ENTROPY, **EAGERLY)
+        said: list[str] = []
+        health = watch(1000, said.append, sample=sample)
+        fit(model, np.zeros((8, 8, 8, 3)), np.zeros(8), health)
+        return said
+
+    @pytest.mark.parametrize(
+        ("preprocessing", "right"),
+        [
+            ([], 1 / 255),
+            ([keras.layers.Normalization(mean=[127.0] * 3, variance=[74.0**2] * 3)], 1.0),
+            ([keras.layers.Rescaling(1 / 127.5, -1.0), keras.layers.ReLU()], 1.0),
+        ],
+        ids=["none", "normalization", "rescaling"],
+    )
+    def test_a_wrong_range_is_reported_first(self, preprocessing, right):
+        assert self.messages(self.PIXELS * right, *preprocessing) == []
+        wrong = self.PIXELS / 255 / right
+        [message] = self.messages(wrong, *preprocessing)
+        z = wrong
+        for layer in preprocessing:
+            z = keras.ops.convert_to_numpy(layer(z))
+        std = np.sqrt(z.var((0, 1, 2)).mean())
+        assert message.startswith("The input has the wrong range")
+        assert f"a mean of {z.mean():.3g} and a standard deviation of {std:.3g}" in message
+
+    def test_black_images_are_no_reason(self):
+        assert self.messages(self.PIXELS * 0, keras.layers.Rescaling(1 / 127.5, -1.0)) == []
+
+
 class TestDivergence:
     def test_of_one_layer(self):
         """From the second of 8 steps on, one of two inputs is not finite, and the
