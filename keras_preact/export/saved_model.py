@@ -13,7 +13,8 @@ import numpy as np
 from keras_preact import _checks
 from keras_preact.export import _check, _children, _directory, _graph, _scores, _warmup
 from keras_preact.export._images import MAX_PIXELS
-from keras_preact.preprocessing import Preprocessing
+from keras_preact.models.first_batch import expected_input
+from keras_preact.preprocessing import InputRange, Preprocessing
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -46,7 +47,8 @@ def save(
       the sizes of the model's input (free if that has None), or `(batch, features)`, to
       `logits` and `probabilities`, both `(batch, classes)`. The channels are last even
       for a model with `data_format="channels_first"`. The images are pixels from 0 to
-      255 if the model has its `preprocessing` layer.
+      255 if the model has its `preprocessing` layer. The card has the `range`, `mean`
+      and `std` that the network expects.
     - `features`: from `images` to `features`, `(batch, width)`, the classifier's input.
     - `predict_bytes`: from `image_bytes`, PNG or JPEG files as strings, to `classes`
       (names), `scores` and `indices` of the most probable, `(batch, top_k)`. The files
@@ -248,7 +250,7 @@ def _card(model, scores: _scores.Scores, plan: _graph.Plan, run, metrics) -> dic
         "top_k": plan.top_k,
         "activation": plan.activation,
         "fold_batch_norm": plan.fold,
-        "signatures": _signatures(scores, plan),
+        "signatures": _signatures(scores, plan, expected_input(model)),
         "parameters": {"total": total, "trainable": trainable},
         "model": {"class": type(model).__name__, "name": model.name, "config": model.get_config()},
         "run": run,
@@ -265,8 +267,15 @@ def _card(model, scores: _scores.Scores, plan: _graph.Plan, run, metrics) -> dic
     return card
 
 
-def _signatures(scores: _scores.Scores, plan: _graph.Plan) -> dict[str, dict]:
-    images = {"images": _tensor("float32", *scores.input_shape)}
+def _signatures(
+    scores: _scores.Scores, plan: _graph.Plan, expected: InputRange
+) -> dict[str, dict]:
+    values = {"mean": expected.mean, "std": expected.std}
+    images = {
+        "images": _tensor("float32", *scores.input_shape)
+        | {name: np.ravel(value).round(6).tolist() for name, value in values.items()}
+        | {"range": list(expected.bounds)}
+    }
     classes, features = (_tensor("float32", shape[-1]) for shape in scores.core.output_shape)
     signatures = {
         _graph.SERVING_DEFAULT: {

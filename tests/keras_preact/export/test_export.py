@@ -266,6 +266,12 @@ def test_signatures(export, name):
         for key, part in export.card["signatures"].items()
     }
     assert in_card == wanted
+    takes_pixels = any("preprocessing" == layer.name for layer in export.model.layers)
+    for signature in ("serving_default", "features"):
+        spec = export.card["signatures"][signature]["inputs"]["images"]
+        assert spec["range"] == ([0, 255] if takes_pixels else [-2, 2])
+        if not takes_pixels:
+            assert (spec["mean"], spec["std"]) == ([0], [1])
 
 
 def test_features_are_what_the_classifier_reads(export, name):
