@@ -66,6 +66,22 @@ def check_labels(labels, examples: int):
     return labels
 
 
+def check_classes(labels: np.ndarray, graph: Graph) -> None:
+    """Refuse labels that are not class numbers of the model's output."""
+    output = graph.specs[graph.outputs[0]].shape
+    classes = output[-1]
+    if labels.ndim == len(output) == 2 and labels.shape[1] == classes > 1:
+        raise ValueError(
+            f"`labels` must be class numbers, one per example. Received: shape {labels.shape}, "
+            "which looks one-hot; pass `labels.argmax(axis=1)`"
+        )
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(
+            f"The model has {classes} outputs, so labels must be 0 to {classes - 1}. Received: "
+            f"labels from {labels.min()} to {labels.max()}"
+        )
+
+
 def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
     """Return the function from a list of the model's outputs to the scalar E.
 
@@ -86,6 +102,7 @@ def loss_of(graph: Graph, labels, loss: Callable | None) -> Callable:
             "Labels of a model with several outputs need a `loss`. Received: "
             f"{len(graph.outputs)} outputs"
         )
+    check_classes(labels, graph)
     producer = graph.producers.get(graph.outputs[0])
     logits = producer is None or not is_softmax(graph.steps[producer])
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=logits)

@@ -77,6 +77,7 @@ def lesions(
     _checks.positive_int(batch_size, "batch_size")
     size = min(batch_size, len(x))
     observed = Observed(model, x[:size], training=False)
+    _inputs.check_classes(labels, observed.graph)
     units = len(observed.units)
     sets = (
         [(i,) for i in range(units)]

@@ -267,9 +267,7 @@ def _card(model, scores: _scores.Scores, plan: _graph.Plan, run, metrics) -> dic
     return card
 
 
-def _signatures(
-    scores: _scores.Scores, plan: _graph.Plan, expected: InputRange
-) -> dict[str, dict]:
+def _signatures(scores: _scores.Scores, plan: _graph.Plan, expected: InputRange) -> dict[str, dict]:
     values = {"mean": expected.mean, "std": expected.std}
     images = {
         "images": _tensor("float32", *scores.input_shape)

@@ -66,7 +66,8 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
     sample = _checked(model, _noise(model) if sample is None else sample)
     graph = Graph(model, sample)
     if labels is not None:
-        labels = _checked_labels(labels, sample, graph.specs[graph.outputs[0]].shape[-1])
+        labels = _checked_labels(labels, sample)
+        _inputs.check_classes(labels, graph)
     at_inference = Anatomy(graph)
     network = Anatomy(Graph(model, sample, training=True, like=graph))
     if not network.units:
@@ -109,17 +110,12 @@ def _checked(model: keras.Model, sample):
     return arrays if isinstance(sample, list | tuple) else arrays[0]
 
 
-def _checked_labels(labels, sample, classes: int) -> np.ndarray:
+def _checked_labels(labels, sample) -> np.ndarray:
     labels = keras.ops.convert_to_numpy(labels)
     batch = len(sample[0] if isinstance(sample, list) else sample)
     if labels.ndim == 0 or len(labels) != batch or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
             f"`labels` must be {batch} class numbers, one per example. Received: {labels.dtype} "
             f"of shape {labels.shape}"
-        )
-    if labels.min() < 0 or labels.max() >= classes:
-        raise ValueError(
-            f"The model has {classes} outputs, so labels must be 0 to {classes - 1}. Received: "
-            f"labels from {labels.min()} to {labels.max()}"
         )
     return labels

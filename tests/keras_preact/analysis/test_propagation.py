@@ -315,3 +315,17 @@ def test_wrong_labels():
         lambda: kp.analysis.propagation(network(), harness.images(2, 8, 8, 2), [1, 2, 3])
     )
     assert "3 labels for 2 examples" in message
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0, 10], "has 10 outputs, so labels must be 0 to 9. Received: labels from 0 to 10"),
+        ([-1, 3], "Received: labels from -1 to 3"),
+        (np.eye(10)[[1, 2]], "looks one-hot; pass `labels.argmax(axis=1)`"),
+    ],
+)
+def test_labels_that_no_class_has(labels, words):
+    model, x = network(), harness.images(2, 8, 8, 2)
+    for analysis in (kp.analysis.propagation, kp.analysis.lesions):
+        assert words in harness.error_of(lambda analysis=analysis: analysis(model, x, labels))
