@@ -80,6 +80,26 @@ def test_heads(options):
     check_equal_outputs(theirs, kp.weights.from_keras_applications(theirs))
 
 
+@pytest.mark.once
+def test_a_sample_shows_another_activation():
+    theirs = small()
+    check = (harness.images(2, 48, 48, 3), outputs(theirs))
+    kp.weights.from_keras_applications(theirs, check=check)
+
+    def changed(layer):
+        config = layer.get_config()
+        swap = isinstance(layer, keras.layers.Activation) and config["activation"] == "relu"
+        return type(layer).from_config(config | {"activation": "silu"} if swap else config)
+
+    other = keras.models.clone_model(theirs, clone_function=changed)
+    other.set_weights(theirs.get_weights())
+    check = (check[0], outputs(other))
+    message = harness.error_of(lambda: kp.weights.from_keras_applications(other, check=check))
+    assert "largest difference" in message
+    assert kp.weights.ASSUMPTIONS["keras_applications"] in message
+    kp.weights.from_keras_applications(other, check=check, activation="silu")
+
+
 def test_pooling_by_the_maximum():
     theirs = small(include_top=False, pooling="max")
     ours = kp.weights.from_keras_applications(theirs)

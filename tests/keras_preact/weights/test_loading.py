@@ -215,3 +215,16 @@ def test_a_layout_makes_rows_for_every_unit():
     assert rows["stem_conv/kernel"] == "first.weight"
     assert rows["stage2_unit2/branch/norm_0/moving_variance"] == "s2u2_bn.running_var"
     assert len(rows) == 2 + 3 * 4
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", kp.weights.ASSUMPTIONS)
+def test_a_converters_docstring_says_what_it_assumes(name):
+    text = " ".join(getattr(kp.weights, f"from_{name}").__doc__.split())
+    assert kp.weights.ASSUMPTIONS[name] in text
+
+
+@pytest.mark.once
+def test_every_converter_has_its_assumptions():
+    names = {name for name in dir(kp.weights) if name.startswith("from_")}
+    assert names == {f"from_{name}" for name in kp.weights.ASSUMPTIONS}

@@ -214,6 +214,39 @@ def test_stride_on_the_first_convolution_of_a_port():
     assert_equal_outputs(weights.from_torch_cifar(net.state_dict(), stride_on="first"), net)
 
 
+class Leaky(nn.Module):
+    def forward(self, x):
+        return nn.functional.leaky_relu(x, 0.2)
+
+
+def leaky():
+    """The released network with another activation, which has no weights."""
+    net = TINY["bottleneck"]()
+    for module in list(net.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.ReLU):
+                setattr(module, name, Leaky())
+    return net
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("make", "same"),
+    [
+        (lambda: Attributes(1, widths=(4, 8, 12), stride_on="first"), {"stride_on": "first"}),
+        (leaky, {"activation": "leaky_relu"}),
+    ],
+    ids=["stride", "activation"],
+)
+def test_a_sample_shows_what_the_weights_do_not(make, same):
+    net = randomized(make())
+    check = (images(), theirs_on(net, images()))
+    with pytest.raises(ValueError, match=r"does not compute.* largest difference") as error:
+        weights.from_torch_cifar(net.state_dict(), check=check)
+    assert weights.ASSUMPTIONS["torch_cifar"] in str(error.value)
+    weights.from_torch_cifar(net.state_dict(), check=check, **same)
+
+
 def test_other_channels_and_classes():
     net = randomized(TINY["basic"]())
     model = weights.from_torch_cifar(net.state_dict(), input_shape=(32, 32, 1), classes=100)
