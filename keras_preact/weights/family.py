@@ -3,7 +3,9 @@ weights, build and load our network, and check that a network computes the same.
 """
 
 import dataclasses
+import operator
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -60,6 +62,24 @@ class Structure:
         units = tuple(stage.units for stage in self.stages)
         rows = (depth for depth, row in DEPTHS.items() if row == (self.block, units))
         return next(rows, None)
+
+
+def warn_of_missing_units(found: Structure) -> None:
+    """Warn if one stage has fewer units than in the known network with the others."""
+    units = tuple(stage.units for stage in found.stages)
+    known = {row for block, row in DEPTHS.values() if block == found.block}
+    if len(units) == 3:  # those for CIFAR have three equal stages
+        known = {(max(units),) * 3}
+    for row in () if units in known else sorted(known):
+        if len(row) != len(units) or sum(row) < sum(units):
+            continue
+        if sum(map(operator.ne, row, units)) == 1:
+            depth = sum(row) * (3 if found.block == "bottleneck" else 2) + 2
+            warnings.warn(
+                f"The weights have stages of {units} units; the nearest known network, ResNet-"
+                f"{depth}, has {row}. If the file was cut short, convert the whole one.",
+                stacklevel=3,
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +197,12 @@ class Family:
             WeightsMismatch: for weights that do not fit the network.
             ValueError: for other outputs than those of `check`.
         """
+        infinite = [name for name, array in state.items() if not np.isfinite(array).all()]
+        if infinite:
+            raise ValueError(
+                f"Weights must be finite numbers. Received: NaN or infinity in {some(infinite)}. "
+                "The file is damaged, or its training diverged."
+            )
         known = found.classes is not None
         block = self.block(found.block, options)
         own = blocks.options_of(block)

@@ -246,7 +246,13 @@ def _of_file(path: pathlib.Path) -> Read:
             "The file must be a .keras, .h5 or .weights.h5 of a ResNetV2. Received: "
             f"source={str(path)!r}"
         )
-    return _of_model(keras.saving.load_model(path, compile=False))
+    try:
+        return _of_model(keras.saving.load_model(path, compile=False))
+    except RecursionError as error:
+        raise ValueError(
+            "The configuration in the file is nested too deeply: it is no ResNetV2. Received: "
+            f"source={str(path)!r}"
+        ) from error
 
 
 def _named_weights(file) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import numpy as np
 from keras_preact import arrangements, blocks
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, layout
-from keras_preact.weights.family import Family, Sample, Structure, some
+from keras_preact.weights.family import Family, Sample, Structure, some, warn_of_missing_units
 
 LAYOUT = layout.Layout(
     network={"stem_conv": "stem.conv", "head_norm": "norm", "head_classifier": "head.fc"},
@@ -131,6 +131,7 @@ def from_timm(
         )
     family = BATCH if "norm.running_mean" in state else BIT
     found = family.structure(state)
+    warn_of_missing_units(found)
     given = {"name": _name(found, family)} | options
     shape = (224, 224, found.channels)
     return family.build(

@@ -27,7 +27,7 @@ import numpy as np
 from keras_preact import arrangements
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, layout
-from keras_preact.weights.family import Family, Sample, Structure, some
+from keras_preact.weights.family import Family, Sample, Structure, some, warn_of_missing_units
 
 #: What the names and shapes of the weights do not show.
 ASSUMES = (
@@ -152,6 +152,7 @@ def from_torch_cifar(
         projects = "2.0.2.1.0.weight" in state
         family = _with_shortcut(family, "projection" if projects else "zero_pad")
     found = family.structure(state)
+    warn_of_missing_units(found)
     return family.build(
         found,
         state,

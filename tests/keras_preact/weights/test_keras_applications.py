@@ -2,6 +2,9 @@
 and back.
 """
 
+import json
+import zipfile
+
 import keras
 import numpy as np
 import pytest
@@ -205,6 +208,15 @@ def test_files_that_are_none(tmp_path):
     small().save_weights(tmp_path / "small.weights.h5")
     with pytest.raises(ValueError, match=r"has 53, 104, 155 convolutions. .* with 25"):
         kp.weights.from_keras_applications(tmp_path / "small.weights.h5")
+
+
+@pytest.mark.once
+def test_a_file_whose_configuration_is_nested_without_end(tmp_path):
+    with zipfile.ZipFile(tmp_path / "deep.keras", "w") as file:
+        file.writestr("metadata.json", json.dumps({"keras_version": keras.__version__}))
+        file.writestr("config.json", "[" * 100_000 + "]" * 100_000)
+    with pytest.raises(ValueError, match=r"nested too deeply.*deep\.keras"):
+        kp.weights.from_keras_applications(tmp_path / "deep.keras")
 
 
 @pytest.mark.once

@@ -4,6 +4,7 @@ itself is the reference.
 
 import functools
 import itertools
+import warnings
 
 import keras
 import numpy as np
@@ -268,6 +269,20 @@ class TestCheck:
         state = randomized(TINY["basic"]()).state_dict()
         with pytest.raises(ValueError, match=message):
             weights.from_timm(state, input_shape=(32, 32, 3), check=check)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("units", "depth"), [((2, 2, 2, 1), 18), ((3, 4, 6, 3), None), ((2, 3, 1, 2), None)]
+)
+def test_a_stage_cut_short_is_told(units, depth):
+    state = TINY["basic"](layers=units).state_dict()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        weights.from_timm(state, input_shape=(32, 32, 3))
+    own = [str(each.message) for each in caught if "nearest known network" in str(each.message)]
+    assert len(own) == (depth is not None)
+    assert all(f"ResNet-{depth}, has (2, 2, 2, 2)" in each for each in own)
 
 
 class TestToTimm:

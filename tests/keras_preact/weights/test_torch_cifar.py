@@ -258,6 +258,22 @@ def test_other_channels_and_classes():
     np.testing.assert_array_equal(own["3.0.2.0.0.weight"], given["3.0.2.0.0.weight"].numpy())
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("kind", "stage", "units", "depth"),
+    [("bottleneck", 3, (2, 2, 1), 20), ("attributes, basic", 1, (1, 2, 2), 14)],
+)
+def test_a_stage_cut_short_is_told(kind, stage, units, depth):
+    start = f"layer{stage}.1." if kind.startswith("attributes") else f"{stage}.1."
+    state = {n: t for n, t in TINY[kind]().state_dict().items() if not n.startswith(start)}
+    with pytest.warns(UserWarning, match=r"nearest known network, ResNet-") as caught:
+        model = weights.from_torch_cifar(state)
+    assert caught[0].filename == __file__
+    assert f"stages of {units} units" in str(caught[0].message)
+    assert f"ResNet-{depth}, has (2, 2, 2)" in str(caught[0].message)
+    assert len(model.units) == 5
+
+
 class TestRefusal:
     def test_other_weights(self):
         state = TINY["attributes, basic"]().state_dict()
@@ -271,6 +287,13 @@ class TestRefusal:
             weights.from_torch_cifar(torchvision)
         with pytest.raises(ValueError, match=r"3 stages\. Received: weights of 4"):
             weights.from_torch_cifar(state | {"layer4.0.conv1.weight": torch.zeros(4, 4, 3, 3)})
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_weights_that_are_no_numbers(self, value):
+        state = TINY["basic"]().state_dict()
+        state["4.running_var"][1] = value
+        with pytest.raises(ValueError, match=r"must be finite.*infinity in 4\.running_var\."):
+            weights.from_torch_cifar(state)
 
     def test_projections_with_a_normalisation(self):
         """As an early preresnet.lua had them: another function."""
