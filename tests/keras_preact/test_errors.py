@@ -133,6 +133,13 @@ def test_units_errors_in_a_network():
         )
 
 
+def test_a_name_is_an_arrangements_tuple_of_one():
+    assert kp.Arrangement(first="norm", last="activation") == kp.Arrangement(
+        first=("norm",), last=("activation",)
+    )
+    assert kp.Arrangement(first="norm").first == ("norm",)
+
+
 def test_tables_are_read_only():
     for table in (kp.ARRANGEMENTS, kp.SHORTCUTS, kp.BLOCKS):
         with pytest.raises(TypeError):
