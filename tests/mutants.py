@@ -394,6 +394,31 @@ MUTANTS = [
         ("lesion_of_the_wrong_unit", "factors[list(without)] = 0",
          "factors[[i - 1 for i in without]] = 0"),
     ),
+    *mutants_of(
+        "keras_preact/analysis/propagation.py",
+        f"{CORE}/analysis/test_propagation.py",
+        ("weight_gradients_of_a_stack_reversed",
+         "_norms(gradients[id(weight)], site.depth)",
+         "_norms(gradients[id(weight)], site.depth)[::-1]", "unit_by_unit"),
+        ("gradients_of_a_stack_reversed", "_norms(gradient, len(gradient))",
+         "_norms(gradient, len(gradient))[::-1]", "unit_by_unit"),
+    ),
+    *mutants_of(
+        "keras_preact/analysis/sites.py",
+        f"{CORE}/analysis/test_propagation.py",
+        ("lesions_of_a_stack_reversed", "residual_scale[first:last]",
+         "residual_scale[first:last][::-1]",
+         f"{CORE}/analysis/test_ensemble.py::test_errors_without_units"),
+        ("observed_units_of_a_stack_reversed", "return outputs[-1], found\n",
+         "return outputs[-1], found[::-1]\n", "unit_by_unit"),
+    ),
+    *mutants_of(
+        "keras_preact/analysis/identities.py",
+        f"{CORE}/analysis/test_identities.py",
+        ("sign_of_the_exclusive_gates_gain",
+         "ExclusiveGating: lambda shortcut: 1 / (1 + np.exp(shortcut.bias))",
+         "ExclusiveGating: lambda shortcut: 1 / (1 + np.exp(-shortcut.bias))", "gates"),
+    ),
 ]  # fmt: skip
 
 

@@ -118,6 +118,12 @@ def test_gates_and_no_shortcut():
     one = 1 - 1 / (1 + math.exp(2.0))
     np.testing.assert_allclose(path.gain, [one**2, one, 1, one, 1, one, 1], rtol=1e-5)
     assert kp.analysis.expected_gain(gates, 3) == pytest.approx(one**3)
+    # the gate opens the branch and closes the shortcut: a negative bias opens the shortcut
+    exclusive = kp.shortcuts.ExclusiveGating(bias=-2.0, kernel_initializer="zeros")
+    model = kp.models.resnet_cifar(14, width_factor=0.25, input_shape=(8, 8, 2), shortcut=exclusive)
+    path = kp.analysis.direct_path(model, harness.images(2, 8, 8, 2))
+    np.testing.assert_allclose(path.gain, [one**2, one, 1, one, 1, one, 1], rtol=1e-5)
+    assert kp.analysis.expected_gain(exclusive, 3) == pytest.approx(one**3)
     assert kp.analysis.expected_gain("none", 1) == 0
     assert kp.analysis.expected_gain("identity", 1000) == 1
     plain = network(14, shortcut="none")

@@ -81,7 +81,7 @@ class TestFromTimm:
         assert weights.to_timm(model).keys() == net.state_dict().keys()
 
     def test_options_go_to_the_network(self):
-        net = randomized(TINY["basic"](layers=(1, 3, 1, 1)))
+        net = randomized(TINY["basic"](layers=(1, 4, 1, 1)))
         options = {
             "stacked": True,
             "data_format": "channels_first",
