@@ -249,6 +249,8 @@ MUTANTS = [
         ("missing_momentum", "momentum=float(momentum)", "momentum=0.0"),
         ("decayed_norms", "not any(word in variable.path for word",
          "not any(word is variable.path for word"),
+        ("decayed_but_for_all_words", "not any(word in variable.path for word",
+         "not all(word in variable.path for word"),
     ),
     *mutants_of(
         "keras_preact/schedules.py",

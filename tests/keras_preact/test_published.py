@@ -152,18 +152,18 @@ def test_every_row_has_its_source_and_statistic():
         number = row.table.split()[0]
         paper = "1512.03385" if "1512" in row.table else "1603.05027"
         assert row.source in (f"arXiv {paper}, Table {number}", f"arXiv {paper}, Tables 3 and 4")
-        if row.table in "1234":
-            assert row.statistic == MEDIAN
+        assert (row.statistic == MEDIAN) == (row.table in ("1", "2", "3", "4"))
         assert row.error is None or 0 < row.error < 30
 
 
 def test_one_net_has_one_median():
     """A network in several tables has the same number in each."""
     medians: dict = {}
-    for row in published.RESULTS:
-        if row.statistic == MEDIAN and row.table != "4":
-            network = row.dataset, json.dumps(dict(row.arguments), sort_keys=True)
-            assert medians.setdefault(network, row.error) == row.error
+    rows = [row for row in published.RESULTS if row.statistic == MEDIAN and row.table != "4"]
+    for row in rows:
+        network = row.dataset, json.dumps(dict(row.arguments), sort_keys=True)
+        assert medians.setdefault(network, row.error) == row.error
+    assert len(rows) - len(medians) >= 5  # some are in several tables
 
 
 def small(arguments):
