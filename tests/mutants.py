@@ -222,8 +222,22 @@ MUTANTS = [
          "in_training = bool(training)", f"{CORE}/test_frozen.py"),
     ),
     *mutants_of(
+        "keras_preact/squeeze_excitation.py",
+        f"{CORE}/test_unit_options.py",
+        ("gate_of_the_squeeze", '"expand", "sigmoid"', '"expand", "tanh"'),
+        ("squeeze_without_reduction", "channels // self.reduction", "channels",
+         "squeeze"),
+    ),
+    *mutants_of(
+        "keras_preact/downsampling.py",
+        f"{CORE}/test_unit_options.py",
+        ("no_blur_in_the_stem", '("projection", "branch", "stem")', '("projection", "branch")'),
+    ),
+    *mutants_of(
         "keras_preact/layers/spatial.py",
         f"{CORE}/test_padding.py",
+        ("kernels_not_centred", "return ops.cast(centred * ops.rsqrt",
+         "return ops.cast(kernel * ops.rsqrt", f"{CORE}/test_unit_options.py"),
         ("padding_of_one_side", 'self.padding, self.pad = "valid", self.kernel_size[0] // 2',
          "pass"),
         ("max_pooling_over_zeros", 'value = 0.0 if self.zeros else float("-inf")', "value = 0.0"),
