@@ -336,6 +336,14 @@ MUTANTS = [
         ("kernels_not_transposed", "array.transpose(2, 3, 1, 0), lambda", "array, lambda"),
     ),
     *mutants_of(
+        "keras_preact/weights/family.py",
+        f"{CORE}/weights/test_torch_cifar.py",
+        ("sample_not_compared", "self.compare(model, check)", "pass", "sample"),
+        ("only_the_first_output_compared", "np.abs(outputs - expected).max()",
+         "np.abs(outputs - expected)[0, 0]", f"{CORE}/weights/test_keras_hub.py", "sample"),
+        ("stages_always_whole", "sum(map(operator.ne, row, units)) == 1", "False", "cut_short"),
+    ),
+    *mutants_of(
         "keras_preact/serving/batching.py",
         f"{CORE}/serving/test_batching.py",
         ("row_of_another_request", "output[stop - len(rows) : stop]", "output[: len(rows)]"),

@@ -114,10 +114,29 @@ class AttributesUnit(nn.Module):
         return x + shortcut
 
 
+class Projecting(AttributesUnit):
+    """Its projection reads the activated input, as in the paper."""
+
+    def forward(self, x):
+        activated = torch.relu(self.bn1(x))
+        shortcut = x if self.downsample is None else self.downsample(activated)
+        x = self.conv1(activated)
+        for i in range(2, self.length + 1):
+            x = getattr(self, f"conv{i}")(torch.relu(getattr(self, f"bn{i}")(x)))
+        return x + shortcut
+
+
 class Attributes(nn.Module):
     """The network of the PyTorch ports."""
 
-    def __init__(self, units, block="bottleneck", widths=(16, 32, 64), stride_on="3x3"):
+    def __init__(
+        self,
+        units,
+        block="bottleneck",
+        widths=(16, 32, 64),
+        stride_on="3x3",
+        unit=AttributesUnit,
+    ):
         super().__init__()
         channels = widths[0]
         self.conv1 = conv(3, channels, 3)
@@ -130,9 +149,7 @@ class Attributes(nn.Module):
                 )
                 changes = stride > 1 or out != channels
                 downsample = nn.Sequential(conv(channels, out, 1, stride)) if changes else None
-                stage.append(
-                    AttributesUnit(channels, filters, block, stride, downsample, stride_on)
-                )
+                stage.append(unit(channels, filters, block, stride, downsample, stride_on))
                 channels = out
             setattr(self, f"layer{s}", nn.Sequential(*stage))
         self.bn = nn.BatchNorm2d(channels)
@@ -233,10 +250,14 @@ def leaky():
 @pytest.mark.parametrize(
     ("make", "same"),
     [
+        (
+            lambda: Attributes(2, widths=(4, 8, 12), unit=Projecting),
+            {"activate_shape_shortcut": True},
+        ),
         (lambda: Attributes(1, widths=(4, 8, 12), stride_on="first"), {"stride_on": "first"}),
         (leaky, {"activation": "leaky_relu"}),
     ],
-    ids=["stride", "activation"],
+    ids=["projection", "stride", "activation"],
 )
 def test_a_sample_shows_what_the_weights_do_not(make, same):
     net = randomized(make())
