@@ -210,7 +210,7 @@ def model_entry(name: str) -> ModelEntry:
     close = difflib.get_close_matches(str(name), MODELS, n=3, cutoff=0.0)
     near = list(dict.fromkeys([*parts, *close]))[:3]
     raise ValueError(
-        f"Unknown name. The nearest are {', '.join(map(repr, near))}; `kp.list_models()` returns "
+        f"Unknown name. Did you mean {' or '.join(map(repr, near))}? `kp.list_models()` returns "
         f"all {len(MODELS)}. Received: name={name!r}"
     )
 

@@ -367,7 +367,7 @@ def test_bad_weights_are_found_before_building(plan, weights, parts):
 def test_unknown_name(function, name, near):
     with pytest.raises(ValueError, match="Unknown name") as error:
         function(name)
-    named = re.findall(r"'(\w+)'", str(error.value).split(";")[0])
+    named = re.findall(r"'(\w+)'", str(error.value).split("?")[0])
     assert len(named) == 3
     assert set(near) <= set(named) <= set(MODELS)
     assert str(error.value).endswith(f"all {len(MODELS)}. Received: name={name!r}")
