@@ -1,10 +1,22 @@
 """Checks of arguments, with errors that say what was received and what would work."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+
+#: Options of networks by the names that other libraries give them.
+OTHER_NAMES = {
+    "act_layer": "activation",
+    "drop_path_rate": "stochastic_depth",
+    "drop_rate": "dropout",
+    "in_chans": "input_shape",
+    "norm_layer": "normalization",
+    "num_classes": "classes",
+    "pretrained": "weights",
+    "width": "width_factor",
+}
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
@@ -14,6 +26,13 @@ def nearest(name: object, names: Iterable[str]) -> str:
     close = close or [known for known in names if str(name) and str(name) in known][:3]
     hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
     return f"{hint}Available: {', '.join(names)}."
+
+
+def unknown_option(name: str, names: Iterable[str]) -> str:
+    """Return the message for an option that is none of `names`."""
+    if name in OTHER_NAMES:
+        return f"Unknown option {name!r}. Did you mean {OTHER_NAMES[name]}=...?"
+    return f"Unknown option {name!r}. {nearest(name, names)}"
 
 
 def lookup(table: Mapping[str, T], name: object, argument: str) -> T:
@@ -35,6 +54,21 @@ def one_of(value: object, allowed: Iterable[object], argument: str) -> None:
 def positive_int(value: object, argument: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"`{argument}` must be a positive integer. Received: {argument}={value!r}")
+
+
+def order_of_axes(shape: Sequence[int | None] | None, data_format: str) -> None:
+    """Refuse images whose channels are first where they should be last, or the reverse."""
+    if shape is None or len(shape) != 3:
+        return
+    first, last = (shape[i] in (1, 3) for i in (0, -1))
+    meant = "channels_first" if first else "channels_last"
+    if first != last and meant != data_format:
+        other = (*shape[1:], shape[0]) if first else (shape[-1], *shape[:-1])
+        raise ValueError(
+            f"Are the channels {'first' if first else 'last'}? Then give data_format={meant!r}, or "
+            f"input_shape={other}. Received: input_shape={tuple(shape)}, "
+            f"data_format={data_format!r}"
+        )
 
 
 def fraction(value: object, argument: str) -> None:

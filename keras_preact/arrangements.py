@@ -32,7 +32,8 @@ class Arrangement:
     last ones.
 
     Every field is a tuple of `"norm"`, `"activation"`, `"shift"` (plus a trained
-    scalar) and `"scale"` (times one), in the order in which the signal meets them.
+    scalar) and `"scale"` (times one), in the order in which the signal meets them; a
+    name by itself is a tuple of one.
 
     Args:
         first: In front of the first weight of F.
@@ -67,7 +68,8 @@ class Arrangement:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            components = tuple(getattr(self, field.name))  # JSON brings lists
+            given = getattr(self, field.name)
+            components = (given,) if isinstance(given, str) else tuple(given)  # JSON brings lists
             for component in components:
                 _checks.one_of(component, get_args(Component), field.name)
             object.__setattr__(self, field.name, components)

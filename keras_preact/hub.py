@@ -102,7 +102,7 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
             }
         )
         super().__init__(
-            inputs=network.inputs[0], outputs=network.outputs[0], dtype=dtype, name=network.name
+            inputs=network.inputs[0], outputs=network.outputs[0], dtype=dtype, name=name
         )
         self._held = _Held(network)
         self.image_shape = tuple(image_shape)

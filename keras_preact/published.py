@@ -304,8 +304,14 @@ def results(
     )
 
 
-def to_markdown(results: Iterable[Result]) -> str:
-    """Return `results` as a Markdown table.
+def to_markdown(rows: str | Iterable[Result]) -> str:
+    """Return published rows as a Markdown table.
+
+    Args:
+        rows: Such as `results` returns, or the name of a table for all of its rows.
+
+    Raises:
+        ValueError: for an unknown name of a table.
 
     Example:
 
@@ -316,7 +322,7 @@ def to_markdown(results: Iterable[Result]) -> str:
     | 5 | imagenet | ResNet-200 | original, tested at 320 | 21.8 / 6.0 | trained at 224 |
     """
     lines = ["| table | data | network | row | error % | remark |", "|---|---|---|---|---|---|"]
-    for result in results:
+    for result in results(table=rows) if isinstance(rows, str) else rows:
         cells = (
             result.table,
             result.dataset,

@@ -1,12 +1,17 @@
 """kp.recommend: settings to start with for a network of a given depth, with reasons."""
 
 import dataclasses
+import re
 import textwrap
 from typing import Any
 
 import keras
 
 from keras_preact import _checks, advice, schedules
+
+DEFAULT_TASK = "vision"
+
+_ARXIV = re.compile(r"arXiv (\d{4}\.\d{5})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +117,13 @@ class Recommendation:
     def __str__(self) -> str:
         size = "" if self.parameters is None else f", {self.parameters:,} parameters"
         lines = [f"{self.depth} layers, {self.task}, batches of {self.batch_size}{size}"]
+        defaults = []
+        if self.task == DEFAULT_TASK:
+            defaults.append(f"task={self.task!r} ('cifar' and 'imagenet' are the paper's recipes)")
+        if self.batch_size == advice.BASE_BATCH_SIZE:
+            defaults.append(f"batch_size={self.batch_size}")
+        if defaults:
+            lines.append(f"  Defaults: {', '.join(defaults)}")
         for reason in self.reasons:
             value = getattr(self, reason.field)
             shown = f"{value:g}" if isinstance(value, float) else value
@@ -120,6 +132,8 @@ class Recommendation:
             lines += textwrap.wrap(text, 100, initial_indent="    ", subsequent_indent="    ")
         if any("guide" in reason.source for reason in self.reasons):
             lines.append(f"The guide is {advice.GUIDE!r}: rules of thumb.")
+        sources = " ".join(reason.source for reason in self.reasons)
+        lines += [f"https://arxiv.org/abs/{n}" for n in sorted(set(_ARXIV.findall(sources)))]
         return "\n".join(lines)
 
 
@@ -135,7 +149,7 @@ class _Choice:
 def recommend(
     *,
     depth: int,
-    task: str = "vision",
+    task: str = DEFAULT_TASK,
     batch_size: int = advice.BASE_BATCH_SIZE,
     scaling: str = "sqrt",
     parameters: int | None = None,

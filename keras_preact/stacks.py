@@ -587,8 +587,7 @@ def _per_unit(initializer: Callable, name_of: Callable[[int], str]) -> Callable:
             ]
         else:
             values = [initializer(own, dtype=dtype)] * depth
-        arrays = [ops.convert_to_numpy(value) for value in values]
-        return ops.convert_to_tensor(np.stack(arrays), dtype)
+        return ops.stack(values)  # no NumPy: JAX may trace it, to find the shape of an output
 
     return initialize
 

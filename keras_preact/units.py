@@ -198,12 +198,12 @@ class UnitOptions:
                 for kind in blocks.BLOCKS.values()
                 if name in blocks.options_of(kind)
             ]
-            hint = (
-                f"It is an option of a block: block={' or '.join(having)}."
-                if having
-                else _checks.nearest(name, names)
-            )
-            raise ValueError(f"A residual unit has no option {name!r}. {hint}")
+            if having:
+                raise ValueError(
+                    f"A residual unit has no option {name!r}. It is an option of a block: "
+                    f"block={' or '.join(having)}."
+                )
+            raise ValueError(_checks.unknown_option(name, names))
 
 
 @keras.saving.register_keras_serializable("keras_preact")

@@ -222,8 +222,22 @@ MUTANTS = [
          "in_training = bool(training)", f"{CORE}/test_frozen.py"),
     ),
     *mutants_of(
+        "keras_preact/squeeze_excitation.py",
+        f"{CORE}/test_unit_options.py",
+        ("gate_of_the_squeeze", '"expand", "sigmoid"', '"expand", "tanh"'),
+        ("squeeze_without_reduction", "channels // self.reduction", "channels",
+         "squeeze"),
+    ),
+    *mutants_of(
+        "keras_preact/downsampling.py",
+        f"{CORE}/test_unit_options.py",
+        ("no_blur_in_the_stem", '("projection", "branch", "stem")', '("projection", "branch")'),
+    ),
+    *mutants_of(
         "keras_preact/layers/spatial.py",
         f"{CORE}/test_padding.py",
+        ("kernels_not_centred", "return ops.cast(centred * ops.rsqrt",
+         "return ops.cast(kernel * ops.rsqrt", f"{CORE}/test_unit_options.py"),
         ("padding_of_one_side", 'self.padding, self.pad = "valid", self.kernel_size[0] // 2',
          "pass"),
         ("max_pooling_over_zeros", 'value = 0.0 if self.zeros else float("-inf")', "value = 0.0"),
@@ -249,6 +263,8 @@ MUTANTS = [
         ("missing_momentum", "momentum=float(momentum)", "momentum=0.0"),
         ("decayed_norms", "not any(word in variable.path for word",
          "not any(word is variable.path for word"),
+        ("decayed_but_for_all_words", "not any(word in variable.path for word",
+         "not all(word in variable.path for word"),
     ),
     *mutants_of(
         "keras_preact/schedules.py",
@@ -318,6 +334,14 @@ MUTANTS = [
         "keras_preact/weights/layout.py",
         f"{CORE}/weights/test_torch_cifar.py",
         ("kernels_not_transposed", "array.transpose(2, 3, 1, 0), lambda", "array, lambda"),
+    ),
+    *mutants_of(
+        "keras_preact/weights/family.py",
+        f"{CORE}/weights/test_torch_cifar.py",
+        ("sample_not_compared", "self.compare(model, check)", "pass", "sample"),
+        ("only_the_first_output_compared", "np.abs(outputs - expected).max()",
+         "np.abs(outputs - expected)[0, 0]", f"{CORE}/weights/test_keras_hub.py", "sample"),
+        ("stages_always_whole", "sum(map(operator.ne, row, units)) == 1", "False", "cut_short"),
     ),
     *mutants_of(
         "keras_preact/serving/batching.py",
@@ -393,6 +417,31 @@ MUTANTS = [
         f"{CORE}/analysis/test_ensemble.py",
         ("lesion_of_the_wrong_unit", "factors[list(without)] = 0",
          "factors[[i - 1 for i in without]] = 0"),
+    ),
+    *mutants_of(
+        "keras_preact/analysis/propagation.py",
+        f"{CORE}/analysis/test_propagation.py",
+        ("weight_gradients_of_a_stack_reversed",
+         "_norms(gradients[id(weight)], site.depth)",
+         "_norms(gradients[id(weight)], site.depth)[::-1]", "unit_by_unit"),
+        ("gradients_of_a_stack_reversed", "_norms(gradient, len(gradient))",
+         "_norms(gradient, len(gradient))[::-1]", "unit_by_unit"),
+    ),
+    *mutants_of(
+        "keras_preact/analysis/sites.py",
+        f"{CORE}/analysis/test_propagation.py",
+        ("lesions_of_a_stack_reversed", "residual_scale[first:last]",
+         "residual_scale[first:last][::-1]",
+         f"{CORE}/analysis/test_ensemble.py::test_errors_without_units"),
+        ("observed_units_of_a_stack_reversed", "return outputs[-1], found\n",
+         "return outputs[-1], found[::-1]\n", "unit_by_unit"),
+    ),
+    *mutants_of(
+        "keras_preact/analysis/identities.py",
+        f"{CORE}/analysis/test_identities.py",
+        ("sign_of_the_exclusive_gates_gain",
+         "ExclusiveGating: lambda shortcut: 1 / (1 + np.exp(shortcut.bias))",
+         "ExclusiveGating: lambda shortcut: 1 / (1 + np.exp(-shortcut.bias))", "gates"),
     ),
 ]  # fmt: skip
 

@@ -184,7 +184,7 @@ class TestInstalled:
     def test_import_and_saved_networks_load_behind_it_alone(self, installed):
         code = (
             "import json, sys, keras_preact as kp; model = "
-            "kp.create_model('digits_resnet8_preact', stacked=True); model.save('m.keras'); "
+            "kp.create_model('digits_resnet20_preact', stacked=True); model.save('m.keras'); "
             "print(json.dumps([kp.__file__, model.count_params(), sorted(dir(kp))]))"
         )
         file, parameters, names = json.loads(installed("-c", code).stdout)

@@ -121,6 +121,7 @@ def test_every_measured_claim_names_its_file():
 def test_python_runs_and_is_as_good_as_it_says():
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
     assert blocks
+    assert re.search(r"# (\w+): (0\.\d+)", "".join(blocks))
     for block in blocks:
         keras.utils.set_random_seed(0)
         names: dict = {}
@@ -142,4 +143,4 @@ def test_linked_files_exist():
 def test_it_is_a_first_page():
     assert len(README.split()) <= WORDS
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert set(re.findall(r"keras-preact (\d+\.\d+\.\d+)", README)) <= {version}
+    assert set(re.findall(r"keras-preact (\d+\.\d+\.\d+)", README)) == {version}

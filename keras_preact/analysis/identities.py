@@ -116,6 +116,9 @@ class DirectPath:
         gain: Norm of the gradient at x_l over that at x_E: the product of the scalings
             on the way, `lambda^(E-l)`.
         survival: Share of the entries at x_E that still arrive at x_l.
+
+    Both are nan where the gradient at x_E is 0 everywhere: the shortcuts after x_E let
+    nothing through, and nothing is left to measure.
     """
 
     units: tuple[str, ...]
@@ -156,15 +159,14 @@ def direct_path(
     gradient = [row.astype("float64") for rows in gradients for row in rows]
     ends = [
         end if end >= 0 else i - 1
-        for i, end in enumerate(_ends([row for rows in outputs for row in rows]))
+        for i, end in enumerate([*_ends([row for rows in outputs for row in rows]), -1])
     ]
-    gain, survival = np.ones((2, len(gradient)))
+    gain, survival = np.full((2, len(gradient)), np.nan)
     for i, end in enumerate(ends):
         here, there = gradient[i], gradient[end + 1]
-        if i != end + 1:
-            arrived = np.count_nonzero(there)
-            gain[i] = np.linalg.norm(here) / np.linalg.norm(there) if arrived else 0
-            survival[i] = np.count_nonzero((here != 0) & (there != 0)) / arrived if arrived else 0
+        if arrived := np.count_nonzero(there):
+            gain[i] = np.linalg.norm(here) / np.linalg.norm(there)
+            survival[i] = np.count_nonzero((here != 0) & (there != 0)) / arrived
     return DirectPath(observed.units, gain, survival)
 
 

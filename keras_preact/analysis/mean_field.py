@@ -265,12 +265,13 @@ class MeanField:
 
     @property
     def xi_q(self) -> float:
-        """Depth scale of lengths: `|q_l - q_star|` falls as `exp(-l / xi_q)`.
+        """Depth scale of lengths: `|q_l - q_star|` falls as `exp(-l / xi_q)`. Infinite
+        at criticality without biases.
 
         Source: Eq. 8 of arXiv 1611.01232.
         """
         self._without("xi_q", "shortcut", "normalization")
-        q, slope = max(self.q_star, 1e-6), self.branch_factor
+        q, slope = max(self.q_star, SHORTEST), self.branch_factor
         if q == math.inf:
             return math.inf
         for length in self._branch_lengths(q)[:-1]:

@@ -6,6 +6,7 @@ from typing import Any
 from keras_preact import _checks, shortcuts
 from keras_preact.blocks import BLOCKS, Block, Convolutional
 from keras_preact.blocks import get as get_block
+from keras_preact.layers import spatial
 from keras_preact.models.network import ResidualNetwork, Stage, image_shape, widen
 
 WIDTHS = (16, 32, 64)
@@ -51,6 +52,7 @@ def resnet_cifar(
 
     Source: Sec. 4 and the appendix of arXiv 1603.05027; Sec. 4.2 of arXiv 1512.03385.
     """
+    shape = _image_shape(input_shape, options)
     if block is None:
         block, units = _paper_block(depth)
     else:
@@ -70,7 +72,7 @@ def resnet_cifar(
         stem_filters=widths[0],
         block=block,
         classes=classes,
-        input_shape=image_shape(input_shape, 32, options.get("data_format")),
+        input_shape=shape,
         **options,
     )
 
@@ -105,6 +107,7 @@ def wide_resnet(
 
     Source: arXiv 1605.07146, Table 1.
     """
+    shape = _image_shape(input_shape, options)
     units = _units_per_stage(depth, ("basic",), extra=4)["basic"]
     options.setdefault("name", f"wide_resnet{depth}_{width_factor:g}")
     return ResidualNetwork(
@@ -116,9 +119,15 @@ def wide_resnet(
         stem_filters=WIDTHS[0],
         block="basic",
         classes=classes,
-        input_shape=image_shape(input_shape, 32, options.get("data_format")),
+        input_shape=shape,
         **options,
     )
+
+
+def _image_shape(shape: Sequence[int | None] | None, options: dict) -> tuple[int | None, ...]:
+    data_format = options.get("data_format")
+    _checks.order_of_axes(shape, spatial.data_format_of(data_format))
+    return image_shape(shape, 32, data_format)
 
 
 def _units_per_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[str, int]:

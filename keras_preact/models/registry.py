@@ -3,6 +3,7 @@ of the published tables.
 """
 
 import dataclasses
+import difflib
 import fnmatch
 import re
 import warnings
@@ -12,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from keras_preact import _checks
 from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import resnet_cifar, wide_resnet
@@ -204,7 +204,15 @@ def model_entry(name: str) -> ModelEntry:
     >>> [(row.table, row.dataset, row.error) for row in entry.published]
     [('2', 'cifar10', 5.46), ('3', 'cifar10', 5.46), ('3', 'cifar100', 24.33)]
     """
-    return _checks.lookup(MODELS, name, "name")
+    if isinstance(name, str) and name in MODELS:
+        return MODELS[name]
+    parts = [known for known in MODELS if name and str(name) in known]
+    close = difflib.get_close_matches(str(name), MODELS, n=3, cutoff=0.0)
+    near = list(dict.fromkeys([*parts, *close]))[:3]
+    raise ValueError(
+        f"Unknown name. Did you mean {' or '.join(map(repr, near))}? `kp.list_models()` returns "
+        f"all {len(MODELS)}. Received: name={name!r}"
+    )
 
 
 def create_model(

@@ -2,6 +2,7 @@
 attention and MLP in turn.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,6 +142,9 @@ class TransformerNetwork(base.UnitNetwork):
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
         input_shape = _check_input_shape(input_shape, patch_size, data_format)
         activation = classifier_activation and keras.activations.get(classifier_activation)
+        names = inspect.signature(TransformerUnit).parameters
+        for unknown in unit_options.keys() - names.keys():
+            raise ValueError(_checks.unknown_option(unknown, names))
         # One unit checks the options, and turns them into what a config holds.
         pattern = TransformerUnit(
             width,

@@ -3,7 +3,9 @@ weights, build and load our network, and check that a network computes the same.
 """
 
 import dataclasses
+import operator
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ from keras_preact import blocks
 from keras_preact.layers import chains
 from keras_preact.models.imagenet import DEPTHS
 from keras_preact.models.network import ResidualNetwork, Stage
-from keras_preact.weights import loading
+from keras_preact.weights import files, loading
 from keras_preact.weights.layout import Layout
 
 #: Options of a network that converters do not compare: sizes that they copy, and what changes only
@@ -25,6 +27,15 @@ name frozen_layers stages stem_filters block input_shape classes include_top poo
 classifier_activation data_format dtype stacked execution remat unroll dropout dropout_at
 stochastic_depth kernel_initializer bias_initializer zero_init_last
 """
+
+#: Largest difference that `check=` accepts, as a share of the largest output: libraries round
+#: differently.
+TOLERANCE = 1e-4
+#: The same for networks that compute in half precision.
+HALF_TOLERANCE = 0.05
+
+#: Images in the data format of the converted network, and what it must return for them.
+Sample = tuple[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +64,24 @@ class Structure:
         return next(rows, None)
 
 
+def warn_of_missing_units(found: Structure) -> None:
+    """Warn if one stage has fewer units than in the known network with the others."""
+    units = tuple(stage.units for stage in found.stages)
+    known = {row for block, row in DEPTHS.values() if block == found.block}
+    if len(units) == 3:  # those for CIFAR have three equal stages
+        known = {(max(units),) * 3}
+    for row in () if units in known else sorted(known):
+        if len(row) != len(units) or sum(row) < sum(units):
+            continue
+        if sum(map(operator.ne, row, units)) == 1:
+            depth = sum(row) * (3 if found.block == "bottleneck" else 2) + 2
+            warnings.warn(
+                f"The weights have stages of {units} units; the nearest known network, ResNet-"
+                f"{depth}, has {row}. If the file was cut short, convert the whole one.",
+                stacklevel=3,
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """Networks of another library that name their weights alike and compute alike.
@@ -63,6 +92,7 @@ class Family:
         unit: Pattern that matches names of a unit's weights. Its groups are the numbers
             of the stage and of the unit.
         options: Options of `ResidualNetwork` for the same computation.
+        assumes: What the networks compute that their weights do not show.
         block_options: Options of its blocks, if they have them.
         strides: Strides of the stages, which fix their number. None: any number, with
             stride 2 in all but the last.
@@ -73,6 +103,7 @@ class Family:
     layout: Layout
     unit: re.Pattern
     options: Mapping[str, Any]
+    assumes: str
     strides: tuple[int, ...] | None = None
     strided_unit: str = "first"
     block_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -147,6 +178,7 @@ class Family:
         input_shape: Sequence[int | None] | None,
         classes: int | None,
         shape: Sequence[int | None],
+        check: Sample | None = None,
         **options: Any,
     ) -> ResidualNetwork:
         """Build a network and load weights of this family.
@@ -157,12 +189,20 @@ class Family:
             input_shape: Shape of its images. None: `shape`.
             classes: Number of classes. None: as in the weights.
             shape: Shape of the source's images, channels last.
+            check: Images and the outputs that the network must have for them.
             **options: Other options of `ResidualNetwork` and of its block. They replace
                 the family's.
 
         Raises:
             WeightsMismatch: for weights that do not fit the network.
+            ValueError: for other outputs than those of `check`.
         """
+        infinite = [name for name, array in state.items() if not np.isfinite(array).all()]
+        if infinite:
+            raise ValueError(
+                f"Weights must be finite numbers. Received: NaN or infinity in {some(infinite)}. "
+                "The file is damaged, or its training diverged."
+            )
         known = found.classes is not None
         block = self.block(found.block, options)
         own = blocks.options_of(block)
@@ -185,7 +225,45 @@ class Family:
             top = {entry.theirs for entry in entries if entry.ours.startswith(loading.CLASSIFIER)}
             state = {name: array for name, array in state.items() if name not in top}
         loading.load(model, state, entries, new_classifier=not known and classes is not None)
+        if check is not None:
+            self.compare(model, check)
         return model
+
+    def compare(self, model: ResidualNetwork, check: Sample) -> None:
+        """Compare a network's outputs with those of its source.
+
+        Raises:
+            ValueError: with the largest difference, if it is more than rounding.
+        """
+        if not isinstance(check, tuple | list) or len(check) != 2:
+            raise ValueError(f"`check` must be a pair of images and outputs. Received: {check!r}")
+        images, expected = (np.asarray(files.as_array(part), "float32") for part in check)
+        wanted = model.input_shape[1:]
+        fits = images.ndim == len(wanted) + 1 and all(
+            size in (own, None) for own, size in zip(images.shape[1:], wanted, strict=True)
+        )
+        if not fits or not len(images):
+            raise ValueError(
+                f"The network takes images of shape {(None, *wanted)}. Received: check with images "
+                f"of shape {images.shape}. Change the order of their axes, or give `input_shape`."
+            )
+        outputs = ops.convert_to_numpy(ops.cast(model(images, training=False), "float32"))
+        if outputs.shape != expected.shape:
+            raise ValueError(
+                f"The converted network returns outputs of shape {outputs.shape}. Received: check "
+                f"with outputs of shape {expected.shape}. Check a conversion before `classes` or "
+                "`include_top` change it."
+            )
+        half = keras.dtype_policies.get(model.get_config()["dtype"]).compute_dtype != "float32"
+        largest = np.abs(outputs - expected).max()
+        limit = (HALF_TOLERANCE if half else TOLERANCE) * np.abs(expected).max()
+        if not largest <= limit:  # not a number is no agreement either
+            raise ValueError(
+                "The converted network does not compute what its source does. The largest "
+                f"difference from the outputs in `check` is {largest:.3g}; rounding explains "
+                f"{limit:.1g}. {self.assumes} If the source differs, give the option that it has, "
+                "such as activation='gelu'."
+            )
 
     def entries(self, model: ResidualNetwork) -> list:
         """Return the table of names for a network."""

@@ -137,6 +137,11 @@ def _read_safetensors(path: Path) -> State:
         return safetensors.numpy.load_file(path)
     except (safetensors.SafetensorError, TypeError) as error:
         raise ValueError(f"{str(path)!r} is damaged or no safetensors file: {error}") from error
+    except AttributeError as error:  # of safetensors, which looks for the type in NumPy
+        raise ValueError(
+            f"{str(path)!r} holds weights of a type that NumPy lacks. Write them as float32, "
+            f"float16 or bfloat16. safetensors says: {error}"
+        ) from error
 
 
 def _read_npz(path: Path) -> State:

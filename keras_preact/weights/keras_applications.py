@@ -17,11 +17,25 @@ from keras_preact import arrangements, blocks
 from keras_preact.models.imagenet import DEPTHS
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import layout
-from keras_preact.weights.family import Family, in_format, some, stages, values_of, variables_of
+from keras_preact.weights.family import (
+    Family,
+    Sample,
+    in_format,
+    some,
+    stages,
+    values_of,
+    variables_of,
+)
+
+#: What the names and shapes of the weights do not show.
+ASSUMES = (
+    "Assumed are ReLU, an epsilon of 1.001e-5, and the strides and paddings of keras.applications."
+)
 
 #: Every convolution without a normalisation after it has a bias.
 FAMILY = Family(
     title="keras.applications' ResNetV2",
+    assumes=ASSUMES,
     layout=layout.Layout(
         network={
             "stem_conv": "conv1_conv",
@@ -71,9 +85,13 @@ def from_keras_applications(
     *,
     input_shape: Sequence[int | None] | None = None,
     classes: int | None = None,
+    check: Sample | None = None,
     **options,
 ) -> ResidualNetwork:
     """Convert a ResNetV2 of keras.applications to a network that computes the same.
+
+    Layers are known by their names. Assumed are ReLU, an epsilon of 1.001e-5, and the
+    strides and paddings of keras.applications.
 
     Args:
         source: The model, or a file of one (`.keras`, `.h5`), or of its weights alone
@@ -82,11 +100,14 @@ def from_keras_applications(
             channels the stem's kernel is adapted, see `load`.
         classes: Number of classes. Another number than the source's gets a new
             classifier. None: the source's.
+        check: Images, in the data format of the result, and the outputs that it must
+            have for them: those of the source. This finds what the assumptions miss.
         **options: Options of `ResidualNetwork`, such as `stacked=True`,
             `output_stride=8` or `include_top=False`.
 
     Raises:
-        ValueError: for a model or a file that is not of a ResNetV2.
+        ValueError: for a model or a file that is not of a ResNetV2, and for other
+            outputs than those of `check`.
         WeightsMismatch: for weights that do not fit each other.
 
     Example:
@@ -117,7 +138,13 @@ def from_keras_applications(
     pooling = {} if structure.classes is not None or classes is not None else {"pooling": None}
     given = pooling | found | options
     return FAMILY.build(
-        structure, state, input_shape=input_shape, classes=classes, shape=shape, **given
+        structure,
+        state,
+        input_shape=input_shape,
+        classes=classes,
+        shape=shape,
+        check=check,
+        **given,
     )
 
 
@@ -219,7 +246,13 @@ def _of_file(path: pathlib.Path) -> Read:
             "The file must be a .keras, .h5 or .weights.h5 of a ResNetV2. Received: "
             f"source={str(path)!r}"
         )
-    return _of_model(keras.saving.load_model(path, compile=False))
+    try:
+        return _of_model(keras.saving.load_model(path, compile=False))
+    except RecursionError as error:
+        raise ValueError(
+            "The configuration in the file is nested too deeply: it is no ResNetV2. Received: "
+            f"source={str(path)!r}"
+        ) from error
 
 
 def _named_weights(file) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ from keras_preact.models.network import ResidualNetwork, Stage
 from keras_preact.weights import layout, loading
 from keras_preact.weights.family import (
     Family,
+    Sample,
     Structure,
     in_format,
     stages,
@@ -23,8 +24,12 @@ from keras_preact.weights.family import (
 #: Our blocks and theirs.
 BLOCKS = {"basic": "basic_block", "bottleneck": "bottleneck_block"}
 
+#: What the configuration of a backbone does not show.
+ASSUMES = "Assumed are ReLU, an epsilon of 1e-5, and strides on the 3x3 convolutions."
+
 FAMILY = Family(
     title="keras-hub's pre-activation ResNetBackbone",
+    assumes=ASSUMES,
     layout=layout.Layout(
         network={
             "stem_conv": "conv1_conv",
@@ -63,9 +68,12 @@ def from_keras_hub(
     *,
     input_shape: Sequence[int | None] | None = None,
     classes: int | None = None,
+    check: Sample | None = None,
     **options,
 ) -> ResidualNetwork:
     """Convert a pre-activation ResNetBackbone of keras-hub, or a classifier around one.
+
+    Assumed are ReLU, an epsilon of 1e-5, and strides on the 3x3 convolutions.
 
     Args:
         source: A `keras_hub.models.ResNetBackbone` with `use_pre_activation=True`, or
@@ -74,11 +82,14 @@ def from_keras_hub(
             adapted, see `load`.
         classes: Number of classes. Another number than the source's gets a new
             classifier. None: the source's.
+        check: Images, in the data format of the result, and the outputs that it must
+            have for them: those of the source. This finds what the assumptions miss.
         **options: Options of `ResidualNetwork`, such as `stacked=True` or
             `include_top=False`.
 
     Raises:
-        ValueError: for a source of another kind.
+        ValueError: for a source of another kind, and for other outputs than those of
+            `check`.
         WeightsMismatch: for weights that do not fit each other.
 
     Example:
@@ -126,7 +137,13 @@ def from_keras_hub(
     layers = [*backbone.layers, *([] if top is None else [top.output_dense])]
     state = values_of(layers)
     return FAMILY.build(
-        found, state, input_shape=input_shape, classes=classes, shape=shape, **given | options
+        found,
+        state,
+        input_shape=input_shape,
+        classes=classes,
+        shape=shape,
+        check=check,
+        **given | options,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from keras_preact import arrangements, blocks
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, layout
-from keras_preact.weights.family import Family, Structure, some
+from keras_preact.weights.family import Family, Sample, Structure, some, warn_of_missing_units
 
 LAYOUT = layout.Layout(
     network={"stem_conv": "stem.conv", "head_norm": "norm", "head_classifier": "head.fc"},
@@ -28,9 +28,18 @@ LAYOUT = layout.Layout(
 )
 
 
+#: What the names and shapes of timm's weights do not show.
+ASSUMES = (
+    "Assumed are ReLU, strides on the 3x3 convolutions, projections without average pooling, an "
+    "epsilon of 1e-5, and: with batch normalisation, timm's default stem; with group "
+    "normalisation, Big Transfer's fixed stem and standardised weights."
+)
+
+
 def _family(standardize: bool, **options: Any) -> Family:
     return Family(
         title="timm's ResNetV2",
+        assumes=ASSUMES,
         layout=LAYOUT,
         unit=re.compile(r"stages\.(\d+)\.blocks\.(\d+)\."),
         options={"arrangement": arrangements.RAW_STEM, **options},
@@ -47,7 +56,7 @@ BIT = _family(True, stem="7x7_zero_padded", normalization="group")
 OTHERS: Mapping[str, str] = MappingProxyType(
     {
         r"stem\.conv[123]\.": "a stem of three 3x3 convolutions (resnetv2_50d, 50t)",
-        r"stem\.norm": "the original order of its units (the ResNet before a vision transformer)",
+        r"stem\.norm\.": "the original order of its units (the ResNet before a vision transformer)",
         r".*norm\d?\.v$": "EvoNorm (resnetv2_50d_evos)",
         r".*norm\d?\.tau$": "filter response normalisation (resnetv2_50d_frn)",
     }
@@ -64,12 +73,16 @@ def from_timm(
     *,
     input_shape: Sequence[int | None] | None = None,
     classes: int | None = None,
+    check: Sample | None = None,
     **options,
 ) -> ResidualNetwork:
     """Convert a ResNetV2 of timm to a network that computes the same.
 
     The weights say which network it is: resnetv2_18, 34, 50, 101 and 152, and Big
-    Transfer's resnetv2_50x1_bit to 152x4_bit, of any depth and width.
+    Transfer's resnetv2_50x1_bit to 152x4_bit, of any depth and width. They do not say
+    everything. Assumed are ReLU, strides on the 3x3 convolutions, projections without
+    average pooling, an epsilon of 1e-5, and: with batch normalisation, timm's default
+    stem; with group normalisation, Big Transfer's fixed stem and standardised weights.
 
     Args:
         source: A file, see `read_state`, or the `state_dict()`: names to arrays or
@@ -80,12 +93,14 @@ def from_timm(
             see `load`.
         classes: Number of classes. Another number than the source's gets a new
             classifier. None: the source's.
+        check: Images, in the data format of the result, and the outputs that it must
+            have for them: those of the source. This finds what the assumptions miss.
         **options: Options of `ResidualNetwork`, such as `stacked=True`,
             `output_stride=8` or `include_top=False`.
 
     Raises:
         ValueError: for weights of another network, also of timm's `d`, `t`, `evos`,
-            `frn` and `gn` variants.
+            `frn` and `gn` variants, and for other outputs than those of `check`.
         WeightsMismatch: for weights that do not fit each other.
         ImportError: if the file needs safetensors or torch, and that is missing.
 
@@ -116,10 +131,17 @@ def from_timm(
         )
     family = BATCH if "norm.running_mean" in state else BIT
     found = family.structure(state)
+    warn_of_missing_units(found)
     given = {"name": _name(found, family)} | options
     shape = (224, 224, found.channels)
     return family.build(
-        found, state, input_shape=input_shape, classes=classes, shape=shape, **given
+        found,
+        state,
+        input_shape=input_shape,
+        classes=classes,
+        shape=shape,
+        check=check,
+        **given,
     )
 
 

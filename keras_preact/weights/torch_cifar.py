@@ -27,10 +27,18 @@ import numpy as np
 from keras_preact import arrangements
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, layout
-from keras_preact.weights.family import Family, Structure, some
+from keras_preact.weights.family import Family, Sample, Structure, some, warn_of_missing_units
+
+#: What the names and shapes of the weights do not show.
+ASSUMES = (
+    "Assumed are ReLU and an epsilon of 1e-5. In the released code, the first convolution of a "
+    "bottleneck has the stride and both paths of a stage's first unit read its BN and ReLU. In "
+    "the PyTorch ports, the 3x3 convolution has it and projections read the raw x."
+)
 
 CONTAINERS = Family(
     title="the released code for CIFAR",
+    assumes=ASSUMES,
     layout=layout.Layout(
         # Our first BN is after the stem, where both paths of the first unit read it too.
         network={
@@ -52,6 +60,7 @@ CONTAINERS = Family(
 )
 ATTRIBUTES = Family(
     title="the PyTorch ports of the networks for CIFAR",
+    assumes=ASSUMES,
     layout=layout.Layout(
         network={"stem_conv": "conv1", "head_norm": "bn", "head_classifier": "fc"},
         unit=layout.unit_names(".bn1 .conv1 .bn2 .conv2 .bn3 .conv3 .downsample.0"),
@@ -90,10 +99,16 @@ def from_torch_cifar(
     *,
     input_shape: Sequence[int | None] | None = None,
     classes: int | None = None,
+    check: Sample | None = None,
     **options,
 ) -> ResidualNetwork:
     """Convert a pre-activation network for CIFAR, trained in Torch, to one that
     computes the same.
+
+    Assumed are ReLU and an epsilon of 1e-5. In the released code, the first convolution
+    of a bottleneck has the stride and both paths of a stage's first unit read its BN
+    and ReLU. In the PyTorch ports, the 3x3 convolution has it and projections read the
+    raw x.
 
     Args:
         source: A file, see `read_state`, or a mapping of names to arrays or tensors.
@@ -105,12 +120,14 @@ def from_torch_cifar(
             the stem's kernel is adapted, see `load`.
         classes: Number of classes. Another number than the source's gets a new
             classifier. None: the source's.
-        **options: Options of `ResidualNetwork`. The weights do not say which
-            convolution of a bottleneck has the stride: the first in the released code,
-            the 3x3 one in the ports; `stride_on=` overrides it.
+        check: Images, in the data format of the result, and the outputs that it must
+            have for them: those of the source. This finds what the assumptions miss.
+        **options: Options of `ResidualNetwork`, also those for a source that differs
+            from what is assumed, such as `stride_on="first"`.
 
     Raises:
-        ValueError: for weights of another network.
+        ValueError: for weights of another network, and for other outputs than those of
+            `check`.
         WeightsMismatch: for weights that do not fit each other.
         ImportError: if the file needs safetensors or torch, and that is missing.
 
@@ -135,12 +152,14 @@ def from_torch_cifar(
         projects = "2.0.2.1.0.weight" in state
         family = _with_shortcut(family, "projection" if projects else "zero_pad")
     found = family.structure(state)
+    warn_of_missing_units(found)
     return family.build(
         found,
         state,
         input_shape=input_shape,
         classes=classes,
         shape=(32, 32, found.channels),
+        check=check,
         **{"name": f"cifar_resnet{_depth(found)}"} | options,
     )
 

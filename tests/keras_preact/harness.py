@@ -84,6 +84,13 @@ def randomize(layer, seed=0):
     layer.set_weights([draw(weight) for weight in layer.weights])
 
 
+def longest_stack(model) -> int:
+    """Return the units of the longest stack of a network. With fewer than three, the
+    order of units hardly shows.
+    """
+    return max((each.depth for each in model.segments if isinstance(each, kp.UnitStack)), default=0)
+
+
 def images(*shape, seed=1):
     """Values of both signs: an activation in the wrong place shows."""
     return np.random.default_rng(seed).normal(size=shape).astype("float32")

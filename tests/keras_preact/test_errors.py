@@ -71,6 +71,21 @@ WRONG = [
     (lambda: Unit(2, block=kp.blocks.Bottleneck(base_width=16)), ["`base_width`", "filters=2"]),
     (lambda: Unit(4, block="dense", strides=2), ["dense", "strides=2"]),
     (lambda: Unit(4, block="single", dropout=0.1), ["'single'", "before_addition"]),
+    # options by the names of other libraries
+    (lambda: resnet_cifar(8, num_classes=5), ["'num_classes'", "Did you mean classes=...?"]),
+    (
+        lambda: kp.create_model("cifar_resnet20_preact", pretrained=True),
+        ["'pretrained'", "Did you mean weights=...?"],
+    ),
+    (
+        lambda: kp.create_model("cifar_resnet20_preact", width=2),
+        ["'width'", "Did you mean width_factor=...?"],
+    ),
+    (
+        lambda: kp.models.pre_ln_transformer(1, num_classes=5),
+        ["'num_classes'", "Did you mean classes=...?"],
+    ),
+    (lambda: kp.models.pre_ln_transformer(1, norm="rms"), ["'norm'", "'normalization'"]),
     # rates, means, deviations
     (lambda: Unit(4, dropout=1.0), ["`dropout`", "[0, 1)", "1.0"]),
     (lambda: kp.shortcuts.Dropout(1.5), ["`rate`", "1.5"]),
@@ -85,9 +100,20 @@ WRONG = [
         ["`input_shape`", "(height, width, channels)", "(32, 32)"],
     ),
     (lambda: resnet_cifar(8, input_shape=(32, 32, None)), ["known number", "channels"]),
+    # images of the other order
     (
         lambda: resnet_cifar(8, input_shape=(32, 32, 3), data_format="channels_first"),
-        ["at least 4", "(32, 32, 3)"],
+        ["channels last?", "data_format='channels_last', or input_shape=(3, 32, 32)"],
+    ),
+    (
+        lambda: resnet_cifar(8, input_shape=(3, 32, 24)),
+        ["channels first?", "data_format='channels_first', or input_shape=(32, 24, 3)"],
+    ),
+    (lambda: wide_resnet(10, 1, input_shape=(1, None, None)), ["channels first?"]),
+    (lambda: resnet_imagenet(18, input_shape=(3, 224, 224)), ["channels first?"]),
+    (
+        lambda: kp.create_model("cifar_resnet20_preact", input_shape=(3, 32, 32)),
+        ["channels first?", "Received: input_shape=(3, 32, 32), data_format='channels_last'"],
     ),
     (lambda: resnet_cifar(8, input_shape=(32, 32.5, 3)), ["input_shape (width)", "32.5"]),
     (lambda: dense_resnet(4, input_shape=(3, 4)), ["`input_shape`", "(features)", "(3, 4)"]),
@@ -131,6 +157,13 @@ def test_units_errors_in_a_network():
             classes=2,
             shape_shortcut="zero_pad",
         )
+
+
+def test_a_name_is_an_arrangements_tuple_of_one():
+    assert kp.Arrangement(first="norm", last="activation") == kp.Arrangement(
+        first=("norm",), last=("activation",)
+    )
+    assert kp.Arrangement(first="norm").first == ("norm",)
 
 
 def test_tables_are_read_only():

@@ -113,11 +113,13 @@ def test_training_is_that_of_the_graph(training, drops):
 
 
 def test_units_of_a_network():
-    model = kp.models.resnet_cifar(14, input_shape=(8, 8, 3), stacked=True)
+    model = kp.models.resnet_cifar(26, input_shape=(8, 8, 3), width_factor=0.25, stacked=True)
+    randomize(model)
+    assert harness.longest_stack(model) == 3
     graph = Graph(model, IMAGES)
     values = graph.run(IMAGES)
     outputs = keras.Model(model.input, model.unit_outputs)(IMAGES)
-    assert len(graph.additions) == len(outputs) == 6
+    assert len(graph.additions) == len(outputs) == 12
     for addition, x in zip(graph.additions, outputs, strict=True):
         close(values[addition.total], x)
         close(values[addition.shortcut] + values[addition.residual], x)
@@ -125,14 +127,8 @@ def test_units_of_a_network():
         assert graph.weights_of(addition.shortcut_steps) == 0
     # the raw x where the shape stays, the activated one where it changes
     totals = [addition.total for addition in graph.additions]
-    assert [addition.start in totals for addition in graph.additions] == [
-        False,
-        True,
-        False,
-        True,
-        False,
-        True,
-    ]
+    found = [addition.start in totals for addition in graph.additions]
+    assert found == [False, True, True, True] * 3
 
 
 def test_opaque_layers_stay_one_step():

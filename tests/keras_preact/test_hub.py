@@ -153,3 +153,12 @@ def test_not_a_network():
     assert "must be a ResidualNetwork" in harness.error_of(
         lambda: hub.PreActResNetBackbone.from_network(keras.Sequential())
     )
+
+
+@pytest.mark.once
+def test_a_backbone_without_a_name_has_that_of_its_class():
+    stages = [(8, 1, 1)]
+    backbone = hub.PreActResNetBackbone(stages, block="basic", image_shape=(32, 32, 3))
+    assert backbone.name.startswith("pre_act_res_net_backbone")
+    named = hub.PreActResNetBackbone(stages, block="basic", image_shape=(32, 32, 3), name="mine")
+    assert named.name == named.network.name == "mine"

@@ -99,7 +99,9 @@ def test_every_registered_class_comes_with_the_package(fresh):
 
 NETWORKS = {
     "images": lambda: kp.create_model("digits_resnet8_preact", width_factor=0.25),
-    "stacked": lambda: kp.create_model("digits_resnet8_preact", width_factor=0.25, stacked=True),
+    "stacked": lambda: kp.models.resnet_cifar(
+        26, width_factor=0.25, input_shape=(8, 8, 1), stacked=True
+    ),
     "vanilla": lambda: kp.models.vanilla_cnn(4, filters=4, input_shape=(8, 8, 1), classes=3),
     "transformer": lambda: kp.models.pre_ln_transformer(
         2, width=8, num_heads=2, input_shape=(8, 8, 3)

@@ -58,9 +58,9 @@ def test_rate_grows_with_the_batch(scaling, power, batch_size):
 @pytest.mark.parametrize(
     ("task", "batch_size", "normalization", "activation"),
     [
-        ("vision", 256, "batch", "gelu"),
-        ("vision", 16, "batch", "gelu"),
-        ("vision", 15, "layer", "gelu"),
+        ("vision", 256, "batch", "relu"),
+        ("vision", 16, "batch", "relu"),
+        ("vision", 15, "layer", "relu"),
         ("mobile", 256, "batch", "hard_silu"),
         ("language", 256, "rms", "swiglu"),
         ("language", 2, "rms", "swiglu"),
@@ -189,6 +189,19 @@ def test_a_short_training_has_room_after_its_warmup():
     assert [round(float(schedule(step)), 6) for step in (0, 9, 10, 19, 20, 29, 30, 39)] == [
         0.01, 0.01, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001
     ]  # fmt: skip
+
+
+def test_text_names_defaults_and_links():
+    lines = str(recommend(depth=110)).splitlines()
+    assert lines[1] == (
+        "  Defaults: task='vision' ('cifar' and 'imagenet' are the paper's recipes), batch_size=256"
+    )
+    assert lines[-1] == "https://arxiv.org/abs/1603.05027"
+    assert lines.count("  activation: relu") == 1
+    cifar = str(recommend(depth=110, task="cifar", batch_size=128)).splitlines()
+    assert not any("Defaults" in line for line in cifar)
+    links = ["https://arxiv.org/abs/1512.03385", "https://arxiv.org/abs/1603.05027"]
+    assert cifar[-2:] == links
 
 
 def test_text_and_reasons():

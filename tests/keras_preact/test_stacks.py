@@ -790,3 +790,33 @@ def test_from_units_keeps_what_is_frozen():
     with pytest.raises(ValueError, match="frozen together or not at all") as error:
         kp.UnitStack.from_units(units)
     assert f"Received: {units[0].name}, {units[2].name} frozen alone" in str(error.value)
+
+
+class Subclassed(keras.Model):
+    """Builds its stack at the first call."""
+
+    def __init__(self):
+        super().__init__()
+        initializer = kp.initializers.released_he(seed=3)
+        unit = kp.ResidualUnit(3, kernel_initializer=initializer, dropout=0.2, name="unit1")
+        self.stack = kp.UnitStack(unit, depth=3)
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x, training=None):
+        return self.dense(keras.ops.mean(self.stack(x, training=training), (1, 2)))
+
+
+def test_fit_builds_a_subclassed_model():
+    """Keras looks for the shapes of its layers first: JAX traces what makes their
+    weights.
+    """
+    model = Subclassed()
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    model.fit(harness.images(4, 5, 5, 3), np.zeros((4, 2)), verbose=0)
+    built = Subclassed()
+    built.stack.build((None, 5, 5, 3))
+    for weight, its in zip(model.stack.weights, built.stack.weights, strict=True):
+        if "moving" not in weight.path:
+            np.testing.assert_array_equal(harness.numpy(weight), harness.numpy(its), weight.path)
+    kernel = harness.weights(model.stack)["branch/conv_1/kernel"]
+    assert len(np.unique(kernel.std((1, 2, 3, 4)))) == 3

@@ -68,6 +68,28 @@ def test_pooling(window, want, size, data_format):
     np.testing.assert_allclose(constant, 3.5, 1e-6)
 
 
+def test_blur_after_the_max_pooling_of_the_stem():
+    """The pooling looks at every pixel, and the blur has its stride."""
+    model = kp.models.resnet_imagenet(
+        (1,), width_factor=0.125, input_shape=(16, 16, 3), classes=5, downsampling="blur"
+    )
+    harness.randomize(model)
+    before = model.get_layer("stem_pool").input
+    activated, x = keras.Model(model.input, [before, model.first_input])(
+        harness.images(2, 16, 16, 3)
+    )
+    want = reference.blur(reference.max_pool(harness.numpy(activated), 3, 1), 2)
+    np.testing.assert_allclose(harness.numpy(x), want, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(("channels", "inside"), [(8, 2), (11, 2), (3, 1)])
+def test_squeeze_excitation_reduces_the_channels(channels, inside):
+    layer = kp.squeeze_excitation.SqueezeExcitation(4)
+    layer.build((None, 5, 5, channels))
+    shapes = [tuple(weight.shape) for weight in layer.weights if "kernel" in weight.path]
+    assert shapes == [(channels, inside), (inside, channels)]
+
+
 def test_squeeze_excitation_in_channels_first():
     x = harness.images(2, 5, 6, 8)
     last, first = (

@@ -20,6 +20,7 @@ from keras_preact.analysis.mean_field import MeanField, PhaseDiagram
 from keras_preact.analysis.propagation import Propagation
 from keras_preact.health.ranges import HEALTHY_RANGES
 from tests import layout
+from tests.keras_preact import harness
 from tests.reference import FIG_4, KERNELS
 
 UNITS = ("stage1_unit1", "stage1_unit2", "stage2_unit1")
@@ -195,16 +196,18 @@ class TestChannels:
     @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
     def test_profile_is_the_mean_size_of_unit_outputs(self, stacked, training):
         model = kp.models.resnet_cifar(
-            14, input_shape=(8, 8, 1), width_factor=0.25, stacked=stacked
+            26, input_shape=(8, 8, 1), width_factor=0.25, stacked=stacked
         )
+        harness.randomize(model)
+        assert harness.longest_stack(model) == (3 if stacked else 0)
         x = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype("float32")
         before = [np.array(weight) for weight in model.get_weights()]
         profile = figures.channel_profile(model, x, training=training)
         for weight, old in zip(model.get_weights(), before, strict=True):
             np.testing.assert_array_equal(weight, old)
         outputs = keras.Model(model.input, model.unit_outputs)(x, training=training)
-        assert profile.units == tuple(f"stage{s}_unit{u}" for s in (1, 2, 3) for u in (1, 2))
-        assert profile.size.shape == (16, 6)
+        assert profile.units == tuple(f"stage{s}_unit{u}" for s in (1, 2, 3) for u in (1, 2, 3, 4))
+        assert profile.size.shape == (16, 12)
         for i, output in enumerate(outputs):
             want = np.abs(keras.ops.convert_to_numpy(output)).mean((0, 1, 2))
             np.testing.assert_allclose(profile.size[: len(want), i], want, rtol=1e-4)

@@ -118,18 +118,28 @@ def test_gates_and_no_shortcut():
     one = 1 - 1 / (1 + math.exp(2.0))
     np.testing.assert_allclose(path.gain, [one**2, one, 1, one, 1, one, 1], rtol=1e-5)
     assert kp.analysis.expected_gain(gates, 3) == pytest.approx(one**3)
+    # the gate opens the branch and closes the shortcut: a negative bias opens the shortcut
+    exclusive = kp.shortcuts.ExclusiveGating(bias=-2.0, kernel_initializer="zeros")
+    model = kp.models.resnet_cifar(14, width_factor=0.25, input_shape=(8, 8, 2), shortcut=exclusive)
+    path = kp.analysis.direct_path(model, harness.images(2, 8, 8, 2))
+    np.testing.assert_allclose(path.gain, [one**2, one, 1, one, 1, one, 1], rtol=1e-5)
+    assert kp.analysis.expected_gain(exclusive, 3) == pytest.approx(one**3)
     assert kp.analysis.expected_gain("none", 1) == 0
     assert kp.analysis.expected_gain("identity", 1000) == 1
     plain = network(14, shortcut="none")
-    assert kp.analysis.direct_path(plain, harness.images(2, 8, 8, 2)).gain.tolist() == [
-        0,
-        0,
-        1,
-        0,
-        1,
-        0,
-        1,
-    ]
+    # without a shortcut nothing arrives at the ends of the first two stages
+    np.testing.assert_array_equal(
+        kp.analysis.direct_path(plain, harness.images(2, 8, 8, 2)).gain, [np.nan] * 5 + [0, 1]
+    )
+
+
+def test_where_nothing_arrives_nothing_is_measured():
+    """Not 0: what x_E lets through is unknown if the gradient at x_E is 0."""
+    shortcut = kp.shortcuts.Dropout(1 - 1e-6)
+    model = network(20, shortcut=shortcut)
+    path = kp.analysis.direct_path(model, harness.images(2, 8, 8, 2))
+    for values in (path.gain, path.survival):
+        np.testing.assert_array_equal(values, [np.nan] * 7 + [0, 0, 1])
 
 
 def test_gain_of_a_weight_is_not_known():

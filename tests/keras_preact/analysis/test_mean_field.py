@@ -203,6 +203,16 @@ def test_depth_scale_diverges_at_criticality():
     assert MeanField("relu", 2.0).xi_c == math.inf
 
 
+@pytest.mark.parametrize(("name", "critical"), [("tanh", 1.0), ("erf", math.pi / 4), ("relu", 2.0)])
+def test_depth_scale_of_lengths_around_criticality(name, critical):
+    """Without biases, a length close to 0 is multiplied by chi(0), which is
+    `weight_variance / critical`.
+    """
+    assert MeanField(name, critical).xi_q == math.inf
+    found = MeanField(name, 0.9 * critical).xi_q
+    np.testing.assert_allclose(found, -1 / math.log(0.9), rtol=1e-6)
+
+
 def test_residual_relu_grows_as_a_power():
     """F alone has chi 1 (He): lengths and gradients double in each unit, or grow by e
     over all with DepthScaledHe's factor.

@@ -163,7 +163,8 @@ def test_gradients(arrangement):
     "options", [{}, {"arrangement": "original", "remat": 2}], ids=harness.label
 )
 def test_stacks_are_seen_unit_by_unit(options):
-    stacked = network(14, stacked=True, **options)
+    stacked = network(26, stacked=True, **options)
+    assert harness.longest_stack(stacked) == 3
     images, labels = harness.images(4, 8, 8, 2), np.arange(4)
     got = kp.analysis.propagation(stacked, images, labels)
     want = kp.analysis.propagation(kp.models.unstack(stacked), images, labels)

@@ -356,13 +356,21 @@ def test_bad_weights_are_found_before_building(plan, weights, parts):
 @pytest.mark.parametrize("function", [kp.create_model, kp.model_entry])
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("cifar_resnet110_preakt", "cifar_resnet110_preact"), ("dense_resnet", "dense_resnet6")],
+    [
+        ("cifar_resnet110_preakt", ["cifar_resnet110_preact"]),
+        ("dense_resnet", ["dense_resnet6", "dense_resnet12"]),
+        ("resnet50", ["imagenet_resnet50_original", "imagenet_resnet50_preact"]),
+        (None, []),
+        (["dense_resnet6"], ["dense_resnet6"]),
+    ],
 )
 def test_unknown_name(function, name, near):
     with pytest.raises(ValueError, match="Unknown name") as error:
         function(name)
-    assert f"{near!r}" in str(error.value)
-    assert f"Received: name={name!r}" in str(error.value)
+    named = re.findall(r"'(\w+)'", str(error.value).split("?")[0])
+    assert len(named) == 3
+    assert set(near) <= set(named) <= set(MODELS)
+    assert str(error.value).endswith(f"all {len(MODELS)}. Received: name={name!r}")
 
 
 def test_unknown_option():

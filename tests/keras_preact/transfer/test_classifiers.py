@@ -17,7 +17,7 @@ def network(**options):
         "mean": 100.0,
         "std": 50.0,
     } | options
-    model = kp.models.resnet_cifar(14, **options)
+    model = kp.models.resnet_cifar(26 if options.get("stacked") else 14, **options)
     harness.randomize(model)
     return model
 
@@ -41,6 +41,7 @@ def below_top(model) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(("classes", "stacked"), [(3, False), (3, True), (5, False), (0, True)])
 def test_the_rest_is_kept(stacked, classes, tmp_path):
     model = network(stacked=stacked, dropout=0.2)
+    assert harness.longest_stack(model) == (3 if stacked else 0)
     transfer.freeze(model, "stage2")
     before = below_top(model)
     assert any(name.startswith("seed") for name in before)

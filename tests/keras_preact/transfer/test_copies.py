@@ -6,11 +6,13 @@ import pytest
 from keras import ops
 
 import keras_preact as kp
+from tests.keras_preact import harness
 
 
 def network(**options):
-    return kp.models.resnet_cifar(
-        8, width_factor=0.25, input_shape=(16, 16, 3), mean=(1.0, 2.0, 3.0), std=2.0, **options
+    options = {"classes": 10, "input_shape": (16, 16, 3), "block": "basic"} | options
+    return kp.models.ResidualNetwork(
+        [(4, 4, 1)], stem="3x3", stem_filters=4, mean=(1.0, 2.0, 3.0), std=2.0, **options
     )
 
 
@@ -25,6 +27,7 @@ def randomised(model):
 @pytest.mark.parametrize("stacked", [False, True])
 def test_computes_with_the_same_weights(stacked):
     model = randomised(network(stacked=stacked))
+    assert harness.longest_stack(model) == (3 if stacked else 0)
     before = model.get_weights()
     copy = kp.transfer.changed_copy(model, input_shape=(24, 20, 3), dropout=0.3)
     assert type(copy) is type(model)

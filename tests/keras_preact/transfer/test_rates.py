@@ -131,7 +131,8 @@ def compiled(model, optimizer, **options):
 @pytest.mark.parametrize(("name", "stacked"), [("coupled", True), ("adamw", False)])
 def test_files_hold_it_with_its_state(name, stacked, tmp_path):
     """A saved and loaded model goes on as the one that was left alone."""
-    model = network(stacked=stacked)
+    model = network((1, 4, 1), stacked=stacked)
+    assert harness.longest_stack(model) == (3 if stacked else 0)
     optimizer = transfer.layerwise_rates(OPTIMIZERS[name](), model, decay=0.5)
     compiled(model, optimizer, run_eagerly=True)
     fit(model)
@@ -245,8 +246,9 @@ class TestErrors:
 
 
 def test_a_stack_has_the_factor_of_its_last_unit():
-    model = network(stacked=True)
-    optimizer = transfer.layerwise_rates("sgd", model, factors={"stage3_unit2": 0.0, "stage2": 0.0})
+    model = network((1, 2, 4), stacked=True)
+    assert harness.longest_stack(model) == 3
+    optimizer = transfer.layerwise_rates("sgd", model, factors={"stage3_unit4": 0.0, "stage2": 0.0})
     changes = step(optimizer, model, 0)
     assert {path.split("/")[0] for path, change in changes.items() if not change.any()} == {
         *("stage3_units", "stage2_unit1", "stage2_units")

@@ -218,6 +218,12 @@ class TestRefusal:
             with pytest.raises(ValueError, match=rf"w{suffix}'? (is damaged|holds)"):
                 weights.read_state(path)
 
+    def test_a_type_that_numpy_lacks(self, tmp_path):
+        path = tmp_path / "w.safetensors"
+        safetensors.torch.save_file({"w": torch.zeros(2, dtype=torch.float8_e4m3fn)}, path)
+        with pytest.raises(ValueError, match=r"w\.safetensors' .*type that NumPy lacks.*float8"):
+            weights.read_state(path)
+
     @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".npz"])
     def test_other_content(self, tmp_path, suffix):
         path = tmp_path / f"w{suffix}"

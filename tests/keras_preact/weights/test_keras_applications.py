@@ -2,6 +2,9 @@
 and back.
 """
 
+import json
+import zipfile
+
 import keras
 import numpy as np
 import pytest
@@ -78,6 +81,26 @@ def test_a_small_network(stacked):
 def test_heads(options):
     theirs = small(**options)
     check_equal_outputs(theirs, kp.weights.from_keras_applications(theirs))
+
+
+@pytest.mark.once
+def test_a_sample_shows_another_activation():
+    theirs = small()
+    check = (harness.images(2, 48, 48, 3), outputs(theirs))
+    kp.weights.from_keras_applications(theirs, check=check)
+
+    def changed(layer):
+        config = layer.get_config()
+        swap = isinstance(layer, keras.layers.Activation) and config["activation"] == "relu"
+        return type(layer).from_config(config | {"activation": "silu"} if swap else config)
+
+    other = keras.models.clone_model(theirs, clone_function=changed)
+    other.set_weights(theirs.get_weights())
+    check = (check[0], outputs(other))
+    message = harness.error_of(lambda: kp.weights.from_keras_applications(other, check=check))
+    assert "largest difference" in message
+    assert kp.weights.ASSUMPTIONS["keras_applications"] in message
+    kp.weights.from_keras_applications(other, check=check, activation="silu")
 
 
 def test_pooling_by_the_maximum():
@@ -185,6 +208,15 @@ def test_files_that_are_none(tmp_path):
     small().save_weights(tmp_path / "small.weights.h5")
     with pytest.raises(ValueError, match=r"has 53, 104, 155 convolutions. .* with 25"):
         kp.weights.from_keras_applications(tmp_path / "small.weights.h5")
+
+
+@pytest.mark.once
+def test_a_file_whose_configuration_is_nested_without_end(tmp_path):
+    with zipfile.ZipFile(tmp_path / "deep.keras", "w") as file:
+        file.writestr("metadata.json", json.dumps({"keras_version": keras.__version__}))
+        file.writestr("config.json", "[" * 100_000 + "]" * 100_000)
+    with pytest.raises(ValueError, match=r"nested too deeply.*deep\.keras"):
+        kp.weights.from_keras_applications(tmp_path / "deep.keras")
 
 
 @pytest.mark.once

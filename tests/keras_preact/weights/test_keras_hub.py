@@ -70,6 +70,18 @@ def test_classifiers_and_back(options):
 
 
 @pytest.mark.once
+def test_a_sample_shows_other_outputs():
+    theirs = classifier("basic_block")
+    images = harness.images(2, 40, 40, 3)
+    outputs = keras.ops.convert_to_numpy(theirs(images))
+    kp.weights.from_keras_hub(theirs, check=(images, outputs))
+    outputs[1, 2] += 0.5
+    message = harness.error_of(lambda: kp.weights.from_keras_hub(theirs, check=(images, outputs)))
+    assert "largest difference from the outputs in `check` is 0.5" in message
+    assert kp.weights.ASSUMPTIONS["keras_hub"] in message
+
+
+@pytest.mark.once
 def test_other_channels_classes_and_heads():
     theirs = classifier("basic_block")
     assert kp.weights.from_keras_hub(theirs, classes=3, input_shape=(40, 40, 1)).output_shape == (

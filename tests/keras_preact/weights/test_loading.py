@@ -10,11 +10,11 @@ from tests.keras_preact import harness
 
 
 def network(**options):
-    """Three units in the first stage and two in the second; 34 pixels and more make
+    """Four units in the first stage and two in the second; 34 pixels and more make
     maps of several pixels.
     """
     return kp.models.resnet_imagenet(
-        (3, 2),
+        (4, 2),
         block="basic",
         width_factor=1 / 16,
         **{"input_shape": (34, 34, 3), "classes": 4} | options,
@@ -48,7 +48,7 @@ def test_names_and_values_are_those_of_single_units():
     model = network(dropout=0.1, use_bias=True)
     harness.randomize(model)
     stacked = kp.models.stack(model)
-    assert any(isinstance(segment, kp.UnitStack) for segment in stacked.segments)
+    assert harness.longest_stack(stacked) == 3
     own = harness.weights(model)
     check_equal(values(model), own)
     found = values(stacked)
@@ -215,3 +215,16 @@ def test_a_layout_makes_rows_for_every_unit():
     assert rows["stem_conv/kernel"] == "first.weight"
     assert rows["stage2_unit2/branch/norm_0/moving_variance"] == "s2u2_bn.running_var"
     assert len(rows) == 2 + 3 * 4
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", kp.weights.ASSUMPTIONS)
+def test_a_converters_docstring_says_what_it_assumes(name):
+    text = " ".join(getattr(kp.weights, f"from_{name}").__doc__.split())
+    assert kp.weights.ASSUMPTIONS[name] in text
+
+
+@pytest.mark.once
+def test_every_converter_has_its_assumptions():
+    names = {name for name in dir(kp.weights) if name.startswith("from_")}
+    assert names == {f"from_{name}" for name in kp.weights.ASSUMPTIONS}

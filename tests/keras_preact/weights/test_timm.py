@@ -4,6 +4,7 @@ itself is the reference.
 
 import functools
 import itertools
+import warnings
 
 import keras
 import numpy as np
@@ -29,12 +30,12 @@ SMALL = {"layers": (1, 2, 1, 1), "stem_chs": 32, "num_classes": 7}
 #: Small networks of timm's class: every kind of unit and stem that the whole ones have.
 TINY = {
     "basic": lambda **options: ResNetV2(
-        channels=(32, 64, 64, 96), basic=True, bottle_ratio=1.0, **BATCH, **SMALL | options
+        channels=(32, 64, 64, 96), basic=True, bottle_ratio=1.0, **BATCH | SMALL | options
     ),
     "bottleneck": lambda **options: ResNetV2(
-        channels=(128, 256, 256, 384), **BATCH, **SMALL | options
+        channels=(128, 256, 256, 384), **BATCH | SMALL | options
     ),
-    "bit": lambda **options: ResNetV2(channels=(128, 256, 256, 384), **BIT, **SMALL | options),
+    "bit": lambda **options: ResNetV2(channels=(128, 256, 256, 384), **BIT | SMALL | options),
 }
 
 
@@ -80,7 +81,7 @@ class TestFromTimm:
         assert weights.to_timm(model).keys() == net.state_dict().keys()
 
     def test_options_go_to_the_network(self):
-        net = randomized(TINY["basic"](layers=(1, 3, 1, 1)))
+        net = randomized(TINY["basic"](layers=(1, 4, 1, 1)))
         options = {
             "stacked": True,
             "data_format": "channels_first",
@@ -142,10 +143,10 @@ class TestFromTimm:
     @pytest.mark.parametrize(
         ("name", "what"),
         [
-            ("resnetv2_50t", r"three 3x3 convolutions"),
-            ("resnetv2_50d_gn", r"three 3x3 convolutions"),
-            ("resnetv2_50d_evos", r"three 3x3 convolutions.* and EvoNorm"),
-            ("resnetv2_50d_frn", r"three 3x3 convolutions.* and filter response"),
+            ("resnetv2_50t", r"one with [^)]*three 3x3 convolutions [^)]*\)$"),
+            ("resnetv2_50d_gn", r"one with [^)]*three 3x3 convolutions [^)]*\)$"),
+            ("resnetv2_50d_evos", r"three 3x3 convolutions [^)]*\) and EvoNorm"),
+            ("resnetv2_50d_frn", r"three 3x3 convolutions [^)]*\) and filter response"),
         ],
     )
     def test_variants_without_counterpart(self, name, what):
@@ -193,6 +194,95 @@ class TestFromTimm:
         assert error.value.missing == ["stage1_unit1/branch/norm_0/beta"]
         assert error.value.left_over == ["stages.1.blocks.1.se.fc1.weight"]
         assert error.value.shapes == {"head_norm/gamma": ((96,), (3,))}
+
+
+def strides_on_the_first_convolution(net):
+    for stage in net.stages[1:]:
+        block = stage.blocks[0]
+        block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride
+    return net
+
+
+#: Networks whose weights have the names and shapes of those of `TINY`, and the option of ours that
+#: computes the same, if there is one.
+LOOKALIKES = {
+    "another activation": ("bottleneck", {"act_layer": torch.nn.GELU}, {"activation": "gelu"}),
+    "another stem": ("bottleneck", {"stem_type": "fixed"}, {"stem": "7x7_zero_padded"}),
+    "average pooling in projections": ("bottleneck", {"avg_down": True}, None),
+    "no standardised weights": (
+        "bit",
+        {"conv_layer": create_conv2d},
+        {"standardize_weights": False},
+    ),
+    "strides on the first convolution": ("bottleneck", {}, {"stride_on": "first"}),
+}
+
+
+@pytest.mark.once
+class TestCheck:
+    @pytest.mark.parametrize("kind", LOOKALIKES)
+    def test_a_network_that_computes_something_else_is_found(self, kind):
+        like, options, same = LOOKALIKES[kind]
+        net = TINY[like](**options)
+        if kind.startswith("strides"):
+            strides_on_the_first_convolution(net)
+        randomized(net)
+        shapes = {name: tensor.shape for name, tensor in net.state_dict().items()}
+        assert shapes == {name: t.shape for name, t in TINY[like]().state_dict().items()}
+        given = {"input_shape": (32, 32, 3), "check": (images(), theirs_on(net, images()))}
+        without_check = weights.from_timm(net.state_dict(), input_shape=(32, 32, 3))
+        largest = np.abs(ours_on(without_check, images()) - theirs_on(net, images())).max()
+        with pytest.raises(ValueError, match=r"does not compute what its source does") as error:
+            weights.from_timm(net.state_dict(), **given)
+        assert f"{largest:.3g}; rounding" in str(error.value)
+        assert weights.ASSUMPTIONS["timm"] in str(error.value)
+        if same is not None:
+            model = weights.from_timm(net.state_dict(), **given, **same)
+            assert_close(ours_on(model, images()), theirs_on(net, images()))
+
+    @pytest.mark.parametrize("kind", TINY)
+    def test_a_faithful_conversion_passes(self, kind):
+        net = randomized(TINY[kind]())
+        logits = torch.tensor(theirs_on(net, images()))
+        weights.from_timm(net.state_dict(), input_shape=(32, 32, 3), check=(images(), logits))
+
+    def test_half_precision_has_more_room(self):
+        net = randomized(TINY["basic"]())
+        given = {"input_shape": (32, 32, 3), "dtype": "mixed_bfloat16"}
+        logits = theirs_on(net, images())
+        weights.from_timm(net.state_dict(), **given, check=(images(), logits))
+        with pytest.raises(ValueError, match=r"does not compute"):
+            weights.from_timm(net.state_dict(), **given, check=(images(), 1.2 * logits))
+
+    @pytest.mark.parametrize(
+        ("check", "message"),
+        [
+            (np.zeros((2, 32, 32, 3)), r"`check` must be a pair"),
+            ((np.zeros((2, 3, 32, 32)), np.zeros((2, 7))), r"takes images of shape .*\(2, 3, 32"),
+            ((np.zeros((0, 32, 32, 3)), np.zeros((0, 7))), r"takes images of shape"),
+            ((np.zeros((2, 32, 32, 3)), np.zeros((2, 5))), r"of shape \(2, 7\)\. Received.*\(2, 5"),
+            ((np.zeros((2, 32, 32, 3)), np.full((2, 7), np.nan)), r"does not compute"),
+        ],
+        ids=["no pair", "channels first", "empty", "classes", "nan"],
+    )
+    def test_samples_that_do_not_fit(self, check, message):
+        state = randomized(TINY["basic"]()).state_dict()
+        with pytest.raises(ValueError, match=message):
+            weights.from_timm(state, input_shape=(32, 32, 3), check=check)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("units", "depth"), [((2, 2, 2, 1), 18), ((3, 4, 6, 3), None), ((2, 3, 1, 2), None)]
+)
+def test_a_stage_cut_short_is_told(units, depth):
+    state = TINY["basic"](layers=units).state_dict()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        weights.from_timm(state, input_shape=(32, 32, 3))
+    own = [str(each.message) for each in caught if "nearest known network" in str(each.message)]
+    assert len(own) == (depth is not None)
+    assert all(f"ResNet-{depth}, has (2, 2, 2, 2)" in each for each in own)
 
 
 class TestToTimm:

@@ -114,10 +114,29 @@ class AttributesUnit(nn.Module):
         return x + shortcut
 
 
+class Projecting(AttributesUnit):
+    """Its projection reads the activated input, as in the paper."""
+
+    def forward(self, x):
+        activated = torch.relu(self.bn1(x))
+        shortcut = x if self.downsample is None else self.downsample(activated)
+        x = self.conv1(activated)
+        for i in range(2, self.length + 1):
+            x = getattr(self, f"conv{i}")(torch.relu(getattr(self, f"bn{i}")(x)))
+        return x + shortcut
+
+
 class Attributes(nn.Module):
     """The network of the PyTorch ports."""
 
-    def __init__(self, units, block="bottleneck", widths=(16, 32, 64), stride_on="3x3"):
+    def __init__(
+        self,
+        units,
+        block="bottleneck",
+        widths=(16, 32, 64),
+        stride_on="3x3",
+        unit=AttributesUnit,
+    ):
         super().__init__()
         channels = widths[0]
         self.conv1 = conv(3, channels, 3)
@@ -130,9 +149,7 @@ class Attributes(nn.Module):
                 )
                 changes = stride > 1 or out != channels
                 downsample = nn.Sequential(conv(channels, out, 1, stride)) if changes else None
-                stage.append(
-                    AttributesUnit(channels, filters, block, stride, downsample, stride_on)
-                )
+                stage.append(unit(channels, filters, block, stride, downsample, stride_on))
                 channels = out
             setattr(self, f"layer{s}", nn.Sequential(*stage))
         self.bn = nn.BatchNorm2d(channels)
@@ -214,6 +231,43 @@ def test_stride_on_the_first_convolution_of_a_port():
     assert_equal_outputs(weights.from_torch_cifar(net.state_dict(), stride_on="first"), net)
 
 
+class Leaky(nn.Module):
+    def forward(self, x):
+        return nn.functional.leaky_relu(x, 0.2)
+
+
+def leaky():
+    """The released network with another activation, which has no weights."""
+    net = TINY["bottleneck"]()
+    for module in list(net.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.ReLU):
+                setattr(module, name, Leaky())
+    return net
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("make", "same"),
+    [
+        (
+            lambda: Attributes(2, widths=(4, 8, 12), unit=Projecting),
+            {"activate_shape_shortcut": True},
+        ),
+        (lambda: Attributes(1, widths=(4, 8, 12), stride_on="first"), {"stride_on": "first"}),
+        (leaky, {"activation": "leaky_relu"}),
+    ],
+    ids=["projection", "stride", "activation"],
+)
+def test_a_sample_shows_what_the_weights_do_not(make, same):
+    net = randomized(make())
+    check = (images(), theirs_on(net, images()))
+    with pytest.raises(ValueError, match=r"does not compute.* largest difference") as error:
+        weights.from_torch_cifar(net.state_dict(), check=check)
+    assert weights.ASSUMPTIONS["torch_cifar"] in str(error.value)
+    weights.from_torch_cifar(net.state_dict(), check=check, **same)
+
+
 def test_other_channels_and_classes():
     net = randomized(TINY["basic"]())
     model = weights.from_torch_cifar(net.state_dict(), input_shape=(32, 32, 1), classes=100)
@@ -223,6 +277,22 @@ def test_other_channels_and_classes():
         own["0.weight"], given["0.weight"].sum(1, keepdim=True).numpy(), rtol=1e-6, atol=1e-7
     )
     np.testing.assert_array_equal(own["3.0.2.0.0.weight"], given["3.0.2.0.0.weight"].numpy())
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("kind", "stage", "units", "depth"),
+    [("bottleneck", 3, (2, 2, 1), 20), ("attributes, basic", 1, (1, 2, 2), 14)],
+)
+def test_a_stage_cut_short_is_told(kind, stage, units, depth):
+    start = f"layer{stage}.1." if kind.startswith("attributes") else f"{stage}.1."
+    state = {n: t for n, t in TINY[kind]().state_dict().items() if not n.startswith(start)}
+    with pytest.warns(UserWarning, match=r"nearest known network, ResNet-") as caught:
+        model = weights.from_torch_cifar(state)
+    assert caught[0].filename == __file__
+    assert f"stages of {units} units" in str(caught[0].message)
+    assert f"ResNet-{depth}, has (2, 2, 2)" in str(caught[0].message)
+    assert len(model.units) == 5
 
 
 class TestRefusal:
@@ -238,6 +308,13 @@ class TestRefusal:
             weights.from_torch_cifar(torchvision)
         with pytest.raises(ValueError, match=r"3 stages\. Received: weights of 4"):
             weights.from_torch_cifar(state | {"layer4.0.conv1.weight": torch.zeros(4, 4, 3, 3)})
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_weights_that_are_no_numbers(self, value):
+        state = TINY["basic"]().state_dict()
+        state["4.running_var"][1] = value
+        with pytest.raises(ValueError, match=r"must be finite.*infinity in 4\.running_var\."):
+            weights.from_torch_cifar(state)
 
     def test_projections_with_a_normalisation(self):
         """As an early preresnet.lua had them: another function."""
