@@ -219,6 +219,18 @@ class UnitNetwork(keras.Model):
             first_batch.check_labels(y, self.loss, self.logits.shape[-1])
         return first_batch.watched(x, first_batch.expected_input(self))
 
+    def quantize(self, mode=None, config=None, **kwargs):
+        """Refuse: a file of this network has no place for quantized layers.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            f"{self.name!r} cannot be quantized: a file of it would not load again, and Keras "
+            "quantizes dense layers alone. Quantize keras.Model(model.input, model.output), or "
+            f"export the network in bfloat16. Received: mode={mode!r}"
+        )
+
     def get_config(self):
         frozen_layers = [layer.name for layer in self.layers if not layer.trainable]
         return copy.deepcopy(self._parts.arguments) | {

@@ -1,5 +1,7 @@
 """A unit and a network survive their config, and a network its `.keras` file."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -116,3 +118,19 @@ def test_network(options, tmp_path):
     shape = [6 if size is None else size for size in model.input_shape[1:]]
     x = harness.images(2, *shape)
     harness.check_copies(model, x, harness.numpy(model(x)), tmp_path)
+
+
+@pytest.mark.once
+def test_a_network_is_not_quantized(tmp_path):
+    """Its file would not load; a plain model of its layers does."""
+    model = kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 1))
+    with pytest.raises(ValueError, match=r"cannot be quantized.*Received: mode='int8'"):
+        model.quantize("int8")
+    plain = keras.Model(model.input, model.output)
+    with warnings.catch_warnings():  # layers without quantisation
+        warnings.simplefilter("ignore")
+        plain.quantize("int8")
+    plain.save(tmp_path / "plain.keras")
+    loaded = keras.saving.load_model(tmp_path / "plain.keras")
+    x = harness.images(2, 8, 8, 1)
+    np.testing.assert_array_equal(harness.numpy(loaded(x)), harness.numpy(plain(x)))
