@@ -266,7 +266,7 @@ def test_signatures(export, name):
         for key, part in export.card["signatures"].items()
     }
     assert in_card == wanted
-    takes_pixels = any("preprocessing" == layer.name for layer in export.model.layers)
+    takes_pixels = any(layer.name == "preprocessing" for layer in export.model.layers)
     for signature in ("serving_default", "features"):
         spec = export.card["signatures"][signature]["inputs"]["images"]
         assert spec["range"] == ([0, 255] if takes_pixels else [-2, 2])
