@@ -217,7 +217,7 @@ def test_networks_with_everything():
     stacked = kp.models.stack(model)
     np.testing.assert_allclose(harness.numpy(stacked(x)), harness.numpy(model(x)), 1e-4, 1e-4)
     eagerly = keras.backend.backend() == "tensorflow"
-    stacked.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=eagerly)
+    stacked.compile("sgd", kp.losses.SparseCategoricalCrossentropy(), run_eagerly=eagerly)
     stacked.fit(x, np.arange(2), verbose=0)
     assert np.isfinite(harness.numpy(stacked(x))).all()
 
