@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
         bound = bind(chosen.host, chosen.port)
     except OSError as error:
         _fail(f"cannot listen on {chosen.host} port {chosen.port}: {error.strerror or error}")
-    logs.configure()
+    log = logs.configure()
     prometheus_client.disable_created_metrics()  # they double the series, and nothing reads them
     host, port = bound.getsockname()[:2]
     if chosen.token is None and not ipaddress.ip_address(host).is_loopback:
@@ -133,7 +133,12 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
             flush=True,
         )
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    asyncio.run(_serve(app.create_app(chosen), chosen, bound, address))
+    served = app.create_app(chosen)
+    served.state.metrics.count_dropped_lines(lambda: log.dropped)
+    try:
+        asyncio.run(_serve(served, chosen, bound, address))
+    finally:
+        log.stop(1.0)
 
 
 async def _serve(app: "Starlette", chosen: "Settings", bound: socket.socket, address: str) -> None:

@@ -34,7 +34,11 @@ def create_app(settings: Settings, repository: Repository | None = None) -> Star
         >>> uvicorn.run(app, port=8501)  # doctest: +SKIP
     """
     admission = Admission(settings)
-    measured = Metrics(lambda: admission.requests, lambda: _waiting(app.state.repository))
+    measured = Metrics(
+        lambda: admission.requests,
+        lambda: _waiting(app.state.repository),
+        lambda: _available(app.state.repository),
+    )
     if repository is None:
         repository = Repository(settings, functools.partial(loading.load, metrics=measured))
 
@@ -56,7 +60,7 @@ def create_app(settings: Settings, repository: Repository | None = None) -> Star
             *metrics.routes,
             *webpage.routes,
         ],
-        middleware=[Middleware(Gate, token=settings.token, metrics=measured)],
+        middleware=[Middleware(Gate, settings=settings, metrics=measured)],
         exception_handlers={HTTPException: _no_route},
         lifespan=lifespan,
     )
@@ -87,3 +91,8 @@ def _waiting(repository: Repository) -> Iterator[tuple[str, int, int]]:
         for version in repository.available(name):
             with repository.lease(name, version) as one:
                 yield name, version, one.waiting
+
+
+def _available(repository: Repository) -> Iterator[tuple[str, int]]:
+    for name in repository.names():
+        yield name, len(repository.available(name))

@@ -22,12 +22,17 @@ class Metrics(Collector):
     Args:
         in_progress: Returns the number of requests in progress.
         waiting: Returns the images that wait, as `(model, version, images)`.
+        available: Returns the number of available versions, as `(model, versions)`.
     """
 
     def __init__(
-        self, in_progress: Callable[[], int], waiting: Callable[[], Iterable[tuple[str, int, int]]]
+        self,
+        in_progress: Callable[[], int],
+        waiting: Callable[[], Iterable[tuple[str, int, int]]],
+        available: Callable[[], Iterable[tuple[str, int]]],
     ):
         self._waiting = waiting
+        self._available = available
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(self)
@@ -86,6 +91,22 @@ class Metrics(Collector):
         for model, version, images in self._waiting():
             gauge.add_metric([model, str(version)], images)
         yield gauge
+        gauge = GaugeMetricFamily(
+            "keras_preact_model_available_versions",
+            "Versions that answer requests; 0 for a model of which none could be loaded.",
+            labels=["model"],
+        )
+        for model, versions in self._available():
+            gauge.add_metric([model], versions)
+        yield gauge
+
+    def count_dropped_lines(self, dropped: Callable[[], int]) -> None:
+        """Show how many lines of the log nobody read in time."""
+        Gauge(
+            "keras_preact_log_lines_dropped",
+            "Lines of the log that were dropped: what reads it is too slow.",
+            registry=self.registry,
+        ).set_function(dropped)
 
 
 async def metrics(request: Request) -> Response:

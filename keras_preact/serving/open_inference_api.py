@@ -119,7 +119,7 @@ async def live(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """503 until every model is available, and after the server is told to stop."""
+    """503 until a model is available, and after the server is told to stop."""
     state = request.app.state
     is_ready = not state.stopping and state.repository.ready()
     return json_response({"ready": is_ready}, 200 if is_ready else 503)

@@ -125,6 +125,8 @@ def build(options: Mapping[str, Any]) -> serve.Application:
         settings,
         # replicas have working directories of their own
         directory=settings.directory.absolute(),
+        # Ray's proxy listens, and the default of this setting is for a local server
+        allowed_hosts=settings.allowed_hosts or "*",
         threads=settings.threads or max(1, int(replicas.num_cpus)),
     )
     number: dict[str, Any] = {"num_replicas": replicas.replicas}

@@ -269,8 +269,10 @@ class Repository:
         return [status.version for status in self.status(name) if status.state == "AVAILABLE"]
 
     def ready(self) -> bool:
-        """Return whether there are models, and an available version of each."""
-        return bool(self._found) and all(map(self.available, self._found))
+        """Return whether there is a model with an available version: one that is broken
+        or being loaded takes nothing from the others.
+        """
+        return any(map(self.available, self._found))
 
     def _unknown(self, name: str) -> NotFound:
         hint = _checks.nearest(name, self.names()) if self._found else "There is none now."

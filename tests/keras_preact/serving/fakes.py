@@ -235,8 +235,8 @@ def in_process(**options) -> Iterator[InProcess]:
 class Running:
     """A server on a port of its own. `ask` sends one request over a new connection."""
 
-    def __init__(self, port, app, server):
-        self.port, self.app, self.server = port, app, server
+    def __init__(self, port, app, server, loop):
+        self.port, self.app, self.server, self.loop = port, app, server, loop
         self.repository = app.state.repository
         self.servable = getattr(self.repository, "servable", None)
 
@@ -272,11 +272,17 @@ def serving(repository=None, **options) -> Iterator[Running]:
     bound = bind("127.0.0.1", 0)
     ready = threading.Event()
     server = Server(app, settings, ready.set)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve(sockets=[bound])
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     try:
         assert ready.wait(60)
-        yield Running(bound.getsockname()[1], app, server)
+        yield Running(bound.getsockname()[1], app, server, *loops)
     finally:
         server.should_exit = True
         thread.join(60)

@@ -91,7 +91,9 @@ def test_serves_exported_models_until_it_is_told_to_stop(tmp_path):
         assert 'keras_preact_model_loads_total{model="broken",outcome="failure"} 1.0' in metrics
         assert 'keras_preact_model_loads_total{model="small",outcome="success"} 1.0' in metrics
         assert "_created" not in metrics
-        assert ask(port, "GET", "/v2/health/ready")[0] == 503  # the broken one
+        assert ask(port, "GET", "/v2/health/ready")[0] == 200  # the broken one takes nothing away
+        assert ask(port, "GET", "/v2/models/broken/ready")[0] == 503
+        assert 'keras_preact_model_available_versions{model="broken"} 0.0' in metrics
 
         # An idle connection holds nothing up.
         with socket.create_connection(("127.0.0.1", port)):
@@ -133,6 +135,27 @@ def test_an_empty_directory_is_served_with_a_token_from_the_environment(tmp_path
     assert "Warning: no token" not in log.read_text()
     assert "Traceback" not in log.read_text()
     assert "secret" not in log.read_text()
+
+
+@pytest.mark.slow
+def test_stderr_that_nobody_reads_stops_nothing(tmp_path):
+    reading, writing = os.pipe()
+    try:
+        os.set_inheritable(writing, True)
+        with started(f"/dev/fd/{writing}", tmp_path, "--port", 0) as (process, line):
+            port = port_of(line)
+            with contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            ) as connection:
+                for _ in range(1000):  # about 250 bytes each; the pipe takes 64 KiB
+                    connection.request("GET", "/v1/models")
+                    assert connection.getresponse().read() == b'{"models":[]}'
+            assert ask(port, "GET", "/v2/health/live")[0] == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,26 @@ async def test_a_broken_version_is_passed_over_at_the_start(tmp_path, versions):
         assert repository.ready()
 
 
+async def test_a_broken_or_a_new_model_leaves_the_server_ready(tmp_path, polled):
+    export(tmp_path / "good", 1)
+    export(tmp_path / "broken", 1, BROKEN)
+    loader = Loader()
+    async with serving(tmp_path, loader) as repository:
+        assert repository.ready()
+        assert states(repository, "broken") == {1: "END"}
+        loader.open.clear()
+        export(tmp_path / "new", 1)
+        await until(lambda: ("new", 1) in loader.attempts)
+        assert repository.ready()
+        assert leased(repository, "good") == 1
+        loader.open.set()
+        await until(lambda: states(repository, "new") == {1: "AVAILABLE"})
+        shutil.rmtree(tmp_path / "good")
+        shutil.rmtree(tmp_path / "new")
+        await until(lambda: repository.names() == ["broken"])
+        assert not repository.ready()  # nothing is left that serves
+
+
 CHANGES = {
     "a new file": lambda path: (path / "variables" / "more").write_text(""),
     "a file gone": lambda path: (path / "variables" / "variables.index").unlink(),
