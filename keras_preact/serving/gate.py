@@ -274,7 +274,11 @@ class Admission:
     def _check_headers(self, request: Request) -> None:
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", ""):
-            raise RequestError("Send the body without a Content-Encoding such as gzip.", 415)
+            raise RequestError(
+                "Send the body without a Content-Encoding such as gzip.",
+                415,
+                {"Accept-Encoding": "identity"},
+            )
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdecimal():
             raise RequestError("Content-Length must be a whole number.")

@@ -29,7 +29,7 @@ class Metrics(Collector):
         self,
         in_progress: Callable[[], int],
         waiting: Callable[[], Iterable[tuple[str, int, int]]],
-        available: Callable[[], Iterable[tuple[str, int]]],
+        available: Callable[[], Iterable[tuple[str, int]]] = list,
     ):
         self._waiting = waiting
         self._available = available

@@ -20,6 +20,7 @@ from keras_preact.serving.errors import NotFound, Unavailable
 from keras_preact.serving.loading import LoadError
 from keras_preact.serving.servable import Servable
 from keras_preact.serving.settings import Settings
+from keras_preact.serving.tensors import shortened
 
 log = logging.getLogger("keras_preact.serving")
 
@@ -275,6 +276,7 @@ class Repository:
         return any(map(self.available, self._found))
 
     def _unknown(self, name: str) -> NotFound:
+        name = shortened(name)
         hint = _checks.nearest(name, self.names()) if self._found else "There is none now."
         return NotFound(f"Unknown model. {hint} Received: {name!r}")
 

@@ -69,6 +69,9 @@ class Settings:
     header_seconds: _Seconds = option(
         10.0, "seconds that a client may take to send headers, and that a connection may be idle"
     )
+    hang_seconds: _Seconds = option(
+        120.0, "seconds for one batch, after which the server says that it is not live"
+    )
     drain_seconds: _Seconds = option(
         30.0, "seconds that running requests have to finish when the server stops"
     )

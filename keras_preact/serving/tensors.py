@@ -254,6 +254,11 @@ def described(value: Any) -> str:
     return text if value is None or isinstance(value, bool) else f"the number {text}"
 
 
+def shortened(name: str) -> str:
+    """Return a name that a client sent, at most 80 characters of it."""
+    return name if len(name) <= 80 else name[:77] + "..."
+
+
 def shown(shape: tuple[int | None, ...]) -> str:
     """Return a shape as text: `(any, 32, 32, 3)`."""
     return f"({', '.join('any' if length is None else str(length) for length in shape)})"

@@ -65,6 +65,7 @@ class FakeServable:
     signature_defs = {"serving_default": {"method_name": "tensorflow/serving/predict"}}  # noqa: RUF012
     top_k = 2
     waiting = 0
+    busy_seconds = 0.0
 
     def __init__(self, version: int = 7):
         self.version = version
@@ -182,7 +183,7 @@ class InProcess:
     def __init__(self, app, loop):
         self.app, self._loop = app, loop
         self.repository = app.state.repository
-        self.servable = self.repository.servable
+        self.servable = getattr(self.repository, "servable", None)
 
     def ask(self, method, path, body=None, headers=()):
         answer = self._loop.run_until_complete(self._ask(method, path, body, dict(headers)))
@@ -220,10 +221,11 @@ class InProcess:
 
 
 @contextlib.contextmanager
-def in_process(**options) -> Iterator[InProcess]:
-    """Give an app of a fake repository."""
+def in_process(directory: Path | None = None, **options) -> Iterator[InProcess]:
+    """Give an app of a fake repository, or of a real one of `directory`."""
     with asyncio.Runner() as runner:
-        app = create_app(Settings(Path("nowhere"), **options), FakeRepository())
+        settings = Settings(directory or Path("nowhere"), **options)
+        app = create_app(settings, None if directory else FakeRepository())
         lifespan = app.router.lifespan_context(app)
         runner.run(lifespan.__aenter__())
         try:

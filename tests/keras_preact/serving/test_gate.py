@@ -92,6 +92,24 @@ def test_compressed_bodies_are_refused(server, encoding):
     assert server.ask("POST", PREDICT, INSTANCES, {"Content-Encoding": "identity"}).status == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/models/{}:predict"),
+        ("GET", "/v1/models/{}"),
+        ("GET", "/v2/models/{}/ready"),
+        ("POST", "/v1/models/toy:{}"),
+        ("GET", "/v1/models/toy/versions/{}"),
+    ],
+)
+def test_long_names_are_not_repeated_whole(tmp_path, method, path):
+    """By the real repository, whose words they are."""
+    with fakes.in_process(directory=tmp_path) as server:
+        answer = server.ask(method, path.format("x" * 20_000), b"{}" if method == "POST" else None)
+    assert answer.status in (400, 404)
+    assert len(answer.body) < 400
+
+
 def test_methods_that_would_work_are_named(server):
     answer = server.ask("PUT", PREDICT, b"{}")
     assert (answer.status, answer.headers["Allow"]) == (405, "POST")

@@ -74,6 +74,7 @@ def test_every_setting_is_an_option(tmp_path, monkeypatch):
         "body_seconds": 2.5,
         "header_seconds": 3.5,
         "drain_seconds": 4.5,
+        "hang_seconds": 5.5,
         "allowed_hosts": "a.example, b.example",
         "access_log": "all",
         "token": "secret",
