@@ -149,6 +149,8 @@ async def _serve(app: "Starlette", chosen: "Settings", bound: socket.socket, add
     def ready() -> None:
         # models and libraries stay: the collector need not look at them again and again
         gc.freeze()
+        # Requests leave no cycles, and lists of a million values would start it a thousand times.
+        gc.set_threshold(50_000, 20, 100)
         models = [
             f"{name} {'+'.join(map(str, repository.available(name))) or '(not available)'}"
             for name in repository.names()

@@ -299,14 +299,14 @@ class Admission:
 
 
 class Workers:
-    """Threads that read and write large bodies; their small number limits the memory
-    that parsing takes.
+    """Threads that read and write large bodies: by default one, which limits the memory
+    that parsing takes, and leaves Python's lock to the event loop between its steps.
 
     A body waits outside of the threads' own queue: that would hold the body of a
     request that is cancelled until a thread comes to it.
     """
 
-    def __init__(self, threads: int = 2):
+    def __init__(self, threads: int = 1):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bodies")
         self._free = asyncio.Semaphore(threads)
 
@@ -397,7 +397,10 @@ def leased(request: Request) -> Iterator[Any]:
 
 
 def version_of(request: Request) -> int | None:
-    """Return the version that the path of a request names, if any."""
+    """Return the version that the path of a request names by number or label, if any."""
+    label = request.path_params.get("label")
+    if label is not None:
+        return request.app.state.repository.labelled(request.path_params["name"], label)
     text = request.path_params.get("version")
     if text is None:
         return None

@@ -6,7 +6,7 @@ import base64
 import binascii
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ DEFAULT_SIGNATURE = "serving_default"
 MAX_CONTAINERS = 1_000_000
 
 _MAX_AXES = 32
+_PART = 50_000
 
 # The JSON values that each kind of dtype takes, and their name in a sentence.
 _JSON_TYPES: dict[str, tuple[set[type], str]] = {
@@ -177,7 +178,7 @@ def from_json(value: Any, name: str, dtype: str) -> np.ndarray:
     """
     shape: list[int] = []
     level = [value]
-    while level and list in (kinds := set(map(type, level))):
+    while level and list in (kinds := _kinds(level)):
         if kinds != {list}:
             raise RequestError(f"`{name}` must hold lists or values at each depth, not both.")
         if len(shape) == _MAX_AXES:
@@ -189,7 +190,10 @@ def from_json(value: Any, name: str, dtype: str) -> np.ndarray:
                 f"{min(lengths)} and {max(lengths)} values"
             )
         shape.append(lengths.pop())
-        level = list(itertools.chain.from_iterable(level))
+        flat: list = []
+        for part in _parts(level):
+            flat.extend(itertools.chain.from_iterable(part))
+        level = flat
     return _from_leaves(level, name, dtype).reshape(shape)
 
 
@@ -268,16 +272,34 @@ def _quoted(text: str) -> str:
     return json.dumps(text if len(text) <= 40 else text[:37] + "...")
 
 
+def _parts(values: list) -> Iterator[list]:
+    """Give a list in parts. One call on millions of values would hold Python's lock, and
+    with it the event loop, for as long as it takes.
+    """
+    for start in range(0, len(values), _PART):
+        yield values[start : start + _PART]
+
+
+def _kinds(values: list) -> set[type]:
+    kinds: set[type] = set()
+    for part in _parts(values):
+        kinds.update(map(type, part))
+    return kinds
+
+
 def _from_leaves(values: list, name: str, dtype: str) -> np.ndarray:
     if dtype == "string":
         return texts([_to_bytes(value, name) for value in values])
     to = np.dtype(dtype)
     allowed, kind = _JSON_TYPES[to.kind]
-    if not allowed.issuperset(map(type, values)):
+    if not allowed.issuperset(_kinds(values)):
         other = next(value for value in values if type(value) not in allowed)
         raise RequestError(f"`{name}` must hold {kind}. Received: {described(other)}")
     try:
-        return np.array(values, dtype=np.float64 if to.kind == "f" else to)
+        kept = np.float64 if to.kind == "f" else to
+        return np.concatenate(
+            [np.empty(0, kept), *(np.array(part, dtype=kept) for part in _parts(values))]
+        )
     except OverflowError:
         low, high = np.iinfo(to).min, np.iinfo(to).max
         raise RequestError(

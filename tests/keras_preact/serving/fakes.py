@@ -153,6 +153,11 @@ class FakeRepository:
         finally:
             self.leases -= 1
 
+    def labelled(self, name, label):
+        if (name, label) != ("toy", "stable"):
+            raise NotFound("There is no such label.")
+        return self.servable.version
+
     def names(self):
         return ["bad", "slow", "toy"]
 
