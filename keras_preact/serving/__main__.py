@@ -57,11 +57,11 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
         about: Any = field.default  # pydantic's description of it
         if field.name == "directory":
             parser.add_argument("directory", metavar="DIRECTORY", help=about.description)
-        elif about.default is True:
+        elif isinstance(about.default, bool):
             parser.add_argument(
-                f"--{field.name}",
+                f"--{field.name.replace('_', '-')}",
                 action=argparse.BooleanOptionalAction,
-                help=f"{about.description} (default: on)",
+                help=f"{about.description} (default: {'on' if about.default else 'off'})",
             )
         else:
             default = "" if about.default is None else f" (default: {about.default})"

@@ -18,7 +18,9 @@ from keras_preact.serving.repository import Repository
 from keras_preact.serving.settings import Settings
 
 
-def create_app(settings: Settings, repository: Repository | None = None) -> Starlette:
+def create_app(
+    settings: Settings, repository: Repository | None = None, replica: str | None = None
+) -> Starlette:
     """Return an ASGI application that serves the models in a directory.
 
     It starts and stops the repository in its lifespan. A server that stops should set
@@ -28,6 +30,8 @@ def create_app(settings: Settings, repository: Repository | None = None) -> Star
     Args:
         settings: The server's settings.
         repository: Lends the models. Default: a `Repository` of `settings.directory`.
+        replica: The name of this process among several behind one address, for the
+            metrics.
 
     Example:
         >>> app = create_app(Settings("saved_models"))  # doctest: +SKIP
@@ -38,6 +42,7 @@ def create_app(settings: Settings, repository: Repository | None = None) -> Star
         lambda: admission.requests,
         lambda: _waiting(app.state.repository),
         lambda: _available(app.state.repository),
+        replica,
     )
     if repository is None:
         repository = Repository(settings, functools.partial(loading.load, metrics=measured))

@@ -57,6 +57,7 @@ class Gate:
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics):
         self._app = app
         self._token = settings.token
+        self._open_metrics = settings.open_metrics
         self._hosts = settings.hosts()
         self._access_log = settings.access_log
         self._metrics = metrics
@@ -115,6 +116,8 @@ class Gate:
 
     def _check_token(self, path: str, authorization: bytes) -> None:
         if self._token is None or OPEN.fullmatch(path):
+            return
+        if self._open_metrics and path == "/metrics":
             return
         scheme, _, token = authorization.partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(

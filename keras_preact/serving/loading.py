@@ -94,12 +94,12 @@ def _load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
         max_batch_size=settings.max_batch_size or max(card.batch_sizes),
         wait_seconds=settings.batch_wait_ms / 1000,
         max_queue=settings.max_queue,
-        workers=1 if settings.batching else os.cpu_count() or 1,
+        workers=1 if settings.batching else settings.threads or os.cpu_count() or 1,
         together=settings.batching,
         observe_rows=metrics.batch_rows.labels(name, str(version)).observe,
         observe_seconds=metrics.batch_seconds.labels(name, str(version)).observe,
     )
-    decoder = decode and ImageDecoder(decode, settings.max_queue)
+    decoder = decode and ImageDecoder(decode, settings.max_queue, settings.threads)
     servable = Servable(
         name,
         version,

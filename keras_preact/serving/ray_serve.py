@@ -66,7 +66,8 @@ class ModelServer:
     def __serve_build_asgi_app__(self):
         from keras_preact.serving.app import create_app
 
-        self._repository_app = create_app(self._settings)
+        replica = serve.get_replica_context().replica_id.unique_id
+        self._repository_app = create_app(self._settings, replica=replica)
         return self._repository_app
 
     async def check_health(self) -> None:

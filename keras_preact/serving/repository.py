@@ -154,7 +154,8 @@ class Repository:
     Of each model it serves the `settings.versions` highest versions, or those that its
     `version_policy.json` chooses, among those that load, so that a broken one takes
     nothing away. A new version is loaded first; only then the one that it replaces is
-    drained: it is not lent any more, and closed after its last lease. A version that failed to load is tried again when anything in its
+    drained: it is not lent any more, and closed after its last lease. A version that
+    failed to load is tried again when anything in its
     folder changes; one that is served stays as it was loaded.
 
     A model without versions is drained. While a folder cannot be read, everything stays

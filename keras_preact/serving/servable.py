@@ -104,13 +104,14 @@ class ImageDecoder:
             images `(n, ...)`.
         max_queue: Largest number of images that are being decoded or wait for it. (One
             request of any size may in any case.)
+        threads: Threads. None: one per core.
     """
 
-    def __init__(self, decode: Callable, max_queue: int):
+    def __init__(self, decode: Callable, max_queue: int, threads: int | None = None):
         self._decode = decode
         self._max_queue = max_queue
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="decoder")
+        self._threads = ThreadPoolExecutor(threads or os.cpu_count(), thread_name_prefix="decoder")
         #: Images that are being decoded or wait for it.
         self.pending = 0
 

@@ -50,7 +50,9 @@ class Settings:
     )
     versions: _Count | None = option(1, "serve each model's N highest versions, or all")
     poll_seconds: _Seconds = option(1.0, "seconds between two looks for new versions")
-    threads: _Count | None = option(None, "threads of a computation (default: one per core)")
+    threads: _Count | None = option(
+        None, "threads of a computation, and as many that decode images (default: one per core)"
+    )
     max_batch_size: _Count | None = option(
         None, "largest batch (default: the largest that the model was exported for)"
     )
@@ -83,6 +85,7 @@ class Settings:
     access_log: Literal["requests", "all", "none"] = option(
         "requests", "lines of the log: requests, all (probes and scrapes too), or none"
     )
+    open_metrics: bool = option(False, "answer /metrics without a token")
     #: Clients send it as `Authorization: Bearer TOKEN`. `None`: everybody may use the server.
     token: Annotated[str, Field(pattern="^[!-~]+$")] | None = dataclasses.field(
         default=None, repr=False

@@ -226,11 +226,13 @@ class InProcess:
 
 
 @contextlib.contextmanager
-def in_process(directory: Path | None = None, **options) -> Iterator[InProcess]:
+def in_process(
+    directory: Path | None = None, replica: str | None = None, **options
+) -> Iterator[InProcess]:
     """Give an app of a fake repository, or of a real one of `directory`."""
     with asyncio.Runner() as runner:
         settings = Settings(directory or Path("nowhere"), **options)
-        app = create_app(settings, None if directory else FakeRepository())
+        app = create_app(settings, None if directory else FakeRepository(), replica)
         lifespan = app.router.lifespan_context(app)
         runner.run(lifespan.__aenter__())
         try:

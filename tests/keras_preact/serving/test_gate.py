@@ -248,6 +248,17 @@ def test_metrics_count_requests():
             assert found["keras_preact_model_available_versions", labels] == versions
 
 
+def test_replicas_behind_one_address_have_series_of_their_own():
+    with fakes.in_process(replica="r1") as one, fakes.in_process() as alone:
+        for server in (one, alone):
+            server.ask("GET", "/v2")
+        found, without = metrics(one), metrics(alone)
+    label = frozenset({"replica": "r1"}.items())
+    # the memory of the process and the like are there once more in each
+    assert {(name, labels | label) for name, labels in without} <= found.keys()
+    assert all(label <= labels for _, labels in found)
+
+
 def test_invented_names_are_no_new_series():
     def ask(server, i):
         server.ask("GET", f"/v1/models/made-up-{i}")
@@ -311,3 +322,9 @@ def test_with_the_token_everything_is_open(guarded, scheme):
     headers = {"Authorization": f"{scheme} {TOKEN}"}
     assert guarded.ask("POST", PREDICT, INSTANCES, headers).status == 200
     assert guarded.ask("GET", "/metrics", headers=headers).status == 200
+
+
+def test_metrics_may_be_open_alone():
+    with fakes.in_process(token=TOKEN, open_metrics=True) as server:
+        assert server.ask("GET", "/metrics").status == 200
+        assert server.ask("GET", "/v1/models").status == 401

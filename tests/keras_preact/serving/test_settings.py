@@ -77,14 +77,16 @@ def test_every_setting_is_an_option(tmp_path, monkeypatch):
         "hang_seconds": 5.5,
         "allowed_hosts": "a.example, b.example",
         "access_log": "all",
+        "open_metrics": True,
         "token": "secret",
     }
     assert {"directory", *other} == {field.name for field in dataclasses.fields(Settings)}
     defaults = Settings(tmp_path)
     assert all(getattr(defaults, name) != value for name, value in other.items())
-    arguments = [str(tmp_path), "--no-batching", "--token-file", str(tmp_path / "token")]
+    arguments = [str(tmp_path), "--no-batching", "--open-metrics"]
+    arguments += ["--token-file", str(tmp_path / "token")]
     for name, value in other.items():
-        if name not in ("batching", "token"):
+        if name not in ("batching", "open_metrics", "token"):
             text = "all" if value is None else str(value)
             arguments += [f"--{name.replace('_', '-')}", text]
     assert command.settings(arguments) == Settings(tmp_path, **other)

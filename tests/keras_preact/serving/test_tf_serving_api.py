@@ -295,7 +295,7 @@ def test_long_lists_are_read_in_parts(monkeypatch, part):
     np.testing.assert_array_equal(tensors.from_json(values.tolist(), "x", "float32"), values)
     assert tensors.from_json([], "x", "float32").shape == (0,)
     mixed = [1.0] * 10 + ["text"]
-    with pytest.raises(RequestError, match="must hold numbers. Received: the text"):
+    with pytest.raises(RequestError, match=r"must hold numbers\. Received: the text"):
         tensors.from_json(mixed, "x", "float32")
     with pytest.raises(RequestError, match="lists or values at each depth"):
         tensors.from_json([[1.0]] * 10 + [2.0], "x", "float32")
