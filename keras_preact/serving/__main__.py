@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import difflib
 import gc
+import importlib.util
 import ipaddress
 import os
 import socket
@@ -97,6 +98,10 @@ def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = (
             raise ValueError(
                 f"`directory` must be a folder of models. Received: {result.directory}"
             )
+        if result.engine == "openvino" and importlib.util.find_spec("openvino") is None:
+            raise ValueError(
+                "The engine 'openvino' needs OpenVINO: pip install 'keras-preact[openvino]'"
+            )
     except (OSError, ValueError) as error:
         _fail(str(error))
     return result
@@ -133,12 +138,22 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
             flush=True,
         )
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    print(f"Loading the models of {chosen.directory}.", file=sys.stderr, flush=True)
     served = app.create_app(chosen)
     served.state.metrics.count_dropped_lines(lambda: log.dropped)
     try:
         asyncio.run(_serve(served, chosen, bound, address))
     finally:
         log.stop(1.0)
+
+
+def example(address: str, model: str, with_token: bool) -> str:
+    """Return a command that asks a model for the classes of an image file."""
+    token = ' -H "Authorization: Bearer $TOKEN"' if with_token else ""
+    # through a pipe: an argument may have 128 KiB
+    body = """(printf '{"examples": [{"image_bytes": {"b64": "'; base64 < image.png | tr -d '\\n'"""
+    body += """; printf '"}}]}')"""
+    return f"Try: {body} | curl{token} -d @- {address}/v1/models/{model}:classify"
 
 
 async def _serve(app: "Starlette", chosen: "Settings", bound: socket.socket, address: str) -> None:
@@ -156,6 +171,11 @@ async def _serve(app: "Starlette", chosen: "Settings", bound: socket.socket, add
             for name in repository.names()
         ]
         print(f"Serving at {address}: {', '.join(models) or 'no models yet'}", flush=True)
+        for name in filter(repository.available, repository.names()):
+            with repository.lease(name) as servable:
+                if "predict_bytes" in servable.signatures:
+                    print(example(address, name, chosen.token is not None), flush=True)
+                    break
 
     def stopping() -> None:
         # A computation that hangs in a thread would keep the process for ever.

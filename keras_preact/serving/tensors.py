@@ -146,6 +146,12 @@ def parse_json(body: bytes | memoryview) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        if bytes(body[:4]).startswith((b"\x89PNG", b"\xff\xd8\xff")):
+            raise RequestError(
+                "The body is an image file, not JSON. Send "
+                '{"examples": [{"image_bytes": {"b64": "BASE64"}}]} to :classify, with the file in '
+                "base64."
+            ) from None
         raise RequestError(
             f"The body is not JSON according to RFC 8259 (UTF-8, no NaN, no Infinity): {error}."
         ) from None
@@ -294,7 +300,10 @@ def _from_leaves(values: list, name: str, dtype: str) -> np.ndarray:
     allowed, kind = _JSON_TYPES[to.kind]
     if not allowed.issuperset(_kinds(values)):
         other = next(value for value in values if type(value) not in allowed)
-        raise RequestError(f"`{name}` must hold {kind}. Received: {described(other)}")
+        hint = ""
+        if isinstance(other, dict) and BASE64_KEY in other:
+            hint = '. For encoded images add "signature_name": "predict_bytes"'
+        raise RequestError(f"`{name}` must hold {kind}. Received: {described(other)}{hint}")
     try:
         kept = np.float64 if to.kind == "f" else to
         return np.concatenate(

@@ -1,5 +1,6 @@
 """The command, in processes of its own, with real models."""
 
+import base64
 import contextlib
 import http.client
 import json
@@ -99,7 +100,8 @@ def test_serves_exported_models_until_it_is_told_to_stop(tmp_path):
         with socket.create_connection(("127.0.0.1", port)):
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
-        assert process.stdout.read() == b""
+        tried = process.stdout.read().decode()
+        assert f"http://0.0.0.0:{port}/v1/models/small:classify" in tried
     written = log.read_text()
     assert (
         "Warning: no token is set: everybody who can reach 0.0.0.0 can use this server. Set one "
@@ -135,6 +137,35 @@ def test_an_empty_directory_is_served_with_a_token_from_the_environment(tmp_path
     assert "Warning: no token" not in log.read_text()
     assert "Traceback" not in log.read_text()
     assert "secret" not in log.read_text()
+
+
+def test_the_example_is_a_request_that_works(tmp_path):
+    """A script in curl's place shows what it gets. An argument could not be as long."""
+    content = bytes(range(256)) * 1000
+    (tmp_path / "image.png").write_bytes(content)
+    text = command.example("http://127.0.0.1:1", "small", True).removeprefix("Try: ")
+    (tmp_path / "curl").write_text('#!/bin/sh\nprintf "%s\\0" "$@"; cat\n')
+    (tmp_path / "curl").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TOKEN": "secret"}
+    out = subprocess.run(
+        ["sh", "-c", text], cwd=tmp_path, env=environment, capture_output=True, check=True
+    ).stdout.decode()
+    _, header, _, _, address, body = out.split("\0")
+    assert header == "Authorization: Bearer secret"
+    assert address == "http://127.0.0.1:1/v1/models/small:classify"
+    [example] = json.loads(body)["examples"]
+    assert base64.b64decode(example["image_bytes"]["b64"]) == content
+    assert "Authorization" not in command.example("http://127.0.0.1:1", "small", False)
+
+
+def test_openvino_that_is_not_installed_is_said_at_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        command.settings([str(tmp_path), "--engine", "openvino"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "pip install 'keras-preact[openvino]'" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -299,3 +299,16 @@ def test_long_lists_are_read_in_parts(monkeypatch, part):
         tensors.from_json(mixed, "x", "float32")
     with pytest.raises(RequestError, match="lists or values at each depth"):
         tensors.from_json([[1.0]] * 10 + [2.0], "x", "float32")
+
+
+@pytest.mark.parametrize("file", [b"\x89PNG\r\n\x1a\n123", b"\xff\xd8\xff\xe0123"])
+@pytest.mark.parametrize("method", ["predict", "classify"])
+def test_an_image_file_as_the_body_gets_a_hint(server, method, file):
+    answer = server.ask("POST", f"/v1/models/toy:{method}", file)
+    assert (answer.status, "image file, not JSON" in answer.json["error"]) == (400, True)
+
+
+def test_base64_for_the_signature_of_pixels_gets_a_hint(server):
+    answer = server.ask("POST", "/v1/models/toy:predict", {"instances": [{"b64": "MTIz"}]})
+    assert answer.status == 400
+    assert answer.json["error"].endswith('add "signature_name": "predict_bytes"')
