@@ -19,8 +19,8 @@ T = TypeVar("T")
 _Version = Annotated[int, Field(ge=0)]
 
 
-class _Strict(pydantic.BaseModel, extra="forbid", frozen=True):
-    pass
+class _Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
 
 
 class _Latest(_Strict):
