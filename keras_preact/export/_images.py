@@ -45,8 +45,8 @@ class FileType:
         decode: Function from a file and a number of channels to uint8 `(height, width,
             channels)`.
         channels: Numbers of channels that `decode` takes.
-        limits: Bytes that mark a part that takes time whatever the size of the image,
-            to the largest number of such parts.
+        limits: Groups of bytes that mark a part that takes time whatever the size of
+            the image, to the largest number of such parts.
     """
 
     name: str
@@ -54,7 +54,7 @@ class FileType:
     read_size: Callable[[Any], Any]
     decode: Callable[[Any, int], Any]
     channels: tuple[int, ...]
-    limits: Mapping[bytes, int]
+    limits: Mapping[tuple[bytes, ...], int]
 
 
 def _png_size(file):
@@ -114,7 +114,7 @@ FILE_TYPES = (
         decode=_decode_png,
         channels=(1, 3, 4),
         # Texts, unpacked to 8 MB each before they are dropped.
-        limits={b"zTXt": 20, b"iTXt": 20},
+        limits={(b"zTXt",): 20, (b"iTXt",): 20},
     ),
     FileType(
         name="JPEG",
@@ -122,8 +122,10 @@ FILE_TYPES = (
         read_size=_jpeg_size,
         decode=_decode_jpeg,
         channels=(1, 3),
-        # Scans, each of which may cover the whole image. A progressive file has about ten.
-        limits={b"\xff\xda": 50},
+        # Scans, each of which may cover the whole image. A progressive file has about ten. The
+        # length and the number of channels, 1 to 4, belong to the mark: its first two bytes alone
+        # are in any large profile, thumbnail or video that a phone adds.
+        limits={tuple(b"\xff\xda\0%c%c" % (6 + 2 * n, n) for n in (1, 2, 3, 4)): 50},
     ),
 )
 
@@ -222,7 +224,7 @@ class Decoder:
 def _read_size(row: FileType, file, name):
     import tensorflow as tf
 
-    for part, most in row.limits.items():
-        pieces = tf.size(tf.strings.split(file, part, maxsplit=most + 1))
-        file = ensure(pieces <= most + 1, file, name, f" is a {row.name} with too many parts")
+    for marks, most in row.limits.items():
+        parts = [tf.size(tf.strings.split(file, mark, maxsplit=most + 1)) - 1 for mark in marks]
+        file = ensure(tf.add_n(parts) <= most, file, name, f" is a {row.name} with too many parts")
     return row.read_size(file)

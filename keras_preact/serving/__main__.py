@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import difflib
 import gc
+import importlib.util
 import ipaddress
 import os
 import socket
@@ -57,11 +58,11 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
         about: Any = field.default  # pydantic's description of it
         if field.name == "directory":
             parser.add_argument("directory", metavar="DIRECTORY", help=about.description)
-        elif about.default is True:
+        elif isinstance(about.default, bool):
             parser.add_argument(
-                f"--{field.name}",
+                f"--{field.name.replace('_', '-')}",
                 action=argparse.BooleanOptionalAction,
-                help=f"{about.description} (default: on)",
+                help=f"{about.description} (default: {'on' if about.default else 'off'})",
             )
         else:
             default = "" if about.default is None else f" (default: {about.default})"
@@ -97,6 +98,10 @@ def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = (
             raise ValueError(
                 f"`directory` must be a folder of models. Received: {result.directory}"
             )
+        if result.engine == "openvino" and importlib.util.find_spec("openvino") is None:
+            raise ValueError(
+                "The engine 'openvino' needs OpenVINO: pip install 'keras-preact[openvino]'"
+            )
     except (OSError, ValueError) as error:
         _fail(str(error))
     return result
@@ -122,7 +127,7 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
         bound = bind(chosen.host, chosen.port)
     except OSError as error:
         _fail(f"cannot listen on {chosen.host} port {chosen.port}: {error.strerror or error}")
-    logs.configure()
+    log = logs.configure()
     prometheus_client.disable_created_metrics()  # they double the series, and nothing reads them
     host, port = bound.getsockname()[:2]
     if chosen.token is None and not ipaddress.ip_address(host).is_loopback:
@@ -133,7 +138,22 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
             flush=True,
         )
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    asyncio.run(_serve(app.create_app(chosen), chosen, bound, address))
+    print(f"Loading the models of {chosen.directory}.", file=sys.stderr, flush=True)
+    served = app.create_app(chosen)
+    served.state.metrics.count_dropped_lines(lambda: log.dropped)
+    try:
+        asyncio.run(_serve(served, chosen, bound, address))
+    finally:
+        log.stop(1.0)
+
+
+def example(address: str, model: str, with_token: bool) -> str:
+    """Return a command that asks a model for the classes of an image file."""
+    token = ' -H "Authorization: Bearer $TOKEN"' if with_token else ""
+    # through a pipe: an argument may have 128 KiB
+    body = """(printf '{"examples": [{"image_bytes": {"b64": "'; base64 < image.png | tr -d '\\n'"""
+    body += """; printf '"}}]}')"""
+    return f"Try: {body} | curl{token} -d @- {address}/v1/models/{model}:classify"
 
 
 async def _serve(app: "Starlette", chosen: "Settings", bound: socket.socket, address: str) -> None:
@@ -144,11 +164,18 @@ async def _serve(app: "Starlette", chosen: "Settings", bound: socket.socket, add
     def ready() -> None:
         # models and libraries stay: the collector need not look at them again and again
         gc.freeze()
+        # Requests leave no cycles, and lists of a million values would start it a thousand times.
+        gc.set_threshold(50_000, 20, 100)
         models = [
             f"{name} {'+'.join(map(str, repository.available(name))) or '(not available)'}"
             for name in repository.names()
         ]
         print(f"Serving at {address}: {', '.join(models) or 'no models yet'}", flush=True)
+        for name in filter(repository.available, repository.names()):
+            with repository.lease(name) as servable:
+                if "predict_bytes" in servable.signatures:
+                    print(example(address, name, chosen.token is not None), flush=True)
+                    break
 
     def stopping() -> None:
         # A computation that hangs in a thread would keep the process for ever.

@@ -18,7 +18,9 @@ from keras_preact.serving.repository import Repository
 from keras_preact.serving.settings import Settings
 
 
-def create_app(settings: Settings, repository: Repository | None = None) -> Starlette:
+def create_app(
+    settings: Settings, repository: Repository | None = None, replica: str | None = None
+) -> Starlette:
     """Return an ASGI application that serves the models in a directory.
 
     It starts and stops the repository in its lifespan. A server that stops should set
@@ -28,13 +30,20 @@ def create_app(settings: Settings, repository: Repository | None = None) -> Star
     Args:
         settings: The server's settings.
         repository: Lends the models. Default: a `Repository` of `settings.directory`.
+        replica: The name of this process among several behind one address, for the
+            metrics.
 
     Example:
         >>> app = create_app(Settings("saved_models"))  # doctest: +SKIP
         >>> uvicorn.run(app, port=8501)  # doctest: +SKIP
     """
     admission = Admission(settings)
-    measured = Metrics(lambda: admission.requests, lambda: _waiting(app.state.repository))
+    measured = Metrics(
+        lambda: admission.requests,
+        lambda: _waiting(app.state.repository),
+        lambda: _available(app.state.repository),
+        replica,
+    )
     if repository is None:
         repository = Repository(settings, functools.partial(loading.load, metrics=measured))
 
@@ -56,7 +65,7 @@ def create_app(settings: Settings, repository: Repository | None = None) -> Star
             *metrics.routes,
             *webpage.routes,
         ],
-        middleware=[Middleware(Gate, token=settings.token, metrics=measured)],
+        middleware=[Middleware(Gate, settings=settings, metrics=measured)],
         exception_handlers={HTTPException: _no_route},
         lifespan=lifespan,
     )
@@ -87,3 +96,8 @@ def _waiting(repository: Repository) -> Iterator[tuple[str, int, int]]:
         for version in repository.available(name):
             with repository.lease(name, version) as one:
                 yield name, version, one.waiting
+
+
+def _available(repository: Repository) -> Iterator[tuple[str, int]]:
+    for name in repository.names():
+        yield name, len(repository.available(name))

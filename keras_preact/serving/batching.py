@@ -84,6 +84,7 @@ class Batcher:
         self._waiting: deque[_Entry] = deque()
         self._rows = 0
         self._closed = False
+        self._began: dict[int, float] = {}  # when each thread began with its batch
         self._changed = threading.Condition()
         self._threads = [
             threading.Thread(target=self._work, name=f"batcher-{i}", daemon=True)
@@ -96,6 +97,12 @@ class Batcher:
     def waiting(self) -> int:
         """Rows that wait to be computed."""
         return self._rows
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds that the longest batch now has been computed; 0 without any."""
+        began = list(self._began.values())
+        return time.monotonic() - min(began) if began else 0.0
 
     def check_rows(self, rows: int) -> None:
         """Raise TooLarge for a request that fits into no batch."""
@@ -166,8 +173,13 @@ class Batcher:
             self._rows -= len(entry.images)
 
     def _work(self) -> None:
+        thread = threading.get_ident()
         while batch := self._take():
-            self._compute(batch)
+            self._began[thread] = time.monotonic()
+            try:
+                self._compute(batch)
+            finally:
+                del self._began[thread]
             del batch  # else an idle thread would hold the last request's images
 
     def _take(self) -> list[_Entry]:

@@ -28,11 +28,13 @@ from keras_preact.serving.errors import (
 )
 from keras_preact.serving.metrics import Metrics
 from keras_preact.serving.settings import Settings
+from keras_preact.serving.tensors import described
 
 log = logging.getLogger("keras_preact.serving")
 
 #: Paths without a token: probes have none, and the page asks for it.
 OPEN = re.compile(r"/|/static/.*|/v2/health/(live|ready)")
+PROBES = re.compile(r"/v2/health/(live|ready)|/metrics")
 CLIENT_GONE = 499  # as in the logs of other servers: nobody is left to get an answer
 LINGER_SECONDS = 2.0
 #: Work on fewer bytes takes less time than its way to a thread and back.
@@ -52,9 +54,12 @@ class Gate:
     sentence.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, metrics: Metrics):
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics):
         self._app = app
-        self._token = token
+        self._token = settings.token
+        self._open_metrics = settings.open_metrics
+        self._hosts = settings.hosts()
+        self._access_log = settings.access_log
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,24 +76,48 @@ class Gate:
 
     async def _answer(self, scope: Scope, exchange: "_Exchange") -> None:
         try:
+            self._check_host(scope)
             self._check_token(scope["path"], exchange.headers.get(b"authorization", b""))
             await self._app(scope, exchange.receive, exchange.send)
             return
-        except RequestError as caught:
-            error = caught
-        except Disconnected:
+        except RequestError as error:
+            _release(error)
+            response = error_response(error)
+        except Disconnected as error:
+            _release(error)
             exchange.status = CLIENT_GONE
             return
-        except asyncio.CancelledError:  # the time to finish is over
-            error = Unavailable("The server is stopping.")
-        except Exception:
+        except asyncio.CancelledError as error:  # the time to finish is over
+            _release(error)
+            response = error_response(Unavailable("The server is stopping."))
+        except Exception as error:
             log.exception("internal error", extra={"id": exchange.id})
-            error = RequestError(f"internal error; the log has it under {exchange.id}", 500)
+            _release(error)
+            message = f"internal error; the log has it under {exchange.id}"
+            response = error_response(RequestError(message, 500))
         if exchange.status is None:  # else half an answer is out, and the connection is closed
-            await error_response(error)(scope, exchange.receive, exchange.send)
+            await response(scope, exchange.receive, exchange.send)
+
+    def _check_host(self, scope: Scope) -> None:
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) > 1 or (not hosts and scope.get("http_version") == "1.1"):
+            raise RequestError(
+                f"A request of HTTP/1.1 must have one Host header. Received: {len(hosts)}"
+            )
+        if self._hosts is None or not hosts:
+            return
+        # without the port; an address of IPv6 is in brackets
+        name = re.sub(r":\d*$", "", hosts[0].decode("latin-1")).strip("[]").lower()
+        if name not in self._hosts:
+            raise RequestError(
+                f"This server answers to {', '.join(sorted(self._hosts))}. Received: "
+                f"{described(name)}. Start it with --allowed-hosts to allow another name."
+            )
 
     def _check_token(self, path: str, authorization: bytes) -> None:
         if self._token is None or OPEN.fullmatch(path):
+            return
+        if self._open_metrics and path == "/metrics":
             return
         scheme, _, token = authorization.partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(
@@ -108,6 +137,9 @@ class Gate:
         labels = getattr(scope.get("endpoint"), "__name__", "none"), model, version
         self._metrics.requests.labels(*labels, str(status)).inc()
         self._metrics.request_seconds.labels(*labels).observe(seconds)
+        is_probe = PROBES.fullmatch(scope["path"]) is not None
+        if self._access_log == "none" or (is_probe and self._access_log != "all"):
+            return
         fields = {
             "id": exchange.id,
             "method": scope["method"],
@@ -119,6 +151,17 @@ class Gate:
             "bytes": exchange.bytes,
         }
         log.info("request", extra=fields)
+
+
+def _release(error: BaseException | None) -> None:
+    """Free what an error and those before it hold through their tracebacks.
+
+    Frames hold the body of the request, and some, also of libraries, hold the error in
+    turn: such a cycle keeps the body until Python's collector runs.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class _Exchange:
@@ -234,7 +277,11 @@ class Admission:
     def _check_headers(self, request: Request) -> None:
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", ""):
-            raise RequestError("Send the body without a Content-Encoding such as gzip.", 415)
+            raise RequestError(
+                "Send the body without a Content-Encoding such as gzip.",
+                415,
+                {"Accept-Encoding": "identity"},
+            )
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdecimal():
             raise RequestError("Content-Length must be a whole number.")
@@ -255,12 +302,16 @@ class Admission:
 
 
 class Workers:
-    """Threads that read and write large bodies; their small number limits the memory
-    that parsing takes.
+    """Threads that read and write large bodies: by default one, which limits the memory
+    that parsing takes, and leaves Python's lock to the event loop between its steps.
+
+    A body waits outside of the threads' own queue: that would hold the body of a
+    request that is cancelled until a thread comes to it.
     """
 
-    def __init__(self, threads: int = 2):
+    def __init__(self, threads: int = 1):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bodies")
+        self._free = asyncio.Semaphore(threads)
 
     async def run(self, size: int, function: Callable[..., Result], *args: Any) -> Result:
         """Return `function(*args)`, which handles `size` bytes; computed in a thread if
@@ -268,7 +319,16 @@ class Workers:
         """
         if size <= INLINE_BYTES:
             return function(*args)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        loop = asyncio.get_running_loop()
+        await self._free.acquire()
+        job = self._pool.submit(function, *args)
+
+        def free(_) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._free.release)
+
+        job.add_done_callback(free)
+        return await asyncio.wrap_future(job)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -340,7 +400,10 @@ def leased(request: Request) -> Iterator[Any]:
 
 
 def version_of(request: Request) -> int | None:
-    """Return the version that the path of a request names, if any."""
+    """Return the version that the path of a request names by number or label, if any."""
+    label = request.path_params.get("label")
+    if label is not None:
+        return request.app.state.repository.labelled(request.path_params["name"], label)
     text = request.path_params.get("version")
     if text is None:
         return None

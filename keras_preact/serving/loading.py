@@ -3,6 +3,7 @@ SavedModel, its warm-up requests.
 """
 
 import asyncio
+import errno
 import gc
 import os
 import time
@@ -93,12 +94,12 @@ def _load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
         max_batch_size=settings.max_batch_size or max(card.batch_sizes),
         wait_seconds=settings.batch_wait_ms / 1000,
         max_queue=settings.max_queue,
-        workers=1 if settings.batching else os.cpu_count() or 1,
+        workers=1 if settings.batching else settings.threads or os.cpu_count() or 1,
         together=settings.batching,
         observe_rows=metrics.batch_rows.labels(name, str(version)).observe,
         observe_seconds=metrics.batch_seconds.labels(name, str(version)).observe,
     )
-    decoder = decode and ImageDecoder(decode, settings.max_queue)
+    decoder = decode and ImageDecoder(decode, settings.max_queue, settings.threads)
     servable = Servable(
         name,
         version,
@@ -124,6 +125,8 @@ def read_card(version: Path) -> Card:
         LoadError: if there is none, or it is not complete.
     """
     name = _directory.OWN_CARD.as_posix()
+    if (version / name).exists() and not (version / name).is_file():
+        raise LoadError(f"Its {name} is not a regular file.")
     try:
         return Card.model_validate_json((version / name).read_bytes())
     except FileNotFoundError:
@@ -152,14 +155,22 @@ def check_files(version: Path, hashes: dict[str, str]) -> None:
         LoadError: if one is missing, damaged, or not in the card. Hidden files do not
             count.
     """
-    found = {path.relative_to(version).as_posix() for path in version.rglob("*") if path.is_file()}
-    found.discard(_directory.OWN_CARD.as_posix())
-    for name in sorted(
-        {name for name in found if not Path(name).name.startswith(".")} - set(hashes)
-    ):
+    found = set()
+    for path in version.rglob("*"):
+        name = path.relative_to(version).as_posix()
+        if path.is_dir() or path.name.startswith("."):
+            continue
+        if not path.is_file():  # a read of a pipe or a device may never end
+            raise LoadError(f"Its {name} is not a regular file.")
+        found.add(name)
+    for name in sorted(found - {_directory.OWN_CARD.as_posix(), *hashes}):
         raise LoadError(f"It holds {name}, which its model card does not know.")
     for name, expected in hashes.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise LoadError("Its model card lists a file outside of its folder.")
         try:
+            if not (version / name).is_file():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             actual = _directory.sha256(version / name)
         except OSError as error:
             raise LoadError(f"Its {name} cannot be read ({error.strerror}).") from error

@@ -1,8 +1,12 @@
 """The server's log: one JSON object a line, on stderr."""
 
+import contextlib
 import datetime
 import json
 import logging
+import os
+import queue
+import threading
 
 # What every record has; the rest is what the call passed as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
@@ -29,11 +33,57 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure() -> None:
+class Log(logging.Handler):
+    """Writes records as JSON lines in a thread of its own: who logs never waits for who
+    reads the log. Lines beyond `capacity` that wait are dropped, and counted.
+
+    Args:
+        descriptor: File descriptor to write to.
+        capacity: Most lines that wait.
+    """
+
+    def __init__(self, descriptor: int = 2, capacity: int = 10_000):
+        super().__init__()
+        self.setFormatter(JsonFormatter())
+        self.dropped = 0
+        self._descriptor = descriptor
+        self._lines: queue.Queue[str | None] = queue.Queue(capacity)
+        # os.write and a daemon: a thread that hangs in it holds no lock, and not the process
+        self._writer = threading.Thread(target=self._write, name="log", daemon=True)
+        self._writer.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record) + "\n")
+        except queue.Full:
+            self.dropped += 1
+
+    def stop(self, seconds: float) -> None:
+        """Wait until the lines are written, at most so long."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=seconds)
+            self._writer.join(seconds)
+
+    def _write(self) -> None:
+        told = 0
+        while (line := self._lines.get()) is not None:
+            if self.dropped > told:
+                told = self.dropped
+                note = {"level": "warning", "message": "log lines were dropped", "dropped": told}
+                line = json.dumps(note) + "\n" + line
+            data = line.encode()
+            try:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError:  # nobody can read it any more
+                self.dropped += 1
+
+
+def configure() -> Log:
     """Send all logging of this process to stderr as JSON lines."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter())
+    handler = Log()
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(
         logging.WARNING
     )  # what it says besides, the request lines and the command say
+    return handler

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,12 +23,21 @@ class Metrics(Collector):
     Args:
         in_progress: Returns the number of requests in progress.
         waiting: Returns the images that wait, as `(model, version, images)`.
+        available: Returns the number of available versions, as `(model, versions)`.
+        replica: The name of one of several processes behind one address: a label of
+            each sample, without which their counters would look like one.
     """
 
     def __init__(
-        self, in_progress: Callable[[], int], waiting: Callable[[], Iterable[tuple[str, int, int]]]
+        self,
+        in_progress: Callable[[], int],
+        waiting: Callable[[], Iterable[tuple[str, int, int]]],
+        available: Callable[[], Iterable[tuple[str, int]]] = list,
+        replica: str | None = None,
     ):
         self._waiting = waiting
+        self._available = available
+        self._replica = replica
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(self)
@@ -86,13 +96,52 @@ class Metrics(Collector):
         for model, version, images in self._waiting():
             gauge.add_metric([model, str(version)], images)
         yield gauge
+        gauge = GaugeMetricFamily(
+            "keras_preact_model_available_versions",
+            "Versions that answer requests; 0 for a model of which none could be loaded.",
+            labels=["model"],
+        )
+        for model, versions in self._available():
+            gauge.add_metric([model], versions)
+        yield gauge
+
+    def shown(self) -> CollectorRegistry:
+        """Return what to show: the registry, with a label for the replica if there is one."""
+        if self._replica is None:
+            return self.registry
+        registry = CollectorRegistry()
+        registry.register(_Labelled(self.registry, {"replica": self._replica}))
+        return registry
+
+    def count_dropped_lines(self, dropped: Callable[[], int]) -> None:
+        """Show how many lines of the log nobody read in time."""
+        Gauge(
+            "keras_preact_log_lines_dropped",
+            "Lines of the log that were dropped: what reads it is too slow.",
+            registry=self.registry,
+        ).set_function(dropped)
+
+
+class _Labelled(Collector):
+    """The metrics of a registry with more labels."""
+
+    def __init__(self, registry: CollectorRegistry, labels: dict[str, str]):
+        self._registry = registry
+        self._labels = labels
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._registry.collect():
+            family.samples = [
+                sample._replace(labels=sample.labels | self._labels) for sample in family.samples
+            ]
+            yield family
 
 
 async def metrics(request: Request) -> Response:
     """Answer Prometheus."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(
-        encode(request.app.state.metrics.registry), headers={"Content-Type": content_type}
+        encode(request.app.state.metrics.shown()), headers={"Content-Type": content_type}
     )
 
 

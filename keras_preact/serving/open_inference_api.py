@@ -2,6 +2,7 @@
 paths, its JSON and its binary tensors.
 """
 
+import dataclasses
 import importlib.metadata
 import math
 import struct
@@ -20,7 +21,14 @@ from starlette.routing import Route
 from keras_preact.serving import tensors
 from keras_preact.serving.errors import NotFound, RequestError, Unavailable
 from keras_preact.serving.gate import inference, json_response, leased
-from keras_preact.serving.tensors import DEFAULT_SIGNATURE, Signature, TensorSpec, described, shown
+from keras_preact.serving.tensors import (
+    DEFAULT_SIGNATURE,
+    Signature,
+    TensorSpec,
+    described,
+    shortened,
+    shown,
+)
 
 HEADER = "Inference-Header-Content-Length"
 TEXT = "BYTES"
@@ -50,6 +58,8 @@ class _Parameters(pydantic.BaseModel):
     binary_data: bool | None = None
     binary_data_size: Annotated[int, Field(ge=0)] | None = None
     content_type: Any = None
+    #: Triton's: so many best classes of an output instead of its numbers; 0: the numbers.
+    classification: Annotated[int, Field(ge=0)] = 0
 
 
 class _Output(pydantic.BaseModel):
@@ -77,12 +87,15 @@ AnyOutput = TypeVar("AnyOutput", bound=_Output)
 
 @dataclass(frozen=True)
 class Call:
-    """A signature to run. `outputs` are the tensors to answer; True: in binary."""
+    """A signature to run. `outputs` are the tensors to answer; True: in binary.
+    `classification`: of which to name the best classes, and how many.
+    """
 
     signature: str
     inputs: dict[str, np.ndarray]
     outputs: dict[str, bool]
     id: str | None
+    classification: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @inference
@@ -95,6 +108,8 @@ async def infer(request: Request, body: bytes, deadline: float) -> Response:
     with leased(request) as servable:
         call = await run(len(body), parse, body, int(length), servable.signatures)
         outputs = await servable.predict(call.signature, call.inputs, deadline)
+        for name, k in call.classification.items():
+            outputs = outputs | {name: classified(outputs[name], k, name, servable.classes)}
         size = sum(outputs[name].nbytes for name in call.outputs)
         content, head = await run(size, dump, call, outputs, servable.name, servable.version)
     if head is None:
@@ -114,12 +129,22 @@ async def server_metadata(request: Request) -> Response:
 
 
 async def live(request: Request) -> Response:
-    """200 as long as the process answers."""
+    """200 as long as the process answers and no network is computed without end."""
+    state = request.app.state
+    repository, limit = state.repository, state.settings.hang_seconds
+    for name in repository.names():
+        for version in repository.available(name):
+            with repository.lease(name, version) as servable:
+                if servable.busy_seconds > limit:
+                    raise Unavailable(
+                        f"Version {version} of {name} has computed one batch for more than "
+                        f"{limit:g} seconds."
+                    )
     return json_response({"live": True})
 
 
 async def ready(request: Request) -> Response:
-    """503 until every model is available, and after the server is told to stop."""
+    """503 until a model is available, and after the server is told to stop."""
     state = request.app.state
     is_ready = not state.stopping and state.repository.ready()
     return json_response({"ready": is_ready}, 200 if is_ready else 503)
@@ -145,7 +170,7 @@ async def model_ready(request: Request) -> Response:
         with leased(request) as servable:
             return json_response({"name": servable.name, "ready": True})
     except (NotFound, Unavailable) as error:
-        name = request.path_params["name"]
+        name = shortened(request.path_params["name"])
         return json_response({"name": name, "ready": False, "error": error.message}, error.status)
 
 
@@ -197,7 +222,26 @@ def parse(body: bytes, json_length: int, signatures: Mapping[str, Signature]) ->
         signature.check(arrays),
         outputs or dict.fromkeys(signature.outputs, by_default),
         document.id,
+        {name: k for name, one in wanted.items() if (k := one.parameters.classification)},
     )
+
+
+def classified(scores: np.ndarray, k: int, name: str, classes: list[str]) -> np.ndarray:
+    """Return the `k` best classes of each row as Triton writes them, score:index:class.
+
+    Raises:
+        RequestError: if the output has no score for each class.
+    """
+    if scores.ndim != 2 or scores.dtype.kind != "f" or scores.shape[1] != len(classes):
+        raise RequestError(
+            f"`classification` needs an output with a score for each class. Received: `{name}`"
+        )
+    indices, values = tensors.highest(scores, k)
+    found = [
+        [f"{value:f}:{index}:{classes[index]}" for value, index in zip(*row, strict=True)]
+        for row in zip(values, indices, strict=True)
+    ]
+    return np.array(found, dtype=object)
 
 
 def dump(

@@ -3,9 +3,13 @@ as many as the requests ask for.
 
 serve run keras_preact.serving.ray_serve:build directory=/shared/saved_models
 max_replicas=8
+
+Ray's proxy does not repeat a request whose replica dies: the client gets its status 500
+without JSON, and may send the request again, which changes nothing on a server.
 """
 
 import dataclasses
+import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -66,7 +70,8 @@ class ModelServer:
     def __serve_build_asgi_app__(self):
         from keras_preact.serving.app import create_app
 
-        self._repository_app = create_app(self._settings)
+        # Each scrape through Ray's proxy reaches one of the replicas.
+        self._repository_app = create_app(self._settings, replica=uuid.uuid4().hex[:8])
         return self._repository_app
 
     async def check_health(self) -> None:
@@ -125,6 +130,8 @@ def build(options: Mapping[str, Any]) -> serve.Application:
         settings,
         # replicas have working directories of their own
         directory=settings.directory.absolute(),
+        # Ray's proxy listens, and the default of this setting is for a local server
+        allowed_hosts=settings.allowed_hosts or "*",
         threads=settings.threads or max(1, int(replicas.num_cpus)),
     )
     number: dict[str, Any] = {"num_replicas": replicas.replicas}

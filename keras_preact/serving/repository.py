@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from keras_preact import _checks
-from keras_preact.serving import _scan
+from keras_preact.serving import _scan, version_policy
 from keras_preact.serving.errors import NotFound, Unavailable
 from keras_preact.serving.loading import LoadError
 from keras_preact.serving.servable import Servable
 from keras_preact.serving.settings import Settings
+from keras_preact.serving.tensors import shortened
 
 log = logging.getLogger("keras_preact.serving")
 
@@ -150,10 +151,11 @@ class _Version:
 class Repository:
     """Follows a directory of models, and lends the loaded ones.
 
-    Of each model it serves the `settings.versions` highest versions among those that
-    load, so that a broken one takes nothing away. A new version is loaded first; only
-    then the one that it replaces is drained: it is not lent any more, and closed after
-    its last lease. A version that failed to load is tried again when anything in its
+    Of each model it serves the `settings.versions` highest versions, or those that its
+    `version_policy.json` chooses, among those that load, so that a broken one takes
+    nothing away. A new version is loaded first; only then the one that it replaces is
+    drained: it is not lent any more, and closed after its last lease. A version that
+    failed to load is tried again when anything in its
     folder changes; one that is served stays as it was loaded.
 
     A model without versions is drained. While a folder cannot be read, everything stays
@@ -178,6 +180,7 @@ class Repository:
         self._models: dict[str, dict[int, _Version]] = {}
         # The models in the directory; others in _models are being drained.
         self._found: set[str] = set()
+        self._policies: dict[str, version_policy.Policy] = {}
         self._complaints: dict[Path, str] = {}
         self._closing: set[asyncio.Task] = set()
         self._stopping = asyncio.Event()
@@ -245,6 +248,22 @@ class Repository:
             f"Model {name!r} is served in the versions {available}. Received: version {version}"
         )
 
+    def labelled(self, name: str, label: str) -> int:
+        """Return the number of the version that has a label.
+
+        Raises:
+            NotFound: if there is no such model or label.
+        """
+        if name not in self._found:
+            raise self._unknown(name)
+        labels = self._policies[name].version_labels if name in self._policies else {}
+        if label not in labels:
+            raise NotFound(
+                f"Model {name!r} has the labels {sorted(labels)}; {version_policy.FILE} in its "
+                f"folder sets them. Received: {shortened(label)!r}"
+            )
+        return labels[label]
+
     def names(self) -> list[str]:
         """Return the names of the models in the directory, in order."""
         return sorted(self._found)
@@ -269,10 +288,13 @@ class Repository:
         return [status.version for status in self.status(name) if status.state == "AVAILABLE"]
 
     def ready(self) -> bool:
-        """Return whether there are models, and an available version of each."""
-        return bool(self._found) and all(map(self.available, self._found))
+        """Return whether there is a model with an available version: one that is broken
+        or being loaded takes nothing from the others.
+        """
+        return any(map(self.available, self._found))
 
     def _unknown(self, name: str) -> NotFound:
+        name = shortened(name)
         hint = _checks.nearest(name, self.names()) if self._found else "There is none now."
         return NotFound(f"Unknown model. {hint} Received: {name!r}")
 
@@ -310,25 +332,42 @@ class Repository:
             else:
                 self._complaints.pop(directory / name, None)
                 readable[name] = paths
-        self._found = {*readable, *(self._found & found.keys())}
-
-        for name in self._models.keys() - self._found:
+        still = {*readable, *(self._found & found.keys())}
+        self._found &= still
+        for name in self._models.keys() - still:
+            self._policies.pop(name, None)
             self._settle(name, {}, set())
+        chosen = {}
         for name, paths in readable.items():
+            policy = await self._policy(name, paths)
             versions = self._models.setdefault(name, {})
-            for number in sorted(paths)[-self._wanted(paths) :]:
+            if policy is None:
+                if not versions:
+                    versions[max(paths)] = one = _Version(name, max(paths))
+                    message = "Its version_policy.json cannot be followed; the log says why."
+                    one.enter("END", "FAILED_PRECONDITION", message)
+                continue  # everything stays as it is
+            paths, wanted = policy.select(paths, self._settings.versions)
+            for number in sorted(paths)[-wanted:]:
                 versions.setdefault(number, _Version(name, number))
-        for name, paths in readable.items():
-            await self._update_model(name, paths)
+            chosen[name] = paths, wanted
+        self._found = {*readable, *(self._found & found.keys())}
+        for name, (paths, wanted) in chosen.items():
+            await self._update_model(name, paths, wanted)
 
-    def _wanted(self, paths: Collection) -> int:
-        return len(paths) if self._settings.versions is None else self._settings.versions
+    async def _policy(self, name: str, paths: dict[int, Path]) -> version_policy.Policy | None:
+        """Return the model's version policy; None while it cannot be followed."""
+        file = next(iter(paths.values())).parent / version_policy.FILE
+        policy = await self._read(functools.partial(version_policy.read, versions=paths), file)
+        if policy is not None:
+            self._policies[name] = policy
+        return policy
 
-    async def _update_model(self, name: str, paths: dict[int, Path]) -> None:
+    async def _update_model(self, name: str, paths: dict[int, Path], wanted: int) -> None:
         versions = self._models[name]
         kept: set[int] = set()
         for number in sorted(paths, reverse=True):
-            if len(kept) == self._wanted(paths):
+            if len(kept) == wanted:
                 break
             version = versions.setdefault(number, _Version(name, number))
             if version.state in ("START", "END"):

@@ -48,6 +48,11 @@ class Servable:
         """Images that wait for the network, or to be decoded."""
         return self.batcher.waiting + (self.decoder.pending if self.decoder else 0)
 
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds that the longest batch now has been computed."""
+        return self.batcher.busy_seconds
+
     async def predict(
         self, signature: str, inputs: Mapping[str, np.ndarray], deadline: float | None
     ) -> dict[str, np.ndarray]:
@@ -99,13 +104,14 @@ class ImageDecoder:
             images `(n, ...)`.
         max_queue: Largest number of images that are being decoded or wait for it. (One
             request of any size may in any case.)
+        threads: Threads. None: one per core.
     """
 
-    def __init__(self, decode: Callable, max_queue: int):
+    def __init__(self, decode: Callable, max_queue: int, threads: int | None = None):
         self._decode = decode
         self._max_queue = max_queue
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="decoder")
+        self._threads = ThreadPoolExecutor(threads or os.cpu_count(), thread_name_prefix="decoder")
         #: Images that are being decoded or wait for it.
         self.pending = 0
 
@@ -131,7 +137,8 @@ class ImageDecoder:
                     f"{self._max_queue} may."
                 )
             self.pending += len(files)
-        jobs = [self._threads.submit(self._decode_one, file) for file in files]
+        waiting = dict(enumerate(files))  # empty at the end, whatever is in the threads' queue
+        jobs = [self._threads.submit(self._decode_one, waiting, i) for i in range(len(files))]
         for job in jobs:
             job.add_done_callback(self._count_down)
         try:
@@ -143,6 +150,8 @@ class ImageDecoder:
             raise DeadlineExceeded(
                 "The request's time was over before its images were decoded."
             ) from None
+        finally:
+            waiting.clear()
         for number, result in enumerate(results):
             if isinstance(result, BaseException):
                 raise _translated(result, f"image {number}") from result
@@ -152,10 +161,10 @@ class ImageDecoder:
         """Decode the waiting images, and return when the threads have ended."""
         self._threads.shutdown()
 
-    def _decode_one(self, file: bytes) -> np.ndarray:
+    def _decode_one(self, waiting: dict[int, bytes], number: int) -> np.ndarray:
         import tensorflow as tf
 
-        return self._decode(tf.constant([file])).numpy()
+        return self._decode(tf.constant([waiting.pop(number)])).numpy()
 
     def _count_down(self, job) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from keras_preact.serving.settings import Settings
@@ -21,17 +22,34 @@ from keras_preact.serving.settings import Settings
 MAX_HEAD_BYTES = 64 * 1024
 # A chunk of one byte takes six to send; a body in such small pieces is still accepted.
 _FRAME_PER_BYTE = 8
+# What is parsed at once: it limits how many pipelined requests wait, a few kilobytes each.
+_PART_BYTES = 4096
+
+
+class _Flow(FlowControl):
+    """Reads nothing while something that was read waits."""
+
+    def __init__(self, transport, waits: Callable[[], bool]):
+        super().__init__(transport)
+        self._waits = waits
+
+    def resume_reading(self) -> None:
+        if not self._waits():
+            super().resume_reading()
 
 
 class Connection(HttpToolsProtocol):
     """A connection that ends when nothing moves for `config.timeout_keep_alive` seconds:
     the client sends no complete headers, or takes nothing of an answer.
 
-    Nothing ends it while the app works on a request.
+    Nothing ends it while the app works on a request. While pipelined requests wait,
+    nothing more is read or parsed.
     """
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
+        self._unparsed = memoryview(b"")
+        self.flow = _Flow(transport, lambda: bool(self.pipeline or self._unparsed))
         self._surplus = 0
         self._unsent = 0
         self._moved = self.loop.time()
@@ -42,10 +60,20 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._surplus += len(data)
-        super().data_received(data)
-        if self._surplus > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(431, f"The headers of a request may have {MAX_HEAD_BYTES} bytes.")
+        self._unparsed = memoryview(bytes(self._unparsed) + data)
+        self._parse()
+
+    def _parse(self) -> None:
+        while self._unparsed and not self.pipeline and not self.transport.is_closing():
+            part, self._unparsed = self._unparsed[:_PART_BYTES], self._unparsed[_PART_BYTES:]
+            self._surplus += len(part)
+            super().data_received(part)  # type: ignore[arg-type]
+            if self._surplus > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse(431, f"The headers of a request may have {MAX_HEAD_BYTES} bytes.")
+        if self._unparsed or self.pipeline:
+            self.flow.pause_reading()
+        else:
+            self._unparsed = memoryview(b"")  # an empty part would hold the whole
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -58,6 +86,9 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._moved = self.loop.time()
         super().on_response_complete()
+        if self.parser is not None:
+            self._parse()
+            self.flow.resume_reading()
 
     def resume_writing(self) -> None:
         self._moved = self.loop.time()  # the client takes some, however much is written meanwhile

@@ -50,7 +50,9 @@ class Settings:
     )
     versions: _Count | None = option(1, "serve each model's N highest versions, or all")
     poll_seconds: _Seconds = option(1.0, "seconds between two looks for new versions")
-    threads: _Count | None = option(None, "threads of a computation (default: one per core)")
+    threads: _Count | None = option(
+        None, "threads of a computation, and as many that decode images (default: one per core)"
+    )
     max_batch_size: _Count | None = option(
         None, "largest batch (default: the largest that the model was exported for)"
     )
@@ -69,9 +71,21 @@ class Settings:
     header_seconds: _Seconds = option(
         10.0, "seconds that a client may take to send headers, and that a connection may be idle"
     )
+    hang_seconds: _Seconds = option(
+        120.0, "seconds for one batch, after which the server says that it is not live"
+    )
     drain_seconds: _Seconds = option(
         30.0, "seconds that running requests have to finish when the server stops"
     )
+    allowed_hosts: str | None = option(
+        None,
+        "host names that a request may be for, with commas between them, or *; default: local "
+        "names if --host is local, else any",
+    )
+    access_log: Literal["requests", "all", "none"] = option(
+        "requests", "lines of the log: requests, all (probes and scrapes too), or none"
+    )
+    open_metrics: bool = option(False, "answer /metrics without a token")
     #: Clients send it as `Authorization: Bearer TOKEN`. `None`: everybody may use the server.
     token: Annotated[str, Field(pattern="^[!-~]+$")] | None = dataclasses.field(
         default=None, repr=False
@@ -81,6 +95,20 @@ class Settings:
     @classmethod
     def _all(cls, value: Any) -> Any:
         return None if value == "all" else value
+
+    def hosts(self) -> frozenset[str] | None:
+        """Return the names that requests may be for, in lower case; None: any.
+
+        By default a local server takes local names alone: a web page could reach it
+        under a name of its own (DNS rebinding).
+        """
+        if self.allowed_hosts is not None:
+            names = {name.strip().lower() for name in self.allowed_hosts.split(",")} - {""}
+            return None if "*" in names else frozenset(names)
+        local = {"localhost", "127.0.0.1", "::1"}
+        if self.host in local or self.host.startswith("127."):
+            return frozenset(local | {self.host})
+        return None
 
     @pydantic.model_validator(mode="after")
     def _check_bytes(self):

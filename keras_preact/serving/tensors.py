@@ -6,7 +6,7 @@ import base64
 import binascii
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ DEFAULT_SIGNATURE = "serving_default"
 MAX_CONTAINERS = 1_000_000
 
 _MAX_AXES = 32
+_PART = 50_000
 
 # The JSON values that each kind of dtype takes, and their name in a sentence.
 _JSON_TYPES: dict[str, tuple[set[type], str]] = {
@@ -145,6 +146,12 @@ def parse_json(body: bytes | memoryview) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        if bytes(body[:4]).startswith((b"\x89PNG", b"\xff\xd8\xff")):
+            raise RequestError(
+                "The body is an image file, not JSON. Send "
+                '{"examples": [{"image_bytes": {"b64": "BASE64"}}]} to :classify, with the file in '
+                "base64."
+            ) from None
         raise RequestError(
             f"The body is not JSON according to RFC 8259 (UTF-8, no NaN, no Infinity): {error}."
         ) from None
@@ -177,7 +184,7 @@ def from_json(value: Any, name: str, dtype: str) -> np.ndarray:
     """
     shape: list[int] = []
     level = [value]
-    while level and list in (kinds := set(map(type, level))):
+    while level and list in (kinds := _kinds(level)):
         if kinds != {list}:
             raise RequestError(f"`{name}` must hold lists or values at each depth, not both.")
         if len(shape) == _MAX_AXES:
@@ -189,7 +196,10 @@ def from_json(value: Any, name: str, dtype: str) -> np.ndarray:
                 f"{min(lengths)} and {max(lengths)} values"
             )
         shape.append(lengths.pop())
-        level = list(itertools.chain.from_iterable(level))
+        flat: list = []
+        for part in _parts(level):
+            flat.extend(itertools.chain.from_iterable(part))
+        level = flat
     return _from_leaves(level, name, dtype).reshape(shape)
 
 
@@ -254,6 +264,11 @@ def described(value: Any) -> str:
     return text if value is None or isinstance(value, bool) else f"the number {text}"
 
 
+def shortened(name: str) -> str:
+    """Return a name that a client sent, at most 80 characters of it."""
+    return name if len(name) <= 80 else name[:77] + "..."
+
+
 def shown(shape: tuple[int | None, ...]) -> str:
     """Return a shape as text: `(any, 32, 32, 3)`."""
     return f"({', '.join('any' if length is None else str(length) for length in shape)})"
@@ -263,16 +278,37 @@ def _quoted(text: str) -> str:
     return json.dumps(text if len(text) <= 40 else text[:37] + "...")
 
 
+def _parts(values: list) -> Iterator[list]:
+    """Give a list in parts. One call on millions of values would hold Python's lock, and
+    with it the event loop, for as long as it takes.
+    """
+    for start in range(0, len(values), _PART):
+        yield values[start : start + _PART]
+
+
+def _kinds(values: list) -> set[type]:
+    kinds: set[type] = set()
+    for part in _parts(values):
+        kinds.update(map(type, part))
+    return kinds
+
+
 def _from_leaves(values: list, name: str, dtype: str) -> np.ndarray:
     if dtype == "string":
         return texts([_to_bytes(value, name) for value in values])
     to = np.dtype(dtype)
     allowed, kind = _JSON_TYPES[to.kind]
-    if not allowed.issuperset(map(type, values)):
+    if not allowed.issuperset(_kinds(values)):
         other = next(value for value in values if type(value) not in allowed)
-        raise RequestError(f"`{name}` must hold {kind}. Received: {described(other)}")
+        hint = ""
+        if isinstance(other, dict) and BASE64_KEY in other:
+            hint = '. For encoded images add "signature_name": "predict_bytes"'
+        raise RequestError(f"`{name}` must hold {kind}. Received: {described(other)}{hint}")
     try:
-        return np.array(values, dtype=np.float64 if to.kind == "f" else to)
+        kept = np.float64 if to.kind == "f" else to
+        return np.concatenate(
+            [np.empty(0, kept), *(np.array(part, dtype=kept) for part in _parts(values))]
+        )
     except OverflowError:
         low, high = np.iinfo(to).min, np.iinfo(to).max
         raise RequestError(

@@ -301,4 +301,5 @@ routes = [
     Route("/v1/models", models),
     *_routes("/v1/models/{name:model}"),
     *_routes("/v1/models/{name:model}/versions/{version:model}"),
+    *_routes("/v1/models/{name:model}/labels/{label:model}"),
 ]

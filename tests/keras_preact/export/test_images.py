@@ -4,6 +4,7 @@ decoder, and against an attacker.
 
 import functools
 import io
+import struct
 import subprocess
 import sys
 import zlib
@@ -182,6 +183,15 @@ class TestRefused:
         data = files.encode(files.noise(), "JPEG", progressive=True)
         scan = data[data.rindex(b"\xff\xda") : -2]
         assert error(data[:-2] + 50 * scan + data[-2:]) == "image 0 is a JPEG with too many parts"
+
+    def test_marks_of_scans_in_what_a_phone_adds(self):
+        """Profiles, thumbnails and videos hold any bytes."""
+        data = files.encode(files.noise(), "JPEG")
+        marks = b"\xff\xda" * 30_000
+        segments = 20 * (b"\xff\xe2" + struct.pack(">H", 2 + len(marks)) + marks)
+        expected = decode(data)
+        np.testing.assert_array_equal(decode(data[:2] + segments + data[2:]), expected)
+        np.testing.assert_array_equal(decode(data + segments), expected)
 
 
 @pytest.mark.parametrize(

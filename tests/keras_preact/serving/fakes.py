@@ -65,6 +65,7 @@ class FakeServable:
     signature_defs = {"serving_default": {"method_name": "tensorflow/serving/predict"}}  # noqa: RUF012
     top_k = 2
     waiting = 0
+    busy_seconds = 0.0
 
     def __init__(self, version: int = 7):
         self.version = version
@@ -152,6 +153,11 @@ class FakeRepository:
         finally:
             self.leases -= 1
 
+    def labelled(self, name, label):
+        if (name, label) != ("toy", "stable"):
+            raise NotFound("There is no such label.")
+        return self.servable.version
+
     def names(self):
         return ["bad", "slow", "toy"]
 
@@ -182,7 +188,7 @@ class InProcess:
     def __init__(self, app, loop):
         self.app, self._loop = app, loop
         self.repository = app.state.repository
-        self.servable = self.repository.servable
+        self.servable = getattr(self.repository, "servable", None)
 
     def ask(self, method, path, body=None, headers=()):
         answer = self._loop.run_until_complete(self._ask(method, path, body, dict(headers)))
@@ -220,10 +226,13 @@ class InProcess:
 
 
 @contextlib.contextmanager
-def in_process(**options) -> Iterator[InProcess]:
-    """Give an app of a fake repository."""
+def in_process(
+    directory: Path | None = None, replica: str | None = None, **options
+) -> Iterator[InProcess]:
+    """Give an app of a fake repository, or of a real one of `directory`."""
     with asyncio.Runner() as runner:
-        app = create_app(Settings(Path("nowhere"), **options), FakeRepository())
+        settings = Settings(directory or Path("nowhere"), **options)
+        app = create_app(settings, None if directory else FakeRepository(), replica)
         lifespan = app.router.lifespan_context(app)
         runner.run(lifespan.__aenter__())
         try:
@@ -235,8 +244,8 @@ def in_process(**options) -> Iterator[InProcess]:
 class Running:
     """A server on a port of its own. `ask` sends one request over a new connection."""
 
-    def __init__(self, port, app, server):
-        self.port, self.app, self.server = port, app, server
+    def __init__(self, port, app, server, loop):
+        self.port, self.app, self.server, self.loop = port, app, server, loop
         self.repository = app.state.repository
         self.servable = getattr(self.repository, "servable", None)
 
@@ -272,11 +281,17 @@ def serving(repository=None, **options) -> Iterator[Running]:
     bound = bind("127.0.0.1", 0)
     ready = threading.Event()
     server = Server(app, settings, ready.set)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve(sockets=[bound])
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     try:
         assert ready.wait(60)
-        yield Running(bound.getsockname()[1], app, server)
+        yield Running(bound.getsockname()[1], app, server, *loops)
     finally:
         server.should_exit = True
         thread.join(60)

@@ -97,6 +97,23 @@ async def test_a_request_alone_is_computed_alone(options):
     assert [len(batch) for batch in network.batches] == [3]
 
 
+async def test_how_long_a_batch_is_computed():
+    network = Network(free=False)
+    async with batching(network, workers=2) as batcher:
+        assert batcher.busy_seconds == 0
+        first = asyncio.create_task(batcher.submit(rows(1), None))
+        await network.is_entered()
+        await asyncio.sleep(0.02)
+        assert batcher.busy_seconds >= 0.02
+        second = asyncio.create_task(batcher.submit(rows(1), None))
+        await network.is_entered()
+        assert batcher.busy_seconds >= 0.02  # that of the first
+        network.release()
+        await asyncio.gather(first, second)
+        while batcher.busy_seconds:
+            await asyncio.sleep(0.001)
+
+
 async def test_what_waits_is_computed_together_whole_requests_first_come_first_served():
     network = Network(free=False)
     async with batching(network) as batcher:

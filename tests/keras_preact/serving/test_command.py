@@ -1,5 +1,6 @@
 """The command, in processes of its own, with real models."""
 
+import base64
 import contextlib
 import http.client
 import json
@@ -91,13 +92,16 @@ def test_serves_exported_models_until_it_is_told_to_stop(tmp_path):
         assert 'keras_preact_model_loads_total{model="broken",outcome="failure"} 1.0' in metrics
         assert 'keras_preact_model_loads_total{model="small",outcome="success"} 1.0' in metrics
         assert "_created" not in metrics
-        assert ask(port, "GET", "/v2/health/ready")[0] == 503  # the broken one
+        assert ask(port, "GET", "/v2/health/ready")[0] == 200  # the broken one takes nothing away
+        assert ask(port, "GET", "/v2/models/broken/ready")[0] == 503
+        assert 'keras_preact_model_available_versions{model="broken"} 0.0' in metrics
 
         # An idle connection holds nothing up.
         with socket.create_connection(("127.0.0.1", port)):
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
-        assert process.stdout.read() == b""
+        tried = process.stdout.read().decode()
+        assert f"http://0.0.0.0:{port}/v1/models/small:classify" in tried
     written = log.read_text()
     assert (
         "Warning: no token is set: everybody who can reach 0.0.0.0 can use this server. Set one "
@@ -133,6 +137,56 @@ def test_an_empty_directory_is_served_with_a_token_from_the_environment(tmp_path
     assert "Warning: no token" not in log.read_text()
     assert "Traceback" not in log.read_text()
     assert "secret" not in log.read_text()
+
+
+def test_the_example_is_a_request_that_works(tmp_path):
+    """A script in curl's place shows what it gets. An argument could not be as long."""
+    content = bytes(range(256)) * 1000
+    (tmp_path / "image.png").write_bytes(content)
+    text = command.example("http://127.0.0.1:1", "small", True).removeprefix("Try: ")
+    (tmp_path / "curl").write_text('#!/bin/sh\nprintf "%s\\0" "$@"; cat\n')
+    (tmp_path / "curl").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TOKEN": "secret"}
+    out = subprocess.run(
+        ["sh", "-c", text], cwd=tmp_path, env=environment, capture_output=True, check=True
+    ).stdout.decode()
+    _, header, _, _, address, body = out.split("\0")
+    assert header == "Authorization: Bearer secret"
+    assert address == "http://127.0.0.1:1/v1/models/small:classify"
+    [example] = json.loads(body)["examples"]
+    assert base64.b64decode(example["image_bytes"]["b64"]) == content
+    assert "Authorization" not in command.example("http://127.0.0.1:1", "small", False)
+
+
+def test_openvino_that_is_not_installed_is_said_at_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        command.settings([str(tmp_path), "--engine", "openvino"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "pip install 'keras-preact[openvino]'" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_stderr_that_nobody_reads_stops_nothing(tmp_path):
+    reading, writing = os.pipe()
+    try:
+        os.set_inheritable(writing, True)
+        with started(f"/dev/fd/{writing}", tmp_path, "--port", 0) as (process, line):
+            port = port_of(line)
+            with contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            ) as connection:
+                for _ in range(1000):  # about 250 bytes each; the pipe takes 64 KiB
+                    connection.request("GET", "/v1/models")
+                    assert connection.getresponse().read() == b'{"models":[]}'
+            assert ask(port, "GET", "/v2/health/live")[0] == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from keras_preact.export.tf_serving import METRICS_PATH, write_config
 from keras_preact.serving.__main__ import END_SECONDS
 from keras_preact.serving.__main__ import settings as server_settings
 from keras_preact.serving.app import create_app
-from keras_preact.serving.settings import Settings
+from keras_preact.serving.settings import TOKEN_VARIABLE, Settings
 from tests.training.commands import ROOT
 
 DEPLOY = ROOT / "keras_preact" / "serving" / "deploy"
@@ -74,6 +74,7 @@ def test_every_document_is_valid(server, version):
         "Service",
         "HorizontalPodAutoscaler",
         "PodDisruptionBudget",
+        "NetworkPolicy",
     ]
     for document in documents:
         kubernetes_validate.validate(document, version, strict=True)
@@ -86,6 +87,7 @@ def test_the_documents_mean_the_same_pods(cluster):
     assert cluster.kinds["Deployment"]["spec"]["selector"] == {"matchLabels": labels}
     assert cluster.kinds["Service"]["spec"]["selector"] == labels
     assert cluster.kinds["PodDisruptionBudget"]["spec"]["selector"] == {"matchLabels": labels}
+    assert cluster.kinds["NetworkPolicy"]["spec"]["podSelector"] == {"matchLabels": labels}
     [spread] = cluster.pod["spec"]["topologySpreadConstraints"]
     assert spread["labelSelector"] == {"matchLabels": labels}
     target = cluster.kinds["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
@@ -108,7 +110,10 @@ def test_ports(cluster):
 def test_volumes(cluster):
     volumes = {volume["name"]: volume for volume in cluster.pod["spec"]["volumes"]}
     mounts = {mount["name"]: mount for mount in cluster.container["volumeMounts"]}
-    assert volumes.keys() == mounts.keys() == {"models", "tmp"}
+    token = {"token"} if cluster.name == "keras-preact" else set()
+    assert volumes.keys() == mounts.keys() == {"models", "tmp"} | token
+    assert volumes["tmp"]["emptyDir"]["sizeLimit"]
+    assert all("size=" in folder for folder in compose(cluster.name)["tmpfs"])
     assert volumes["models"]["persistentVolumeClaim"] == {
         "claimName": "saved-models",
         "readOnly": True,
@@ -229,20 +234,46 @@ def test_tf_serving_reads_the_files_that_are_written(where, tmp_path):
 
 def test_the_projects_server_understands_its_command_lines(tmp_path, monkeypatch):
     [container] = manifests("keras-preact")[0]["spec"]["template"]["spec"]["containers"]
-    [variable] = container["env"]
-    monkeypatch.setenv(variable["name"], "secret")
+    (tmp_path / "token").write_text("secret")
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     service = compose("keras-preact")
-    assert service["environment"] == [variable["name"]]
+    assert service["environment"] == [TOKEN_VARIABLE]
+    assert "env" not in container
     for words in (container["args"], service["command"]):
         assert words[0] == "/models"
+        words = [word.replace("=/token/", f"={tmp_path}/") for word in words]
         told = server_settings([str(tmp_path), *words[1:]])
         assert (told.host, told.port, told.threads, told.token) == ("0.0.0.0", 8501, 4, "secret")
-    # the token is not in the manifest
-    reference = variable["valueFrom"]["secretKeyRef"]
+        assert told.open_metrics == (service["command"] != words)
+    # the token is not in the manifest, but a file of a Secret
+    file = arguments(container["args"])["token-file"]
+    [mount] = [one for one in container["volumeMounts"] if one["name"] == "token"]
+    [volume] = [
+        one
+        for one in manifests("keras-preact")[0]["spec"]["template"]["spec"]["volumes"]
+        if one["name"] == "token"
+    ]
+    key = file.removeprefix(f"{mount['mountPath']}/")
     command = (
-        f"kubectl create secret generic {reference['name']} --from-literal={reference['key']}="
+        f"kubectl create secret generic {volume['secret']['secretName']} --from-literal={key}="
     )
     assert command in (DEPLOY / "README.md").read_text()
+
+
+def test_the_network_policy_opens_the_servers_ports(cluster):
+    policy = cluster.kinds["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["egress"] == []
+    [rule] = policy["ingress"]
+    assert {one["port"] for one in rule["ports"]} == SERVERS[cluster.name].keys()
+
+
+def test_the_context_of_the_image_is_what_it_copies():
+    lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    kept = {line[1:] for line in lines if line.startswith("!")}
+    copied = re.findall(r"^COPY (.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.M)
+    assert kept == {name for words in copied for name in words.split()}
+    assert lines[1] == "*"
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -293,8 +324,8 @@ def test_the_dockerfile_names_what_exists(tmp_path):
     )
     [install] = [shlex.split(text) for name, text in instructions if name == "RUN"]
     assert install[install.index("-c") + 1] in copied
-    extra = re.fullmatch(r"\.\[(\w+)\]", install[-1])[1]
-    assert extra in project["optional-dependencies"]
+    extras = re.fullmatch(r"\.\[([\w,]+)\]", install[-1])[1].split(",")
+    assert project["optional-dependencies"].keys() >= set(extras) == {"serving", "openvino"}
     [user] = [text for name, text in instructions if name == "USER"]
     assert user == compose("keras-preact")["user"]
     words = {

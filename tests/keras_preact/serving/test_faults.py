@@ -105,7 +105,7 @@ def test_a_small_file_of_a_huge_image_takes_no_memory(server, kind):
 def request_bytes(body, path=PREDICT, **headers):
     lines = [
         f"POST {path} HTTP/1.1",
-        "Host: a",
+        "Host: localhost",
         f"Content-Length: {len(body)}",
         *(f"{k}: {v}" for k, v in headers.items()),
     ]
@@ -140,7 +140,7 @@ def trickle(server, data, step=0.05):
 def test_slow_clients_are_cut_off_while_others_are_served(server, saved_model):
     body = predict_body(random_images(1))
     slow = [
-        b"POST " + PREDICT.encode() + b" HTTP/1.1\r\nHost: a\r\nX-Slow: ",
+        b"POST " + PREDICT.encode() + b" HTTP/1.1\r\nHost: localhost\r\nX-Slow: ",
         request_bytes(body)[: -len(body) + 10],
         b"",
         b"POST",

@@ -5,6 +5,7 @@ metrics, bad JSON of every kind.
 import gzip
 import json
 import logging
+import os
 import re
 
 import pytest
@@ -23,6 +24,7 @@ EVIL = [[[666.0], [2.0]], [[3.0], [4.0]]]  # on which the model raises
 INSTANCES = {"instances": [ROW]}
 TENSOR = {"name": "images", "shape": [1, 2, 2, 1], "datatype": "FP32", "data": [666, 1, 1, 1]}
 TOKEN = "a-secret-token"
+PROBES = ["/v2/health/live", "/v2/health/ready", "/metrics"]
 
 
 BAD_JSON = {
@@ -90,6 +92,24 @@ def test_compressed_bodies_are_refused(server, encoding):
     assert server.ask("POST", PREDICT, INSTANCES, {"Content-Encoding": "identity"}).status == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/models/{}:predict"),
+        ("GET", "/v1/models/{}"),
+        ("GET", "/v2/models/{}/ready"),
+        ("POST", "/v1/models/toy:{}"),
+        ("GET", "/v1/models/toy/versions/{}"),
+    ],
+)
+def test_long_names_are_not_repeated_whole(tmp_path, method, path):
+    """By the real repository, whose words they are."""
+    with fakes.in_process(directory=tmp_path) as server:
+        answer = server.ask(method, path.format("x" * 20_000), b"{}" if method == "POST" else None)
+    assert answer.status in (400, 404)
+    assert len(answer.body) < 400
+
+
 def test_methods_that_would_work_are_named(server):
     answer = server.ask("PUT", PREDICT, b"{}")
     assert (answer.status, answer.headers["Allow"]) == (405, "POST")
@@ -123,6 +143,76 @@ def test_the_log_has_a_line_of_json_for_each_request(server, caplog):
     assert two.items() >= about.items()
 
 
+@pytest.mark.parametrize(
+    ("choice", "logged"),
+    [("requests", ["/v2"]), ("all", ["/v2", *PROBES]), ("none", [])],
+)
+def test_probes_are_logged_if_told_so(caplog, choice, logged):
+    caplog.set_level(logging.INFO, "keras_preact.serving")
+    with fakes.in_process(access_log=choice) as server:
+        for path in ("/v2", *PROBES):
+            assert server.ask("GET", path).status == 200
+    assert [record.path for record in caplog.records] == logged
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8501", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8501", 200),
+        ("evil.example", 400),
+        ("localhost.evil.example", 400),
+        ("127.0.0.1.evil.example:8501", 400),
+        ("", 400),
+        ("evil" * 10_000, 400),
+    ],
+)
+def test_a_local_server_is_reached_under_no_other_name(server, host, status):
+    """A page could read it under a name of its own, which leads to 127.0.0.1."""
+    answer = server.ask("GET", "/v2/health/live", headers={"Host": host})
+    assert answer.status == status
+    if status == 400:
+        assert "--allowed-hosts" in answer.json["error"]
+        assert len(answer.body) < 300
+
+
+def test_names_that_are_allowed():
+    with fakes.in_process(allowed_hosts="models.example") as server:
+        for host, status in (("models.example:80", 200), ("localhost", 400)):
+            assert server.ask("GET", "/v2", headers={"Host": host}).status == status
+    with fakes.in_process(host="0.0.0.0") as server:
+        assert server.ask("GET", "/v2", headers={"Host": "any.example"}).status == 200
+
+
+def test_a_log_that_nobody_reads_holds_nobody_up():
+    """A pipe takes 64 KiB; the rest waits, and what is beyond that is dropped and counted."""
+    reading, writing = os.pipe()
+    log = logs.Log(writing, capacity=50)
+    try:
+        for i in range(5000):
+            log.handle(logging.makeLogRecord({"levelname": "INFO", "msg": f"line {i} " + "." * 90}))
+        dropped = log.dropped
+        assert dropped > 3000
+        log.stop(0.1)  # it does not wait for ever either
+        assert log._writer.is_alive()
+        texts = []
+        with open(reading, closefd=False) as pipe:
+            while len(texts) < 5000 - dropped:
+                line = json.loads(next(pipe))
+                if "dropped" in line:
+                    assert 0 < line["dropped"] <= dropped
+                else:
+                    texts.append(line["message"])
+    finally:
+        os.close(reading)
+        log._writer.join(60)
+        os.close(writing)
+    assert texts[0].startswith("line 0 ")
+    assert len(set(texts)) == len(texts)
+
+
 def metrics(server):
     """Return the samples that the server shows: {(name, labels): value}."""
     answer = server.ask("GET", "/metrics")
@@ -153,6 +243,20 @@ def test_metrics_count_requests():
         assert found["keras_preact_queue_images", frozenset(toy.items())] == 5
         assert any(name == "process_resident_memory_bytes" for name, _ in found)
         assert not any(("api", "predict") in labels for _, labels in metrics(other))
+        for model, versions in (("toy", 1), ("bad", 0), ("slow", 0)):
+            labels = frozenset({"model": model}.items())
+            assert found["keras_preact_model_available_versions", labels] == versions
+
+
+def test_replicas_behind_one_address_have_series_of_their_own():
+    with fakes.in_process(replica="r1") as one, fakes.in_process() as alone:
+        for server in (one, alone):
+            server.ask("GET", "/v2")
+        found, without = metrics(one), metrics(alone)
+    label = frozenset({"replica": "r1"}.items())
+    # the memory of the process and the like are there once more in each
+    assert {(name, labels | label) for name, labels in without} <= found.keys()
+    assert all(label <= labels for _, labels in found)
 
 
 def test_invented_names_are_no_new_series():
@@ -218,3 +322,9 @@ def test_with_the_token_everything_is_open(guarded, scheme):
     headers = {"Authorization": f"{scheme} {TOKEN}"}
     assert guarded.ask("POST", PREDICT, INSTANCES, headers).status == 200
     assert guarded.ask("GET", "/metrics", headers=headers).status == 200
+
+
+def test_metrics_may_be_open_alone():
+    with fakes.in_process(token=TOKEN, open_metrics=True) as server:
+        assert server.ask("GET", "/metrics").status == 200
+        assert server.ask("GET", "/v1/models").status == 401

@@ -76,6 +76,32 @@ def test_an_answer_in_json(server):
     assert "id" not in server.ask("POST", INFER, {"inputs": [TENSOR]}).json
 
 
+@pytest.mark.parametrize("binary", [False, True])
+def test_the_best_classes_as_triton_names_them(server, binary):
+    wanted = {"name": "logits", "parameters": {"classification": 2, "binary_data": binary}}
+    answer = server.ask("POST", INFER, {"inputs": [TENSOR], "outputs": [wanted]})
+    logits = [[i[0, 0, 0], i.sum(), 0] for i in IMAGES]
+    expected = [
+        [f"{row[k]:f}:{k}:{fakes.CLASSES[k]}" for k in np.argsort(-np.array(row))[:2]]
+        for row in logits
+    ]
+    assert outputs_of(answer)["logits"].tolist() == expected
+    wanted = {"name": "features", "parameters": {"classification": 2}}
+    answer = server.ask("POST", INFER, {"inputs": [TENSOR], "outputs": [wanted]})
+    assert (answer.status, "a score for each class" in answer.json["error"]) == (400, True)
+
+
+def test_a_batch_that_does_not_end_is_no_life(server):
+    try:
+        for seconds, status in ((119.0, 200), (121.0, 503)):
+            server.servable.busy_seconds = seconds
+            answer = server.ask("GET", "/v2/health/live")
+            assert answer.status == status
+    finally:
+        server.servable.busy_seconds = 0.0
+    assert answer.json["error"].startswith("Version 7 of toy has computed one batch for more than")
+
+
 def test_the_outputs_asked_for_choose_the_signature(server):
     answer = server.ask("POST", INFER, {"inputs": [TENSOR]} | FEATURES)
     assert outputs_of(answer).keys() == {"features"}

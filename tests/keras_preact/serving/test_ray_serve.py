@@ -236,7 +236,7 @@ def test_ray_serves_what_the_saved_model_computes(tmp_path, ray_driver):
     (tmp_path / "models" / "broken" / "1").mkdir(parents=True)
     (tmp_path / "models" / "broken" / "1" / "saved_model.pb").write_text("no")
     images = client.random_images(0, 3)
-    predicted, state, broken, bad, unknown = ray_driver(
+    predicted, state, broken, bad, unknown, metrics = ray_driver(
         tmp_path / "models",
         [
             ("POST", client.PREDICT, client.predict_body(images).decode()),
@@ -244,6 +244,7 @@ def test_ray_serves_what_the_saved_model_computes(tmp_path, ray_driver):
             ("GET", "/v1/models/broken", None),
             ("POST", client.PREDICT, client.predict_body(images[:, 1:]).decode()),
             ("POST", "/v1/models/other:predict", client.predict_body(images).decode()),
+            ("GET", "/metrics", None),
         ],
     )
     assert predicted[0] == 200, predicted
@@ -256,5 +257,8 @@ def test_ray_serves_what_the_saved_model_computes(tmp_path, ray_driver):
         "END",
     ]
     assert (bad[0], unknown[0]) == (400, 404), (bad, unknown)
+    samples = [line for line in metrics[1].splitlines() if not line.startswith("#")]
+    assert samples
+    assert all('replica="' in line for line in samples)
     for status, body in (bad, unknown):
         client.check_refusal(status, json.loads(body))

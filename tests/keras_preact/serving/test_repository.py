@@ -5,6 +5,7 @@ that knows whether it was closed.
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import os
 import random
@@ -173,6 +174,117 @@ async def test_the_highest_versions_are_served(tmp_path, versions, served):
         assert len(loader.attempts) == len(served)
 
 
+def set_policy(model: Path, choice=None, **labels) -> None:
+    """Write a policy, whole at once."""
+    policy = {"version_labels": labels}
+    if choice is not None:
+        policy["model_version_policy"] = choice
+    (model / ".policy").write_text(json.dumps(policy))
+    (model / ".policy").rename(model / "version_policy.json")
+
+
+@pytest.mark.parametrize(
+    ("choice", "served"),
+    [
+        ({"specific": {"versions": [2, 3]}}, [2, 3]),
+        ({"specific": {"versions": [1, 9]}}, [1]),
+        ({"latest": {"num_versions": 3}}, [2, 3, 4]),
+        ({"latest": {}}, [4]),
+        ({"all": {}}, [1, 2, 3, 4]),
+        (None, [3, 4]),
+    ],
+)
+async def test_a_policy_chooses_the_versions(tmp_path, choice, served):
+    for version in (1, 2, 3, 4):
+        export(tmp_path / "model", version)
+    set_policy(tmp_path / "model", choice)
+    async with serving(tmp_path, Loader(), versions=2) as repository:
+        assert states(repository, "model") == dict.fromkeys(served, "AVAILABLE")
+        assert leased(repository, "model") == served[-1]
+
+
+async def test_a_policy_rolls_back_without_a_gap(tmp_path, polled):
+    model = tmp_path / "model"
+    for version in (1, 2):
+        export(model, version)
+    loader = Loader()
+    async with serving(tmp_path, loader) as repository:
+        assert leased(repository, "model") == 2
+        loader.open.clear()
+        set_policy(model, {"specific": {"versions": [1]}}, stable=1)
+        await until(lambda: ("model", 1) in loader.attempts)
+        assert leased(repository, "model") == 2
+        loader.open.set()
+        await until(lambda: leased(repository, "model") == 1)
+        assert repository.labelled("model", "stable") == 1
+        export(model, 3)  # not chosen
+        await polled()
+        assert states(repository, "model")[1] == "AVAILABLE"
+        assert 3 not in states(repository, "model")
+        with pytest.raises(NotFound, match=r"labels \['stable'\].* Received: 'canary'"):
+            repository.labelled("model", "canary")
+        with pytest.raises(NotFound, match="Unknown model"):
+            repository.labelled("other", "stable")
+        (model / "version_policy.json").unlink()
+        await until(lambda: leased(repository, "model") == 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"model_version_policy": {}}',
+        '{"model_version_policy": {"latest": {}, "all": {}}}',
+        '{"model_version_policy": {"latest": {"num_versions": 0}}}',
+        '{"model_version_policy": {"specific": {"versions": []}}}',
+        '{"model_version_policy": {"specific": {"versions": [7]}}}',
+        '{"version_label": {"stable": 1}}',
+        '{"version_labels": {"stable": "one"}}',
+    ],
+)
+async def test_a_policy_that_cannot_be_followed_changes_nothing(tmp_path, polled, caplog, text):
+    model = tmp_path / "model"
+    for version in (1, 2):
+        export(model, version)
+    set_policy(model, {"specific": {"versions": [1]}}, stable=1)
+    async with serving(tmp_path, Loader()) as repository:
+        (model / ".new").write_text(text)
+        (model / ".new").rename(model / "version_policy.json")
+        await polled()
+        export(model, 3)
+        for _ in range(3):
+            await polled()
+        assert states(repository, "model") == {1: "AVAILABLE"}
+        assert repository.labelled("model", "stable") == 1
+        told = [record for record in caplog.records if "version_policy.json" in record.message]
+        assert 1 <= len(told) <= 2  # with the versions that there are, and again with the third
+        set_policy(model, {"specific": {"versions": [2]}})
+        await until(lambda: leased(repository, "model") == 2)
+
+
+async def test_a_model_that_comes_with_a_wrong_policy_is_not_served(tmp_path):
+    export(tmp_path / "model", 1)
+    set_policy(tmp_path / "model", {"specific": {"versions": [7]}})
+    async with serving(tmp_path, Loader()) as repository:
+        [status] = repository.status("model")
+        assert (status.state, status.error_code) == ("END", "FAILED_PRECONDITION")
+        assert "version_policy.json cannot be followed" in status.error_message
+        set_policy(tmp_path / "model", {"specific": {"versions": [1]}})
+        await until(lambda: states(repository, "model") == {1: "AVAILABLE"})
+
+
+async def test_a_pinned_version_whose_folder_goes_is_not_replaced(tmp_path, polled):
+    for version in (1, 2):
+        export(tmp_path / "model", version)
+    set_policy(tmp_path / "model", {"specific": {"versions": [1]}})
+    async with serving(tmp_path, Loader()) as repository:
+        shutil.rmtree(tmp_path / "model" / "1")
+        for _ in range(3):
+            await polled()
+        assert leased(repository, "model") == 1
+
+
 async def test_a_new_version_takes_over_without_a_gap(tmp_path):
     export(tmp_path / "model", 1)
     loader = Loader()
@@ -256,6 +368,26 @@ async def test_a_broken_version_is_passed_over_at_the_start(tmp_path, versions):
         served = [2] if versions == 1 else [1, 2]
         assert states(repository, "model") == dict.fromkeys(served, "AVAILABLE") | {3: "END"}
         assert repository.ready()
+
+
+async def test_a_broken_or_a_new_model_leaves_the_server_ready(tmp_path, polled):
+    export(tmp_path / "good", 1)
+    export(tmp_path / "broken", 1, BROKEN)
+    loader = Loader()
+    async with serving(tmp_path, loader) as repository:
+        assert repository.ready()
+        assert states(repository, "broken") == {1: "END"}
+        loader.open.clear()
+        export(tmp_path / "new", 1)
+        await until(lambda: ("new", 1) in loader.attempts)
+        assert repository.ready()
+        assert leased(repository, "good") == 1
+        loader.open.set()
+        await until(lambda: states(repository, "new") == {1: "AVAILABLE"})
+        shutil.rmtree(tmp_path / "good")
+        shutil.rmtree(tmp_path / "new")
+        await until(lambda: repository.names() == ["broken"])
+        assert not repository.ready()  # nothing is left that serves
 
 
 CHANGES = {

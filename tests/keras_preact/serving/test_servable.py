@@ -5,6 +5,7 @@ everything else.
 import asyncio
 import gc
 import json
+import os
 import re
 import shutil
 import threading
@@ -335,6 +336,36 @@ def test_a_file_that_the_card_does_not_know_is_found(version, tmp_path):
     (damaged / "assets" / "words.txt").parent.mkdir(exist_ok=True)
     (damaged / "assets" / "words.txt").write_text("more")
     assert "assets/words.txt, which its model card does not know" in refusal(damaged)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../../../../../etc/passwd", "/dev/zero", "variables/../../outside"]
+)
+def test_a_card_that_leads_out_of_the_folder_is_refused(name, version, tmp_path):
+    damaged = copied(version, tmp_path)
+    (damaged.parent / "outside").write_text("secret")
+    card = damaged / "assets.extra" / "model_card.json"
+    whole = json.loads(card.read_text())
+    card.write_text(json.dumps(whole | {"files": whole["files"] | {name: "0" * 64}}))
+    assert refusal(damaged) == "Its model card lists a file outside of its folder."
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize(
+    "name", ["saved_model.pb", "assets/more", "assets.extra/model_card.json", "variables"]
+)
+def test_what_can_be_read_without_end_is_refused(name, kind, version, tmp_path):
+    damaged = copied(version, tmp_path)
+    path = damaged / name
+    if path.is_dir():
+        path.rename(tmp_path / "away")
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    assert refusal(damaged) == f"Its {name} is not a regular file."
 
 
 def test_cards_that_do_not_serve(version, tmp_path):

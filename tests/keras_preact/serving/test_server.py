@@ -18,7 +18,7 @@ from tests.keras_preact.serving.server_process import wait_for
 
 PREDICT = "/v1/models/toy:predict"
 BODY = json.dumps({"instances": [[[[1.0], [2.0]], [[3.0], [4.0]]]]}).encode()
-POST = f"POST {PREDICT} HTTP/1.1\r\nHost: a\r\n".encode()
+POST = f"POST {PREDICT} HTTP/1.1\r\nHost: localhost\r\n".encode()
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_headers_that_do_not_come_end(sent):
         still_serves(server)
 
 
-@pytest.mark.parametrize("first", [b"", b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"])
+@pytest.mark.parametrize("first", [b"", b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 @pytest.mark.parametrize("drop", [b"a", b"\r\n"])
 def test_headers_that_come_in_drops_end(first, drop):
     """Each drop comes well within the time; all of them together do not."""
@@ -117,7 +117,7 @@ def test_headers_that_come_in_drops_end(first, drop):
 
 @pytest.mark.parametrize("lines", [[b"X: " + b"a" * 10**6], [b"X%d: a" % i for i in range(20_000)]])
 def test_headers_without_end(usual, lines):
-    start = b"GET /v2 HTTP/1.1\r\nHost: a\r\n"
+    start = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"
     status, answer = exchange(usual, start, *(line + b"\r\n" for line in lines))
     assert (status, str(MAX_HEAD_BYTES) in answer["error"]) == (431, True)
     assert usual.ask("GET", "/v2", headers={"X": "a" * (MAX_HEAD_BYTES // 2)}).status == 200
@@ -140,8 +140,8 @@ def test_the_framing_of_a_body_is_limited(usual, flood):
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"hello\r\n\r\n",
         b"GET /v2 HTTP/9.9\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"GET /v2 HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         POST + b"Content-Length: -1\r\n\r\n",
         POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         POST + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n",
@@ -150,6 +150,21 @@ def test_the_framing_of_a_body_is_limited(usual, flood):
 def test_what_is_not_http(usual, request_):
     assert exchange(usual, request_) == (400, {"error": "This is not HTTP."})
     still_serves(usual)
+
+
+@pytest.mark.parametrize("hosts", [b"", b"Host: localhost\r\nHost: localhost\r\n"])
+def test_http_1_1_has_one_host(usual, hosts):
+    end = b"Connection: close\r\n\r\n"
+    status, answer = exchange(usual, b"GET /v2/health/live HTTP/1.1\r\n" + hosts + end)
+    assert (status, "one Host header" in answer["error"]) == (400, True)
+    status, answer = exchange(usual, b"GET /v2/health/live HTTP/1.0\r\n\r\n")
+    assert (status, answer) == (200, {"live": True})
+
+
+def test_headers_that_come_at_once_are_counted_too(usual):
+    line = b"X: " + b"a" * (MAX_HEAD_BYTES + 8192) + b"\r\n"
+    status, _ = exchange(usual, b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n" + line + b"\r\n")
+    assert status == 431
 
 
 def test_pipelined_requests_are_answered_in_order(usual):
@@ -175,7 +190,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off():
     wanted = {"name": "features", "parameters": {"binary_data": True}}
     head = json.dumps({"inputs": [tensor], "outputs": [wanted]}).encode()
     request = (
-        "POST /v2/models/toy/infer HTTP/1.1\r\n"
+        "POST /v2/models/toy/infer HTTP/1.1\r\nHost: localhost\r\n"
         f"Inference-Header-Content-Length: {len(head)}\r\n"
         f"Content-Length: {len(head) + 16 * rows}\r\n\r\n"
     )

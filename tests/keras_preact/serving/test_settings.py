@@ -74,14 +74,19 @@ def test_every_setting_is_an_option(tmp_path, monkeypatch):
         "body_seconds": 2.5,
         "header_seconds": 3.5,
         "drain_seconds": 4.5,
+        "hang_seconds": 5.5,
+        "allowed_hosts": "a.example, b.example",
+        "access_log": "all",
+        "open_metrics": True,
         "token": "secret",
     }
     assert {"directory", *other} == {field.name for field in dataclasses.fields(Settings)}
     defaults = Settings(tmp_path)
     assert all(getattr(defaults, name) != value for name, value in other.items())
-    arguments = [str(tmp_path), "--no-batching", "--token-file", str(tmp_path / "token")]
+    arguments = [str(tmp_path), "--no-batching", "--open-metrics"]
+    arguments += ["--token-file", str(tmp_path / "token")]
     for name, value in other.items():
-        if name not in ("batching", "token"):
+        if name not in ("batching", "open_metrics", "token"):
             text = "all" if value is None else str(value)
             arguments += [f"--{name.replace('_', '-')}", text]
     assert command.settings(arguments) == Settings(tmp_path, **other)
@@ -127,6 +132,22 @@ def test_what_is_wrong_is_said_in_one_line(arguments, message, tmp_path, capsys)
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "hosts"),
+    [
+        ("127.0.0.1", None, {"localhost", "127.0.0.1", "::1"}),
+        ("localhost", None, {"localhost", "127.0.0.1", "::1"}),
+        ("127.0.0.2", None, {"localhost", "127.0.0.1", "::1", "127.0.0.2"}),
+        ("0.0.0.0", None, None),
+        ("::", None, None),
+        ("0.0.0.0", "A.example, b.example", {"a.example", "b.example"}),
+        ("127.0.0.1", "*", None),
+    ],
+)
+def test_a_local_server_answers_to_local_names(host, allowed, hosts):
+    assert Settings(Path("models"), host=host, allowed_hosts=allowed).hosts() == hosts
 
 
 def test_a_token_on_the_command_line_is_no_option(tmp_path, capsys):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from google.protobuf import json_format
 
+from keras_preact.serving import tensors
+from keras_preact.serving.errors import RequestError
 from tests.keras_preact.serving import fakes
 
 PREDICT = "/v1/models/toy:predict"
@@ -271,3 +273,42 @@ def test_paths_that_lead_nowhere(server, method, path, status):
     assert answer.status == status
     assert answer.json.keys() == {"error"}
     assert (answer.headers["Retry-After"] is not None) == (status == 503)
+
+
+def test_a_label_is_another_name_of_a_version(server):
+    body = {"instances": [[[[1.0], [2.0]], [[3.0], [4.0]]]]}
+    for path in ("", ":predict", "/metadata"):
+        ask = ("POST", body) if path == ":predict" else ("GET", None)
+        by_label, by_number = (
+            server.ask(ask[0], f"/v1/models/toy/{one}{path}", ask[1])
+            for one in ("labels/stable", "versions/7")
+        )
+        assert (by_label.status, by_label.body) == (200, by_number.body)
+        assert server.ask(ask[0], f"/v1/models/toy/labels/canary{path}", ask[1]).status == 404
+
+
+@pytest.mark.parametrize("part", [1, 3, 7, 1000])
+def test_long_lists_are_read_in_parts(monkeypatch, part):
+    """One call on a whole list would hold the event loop up."""
+    monkeypatch.setattr(tensors, "_PART", part)
+    values = np.arange(5 * 4 * 2).reshape(5, 4, 2)
+    np.testing.assert_array_equal(tensors.from_json(values.tolist(), "x", "float32"), values)
+    assert tensors.from_json([], "x", "float32").shape == (0,)
+    mixed = [1.0] * 10 + ["text"]
+    with pytest.raises(RequestError, match=r"must hold numbers\. Received: the text"):
+        tensors.from_json(mixed, "x", "float32")
+    with pytest.raises(RequestError, match="lists or values at each depth"):
+        tensors.from_json([[1.0]] * 10 + [2.0], "x", "float32")
+
+
+@pytest.mark.parametrize("file", [b"\x89PNG\r\n\x1a\n123", b"\xff\xd8\xff\xe0123"])
+@pytest.mark.parametrize("method", ["predict", "classify"])
+def test_an_image_file_as_the_body_gets_a_hint(server, method, file):
+    answer = server.ask("POST", f"/v1/models/toy:{method}", file)
+    assert (answer.status, "image file, not JSON" in answer.json["error"]) == (400, True)
+
+
+def test_base64_for_the_signature_of_pixels_gets_a_hint(server):
+    answer = server.ask("POST", "/v1/models/toy:predict", {"instances": [{"b64": "MTIz"}]})
+    assert answer.status == 400
+    assert answer.json["error"].endswith('add "signature_name": "predict_bytes"')
