@@ -31,8 +31,9 @@ class Trainer:
         self.experiment = experiment
         self.recipe = recipe
         self._run: Path | None = None
-        if experiment.warning is not None:
-            self._say(f"Warning: {experiment.warning}")
+        for warning in (*experiment.data.notes, experiment.warning):
+            if warning is not None:
+                self._say(f"Warning: {warning}")
 
     def rehearse(self) -> None:
         """Print a description of the run and its costs. This trains a few steps and

@@ -2,6 +2,7 @@
 end when something happens.
 """
 
+import contextlib
 import csv
 import dataclasses
 import errno
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from tests.training import images as pictures
 from tests.training.commands import (
     RUN,
     TINY,
@@ -434,6 +436,22 @@ class TestEndings:
             "config.json",
             "first_losses.csv",
         ]
+
+    @pytest.mark.once
+    def test_image_that_breaks_off(self, tmp_path, capsys):
+        """It is found where it is decoded, after the first epoch."""
+        pictures.write_folder(tmp_path / "pictures", images=2, size=(64, 64))
+        bad = tmp_path / "pictures" / "test" / "dog" / "cut.jpg"
+        with pictures.Image.open(bad.with_name("0.png")) as image:
+            image.save(bad)
+        bad.write_bytes(bad.read_bytes()[:1500])
+        options = "--data.dir pictures --data.size 8 --data.watch-test --batch-size 2 --output run"
+        with contextlib.chdir(tmp_path):
+            message = error_of(
+                capsys, train.main, ["folder_small", *TINY, *words(options, "--health 0")]
+            )
+        name = "pictures/test/dog/cut.jpg"
+        assert f"error: Found 1 broken image: {name}: it cannot be decoded. Mend" in message
 
     @pytest.mark.once
     def test_full_disk(self, tmp_path, capsys, monkeypatch):
