@@ -80,20 +80,31 @@ class Trainer:
         """Train the rest of the run and return its directory.
 
         Raises:
-            UserError: for a directory that is not empty, a full disk.
+            UserError: for a directory that is not empty or in which another process
+                trains, a full disk.
             callbacks.Diverged: for a loss that is not finite; `explain` says why.
             KeyboardInterrupt: after the step in which Ctrl-C was pressed; a checkpoint
                 is saved.
             SystemExit: with status 75 after the step in which SIGTERM came; a
                 checkpoint is saved.
         """
-        experiment = self.experiment
-        chief = experiment.distribution.is_chief
-        run = self._run = self._directory()
+        run = self._run = self._directory(self.experiment.config.output)
         if (run / "model.keras").is_file():
-            experiment.network.set_weights(networks.load(run / "model.keras").get_weights())
+            self.experiment.network.set_weights(networks.load(run / "model.keras").get_weights())
+            if not (run / "curves.png").is_file():  # the process was killed before it drew them
+                self._draw(run)
             self._say_end(run, "Already finished")
             return run
+        if not self.experiment.distribution.is_chief:
+            return self._train(run)
+        run.mkdir(parents=True, exist_ok=True)
+        with runs.held(run):
+            self._directory(run)  # another process may have begun a run in it since
+            return self._train(run)
+
+    def _train(self, run: Path) -> Path:
+        experiment = self.experiment
+        chief = experiment.distribution.is_chief
         checkpoints = self._checkpoints(run)
         saved = checkpoints.newest(lambda message: self._say(f"Warning: {message}"))
         if saved is not None:
@@ -117,11 +128,7 @@ class Trainer:
             fit.close()
         fit.saver.save_now()
         networks.save(experiment.network, run / "model.keras", write=chief)
-        if chief:
-            history = histories.read(run / "history.csv")
-            title = f"{experiment.network.name}, {run.name}"
-            with runs.replacing(run / "curves.png") as temporary:
-                curves.draw({title: history}, temporary, title, experiment.watched)
+        self._draw(run)
         self._say_end(run, "Finished")
         return run
 
@@ -144,9 +151,9 @@ class Trainer:
             where=experiment.place,
         )
 
-    def _directory(self) -> Path:
+    def _directory(self, output: Path | None) -> Path:
         """Return the run's directory: a new one, or that of the run to resume."""
-        output, chief = self.experiment.config.output, self.experiment.distribution.is_chief
+        chief = self.experiment.distribution.is_chief
         if output is not None and (self.experiment.config.resume or not chief):
             if (output / "config.json").is_file():
                 runs.check_same(output, self.experiment.config)
@@ -161,6 +168,18 @@ class Trainer:
             self.experiment.config.checkpoint.keep,
             write=self.experiment.distribution.is_chief,
         )
+
+    def _draw(self, run: Path) -> None:
+        """Draw the learning curves of a finished run."""
+        if self.experiment.distribution.is_chief:
+            title = f"{self.experiment.network.name}, {run.name}"
+            with runs.replacing(run / "curves.png") as temporary:
+                curves.draw(
+                    {title: histories.read(run / "history.csv")},
+                    temporary,
+                    title,
+                    self.experiment.watched,
+                )
 
     def _say_end(self, run: Path, what: str) -> None:
         """Print the result of a run, whose weights the model has, and what can be done
@@ -192,7 +211,6 @@ class Trainer:
 
     def _begin(self, run: Path) -> None:
         # the configuration first: a run that is killed here can be started again
-        run.mkdir(parents=True, exist_ok=True)
         runs.write_json(run / "config.json", self.experiment.described(self.recipe))
         (run / "checkpoints").mkdir(exist_ok=True)
         with runs.replacing(run / "checkpoints" / networks.ARCHITECTURE) as temporary:

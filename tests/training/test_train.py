@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import errno
 import json
+import os
 import re
 import signal
 import time
@@ -436,6 +437,32 @@ class TestEndings:
             "config.json",
             "first_losses.csv",
         ]
+
+    @pytest.mark.once
+    @pytest.mark.parametrize("resume", [[], ["--resume"]])
+    def test_another_process_trains_in_the_directory(self, tmp_path, capsys, resume):
+        run = tmp_path / "run"
+        run.mkdir()
+        with runs.held(run):
+            message = error_of(capsys, run_train, run, *resume)
+            assert f"error: {run} is in use by process {os.getpid()} on " in message
+            assert names(run) == []
+        if not resume:
+            assert run_train(run).joinpath("model.keras").is_file()
+
+    @pytest.mark.once
+    def test_another_process_has_begun_a_run_in_the_directory(self, tmp_path, capsys, monkeypatch):
+        """It did so after this one had found the directory empty, and has ended since."""
+
+        @contextlib.contextmanager
+        def held(run):
+            (run / "config.json").write_text("{}")
+            yield
+
+        monkeypatch.setattr(runs, "held", held)
+        message = error_of(capsys, run_train, tmp_path / "run")
+        assert f"{tmp_path / 'run'} exists and is not empty" in message
+        assert names(tmp_path / "run") == ["config.json"]
 
     @pytest.mark.once
     def test_image_that_breaks_off(self, tmp_path, capsys):
