@@ -77,7 +77,7 @@ class Fit:
             config.checkpoint.every * plan.parts,
             self._state,
         )
-        self.stop = Stop(self.saver.save_now, self.progress.report)
+        self.stop = Stop(self.saver.save_now, self.progress.report, experiment.distribution.highest)
         self.saver.saved_step = done
         if saved is not None:
             self.history.restore(saved.progress["history"])
