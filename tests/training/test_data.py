@@ -148,6 +148,17 @@ class TestFolder:
         with pytest.raises(ValueError, match=r"leaves some of the 30 for training. Received: 30"):
             load(Data("folder", dir=tmp_path, holdout=30))
 
+    def test_holdout_has_the_same_share_of_every_class(self, tmp_path):
+        """Drawn without regard to the class, one of a few images often leaves none."""
+        for name, count in {"cat": 30, "dog": 10, "emu": 2}.items():
+            pictures.write_folder(tmp_path / name, classes=(name,), images=count, size=(2, 2))
+            for split in ("train", "test"):
+                (tmp_path / split).mkdir(exist_ok=True)
+                (tmp_path / name / split / name).rename(tmp_path / split / name)
+        data = load(Data("folder", dir=tmp_path, holdout=21))
+        np.testing.assert_array_equal(np.bincount(data.holdout.reader.labels), [15, 5, 1])
+        np.testing.assert_array_equal(np.bincount(data.train.reader.labels), [15, 5, 1])
+
     def test_broken_headers_are_named_before_anything_is_decoded(self, tmp_path):
         pictures.write_folder(tmp_path)
         bad = tmp_path / "train" / "dog" / "broken.jpg"

@@ -280,7 +280,7 @@ class TestOptionsOfTheModel:
         assert int(model.optimizer.iterations) == 2
 
 
-def test_holdout_chooses_the_best_checkpoint(tmp_path):
+def test_holdout_chooses_the_best_checkpoint(tmp_path, capsys):
     # at this rate the accuracy on the images set aside goes up and down
     options = "--data.holdout 200 --schedule.length 80 --optimizer.learning-rate 0.5"
     run = run_train(tmp_path / "run", options)
@@ -301,6 +301,24 @@ def test_holdout_chooses_the_best_checkpoint(tmp_path):
     }
     measured = [float(row["val_accuracy"]) for row in rows]
     assert accuracies == pytest.approx({"best": max(measured), "last": measured[-1]}, abs=1e-6)
+    out = capsys.readouterr().out
+    assert (
+        len(re.findall(r"\nEpoch \d/5: .*; held-out loss \d\.\d{4}, accuracy \d\.\d{4}", out)) == 5
+    )
+    assert f"Accuracy: {100 * measured[-1]:.2f} % of the 200 held-out images.\n" in out
+    assert "test images" not in out
+
+
+@pytest.mark.once
+def test_watched_test_images_choose_nothing(tmp_path):
+    # at this rate the loss falls, and the accuracy on the test images goes up and down
+    options = "--data.watch-test --schedule.length 60 --schedule.kind steps --lr 1 --seed 2"
+    run = run_train(tmp_path / "run", options)
+    rows = history(run)
+    by_loss = min(rows, key=lambda row: float(row["loss"]))
+    assert by_loss is not max(rows, key=lambda row: float(row["val_accuracy"]))
+    best = loaded(run / "checkpoints" / "best.keras")
+    assert int(best.optimizer.iterations) == int(by_loss["iteration"])
 
 
 def test_weights_that_are_spared_from_the_decay(step):
@@ -400,6 +418,9 @@ class TestEndings:
         process.send_signal(signal.SIGINT)
         status, out, err = finish(process)
         assert (status, err) == (130, "")
+        assert (
+            "\nStopping after this step; checkpoint follows. Press again to stop at once.\n" in out
+        )
         said = re.search(
             r"\nInterrupted after iteration ([\d,]+) of 1,000,000; the checkpoint is saved\. "
             r"Resume: (.*)\n$",

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -279,8 +279,7 @@ def _folder(data: Data) -> ImageData:
             f"folder for each class in {data.dir / 'train'} and {data.dir / 'test'}."
         )
     count = _held_out(data.holdout, len(train))
-    # some of every class
-    held = set(np.random.default_rng(0).permutation(len(train))[:count].tolist())
+    held = _of_every_class([path.parent.name for path in train], count)
 
     def files(paths: list[Path]) -> Split:
         return Split.of(Files(paths, [classes.index(path.parent.name) for path in paths]))
@@ -296,6 +295,21 @@ def _folder(data: Data) -> ImageData:
         holdout=files([path for i, path in enumerate(train) if i in held]) if held else None,
         notes=tuple(notes),
     )
+
+
+def _of_every_class(labels: Sequence[str], count: int) -> set[int]:
+    """Return the numbers of `count` images, drawn at random, the same share of every
+    class.
+    """
+    drawn: dict[str, list[int]] = {}
+    for i in np.random.default_rng(0).permutation(len(labels)).tolist():
+        drawn.setdefault(labels[i], []).append(i)
+    places = {
+        i: (rank + 0.5) / len(numbers)
+        for numbers in drawn.values()
+        for rank, i in enumerate(numbers)
+    }
+    return set(sorted(places, key=lambda i: (places[i], i))[:count])
 
 
 def _fake(data: Data) -> ImageData:
