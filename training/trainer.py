@@ -17,6 +17,8 @@ from .terminal import duration
 
 #: Executions of a dry run: one that compiles, and those that are timed.
 TIMED = 4
+#: A training that ends with so many times the loss of guessing had too high a learning rate.
+WORSE = 10
 
 
 class Trainer:
@@ -192,6 +194,14 @@ class Trainer:
             if len(history.get("seconds", ()))
             else ""
         )
+        losses = history.get("loss", ())
+        guessing = math.log(len(experiment.data.classes))
+        if len(losses) and losses[-1] > WORSE * guessing:
+            rate = experiment.config.optimizer.learning_rate
+            self._say(
+                f"Warning: learning rate {rate:g} is probably too high: the last loss is "
+                f"{losses[-1]:.3g}, and that of guessing is {guessing:.3g}. Try {rate / 10:g}."
+            )
         self._say(f"{what}{time}: {run / 'model.keras'}", flush=True)
         split = experiment.split or experiment.data.test
         if experiment.split is None:

@@ -530,6 +530,16 @@ class TestHealth:
         )
         assert len(told) <= 2
 
+    @pytest.mark.once
+    def test_a_rate_that_is_too_high_for_a_run_without_a_record(self, tmp_path, capsys):
+        """`--health` is longer than the run."""
+        run = run_train(tmp_path / "run", "--schedule.length 22 --lr 50")
+        [loss] = (float(row["loss"]) for row in history(run))
+        assert (
+            "\nWarning: learning rate 50 is probably too high: the last loss is "
+            f"{loss:.3g}, and that of guessing is 2.3. Try 5.\nFinished after "
+        ) in capsys.readouterr().out
+
     @pytest.mark.slow
     def test_healthy_run_to_the_end_of_its_cosine(self, tmp_path, capsys):
         run_train(
