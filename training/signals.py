@@ -33,6 +33,7 @@ class Stop(keras.callbacks.Callback):
             if the end has to wait for a validation.
         highest: Returns the highest of the values of all processes that train one
             model: the signal of one of them ends all after the same step.
+        every: Steps between two calls of it.
     """
 
     def __init__(
@@ -40,12 +41,15 @@ class Stop(keras.callbacks.Callback):
         save: Callable[[], object] = lambda: None,
         report: Callable[[str], object] = lambda message: None,
         highest: Callable[[int], int] = lambda value: value,
+        every: int = 1,
     ):
         super().__init__()
         self.save = save
         self.requested: signal.Signals | None = None
         self.report = report
         self.highest = highest
+        self.every = every
+        self._steps = 0
 
     def __enter__(self):
         self.requested = None
@@ -105,7 +109,9 @@ class Stop(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         # not at the end of the step before: after the last step of an epoch, the epoch is not over
-        self.end_if_requested()
+        self._steps += 1
+        if self._steps % self.every == 0:
+            self.end_if_requested()
 
     def on_epoch_end(self, epoch, logs=None):
         self.end_if_requested()

@@ -194,13 +194,13 @@ class Trainer:
             if len(history.get("seconds", ()))
             else ""
         )
-        losses = history.get("loss", ())
+        loss = history["loss"][-1] if "loss" in history else 0.0
         guessing = math.log(len(experiment.data.classes))
-        if len(losses) and losses[-1] > WORSE * guessing:
+        if loss > WORSE * guessing:
             rate = experiment.config.optimizer.learning_rate
             self._say(
                 f"Warning: learning rate {rate:g} is probably too high: the last loss is "
-                f"{losses[-1]:.3g}, and that of guessing is {guessing:.3g}. Try {rate / 10:g}."
+                f"{loss:.3g}, and that of guessing is {guessing:.3g}. Try {rate / 10:g}."
             )
         self._say(f"{what}{time}: {run / 'model.keras'}", flush=True)
         split = experiment.split or experiment.data.test

@@ -672,14 +672,16 @@ class TestStop:
         assert signal.set_wakeup_fd(-1) == -1
 
     def test_of_several_processes_each_ends_after_the_same_step(self):
-        """The signal comes to the second process, at any moment of its step 2."""
+        """The signal comes to the second process, during its step 4."""
         ended = {}
 
         def train(process):
             stop = stops[process]
-            for step in range(5):
+            for step in range(12):
                 with contextlib.suppress(SystemExit):
                     stop.on_train_batch_begin(step)
+                    if (process, step) == (1, 4):
+                        stop._request(signal.SIGTERM, None)
                     continue
                 ended[process] = step
                 return
@@ -696,23 +698,15 @@ class TestStop:
 
         saves = []
         stops = [
-            Stop(lambda i=i: saves.append(i), highest=lambda value, i=i: highest(i, value))
+            Stop(lambda i=i: saves.append(i), highest=lambda value, i=i: highest(i, value), every=4)
             for i in range(2)
         ]
-        begin = stops[1].on_train_batch_begin
-
-        def with_signal(step):
-            begin(step)
-            if step == 2:
-                stops[1]._request(signal.SIGTERM, None)
-
-        stops[1].on_train_batch_begin = with_signal
         threads = [threading.Thread(target=train, args=(i,)) for i in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert ended == {0: 3, 1: 3}
+        assert ended == {0: 7, 1: 7}
         assert sorted(saves) == [0, 1]
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
