@@ -83,7 +83,10 @@ class History(keras.callbacks.Callback):
     def restore(self, state: list[dict[str, Any]]) -> None:
         """Take the lines of a resumed run, and remove later ones from the file."""
         self.rows = list(state)
-        self._write()
+        if self.rows:
+            self._write()
+        elif self.write:
+            self.path.unlink(missing_ok=True)
 
     def on_epoch_end(self, epoch, logs=None):
         metrics = {name: float(value) for name, value in sorted((logs or {}).items())}

@@ -149,6 +149,8 @@ class Data:
     """Training images to hold out, a number or share. They choose the best checkpoint."""
     watch_test: bool = False
     """Without held-out images: measure the test images after every epoch."""
+    skip_broken: bool = False
+    """For folder: decode every image at the start, and leave out the broken ones."""
     on_device: bool = False
     """Keep the training images on the device, for pad_crop_flip or none. Needs one device."""
 

@@ -110,14 +110,18 @@ def _curve(
 
 
 def _heading(histories: Mapping[str, Columns], measured_on: str) -> str:
-    """Return the title of the errors: the lowest ones."""
+    """Return the title of the errors: the lowest of held-out images, which choose the
+    epoch. Others choose nothing: their last ones.
+    """
     for kind, name in (("val_", measured_on), ("", "training")):
         found = [
             error for columns in histories.values() if (error := errors(columns, kind)) is not None
         ]
         if found:
-            lowest = style.spread([float(np.nanmin(error)) for error in found], ".2f")
-            return f"Lowest {name} error: {lowest} %"
+            lowest = kind == "val_" and measured_on != "test"
+            values = [float(np.nanmin(error) if lowest else error[-1]) for error in found]
+            which = "Lowest" if lowest else "Last"
+            return f"{which} {name} error: {style.spread(values, '.2f')} %"
     return "Error"
 
 

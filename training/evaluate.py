@@ -88,12 +88,14 @@ def evaluate(
             f"{subject} has {opened.outputs} classes, the data set {images.name} has "
             f"{len(images.classes)}. Choose the data set that it was trained for with --data."
         )
+    for note in images.notes:
+        print(f"Warning: {note}")
     logits, labels = [], []
-    for batch, batch_labels in datasets.evaluation_batches(
-        images, images.test, batch_size, source.size
-    ).as_numpy_iterator():
-        logits.append(opened.logits(batch))
-        labels.append(batch_labels)
+    batches = datasets.evaluation_batches(images, images.test, batch_size, source.size)
+    with images.naming_broken_images():
+        for batch, batch_labels in batches.as_numpy_iterator():
+            logits.append(opened.logits(batch))
+            labels.append(batch_labels)
     metrics = measure(np.concatenate(logits), np.concatenate(labels), list(images.classes))
     metrics = {"model": str(opened.path), "data": images.name, "split": "test"} | metrics
     folder = output or opened.output

@@ -21,6 +21,8 @@ from .signals import Stop
 HEALTH_IMAGES = 32
 #: Training batches that the batch statistics of averaged weights are computed from.
 STATISTICS_BATCHES = 50
+#: Steps after which several processes ask each other for signals. It takes milliseconds.
+AGREE = 4
 
 
 class Fit:
@@ -77,7 +79,12 @@ class Fit:
             config.checkpoint.every * plan.parts,
             self._state,
         )
-        self.stop = Stop(self.saver.save_now, self.progress.report)
+        self.stop = Stop(
+            self.saver.save_now,
+            self.progress.report,
+            experiment.distribution.highest,
+            AGREE if experiment.distribution.processes > 1 else 1,
+        )
         self.saver.saved_step = done
         if saved is not None:
             self.history.restore(saved.progress["history"])

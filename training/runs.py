@@ -4,9 +4,12 @@ model.keras, metrics.json.
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import json
 import math
+import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +18,9 @@ from typing import Any
 
 from .cli import UserError, command
 from .config import Config, differences, from_json
+
+#: File of a run directory that says who trains in it. It stays; its lock ends with the process.
+LOCK = ".lock"
 
 
 def new_directory(output: Path | None, recipe: str) -> Path:
@@ -35,6 +41,32 @@ def new_directory(output: Path | None, recipe: str) -> Path:
             f"{run} exists and is not empty. Give another --output, or delete the folder.{resume}"
         )
     return run
+
+
+@contextlib.contextmanager
+def held(run: Path) -> Iterator[None]:
+    """Hold a run directory for this process, until the block or the process ends, also
+    if it is killed.
+
+    Raises:
+        UserError: if another process holds it; nothing has changed then.
+    """
+    with (run / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise UserError(
+                f"{run} is in use by {file.read().strip() or 'another process'}. Wait for its end, "
+                "or give another --output."
+            ) from error
+        except OSError:
+            pass  # a file system without locks, such as some of clusters
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
+        file.flush()
+        yield
 
 
 def check_same(run: Path, config: Config) -> None:

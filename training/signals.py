@@ -1,5 +1,6 @@
 """End a run on request: Ctrl-C, and the signal of a machine that is about to stop."""
 
+import os
 import signal
 import sys
 import threading
@@ -28,34 +29,67 @@ class Stop(keras.callbacks.Callback):
 
     Args:
         save: Called before training ends.
-        report: Called with a message if the end has to wait for a validation.
+        report: Called with a message when a signal comes, from a thread of its own, and
+            if the end has to wait for a validation.
+        highest: Returns the highest of the values of all processes that train one
+            model: the signal of one of them ends all after the same step.
+        every: Steps between two calls of it.
     """
 
     def __init__(
         self,
         save: Callable[[], object] = lambda: None,
         report: Callable[[str], object] = lambda message: None,
+        highest: Callable[[int], int] = lambda value: value,
+        every: int = 1,
     ):
         super().__init__()
         self.save = save
         self.requested: signal.Signals | None = None
         self.report = report
+        self.highest = highest
+        self.every = every
+        self._steps = 0
 
     def __enter__(self):
         self.requested = None
         self._reported = False
         self._replaced: list[signal.Signals] = []
+        self._wakeup: tuple[int, int, threading.Thread] | None = None
         # only the main thread may set one; an ignored signal, or a handler, stays
         if threading.current_thread() is threading.main_thread():
             for number, default in _DEFAULT_HANDLERS.items():
                 if signal.getsignal(number) is default:
                     signal.signal(number, self._request)
                     self._replaced.append(number)
+        if self._replaced:
+            # a handler waits for the end of native code, such as a step; this does not
+            read, write = os.pipe()
+            os.set_blocking(write, False)
+            before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+            thread = threading.Thread(target=self._say_at_once, args=(read,), daemon=True)
+            thread.start()
+            self._wakeup = before, write, thread
         return self
 
     def __exit__(self, *_):
         for number in self._replaced:
             signal.signal(number, _DEFAULT_HANDLERS[number])
+        if self._wakeup is not None:
+            before, write, thread = self._wakeup
+            signal.set_wakeup_fd(before)
+            os.close(write)
+            thread.join()
+
+    def _say_at_once(self, pipe: int) -> None:
+        """Report the first signal of those that come through a pipe."""
+        with open(pipe, "rb", buffering=0) as numbers:
+            said = False
+            while number := numbers.read(1):
+                if number[0] in self._replaced and not said:
+                    said = True
+                    again = " Press again to stop at once." if number[0] == signal.SIGINT else ""
+                    self.report(f"Stopping after this step; checkpoint follows.{again}")
 
     def _request(self, number: int, _frame) -> None:
         self.requested = signal.Signals(number)
@@ -63,9 +97,11 @@ class Stop(keras.callbacks.Callback):
             signal.signal(number, _DEFAULT_HANDLERS[signal.SIGINT])
 
     def end_if_requested(self) -> None:
-        """Save and end, if a signal has come: after a step outside of `fit`."""
-        if self.requested is None:
+        """Save and end, if a signal has come to a process of this model."""
+        number = self.highest(self.requested or 0)
+        if not number:
             return
+        self.requested = signal.Signals(number)
         self.save()
         if self.requested == signal.SIGTERM:
             sys.exit(PREEMPTED)
@@ -73,7 +109,9 @@ class Stop(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         # not at the end of the step before: after the last step of an epoch, the epoch is not over
-        self.end_if_requested()
+        self._steps += 1
+        if self._steps % self.every == 0:
+            self.end_if_requested()
 
     def on_epoch_end(self, epoch, logs=None):
         self.end_if_requested()
@@ -81,8 +119,7 @@ class Stop(keras.callbacks.Callback):
     def on_test_batch_end(self, batch, logs=None):
         if self.requested is not None and not self._reported:
             self._reported = True
-            again = " Press Ctrl-C again to stop now." if self.requested == signal.SIGINT else ""
-            self.report(f"Stopping after this validation.{again}")
+            self.report("The step was the last of its epoch: stopping after this validation.")
 
 
 _DEFAULT_HANDLERS: dict[signal.Signals, Any] = {

@@ -80,7 +80,9 @@ def started(config: Config, recipe: str) -> "Iterator[Trainer]":
     backends.keep_accelerator_for_backend(keras.backend.backend())
     with kp.distribution.start(config.distribution, batch_norm=config.batch_norm) as distribution:
         keras.utils.set_random_seed(config.seed)
-        yield Trainer(Experiment(config, distribution), recipe)
+        experiment = Experiment(config, distribution)
+        with experiment.data.naming_broken_images():
+            yield Trainer(experiment, recipe)
 
 
 def _check(config: Config) -> None:

@@ -17,6 +17,8 @@ from .terminal import duration
 
 #: Executions of a dry run: one that compiles, and those that are timed.
 TIMED = 4
+#: A training that ends with so many times the loss of guessing had too high a learning rate.
+WORSE = 10
 
 
 class Trainer:
@@ -31,8 +33,9 @@ class Trainer:
         self.experiment = experiment
         self.recipe = recipe
         self._run: Path | None = None
-        if experiment.warning is not None:
-            self._say(f"Warning: {experiment.warning}")
+        for warning in (*experiment.data.notes, experiment.warning):
+            if warning is not None:
+                self._say(f"Warning: {warning}")
 
     def rehearse(self) -> None:
         """Print a description of the run and its costs. This trains a few steps and
@@ -79,20 +82,31 @@ class Trainer:
         """Train the rest of the run and return its directory.
 
         Raises:
-            UserError: for a directory that is not empty, a full disk.
+            UserError: for a directory that is not empty or in which another process
+                trains, a full disk.
             callbacks.Diverged: for a loss that is not finite; `explain` says why.
             KeyboardInterrupt: after the step in which Ctrl-C was pressed; a checkpoint
                 is saved.
             SystemExit: with status 75 after the step in which SIGTERM came; a
                 checkpoint is saved.
         """
-        experiment = self.experiment
-        chief = experiment.distribution.is_chief
-        run = self._run = self._directory()
+        run = self._run = self._directory(self.experiment.config.output)
         if (run / "model.keras").is_file():
-            experiment.network.set_weights(networks.load(run / "model.keras").get_weights())
+            self.experiment.network.set_weights(networks.load(run / "model.keras").get_weights())
+            if not (run / "curves.png").is_file():  # the process was killed before it drew them
+                self._draw(run)
             self._say_end(run, "Already finished")
             return run
+        if not self.experiment.distribution.is_chief:
+            return self._train(run)
+        run.mkdir(parents=True, exist_ok=True)
+        with runs.held(run):
+            self._directory(run)  # another process may have begun a run in it since
+            return self._train(run)
+
+    def _train(self, run: Path) -> Path:
+        experiment = self.experiment
+        chief = experiment.distribution.is_chief
         checkpoints = self._checkpoints(run)
         saved = checkpoints.newest(lambda message: self._say(f"Warning: {message}"))
         if saved is not None:
@@ -116,11 +130,7 @@ class Trainer:
             fit.close()
         fit.saver.save_now()
         networks.save(experiment.network, run / "model.keras", write=chief)
-        if chief:
-            history = histories.read(run / "history.csv")
-            title = f"{experiment.network.name}, {run.name}"
-            with runs.replacing(run / "curves.png") as temporary:
-                curves.draw({title: history}, temporary, title, experiment.watched)
+        self._draw(run)
         self._say_end(run, "Finished")
         return run
 
@@ -143,9 +153,9 @@ class Trainer:
             where=experiment.place,
         )
 
-    def _directory(self) -> Path:
+    def _directory(self, output: Path | None) -> Path:
         """Return the run's directory: a new one, or that of the run to resume."""
-        output, chief = self.experiment.config.output, self.experiment.distribution.is_chief
+        chief = self.experiment.distribution.is_chief
         if output is not None and (self.experiment.config.resume or not chief):
             if (output / "config.json").is_file():
                 runs.check_same(output, self.experiment.config)
@@ -161,6 +171,18 @@ class Trainer:
             write=self.experiment.distribution.is_chief,
         )
 
+    def _draw(self, run: Path) -> None:
+        """Draw the learning curves of a finished run."""
+        if self.experiment.distribution.is_chief:
+            title = f"{self.experiment.network.name}, {run.name}"
+            with runs.replacing(run / "curves.png") as temporary:
+                curves.draw(
+                    {title: histories.read(run / "history.csv")},
+                    temporary,
+                    title,
+                    self.experiment.watched,
+                )
+
     def _say_end(self, run: Path, what: str) -> None:
         """Print the result of a run, whose weights the model has, and what can be done
         next.
@@ -172,6 +194,14 @@ class Trainer:
             if len(history.get("seconds", ()))
             else ""
         )
+        loss = history["loss"][-1] if "loss" in history else 0.0
+        guessing = math.log(len(experiment.data.classes))
+        if loss > WORSE * guessing:
+            rate = experiment.config.optimizer.learning_rate
+            self._say(
+                f"Warning: learning rate {rate:g} is probably too high: the last loss is "
+                f"{loss:.3g}, and that of guessing is {guessing:.3g}. Try {rate / 10:g}."
+            )
         self._say(f"{what}{time}: {run / 'model.keras'}", flush=True)
         split = experiment.split or experiment.data.test
         if experiment.split is None:
@@ -191,7 +221,6 @@ class Trainer:
 
     def _begin(self, run: Path) -> None:
         # the configuration first: a run that is killed here can be started again
-        run.mkdir(parents=True, exist_ok=True)
         runs.write_json(run / "config.json", self.experiment.described(self.recipe))
         (run / "checkpoints").mkdir(exist_ok=True)
         with runs.replacing(run / "checkpoints" / networks.ARCHITECTURE) as temporary:

@@ -156,6 +156,12 @@ class Distribution:
         local = whole.reshape(-1, batch_size, *images.shape[1:])[:, rows]
         return keras.tree.map_structure(lambda output: output[:count], self._predict(model, local))
 
+    def highest(self, value: int) -> int:
+        """Return the highest of the values of all processes, on every process. All
+        processes call it at the same moment, as between two steps.
+        """
+        return value
+
     def _check_entered(self) -> None:
         if self._entered is None:
             raise ValueError(

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from jax.experimental import multihost_utils
 
 from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, flat
@@ -46,6 +47,11 @@ class DataParallel(Distribution):
                 "Make the model inside of `with distribution:`. Received: a model with "
                 f"{outside[0]} elsewhere"
             )
+
+    def highest(self, value: int) -> int:
+        if self.processes == 1:
+            return value
+        return int(multihost_utils.process_allgather(np.int32(value)).max())
 
     def _predict(self, model: keras.Model, local: np.ndarray):
         if self.processes == 1:

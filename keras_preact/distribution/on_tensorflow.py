@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -126,6 +126,19 @@ class MultiWorker(Mirrored):
         return self._strategy.distribute_datasets_from_function(
             lambda context: batches.prefetch(tf.data.AUTOTUNE)
         )
+
+    def highest(self, value: int) -> int:
+        return int(tf.reduce_max(self._of_all_replicas(tf.constant([value]))))
+
+    @functools.cached_property
+    def _of_all_replicas(self) -> Callable:
+        """Return a function that joins the values of the replicas."""
+
+        @tf.function
+        def gather(value):
+            return self._strategy.gather(self._strategy.run(tf.identity, args=(value,)), axis=0)
+
+        return gather
 
     def _predict(self, model: keras.Model, local: np.ndarray):
         def call(images):

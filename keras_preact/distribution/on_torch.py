@@ -44,6 +44,11 @@ class MultiWorker(Distribution):
         assert self._entered is not None
         self._entered.callback(_forget_functions, model)
 
+    def highest(self, value: int) -> int:
+        found = ops.convert_to_tensor(value, "int32")
+        distributed.all_reduce(found, distributed.ReduceOp.MAX)
+        return int(found)
+
     def _statistics(self) -> Statistics:
         if self.batch_norm == "per_replica":
             return Statistics()

@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from training import evaluate, train
+from training import evaluate, runs, train
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +62,9 @@ def one_error(stderr: str) -> str:
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """Return the files of a folder, without the lock of a run."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != runs.LOCK)
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -263,7 +263,11 @@ class TestSpecimen:
         """A file with the moving statistics of new layers is measured as a registered
         model is.
         """
-        model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25, stacked=stacked)
+        model = kp.models.resnet_cifar(
+            26, input_shape=(8, 8, 1), width_factor=0.25, stacked=stacked
+        )
+        stacks = [layer.depth for layer in model.layers if isinstance(layer, kp.UnitStack)]
+        assert stacks == ([3, 3, 3] if stacked else [])
         model.save(tmp_path / "new.keras")
         for weight in model.non_trainable_variables:
             if weight.path.endswith("moving_mean"):

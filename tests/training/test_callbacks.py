@@ -91,6 +91,15 @@ class TestHistory:
         again.on_epoch_end(2, self.LOGS[2])
         assert path.read_text() == whole
 
+    def test_without_an_epoch_there_is_no_file(self, tmp_path):
+        """The file is further than the checkpoint, which is of the first epoch."""
+        history = History(tmp_path / "history.csv", lambda: 7, dict)
+        history.restore([])
+        assert not list(tmp_path.iterdir())
+        history.on_epoch_end(0, self.LOGS[0])
+        history.restore([])
+        assert not list(tmp_path.iterdir())
+
     def test_of_several_processes_one_writes(self, tmp_path):
         history = History(tmp_path / "history.csv", lambda: 7, dict, write=False)
         history.on_epoch_end(0, self.LOGS[0])

@@ -2,6 +2,8 @@
 goes on with.
 """
 
+import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -634,7 +636,78 @@ class TestStop:
             signal.raise_signal(signal.SIGINT)
             stop.on_test_batch_end(1)
             stop.on_test_batch_end(2)
-        assert told == ["Stopping after this validation. Press Ctrl-C again to stop now."]
+        assert sorted(told) == [
+            "Stopping after this step; checkpoint follows. Press again to stop at once.",
+            "The step was the last of its epoch: stopping after this validation.",
+        ]
+
+    @pytest.mark.parametrize(
+        ("number", "again"),
+        [(signal.SIGINT, " Press again to stop at once."), (signal.SIGTERM, "")],
+    )
+    def test_is_confirmed_while_native_code_runs(self, number, again):
+        """The main thread waits in C for a lock that the report opens: Python's handlers
+        cannot run meanwhile.
+        """
+        libc = ctypes.CDLL(None)
+        lock = ctypes.create_string_buffer(64)  # a pthread_mutex_t of zeros is an open one
+        told = []
+
+        def report(message):
+            told.append(message)
+            libc.pthread_mutex_unlock(lock)
+
+        late = threading.Timer(60, report, ["too late"])
+        late.daemon = True
+        with Stop(report=report) as stop:
+            libc.pthread_mutex_lock(lock)
+            late.start()
+            threading.Timer(0.01, os.kill, [os.getpid(), number]).start()
+            libc.pthread_mutex_lock(lock)
+            late.cancel()
+            assert told == [f"Stopping after this step; checkpoint follows.{again}"]
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.requested == signal.SIGTERM
+        assert len(told) == 1
+        assert signal.set_wakeup_fd(-1) == -1
+
+    def test_of_several_processes_each_ends_after_the_same_step(self):
+        """The signal comes to the second process, during its step 4."""
+        ended = {}
+
+        def train(process):
+            stop = stops[process]
+            for step in range(12):
+                with contextlib.suppress(SystemExit):
+                    stop.on_train_batch_begin(step)
+                    if (process, step) == (1, 4):
+                        stop._request(signal.SIGTERM, None)
+                    continue
+                ended[process] = step
+                return
+
+        together = threading.Barrier(2)
+        values = [0, 0]
+
+        def highest(process, value):
+            values[process] = value
+            together.wait(10)
+            found = max(values)
+            together.wait(10)
+            return found
+
+        saves = []
+        stops = [
+            Stop(lambda i=i: saves.append(i), highest=lambda value, i=i: highest(i, value), every=4)
+            for i in range(2)
+        ]
+        threads = [threading.Thread(target=train, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ended == {0: 7, 1: 7}
+        assert sorted(saves) == [0, 1]
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_process_that_ignores_a_signal_goes_on_doing_so(self, number):

@@ -1,12 +1,17 @@
 """The data sets and the way of an image to the network, on real files."""
 
+import os
+import re
 import time
+import zlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_preact.preprocessing import PREPROCESSING
 from tests.training import images as pictures
+from training.cli import UserError
 from training.config import Data
 from training.data import Split, evaluation_batches, load
 
@@ -143,14 +148,130 @@ class TestFolder:
         with pytest.raises(ValueError, match=r"leaves some of the 30 for training. Received: 30"):
             load(Data("folder", dir=tmp_path, holdout=30))
 
-    def test_unreadable_image_is_named(self, tmp_path):
+    def test_holdout_has_the_same_share_of_every_class(self, tmp_path):
+        """Drawn without regard to the class, one of a few images often leaves none."""
+        for name, count in {"cat": 30, "dog": 10, "emu": 2}.items():
+            pictures.write_folder(tmp_path / name, classes=(name,), images=count, size=(2, 2))
+            for split in ("train", "test"):
+                (tmp_path / split).mkdir(exist_ok=True)
+                (tmp_path / name / split / name).rename(tmp_path / split / name)
+        data = load(Data("folder", dir=tmp_path, holdout=21))
+        np.testing.assert_array_equal(np.bincount(data.holdout.reader.labels), [15, 5, 1])
+        np.testing.assert_array_equal(np.bincount(data.train.reader.labels), [15, 5, 1])
+
+    def test_broken_headers_are_named_before_anything_is_decoded(self, tmp_path):
         pictures.write_folder(tmp_path)
-        bad = tmp_path / "train" / "dog" / "broken.png"
+        bad = tmp_path / "train" / "dog" / "broken.jpg"
+        image = pictures.Image.fromarray(np.zeros((8, 8, 3), "uint8"))
+        image.save(tmp_path / "tiff", "TIFF")
+        image.convert("P").save(tmp_path / "palette", "BMP")
         whole = (tmp_path / "train" / "dog" / "0.png").read_bytes()
-        for content in (b"no image at all", whole[: len(whole) // 2]):
+        huge = whole[:16] + (60_000).to_bytes(4, "big") * 2 + whole[24:29]
+        huge += zlib.crc32(huge[12:29]).to_bytes(4, "big") + whole[33:]
+        for content, fault in (
+            (b"", "it is not an image"),
+            (b"no image at all", "it is not an image"),
+            (
+                (tmp_path / "tiff").read_bytes(),
+                "its content is TIFF, not JPEG, PNG, BMP or WebP",
+            ),
+            ((tmp_path / "palette").read_bytes(), "it is a BMP with a palette: save it as PNG"),
+            (huge, "it has more than 89,478,485 pixels"),
+            (whole[: len(whole) // 2], "Truncated File Read"),
+        ):
             bad.write_bytes(content)
-            with pytest.raises(ValueError, match=r"Unreadable image .*train/dog/broken.png"):
+            with pytest.raises(UserError) as raised:
                 load(Data("folder", dir=tmp_path))
+            assert str(raised.value) == (
+                f"Found 1 broken image: {bad}: {fault}. Mend or remove it, or leave it out with "
+                "--data.skip-broken."
+            )
+
+    def test_a_pipe_is_not_opened(self, tmp_path):
+        pictures.write_folder(tmp_path)
+        os.mkfifo(tmp_path / "train" / "dog" / "pipe.png")
+        (tmp_path / "train" / "dog" / "device.png").symlink_to("/dev/zero")
+        with pytest.raises(
+            UserError, match=r"Found 2 broken images\. .*device.png: it is not a file"
+        ):
+            load(Data("folder", dir=tmp_path))
+
+    def test_images_that_the_header_does_not_show_as_broken(self, tmp_path):
+        """One in the training split is found by its statistics, one in the test split by
+        the evaluation. `skip_broken` leaves out both.
+        """
+        pictures.write_folder(tmp_path)
+        bad = [tmp_path / split / "dog" / "cut.jpg" for split in ("train", "test")]
+        noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), "uint8")
+        pictures.Image.fromarray(noise).save(tmp_path / "whole.jpg")
+        for path in bad:
+            path.write_bytes((tmp_path / "whole.jpg").read_bytes()[:2000])
+        data = load(Data("folder", dir=tmp_path))
+        with pytest.raises(UserError) as raised:
+            _ = data.preprocessing
+        assert str(raised.value) == (
+            f"Found 2 broken images. The first is {bad[1]}: it cannot be decoded. Mend or remove "
+            "them, or leave them out with --data.skip-broken."
+        )
+        bad[0].unlink()
+        data = load(Data("folder", dir=tmp_path))
+        assert data.preprocessing.size == 224
+        with (
+            pytest.raises(UserError, match=re.escape(f"1 broken image: {bad[1]}: it cannot")),
+            data.naming_broken_images(),
+        ):
+            arrays(data.test)
+        (tmp_path / "train" / "cat" / "text.png").write_text("no image")
+        data = load(Data("folder", dir=tmp_path, skip_broken=True))
+        assert (data.train.size, data.test.size) == (12, 12)
+        assert data.notes == (
+            f"Left out 1 broken image: {tmp_path}/train/cat/text.png: it is not an image.",
+            f"Left out 1 broken image: {bad[1]}: it cannot be decoded.",
+        )
+        assert arrays(data.test)[0].shape == (12, 30, 40, 3)
+
+    def test_an_error_of_the_network_stays_what_it_is(self, tmp_path):
+        pictures.write_folder(tmp_path)
+        data = load(Data("folder", dir=tmp_path))
+        with (
+            pytest.raises(tf.errors.InvalidArgumentError, match="no image"),
+            data.naming_broken_images(),
+        ):
+            tf.debugging.Assert(False, ["no image"])
+
+    def test_formats_that_are_read_and_files_that_are_not(self, tmp_path):
+        pictures.write_folder(tmp_path, images=1)
+        shown = pictures.Image.fromarray(np.full((8, 8, 3), (200, 10, 30), "uint8"))
+        cat = tmp_path / "train" / "cat"
+        for name in ("a.BMP", "b.webp", "c.tif", "d.tif", "e.gif"):
+            shown.save(cat / name)
+        (cat / "sub").mkdir()
+        shown.save(cat / "sub" / "f.png")
+        (cat / ".hidden").write_text("")
+        (tmp_path / "train" / "README").write_text("")
+        data = load(Data("folder", dir=tmp_path))
+        assert [path.name for path in data.train.reader.paths] == [
+            "0.png",
+            "a.BMP",
+            "b.webp",
+            "0.png",
+        ]
+        for image, _ in list(data.train.open().as_numpy_iterator())[1:3]:
+            np.testing.assert_allclose(image, np.broadcast_to((200, 10, 30), (8, 8, 3)), atol=4)
+        assert data.notes == (
+            f"Files of {tmp_path}/train that are not read: 2 .tif, 1 without ending, 1 .gif, "
+            "1 .png. Images are CLASS/IMAGE with .bmp, .jpeg, .jpg, .png, .webp; convert the "
+            "others.",
+        )
+
+    def test_classes_that_cannot_be_learned(self, tmp_path):
+        pictures.write_folder(tmp_path, classes=("cat", "dog"))
+        (tmp_path / "train" / "dog").rename(tmp_path / "dog")
+        with pytest.raises(UserError, match=r"a class without training images: dog\. Add some"):
+            load(Data("folder", dir=tmp_path))
+        (tmp_path / "test" / "dog").rename(tmp_path / "other")
+        with pytest.raises(UserError, match=r"has one class, cat; a classifier needs two or more"):
+            load(Data("folder", dir=tmp_path))
 
     def test_missing_folders(self, tmp_path):
         with pytest.raises(
@@ -207,9 +328,9 @@ class TestStatistics:
         large, small = np.full((40, 30, 3), 50, "uint8"), np.full((5, 6, 3), 100, "uint8")
         small[:, :3, 2] = 200
         for split in ("train", "test"):
-            (tmp_path / split / "a").mkdir(parents=True)
-            for i, pixels in enumerate((large, small)):
-                pictures.Image.fromarray(pixels).save(tmp_path / split / "a" / f"{i}.png")
+            for name, pixels in {"a": large, "b": small}.items():
+                (tmp_path / split / name).mkdir(parents=True)
+                pictures.Image.fromarray(pixels).save(tmp_path / split / name / "0.png")
         found = load(Data("folder", dir=tmp_path)).preprocessing
         assert found.mean == (75.0, 75.0, 100.0)
         third = np.array([50, 50, 100, 200])
@@ -271,8 +392,9 @@ class TestEvaluationBatches:
         """As Pillow does it: 256 / 224 of 28 is 32, and the middle 28 x 28 is kept."""
         pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), "uint8")
         for split in ("train", "test"):
-            (tmp_path / split / "a").mkdir(parents=True)
-            pictures.Image.fromarray(pixels).save(tmp_path / split / "a" / "0.png")
+            for name in ("a", "b"):
+                (tmp_path / split / name).mkdir(parents=True)
+                pictures.Image.fromarray(pixels).save(tmp_path / split / name / "0.png")
         data = load(Data("folder", dir=tmp_path))
         height, width = (round(side * 32 / min(shape)) for side in shape)
         resized = np.asarray(

@@ -44,9 +44,12 @@ def chain(**compiled) -> keras.Model:
 
 def dense(stacked: bool, **options) -> keras.Model:
     keras.utils.set_random_seed(0)
-    return kp.models.dense_resnet(
+    model = kp.models.dense_resnet(
         14, input_shape=(3,), width=4, classes=2, stacked=stacked, **options
     )
+    stacks = [layer.depth for layer in model.layers if isinstance(layer, kp.UnitStack)]
+    assert stacks == ([5] if stacked else [])
+    return model
 
 
 def fill(model, name: str, value: float) -> None:

@@ -20,7 +20,8 @@ import pytest
 import yaml
 
 from keras_preact.distribution import environment
-from tests.training.commands import ROOT, TINY, finish, run_train
+from tests.keras_preact.distribution.processes import addresses
+from tests.training.commands import ROOT, TINY, finish, run_train, start
 from training import histories, train
 
 LAUNCH = ROOT / "training" / "launch"
@@ -470,3 +471,56 @@ def test_ray_does_not_repeat_a_mistake(by_ray):
     assert "Unknown recipe: 'digit'" in everything
     assert by_ray.calls.count("digit") == 1
     assert not by_ray.runs[0].exists()
+
+
+#: Trains; with a first argument of 1, the process gets SIGTERM while it computes step 6.
+PREEMPTED = """
+import signal, sys
+from training import fit, signals, train
+
+class Stop(signals.Stop):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 6:
+            signal.raise_signal(signal.SIGTERM)
+
+if sys.argv[1] == "1":
+    fit.Stop = Stop
+train.main(sys.argv[2:])
+"""
+
+
+def together(folder: Path, preempted: bool, *arguments: str) -> list[tuple[int, str, str]]:
+    """Train in two processes; the second may get SIGTERM. Return how both ended."""
+    where = addresses(2)
+    started = []
+    for i in range(2):
+        values = (where, "2", str(i))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in zip(VARIABLES, values, strict=True):
+                patch.setenv(name, value)
+            first = str(int(preempted and i == 1))
+            command = (first, "digits", *OPTIONS, "--distribution", "multi_worker", *arguments)
+            started.append(start("-c", PREEMPTED, *command, cwd=folder))
+    try:
+        return [finish(process) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_ends_all_after_the_same_step(tmp_path):
+    for ended in together(tmp_path, False, "--output", "whole"):
+        assert ended[0] == 0, ended
+    ends = together(tmp_path, True, "--output", "run")
+    assert [ended[0] for ended in ends] == [75, 75], ends
+    assert "Stopped by SIGTERM after iteration 7 of 30; the checkpoint is saved." in ends[0][1]
+    assert "Stopp" not in ends[1][1]
+    assert max((tmp_path / "run" / "checkpoints").glob("state-*")).name.startswith(
+        "state-000000007"
+    )
+    ends = together(tmp_path, False, "--output", "run", "--resume")
+    assert [ended[0] for ended in ends] == [0, 0], ends
+    assert "Resuming after iteration 7." in ends[0][1]
+    run, whole = (all_weights(tmp_path / name / "model.keras") for name in ("run", "whole"))
+    np.testing.assert_array_equal(run, whole)

@@ -13,7 +13,13 @@ from training.config import Config, Model, Optimizer
 
 class TestOptimizer:
     def test_options(self):
-        options = Optimizer(clip_norm=2.0, ema=0.99, momentum=0.8, weight_decay=3e-4)
+        options = Optimizer(
+            clip_norm=2.0,
+            ema=0.99,
+            momentum=0.8,
+            weight_decay=3e-4,
+            exclude_from_decay=("norm", "bias"),
+        )
         made = networks.optimizer(Config(optimizer=options, accumulate=4), 0.3)
         assert isinstance(made, kp.optimizers.CoupledSGD)
         assert (made.global_clipnorm, made.use_ema, made.ema_momentum, made.momentum) == (
@@ -23,6 +29,7 @@ class TestOptimizer:
             0.8,
         )
         assert (made.gradient_accumulation_steps, made.coupled_weight_decay) == (4, 3e-4)
+        assert made.exclude_from_decay == ["norm", "bias"]
         plain = networks.optimizer(Config(), 0.3)
         assert (plain.global_clipnorm, plain.use_ema, plain.gradient_accumulation_steps) == (
             None,

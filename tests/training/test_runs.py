@@ -3,14 +3,20 @@ own options.
 """
 
 import dataclasses
+import errno
+import fcntl
 import json
+import os
+import re
+import socket
 from pathlib import Path
 
 import keras
 import pytest
 
-from tests.training.commands import files
+from tests.training.commands import files, finish, start
 from training import runs
+from training.cli import UserError
 from training.config import Checkpoint, Config, Data, Optimizer, from_json
 
 pytestmark = pytest.mark.once
@@ -44,6 +50,46 @@ class TestNewDirectory:
             ValueError, match=f"To resume the run in it: keras-preact train --resume {tmp_path}"
         ):
             runs.new_directory(tmp_path, "digits")
+
+
+class TestHeld:
+    CODE = """
+import pathlib, time
+from training import runs
+with runs.held(pathlib.Path(".")):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+    def test_by_one_process_until_it_is_killed(self, tmp_path):
+        process = start("-c", self.CODE, cwd=tmp_path)
+        try:
+            assert process.stdout.readline() == "held\n"
+            before = (tmp_path / ".lock").read_text()
+            with pytest.raises(UserError) as raised, runs.held(tmp_path):
+                pass
+        finally:
+            process.kill()
+            finish(process)
+        assert re.fullmatch(
+            f"{re.escape(str(tmp_path))} is in use by process {process.pid} on "
+            f"{re.escape(socket.gethostname())} since 2[-0-9]+ [:0-9]+\\. Wait for its end, or "
+            "give another --output\\.",
+            str(raised.value),
+        )
+        assert (tmp_path / ".lock").read_text() == before
+        with runs.held(tmp_path):
+            assert f"process {os.getpid()} " in (tmp_path / ".lock").read_text()
+        with runs.held(tmp_path):
+            pass
+
+    def test_a_file_system_without_locks(self, tmp_path, monkeypatch):
+        def flock(*arguments):
+            raise OSError(errno.ENOSYS, "Function not implemented")
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with runs.held(tmp_path):
+            pass
 
 
 class TestReplacing:

@@ -2,10 +2,12 @@
 end when something happens.
 """
 
+import contextlib
 import csv
 import dataclasses
 import errno
 import json
+import os
 import re
 import signal
 import time
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from tests.training import images as pictures
 from tests.training.commands import (
     RUN,
     TINY,
@@ -277,7 +280,7 @@ class TestOptionsOfTheModel:
         assert int(model.optimizer.iterations) == 2
 
 
-def test_holdout_chooses_the_best_checkpoint(tmp_path):
+def test_holdout_chooses_the_best_checkpoint(tmp_path, capsys):
     # at this rate the accuracy on the images set aside goes up and down
     options = "--data.holdout 200 --schedule.length 80 --optimizer.learning-rate 0.5"
     run = run_train(tmp_path / "run", options)
@@ -298,6 +301,24 @@ def test_holdout_chooses_the_best_checkpoint(tmp_path):
     }
     measured = [float(row["val_accuracy"]) for row in rows]
     assert accuracies == pytest.approx({"best": max(measured), "last": measured[-1]}, abs=1e-6)
+    out = capsys.readouterr().out
+    assert (
+        len(re.findall(r"\nEpoch \d/5: .*; held-out loss \d\.\d{4}, accuracy \d\.\d{4}", out)) == 5
+    )
+    assert f"Accuracy: {100 * measured[-1]:.2f} % of the 200 held-out images.\n" in out
+    assert "test images" not in out
+
+
+@pytest.mark.once
+def test_watched_test_images_choose_nothing(tmp_path):
+    # at this rate the loss falls, and the accuracy on the test images goes up and down
+    options = "--data.watch-test --schedule.length 60 --schedule.kind steps --lr 1 --seed 2"
+    run = run_train(tmp_path / "run", options)
+    rows = history(run)
+    by_loss = min(rows, key=lambda row: float(row["loss"]))
+    assert by_loss is not max(rows, key=lambda row: float(row["val_accuracy"]))
+    best = loaded(run / "checkpoints" / "best.keras")
+    assert int(best.optimizer.iterations) == int(by_loss["iteration"])
 
 
 def test_weights_that_are_spared_from_the_decay(step):
@@ -397,6 +418,9 @@ class TestEndings:
         process.send_signal(signal.SIGINT)
         status, out, err = finish(process)
         assert (status, err) == (130, "")
+        assert (
+            "\nStopping after this step; checkpoint follows. Press again to stop at once.\n" in out
+        )
         said = re.search(
             r"\nInterrupted after iteration ([\d,]+) of 1,000,000; the checkpoint is saved\. "
             r"Resume: (.*)\n$",
@@ -436,6 +460,48 @@ class TestEndings:
         ]
 
     @pytest.mark.once
+    @pytest.mark.parametrize("resume", [[], ["--resume"]])
+    def test_another_process_trains_in_the_directory(self, tmp_path, capsys, resume):
+        run = tmp_path / "run"
+        run.mkdir()
+        with runs.held(run):
+            message = error_of(capsys, run_train, run, *resume)
+            assert f"error: {run} is in use by process {os.getpid()} on " in message
+            assert names(run) == []
+        if not resume:
+            assert run_train(run).joinpath("model.keras").is_file()
+
+    @pytest.mark.once
+    def test_another_process_has_begun_a_run_in_the_directory(self, tmp_path, capsys, monkeypatch):
+        """It did so after this one had found the directory empty, and has ended since."""
+
+        @contextlib.contextmanager
+        def held(run):
+            (run / "config.json").write_text("{}")
+            yield
+
+        monkeypatch.setattr(runs, "held", held)
+        message = error_of(capsys, run_train, tmp_path / "run")
+        assert f"{tmp_path / 'run'} exists and is not empty" in message
+        assert names(tmp_path / "run") == ["config.json"]
+
+    @pytest.mark.once
+    def test_image_that_breaks_off(self, tmp_path, capsys):
+        """It is found where it is decoded, after the first epoch."""
+        pictures.write_folder(tmp_path / "pictures", images=2, size=(64, 64))
+        bad = tmp_path / "pictures" / "test" / "dog" / "cut.jpg"
+        with pictures.Image.open(bad.with_name("0.png")) as image:
+            image.save(bad)
+        bad.write_bytes(bad.read_bytes()[:1500])
+        options = "--data.dir pictures --data.size 8 --data.watch-test --batch-size 2 --output run"
+        with contextlib.chdir(tmp_path):
+            message = error_of(
+                capsys, train.main, ["folder_small", *TINY, *words(options, "--health 0")]
+            )
+        name = "pictures/test/dog/cut.jpg"
+        assert f"error: Found 1 broken image: {name}: it cannot be decoded. Mend" in message
+
+    @pytest.mark.once
     def test_full_disk(self, tmp_path, capsys, monkeypatch):
         """There is room for config.json, and none for a checkpoint."""
 
@@ -463,6 +529,16 @@ class TestHealth:
             told[0],
         )
         assert len(told) <= 2
+
+    @pytest.mark.once
+    def test_a_rate_that_is_too_high_for_a_run_without_a_record(self, tmp_path, capsys):
+        """`--health` is longer than the run."""
+        run = run_train(tmp_path / "run", "--schedule.length 22 --lr 50")
+        [loss] = (float(row["loss"]) for row in history(run))
+        assert (
+            "\nWarning: learning rate 50 is probably too high: the last loss is "
+            f"{loss:.3g}, and that of guessing is 2.3. Try 5.\nFinished after "
+        ) in capsys.readouterr().out
 
     @pytest.mark.slow
     def test_healthy_run_to_the_end_of_its_cosine(self, tmp_path, capsys):

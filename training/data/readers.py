@@ -25,7 +25,7 @@ LAST = np.iinfo("int64").max
 class Reader(Protocol):
     """Where the images of a split come from."""
 
-    #: Whether `fetch` returns encoded images, JPEG or PNG.
+    #: Whether `fetch` returns encoded images.
     encoded: bool
 
     def __len__(self) -> int: ...
@@ -117,7 +117,7 @@ class Fake(Arrays):
 
 
 class Files(_Numbered):
-    """Image files, JPEG or PNG, read as RGB.
+    """Image files, read as RGB.
 
     Args:
         paths: Of the images.

@@ -2,11 +2,12 @@
 random batch.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,14 @@ import numpy as np
 
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
-from ..cli import UserError, command, lookup
+from ..cli import UserError, lookup
 from ..config import Data
+from . import folders
 from .pixels import mean_and_std
 from .readers import Arrays, Fake, Files, Reader, Records
 
 #: Distinct images of the data set `fake`.
 FAKE_IMAGES = 64
-IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
-EMBEDDED = f"The embedded default needs neither network nor files: {command('train')} digits"
-
 
 #: Decoded splits up to this many bytes are decoded once and held in memory.
 CACHE_BYTES = 2 * 2**30
@@ -85,6 +84,7 @@ class ImageData:
         train, test: The splits.
         holdout: Training images set aside, if any; they are not in `train`.
         measured: Whether mean and std are those of the training split.
+        notes: What a person should know of the images, in sentences.
     """
 
     name: str
@@ -96,6 +96,31 @@ class ImageData:
     test: Split
     holdout: Split | None = None
     measured: bool = True
+    notes: tuple[str, ...] = ()
+
+    @contextlib.contextmanager
+    def naming_broken_images(self) -> Iterator[None]:
+        """Name the broken image files if one cannot be decoded inside of this block.
+
+        Nothing is checked before that: a full decoding of a large folder takes long.
+
+        Raises:
+            UserError: that names them.
+        """
+        import tensorflow as tf
+
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            splits = (self.train, self.holdout, self.test)
+            readers = [split.reader for split in splits if split is not None]
+            try:
+                folders.check_decodable(
+                    path for reader in readers if isinstance(reader, Files) for path in reader.paths
+                )
+            except UserError as named:
+                raise named from error
+            raise
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
@@ -104,7 +129,8 @@ class ImageData:
         """
         if not self.measured:
             return self.standard
-        mean, std = mean_and_std(self.held or self.train.reader)
+        with self.naming_broken_images():
+            mean, std = mean_and_std(self.held or self.train.reader)
         return dataclasses.replace(self.standard, mean=mean, std=std)
 
     @functools.cached_property
@@ -234,11 +260,26 @@ def _folder(data: Data) -> ImageData:
             "--data.dir must name a folder with train/CLASS/IMAGE and test/CLASS/IMAGE. "
             f"Received: {data.dir}"
         )
-    train, test = (_check_images(data.dir / split) for split in ("train", "test"))
-    classes = sorted({path.parent.name for path in train + test})
+    notes: list[str] = []
+    train, test = (
+        folders.images(data.dir / split, data.skip_broken, notes.append)
+        for split in ("train", "test")
+    )
+    classes = sorted({path.parent.name for path in train})
+    unknown = sorted({path.parent.name for path in test} - set(classes))
+    if unknown:
+        raise UserError(
+            f"{data.dir} has test images of a class without training images: "
+            f"{', '.join(unknown)}. Add some to {data.dir / 'train' / unknown[0]}, or remove "
+            f"{data.dir / 'test' / unknown[0]}."
+        )
+    if len(classes) == 1:
+        raise UserError(
+            f"{data.dir} has one class, {classes[0]}; a classifier needs two or more. Make a "
+            f"folder for each class in {data.dir / 'train'} and {data.dir / 'test'}."
+        )
     count = _held_out(data.holdout, len(train))
-    # some of every class
-    held = set(np.random.default_rng(0).permutation(len(train))[:count].tolist())
+    held = _of_every_class([path.parent.name for path in train], count)
 
     def files(paths: list[Path]) -> Split:
         return Split.of(Files(paths, [classes.index(path.parent.name) for path in paths]))
@@ -252,7 +293,23 @@ def _folder(data: Data) -> ImageData:
         train=files([path for i, path in enumerate(train) if i not in held]),
         test=files(test),
         holdout=files([path for i, path in enumerate(train) if i in held]) if held else None,
+        notes=tuple(notes),
     )
+
+
+def _of_every_class(labels: Sequence[str], count: int) -> set[int]:
+    """Return the numbers of `count` images, drawn at random, the same share of every
+    class.
+    """
+    drawn: dict[str, list[int]] = {}
+    for i in np.random.default_rng(0).permutation(len(labels)).tolist():
+        drawn.setdefault(labels[i], []).append(i)
+    places = {
+        i: (rank + 0.5) / len(numbers)
+        for numbers in drawn.values()
+        for rank, i in enumerate(numbers)
+    }
+    return set(sorted(places, key=lambda i: (places[i], i))[:count])
 
 
 def _fake(data: Data) -> ImageData:
@@ -291,7 +348,8 @@ def _check_can_prepare(builder) -> None:
         manual = Path(builder.data_path).parents[1] / "downloads" / "manual"
         if not (manual.is_dir() and any(manual.iterdir())):
             raise UserError(
-                f"{advice} Its archives have to be put into {manual} by hand first. {EMBEDDED}"
+                f"{advice} Its archives have to be put into {manual} by hand first. "
+                f"{folders.EMBEDDED}"
             )
         return
     url = next(iter(builder.url_infos))
@@ -299,30 +357,8 @@ def _check_can_prepare(builder) -> None:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
     except OSError as error:  # urllib's errors are OSErrors
         raise UserError(
-            f"{advice} It cannot be downloaded now: {url}: {error}. {EMBEDDED}"
+            f"{advice} It cannot be downloaded now: {url}: {error}. {folders.EMBEDDED}"
         ) from error
-
-
-def _check_images(folder: Path) -> list[Path]:
-    """Return the images of the classes in `folder`, after each has been opened."""
-    from PIL import Image
-
-    paths = [path for path in sorted(folder.glob("*/*")) if path.suffix.lower() in IMAGE_SUFFIXES]
-    if not paths:
-        raise UserError(
-            f"{folder} holds no images: expected {folder}/CLASS/IMAGE with "
-            f"{', '.join(IMAGE_SUFFIXES)}. {EMBEDDED}"
-        )
-    for path in paths:
-        try:
-            with Image.open(path) as image:
-                image.verify()
-        except (
-            OSError,
-            SyntaxError,
-        ) as error:  # what Pillow raises for a file that is no image, or a broken one
-            raise UserError(f"Unreadable image {path}: {error}. Mend or remove it.") from error
-    return paths
 
 
 #: `Data.name` to a function that opens it.

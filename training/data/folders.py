@@ -1,0 +1,138 @@
+"""A folder of images: which of its files are read, and which of these are broken."""
+
+import collections
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ..cli import UserError, command
+from .readers import Files
+
+#: Endings of the files that are read, and Pillow's names of their formats. MPO: a JPEG of several
+#: pictures, as some phones write.
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+FORMATS = ("BMP", "JPEG", "MPO", "PNG", "WEBP")
+EMBEDDED = f"The embedded default needs neither network nor files: {command('train')} digits"
+
+
+def images(folder: Path, skip_broken: bool, say: Callable[[str], object]) -> list[Path]:
+    """Return the images CLASS/IMAGE of `folder`, in order.
+
+    The header of every file is read. With `skip_broken` every image is also decoded
+    once, by the decoder of the training.
+
+    Args:
+        folder: Such as FOLDER/train.
+        skip_broken: Whether broken images are left out. Otherwise they are an error.
+        say: Called with what a person should know: files that are left out.
+
+    Raises:
+        UserError: for a folder without images, and for a broken image.
+    """
+    files = [
+        path
+        for path in sorted({*folder.glob("*/*"), *folder.rglob("*")})  # a class may be a link
+        if not path.name.startswith(".") and not path.is_dir()
+    ]
+    paths = [path for path in files if _is_read(path, folder)]
+    if not paths:
+        raise UserError(
+            f"{folder} holds no images: expected {folder}/CLASS/IMAGE with "
+            f"{', '.join(SUFFIXES)}. {EMBEDDED}"
+        )
+    others = collections.Counter(
+        path.suffix.lower() for path in files if not _is_read(path, folder)
+    )
+    if others:
+        counts = ", ".join(
+            f"{count:,} {suffix or 'without ending'}" for suffix, count in others.most_common()
+        )
+        say(
+            f"Files of {folder} that are not read: {counts}. Images are CLASS/IMAGE with "
+            f"{', '.join(SUFFIXES)}; convert the others."
+        )
+    broken = {path: fault for path in paths if (fault := _fault(path))}
+    if skip_broken:
+        sound = [path for path in paths if path not in broken]
+        broken |= dict.fromkeys(_undecodable(sound), "it cannot be decoded")
+        if broken:
+            say(f"Left out {_named(broken)}")
+        if len(broken) == len(paths):
+            raise UserError(f"Every image of {folder} is broken: {_named(broken)}")
+    elif broken:
+        raise _error(broken)
+    return [path for path in paths if path not in broken]
+
+
+def check_decodable(paths: Iterable[Path]) -> None:
+    """Decode images.
+
+    Raises:
+        UserError: that names those that are broken.
+    """
+    paths = list(paths)
+    broken = {path: fault for path in paths if (fault := _fault(path))}
+    sound = [path for path in paths if path not in broken]
+    broken |= dict.fromkeys(_undecodable(sound), "it cannot be decoded")
+    if broken:
+        raise _error(broken)
+
+
+def _is_read(path: Path, folder: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and path.parent.parent == folder
+
+
+def _fault(path: Path) -> str | None:
+    """Return what is wrong with a file, as its header shows; None: nothing."""
+    from PIL import Image
+
+    if not path.is_file():  # opening a pipe would wait
+        return "it is not a file"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                if image.format not in FORMATS:
+                    return f"its content is {image.format}, not JPEG, PNG, BMP or WebP"
+                if image.format == "BMP" and image.mode not in ("L", "RGB", "RGBA"):
+                    return "it is a BMP with a palette: save it as PNG"
+                image.verify()
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        return f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels"
+    except Image.UnidentifiedImageError:
+        return "it is not an image"
+    except Exception as error:  # Pillow's readers raise errors of many kinds for a broken file
+        return str(error) or type(error).__name__
+    return None
+
+
+def _undecodable(paths: list[Path]) -> list[Path]:
+    """Return the images that the decoder of the training refuses."""
+    import tensorflow as tf
+
+    if not paths:
+        return []
+    reader = Files(paths, [0] * len(paths))
+
+    def decode(element):
+        return element, tf.shape(reader.decode(reader.fetch(element)[0]))
+
+    numbers = reader.rows().map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)
+    decoded = {i for i, _ in numbers.ignore_errors(log_warning=False).as_numpy_iterator()}
+    return [path for i, path in enumerate(paths) if i not in decoded]
+
+
+def _named(broken: dict[Path, str]) -> str:
+    """Return the number of broken images, and the first of them."""
+    path = min(broken)
+    if len(broken) == 1:
+        return f"1 broken image: {path}: {broken[path]}."
+    return f"{len(broken):,} broken images. The first is {path}: {broken[path]}."
+
+
+def _error(broken: dict[Path, str]) -> UserError:
+    which = "it" if len(broken) == 1 else "them"
+    return UserError(
+        f"Found {_named(broken)} Mend or remove {which}, or leave {which} out with "
+        "--data.skip-broken."
+    )
