@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pydantic
 
 from keras_preact.export import _directory
+from keras_preact.preprocessing import InputRange
 from keras_preact.serving import engines
 from keras_preact.serving.batching import Batcher, ComputationError
 from keras_preact.serving.errors import RequestError, TooLarge
@@ -26,6 +28,14 @@ from keras_preact.serving.tensors import Signature, TensorSpec
 class _Tensor(pydantic.BaseModel):
     dtype: str
     shape: tuple[int | None, ...]
+    mean: list[float] | None = None
+    std: list[float] | None = None
+
+    @property
+    def expected(self) -> InputRange | None:
+        if self.mean is None or self.std is None:
+            return None
+        return InputRange(np.array(self.mean), np.array(self.std))
 
 
 class _Function(pydantic.BaseModel):
@@ -145,7 +155,9 @@ def read_card(version: Path) -> Card:
 
 
 def _specs(tensors: dict[str, _Tensor]) -> dict[str, TensorSpec]:
-    return {name: TensorSpec(name, one.dtype, one.shape) for name, one in tensors.items()}
+    return {
+        name: TensorSpec(name, one.dtype, one.shape, one.expected) for name, one in tensors.items()
+    }
 
 
 def check_files(version: Path, hashes: dict[str, str]) -> None:

@@ -88,7 +88,8 @@ AnyOutput = TypeVar("AnyOutput", bound=_Output)
 @dataclass(frozen=True)
 class Call:
     """A signature to run. `outputs` are the tensors to answer; True: in binary.
-    `classification`: of which to name the best classes, and how many.
+    `classification`: of which to name the best classes, and how many. `warning`: what
+    the client should know of the inputs.
     """
 
     signature: str
@@ -96,6 +97,7 @@ class Call:
     outputs: dict[str, bool]
     id: str | None
     classification: dict[str, int] = dataclasses.field(default_factory=dict)
+    warning: str | None = None
 
 
 @inference
@@ -217,12 +219,14 @@ def parse(body: bytes, json_length: int, signatures: Mapping[str, Signature]) ->
         name: by_default if one.parameters.binary_data is None else one.parameters.binary_data
         for name, one in wanted.items()
     }
+    arrays = signature.check(arrays)
     return Call(
         signature.name,
-        signature.check(arrays),
+        arrays,
         outputs or dict.fromkeys(signature.outputs, by_default),
         document.id,
         {name: k for name, one in wanted.items() if (k := one.parameters.classification)},
+        signature.warning(arrays),
     )
 
 
@@ -263,9 +267,15 @@ def dump(
         else:
             tensor["data"] = tensors.to_json(array.ravel())
         described_outputs.append(tensor)
-    answer = {"model_name": model, "model_version": str(version), "outputs": described_outputs}
+    answer: dict[str, Any] = {
+        "model_name": model,
+        "model_version": str(version),
+        "outputs": described_outputs,
+    }
     if call.id is not None:
         answer["id"] = call.id
+    if call.warning is not None:
+        answer["parameters"] = {"warning": call.warning}
     head = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
     return b"".join([head, *tail]), len(head) if tail else None
 

@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 import pydantic
 
+from keras_preact.preprocessing import InputRange
 from keras_preact.serving.errors import RequestError
 
 BASE64_KEY = "b64"
@@ -48,11 +49,13 @@ class TensorSpec:
         name: Its name.
         dtype: `"float32"`, `"string"`, `"int32"`, ...: TensorFlow's names.
         shape: Lengths of its axes; `None` is any length.
+        expected: The range of its values, if the model card has it.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
+    expected: InputRange | None = None
 
     def check(self, array: np.ndarray) -> np.ndarray:
         """Return `array` with this dtype. Texts are arrays of objects, which are bytes.
@@ -89,6 +92,24 @@ class TensorSpec:
             )
         return result
 
+    def warning(self, array: np.ndarray) -> str | None:
+        """Return what the client should know of the range of `array`, which `check`
+        returned; None if it is as expected.
+        """
+        if self.expected is None:
+            return None
+        low, high = self.expected.bounds
+        found, span = (float(array.min()), float(array.max())), high - low
+        # nearly every request ends here: the exact test takes twenty times as long
+        if low - span <= found[0] and found[1] <= high + span and found[1] - found[0] > span / 8:
+            return None
+        if self.expected.problem(array) is None:
+            return None
+        return (
+            f"`{self.name}` has values from {found[0]:.4g} to {found[1]:.4g}. This network expects "
+            f"about {low:.4g} to {high:.4g}, so its answer is probably wrong."
+        )
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -110,6 +131,11 @@ class Signature:
                 f"{', '.join(sorted(arrays)) or 'nothing'}"
             )
         return {name: spec.check(arrays[name]) for name, spec in self.inputs.items()}
+
+    def warning(self, arrays: Mapping[str, np.ndarray]) -> str | None:
+        """Return what the client should know of the range of checked inputs, or None."""
+        warnings = (spec.warning(arrays[name]) for name, spec in self.inputs.items())
+        return next(filter(None, warnings), None)
 
 
 def signature_named(name: Any, signatures: Mapping[str, Signature]) -> Signature:

@@ -30,11 +30,14 @@ register_url_convertor("model", _ModelName())
 
 @dataclass(frozen=True)
 class Call:
-    """A signature to run. `by_rows`: the request is a list of rows, and so is the answer."""
+    """A signature to run. `by_rows`: the request is a list of rows, and so is the answer.
+    `warning`: what the client should know of the inputs.
+    """
 
     signature: str
     inputs: dict[str, np.ndarray]
     by_rows: bool
+    warning: str | None = None
 
 
 @inference
@@ -47,7 +50,7 @@ async def predict(request: Request, body: bytes, deadline: float) -> Response:
         call = await run(len(body), parse_predict, body, servable.signatures)
         outputs = await servable.predict(call.signature, call.inputs, deadline)
         size = sum(array.nbytes for array in outputs.values())
-        content = await run(size, dump_predict, outputs, call.by_rows)
+        content = await run(size, dump_predict, outputs, call.by_rows, call.warning)
     return Response(content, media_type="application/json")
 
 
@@ -59,7 +62,7 @@ async def classify(request: Request, body: bytes, deadline: float) -> Response:
             len(body), parse_classify, body, servable.signatures
         )
         outputs = await servable.predict(call.signature, call.inputs, deadline)
-        content = dump_classify(outputs, servable.classes, servable.top_k)
+        content = dump_classify(outputs, servable.classes, servable.top_k, call.warning)
     return Response(content, media_type="application/json")
 
 
@@ -162,10 +165,13 @@ def parse_predict(body: bytes, signatures: Mapping[str, Signature]) -> Call:
         name: tensors.from_json(columns[name], name, spec.dtype)
         for name, spec in signature.inputs.items()
     }
-    return Call(signature.name, signature.check(arrays), key == "instances")
+    arrays = signature.check(arrays)
+    return Call(signature.name, arrays, key == "instances", signature.warning(arrays))
 
 
-def dump_predict(outputs: Mapping[str, np.ndarray], by_rows: bool) -> bytes:
+def dump_predict(
+    outputs: Mapping[str, np.ndarray], by_rows: bool, warning: str | None = None
+) -> bytes:
     """Write the answer to a `:predict` request."""
     values = {name: _encoded(name, array) for name, array in outputs.items()}
     alone = next(iter(values.values())) if len(values) == 1 else None
@@ -177,7 +183,7 @@ def dump_predict(outputs: Mapping[str, np.ndarray], by_rows: bool) -> bytes:
     else:
         rows = zip(*values.values(), strict=True)
         answer = {"predictions": [dict(zip(values, row, strict=True)) for row in rows]}
-    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    return _dumped(answer, warning)
 
 
 def parse_classify(body: bytes, signatures: Mapping[str, Signature]) -> Call:
@@ -225,10 +231,16 @@ def parse_classify(body: bytes, signatures: Mapping[str, Signature]) -> Call:
     lengths = [-1 if length is None else length for length in spec.shape[1:]]
     if array.ndim == 2 and math.prod(lengths) == array.shape[1]:
         array = array.reshape(-1, *lengths)  # flat, as in a tf.train.Example
-    return Call(signature.name, signature.check({feature: array}), by_rows=True)
+    arrays = signature.check({feature: array})
+    return Call(signature.name, arrays, by_rows=True, warning=signature.warning(arrays))
 
 
-def dump_classify(outputs: Mapping[str, np.ndarray], classes: list[str], top_k: int) -> bytes:
+def dump_classify(
+    outputs: Mapping[str, np.ndarray],
+    classes: list[str],
+    top_k: int,
+    warning: str | None = None,
+) -> bytes:
     """Write the answer to a `:classify` request: for each example its most probable
     classes, highest first.
     """
@@ -238,7 +250,13 @@ def dump_classify(outputs: Mapping[str, np.ndarray], classes: list[str], top_k: 
         indices, scores = tensors.highest(outputs["probabilities"], top_k)
         labels = [[classes[index] for index in row] for row in indices]
     results = [list(zip(*pair, strict=True)) for pair in zip(labels, scores, strict=True)]
-    return orjson.dumps({"results": results}, option=orjson.OPT_SERIALIZE_NUMPY)
+    return _dumped({"results": results}, warning)
+
+
+def _dumped(answer: dict[str, Any], warning: str | None) -> bytes:
+    if warning is not None:
+        answer["warning"] = warning
+    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _signature(document: dict[str, Any], signatures: Mapping[str, Signature]) -> Signature:

@@ -19,7 +19,7 @@ def signatures() -> dict:
     def spec(dtype, *shape):
         return {"dtype": dtype, "shape": [None, *shape]}
 
-    images = {"images": spec("float32", *SHAPE)}
+    images = {"images": spec("float32", *SHAPE) | {"mean": [0], "std": [255], "range": [0, 255]}}
     n = len(CLASSES)
     best = {
         "classes": spec("string", TOP_K),

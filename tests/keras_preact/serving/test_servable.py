@@ -70,6 +70,7 @@ def test_it_knows_what_it_is(servable, version):
         "float32",
         (None, *small_model.SHAPE),
     )
+    assert images.expected.bounds == (0, 255)
     assert servable.waiting == 0
     definition = servable.signature_defs["predict_bytes"]
     assert definition["method_name"] == "tensorflow/serving/predict"

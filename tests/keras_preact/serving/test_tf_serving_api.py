@@ -1,13 +1,15 @@
-"""TensorFlow Serving's REST API,, against a model computed by hand."""
+"""TensorFlow Serving's REST API, against a model computed by hand."""
 
 import base64
 import re
 
 import numpy as np
+import orjson
 import pytest
 from google.protobuf import json_format
 
-from keras_preact.serving import tensors
+from keras_preact.preprocessing import InputRange
+from keras_preact.serving import open_inference_api, tensors, tf_serving_api
 from keras_preact.serving.errors import RequestError
 from tests.keras_preact.serving import fakes
 
@@ -312,3 +314,51 @@ def test_base64_for_the_signature_of_pixels_gets_a_hint(server):
     answer = server.ask("POST", "/v1/models/toy:predict", {"instances": [{"b64": "MTIz"}]})
     assert answer.status == 400
     assert answer.json["error"].endswith('add "signature_name": "predict_bytes"')
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3))
+OF_PIXELS = {
+    "serving_default": tensors.Signature(
+        "serving_default",
+        {
+            "images": tensors.TensorSpec(
+                "images",
+                "float32",
+                (None, 4, 4, 3),
+                InputRange(np.array([125.0]), np.array([64.0])),
+            )
+        },
+        {"scores": tensors.TensorSpec("scores", "float32", (None, 2))},
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("images", "is_right"),
+    [(PIXELS, True), (PIXELS / 255, False), (PIXELS * 0, True), (PIXELS * 256, False)],
+    ids=["pixels", "0 to 1", "black", "16 bits"],
+)
+def test_an_answer_warns_of_the_wrong_range(images, is_right):
+    """In both forms of `predict`, in `classify`, and in the other protocol."""
+    outputs = {"probabilities": np.array([[0.25, 0.75]] * 2, "float32")}
+    rows = {"instances": images.tolist()}
+    call = tf_serving_api.parse_predict(orjson.dumps(rows), OF_PIXELS)
+    answers = [orjson.loads(tf_serving_api.dump_predict(outputs, True, call.warning))]
+    answers.append(orjson.loads(tf_serving_api.dump_predict(outputs, False, call.warning)))
+    examples = {"examples": [{"images": image} for image in images.tolist()]}
+    call = tf_serving_api.parse_classify(orjson.dumps(examples), OF_PIXELS)
+    answers.append(orjson.loads(tf_serving_api.dump_classify(outputs, ["a", "b"], 1, call.warning)))
+    tensor = {"name": "images", "datatype": "FP32", "shape": images.shape, "data": images.ravel()}
+    body = orjson.dumps({"inputs": [tensor]}, option=orjson.OPT_SERIALIZE_NUMPY)
+    call = open_inference_api.parse(body, len(body), OF_PIXELS)
+    content, _ = open_inference_api.dump(call, {"scores": outputs["probabilities"]}, "toy", 1)
+    answers.append(orjson.loads(content).get("parameters", {}))
+    for answer in answers:
+        if is_right:
+            assert "warning" not in answer
+        else:
+            assert re.fullmatch(
+                r"`images` has values from 0 to \S+\. This network expects about 0 to 255, so its "
+                "answer is probably wrong.",
+                answer["warning"],
+            )
