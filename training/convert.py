@@ -21,6 +21,7 @@ def convert(
     target_format: FormatName = "auto",
     classes: int | None = None,
     input_shape: tuple[int, int, int] | None = None,
+    check: Path | None = None,
     overwrite: bool = False,
 ) -> None:
     """Convert the weights of a pre-activation network between libraries. Nothing is
@@ -37,11 +38,15 @@ def convert(
             classifier.
         input_shape: Height, width and channels of the images. The first kernel is
             adapted to other channels.
+        check: An .npz file with `images` and `outputs`, what the source's network returns
+            for them. Nothing is written if the converted network returns something else.
         overwrite: Replace an existing file.
     """
     from . import formats
 
-    formats.convert(source, out, source_format, target_format, classes, input_shape, overwrite)
+    formats.convert(
+        source, out, source_format, target_format, classes, input_shape, check, overwrite
+    )
 
 
 def main(argv: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 from rich import filesize
 
 from keras_preact import atomic, weights
@@ -107,6 +108,7 @@ def convert(
     target_format: str,
     classes: int | None,
     input_shape: tuple[int, int, int] | None,
+    check: Path | None,
     overwrite: bool,
 ) -> None:
     """Do what `keras-preact convert` is for; the arguments are its options."""
@@ -124,7 +126,10 @@ def convert(
     content = _open(source)
     name = _source_format(source, content) if source_format == "auto" else source_format
     read = FORMATS[name].read
+    sample = None if check is None else _sample(check, name)
     try:
+        if sample is not None:
+            read(content, check=sample, input_shape=sample[0].shape[1:])
         model = as_is = read(content)
         sizes: dict[str, Any] = {} if classes is None else {"classes": classes}
         if input_shape is not None:
@@ -143,9 +148,25 @@ def convert(
     with atomic.replacing(out) as temporary:
         FORMATS[written_format].write(model, temporary)
     print(f"Read {source} ({name}): {model.name}, {model.count_params():,} parameters.")
+    if name in weights.ASSUMPTIONS and sample is None:
+        print(weights.ASSUMPTIONS[name], "--check compares with outputs of the source.")
     for line in _adapted(as_is, model):
         print(line)
     print(f"Wrote {out} ({written_format}, {filesize.decimal(out.stat().st_size)}).")
+
+
+def _sample(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return images and what the source's network returns for them."""
+    if name not in weights.ASSUMPTIONS:
+        raise cli.UserError(f"--check is for weights of other libraries. Received: {name} weights")
+    try:
+        with np.load(path) as arrays:
+            return arrays["images"], arrays["outputs"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise cli.UserError(
+            "--check must be an .npz file with the arrays `images` and `outputs`. Received: "
+            f"{path} ({error})"
+        ) from error
 
 
 def _target_format(out: Path, model: ResidualNetwork) -> str:

@@ -73,8 +73,9 @@ class TestConverting:
         assert printed[0].endswith(
             f"timm.safetensors (timm): resnetv2_1_1_1_1, {imagenet.count_params():,} parameters."
         )
-        assert printed[1].startswith(f"Wrote {tmp_path / 'net.keras'} (keras_preact, ")
-        assert len(printed) == 2
+        assert printed[1].startswith(weights.ASSUMPTIONS["timm"])
+        assert printed[2].startswith(f"Wrote {tmp_path / 'net.keras'} (keras_preact, ")
+        assert len(printed) == 3
         model = load(tmp_path / "net.keras")
         np.testing.assert_allclose(outputs(model), outputs(imagenet), rtol=1e-5, atol=1e-6)
         run(tmp_path / "net.keras", tmp_path / "back.safetensors")
@@ -94,6 +95,20 @@ class TestConverting:
             "net.weights.h5",
             "timm.safetensors",
         ]
+
+    def test_a_sample_is_compared(self, imagenet, tmp_path, capsys):
+        weights.write_state(tmp_path / "timm.safetensors", weights.to_timm(imagenet))
+        images = np.random.default_rng(1).normal(size=(2, 32, 32, 3)).astype("float32")
+        right = keras.ops.convert_to_numpy(imagenet(images))
+        command = (tmp_path / "timm.safetensors", tmp_path / "net.keras", "--check")
+        for name, shift in (("wrong", 0.1), ("right", 0.0)):
+            np.savez(tmp_path / f"{name}.npz", images=images, outputs=right + shift)
+        np.savez(tmp_path / "other.npz", images=images)
+        for name, words in (("wrong", "difference from"), ("other", "`images` and `outputs`")):
+            assert words in fails(capsys, *command, tmp_path / f"{name}.npz")[1]
+            assert not (tmp_path / "net.keras").exists()
+        run(*command, tmp_path / "right.npz")
+        assert weights.ASSUMPTIONS["timm"] not in capsys.readouterr().out
 
     def test_torch_cifar(self, cifar, tmp_path, capsys):
         np.savez(tmp_path / "torch.npz", **weights.to_torch_cifar(cifar))
@@ -131,7 +146,7 @@ class TestConverting:
         weights.write_state(tmp_path / "timm.safetensors", weights.to_timm(imagenet))
         imagenet.save(tmp_path / "own.keras")
         run(tmp_path / source, tmp_path / "net.keras", "--classes", 7, "--input-shape", 32, 32, 1)
-        assert capsys.readouterr().out.splitlines()[1:-1] == [
+        assert capsys.readouterr().out.splitlines()[-3:-1] == [
             "1 channels instead of 3: the first kernel was adapted.",
             "7 classes instead of 3: the classifier is new and must be trained.",
         ]
