@@ -16,6 +16,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (N, 8, 8, 3)).astype("uint8")
 LABELS = np.arange(N) % 10
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 CIFAR = kp.preprocessing.PREPROCESSING["cifar10"]
+CIFAR_RANGE = kp.preprocessing.InputRange(CIFAR.mean, CIFAR.std)
 #: Name to the arguments of a network and the factor from pixels to the input that it expects.
 NETWORKS = {
     "pixels": ({"mean": CIFAR.mean, "std": CIFAR.std}, 1.0),
@@ -137,6 +138,20 @@ def test_a_dataset_gives_keras_the_same_elements():
     np.testing.assert_array_equal(np.concatenate([y for _, y in got]), LABELS)
 
 
+def test_a_generator_gives_keras_the_same_elements():
+    got = list(kp.models.first_batch.watched(as_generator(PIXELS), CIFAR_RANGE))
+    np.testing.assert_array_equal(np.concatenate([x for x, _ in got]), PIXELS)
+    np.testing.assert_array_equal(np.concatenate([y for _, y in got]), LABELS)
+
+
+@pytest.mark.parametrize("source", ["dataset", "PyDataset", "generator"])
+def test_only_the_first_batch_is_judged(source):
+    scaled = PIXELS / 255
+    for first, second, expected in ((scaled, PIXELS, 1), (PIXELS, scaled, 0)):
+        images = np.concatenate([first[:16], second[16:]])
+        assert len(fit(network("pixels"), source, images, shuffle=False)) == expected
+
+
 @pytest.mark.parametrize(
     "images",
     [
@@ -144,9 +159,10 @@ def test_a_dataset_gives_keras_the_same_elements():
         np.full((1, 8, 8, 3), 255.0),
         (PIXELS[:2] < 4).astype("float32"),  # two nearly black images
         PIXELS[:1].astype("float32"),
+        np.full((1, 8, 8, 3), 0.5),
         np.full((N, 8, 8, 3), np.nan),
     ],
-    ids=["black", "white", "dark", "one", "nan"],
+    ids=["black", "white", "dark", "one", "constant", "nan"],
 )
 def test_no_false_alarm(images):
     assert messages(network("pixels").predict, images) == []
