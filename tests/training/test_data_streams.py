@@ -198,18 +198,15 @@ class TestResizedCrop:
 
         random = np.random.default_rng(0)
         for split in ("train", "test"):
-            for name in ("jpeg", "png"):
-                (tmp_path / name / split / "a").mkdir(parents=True)
             for i in range(6):
+                jpeg, png = (tmp_path / name / split / "ab"[i % 2] for name in ("jpeg", "png"))
+                jpeg.mkdir(parents=True, exist_ok=True)
+                png.mkdir(parents=True, exist_ok=True)
                 smooth = random.integers(0, 256, (7, 9, 3), "uint8")
                 image = Image.fromarray(smooth).resize((90 + i, 71 + i), Image.Resampling.BICUBIC)
-                image.save(
-                    tmp_path / "jpeg" / split / "a" / f"{i}.jpg", quality=80, subsampling=i % 3
-                )
-                pixels = tf.io.decode_jpeg(
-                    (tmp_path / "jpeg" / split / "a" / f"{i}.jpg").read_bytes()
-                ).numpy()
-                Image.fromarray(pixels).save(tmp_path / "png" / split / "a" / f"{i}.png")
+                image.save(jpeg / f"{i}.jpg", quality=80, subsampling=i % 3)
+                pixels = tf.io.decode_jpeg((jpeg / f"{i}.jpg").read_bytes()).numpy()
+                Image.fromarray(pixels).save(png / f"{i}.png")
         of = [load(Data("folder", dir=tmp_path / name)) for name in ("jpeg", "png")]
         ours, theirs = (
             pictures.batches(training_stream(data, 6, "resized_crop_flip", 16, 0), 12)

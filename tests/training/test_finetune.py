@@ -268,14 +268,14 @@ def test_mean_and_std_of_a_network_without_a_layer_for_them(tmp_path, work):
     source.save(tmp_path / "model.keras")
     options = words(
         f"finetune --data.dir {work / 'three'} --model.weights {tmp_path / 'model.keras'}",
-        "--model.mean 10 20 30 --model.std 4 5 6 --data.augmentation none --health 0",
+        "--model.mean 110 120 130 --model.std 40 50 60 --data.augmentation none --health 0",
         "--batch-size 4 --schedule.unit iterations --schedule.length 1 --schedule.warmup 0",
     )
     train.main([*options, "--output", str(tmp_path / "run")])
     model = keras.saving.load_model(tmp_path / "run" / "model.keras")
     assert model.input_shape == (None, 16, 16, 3)
     config = model.get_config()
-    assert (config["mean"], config["std"]) == ([10, 20, 30], [4, 5, 6])
+    assert (config["mean"], config["std"]) == ([110, 120, 130], [40, 50, 60])
     layer = model.get_layer("preprocessing")
-    found = keras.ops.convert_to_numpy(layer(np.full((1, 1, 1, 3), 50.0, "float32")))
-    np.testing.assert_allclose(found[0, 0, 0], [10, 6, 20 / 6], rtol=1e-6)
+    found = keras.ops.convert_to_numpy(layer(np.full((1, 1, 1, 3), 150.0, "float32")))
+    np.testing.assert_allclose(found[0, 0, 0], [1, 0.6, 20 / 60], rtol=1e-6)

@@ -110,7 +110,7 @@ def draw(name):
     _, shape = MODELS[name]
     random = np.random.default_rng(len(name))
     images = random.uniform(
-        0, 255 if "pixels" in name or "mixed" in name else 1, (3, *shape)
+        0, 255 if any(word in name for word in ("pixels", "mixed", "stacked")) else 1, (3, *shape)
     ).astype("float32")
     files = random.integers(
         0, 256, (3, 12, 12, 3) if "any size" in name else (3, *shape), dtype="uint8"

@@ -377,8 +377,10 @@ def test_the_same_pixels_as_in_the_training_s_evaluation(tmp_path):
         (tmp_path / split / "a").mkdir(parents=True)
         for i, each in enumerate(data):
             (tmp_path / split / "a" / f"{i:03}.png").write_bytes(each)
+        (tmp_path / split / "b").mkdir()
+        (tmp_path / split / "b" / "other.png").write_bytes(data[0])
     source = load(Data("folder", dir=tmp_path))
-    [(want, _)] = evaluation_batches(source, source.test, len(data), 28).as_numpy_iterator()
+    want, _ = next(evaluation_batches(source, source.test, len(data), 28).as_numpy_iterator())
     np.testing.assert_array_equal(decode(*data, size=(28, 28), preprocessing=source.standard), want)
 
 
