@@ -303,7 +303,7 @@ def test_holdout_chooses_the_best_checkpoint(tmp_path, capsys):
     assert accuracies == pytest.approx({"best": max(measured), "last": measured[-1]}, abs=1e-6)
     out = capsys.readouterr().out
     assert (
-        len(re.findall(r"\nEpoch \d/5: .*; held-out loss \d\.\d{4}, accuracy \d\.\d{4}", out)) == 5
+        len(re.findall(r"\nEpoch \d/5: .*; held-out loss \d+\.\d{4}, accuracy \d\.\d{4}", out)) == 5
     )
     assert f"Accuracy: {100 * measured[-1]:.2f} % of the 200 held-out images.\n" in out
     assert "test images" not in out

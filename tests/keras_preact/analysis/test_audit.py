@@ -579,6 +579,19 @@ def test_gradients_that_explode(scale, status):
     assert status == "WARN" or result["signal growth"].status == Status.FAIL
 
 
+@pytest.mark.parametrize(("units", "status"), [(2, "PASS"), (3, "WARN"), (4, "FAIL")])
+def test_growth_is_judged_per_unit(units, status):
+    """`x + 3 x` multiplies the mean square by 16."""
+    inputs = keras.Input((20,))
+    x = layers.Dense(20)(inputs)
+    for i in range(units):
+        tripled = layers.Dense(20, kernel_initializer=keras.initializers.Identity(3.0))
+        x = layers.Add(name=f"unit{i}")([x, tripled(x)])
+    found = audit(keras.Model(inputs, layers.Dense(3)(x)), VECTORS)["signal growth"]
+    np.testing.assert_allclose(found.figure, 16 ** (units - 1) / units, rtol=1e-4)
+    assert str(found.status) == status
+
+
 def test_gradients_that_vanish():
     """A factor of 0.1 on every shortcut, and small weights in the branches."""
     result = audit(dense(14, 1e-2, shortcut=kp.shortcuts.ConstantScaling(0.1, 1.0)), VECTORS)
