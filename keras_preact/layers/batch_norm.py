@@ -46,8 +46,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
     the backend has one.
 
     Keras computes moments, differences and products one by one, each a pass over the
-    map. There are kernels for float32 images, channels last, on TensorFlow (in
-    training) and PyTorch; everything else is Keras' own computation.
+    map, and in mixed precision from a copy of the map in float32. There are kernels for
+    images, channels last, on TensorFlow (in training) and PyTorch; everything else is
+    Keras' own computation. In mixed precision the map and its gradient are in 16 bits,
+    the statistics, gamma, beta and their gradients in float32.
 
     Where several devices share a batch, the active `keras_preact.distribution` says
     whether its statistics are those of all devices or of each; nothing of it is in the
@@ -129,11 +131,13 @@ class BatchNormalization(keras.layers.BatchNormalization):
         more_than_one = (
             tuple(inputs.shape[:-1]) != (1, 1, 1) or not in_training
         )  # torch refuses one value a channel
-        dtypes = (self.compute_dtype, keras.backend.standardize_dtype(inputs.dtype))
+        dtype = keras.backend.standardize_dtype(inputs.dtype)
         return (
             is_image
             and more_than_one
-            and dtypes == ("float32", "float32")
+            and dtype == self.compute_dtype
+            and dtype in ("float32", "bfloat16", "float16")
+            and self.variable_dtype == "float32"
             and not (self.renorm or self.synchronized)
         )
 

@@ -56,7 +56,53 @@ def test_one_value_a_channel():
     np.testing.assert_allclose(*outputs, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"dtype": "mixed_bfloat16"}, {"renorm": True}], ids=str)
+#: Policy to the share of a value that one rounding changes at most.
+ROUNDING = {"float32": 1e-6, "mixed_bfloat16": 2.0**-8, "mixed_float16": 2.0**-11}
+
+
+@pytest.mark.parametrize("policy", ROUNDING)
+@pytest.mark.parametrize("mean", [0, 8])
+def test_one_rounding_from_float64(policy, mean):
+    """The map and its gradient are rounded once to 16 bits; the statistics and the other
+    gradients never.
+    """
+
+    def rounded(values):
+        half = keras.ops.cast(values, policy.removeprefix("mixed_"))
+        return harness.numpy(half), harness.numpy(half).astype("float64")
+
+    single_x, x = rounded(harness.images(8, 9, 7, 5) + mean)
+    single_cotangent, cotangent = rounded(harness.images(8, 9, 7, 5, seed=2))
+    layer = batch_norm.BatchNormalization(epsilon=1e-5, momentum=0.75, dtype=policy)
+    layer.build(x.shape)
+    harness.randomize(layer)
+    gamma, beta, *moving = map(np.array, layer.get_weights())
+    axes = (0, 1, 2)
+    variance = x.var(axes)
+    factor = 1 / np.sqrt(variance + 1e-5)
+    normalised = (x - x.mean(axes)) * factor
+    want_y = gamma * normalised + beta
+    want = {
+        "x": gamma
+        * factor
+        * (cotangent - cotangent.mean(axes) - normalised * (cotangent * normalised).mean(axes)),
+        "gamma": (cotangent * normalised).sum(axes),
+        "beta": cotangent.sum(axes),
+    }
+    _, gradient, gradients = harness.value_and_grad(layer, single_x, single_cotangent, True)
+    np.testing.assert_allclose(gradient, want["x"], ROUNDING[policy], 1e-5)
+    for name in ("gamma", "beta"):
+        np.testing.assert_allclose(gradients[name], want[name], 1e-5, 1e-4, err_msg=name)
+    layer.set_weights([gamma, beta, *moving])
+    y = layer(single_x, training=True)
+    assert keras.backend.standardize_dtype(y.dtype) == layer.compute_dtype
+    np.testing.assert_allclose(harness.numpy(y), want_y, ROUNDING[policy], 1e-5)
+    for weight, old, new in zip(layer.weights[2:], moving, (x.mean(axes), variance), strict=True):
+        assert weight.dtype == "float32"
+        np.testing.assert_allclose(harness.numpy(weight), 0.75 * old + 0.25 * new, 2e-5, 1e-6)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"renorm": True}], ids=str)
 def test_other_computations_are_keras_own(options):
     x = harness.images(4, 5, 5, 3)
     ours, keras_own = pair(x.shape, **options)
