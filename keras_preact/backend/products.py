@@ -1,5 +1,5 @@
-"""Convolutions as sums of matrix products, for the one place where XLA's own
-convolutions are slow: loops on a CPU.
+"""Convolutions as matrix products, where those are faster: 1x1 kernels, and any inside
+a loop on a CPU.
 
 XLA compiles the gradients of a convolution inside a loop for a CPU to code that is
 several times slower than outside of one.
@@ -29,16 +29,21 @@ def convolve(images, kernel, groups: int = 1, dilation: int = 1):
     for row in range(size):
         for column in range(size):
             top, left = row * dilation, column * dilation
-            product = _multiply(
+            product = multiply(
                 padded[:, top : top + height, left : left + width], kernel[row, column], groups
             )
             total = product if total is None else total + product
     return total
 
 
-def _multiply(x, matrix, groups: int):
-    if groups == 1:
-        return ops.matmul(x, matrix)
-    grouped = ops.reshape(x, (*ops.shape(x)[:-1], groups, -1))
+def multiply(images, matrix, groups: int = 1):
+    """Multiply the channels of `(batch, height, width, channels)` by `(channels //
+    groups, filters)`.
+    """
+    shape = (-1, *ops.shape(images)[1:-1])
+    if groups == 1:  # of two dimensions: TensorFlow would multiply image by image
+        rows = ops.reshape(images, (-1, images.shape[-1]))
+        return ops.reshape(ops.matmul(rows, matrix), (*shape, matrix.shape[1]))
+    grouped = ops.reshape(images, (*shape, groups, matrix.shape[0]))
     y = ops.einsum("bhwgi,igo->bhwgo", grouped, ops.reshape(matrix, (matrix.shape[0], groups, -1)))
-    return ops.reshape(y, (*ops.shape(x)[:-1], matrix.shape[1]))
+    return ops.reshape(y, (*shape, matrix.shape[1]))

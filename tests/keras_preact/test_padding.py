@@ -2,6 +2,7 @@
 does not.
 """
 
+import keras
 import numpy as np
 import pytest
 
@@ -29,9 +30,55 @@ def run(layer, x, data_format):
 def test_convolution(kernel, strides, size, data_format):
     x = harness.images(2, *size, 3)
     layer = spatial.PaddedConv2D(4, kernel, strides=strides, data_format=data_format)
+    layer.build(x.shape if data_format == "channels_last" else (2, 3, *size))
+    layer.bias.assign([1.0, -2.0, 3.0, 0.5])
     y = run(layer, x, data_format)
     weight, bias = (np.array(value, "float64") for value in layer.get_weights())
     np.testing.assert_allclose(y, reference.conv(x, weight, bias, strides), 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("kernel", "strides"), [(1, 1), (1, 2), (3, 2)])
+def test_gradients_in_training(kernel, strides, size):
+    """A convolution is linear in images and kernel: the gradient times a change is the
+    convolution of the change times the cotangent.
+    """
+    x = harness.images(2, *size, 3)
+    layer = spatial.PaddedConv2D(4, kernel, strides=strides, use_bias=False)
+    layer.build(x.shape)
+    (weight,) = layer.get_weights()
+    cotangent = harness.images(*layer.compute_output_shape(x.shape), seed=2)
+    value, on_x, on_weights = harness.value_and_grad(layer, x, cotangent, training=True)
+
+    def product(images, kernel):
+        return (reference.conv(images.astype("float64"), kernel, None, strides) * cotangent).sum()
+
+    np.testing.assert_allclose(value, product(x, weight), 1e-4, 1e-4)
+    for seed in range(3):
+        change = harness.images(*x.shape, seed=seed)
+        np.testing.assert_allclose((on_x * change).sum(), product(change, weight), 1e-4, 1e-4)
+        change = harness.images(*weight.shape, seed=seed)
+        np.testing.assert_allclose(
+            (on_weights["kernel"] * change).sum(), product(x, change), 1e-4, 1e-4
+        )
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow's graphs")
+def test_a_kernel_of_one_pixel_is_a_convolution_at_inference():
+    """Where a bias and a ReLU behind it become part of it."""
+    import tensorflow as tf
+
+    layer = spatial.PaddedConv2D(4, 1)
+    layer.build((None, None, None, 3))
+    kinds = {}
+    for training in (True, False):
+        graph = tf.function(lambda x, training=training: layer(x, training=training))
+        concrete = graph.get_concrete_function(tf.TensorSpec((None, None, None, 3)))
+        kinds[training] = {operation.type for operation in concrete.graph.get_operations()}
+        assert concrete(tf.zeros((2, 5, 6, 3))).shape == (2, 5, 6, 4)
+    wanted = {"MatMul", "Conv2D"}
+    assert kinds[True] & wanted == {"MatMul"}
+    assert kinds[False] & wanted == {"Conv2D"}
 
 
 @pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
