@@ -57,6 +57,8 @@ class PaddedConv2D(keras.layers.Conv2D):
             stride = self.strides[0]
             inputs = inputs if stride == 1 else inputs[:, ::stride, ::stride]
             return products.multiply(inputs, ops.convert_to_tensor(kernel)[0, 0])
+        if keras.backend.backend() == "torch":
+            return self._on_torch(inputs, kernel)
         if self.strides != (1, 1) or not self.as_products:
             return super().convolution_op(inputs, kernel)
         # JAX 0.10, two cores, gradient of 17 units of each stage of ResNet-164 in a scan, batch 16:
@@ -88,8 +90,27 @@ class PaddedConv2D(keras.layers.Conv2D):
             and (bool(training) or keras.backend.backend() != "tensorflow")
         )
 
+    def _on_torch(self, inputs, kernel):
+        """Convolve as torch does it: Keras 3.15 copies every map twice, into torch's
+        default layout and back, and a third time to pad it.
+        """
+        import torch
+
+        last = self.data_format == "channels_last"
+        images = inputs.permute(0, 3, 1, 2) if last else inputs
+        y = torch.nn.functional.conv2d(
+            images,
+            ops.convert_to_tensor(kernel).permute(3, 2, 0, 1),
+            stride=self.strides,
+            padding=self.kernel_size[0] // 2 * self.dilation_rate[0],
+            dilation=self.dilation_rate,
+            groups=self.groups,
+        )
+        return y.permute(0, 2, 3, 1) if last else y
+
     def call(self, inputs, training=None):
-        inputs = pad_sides(inputs, self.pad, self.data_format) if self.pad else inputs
+        if self.pad and keras.backend.backend() != "torch":  # torch's convolution pads
+            inputs = pad_sides(inputs, self.pad, self.data_format)
         outputs = self.convolution_op(inputs, self.kernel, training)
         if self.use_bias:
             # Keras 3.15 on TensorFlow adds a bias of shape (1, n, 1, 1) to the last axis, not the

@@ -81,6 +81,27 @@ def test_a_kernel_of_one_pixel_is_a_convolution_at_inference():
     assert kinds[False] & wanted == {"Conv2D"}
 
 
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="of torch's memory formats")
+@pytest.mark.parametrize(("kernel", "strides"), [(1, 1), (3, 1), (3, 2)])
+def test_torch_copies_no_map(kernel, strides):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    copies = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.overloadpacket.__name__ in ("clone", "copy_", "constant_pad_nd"):
+                copies.append(tuple(args[0].shape))
+            return function(*args, **kwargs or {})
+
+    layer = spatial.PaddedConv2D(4, kernel, strides=strides)
+    x = keras.ops.convert_to_tensor(harness.images(2, 8, 9, 3))
+    layer(x)
+    with Watch():
+        layer(x)
+    assert not [shape for shape in copies if shape[0] == 2]
+
+
 @pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_max_pooling_of_negative_values(size, data_format):
