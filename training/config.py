@@ -89,7 +89,7 @@ class Model:
     remat: int | None = None
     """Recompute this many units together in the backward pass, to save memory."""
     dtype: str | None = None
-    """Keras dtype policy: float32, mixed_bfloat16 or mixed_float16."""
+    """Keras dtype policy: float32, mixed_bfloat16, mixed_float16, or auto: the faster of two."""
     options: tuple[str, ...] = ()
     """Other options of network, units or block, as NAME=VALUE: output_stride=8 use_bias=true."""
 

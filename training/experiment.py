@@ -14,7 +14,7 @@ import keras_preact as kp
 from . import backends, callbacks, finetune, networks, plans, runs
 from . import data as datasets
 from .cli import UserError
-from .config import Config
+from .config import Config, from_json
 from .data.crops import PADDINGS
 from .data.resident import Cut
 from .on_device import OnDevice
@@ -36,6 +36,7 @@ class Experiment:
         split: Those images, or None: nothing is measured after an epoch.
         rows: Rows of every batch that this process feeds.
         warning: What a person should know before the run, or None.
+        precision: The policy that `--model.dtype auto` chose and why, else None.
 
     Raises:
         ValueError: for options that do not fit together.
@@ -43,6 +44,7 @@ class Experiment:
 
     def __init__(self, config: Config, distribution: kp.distribution.Distribution):
         self.distribution = distribution
+        config, self.precision = _with_policy(config)
         self.data = datasets.load(config.data)
         trained = None
         if config.model.weights is not None:
@@ -168,3 +170,18 @@ class Experiment:
                 "numpy": np.__version__,
             },
         }
+
+
+def _with_policy(config: Config) -> tuple[Config, str | None]:
+    """Return the configuration with the policy that `auto` stands for, and why. A run that
+    is resumed keeps its own, also on another machine.
+    """
+    if config.model.dtype != "auto":
+        return config, None
+    if config.resume and config.output and (config.output / "config.json").is_file():
+        policy = from_json(Config, runs.read_config(config.output)["config"]).model.dtype
+        why = f"{policy or 'float32'}, as the run began"
+    else:
+        policy, reason = backends.faster_policy()
+        why = f"{policy}: {reason}"
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=policy)), why

@@ -239,12 +239,13 @@ class Trainer:
         )
         parts = f" in {plan.parts} parts" if plan.parts > 1 else ""
         devices = f", {replicas} devices" if replicas > 1 else ""
+        precision = f"; {experiment.precision}" if experiment.precision else ""
         trained = "trained parameters" if config.model.freeze else "parameters"
         images = data.name if data.name != "folder" else config.data.dir
         lines = [
             f"Training {experiment.network.name} ({experiment.parameters:,} {trained}) on "
             f"{data.train.size:,} images of {images} for {length}, batch "
-            f"{config.batch_size}{parts} ({keras.backend.backend()}{devices}).",
+            f"{config.batch_size}{parts} ({keras.backend.backend()}{devices}{precision}).",
             f"Run directory: {run}",
         ]
         if saved is not None:

@@ -129,10 +129,12 @@ class TestCandidates:
             ("timm_resnet50", "'timm_resnetv2_50'"),
             ("dense_resnet6:remt=1", "Unknown option. Did you mean 'remat'"),
             ("dense_resnet6:remat", "A candidate is NAME:option=value"),
-            ("dense_resnet6:dtype=float16", "dtype is set by --dtype"),
-            ("keras_applications_resnet50v2:depth=3", "takes no options"),
+            ("dense_resnet6:dtype=float16", "dtype must be float32 or mixed_bfloat16."),
+            ("timm_resnetv2_50:dtype=true", "dtype must be float32 or mixed_bfloat16."),
+            ("dense_resnet6:input_shape=3", "input_shape is set by --image-size"),
+            ("keras_applications_resnet50v2:depth=3", "Unknown option. Choose one of: dtype."),
             ("timm_resnetv2_50:compiled=true", "Unknown option. Did you mean 'compile'"),
-            ("timm_resnetv2_50:depth=3", "Unknown option. Choose one of: channels_last, compile."),
+            ("timm_resnetv2_50:depth=3", "Choose one of: channels_last, compile, dtype."),
             ("timm_resnetv2_50:compile=1", "compile of timm_resnetv2_50 must be true or false"),
         ],
     )
@@ -314,6 +316,29 @@ class TestRealRuns:
         assert figures["images_per_second"] == 2 / figures["step_seconds"]
         check(figures)
 
+    def test_dtypes(self, in_this_process, monkeypatch, capsys):
+        """The option of a candidate overrides --dtype, in the same rounds."""
+        policies = []
+        measure = Step.measure
+
+        def watched(question, subject):
+            policies.append((subject.model.units[0].compute_dtype, question.dtype))
+            return measure(question, subject)
+
+        monkeypatch.setattr(Step, "measure", watched)
+        policy = keras.config.dtype_policy()
+        try:
+            found = self.measure(
+                "step", "--models dense_resnet6 dense_resnet6:dtype=mixed_bfloat16"
+            )
+        finally:
+            keras.config.set_dtype_policy(policy)
+        assert policies == [("float32", "float32"), ("bfloat16", "mixed_bfloat16")]
+        first, second = f"{BACKEND}/dense_resnet6", f"{BACKEND}/dense_resnet6:dtype=mixed_bfloat16"
+        assert {row["baseline"] for row in found["candidates"].values()} == {first}
+        assert found["summary"][second]["step_seconds"]["ratio"]["over"] == first
+        assert "batch 2, float32 if not given, 1 round" in capsys.readouterr().out
+
     def test_memory(self, in_this_process):
         figures = self.only_figures("memory", "--models dense_resnet6 --remat 2")
         assert figures.keys() >= {"resident_increase_bytes", "peak_resident_bytes"}
@@ -391,11 +416,14 @@ class TestCommandLine:
         assert own.get(name, "--limit") in capsys.readouterr().out
 
 
-#: Name to trainable parameters, those of ResNet-50 v2 in each package.
+#: Name to trainable parameters, those of ResNet-50 v2 in each package and of the paper's networks.
 PARAMETERS = {
     "keras_applications_resnet50v2": 25_568_360,
     "keras_hub_resnet50v2": 25_549_352,
     "timm_resnetv2_50": 25_549_352,
+    "torch_resnet_cifar20": 269_722,
+    "torch_resnet_cifar56": 853_018,
+    "torch_resnet_cifar110": 1_727_962,
 }
 
 
@@ -443,4 +471,4 @@ def test_peers(name, peers_made):
     if why := missing(name):
         pytest.skip(why)
     lines, err = peers_made
-    assert f"{name} {PARAMETERS[name]} 2 1000" in lines, err
+    assert f"{name} {PARAMETERS[name]} 2 {candidates.PEERS[name].classes}" in lines, err

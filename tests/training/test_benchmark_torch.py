@@ -1,14 +1,16 @@
 """How the benchmark runs torch's own modules: layout, torch.compile and autocast change
-the speed, not the network.
+the speed, not the network. The plain PyTorch networks compute what the library's do.
 """
 
 import copy
+import math
 
 import keras
 import numpy as np
 import pytest
 
-from training.benchmark import subjects
+import keras_preact as kp
+from training.benchmark import candidates, subjects
 from training.benchmark.step_time import Step
 
 if keras.backend.backend() != "torch":
@@ -52,7 +54,7 @@ def network():
 
 def subject_of(network, options, dtype="float32", jit_compile="auto") -> subjects.TorchSubject:
     settings = Step(batch=4, dtype=dtype, jit_compile=jit_compile)
-    return subjects.TorchSubject(copy.deepcopy(network), options, settings, size=8)
+    return subjects.TorchSubject(copy.deepcopy(network), options, settings, size=8, classes=1000)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -113,3 +115,37 @@ def test_autocast(network):
     subject.train_step()
     assert seen == [torch.bfloat16]
     assert {weight.dtype for weight in subject.module.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("depth", [20, 110])
+def test_plain_network_is_the_papers(depth):
+    """With the same weights and moving statistics, logits are the same at inference and
+    in training, and so are the gradients.
+    """
+    ours = kp.models.resnet_cifar(depth, stacked=False)
+    plain = candidates.build(f"torch_resnet_cifar{depth}", {}, None)
+    states = {k: v for k, v in plain.state_dict().items() if not k.endswith("num_batches_tracked")}
+    random = np.random.default_rng(0)
+    for variable, state in zip(ours.weights, states.values(), strict=True):
+        if "norm" in variable.path:
+            variable.assign(random.uniform(0.5, 1.5, variable.shape))
+        state.copy_(_turned(variable.value))
+    assert sum(weight.numel() for weight in plain.parameters()) == sum(
+        math.prod(weight.shape) for weight in ours.trainable_weights
+    )
+    images = torch.from_numpy(random.normal(size=(4, 32, 32, 3)).astype("float32"))
+    for training in (False, True):
+        expected = ours(images, training=training)
+        found = plain.train(training)(images.permute(0, 3, 1, 2))
+        size = float(expected.detach().abs().max())
+        np.testing.assert_allclose(found.detach(), expected.detach(), atol=1e-5 * size)
+    own = torch.autograd.grad(expected.square().sum(), [w.value for w in ours.trainable_weights])
+    theirs = torch.autograd.grad(found.square().sum(), list(plain.parameters()))
+    for one, other in zip(own, theirs, strict=True):
+        assert torch.linalg.norm(_turned(one) - other) < 1e-3 * torch.linalg.norm(other)
+
+
+def _turned(array):
+    """A kernel or its gradient in torch's order of axes."""
+    axes = {4: (3, 2, 0, 1), 2: (1, 0)}.get(array.ndim, (0,))
+    return array.detach().permute(axes)

@@ -1,9 +1,12 @@
-"""Half precision, loss scaling, accumulated gradients, the average of the weights,
-executions of several steps, XLA.
+"""Half precision and its choice, loss scaling, accumulated gradients, the average of the
+weights, executions of several steps, XLA.
 
 On tiny networks with the optimizers that a run gets. What is compared with is float32,
 NumPy, or the same run in one piece.
 """
+
+import json
+import types
 
 import keras
 import numpy as np
@@ -11,7 +14,8 @@ import pytest
 from keras import ops
 
 import keras_preact as kp
-from training import networks
+from tests.training.commands import run_train
+from training import backends, networks
 from training.config import Config, Model, Optimizer
 
 BACKEND = keras.backend.backend()
@@ -245,3 +249,79 @@ def test_executions_of_several_steps():
 def test_compiled_or_not():
     """XLA on TensorFlow and JAX, torch.compile on torch."""
     assert distance(fitted(jit_compile=False), fitted(jit_compile=True)) < 1e-4
+
+
+def accelerator(monkeypatch, capability: int | None) -> None:
+    """Pretend that the backend has an accelerator: NVIDIA's GPU of this generation, or one
+    that tells no generation.
+    """
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        details = {"device_name": "X"} | (
+            {} if capability is None else {"compute_capability": (capability, 0)}
+        )
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["GPU:0"])
+        monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
+    elif BACKEND == "jax":
+        import jax
+
+        first = types.SimpleNamespace(platform="gpu", device_kind="X")
+        first.compute_capability = "gfx906" if capability is None else f"{capability}.0"
+        monkeypatch.setattr(jax, "devices", lambda: [first])
+    else:
+        import torch
+
+        def supported(including_emulation=True):
+            return including_emulation or (capability or 0) >= 8
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "X")
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+
+
+class TestAuto:
+    """`--model.dtype auto`"""
+
+    @pytest.mark.parametrize(
+        ("capability", "fast"), [(9, True), (8, True), (7, False), (None, False)]
+    )
+    def test_accelerator(self, capability, fast, monkeypatch):
+        accelerator(monkeypatch, capability)
+        monkeypatch.setattr(backends, "cpu_flags", lambda: [] if fast else ["amx_bf16"])
+        assert backends.faster_policy() == (
+            ("mixed_bfloat16", "X computes in bfloat16")
+            if fast
+            else ("float32", "X does not compute in bfloat16")
+        )
+
+    @pytest.mark.parametrize("flag", ["amx_bf16", "avx512_bf16", "avx512f"])
+    def test_cpu(self, flag, monkeypatch):
+        monkeypatch.setattr(backends, "device", lambda: "CPU")
+        monkeypatch.setattr(backends, "cpu_flags", lambda: ["amx_int8", flag])
+        if BACKEND == "jax":
+            expected = "float32", "JAX is not faster in bfloat16 on a CPU"
+        elif flag == "avx512f":
+            expected = "float32", "this CPU has no bfloat16 instructions"
+        else:
+            expected = "mixed_bfloat16", f"this CPU has {flag}"
+        assert backends.faster_policy() == expected
+
+    def test_run_keeps_its_policy(self, monkeypatch, tmp_path, capsys):
+        """The first line names policy and reason. A run that is resumed on a machine for
+        which `auto` is another policy keeps its own.
+        """
+        options = "--model.dtype auto --schedule.length 2 --health 0"
+        for policy, reason in (("mixed_bfloat16", "this CPU has x"), ("float32", "no x")):
+            monkeypatch.setattr(backends, "faster_policy", lambda p=policy, r=reason: (p, r))
+            run = run_train(tmp_path / "run", options, "--resume")
+            told = capsys.readouterr().out.splitlines()[0]
+            if policy == "mixed_bfloat16":
+                assert told.endswith(f"({BACKEND}; mixed_bfloat16: this CPU has x).")
+            else:
+                assert told.endswith(f"({BACKEND}; mixed_bfloat16, as the run began).")
+            assert json.loads((run / "config.json").read_text())["config"]["model"]["dtype"] == (
+                "mixed_bfloat16"
+            )
+            assert networks.load(run / "model.keras").units[0].compute_dtype == "bfloat16"
+            (run / "model.keras").unlink()  # as if the process had ended before

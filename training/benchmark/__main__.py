@@ -11,7 +11,8 @@ DESCRIPTION = """Measure networks side by side, each in a process of its own, in
 Prints medians with the least and the largest value, and ratios to a baseline of the same
 round; --output writes every figure. A network is a registered model with options of its
 builder, cifar_resnet164_preact:stacked=true,remat=3, or one of another package:
-keras_applications_resnet50v2, keras_hub_resnet50v2, timm_resnetv2_50:channels_last=true."""
+keras_applications_resnet50v2, keras_hub_resnet50v2, timm_resnetv2_50:channels_last=true,
+torch_resnet_cifar20 (also 56 and 110, in plain PyTorch). Each takes dtype=mixed_bfloat16."""
 
 
 @dataclasses.dataclass(frozen=True)

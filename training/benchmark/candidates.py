@@ -3,6 +3,7 @@ other packages.
 """
 
 import dataclasses
+import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -16,9 +17,11 @@ from . import peers
 
 BACKENDS = ("tensorflow", "jax", "torch")
 
+#: Policies that --dtype takes, and the option `dtype` of every candidate, which overrides it.
+DTYPES = ("float32", "mixed_bfloat16")
+
 #: Options that the benchmark sets itself, and what sets them.
 _SET_ELSEWHERE = {
-    "dtype": "--dtype",
     "input_shape": "--image-size",
     "name": "the candidate",
     "data_format": "Keras' setting",
@@ -27,7 +30,7 @@ _SET_ELSEWHERE = {
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A network of another package.
+    """A network of another package, or in plain PyTorch.
 
     Args:
         build: Function of the height and width of the images that returns a Keras model
@@ -37,6 +40,7 @@ class Peer:
         options: Names that can be true or false, for `subjects.TorchSubject`.
         extra: Extra of this package that installs it.
         image_size: Height and width of the network's own images.
+        classes: Outputs of its classifier.
     """
 
     build: Callable[[int], Any]
@@ -45,9 +49,13 @@ class Peer:
     options: tuple[str, ...] = ()
     extra: str = "benchmark"
     image_size: int = 224
+    classes: int = 1000
 
 
-#: Name to `Peer`: each a pre-activation ResNet-50 for ImageNet, with new weights.
+#: Options of networks that are torch modules.
+_TORCH_OPTIONS = ("channels_last", "compile")
+
+#: Name to `Peer`: pre-activation ResNet-50s for ImageNet, and the paper's networks for CIFAR.
 PEERS: Mapping[str, Peer] = {
     "keras_applications_resnet50v2": Peer(peers.keras_applications_resnet50v2),
     "keras_hub_resnet50v2": Peer(peers.keras_hub_resnet50v2, package=("keras_hub", "keras-hub")),
@@ -55,8 +63,17 @@ PEERS: Mapping[str, Peer] = {
         peers.timm_resnetv2_50,
         backends=("torch",),
         package=("timm", "timm"),
-        options=("channels_last", "compile"),
+        options=_TORCH_OPTIONS,
     ),
+} | {
+    f"torch_resnet_cifar{depth}": Peer(
+        functools.partial(peers.torch_resnet_cifar, depth),
+        backends=("torch",),
+        options=_TORCH_OPTIONS,
+        image_size=32,
+        classes=10,
+    )
+    for depth in (20, 56, 110)
 }
 
 #: Name to options that `--variants` gives every registered model. With `default` the library
@@ -76,7 +93,8 @@ class Candidate:
     Args:
         backend: Keras backend.
         name: A registered model or a peer.
-        options: Options of the model's builder that replace its own, or of the peer.
+        options: Options of the model's builder that replace its own, or of the peer;
+            `dtype` is the policy.
     """
 
     backend: str
@@ -117,11 +135,13 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         if not sign or not value:
             raise UserError(f"A candidate is NAME:option=value,option=value. Received: {text!r}")
         options[key] = option_value(value)
+    if "dtype" in options and options["dtype"] not in DTYPES:
+        raise UserError(f"dtype must be {' or '.join(DTYPES)}. Received: {text!r}")
     if name in PEERS:
         _check_peer(name, options, text)
     elif options:
         own = inspect.signature(MODELS[name].builder).parameters
-        allowed = {*kp.models.option_names(), *own} - {"options", "kwargs"}
+        allowed = {*kp.models.option_names(), *own, "dtype"} - {"options", "kwargs"}
         for key in options:
             if key in _SET_ELSEWHERE:
                 raise UserError(f"{key} is set by {_SET_ELSEWHERE[key]}. Received: {text!r}")
@@ -132,15 +152,11 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _check_peer(name: str, options: Mapping[str, Any], text: str) -> None:
-    known = PEERS[name].options
-    if options and not known:
-        raise UserError(
-            f"{name} is a network of another package and takes no options. Received: {text!r}"
-        )
+    known = (*PEERS[name].options, "dtype")
     for key, value in options.items():
         if key not in known:
             raise UserError(f"Unknown option. {nearest(key, known)} Received: {text!r}")
-        if not isinstance(value, bool):
+        if key != "dtype" and not isinstance(value, bool):
             raise UserError(f"{key} of {name} must be true or false. Received: {text!r}")
 
 

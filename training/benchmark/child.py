@@ -4,6 +4,7 @@ The argument is JSON: the class of the question, its options and the candidate. 
 is one line of JSON on stdout. KERAS_BACKEND chooses the backend.
 """
 
+import dataclasses
 import importlib
 import json
 import sys
@@ -18,6 +19,9 @@ def measure(question: Any, candidate: Candidate) -> dict:
     """Return the figures of a candidate: seconds, images per second, bytes."""
     import keras
 
+    options = dict(candidate.options)
+    question = dataclasses.replace(question, dtype=options.pop("dtype", question.dtype))
+    candidate = dataclasses.replace(candidate, options=options)
     backends.keep_accelerator_for_backend(keras.backend.backend())
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(question.dtype)

@@ -115,8 +115,10 @@ def _heading(options: Benchmark, described: dict, baselines: dict[str, str]) -> 
     devices = sorted({row["device"] for row in described["candidates"].values() if row["device"]})
     over = dict.fromkeys(baselines.values())
     mode = f", {options.mode}" if hasattr(options, "mode") else ""
+    rows = described["candidates"].values()
+    own = " if not given" if any("dtype" in row["options"] for row in rows) else ""
     lines = [
-        f"{options.command}{mode}: batch {options.batch}, {options.dtype}, {options.rounds} "
+        f"{options.command}{mode}: batch {options.batch}, {options.dtype}{own}, {options.rounds} "
         f"round{'s' * (options.rounds > 1)}, on {' and '.join(devices) or 'nothing'} "
         f"({described['machine']['cpu']})",
         described["about"],

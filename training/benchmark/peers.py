@@ -1,5 +1,5 @@
-"""Pre-activation ResNet-50s of other packages, as their users build them, with new
-weights: nothing is downloaded.
+"""Pre-activation ResNet-50s of other packages, as their users build them, and networks
+for CIFAR in plain PyTorch. All have new weights: nothing is downloaded.
 """
 
 import enum
@@ -64,6 +64,13 @@ def timm_resnetv2_50(image_size: int):
         ) from error
 
     return timm.create_model("resnetv2_50", pretrained=False, num_classes=_CLASSES)
+
+
+def torch_resnet_cifar(depth: int, image_size: int):
+    """A torch module; it takes images of any size, channels first."""
+    from .torch_resnet_cifar import ResNet
+
+    return ResNet(depth)
 
 
 #: Modules of torchvision that timm imports.

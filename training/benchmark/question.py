@@ -38,9 +38,9 @@ class Benchmark:
     image_size: int | None = None
     """Height and width of the images. If not given: the network's own."""
     dtype: Literal["float32", "mixed_bfloat16"] = "float32"
-    """Keras dtype policy. timm's networks use torch's autocast."""
+    """Keras dtype policy, if a network's option dtype is not given. Torch modules: autocast."""
     jit_compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the step. auto: as Keras, but not for TensorFlow on a CPU and for timm."""
+    """Compile the step. auto: as Keras, but not TensorFlow's on a CPU, nor torch modules."""
     limit: float = 300
     """Stop a measurement after this many seconds and drop its candidate."""
     output: Path | None = None

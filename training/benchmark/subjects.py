@@ -43,8 +43,9 @@ def make(candidate: "Candidate", options: Any) -> "Subject":
     network = candidates.build(candidate.name, candidate.options, options.image_size)
     if isinstance(network, keras.Model):
         return KerasSubject(network, options)
-    size = options.image_size or candidates.PEERS[candidate.name].image_size
-    return TorchSubject(network, dict(candidate.options), options, size)
+    peer = candidates.PEERS[candidate.name]
+    size = options.image_size or peer.image_size
+    return TorchSubject(network, dict(candidate.options), options, size, peer.classes)
 
 
 def wait(*arrays: Any) -> None:
@@ -125,7 +126,7 @@ class TorchSubject:
     `compile`, whether torch.compile compiles it (without it, `--jit-compile on` does).
     """
 
-    def __init__(self, module, own: dict, options: Any, size: int):
+    def __init__(self, module, own: dict, options: Any, size: int, classes: int):
         import torch
 
         self.torch = torch
@@ -140,7 +141,7 @@ class TorchSubject:
         weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.variables, self.parameters = len(weights), sum(weight.numel() for weight in weights)
         self.optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=1e-4)
-        images, labels = _batch((3, size, size), options.batch, 1000)
+        images, labels = _batch((3, size, size), options.batch, classes)
         self.images = torch.from_numpy(images).to(self.device, memory_format=layout)
         self.labels = torch.from_numpy(labels.astype("int64")).to(self.device)
         self.mixed = options.dtype == "mixed_bfloat16"

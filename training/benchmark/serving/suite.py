@@ -50,7 +50,7 @@ def run(options: Options) -> dict:
     from ...runs import write_json
 
     options.check()
-    flags = cpu_flags()
+    flags = backends.cpu_flags()
     rounds: dict[str, list[Round]] = {part: [] for part in options.parts}
     started = time.monotonic()
     order = "The candidates of a model take turns; a ratio compares figures of one round."
@@ -77,20 +77,6 @@ def run(options: Options) -> dict:
                     write_json(options.output, described)
     tables = verdict.tables(described["summary"], described["demands"])
     return report.publish(described, f"{_heading(options, described)}\n\n{tables}", options.output)
-
-
-def cpu_flags() -> list[str]:
-    """Return the CPU's flags for matrices and 16 bits, such as amx_bf16; none where the
-    system does not tell.
-    """
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    return sorted(
-        flag
-        for flag in flags
-        if flag.startswith("amx_") or flag in ("avx2", "avx512f", "avx512_bf16")
-    )
 
 
 @contextlib.contextmanager
