@@ -20,9 +20,9 @@ from keras_preact.serving import engines
 from keras_preact.serving.batching import Batcher, ComputationError
 from keras_preact.serving.errors import RequestError, TooLarge
 from keras_preact.serving.metrics import Metrics
-from keras_preact.serving.servable import ImageDecoder, Servable
+from keras_preact.serving.servable import DirectDecoder, ImageDecoder, Servable
 from keras_preact.serving.settings import Settings
-from keras_preact.serving.tensors import Signature, TensorSpec
+from keras_preact.serving.tensors import DEFAULT_SIGNATURE, Signature, TensorSpec
 
 
 class _Tensor(pydantic.BaseModel):
@@ -52,6 +52,24 @@ class Card(pydantic.BaseModel):
     precision: str
     top_k: int
     files: dict[str, str]
+    preprocessing: dict[str, Any] | None = None
+    pixels: bool = False
+    max_image_pixels: int = 0
+
+    @property
+    def direct_decoder(self) -> DirectDecoder | None:
+        """What decodes files of the network's size without the graph; None if the graph
+        does more with them.
+        """
+        [images] = self.signatures[DEFAULT_SIGNATURE].inputs.values()
+        match images.shape:
+            case (_, int(height), int(width), 1 | 3 as channels) if (
+                self.pixels
+                and height * width <= self.max_image_pixels
+                and (self.preprocessing is None or self.preprocessing["crop"] is None)
+            ):
+                return DirectDecoder(height, width, channels)
+        return None
 
 
 class LoadError(Exception):
@@ -109,7 +127,9 @@ def _load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
         observe_rows=metrics.batch_rows.labels(name, str(version)).observe,
         observe_seconds=metrics.batch_seconds.labels(name, str(version)).observe,
     )
-    decoder = decode and ImageDecoder(decode, settings.max_queue, settings.threads)
+    decoder = decode and ImageDecoder(
+        decode, settings.max_queue, settings.threads, card.direct_decoder
+    )
     servable = Servable(
         name,
         version,
