@@ -176,6 +176,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nothing here reads the client's address
             # asyncio accepts so many in a row, and logs as many errors without file descriptors
             backlog=128,
             timeout_keep_alive=settings.header_seconds,  # type: ignore[arg-type]  # or a fraction
