@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import hmac
 import logging
-import os
+import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -45,6 +45,7 @@ WATCH_SECONDS = 0.2
 #: Work on fewer bytes takes less time than its way to a thread and back.
 INLINE_BYTES = 32 * 1024
 
+_random = random.Random()
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 Result = TypeVar("Result")
@@ -193,7 +194,7 @@ class _Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send):
         self.headers = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        self.id = given if _ID.fullmatch(given) else os.urandom(16).hex()
+        self.id = given if _ID.fullmatch(given) else f"{_random.getrandbits(128):032x}"
         self.status: int | None = None
         self.bytes = 0
         self._receive = receive

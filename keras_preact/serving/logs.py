@@ -19,7 +19,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
 }
 
 
-_PAUSE_SECONDS = 0.01
+PAUSE_SECONDS = 0.01
 
 
 class JsonFormatter(logging.Formatter):
@@ -57,12 +57,13 @@ class Log(logging.Handler):
         self._descriptor = descriptor
         self._capacity = capacity
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._taken: list[str] = []  # those that the thread writes
         # os.write and a daemon: a thread that hangs in it holds no lock, and not the process
         self._writer = threading.Thread(target=self._write, name="log", daemon=True)
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._lines.qsize() < self._capacity:
+        if self._lines.qsize() + len(self._taken) < self._capacity:
             self._lines.put(self.format(record) + "\n")
         else:
             self.dropped += 1
@@ -75,21 +76,22 @@ class Log(logging.Handler):
     def _write(self) -> None:
         told = 0
         while (line := self._lines.get()) is not None:
-            lines = [line]
+            self._taken.append(line)
             # Others follow soon in a busy server: to wake for each takes 40 us a request.
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
             while not self._lines.empty() and (line := self._lines.get()) is not None:
-                lines.append(line)
+                self._taken.append(line)
+            data = "".join(self._taken).encode()
             if self.dropped > told:
                 told = self.dropped
                 note = {"level": "warning", "message": "log lines were dropped", "dropped": told}
-                lines.insert(0, json.dumps(note) + "\n")
-            data = "".join(lines).encode()
+                data = json.dumps(note).encode() + b"\n" + data
             try:
                 while data:
                     data = data[os.write(self._descriptor, data) :]
             except OSError:  # nobody can read it any more
-                self.dropped += len(lines)
+                self.dropped += len(self._taken)
+            self._taken.clear()
             if line is None:
                 return
 

@@ -85,8 +85,8 @@ class TensorSpec:
         with np.errstate(over="ignore", invalid="ignore"):
             result = np.ascontiguousarray(array, dtype)
         if dtype.kind == "f":
-            finite = np.isfinite(result.reshape(len(result), -1)).all(axis=1)
-            if not finite.all():
+            if not np.isfinite(result).all():
+                finite = np.isfinite(result.reshape(len(result), -1)).all(axis=1)
                 raise RequestError(
                     f"`{self.name}` must hold finite numbers that fit {self.dtype}. Received: "
                     f"another one in example {finite.argmin()}"
