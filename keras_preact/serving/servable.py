@@ -4,6 +4,7 @@ one spoils no other, and computed in batches.
 
 import asyncio
 import dataclasses
+import functools
 import os
 import re
 import struct
@@ -45,6 +46,10 @@ class Servable:
     batcher: Batcher
     decoder: "ImageDecoder | None"
 
+    @functools.cached_property
+    def _names(self) -> np.ndarray:
+        return np.array(self.classes, dtype=object)
+
     @property
     def waiting(self) -> int:
         """Images that wait for the network, or to be decoded."""
@@ -83,8 +88,11 @@ class Servable:
         wanted = self.signatures[signature].outputs
         if "classes" in wanted:
             indices, scores = highest(outputs["probabilities"], self.top_k)
-            names = np.array(self.classes, dtype=object)[indices]
-            outputs = outputs | {"classes": names, "scores": scores, "indices": indices}
+            outputs = outputs | {
+                "classes": self._names[indices],
+                "scores": scores,
+                "indices": indices,
+            }
         return {name: outputs[name] for name in wanted}
 
     async def close(self) -> None:
@@ -226,16 +234,17 @@ class DirectDecoder:
         if any(sum(map(file.count, marks)) > most for marks, most in kind.limits.items()):
             return None
         size = (self.height, self.width)
+        contents = tf.constant(file)  # of bytes, each operation would make one, slowly
         try:
             if kind.name == "PNG":
                 if struct.unpack(">II", file[16:24]) != size[::-1]:
                     return None
-                pixels = tf.raw_ops.DecodePng(contents=file, channels=self.channels)
+                pixels = tf.raw_ops.DecodePng(contents=contents, channels=self.channels)
             else:
-                *found, channels = tf.raw_ops.ExtractJpegShape(contents=file).numpy().tolist()
+                *found, channels = tf.raw_ops.ExtractJpegShape(contents=contents).numpy().tolist()
                 if tuple(found) != size or (channels == 4 and self.channels == 1):
                     return None
-                pixels = tf.raw_ops.DecodeJpeg(contents=file, channels=self.channels)
+                pixels = tf.raw_ops.DecodeJpeg(contents=contents, channels=self.channels)
         except (tf.errors.InvalidArgumentError, struct.error):
             return None
         return pixels.numpy().astype("float32")

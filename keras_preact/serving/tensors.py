@@ -278,8 +278,8 @@ def highest(probabilities: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the classes with the highest probabilities, int32 `(n, k)`, and these
     probabilities. The first of equal classes comes first.
     """
-    indices = np.argsort(-probabilities, axis=-1, kind="stable")[:, :k].astype(np.int32)
-    return indices, np.take_along_axis(probabilities, indices, axis=-1)
+    indices = (-probabilities).argsort(axis=-1, kind="stable")[:, :k].astype(np.int32)
+    return indices, probabilities[np.arange(len(probabilities))[:, np.newaxis], indices]
 
 
 def described(value: Any) -> str:
