@@ -544,3 +544,18 @@ def test_files_of_the_networks_size_are_decoded_without_the_graph(number, tmp_pa
             assert (sum(map(len, files)) <= INLINE_BYTES) is (number == 2)
             assert not calls
         decoder.close()
+
+
+def test_what_a_load_leaves_in_cycles_goes_at_its_end():
+    class Node:
+        pass
+
+    with loading._collected_at_the_end():
+        assert not gc.isenabled()
+        node = Node()
+        node.itself = node
+        alive = weakref.ref(node)
+        del node
+        assert alive() is not None
+    assert alive() is None
+    assert gc.isenabled()
