@@ -18,9 +18,15 @@ def main(argv: Sequence[str]) -> None:
 
 def _leave_networks_out() -> None:
     """Let parts of keras_preact be imported without the package itself, which imports
-    Keras: the server needs none of it.
+    Keras, and TensorFlow without Keras and JAX: the server needs none of them.
+
+    TensorFlow imports both if it can, to register their optimisers and to convert
+    functions. Without them it takes 1.9 s of CPU time instead of 4.1, and 530 MB
+    instead of 810.
     """
-    if "keras_preact" not in sys.modules:
-        spec = importlib.util.find_spec("keras_preact")
+    for name in ("keras_preact", "keras"):
+        spec = None if name in sys.modules else importlib.util.find_spec(name)
         if spec is not None:
-            sys.modules["keras_preact"] = importlib.util.module_from_spec(spec)
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+    for name in ("keras.src", "jax"):
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # an ImportError

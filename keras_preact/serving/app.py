@@ -2,17 +2,13 @@
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from keras_preact.serving import loading, metrics, open_inference_api, tf_serving_api, webpage
-from keras_preact.serving.errors import NotFound, RequestError
-from keras_preact.serving.gate import Admission, Gate, Workers, error_response
+from keras_preact.serving.gate import Admission, Gate, Workers, inference
 from keras_preact.serving.metrics import Metrics
 from keras_preact.serving.repository import Repository
 from keras_preact.serving.settings import Settings
@@ -58,17 +54,15 @@ def create_app(
             await app.state.repository.stop()
             app.state.workers.close()
 
-    app = Starlette(
-        routes=[
-            *tf_serving_api.routes,
-            *open_inference_api.routes,
-            *metrics.routes,
-            *webpage.routes,
-        ],
-        middleware=[Middleware(Gate, settings=settings, metrics=measured)],
-        exception_handlers={HTTPException: _no_route},
-        lifespan=lifespan,
-    )
+    routes = [
+        *tf_serving_api.routes,
+        *open_inference_api.routes,
+        *metrics.routes,
+        *webpage.routes,
+    ]
+    # The router tries one after the other, and no two match the same path.
+    routes.sort(key=lambda route: not isinstance(getattr(route, "endpoint", None), inference))
+    app = _App(lambda router: Gate(router, settings, measured), routes, lifespan)
     app.router.redirect_slashes = False  # a redirect would be the only answer that is not JSON
     app.state.settings = settings
     app.state.repository = repository
@@ -78,17 +72,17 @@ def create_app(
     return app
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 405:
-        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-        message = f"This path takes {allowed}. Received: {request.method}"
-        return error_response(RequestError(message, 405, {"Allow": allowed}))
-    if error.status_code == 404:
-        return error_response(
-            NotFound("Nothing is served at this path. GET /v1/models lists the models.")
-        )
-    return error_response(RequestError(error.detail))
+class _App(Starlette):
+    """Starlette's router with a gate around it in place of its own layers, which would
+    do what the gate does a second time.
+    """
+
+    def __init__(self, gate: Callable[[ASGIApp], ASGIApp], routes, lifespan):
+        self._gate = gate
+        super().__init__(routes=routes, lifespan=lifespan)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return self._gate(self.router)
 
 
 def _waiting(repository: Repository) -> Iterator[tuple[str, int, int]]:

@@ -52,7 +52,7 @@ _DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 _LENGTH = struct.Struct("<I")
 
 
-class _Parameters(pydantic.BaseModel):
+class _Parameters(pydantic.BaseModel, frozen=True):  # hashable: a default is not copied
     signature_name: str | None = None
     binary_data_output: bool = False
     binary_data: bool | None = None

@@ -234,9 +234,9 @@ class Repository:
         if name not in self._found:
             raise self._unknown(name)
         versions = self._models[name]
-        available = self.available(name)
+        available = [number for number, one in versions.items() if one.state == "AVAILABLE"]
         if version in available or (available and version is None):
-            return versions[available[-1] if version is None else version].lend()
+            return versions[max(available) if version is None else version].lend()
         if self._stopping.is_set():
             raise Unavailable("The server is stopping.")
         concerned = [known for number, known in versions.items() if version in (None, number)]
@@ -245,7 +245,8 @@ class Repository:
         if version is None or any(known.status.error_code != "OK" for known in concerned):
             raise Unavailable(f"Model {name!r} is not available; its status says why.")
         raise NotFound(
-            f"Model {name!r} is served in the versions {available}. Received: version {version}"
+            f"Model {name!r} is served in the versions {sorted(available)}. Received: version "
+            f"{version}"
         )
 
     def labelled(self, name: str, label: str) -> int:

@@ -4,8 +4,10 @@ one spoils no other, and computed in batches.
 
 import asyncio
 import dataclasses
+import functools
 import os
 import re
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_preact.export._images import FILE_TYPES
 from keras_preact.serving.batching import Batcher
 from keras_preact.serving.errors import DeadlineExceeded, RequestError, TooBusy
 from keras_preact.serving.tensors import Signature, highest
@@ -42,6 +45,10 @@ class Servable:
     signature_defs: dict[str, Any]
     batcher: Batcher
     decoder: "ImageDecoder | None"
+
+    @functools.cached_property
+    def _names(self) -> np.ndarray:
+        return np.array(self.classes, dtype=object)
 
     @property
     def waiting(self) -> int:
@@ -81,8 +88,11 @@ class Servable:
         wanted = self.signatures[signature].outputs
         if "classes" in wanted:
             indices, scores = highest(outputs["probabilities"], self.top_k)
-            names = np.array(self.classes, dtype=object)[indices]
-            outputs = outputs | {"classes": names, "scores": scores, "indices": indices}
+            outputs = outputs | {
+                "classes": self._names[indices],
+                "scores": scores,
+                "indices": indices,
+            }
         return {name: outputs[name] for name in wanted}
 
     async def close(self) -> None:
@@ -96,6 +106,11 @@ class Servable:
         self.batcher.close()
 
 
+#: Smaller files of small images are decoded in the event loop: that takes less time than the way to
+#: a thread and back, and at most 5 ms whatever is in them.
+INLINE_BYTES, INLINE_PIXELS = 4 * 1024, 64 * 64
+
+
 class ImageDecoder:
     """Turns image files into the network's input, in threads.
 
@@ -105,10 +120,19 @@ class ImageDecoder:
         max_queue: Largest number of images that are being decoded or wait for it. (One
             request of any size may in any case.)
         threads: Threads. None: one per core.
+        direct: Decodes some files faster, with the same result. None: `decode` decodes
+            all.
     """
 
-    def __init__(self, decode: Callable, max_queue: int, threads: int | None = None):
+    def __init__(
+        self,
+        decode: Callable,
+        max_queue: int,
+        threads: int | None = None,
+        direct: "DirectDecoder | None" = None,
+    ):
         self._decode = decode
+        self._direct = direct
         self._max_queue = max_queue
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads or os.cpu_count(), thread_name_prefix="decoder")
@@ -130,6 +154,10 @@ class ImageDecoder:
             DeadlineExceeded: if they could not be decoded in time; those that still
                 wait are dropped.
         """
+        if self._direct is not None and sum(map(len, files)) <= INLINE_BYTES:
+            images = [self._direct(file, INLINE_PIXELS) for file in files]
+            if all(image is not None for image in images):
+                return np.stack(images)  # type: ignore[arg-type]
         with self._lock:
             if self.pending and self.pending + len(files) > self._max_queue:
                 raise TooBusy(
@@ -164,11 +192,62 @@ class ImageDecoder:
     def _decode_one(self, waiting: dict[int, bytes], number: int) -> np.ndarray:
         import tensorflow as tf
 
-        return self._decode(tf.constant([waiting.pop(number)])).numpy()
+        file = waiting.pop(number)
+        if self._direct is not None and (image := self._direct(file)) is not None:
+            return image[np.newaxis]
+        return self._decode(tf.constant([file])).numpy()
 
     def _count_down(self, job) -> None:
         with self._lock:
             self.pending -= 1
+
+
+@dataclasses.dataclass(frozen=True)
+class DirectDecoder:
+    """Decodes files of the network's size by calls of the very operations that
+    `keras_preact.export` writes into a graph. Everything else is left to the graph.
+
+    A call of an exported `decode` takes 380 us for a file of 32 x 32 pixels, this 45
+    us (PNG) or 75 us (JPEG). Pillow's PNGs are equal and take 40 us; its JPEGs differ
+    by up to 4 of 255.
+
+    Args:
+        height, width, channels: The network's, with 1 or 3 channels. Larger files are
+            left to the graph: resizing takes most of their time.
+    """
+
+    height: int
+    width: int
+    channels: int
+
+    def __call__(self, file: bytes, max_pixels: int | None = None) -> np.ndarray | None:
+        """Return the pixels, float32 `(height, width, channels)`; None for a file that is
+        not whole, of another size or another kind, or of more than `max_pixels`.
+        """
+        import tensorflow as tf
+
+        if max_pixels is not None and self.height * self.width > max_pixels:
+            return None
+        kind = next((row for row in FILE_TYPES if file.startswith(row.magic)), None)
+        if kind is None or b"TXt" in file:  # compressed texts take time
+            return None
+        if any(sum(map(file.count, marks)) > most for marks, most in kind.limits.items()):
+            return None
+        size = (self.height, self.width)
+        contents = tf.constant(file)  # of bytes, each operation would make one, slowly
+        try:
+            if kind.name == "PNG":
+                if struct.unpack(">II", file[16:24]) != size[::-1]:
+                    return None
+                pixels = tf.raw_ops.DecodePng(contents=contents, channels=self.channels)
+            else:
+                *found, channels = tf.raw_ops.ExtractJpegShape(contents=contents).numpy().tolist()
+                if tuple(found) != size or (channels == 4 and self.channels == 1):
+                    return None
+                pixels = tf.raw_ops.DecodeJpeg(contents=contents, channels=self.channels)
+        except (tf.errors.InvalidArgumentError, struct.error):
+            return None
+        return pixels.numpy().astype("float32")
 
 
 def _translated(error: BaseException, image: str) -> BaseException:

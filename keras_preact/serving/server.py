@@ -6,6 +6,7 @@ uvicorn 0.11 ms, this class 0.14, granian 0.13, hypercorn 0.38. Granian keeps si
 connections and clients that read nothing. uvicorn has no limit on headers at all.
 """
 
+import asyncio
 import json
 import socket
 from collections.abc import Callable
@@ -38,6 +39,37 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
+class _Joining:
+    """A transport that sends what is written in one step of the event loop together:
+    the head and the body of an answer take one call of the system, not two (25 us).
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
+        self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._flush)
+        self._held.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self._held)) + self._transport.get_write_buffer_size()
+
+    def _flush(self) -> None:
+        data, self._held = b"".join(self._held), []
+        if data:
+            self._transport.write(data)
+
+    def __getattr__(self, name: str):
+        return getattr(self._transport, name)
+
+
 class Connection(HttpToolsProtocol):
     """A connection that ends when nothing moves for `config.timeout_keep_alive` seconds:
     the client sends no complete headers, or takes nothing of an answer.
@@ -47,8 +79,9 @@ class Connection(HttpToolsProtocol):
     """
 
     def connection_made(self, transport) -> None:
-        super().connection_made(transport)
+        super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
         self._unparsed = memoryview(b"")
+        self._body_left = 0
         self.flow = _Flow(transport, lambda: bool(self.pipeline or self._unparsed))
         self._surplus = 0
         self._unsent = 0
@@ -65,7 +98,8 @@ class Connection(HttpToolsProtocol):
 
     def _parse(self) -> None:
         while self._unparsed and not self.pipeline and not self.transport.is_closing():
-            part, self._unparsed = self._unparsed[:_PART_BYTES], self._unparsed[_PART_BYTES:]
+            size = max(_PART_BYTES, self._body_left)  # a body pipelines nothing
+            part, self._unparsed = self._unparsed[:size], self._unparsed[size:]
             self._surplus += len(part)
             super().data_received(part)  # type: ignore[arg-type]
             if self._surplus > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -77,10 +111,16 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._surplus = 0
+        self._surplus = self._body_left = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if name.lower() == b"content-length":
+            self._body_left = int(value)  # the parser takes digits only
 
     def on_body(self, body: bytes) -> None:
         self._surplus -= (1 + _FRAME_PER_BYTE) * len(body)
+        self._body_left -= len(body)
         super().on_body(body)
 
     def on_response_complete(self) -> None:
@@ -176,6 +216,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nothing here reads the client's address
             # asyncio accepts so many in a row, and logs as many errors without file descriptors
             backlog=128,
             timeout_keep_alive=settings.header_seconds,  # type: ignore[arg-type]  # or a fraction

@@ -303,7 +303,7 @@ def _encoded(name: str, array: np.ndarray) -> Any:
 
 
 def _routes(path: str) -> list[Route]:
-    methods = {"predict": predict, "classify": classify, "regress": regress}
+    methods: dict[str, Any] = {"predict": predict, "classify": classify, "regress": regress}
     return [
         *(
             Route(f"{path}:{method}", endpoint, methods=["POST"])

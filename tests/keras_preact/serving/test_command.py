@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from google.protobuf import json_format
@@ -27,7 +28,7 @@ def started(log, *arguments, **environment):
     """
     with open(log, "wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "keras_preact.serving", *map(str, arguments)],
+            [sys.executable, "-m", "training", "serve", *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=errors,
             env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"} | environment,
@@ -72,6 +73,10 @@ def test_serves_exported_models_until_it_is_told_to_stop(tmp_path):
             json.dumps({"instances": small_model.pixels(2).tolist()}),
         )
         assert (status, len(json.loads(body)["predictions"])) == (200, 2)
+        # TensorFlow imports Keras and JAX by itself, if they are there.
+        mapped = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "tensorflow" in mapped
+        assert not re.search("optree|jaxlib", mapped)
 
         # TensorFlow Serving's metadata: the SignatureDefs of the SavedModel, all fields of them.
         status, body = ask(port, "GET", "/v1/models/small/metadata")

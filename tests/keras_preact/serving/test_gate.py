@@ -8,6 +8,9 @@ import json
 import logging
 import os
 import re
+import socket
+import time
+from pathlib import Path
 
 import pytest
 from prometheus_client import parser
@@ -217,6 +220,29 @@ def test_a_log_that_nobody_reads_holds_nobody_up():
         os.close(writing)
     assert texts[0].startswith("line 0 ")
     assert len(set(texts)) == len(texts)
+
+
+def test_lines_that_come_soon_after_another_are_written_together(monkeypatch):
+    monkeypatch.setattr(logs, "PAUSE_SECONDS", 0.3)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        log = logs.Log(theirs.fileno())
+        for i in range(20):
+            log.handle(logging.makeLogRecord({"levelname": "INFO", "msg": f"line {i}"}))
+            time.sleep(0.001)  # the thread would write each by itself
+        log.stop(60)
+        theirs.close()
+        parts = list(iter(lambda: ours.recv(1_000_000), b""))
+    lines = b"".join(parts).splitlines()
+    assert [json.loads(line)["message"] for line in lines] == [f"line {i}" for i in range(20)]
+    assert len(parts) < 10
+
+
+def test_values_of_every_kind_are_logged():
+    values = {"file": "\udcff", "large": 2**80, "where": Path("there")}
+    record = logging.makeLogRecord({"levelname": "INFO", "msg": "see", **values})
+    found = json.loads(logs.JsonFormatter().format(record))
+    assert {name: found[name] for name in values} == values | {"where": "there"}
 
 
 def metrics(server):

@@ -4,21 +4,26 @@ everything else.
 
 import asyncio
 import gc
+import io
 import json
 import os
 import re
 import shutil
+import struct
 import threading
 import weakref
+import zlib
 
 import numpy as np
 import pytest
+from PIL import Image, PngImagePlugin
 
+from keras_preact.export import _images
 from keras_preact.serving import loading
 from keras_preact.serving.errors import DeadlineExceeded, RequestError, TooBusy, TooLarge
 from keras_preact.serving.loading import LoadError
 from keras_preact.serving.metrics import Metrics
-from keras_preact.serving.servable import ImageDecoder
+from keras_preact.serving.servable import INLINE_BYTES, DirectDecoder, ImageDecoder
 from keras_preact.serving.settings import Settings
 from tests.keras_preact.serving import small_model
 
@@ -428,3 +433,129 @@ def test_without_warm_up_and_with_smaller_batches_than_it_was_exported_for(versi
     )
     assert predict(servable, "features", images=GOOD)["features"].shape == (2, 6)
     asyncio.run(servable.close())
+
+
+def interlaced() -> bytes:
+    """Return a PNG of 8 x 8 grey pixels in the seven passes of Adam7, which Pillow does
+    not write.
+    """
+    image = np.arange(64, dtype="uint8").reshape(8, 8) * 4
+    passes = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2)]
+    passes.append((1, 0, 2, 1))
+    data = b"".join(
+        b"\0" + row.tobytes() for y, x, down, right in passes for row in image[y::down, x::right]
+    )
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        crc = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
+
+    header = struct.pack(">IIBBBBB", 8, 8, 8, 0, 0, 0, 1)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(data)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*one) for one in chunks)
+
+
+def image_files() -> dict[str, bytes]:
+    """Return files of 8 x 8 pixels, of every kind that clients have."""
+    rng = np.random.default_rng(0)
+    colours = Image.fromarray(rng.integers(0, 256, (8, 8, 4), dtype="uint8"), "RGBA")
+    deep = Image.fromarray(rng.integers(0, 2**16, (8, 8), dtype="uint16"))
+    palette = colours.convert("RGB").quantize(7)
+
+    def saved(image: Image.Image, kind: str = "PNG", **options) -> bytes:
+        file = io.BytesIO()
+        image.save(file, kind, **options)
+        return file.getvalue()
+
+    return {
+        **{f"PNG {mode}": saved(colours.convert(mode)) for mode in ("1", "L", "LA", "RGB", "RGBA")},
+        "PNG of a palette": saved(palette),
+        "PNG of a palette with transparency": saved(palette, transparency=bytes([0, 90, 255])),
+        "PNG of grey with a transparent value": saved(colours.convert("L"), transparency=7),
+        "PNG of 16 bits": saved(deep),
+        "interlaced PNG": interlaced(),
+        **{
+            f"JPEG {mode}": saved(colours.convert(mode), "JPEG", quality=80)
+            for mode in ("L", "RGB", "CMYK")
+        },
+        "progressive JPEG": saved(colours.convert("RGB"), "JPEG", progressive=True),
+        "JPEG with all colours": saved(colours.convert("RGB"), "JPEG", subsampling=0),
+    }
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_direct_decoder_does_what_an_exported_graph_does(channels):
+    exported = _images.Decoder((8, 8), channels)
+    direct = DirectDecoder(8, 8, channels)
+    left = []
+    for name, file in image_files().items():
+        found = direct(file)
+        if found is None:
+            left.append(name)
+        else:
+            assert found.dtype == np.float32
+            np.testing.assert_array_equal(found[np.newaxis], exported([file]), err_msg=name)
+    assert left == (["JPEG CMYK"] if channels == 1 else [])
+
+
+def test_the_direct_decoder_leaves_the_rest_to_the_graph():
+    direct, files = DirectDecoder(8, 8, 3), image_files()
+    whole, jpeg = files["PNG RGB"], files["JPEG RGB"]
+    assert direct(whole, max_pixels=64) is not None
+    assert direct(whole, max_pixels=63) is None
+    assert [DirectDecoder(*size, 3)(one) for size in [(8, 9), (9, 8)] for one in (whole, jpeg)] == (
+        [None] * 4
+    )
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Comment", "a" * 1000, zip=True)
+    file = io.BytesIO()
+    Image.open(io.BytesIO(whole)).save(file, "PNG", pnginfo=text)
+    many_scans = jpeg[:-2] + b"\xff\xda\0\x08\1" * 51 + jpeg[-2:]
+    rest = [
+        file.getvalue(),
+        many_scans,
+        whole[:20],
+        whole[:-20],
+        jpeg[:20],
+        jpeg[:-20],
+        b"",
+        b"GIF89a",
+    ]
+    assert [direct(one) for one in rest] == [None] * len(rest)
+
+
+@pytest.mark.parametrize("number", [2, 40])
+def test_files_of_the_networks_size_are_decoded_without_the_graph(number, tmp_path):
+    """Few of them in the event loop, many in threads."""
+    preprocessing = {"mean": [0], "std": [255], "size": 8, "crop": None}
+    for crop, direct in [(None, True), ("center", False)]:
+        path = small_model.write(
+            tmp_path / f"{crop}" / "insects" / "1",
+            max_image_pixels=64,
+            preprocessing=preprocessing | {"crop": crop},
+        )
+        calls = []
+        loaded = loading.read_card(path).direct_decoder
+        assert (loaded == DirectDecoder(*small_model.SHAPE)) is direct
+        pixels, files = images_of(number)
+        decoder = ImageDecoder(calls.append, 100, direct=loaded)
+        if loaded is not None:
+            np.testing.assert_array_equal(asyncio.run(decoder(files, None)), pixels)
+            assert (sum(map(len, files)) <= INLINE_BYTES) is (number == 2)
+            assert not calls
+        decoder.close()
+
+
+def test_what_a_load_leaves_in_cycles_goes_at_its_end():
+    class Node:
+        pass
+
+    with loading._collected_at_the_end():
+        assert not gc.isenabled()
+        node = Node()
+        node.itself = node
+        alive = weakref.ref(node)
+        del node
+        assert alive() is not None
+    assert alive() is None
+    assert gc.isenabled()

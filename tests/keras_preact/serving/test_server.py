@@ -2,6 +2,7 @@
 the server goes on. A server that stops finishes its requests.
 """
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
@@ -12,7 +13,7 @@ import threading
 import pytest
 
 from keras_preact.serving import gate
-from keras_preact.serving.server import MAX_HEAD_BYTES
+from keras_preact.serving.server import MAX_HEAD_BYTES, _Joining
 from tests.keras_preact.serving import fakes
 from tests.keras_preact.serving.server_process import wait_for
 
@@ -177,6 +178,58 @@ def test_pipelined_requests_are_answered_in_order(usual):
     places = [answers.index(b"x-request-id: %d" % i) for i in range(5)]
     assert places == sorted(places)
     assert answers.count(b"200 OK") == 5
+
+
+def test_a_large_body_lets_no_more_pipelined_requests_in():
+    body, get = BODY.ljust(20_000), b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with fakes.serving() as server, held(server):
+        before = set(server.server.server_state.connections)
+        with connected(server) as connection:
+            request = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+            connection.sendall(request[:-1])
+            wait_for(lambda: server.app.state.admission.bytes >= len(body) - 1)
+            [other] = set(server.server.server_state.connections) - before
+            connection.sendall(request[-1:] + get * 500)
+            wait_for(lambda: other.pipeline)
+            assert len(other.pipeline) <= 4096 // len(get)
+
+
+class Transport:
+    """Keeps what is written; closing it too."""
+
+    def __init__(self):
+        self.calls = []
+
+    def write(self, data):
+        self.calls.append(data)
+
+    def close(self):
+        self.calls.append("close")
+
+    def get_write_buffer_size(self):
+        return 1000
+
+    def is_closing(self):
+        return "close" in self.calls
+
+
+def test_head_and_body_are_sent_together():
+    async def steps():
+        transport = Transport()
+        joining = _Joining(transport, asyncio.get_running_loop())
+        joining.write(b"head,")
+        joining.write(b"body")
+        assert (transport.calls, joining.get_write_buffer_size()) == ([], 1009)
+        await asyncio.sleep(0)
+        assert (transport.calls, joining.get_write_buffer_size()) == ([b"head,body"], 1000)
+        joining.write(b"last")
+        assert not joining.is_closing()
+        joining.close()
+        await asyncio.sleep(0)
+        assert joining.is_closing()
+        return transport.calls
+
+    assert asyncio.run(steps()) == [b"head,body", b"last", "close"]
 
 
 def test_a_client_that_does_not_take_its_answer_is_cut_off():
