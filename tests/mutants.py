@@ -486,10 +486,23 @@ MUTANTS = [
          "(value(weight.bias, 0) - value(norm.moving_mean, 0))"),
     ),
     *mutants_of(
+        "keras_preact/layers/batch_norm.py",
+        f"{CORE}/test_batch_norm.py",
+        ("weights_of_16_bits_take_the_kernel", 'and self.variable_dtype == "float32"', ""),
+        ("moving_variance_over_n_minus_1", "batch_variance * ((n - 1) / n)", "batch_variance"),
+    ),
+    *mutants_of(
+        "keras_preact/layers/spatial.py",
+        f"{CORE}/test_padding.py",
+        ("products_skip_the_stride", "inputs[:, ::stride, ::stride]", "inputs[:, ::1, ::stride]"),
+        ("products_at_inference", 'and (bool(training) or keras.backend.backend() != "tensorflow")',
+         "", "one_pixel"),
+    ),
+    *mutants_of(
         "keras_preact/preprocessing.py",
         f"{CORE}/test_preprocessing.py",
-        ("channels_of_pixels_reversed", 'np.asarray(self.mean, "float32"))',
-         'np.asarray(self.mean[::-1], "float32"))', "last_axis"),
+        ("channels_of_pixels_reversed", '- np.asarray(self.mean, "float32")) / np.asarray(\n',
+         '- np.asarray(self.mean[::-1], "float32")) / np.asarray(\n', "last_axis"),
     ),
     *mutants_of(
         "keras_preact/analysis/ensemble.py",
