@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-run test test-all test-lowest mutants lint docs build clean
+.PHONY: help demo cifar demo-run test test-all test-lowest mutants lint docs build clean
 bin := $(VENV)/bin
 
 # PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take the CPU build from PyTorch's own index, unless pip has been
@@ -47,14 +47,22 @@ $(VENV)/.installed-%: pyproject.toml constraints/tested.txt | $(bin)/python
 demo: $(VENV)/.installed-training ## Train on digits, evaluate, export to saved_models/digits, classify images. About 2 minutes.
 	@$(MAKE) --no-print-directory demo-run
 
+cifar: $(VENV)/.installed-training ## The same on CIFAR-10, with the recipe cifar10_fast and TRAIN_ARGS.
+	@$(MAKE) --no-print-directory demo-run RECIPE=cifar10_fast NETWORK="a wide, shallow pre-activation network on CIFAR-10" \
+	  EXPORTED=cifar10
+
+RECIPE := digits
+NETWORK := a pre-activation ResNet-20 on handwritten digits
+EXPORTED := digits
+TRAIN_ARGS ?=
 demo-run:
-	@run=$(RUNS)/demo-$$(date +%Y%m%d-%H%M%S); \
+	@run=$(RUNS)/$(EXPORTED)-$$(date +%Y%m%d-%H%M%S); \
 	step() { echo; echo "== $$1"; shift; echo "\$$ keras-preact $$*"; $(bin)/keras-preact "$$@"; }; \
-	step "1 of 4: train a pre-activation ResNet-20 on handwritten digits" train digits --output $$run; \
-	step "2 of 4: measure its accuracy on the 360 test images" evaluate $$run --save-samples 10; \
-	step "3 of 4: export it as a SavedModel" export $$run --name digits --output $(SAVED_MODELS); \
-	step "4 of 4: classify images with the SavedModel, by TensorFlow alone" predict --top 1 $(SAVED_MODELS)/digits $$run/samples/*.png; \
-	echo; echo "Results: the run in $$run, the SavedModel in $(SAVED_MODELS)/digits."; \
+	step "1 of 4: train $(NETWORK)" train $(RECIPE) --output $$run $(TRAIN_ARGS); \
+	step "2 of 4: measure its accuracy on the test images" evaluate $$run --save-samples 10; \
+	step "3 of 4: export it as a SavedModel" export $$run --name $(EXPORTED) --output $(SAVED_MODELS); \
+	step "4 of 4: classify images with the SavedModel, by TensorFlow alone" predict --top 1 $(SAVED_MODELS)/$(EXPORTED) $$run/samples/*.png; \
+	echo; echo "Results: the run in $$run with its curves.png, the SavedModel in $(SAVED_MODELS)/$(EXPORTED)."; \
 	echo "Next: source $(VENV)/bin/activate, then keras-preact --help"
 
 needed_tensorflow :=

@@ -8,39 +8,51 @@ from types import MappingProxyType
 
 import keras
 
-from keras_preact.layers.spatial import WindowPooling2D
+from keras_preact.layers.spatial import PaddedMaxPooling2D, WindowPooling2D
 
 
 @dataclasses.dataclass(frozen=True)
 class Downsampling:
-    """The places at which a pooling has the stride of a weight.
+    """The places at which a pooling has the stride of a weight, each with the weights of
+    its window along a side; `"max"` takes the largest value of 2 x 2 pixels.
 
     Args:
-        window: Weights of the pooling along a side.
-        places: `"projection"`, before the projection of the shortcut; `"branch"`,
-            after the activation before the weight with the stride; `"stem"`, after the
-            max pooling of the stem.
+        projection: Before the projection of the shortcut.
+        weight: Right after the weight with the stride.
+        branch: After the activation behind that weight.
+        stem: After the max pooling of the stem.
     """
 
-    window: tuple[int, ...] = ()
-    places: tuple[str, ...] = ()
+    projection: tuple[int, ...] | None = None
+    weight: tuple[int, ...] | str | None = None
+    branch: tuple[int, ...] | None = None
+    stem: tuple[int, ...] | None = None
 
     def pooling(self, place: str, strides: int, data_format: str, dtype) -> list[keras.Layer]:
         """Return a list with the pooling that has the strides at a place, if there is
         one.
         """
-        if strides == 1 or place not in self.places:
+        window = getattr(self, place)
+        if strides == 1 or window is None:
             return []
-        name = f"{place}_downsampling"
-        return [WindowPooling2D(self.window, strides, data_format, name=name, dtype=dtype)]
+        settings: dict = {
+            "data_format": data_format,
+            "name": f"{place}_downsampling",
+            "dtype": dtype,
+        }
+        if window == "max":
+            return [PaddedMaxPooling2D(2, strides, **settings)]
+        return [WindowPooling2D(window, strides, **settings)]
 
 
 #: Name to `Downsampling`. average: ResNet-D, arXiv 1812.01187, Fig. 2c; a 1x1 convolution at stride
-#: 2 reads a quarter of the map otherwise. blur: arXiv 1904.11486, the binomial window of 3.
+#: 2 reads a quarter of the map otherwise. blur: arXiv 1904.11486, the binomial window of 3. max:
+#: the convolution at every pixel, as networks for short training do (arXiv 2404.00498).
 DOWNSAMPLINGS: Mapping[str, Downsampling] = MappingProxyType(
     {
         "strided": Downsampling(),
-        "average": Downsampling((1, 1), ("projection",)),
-        "blur": Downsampling((1, 2, 1), ("projection", "branch", "stem")),
+        "average": Downsampling(projection=(1, 1)),
+        "blur": Downsampling(projection=(1, 2, 1), branch=(1, 2, 1), stem=(1, 2, 1)),
+        "max": Downsampling(projection=(1, 1), weight="max"),
     }
 )

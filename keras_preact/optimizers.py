@@ -1,13 +1,53 @@
-"""The paper's optimiser: SGD with momentum and coupled weight decay."""
+"""The paper's optimiser, SGD with momentum and coupled weight decay; and Muon for
+convolutions.
+"""
 
+import re
 from collections.abc import Sequence
 
 import keras
 from keras import ops
 
 
+class _CountsUpdates(keras.optimizers.Optimizer):
+    """For an optimiser of Keras: schedules and averages count updates, not the parts of
+    an accumulated gradient, and there is no average before the first update.
+    """
+
+    def _get_current_learning_rate(self):
+        if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            # Keras would count the parts of accumulated gradients.
+            return self._learning_rate(self.iterations)
+        return super()._get_current_learning_rate()
+
+    def _update_model_variables_moving_average(self, trainable_variables):
+        if not self.use_ema:
+            return
+        # Keras counts every part of an accumulated gradient as an update.
+        parts = self.gradient_accumulation_steps or 1
+        updated = ops.equal(ops.mod(ops.add(self._iterations, 1), parts), 0)
+        new_share = ops.where(ops.equal(self.iterations, 0), 1.0, 1.0 - self.ema_momentum)
+        new_share = ops.where(updated, new_share, 0.0)
+        averages = self._model_variables_moving_average
+        for variable, average in zip(trainable_variables, averages, strict=True):
+            if average is not None:  # None: the variable is overwritten by its gradient
+                dtype = keras.backend.result_type(average.dtype, "float32")
+                old, new = ops.cast(average, dtype), ops.cast(variable, dtype)
+                self.assign(average, old + ops.cast(new_share, dtype) * (new - old))
+
+    def finalize_variable_values(self, var_list):
+        if self.use_ema and not int(ops.convert_to_numpy(self.iterations)):
+            return  # Keras would assign the zeros that the averages start with
+        super().finalize_variable_values(var_list)
+        if self.use_ema and keras.backend.backend() == "jax":
+            # A weight and its average are now one array, which the next step would donate twice.
+            for average in self._model_variables_moving_average:
+                if average is not None:
+                    average.assign(ops.copy(average))
+
+
 @keras.saving.register_keras_serializable("keras_preact")
-class CoupledSGD(keras.optimizers.SGD):
+class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
     """SGD whose weight decay is part of the gradient and passes through the momentum.
 
         g = gradient + weight_decay * w
@@ -83,6 +123,12 @@ class CoupledSGD(keras.optimizers.SGD):
             not any(word in variable.path for word in self.exclude_from_decay)
             for variable in variables
         ]
+        if keras.backend.backend() == "torch" and self.momentum:
+            import torch
+
+            for variable, velocity in zip(variables, self.momentums, strict=True):
+                # Laid in memory as the weight, which may not be in the order of its axes.
+                velocity.value.data = torch.zeros_like(variable.value)
 
     def update_step(self, gradient, variable, learning_rate):
         if self.coupled_weight_decay and self._decayed[self._get_variable_index(variable)]:
@@ -90,39 +136,118 @@ class CoupledSGD(keras.optimizers.SGD):
             gradient = ops.add(gradient, ops.multiply(ops.cast(variable, gradient.dtype), decay))
         super().update_step(gradient, variable, learning_rate)
 
-    def _get_current_learning_rate(self):
-        if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            # Keras would count the parts of accumulated gradients.
-            return self._learning_rate(self.iterations)
-        return super()._get_current_learning_rate()
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        # A class derived from this one may update single weights in its own way.
+        is_own = type(self).update_step is CoupledSGD.update_step
+        if keras.backend.backend() == "torch" and is_own:
+            self._update_on_torch(list(grads), trainable_variables, float(learning_rate))
+        else:
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
 
-    def _update_model_variables_moving_average(self, trainable_variables):
-        if not self.use_ema:
-            return
-        # Keras counts every part of an accumulated gradient as an update.
-        parts = self.gradient_accumulation_steps or 1
-        updated = ops.equal(ops.mod(ops.add(self._iterations, 1), parts), 0)
-        new_share = ops.where(ops.equal(self.iterations, 0), 1.0, 1.0 - self.ema_momentum)
-        new_share = ops.where(updated, new_share, 0.0)
-        averages = self._model_variables_moving_average
-        for variable, average in zip(trainable_variables, averages, strict=True):
-            if average is not None:  # None: the variable is overwritten by its gradient
-                dtype = keras.backend.result_type(average.dtype, "float32")
-                old, new = ops.cast(average, dtype), ops.cast(variable, dtype)
-                self.assign(average, old + ops.cast(new_share, dtype) * (new - old))
+    def _update_on_torch(self, gradients, variables, learning_rate: float) -> None:
+        """Update all weights at once and in place. Keras does so for its own optimisers,
+        but not for classes derived from them.
+        """
+        import torch
 
-    def finalize_variable_values(self, var_list):
-        if self.use_ema and not int(ops.convert_to_numpy(self.iterations)):
-            return  # Keras would assign the zeros that the averages start with
-        super().finalize_variable_values(var_list)
-        if self.use_ema and keras.backend.backend() == "jax":
-            # A weight and its average are now one array, which the next step would donate twice.
-            for average in self._model_variables_moving_average:
-                if average is not None:
-                    average.assign(ops.copy(average))
+        places = [self._get_variable_index(variable) for variable in variables]
+        weights = [variable.value for variable in variables]
+        with torch.no_grad():
+            decayed = [n for n, place in enumerate(places) if self._decayed[place]]
+            if self.coupled_weight_decay and decayed:
+                sums = torch._foreach_add(
+                    [gradients[n] for n in decayed],
+                    [weights[n] for n in decayed],
+                    alpha=self.coupled_weight_decay,
+                )
+                for n, total in zip(decayed, sums, strict=True):
+                    gradients[n] = total
+            if self.momentum:
+                velocities = [self.momentums[place].value for place in places]
+                torch._foreach_mul_(velocities, self.momentum)
+                torch._foreach_add_(velocities, gradients, alpha=-learning_rate)
+            if not self.momentum or self.nesterov:
+                torch._foreach_add_(weights, gradients, alpha=-learning_rate)
+            if self.momentum:
+                share = self.momentum if self.nesterov else 1.0
+                torch._foreach_add_(weights, velocities, alpha=share)
 
     def get_config(self):
         return super().get_config() | {
             "coupled_weight_decay": self.coupled_weight_decay,
             "exclude_from_decay": list(self.exclude_from_decay),
         }
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class Muon(_CountsUpdates, keras.optimizers.Muon):
+    """Momentum whose update of a kernel is made orthogonal: every direction of the
+    matrix moves by the same amount.
+
+        v = momentum * v + gradient
+        w = w - learning_rate * rms_rate * sqrt(max(n, m)) * orthogonal(v)
+
+    `keras.optimizers.Muon` does so for dense kernels alone. Here the kernel of a
+    convolution, `(height, width, channels in, channels out)`, is a matrix of n = height
+    * width * channels in rows and m = channels out columns, and each unit of a stack has
+    its own. Weights that are no matrices, depthwise kernels and excluded layers are
+    trained by AdamW. The decay is outside the momentum.
+
+    Args:
+        learning_rate: A number or a schedule. With `rms_rate=0.2` the mean size of an
+            update is a fifth of it.
+        exclude_layers: Regular expressions; a weight with one of them in its path is
+            trained by AdamW. By default the first and the last layer of the networks
+            of this package.
+        exclude_from_decay: Words, as in `CoupledSGD`.
+        **kwargs: As in `keras.optimizers.Muon`.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> kp.optimizers.Muon(0.03, weight_decay=0.1, adam_lr_ratio=0.1).ns_steps
+    5
+
+    Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks",
+        2024; the size of updates: arXiv 2502.16982.
+    """
+
+    def __init__(
+        self,
+        learning_rate=0.02,
+        exclude_layers: Sequence[str] = ("stem_conv", "head_classifier"),
+        exclude_from_decay: Sequence[str] = (),
+        name: str = "muon",
+        **kwargs,
+    ):
+        super().__init__(learning_rate, exclude_layers=list(exclude_layers), name=name, **kwargs)
+        self.exclude_from_decay = list(exclude_from_decay)
+
+    def build(self, variables):
+        # by index: on TensorFlow, `update_step` gets backend variables, which have no attributes
+        self._stacked = [getattr(variable, "stacked_axes", 0) for variable in variables]
+        super().build(variables)
+
+    def _should_use_adamw(self, variable):
+        own = variable.shape[getattr(variable, "stacked_axes", 0) :]
+        excluded = [*self.exclude_layers, *(["embedding"] if self.exclude_embeddings else [])]
+        return (
+            len(own) < 2 or own[-1] == 1 or any(re.search(word, variable.path) for word in excluded)
+        )
+
+    def _use_weight_decay(self, variable):
+        return not any(word in variable.path for word in self.exclude_from_decay)
+
+    def _muon_update_step(self, gradient, variable, lr, m):
+        self.assign_add(m, ops.add(gradient, m * (self.momentum - 1)))
+        total = ops.add(gradient, self.momentum * m) if self.nesterov else m
+        stacked = self._stacked[self._get_variable_index(variable)]
+        shape = tuple(gradient.shape)
+        matrix = ops.reshape(total, (*shape[:stacked], -1, shape[-1]))
+        update = self.zeropower_via_newtonschulz5(matrix, self.ns_steps)
+        scale = 1.0 if self.rms_rate is None else self.rms_rate * max(matrix.shape[-2:]) ** 0.5
+        step = ops.cast(lr, update.dtype) * scale * update
+        self.assign_sub(variable, ops.reshape(step, shape))
+
+    def get_config(self):
+        return super().get_config() | {"exclude_from_decay": list(self.exclude_from_decay)}

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 import keras
+from keras import ops
 
 
 def step_schedule(
@@ -72,11 +73,7 @@ def cosine_schedule(
 
     Source: arXiv 1608.03983 (cosine), arXiv 1706.02677 (warm-up). Not the paper's.
     """
-    if not 0 <= warmup_steps < steps:
-        raise ValueError(
-            f"`warmup_steps` must be less than `steps`. Received: warmup_steps={warmup_steps}, "
-            f"steps={steps}"
-        )
+    _check_warmup(warmup_steps, steps)
     alpha = final_learning_rate / learning_rate
     if not warmup_steps:
         return keras.optimizers.schedules.CosineDecay(learning_rate, steps, alpha=alpha)
@@ -87,3 +84,60 @@ def cosine_schedule(
         warmup_target=learning_rate,
         warmup_steps=warmup_steps,
     )
+
+
+def linear_schedule(
+    learning_rate: float, steps: int, *, warmup_steps: int = 0, final_learning_rate: float = 0.0
+) -> keras.optimizers.schedules.LearningRateSchedule:
+    """Return a schedule that rises linearly from 0 over `warmup_steps`, then falls
+    linearly until iteration `steps`: a triangle, for short runs at a high rate.
+
+    Args:
+        learning_rate: Highest rate.
+        steps: Total number of iterations, with the warm-up.
+        warmup_steps: Number of iterations of the warm-up.
+        final_learning_rate: Rate at the end and after it.
+
+    Raises:
+        ValueError: for a warm-up that is not shorter than the run.
+
+    Example:
+
+    >>> rate = linear_schedule(0.1, 100, warmup_steps=20)
+    >>> [round(float(rate(step)), 3) for step in (0, 10, 20, 60, 100)]
+    [0.0, 0.05, 0.1, 0.05, 0.0]
+
+    Source: arXiv 1708.07120 (one cycle). Not the paper's.
+    """
+    _check_warmup(warmup_steps, steps)
+    return _Linear(learning_rate, steps, warmup_steps, final_learning_rate)
+
+
+@keras.saving.register_keras_serializable("keras_preact")
+class _Linear(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, top: float, steps: int, warmup_steps: int, last: float):
+        self.top, self.steps, self.warmup_steps, self.last = top, steps, warmup_steps, last
+
+    def __call__(self, step):
+        step = ops.cast(step, "float32")
+        share = ops.minimum((step - self.warmup_steps) / (self.steps - self.warmup_steps), 1.0)
+        falling = self.top + (self.last - self.top) * share
+        if not self.warmup_steps:
+            return falling
+        return ops.minimum(self.top * step / self.warmup_steps, falling)
+
+    def get_config(self) -> dict:
+        return {
+            "top": self.top,
+            "steps": self.steps,
+            "warmup_steps": self.warmup_steps,
+            "last": self.last,
+        }
+
+
+def _check_warmup(warmup_steps: int, steps: int) -> None:
+    if not 0 <= warmup_steps < steps:
+        raise ValueError(
+            f"`warmup_steps` must be less than `steps`. Received: warmup_steps={warmup_steps}, "
+            f"steps={steps}"
+        )

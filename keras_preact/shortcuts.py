@@ -320,9 +320,8 @@ class ZeroPad(keras.Layer):
 
     def call(self, x):
         first = spatial.channel_axis(self.data_format, x.ndim) == 1
-        if x.ndim == 4 and self.strides > 1:
-            step = slice(None, None, self.strides)
-            x = x[:, :, step, step] if first else x[:, step, step, :]
+        if x.ndim == 4:
+            x = spatial.sampled(x, self.strides, self.data_format)
         sides = [(0, 0)] * x.ndim
         sides[1 if first else -1] = (0, self.missing)
         return ops.pad(x, sides)

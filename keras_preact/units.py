@@ -234,7 +234,8 @@ class ResidualUnit(keras.Layer):
             that keeps the shape always takes the raw x.
         downsampling: How strides above 1 shrink the map: a name from
             `kp.downsampling.DOWNSAMPLINGS`. `"strided"` convolutions; `"average"`
-            pooling before the projection (ResNet-D); `"blur"` (anti-aliased).
+            pooling before the projection (ResNet-D); `"blur"` (anti-aliased); `"max"`,
+            which convolves every pixel and takes the largest of 2 x 2.
         normalization: `"batch"`, `"layer"`, `"group"`, `"rms"`, `"none"`, or a Keras
             layer as a pattern, such as
             `keras.layers.BatchNormalization(momentum=0.99)`.
@@ -447,6 +448,7 @@ class ResidualUnit(keras.Layer):
         it.
         """
         options, block = self.options, self.options.block
+        maxima = self._pooling("weight") if block.strided is not None else []
         pooled = self._pooling("branch") if block.strided is not None else []
         widths = block.channels(options.filters)
         layers: list[keras.Layer] = []
@@ -458,11 +460,12 @@ class ResidualUnit(keras.Layer):
                 names, axis, channels, f"_{i}", gamma_initializer="zeros" if zero else None
             )
             settings: dict = {"use_bias": self.has_bias(after)}
-            if is_strided and not pooled:
+            if is_strided and not (maxima or pooled):
                 settings["strides"] = options.strides
             if zero and not chains.has_gamma(after):
                 settings["kernel_initializer"] = keras.initializers.Zeros()
-            chain = [self._branch_weight(i, channels, block.word, **settings), *after]
+            weight = self._branch_weight(i, channels, block.word, **settings)
+            chain = [weight, *(maxima if is_strided else []), *after]
             if block.gated and not is_last:
                 gate = self._branch_weight(i, channels, "gate", use_bias=bool(options.use_bias))
                 chain = [chains.Gated(chain, gate, name=f"gated_{i}", dtype=self.dtype_policy)]

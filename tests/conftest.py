@@ -11,6 +11,8 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # On shared cores, torch is several times slower with more threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# TensorFlow's default depends on the CPU. Without it, convolutions have their channels last.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 import keras
 import pytest

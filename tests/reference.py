@@ -118,9 +118,18 @@ def blur(x, stride):
 
 def average(x, stride):
     """The mean of 2 x 2 pixels, or of those of them that are there."""
+    return _of_pairs(x, stride, np.mean)
+
+
+def max_of_pairs(x, stride):
+    """The largest of 2 x 2 pixels, or of those of them that are there."""
+    return _of_pairs(x, stride, np.max)
+
+
+def _of_pairs(x, stride, function):
     height, width = x.shape[1:3]
     rows = [
-        [x[:, i : i + 2, j : j + 2].mean((1, 2)) for j in range(0, width, stride)]
+        [function(x[:, i : i + 2, j : j + 2], axis=(1, 2)) for j in range(0, width, stride)]
         for i in range(0, height, stride)
     ]
     return np.stack([np.stack(row, axis=1) for row in rows], axis=1)
@@ -279,6 +288,7 @@ class Unit:
         kernels = KERNELS[self.block]
         strided = kernels.index(3) if self.stride_on == "3x3" and 3 in kernels else 0
         blurs = self.downsampling == "blur" and self.strides > 1
+        takes_maxima = self.downsampling == "max" and self.strides > 1
         unblurred = False
         for symbol in [*symbols.split(), "end"]:
             kind, number = symbol[0], symbol[1:]
@@ -299,10 +309,12 @@ class Unit:
                 x = self.weight(
                     x,
                     f"branch/{'conv' if kernels[i] else 'dense'}_{number}",
-                    self.strides if i == strided and not blurs else 1,
+                    self.strides if i == strided and not (blurs or takes_maxima) else 1,
                     self.groups if kernels[i] == 3 else 1,
                     self.dilation * (self.dilated_strides if i > strided else 1),
                 )
+                if takes_maxima and i == strided:
+                    x = max_of_pairs(x, self.strides)
         return x
 
     def __call__(self, x):
@@ -335,7 +347,8 @@ class Unit:
         start = activated if self.activate_shape_shortcut else x
         stride = self.strides
         if self.downsampling != "strided" and stride > 1:
-            start, stride = {"average": average, "blur": blur}[self.downsampling](start, stride), 1
+            smooth = blur if self.downsampling == "blur" else average
+            start, stride = smooth(start, stride), 1
         if self.shortcut == "none" or (
             self.shortcut == "conv1x1" and self.shape_shortcut != "zero_pad"
         ):

@@ -34,10 +34,14 @@ def digits_errors(*arrangements: str) -> list[float]:
     ]
 
 
+def fast() -> list[float]:
+    run = measured("results/cifar10_fast/seed-0.json")
+    return [100 * run["views"]["flip_shift"]["accuracy"], run["seconds"] / 60]
+
+
 def very_deep() -> list[float]:
-    run = measured("training/benchmark/measured/very_deep_preact_jax.json")
-    layers = int(run["name"].removeprefix("cifar_resnet"))
-    return [layers, run["parameters"] / 1e6, run["step_seconds"], run["peak_resident_bytes"] / 1e9]
+    [run] = results.groups(results.read(ROOT / "results"))["digits/resnet10001-full_preactivation"]
+    return [run.final["test_error"], run.cost["seconds"] / 60]
 
 
 def first_steps() -> list[float]:
@@ -65,23 +69,26 @@ def served() -> list[float]:
     ]
 
 
+def trained() -> list[float]:
+    card = "keras_preact/models/trained/cifar_fast_resnet8.cifar10.json"
+    return [100 * measured(card)["accuracy"]]
+
+
 #: What README says, its numbers in groups, to what the files hold. A sentence that changes changes
 #: here too.
 CLAIMS: dict[str, Callable[[], list[float]]] = {
     r"digits: original ([\d.]+) %, full pre-activation ([\d.]+) %": (
         lambda: digits_errors("original", "full_preactivation")
     ),
-    r"full pre-activation ([\d.]+) % test error, original ([\d.]+) %": (
+    r"([\d.]+) % of the test images; (\d+) minutes on two cores": fast,
+    r"full pre-activation ([\d.]+) %, original ([\d.]+) %": (
         lambda: digits_errors("full_preactivation", "original")
     ),
-    r"([\d,]+) layers, (\d+) million parameters: ([\d.]+) s per train step and ([\d.]+) GB": (
-        very_deep
-    ),
-    r"First train step of ResNet-1001: ([\d.]+) s on TensorFlow, ([\d.]+) s on JAX": first_steps,
-    r"gradient is ([\d,]+) times the last one's; with `DepthScaledHe`, ([\d.]+) times": (
-        gradient_ratios
-    ),
-    r"ResNet-50: (\d+) requests per second from 16 clients": served,
+    r"test error ([\d.]+) %; (\d+) minutes on one core": very_deep,
+    r"first train step of ResNet-1001 \| ([\d.]+) s on TensorFlow, ([\d.]+) s on JAX": first_steps,
+    r"1,001 layers \| ([\d,]+); with `DepthScaledHe` ([\d.]+)": gradient_ratios,
+    r"ResNet-50 to 16 clients.* \| (\d+) requests per second": served,
+    r"classifier for CIFAR-10, right on ([\d.]+) % of the test images": trained,
 }
 
 
@@ -104,17 +111,13 @@ def test_numbers_are_those_of_the_files(claim):
     ]
 
 
-def test_every_measured_claim_names_its_file():
-    """A point of a list with a decimal number links the file that holds it, or the
-    results.
-    """
-    points = re.findall(r"^- (.*?)(?=^- |^$)", README, re.M | re.S)
-    claims = [
-        point for point in points if re.search(r"\d\.\d", re.sub(r"\]\([^)]*\)|`[^`]*`", "", point))
-    ]
-    assert claims
-    for point in claims:
-        assert re.search(r"\]\((?:results/|training/benchmark/measured/)", point), point
+def test_every_measured_claim_names_its_file_and_command():
+    rows = re.findall(r"^\| (\[.*) \|$", README, re.M)
+    assert len(rows) == 6
+    for row in rows:
+        first, _, command = row.split(" | ")
+        assert re.search(r"\]\((?:results/|training/benchmark/measured/)", first), row
+        assert re.fullmatch(r"`keras-preact (?:reproduce|benchmark) \w+`", command), row
 
 
 @pytest.mark.slow

@@ -181,6 +181,7 @@ def machine(variables: Iterable[str]) -> dict[str, Any]:
     """
     return {
         "cpu": cpu(),
+        "flags": cpu_flags(),
         "usable_cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),

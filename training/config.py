@@ -37,7 +37,7 @@ Shortcut = Literal[
 ]
 Block = Literal["basic", "bottleneck", "single", "dense"]
 Normalization = Literal["batch", "layer", "group", "rms", "none"]
-Downsampling = Literal["strided", "average", "blur"]
+Downsampling = Literal["strided", "average", "blur", "max"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Model:
     squeeze_excitation: int | None = None
     """Add squeeze-and-excitation with this reduction, such as 16."""
     downsampling: Downsampling | None = None
-    """How units halve the map: strides, average pooling (ResNet-D) or blur (anti-aliased)."""
+    """How units halve the map: strides, average (ResNet-D), blur (anti-aliased) or max pooling."""
     standardize_weights: bool | None = None
     """Standardise convolution kernels. Use it with group normalisation."""
     zero_init_last: bool | None = None
@@ -134,11 +134,15 @@ class Data:
     dir: Path | None = None
     """Folder with train/CLASS/IMAGE and test/CLASS/IMAGE, or data dir of TensorFlow Datasets."""
     augmentation: Literal["none", "pad_crop_flip", "resized_crop_flip"] = "none"
-    """Random changes: pad by 4 pixels, crop and flip (CIFAR), or resized crops (ImageNet)."""
+    """Random changes: pad, crop and flip (CIFAR), or resized crops (ImageNet)."""
     size: int | None = None
     """Height and width of the images: resized, then cropped. For imagenet2012, folder and fake."""
     padding: Literal["mean", "black", "reflect"] = "mean"
-    """Border of 4 pixels for pad_crop_flip. The paper's code pads with the mean colour."""
+    """Border for pad_crop_flip. The paper's code pads with the mean colour."""
+    border: int = 4
+    """Pixels of this border on every side."""
+    flip: Literal["random", "alternating"] = "random"
+    """For pad_crop_flip: flip at random, or each image in every other epoch (arXiv 2404.00498)."""
     rand_augment: tuple[int, int] | None = None
     """RandAugment: number of operations per image and their magnitude (0 to 30), such as 2 9."""
     mixup: float = 0.0
@@ -162,8 +166,10 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """SGD with momentum and coupled weight decay (kp.optimizers.CoupledSGD)."""
+    """The paper's SGD (kp.optimizers.CoupledSGD), or Muon (kp.optimizers.Muon)."""
 
+    name: Literal["sgd", "muon"] = "sgd"
+    """sgd: coupled weight decay. muon: orthogonal updates of kernels, AdamW for other weights."""
     learning_rate: Annotated[float, tyro.conf.arg(aliases=["--lr"])] = 0.1
     """Learning rate after the warm-up."""
     momentum: float = 0.9
@@ -171,7 +177,9 @@ class Optimizer:
     nesterov: bool = False
     """Use Nesterov momentum."""
     weight_decay: float = 1e-4
-    """Weight decay, added to the gradient as in the paper."""
+    """sgd: added to the gradient as in the paper. muon: share of the weight, times the rate."""
+    adam_ratio: float = 0.1
+    """For muon: rate of the weights that are trained by AdamW, over the learning rate."""
     exclude_from_decay: tuple[str, ...] = ()
     """Do not decay weights with such a word in their path: norm excludes all normalisations."""
     scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -192,8 +200,8 @@ class Optimizer:
 class Schedule:
     """The learning rate over the run."""
 
-    kind: Literal["steps", "cosine"] = "cosine"
-    """Divide the rate at --schedule.drops, or follow a cosine to 0."""
+    kind: Literal["steps", "cosine", "linear"] = "cosine"
+    """Divide the rate at --schedule.drops, or follow a cosine or a straight line to 0."""
     drops: tuple[float, ...] = ()
     """For steps: when the rate is multiplied by --schedule.factor, in --schedule.unit."""
     factor: float = 0.1
@@ -201,7 +209,7 @@ class Schedule:
     warmup: float = 0
     """Length of the warm-up, in --schedule.unit."""
     warmup_learning_rate: float = 0.01
-    """For steps: rate during the warm-up. A cosine warms up linearly from 0."""
+    """For steps: rate during the warm-up. The others warm up linearly from 0."""
     length: float = 10
     """Length of the run, in --schedule.unit. --epochs N stretches the rest too."""
     unit: Literal["epochs", "iterations"] = "epochs"

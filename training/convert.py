@@ -22,6 +22,7 @@ def convert(
     classes: int | None = None,
     input_shape: tuple[int, int, int] | None = None,
     check: Path | None = None,
+    half: bool = False,
     overwrite: bool = False,
 ) -> None:
     """Convert the weights of a pre-activation network between libraries. Nothing is
@@ -40,12 +41,14 @@ def convert(
             adapted to other channels.
         check: An .npz file with `images` and `outputs`, what the source's network returns
             for them. Nothing is written if the converted network returns something else.
+        half: Write a .weights.h5 file in 16 bits (float16): half the size. Networks read it
+            as any other.
         overwrite: Replace an existing file.
     """
     from . import formats
 
     formats.convert(
-        source, out, source_format, target_format, classes, input_shape, check, overwrite
+        source, out, source_format, target_format, classes, input_shape, check, half, overwrite
     )
 
 

@@ -13,6 +13,12 @@ import tyro
 from . import cli
 from .config import Data, from_json
 
+Views = Literal["one", "flip", "flip_shift"]
+#: Intervals of equal length that confidences are put into, to be compared with the accuracy.
+CONFIDENCE_BINS = 15
+#: What the report says of them.
+VIEWS: dict[str, str] = {"one": "", "flip": ", 2 views each", "flip_shift": ", 6 views each"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
@@ -44,15 +50,18 @@ def evaluate(
     batch_size: int = 256,
     output: Path | None = None,
     save_samples: int = 0,
+    views: Views = "one",
 ) -> None:
     """Measure accuracy on the test images: in all and for each class.
 
-    Writes metrics.json and confusion_matrix.png; metrics-best.json and so on for
-    another checkpoint of a run.
+    Writes metrics.json, confusion_matrix.png and reliability.png; metrics-best.json and
+    so on for another checkpoint of a run. For a run with held-out images, the
+    temperature that calibrates the probabilities is fitted on those.
 
     Args:
-        subject: A run directory, a .keras file or an exported model
-            (saved_models/NAME).
+        subject: A run directory, a .keras file, an exported model (saved_models/NAME), or
+            MODEL:WEIGHTS for weights in this package, such as
+            cifar_resnet20_preact:cifar10.
         checkpoint: Network of the run: at its end, at its best epoch or at its last
             checkpoint.
         data: Data set (see `keras-preact train`). If not given: the one that the run
@@ -63,7 +72,12 @@ def evaluate(
             evaluation-NAME for a file.
         save_samples: Also write this many test images to samples/, one of each class in
             turn.
+        views: Of every image, whose logits are averaged: flip takes its mirror image as
+            well, flip_shift six: both, and both moved by a pixel up left and down
+            right, which count as much together as the first two.
     """
+    from keras_preact.transfer import fit_temperature
+
     from . import data as datasets
     from . import runs
 
@@ -73,7 +87,7 @@ def evaluate(
             f"Received: --batch-size {batch_size} --save-samples {save_samples}"
         )
     opened = _open(subject, checkpoint)
-    source = dataclasses.replace(opened.data or Data(), holdout=0)
+    source = opened.data or Data()
     if data is not None:
         source = Data(name=data, dir=data_dir, size=opened.size)
     elif opened.data is None:
@@ -90,36 +104,87 @@ def evaluate(
         )
     for note in images.notes:
         print(f"Warning: {note}")
-    logits, labels = [], []
-    batches = datasets.evaluation_batches(images, images.test, batch_size, source.size)
-    with images.naming_broken_images():
-        for batch, batch_labels in batches.as_numpy_iterator():
-            logits.append(opened.logits(batch))
-            labels.append(batch_labels)
-    metrics = measure(np.concatenate(logits), np.concatenate(labels), list(images.classes))
-    metrics = {"model": str(opened.path), "data": images.name, "split": "test"} | metrics
+
+    def classify(split) -> tuple[np.ndarray, np.ndarray]:
+        logits, labels = [], []
+        batches = datasets.evaluation_batches(images, split, batch_size, source.size)
+        with images.naming_broken_images():
+            for batch, batch_labels in batches.as_numpy_iterator():
+                logits.append(average_logits(opened.logits, batch, views))
+                labels.append(batch_labels)
+        return np.concatenate(logits).astype("float64"), np.concatenate(labels)
+
+    logits, labels = classify(images.test)
+    metrics = measure(logits, labels, list(images.classes))
+    about = {"model": str(opened.path), "data": images.name, "split": "test", "views": views}
+    metrics = about | metrics
+    curves = {"as trained": reliability(logits, labels)}
+    if images.holdout is not None:
+        try:
+            temperature = fit_temperature(*classify(images.holdout))
+        except ValueError as error:
+            print(f"The probabilities were not calibrated. {error}.")
+        else:
+            calibrated = logits / temperature
+            curves[f"logits / {temperature:.3g}"] = reliability(calibrated, labels)
+            again = measure(calibrated, labels, list(images.classes))
+            metrics["calibrated"] = {
+                "temperature": temperature,
+                "held_out_images": images.holdout.size,
+                "loss": again["loss"],
+                "calibration_error": again["calibration_error"],
+            }
     folder = output or opened.output
     folder.mkdir(parents=True, exist_ok=True)
     # `compare` and the curves are about the final network
     suffix = "" if checkpoint == "final" else f"-{checkpoint}"
-    files = [folder / f"metrics{suffix}.json", folder / f"confusion_matrix{suffix}.png"]
+    files = [
+        folder / f"{name}{suffix}.{ending}"
+        for name, ending in (
+            ("metrics", "json"),
+            ("confusion_matrix", "png"),
+            ("reliability", "png"),
+        )
+    ]
     runs.write_json(files[0], metrics)
     with runs.replacing(files[1]) as temporary:
         draw_confusion(np.array(metrics["confusion_matrix"]), list(images.classes), temporary)
+    with runs.replacing(files[2]) as temporary:
+        draw_reliability(curves, temporary)
     print(report(metrics))
-    print(f"Wrote {files[0]} and {files[1]}.")
+    print(f"Wrote {files[0]}, {files[1].name} and {files[2].name}.")
     if save_samples:
         paths = _save_samples(images, folder / "samples", save_samples)
         print(f"Wrote {len(paths)} test images to {folder / 'samples'}, named INDEX_CLASS.png.")
+
+
+def average_logits(
+    logits: Callable[[np.ndarray], np.ndarray], images: np.ndarray, views: Views
+) -> np.ndarray:
+    """Return the mean logits of some views of images (batch, height, width, channels)."""
+    if views == "one":
+        return logits(images)
+    plain = (logits(images) + logits(np.ascontiguousarray(images[:, :, ::-1]))) / 2
+    if views == "flip":
+        return plain
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
+    moved = [
+        average_logits(logits, np.ascontiguousarray(each), "flip")
+        for each in (padded[:, :-2, :-2], padded[:, 2:, 2:])
+    ]
+    return plain / 2 + sum(moved) / 4
 
 
 def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
     """Return the figures of a classifier from its logits (images, classes) and the true
     labels (images).
 
-    Accuracy and error are shares of 1. `loss` is the mean cross-entropy in nats. Row i,
-    column j of `confusion_matrix` counts the images of class i that were classified as
-    j.
+    Accuracy and error are shares of 1. `accuracy_interval` is Wilson's 95 % interval for
+    other images of the same kind; it does not cover other seeds. `loss` is the mean
+    cross-entropy in nats. `calibration_error` is the mean distance between confidence and
+    accuracy over 15 intervals of confidence, weighted by their images (arXiv 1706.04599).
+    Row i, column j of `confusion_matrix` counts the images of class i that were
+    classified as j.
 
     Raises:
         UserError: if a logit is not a finite number.
@@ -136,11 +201,15 @@ def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
     columns = precision_recall_fscore_support(labels, predicted, labels=indices, zero_division=0)
     highest = logits.max(axis=1, keepdims=True)
     log_sum = np.log(np.exp(logits - highest).sum(axis=1)) + highest[:, 0]
+    right = predicted == labels
+    confidences, accuracies, counts = reliability(logits, labels)
     metrics: dict[str, Any] = {
         "images": len(labels),
-        "accuracy": float((predicted == labels).mean()),
-        "error": float((predicted != labels).mean()),
+        "accuracy": float(right.mean()),
+        "accuracy_interval": _interval(int(right.sum()), len(right)),
+        "error": float((~right).mean()),
         "loss": float((log_sum - logits[np.arange(len(labels)), labels]).mean()),
+        "calibration_error": float(np.abs(confidences - accuracies) @ counts / len(labels)),
     }
     if len(classes) > 5:
         top5 = np.argpartition(-logits, 5, axis=1)[:, :5]
@@ -154,24 +223,85 @@ def measure(logits: np.ndarray, labels: np.ndarray, classes: list[str]) -> dict:
     return metrics
 
 
+def _interval(right: int, images: int) -> list[float]:
+    from scipy.stats import binomtest
+
+    ends = binomtest(right, images).proportion_ci(method="wilson")
+    return [float(ends.low), float(ends.high)]
+
+
+def reliability(
+    logits: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the mean confidence, the accuracy and the number of images in each interval
+    of confidence that has images. Confidence is the largest probability.
+    """
+    confidence = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+    # upper limits belong to their interval, as in the source
+    places = np.ceil(confidence * CONFIDENCE_BINS).astype(int)
+    counts = np.bincount(places)
+    some = counts > 0
+    sums = np.bincount(places, confidence), np.bincount(places, logits.argmax(axis=1) == labels)
+    confidences, accuracies = (each[some] / counts[some] for each in sums)
+    return confidences, accuracies, counts[some]
+
+
 def report(metrics: dict) -> str:
     """Return the figures as a text for a terminal."""
     width = max(5, *(len(name) for name in metrics["per_class"]))
+    low, high = metrics["accuracy_interval"]
     lines = [
-        f"{metrics['model']} on {metrics['images']:,} test images of {metrics['data']}:",
-        f"  accuracy {100 * metrics['accuracy']:.2f} %, error {100 * metrics['error']:.2f} %, "
-        f"loss {metrics['loss']:.4f}"
+        f"{metrics['model']} on {metrics['images']:,} test images of {metrics['data']}"
+        + VIEWS[metrics.get("views", "one")]
+        + ":",
+        f"  accuracy {100 * metrics['accuracy']:.2f} % (95 % interval {100 * low:.2f} to "
+        f"{100 * high:.2f} %), error {100 * metrics['error']:.2f} %, "
+        f"loss {metrics['loss']:.4f}, calibration error {100 * metrics['calibration_error']:.2f} %"
         + (
             f", top-5 accuracy {100 * metrics['top5_accuracy']:.2f} %"
             if "top5_accuracy" in metrics
             else ""
         ),
+        *_calibrated(metrics),
         f"  {'class':<{width}}  precision  recall      f1  images",
     ]
     for name, row in metrics["per_class"].items():
         scores = f"{row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}"
         lines.append(f"  {name:<{width}}  {scores}  {row['images']:6d}")
     return "\n".join(lines)
+
+
+def _calibrated(metrics: dict) -> list[str]:
+    if "calibrated" not in metrics:
+        return []
+    figures = metrics["calibrated"]
+    return [
+        f"  with logits / {figures['temperature']:.3g}, fitted on {figures['held_out_images']:,} "
+        f"held-out images: loss {figures['loss']:.4f}, calibration error "
+        f"{100 * figures['calibration_error']:.2f} %"
+    ]
+
+
+def draw_reliability(curves: dict[str, tuple], path: Path) -> None:
+    """Draw the accuracy over the confidence: a point per interval, with an area that grows
+    with its images. `curves` is a name to what `reliability` returns.
+    """
+    from keras_preact.analysis.figures import style
+
+    figure = style.new_figure(5.6, 5.2)
+    title = "Accuracy by confidence; area: images"
+    axes = style.styled(figure.subplots(), title, "Confidence (%)", "Accuracy (%)")
+    (line,) = axes.plot([0, 100], [0, 100], "--", color=style.GREY)
+    handles = {"calibrated: both are equal": line}
+    for i, (name, (confidences, accuracies, counts)) in enumerate(curves.items()):
+        areas = 12 + 300 * counts / counts.sum()
+        axes.scatter(
+            100 * confidences, 100 * accuracies, areas, style.colour(i), zorder=3, clip_on=False
+        )
+        handles[name] = style.sample({"color": style.colour(i), "marker": "o", "linestyle": ""})
+    axes.set(xlim=(0, 100), ylim=(0, 100))
+    style.legend(figure, handles)
+    figure.savefig(path, format="png", dpi=120)
 
 
 def draw_confusion(matrix: np.ndarray, classes: list[str], path: Path) -> None:
@@ -214,10 +344,22 @@ def _open(path: Path, checkpoint: str) -> Subject:
         return _of_keras(networks.load(path), path, Path(f"evaluation-{path.stem}"), None)
     if (path / "model_card.json").is_file():
         return _open_saved_model(path)
+    name, _, weights = str(path).partition(":")
+    if weights:
+        import keras_preact as kp
+
+        network = kp.create_model(name, weights=weights, include_preprocessing=True)
+        return _of_keras(network, path, Path(f"evaluation-{name}-{weights}"), _data_of(weights))
     raise cli.UserError(
         f"{path} is neither a run directory nor a .keras file nor an exported model "
-        "(saved_models/NAME)."
+        "(saved_models/NAME) nor MODEL:WEIGHTS."
     )
+
+
+def _data_of(weights: str) -> Data | None:
+    from .data.sources import SOURCES
+
+    return Data(weights) if weights in SOURCES else None
 
 
 def _of_keras(model, path: Path, output: Path, data: Data | None) -> Subject:

@@ -19,6 +19,9 @@ from .data.crops import PADDINGS
 from .data.resident import Cut
 from .on_device import OnDevice
 
+#: Training images that a whitening stem is computed from.
+ADAPTED_IMAGES = 5000
+
 
 class Experiment:
     """Data, network and plan of a configuration, compiled for a distribution.
@@ -68,6 +71,8 @@ class Experiment:
             self.size,
             config.seed,
             config.data.padding,
+            border=config.data.border,
+            flip=config.data.flip,
             rand_augment=config.data.rand_augment,
             mixup=config.data.mixup,
             cutmix=config.data.cutmix,
@@ -75,6 +80,8 @@ class Experiment:
         )
         self.rows = distribution.rows(config.part_size)
         self.network = networks.build(config, self.data, self.size) if trained is None else trained
+        if trained is None and self.network.get_config().get("stem") == "whitening":
+            self.network.adapt(next(self.plain_images(ADAPTED_IMAGES, 1)))
         self.model = self._with_images() if config.data.on_device else self.network
         distribution.compile(
             self.model,
@@ -97,8 +104,10 @@ class Experiment:
 
     def _with_images(self) -> OnDevice:
         assert self.data.held is not None
-        pad = PADDINGS[self.config.data.padding]
-        return OnDevice(self.network, Cut(pad(self.data.held.images, self.data.preprocessing.mean)))
+        options = self.config.data
+        images, mean = self.data.held.images, self.data.preprocessing.mean
+        padded = PADDINGS[options.padding](images, mean, options.border)
+        return OnDevice(self.network, Cut(padded, options.border))
 
     @property
     def parameters(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 from rich import filesize
@@ -109,6 +110,7 @@ def convert(
     classes: int | None,
     input_shape: tuple[int, int, int] | None,
     check: Path | None,
+    half: bool,
     overwrite: bool,
 ) -> None:
     """Do what `keras-preact convert` is for; the arguments are its options."""
@@ -122,6 +124,8 @@ def convert(
         raise cli.UserError(
             f"--target-format {target_format} writes {' or '.join(endings)} files. Received: {out}"
         )
+    if half and not out.name.endswith(".weights.h5"):
+        raise cli.UserError(f"--half is for .weights.h5 files. Received: {out}")
 
     content = _open(source)
     name = _source_format(source, content) if source_format == "auto" else source_format
@@ -147,12 +151,36 @@ def convert(
     written_format = _target_format(out, model) if target_format == "auto" else target_format
     with atomic.replacing(out) as temporary:
         FORMATS[written_format].write(model, temporary)
+        if half:
+            _halve(temporary)
     print(f"Read {source} ({name}): {model.name}, {model.count_params():,} parameters.")
     if name in weights.ASSUMPTIONS and sample is None:
         print(weights.ASSUMPTIONS[name], "--check compares with outputs of the source.")
     for line in _adapted(as_is, model):
         print(line)
     print(f"Wrote {out} ({written_format}, {filesize.decimal(out.stat().st_size)}).")
+
+
+def _halve(path: Path) -> None:
+    """Write a .weights.h5 file again, with every array of float32 in float16.
+
+    Raises:
+        UserError: for weights that float16 cannot hold.
+    """
+    with h5py.File(path) as file:
+        arrays: dict[str, np.ndarray] = {}
+        file.visititems(
+            lambda name, item: (
+                arrays.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
+            )
+        )
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            with np.errstate(over="ignore"):  # found below
+                half = array.astype("float16") if array.dtype == "float32" else array
+            if not np.isfinite(half).all():
+                raise cli.UserError(f"{name} has values beyond float16: remove --half.")
+            file.create_dataset(name, data=half)
 
 
 def _sample(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:

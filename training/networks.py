@@ -48,19 +48,31 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
             layer.
     """
     options = config.optimizer
-    average: dict[str, Any] = (
-        {} if options.ema is None else {"use_ema": True, "ema_momentum": options.ema}
-    )
-    made = kp.optimizers.CoupledSGD(
-        rate,
-        momentum=options.momentum,
-        nesterov=options.nesterov,
-        coupled_weight_decay=options.weight_decay,
-        exclude_from_decay=options.exclude_from_decay,
-        global_clipnorm=options.clip_norm,
-        gradient_accumulation_steps=config.accumulate if config.accumulate > 1 else None,
-        **average,
-    )
+    common: dict[str, Any] = {
+        "momentum": options.momentum,
+        "nesterov": options.nesterov,
+        "global_clipnorm": options.clip_norm,
+        "gradient_accumulation_steps": config.accumulate if config.accumulate > 1 else None,
+    }
+    if options.ema is not None:
+        common |= {"use_ema": True, "ema_momentum": options.ema}
+    made: keras.optimizers.Optimizer
+    if options.name == "muon":
+        made = kp.optimizers.Muon(
+            rate,
+            weight_decay=options.weight_decay,
+            adam_weight_decay=options.weight_decay,
+            adam_lr_ratio=options.adam_ratio,
+            exclude_from_decay=options.exclude_from_decay,
+            **common,
+        )
+    else:
+        made = kp.optimizers.CoupledSGD(
+            rate,
+            coupled_weight_decay=options.weight_decay,
+            exclude_from_decay=options.exclude_from_decay,
+            **common,
+        )
     if options.layer_decay is not None:
         made = transfer.layerwise_rates(made, model, decay=options.layer_decay)
     # Keras does this by itself only where the policy is the global one

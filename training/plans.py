@@ -19,6 +19,11 @@ SCALINGS: dict[str, Callable[[float], float]] = {
     "linear": float,
     "sqrt": math.sqrt,
 }
+#: `Schedule.kind` to the schedule that falls from its warm-up to the end of the run.
+FALLING: dict[str, Callable] = {
+    "cosine": kp.schedules.cosine_schedule,
+    "linear": kp.schedules.linear_schedule,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +111,8 @@ def learning_rate(config: Config, plan: Plan) -> Any:
     factor = SCALINGS[options.scaling](config.batch_size / options.reference_batch_size)
     rate = factor * options.learning_rate
     warmup = config.iterations(schedule.warmup, plan.steps_per_epoch)
-    if schedule.kind == "cosine":
-        return kp.schedules.cosine_schedule(rate, plan.iterations, warmup_steps=warmup)
+    if schedule.kind in FALLING:
+        return FALLING[schedule.kind](rate, plan.iterations, warmup_steps=warmup)
     if not schedule.drops and not warmup:
         return rate
     return kp.schedules.step_schedule(
@@ -134,7 +139,7 @@ def check_warmup(config: Config, plan: Plan) -> str | None:
         f"{config.optimizer.learning_rate:g}. Shorten it, as with --schedule.warmup "
         f"{schedule.length / 10:g}, or train longer."
     )
-    if schedule.kind == "cosine":
+    if schedule.kind in FALLING:
         raise UserError(message)
     return message
 

@@ -30,10 +30,12 @@ Recipes:"""
 
 #: The registered models of images; braces hold alternatives.
 MODELS = (
-    "digits_resnet{8,20}_preact",
+    "digits_resnet{8,20,10001}_preact",
+    "digits_vanilla10000",
     "cifar_resnet{20,32,44,56,110,164,1001,1202}_{preact,original}",
     "cifar_resnet{110,164}_{bn_after_addition,bn_only_preact,relu_before_addition,relu_only_preact}",
     "cifar_wide_resnet{16_8,28_10,40_4}",
+    "cifar_fast_resnet8",
     "imagenet_resnet{18,34,50,101,152,200}_{preact,original}",
     "imagenet_resnext{50_32x4d,101_32x8d}_preact",
 )

@@ -255,7 +255,11 @@ class Trainer:
 
 def _augmentation(options: Data) -> str:
     """Return the augmentation in words."""
-    padding = f", padded with: {options.padding}" if options.augmentation == "pad_crop_flip" else ""
+    padding = (
+        f", padded by {options.border} pixels with: {options.padding}"
+        if options.augmentation == "pad_crop_flip"
+        else ""
+    )
     parts = [options.augmentation + padding]
     if options.rand_augment is not None:
         count, magnitude = options.rand_augment

@@ -16,6 +16,7 @@ from pathlib import Path
 import benchmarks
 
 import keras_preact as kp
+from keras_preact.models.registry import TRAINED
 from training.console import COMMANDS
 from training.recipes import RECIPES
 
@@ -106,9 +107,12 @@ def shortcut(name: str) -> str:
 def models(pattern: str) -> str:
     """The registered models whose names match."""
 
+    def shown(value) -> str:  # a serialised object by its class
+        return f"{value['class_name']}()" if isinstance(value, dict) else repr(value)
+
     def cells(name: str) -> list[str]:
         entry = kp.model_entry(name)
-        arguments = ", ".join(f"{key}={value!r}" for key, value in entry.arguments.items())
+        arguments = ", ".join(f"{key}={shown(value)}" for key, value in entry.arguments.items())
         count = f"{entry.parameters.trainable:,}" if entry.parameters else ""
         errors = "; ".join(
             f"{row.dataset} {'fail' if row.error is None else f'{row.error:g}'} (Table {row.table})"
@@ -118,6 +122,21 @@ def models(pattern: str) -> str:
 
     head = ["name", "is", "trainable parameters", "published test error, %"]
     return table(head, [cells(name) for name in kp.list_models(pattern)])
+
+
+def weights() -> str:
+    """The weights in the package, with what was measured of them."""
+    cards = [json.loads(path.read_text()) for path in sorted(TRAINED.glob("*.json"))]
+
+    def cells(card: dict) -> list[str]:
+        name, _, own = card["model"].partition(":")
+        figures = [f"{100 * card[key]:.2f} %" for key in ("accuracy", "calibration_error")]
+        trained = card["trained"]
+        by = f"`{trained['recipe']}`, {trained['iterations']:,} iterations, seed {trained['seed']}"
+        return [f"`{name}`", f'`weights="{own}"`', *figures, by]
+
+    head = ["model", "argument", "test accuracy", "calibration error", "trained by the recipe"]
+    return table(head, [cells(card) for card in cards])
 
 
 def recipes() -> str:
@@ -192,7 +211,9 @@ def relinked(text: str, path: str, page: str) -> str:
 
 #: Name in double braces to the function.
 MACROS = {each.__name__: each for each in (published, arrangements, arrangement, shortcut, models)}
-MACROS |= {each.__name__: each for each in (commands, recipes, checks, measured, card, file)}
+MACROS |= {
+    each.__name__: each for each in (commands, recipes, weights, checks, measured, card, file)
+}
 MACROS |= {name: getattr(benchmarks, name) for name in ("benchmarks", "very_deep", "engines")}
 
 #: Weights of pages in the search, 1 elsewhere; and pages whose tables need the whole width.

@@ -1,9 +1,12 @@
 """JAX: arrays that lie on several devices, and compiled programs over all of them."""
 
 import contextlib
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.experimental import multihost_utils
@@ -121,6 +124,67 @@ class MultiWorker(DataParallel):
                     f"MPI), or set {environment.VARIABLES}. Received from JAX: {error}"
                 ) from error
         super().__init__(kind, devices, batch_norm)
+
+    def _statistics(self) -> Statistics:
+        if self.batch_norm == "per_replica":
+            return super()._statistics()
+        return Statistics(kernel=_normalize(self._distribution.device_mesh.backend_mesh))
+
+
+def _normalize(mesh: jax.sharding.Mesh) -> Callable:
+    """Return batch normalisation of images, channels last, over the devices of a mesh:
+    one exchange forward and one backward. XLA by itself makes two and two, and sends
+    the sums in each one by one.
+    """
+    rows, whole = jax.sharding.PartitionSpec(*mesh.axis_names), jax.sharding.PartitionSpec()
+    axes = (0, 1, 2)
+
+    def on_devices(function: Callable, given: tuple, returned: tuple) -> Callable:
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=given, out_specs=returned, check_vma=False
+        )
+
+    def mean_over_all(*values):
+        n = mesh.size
+        return jax.lax.psum(jnp.stack(values), mesh.axis_names) / n
+
+    def forward(x, gamma, beta, epsilon):
+        full = x.astype("float32")
+        mean, square = mean_over_all(full.mean(axes), (full * full).mean(axes))
+        variance = jnp.maximum(square - mean * mean, 0.0)
+        scale = gamma * jax.lax.rsqrt(variance + epsilon)
+        return (full * scale + (beta - mean * scale)).astype(x.dtype), mean, variance
+
+    def backward(x, gamma, mean, variance, epsilon, on_y):
+        factor = jax.lax.rsqrt(variance + epsilon)
+        full = on_y.astype("float32")
+        normal = (x.astype("float32") - mean) * factor
+        of_gradient, of_product = mean_over_all(full.mean(axes), (full * normal).mean(axes))
+        on_x = gamma * factor * (full - of_gradient - normal * of_product)
+        count = mesh.size * (x.size // x.shape[-1])
+        return on_x.astype(x.dtype), count * of_product, count * of_gradient
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+    def normalize(x, gamma, beta, epsilon):
+        step = functools.partial(forward, epsilon=epsilon)
+        return on_devices(step, (rows, whole, whole), (rows, whole, whole))(x, gamma, beta)
+
+    def keep(x, gamma, beta, epsilon):
+        y, mean, variance = normalize(x, gamma, beta, epsilon)
+        return (y, mean, variance), (x, gamma, mean, variance)
+
+    def gradient(epsilon, kept, on_outputs):
+        step = on_devices(
+            lambda x, gamma, mean, variance, on_y: backward(
+                x, gamma, mean, variance, epsilon, on_y
+            ),
+            (rows, whole, whole, whole, rows),
+            (rows, whole, whole),
+        )
+        return step(*kept, on_outputs[0])
+
+    normalize.defvjp(keep, gradient)
+    return normalize
 
 
 def _devices(devices) -> list:

@@ -51,7 +51,8 @@ class Mirrored(Distribution):
     def _statistics(self) -> Statistics:
         if self.batch_norm == "per_replica":
             return Statistics()
-        return Statistics(synchronized_moments(_sum, self.replicas))
+        moments = synchronized_moments(_sum, self.replicas)
+        return Statistics(moments, kernel=functools.partial(_normalize, self.replicas))
 
     def _step(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Step | None:
         statistics = self._own_statistics(model)
@@ -260,6 +261,50 @@ def _average(statistics: list[keras.Variable]) -> None:
 def _sum(tensor):
     context = tf.distribute.get_replica_context()
     return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor) if context else tensor
+
+
+def _normalize(replicas: int, x, gamma, beta, epsilon: float):
+    """Normalise images, channels last, by the statistics of all replicas' batches: one
+    exchange forward and one backward.
+    """
+    n = tf.cast(tf.size(x) // tf.shape(x)[-1], tf.float32)
+
+    @tf.custom_gradient
+    def normalize(x, gamma, beta):
+        empty = tf.zeros((0,))
+        _, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=x, scale=gamma, offset=beta, mean=empty, variance=empty, epsilon=epsilon
+        )
+        # the kernel divides by n - 1 for the variance
+        square = variance * ((n - 1) / n) + tf.square(mean)
+        mean, square = tf.unstack(_sum(tf.stack([mean, square])) / replicas)
+        variance = tf.maximum(square - tf.square(mean), 0.0)
+        deviation = tf.sqrt(variance + epsilon)
+        scale = gamma / deviation
+        y = x * tf.cast(scale, x.dtype) + tf.cast(beta - mean * scale, x.dtype)
+
+        def gradient(on_y, *_):
+            # of constant statistics: dy * gamma / deviation, sum of dy * x_hat, sum of dy
+            partly, on_gamma, on_beta, *_ = tf.raw_ops.FusedBatchNormGradV3(
+                y_backprop=on_y,
+                x=x,
+                scale=gamma,
+                reserve_space_1=mean,
+                reserve_space_2=variance,
+                reserve_space_3=empty,
+                epsilon=epsilon,
+                is_training=False,
+            )
+            sums = _sum(tf.stack([on_beta, on_gamma])) / (n * replicas)
+            of_gradient, of_product = tf.unstack(sums)
+            slope = -scale * of_product / deviation
+            offset = -scale * of_gradient - slope * mean
+            on_x = partly + (x * tf.cast(slope, x.dtype) + tf.cast(offset, x.dtype))
+            return on_x, on_gamma, on_beta
+
+        return (y, mean, variance), gradient
+
+    return normalize(x, gamma, beta)
 
 
 def _has_batch_norm(stacks: list[UnitStack]) -> bool:

@@ -4,6 +4,7 @@ over all processes.
 
 import atexit
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 
@@ -52,7 +53,8 @@ class MultiWorker(Distribution):
     def _statistics(self) -> Statistics:
         if self.batch_norm == "per_replica":
             return Statistics()
-        return Statistics(synchronized_moments(_Sum.apply, self.replicas))
+        moments = synchronized_moments(_Sum.apply, self.replicas)
+        return Statistics(moments, kernel=functools.partial(_normalize, self.replicas))
 
     def _check(self, model: keras.Model, options: dict) -> None:
         if options.get("jit_compile") is True:
@@ -136,6 +138,51 @@ class _Sum(torch.autograd.Function):
         total = gradient.contiguous().clone()
         distributed.all_reduce(total)
         return total
+
+
+class _Normalize(torch.autograd.Function):
+    """Batch normalisation of images, channels last, over all processes: one exchange
+    forward and one backward.
+    """
+
+    @staticmethod
+    def forward(context, x, gamma, beta, epsilon: float, replicas: int):
+        rows = x.reshape(-1, x.shape[-1])
+        count = replicas * len(rows)
+        full = rows.float()
+        sums = torch.stack([full.sum(0), (full * full).sum(0)])
+        distributed.all_reduce(sums)
+        mean, square = (sums / count).unbind()
+        variance = (square - mean * mean).clamp(min=0)
+        y = torch.nn.functional.batch_norm(
+            x.permute(0, 3, 1, 2), mean, variance, gamma, beta, False, 0.0, epsilon
+        )
+        context.save_for_backward(x, gamma, mean, variance)
+        context.epsilon, context.count = epsilon, count
+        context.mark_non_differentiable(mean, variance)
+        return y.permute(0, 2, 3, 1), mean, variance
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, gradient, *_):
+        x, gamma, mean, variance = context.saved_tensors
+        # of constant statistics: dy * gamma / deviation, sum of dy * x_hat, sum of dy
+        images = (each.permute(0, 3, 1, 2) for each in (gradient, x))
+        partly, on_gamma, on_beta = torch.ops.aten.native_batch_norm_backward(
+            *images, gamma, mean, variance, None, None, False, context.epsilon, [True] * 3
+        )
+        sums = torch.stack([on_beta, on_gamma])
+        distributed.all_reduce(sums)
+        of_gradient, of_product = (sums / context.count).unbind()
+        factor = torch.rsqrt(variance + context.epsilon)
+        slope = -gamma * factor * factor * of_product
+        offset = -gamma * factor * of_gradient - slope * mean
+        on_x = partly.permute(0, 2, 3, 1) + (x * slope + offset)
+        return on_x.to(x.dtype), on_gamma, on_beta, None, None
+
+
+def _normalize(replicas: int, x, gamma, beta, epsilon: float):
+    return _Normalize.apply(x, gamma, beta, epsilon, replicas)
 
 
 def _sums(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -30,6 +30,7 @@ RUNTIMES = {
     "saved_model": ("SavedModel", "TensorFlow alone"),
     "onnx": ("ONNX file", "ONNX Runtime"),
     "litert": ("LiteRT file", "LiteRT"),
+    "int8": ("network in 8 bits", "OpenVINO"),
 }
 
 
@@ -158,15 +159,19 @@ class Reference:
         labels: Numbers of the classes, `(n,)`.
         accuracy: Share that the model classifies correctly.
         max_loss: Largest allowed difference of the export's accuracy.
+        precision: That of the export, `"bfloat16"` or `"int8"`.
     """
 
     images: np.ndarray
     labels: np.ndarray
     accuracy: float
     max_loss: float
+    precision: str
 
     @classmethod
-    def of(cls, scores: _scores.Scores, data: tuple | None, max_loss: float) -> "Reference":
+    def of(
+        cls, scores: _scores.Scores, data: tuple | None, max_loss: float, precision: str
+    ) -> "Reference":
         """Measure a classifier on `data`, its images and labels.
 
         Raises:
@@ -174,7 +179,7 @@ class Reference:
         """
         if data is None:
             raise ValueError(
-                "precision='bfloat16' needs validation_data=(images, labels), on which its "
+                f"precision={precision!r} needs validation_data=(images, labels), on which its "
                 "accuracy is compared with the model's. Received: validation_data=None"
             )
         images, labels = (np.asarray(part) for part in data)
@@ -187,7 +192,8 @@ class Reference:
         outputs = scores.probe.predict(images, batch_size=LABELLED_BATCH, verbose=0)[0]
         if scores.channels_first:
             images = np.moveaxis(images, 1, -1)
-        return cls(images, labels, float((outputs.argmax(axis=-1) == labels).mean()), max_loss)
+        accuracy = float((outputs.argmax(axis=-1) == labels).mean())
+        return cls(images, labels, accuracy, max_loss, precision)
 
     def compare(self, saved_model: Path, folder: Path) -> dict:
         """Run a SavedModel on the images and compare. Temporary files are written to
@@ -201,19 +207,20 @@ class Reference:
         """
         parts = range(0, len(self.images), LABELLED_BATCH)
         batches = {str(i): self.images[i : i + LABELLED_BATCH] for i in parts}
-        outputs = replay(saved_model, batches, folder)
+        runtime = "int8" if self.precision == "int8" else "saved_model"
+        outputs = replay(saved_model, batches, folder, runtime)
         predicted = np.concatenate([outputs[f"{i}/logits"].argmax(axis=-1) for i in parts])
         accuracy = float((predicted == self.labels).mean())
         if accuracy < self.accuracy - self.max_loss:
             raise ExportError(
-                f"The accuracy on {len(self.labels)} images is {100 * accuracy:.2f} % in bfloat16 "
-                f"and {100 * self.accuracy:.2f} % in the model: max_accuracy_loss={self.max_loss} "
-                "allows less. Use precision='float32'."
+                f"The accuracy on {len(self.labels)} images is {100 * accuracy:.2f} % in "
+                f"{self.precision} and {100 * self.accuracy:.2f} % in the model: "
+                f"max_accuracy_loss={self.max_loss} allows less. Use precision='float32'."
             )
         return {
             "images": len(self.labels),
             "model": self.accuracy,
-            "bfloat16": accuracy,
+            self.precision: accuracy,
             "max_loss": self.max_loss,
         }
 

@@ -16,6 +16,9 @@ from keras_preact import _checks, atomic
 CARD = "model_card.json"
 #: The card of a version, in the version's folder.
 OWN_CARD = Path("assets.extra") / CARD
+#: OpenVINO's form of a version's network in 8 bits, in the version's folder; the weights are beside
+#: it in a file that ends in .bin.
+INT8 = Path("assets.extra") / "int8.xml"
 
 
 def versions(directory: Path) -> list[int]:

@@ -35,8 +35,18 @@ def _litert(path: str) -> Callable:
     return lambda images: serve(images=images)
 
 
+def _int8(path: str) -> Callable:
+    import openvino as ov
+
+    options = {"INFERENCE_PRECISION_HINT": "bf16"}  # as the server's engine has it
+    compiled = ov.Core().compile_model(f"{path}/assets.extra/int8.xml", "CPU", options)
+    return lambda images: {
+        name: compiled([images])[name] for name in ("logits", "probabilities", "features")
+    }
+
+
 #: Name to a function that loads a model and returns the function from images to named outputs.
-RUNTIMES = {"saved_model": _saved_model, "onnx": _onnx, "litert": _litert}
+RUNTIMES = {"saved_model": _saved_model, "onnx": _onnx, "litert": _litert, "int8": _int8}
 
 
 def main(runtime: str, path: str, inputs: str, outputs: str) -> None:

@@ -11,12 +11,12 @@ import keras
 import numpy as np
 
 from keras_preact import _checks
-from keras_preact.export import _check, _children, _directory, _graph, _scores, _warmup
+from keras_preact.export import _check, _children, _directory, _graph, _int8, _scores, _warmup
 from keras_preact.export._images import MAX_PIXELS
 from keras_preact.models.first_batch import expected_input
 from keras_preact.preprocessing import InputRange, Preprocessing
 
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16", "int8")
 
 
 def save(
@@ -34,6 +34,7 @@ def save(
     fold_batch_norm: bool = True,
     precision: str = "float32",
     validation_data: tuple | None = None,
+    calibration_images: np.ndarray | None = None,
     max_accuracy_loss: float = 0.005,
 ) -> Path:
     """Write a new version of a served model: `DIRECTORY/VERSION/`, a SavedModel, and
@@ -84,8 +85,13 @@ def save(
             model's.
         precision: `"float32"`: as the model computes. `"bfloat16"`: convolutions in 16
             bits, several times faster on CPUs with AMX; needs `validation_data`.
+            `"int8"`: a SavedModel in float32, and beside it the network in 8 bits, which
+            the server's engine `openvino` takes; needs `validation_data`,
+            `calibration_images` and `pip install 'keras-preact[int8]'`.
         validation_data: Images, as `model` takes them, and labels `(n,)`. On these the
-            accuracy in bfloat16 is compared with the model's. Kept in the card.
+            accuracy in bfloat16 or int8 is compared with the model's. Kept in the card.
+        calibration_images: Some hundreds of the training images, as `model` takes them.
+            On these the ranges of the activations are measured that 8 bits stand for.
         max_accuracy_loss: Largest allowed loss of accuracy, as a share of 1.
 
     Returns:
@@ -95,7 +101,7 @@ def save(
         ValueError: for a model without logits or with outputs that are not finite,
             wrong class names, a version that exists (the message names the next free
             one).
-        ImportError: if tensorflow-serving-api is missing.
+        ImportError: if tensorflow-serving-api is missing, or for int8 NNCF or OpenVINO.
         OSError: if the disk is full, or without permission.
         ExportError: if the SavedModel cannot be written, its outputs differ from the
             model's, or it loses accuracy.
@@ -124,14 +130,20 @@ def save(
     sizes = _check_batch_sizes(batch_sizes)
     _warmup.message()  # before the work, if its package is missing
     scores, reference = _scores.take_apart(model), None
-    if precision == "bfloat16":
-        reference = _check.Reference.of(scores, validation_data, max_accuracy_loss)
+    if precision == "int8":
+        calibration = _check_calibration(calibration_images, scores)
+        _int8.check_packages()
+    if precision != "float32":
+        reference = _check.Reference.of(scores, validation_data, max_accuracy_loss, precision)
+    # NNCF quantises networks in float32.
+    if precision == "bfloat16" or (precision == "int8" and scores.dtypes != {"float32"}):
+        dtype = {"bfloat16": "mixed_bfloat16", "int8": "float32"}[precision]
         scores = _scores.take_apart(
             _scores.in_dtype(
                 model,
-                "mixed_bfloat16",
-                "precision='bfloat16' is for the networks of this package: build another one with "
-                f"dtype='mixed_bfloat16', and export it as it is. Received: model={model!r}",
+                dtype,
+                f"precision={precision!r} is for the networks of this package: build another one "
+                f"with dtype={dtype!r} and the same weights. Received: model={model!r}",
             )
         )
     names = check_classes(classes, scores.classes)
@@ -158,10 +170,24 @@ def save(
             (path / name).mkdir(exist_ok=True)
         path.chmod(0o755)
         card["check"] = _check.compare(scores, path, temporary)
+        if precision == "int8":
+            _int8.write(path, calibration, temporary)
+            card["calibration_images"] = len(calibration)
         if reference is not None:
             card["check"]["accuracy"] = reference.compare(path, temporary)
         _warmup.write(path, _requests(scores, plan, sizes))
         return _directory.publish(temporary, directory, version, card)
+
+
+def _check_calibration(images: np.ndarray | None, scores: _scores.Scores) -> np.ndarray:
+    """Return the images as the exported network takes them: float32, channels last."""
+    if images is None or not len(images):
+        raise ValueError(
+            "precision='int8' needs calibration_images, some hundreds of the training images as "
+            f"the model takes them. Received: calibration_images={images!r}"
+        )
+    images = np.asarray(images, "float32")
+    return np.moveaxis(images, 1, -1) if scores.channels_first else images
 
 
 def _check_batch_sizes(sizes: Sequence[int]) -> list[int]:

@@ -42,7 +42,8 @@ class TrainingHealth(keras.callbacks.Callback):
             inference. A range that the network does not expect is reported before the
             first update. None: no activations.
         ranges: Figure to the `kp.health.Range` to judge it by, instead of the row of
-            `kp.health.HEALTHY_RANGES`. None for a figure that is not judged.
+            `kp.health.HEALTHY_RANGES`. None for a figure that is not judged. With
+            `keras.optimizers.Muon`, updates of up to 10 % of a weight are healthy.
         csv: File for the records, one line each: step, epoch, loss, gradient_norm,
             layer_gradient_ratio, train_validation_gap, then gradient_norm/PATH,
             weight_norm/PATH, update_norm/PATH of every weight and activation_mean/PATH,
@@ -115,6 +116,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self.interval = interval
         self.sample = sample
         self.ranges = replaced(ranges)
+        self._own_ranges = ranges
         self.csv = csv
         self.tensorboard = tensorboard
         self.stop_on_divergence = stop_on_divergence
@@ -146,6 +148,7 @@ class TrainingHealth(keras.callbacks.Callback):
                     "A fit takes one TrainingHealth. Received: two of them in `callbacks`"
                 )
             before.remove()
+        self.ranges = replaced(self._own_ranges, model.optimizer)
         self._watched = Watched(model)
         self._activations = None if self.sample is None else Activations(model, self.sample)
         self.weights = [place.name for place in self._watched.places]

@@ -3,6 +3,7 @@ the optimizer.
 """
 
 import contextlib
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -101,9 +102,26 @@ class Probe:
                 for each, variable in zip(own, self.watched.variables, strict=True)
             ]
             scale = None
-        # copies: on TensorFlow a conversion is none
-        weights = [ops.add(variable, 0) for variable in self.watched.variables]
-        return _Before(own, scale, weights, ops.add(self.inner.iterations, 0))
+        # a copy: on TensorFlow a conversion is none
+        number = ops.add(self.inner.iterations, 0)
+        return _Before(own, scale, self._weights(number), number)
+
+    def _weights(self, number):
+        """Return the values of the weights before update `number + 1`, as one vector; in
+        a step that is not measured anything else.
+        """
+        variables = self.watched.variables
+        dtype = "float64" if any(each.dtype == "float64" for each in variables) else "float32"
+
+        def copy():
+            return ops.concatenate([ops.reshape(ops.cast(each, dtype), -1) for each in variables])
+
+        if keras.backend.backend() != "tensorflow" or self.limit is not None:
+            return copy()
+        # TensorFlow does copy them, and would in every step
+        size = sum(math.prod(each.shape) for each in variables)
+        due = ops.equal(ops.mod(number + 1, self.interval), 0)
+        return ops.cond(due, copy, lambda: ops.zeros(size, dtype))
 
     def _with_accumulated(self, gradient, variable: keras.Variable, scale):
         """Return the mean of a gradient and those of the batches before it."""
@@ -124,13 +142,18 @@ class Probe:
             due = ops.logical_and(due, ops.logical_not(self._is_bad(figures[GRADIENT])))
 
         def measure():
+            weights, first = [], 0
+            for variable in self.watched.variables:
+                last = first + math.prod(variable.shape)
+                weights.append(ops.reshape(before.weights[first:last], variable.shape))
+                first = last
             updates = [
-                ops.subtract(variable, old)
-                for variable, old in zip(self.watched.variables, before.weights, strict=True)
+                ops.subtract(ops.cast(variable, old.dtype), old)
+                for variable, old in zip(self.watched.variables, weights, strict=True)
             ]
             norms = [
                 self._norms(before.gradients, before.scale),
-                self._norms(before.weights),
+                self._norms(weights),
                 self._norms(updates),
             ]
             return ops.stack(norms), ops.cast(number, "int32")
@@ -166,12 +189,12 @@ class Probe:
 
 class _Before(NamedTuple):
     """What `Probe` needs from before an update: for each watched weight its gradient,
-    which is multiplied by `scale`, and its value; the number of updates.
+    which is multiplied by `scale`; the values of all, as one vector; the number of updates.
     """
 
     gradients: list
     scale: Any
-    weights: list
+    weights: Any
     number: Any
 
 

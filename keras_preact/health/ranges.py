@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import keras
 import numpy as np
 
 from keras_preact import _checks
@@ -131,11 +132,22 @@ HEALTHY_RANGES: Mapping[str, Range] = MappingProxyType(
 )
 
 
-def replaced(ranges: Mapping[str, Range | None] | None) -> dict[str, Range]:
-    """Return `HEALTHY_RANGES` with the rows of `ranges` in place of its own, and
-    without those that are None there.
+#: What is healthy with `keras.optimizers.Muon`: it moves all directions of a kernel alike, also
+#: those that a gradient would leave, and trains well with steps of a tenth of a weight.
+MUON_RANGES: Mapping[str, Range] = MappingProxyType(
+    {"update_ratio": dataclasses.replace(HEALTHY_RANGES["update_ratio"], high=0.1)}
+)
+
+
+def replaced(
+    ranges: Mapping[str, Range | None] | None, optimizer: keras.optimizers.Optimizer | None = None
+) -> dict[str, Range]:
+    """Return `HEALTHY_RANGES`, those of an optimizer, with the rows of `ranges` in place
+    of its own, and without those that are None there.
     """
     table: dict[str, Range | None] = dict(HEALTHY_RANGES)
+    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), keras.optimizers.Muon):
+        table |= MUON_RANGES
     for name, row in (ranges or {}).items():
         _checks.lookup(HEALTHY_RANGES, name, "ranges")
         if row is not None and not isinstance(row, Range):

@@ -3,6 +3,7 @@ it, and over several devices.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import keras
@@ -18,10 +19,14 @@ class Statistics:
             batches together. None: the backend's own, of the batch that the layer gets.
         groups: Parts of the batch that have statistics each; of the moving ones the
             mean is kept.
+        kernel: Function of images, gamma, beta and epsilon to the normalised images and
+            the mean and variance of all devices' batches together, with a gradient.
+            None: the computation from `moments`, which is for all inputs.
     """
 
     moments: Callable | None = None
     groups: int = 1
+    kernel: Callable | None = None
 
 
 def synchronized_moments(all_reduce: Callable, replicas: int) -> Callable:
@@ -47,34 +52,51 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     Keras computes moments, differences and products one by one, each a pass over the
     map, and in mixed precision from a copy of the map in float32. There are kernels for
-    images, channels last, on TensorFlow (in training) and PyTorch; everything else is
-    Keras' own computation. In mixed precision the map and its gradient are in 16 bits,
+    images, channels last, on TensorFlow and PyTorch; everything else is Keras' own
+    computation. In mixed precision the map and its gradient are in 16 bits,
     the statistics, gamma, beta and their gradients in float32.
 
     Where several devices share a batch, the active `keras_preact.distribution` says
     whether its statistics are those of all devices or of each; nothing of it is in the
     layer, nor in what is saved.
+
+    Args:
+        relu_follows: Whether a ReLU is behind this layer. TensorFlow then uses its
+            kernel at inference as well, and fuses it with the ReLU and a convolution in
+            front. With a tanh or sigmoid behind, TensorFlow 2.21 would make of the three
+            an operation that it does not have on a CPU.
+        **kwargs: As in `keras.layers.BatchNormalization`.
     """
 
     #: How it takes statistics in training; a distribution sets it, and no config holds it.
     statistics = Statistics()
 
+    def __init__(self, *, relu_follows: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        self.relu_follows = relu_follows
+
     def call(self, inputs, training=None, mask=None):
         in_training = bool(training and self.trainable)
         active = self.statistics if in_training else Statistics()
-        if active != Statistics() and (mask is not None or self.renorm):
+        shared = active.moments is not None or active.groups > 1
+        if shared and (mask is not None or self.renorm):
             raise ValueError(
                 "Batch normalisation with a mask or renorm=True is not for a batch that several "
                 f"devices share. Received: mask={mask}, renorm={self.renorm}"
             )
         if active.groups > 1:
             return self._in_groups(inputs, active.groups)
-        kernel = None if active.moments else _KERNELS.get((keras.backend.backend(), in_training))
+        own = None if shared else _KERNELS.get(keras.backend.backend())
+        kernel = active.kernel or own
         if kernel is None or mask is not None or not self._is_plain(inputs, in_training):
             return super().call(inputs, training=training, mask=mask)
         channels = (inputs.shape[-1],)
         gamma = ops.convert_to_tensor(self.gamma) if self.scale else ops.ones(channels, "float32")
         beta = ops.convert_to_tensor(self.beta) if self.center else ops.zeros(channels, "float32")
+        if active.kernel is not None:
+            outputs, mean, variance = active.kernel(inputs, gamma, beta, self.epsilon)
+            self._move(mean, variance)
+            return outputs
         mean, variance = (
             ops.convert_to_tensor(self.moving_mean),
             ops.convert_to_tensor(self.moving_variance),
@@ -84,7 +106,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
         )
         if in_training:
             # The kernels divide by n - 1 for the moving variance, Keras by n.
-            n = ops.cast(ops.prod(ops.shape(inputs)[:-1]), "float32")
+            sizes = ops.shape(inputs)[:-1]  # of TensorFlow, a batch's may be a tensor
+            known = all(isinstance(size, int) for size in sizes)
+            n = math.prod(sizes) if known else ops.cast(ops.prod(sizes), "float32")
             self._move(batch_mean, batch_variance * ((n - 1) / n))
         return outputs
 
@@ -131,9 +155,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
         more_than_one = (
             tuple(inputs.shape[:-1]) != (1, 1, 1) or not in_training
         )  # torch refuses one value a channel
+        may_be_fused = keras.backend.backend() == "tensorflow" and not in_training
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         return (
             is_image
+            and (self.relu_follows or not may_be_fused)
             and more_than_one
             and dtype == self.compute_dtype
             and dtype in ("float32", "bfloat16", "float16")
@@ -141,17 +167,21 @@ class BatchNormalization(keras.layers.BatchNormalization):
             and not (self.renorm or self.synchronized)
         )
 
+    def get_config(self):
+        return super().get_config() | {"relu_follows": self.relu_follows}
+
 
 def _tensorflow(x, gamma, beta, mean, variance, epsilon: float, training: bool):
     import tensorflow as tf
 
-    empty = tf.zeros((0,))
+    if training:  # then the kernel wants none
+        mean = variance = tf.zeros((0,))
     y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
         x=x,
         scale=gamma,
         offset=beta,
-        mean=empty,
-        variance=empty,
+        mean=mean,
+        variance=variance,
         epsilon=epsilon,
         is_training=training,
     )
@@ -170,10 +200,4 @@ def _torch(x, gamma, beta, mean, variance, epsilon: float, training: bool):
     return y.permute(0, 2, 3, 1), mean, variance
 
 
-#: Backend and whether in training to kernel. TensorFlow 2.21 fuses its own, at inference on a CPU,
-#: with a convolution in front and a tanh or sigmoid behind into an operation that it does not have.
-_KERNELS: dict[tuple[str, bool], Callable] = {
-    ("tensorflow", True): _tensorflow,
-    ("torch", True): _torch,
-    ("torch", False): _torch,
-}
+_KERNELS: dict[str, Callable] = {"tensorflow": _tensorflow, "torch": _torch}

@@ -260,12 +260,15 @@ def components(
     own.
     """
     layers: list[keras.Layer] = []
+    is_relu = keras.activations.get(activation) is keras.activations.relu
     for i, component in enumerate(names):
         called = name.format(component) + "_again" * names[:i].count(component)
         if component == "norm":
             layers += normalization.make(
                 axis, channels, name=called, dtype=dtype, gamma_initializer=gamma_initializer
             )
+            if layers and isinstance(layers[-1], BatchNormalization):
+                layers[-1].relu_follows = is_relu and names[i + 1 : i + 2] == ("activation",)
         elif component == "activation":
             layers.append(keras.layers.Activation(activation, name=called, dtype=dtype))
         else:

@@ -49,14 +49,15 @@ class PaddedConv2D(keras.layers.Conv2D):
         super().build(input_shape)
         if self.standardize:
             self._kernel._autocast = False  # the mean of a filter in 16 bits would be off
+        if keras.backend.backend() == "torch":
+            _lay_filters_first(self._kernel.value)
 
     def convolution_op(self, inputs, kernel, training=None):
         if self.standardize:
             kernel = standardized(ops.convert_to_tensor(kernel), self.EPSILON, inputs.dtype)
         if self._is_one_product(training):
-            stride = self.strides[0]
-            inputs = inputs if stride == 1 else inputs[:, ::stride, ::stride]
-            return products.multiply(inputs, ops.convert_to_tensor(kernel)[0, 0])
+            inputs = sampled(inputs, self.strides[0], "channels_last")
+            return products.multiply(inputs, ops.reshape(kernel, kernel.shape[2:]))
         if keras.backend.backend() == "torch":
             return self._on_torch(inputs, kernel)
         if self.strides != (1, 1) or not self.as_products:
@@ -79,29 +80,36 @@ class PaddedConv2D(keras.layers.Conv2D):
         """Whether to multiply by the matrix of a 1x1 kernel.
 
         Gradients of all the 1x1 convolutions of ResNet-50 take 1.4 to 1.7 times as long
-        as convolutions on JAX, 1.0 to 1.2 (in bfloat16 to 1.5) on TensorFlow, 0.9 to 1.3
-        (in bfloat16 2.0 to 2.8) on torch. TensorFlow's graphs for inference keep the
-        convolution, which is fused with a bias and a ReLU behind it.
+        as convolutions on JAX, 1.0 to 1.2 (in bfloat16 to 1.5) on TensorFlow.
+        TensorFlow's graphs for inference keep the convolution, which is fused with a bias
+        and a ReLU behind it. Torch convolves faster.
         """
+        backend = keras.backend.backend()
         return (
             self.kernel_size == (1, 1)
             and self.groups == 1
             and self.data_format == "channels_last"
-            and (bool(training) or keras.backend.backend() != "tensorflow")
+            and (backend == "jax" or (backend == "tensorflow" and bool(training)))
         )
 
     def _on_torch(self, inputs, kernel):
-        """Convolve as torch does it: Keras 3.15 copies every map twice, into torch's
+        """Convolve and add the bias as torch does: Keras 3.15 copies every map twice, into torch's
         default layout and back, and a third time to pad it.
         """
         import torch
 
         last = self.data_format == "channels_last"
+        strides = self.strides[0]
+        if self.kernel_size == (1, 1) and kernel.shape[2] < 16:
+            # With steps over fewer than 8 channels, the gradient of torch 2.13 writes beyond its
+            # arrays on a CPU with AVX2.
+            inputs, strides = sampled(inputs, strides, self.data_format), 1
         images = inputs.permute(0, 3, 1, 2) if last else inputs
         y = torch.nn.functional.conv2d(
             images,
             ops.convert_to_tensor(kernel).permute(3, 2, 0, 1),
-            stride=self.strides,
+            ops.convert_to_tensor(self.bias) if self.use_bias else None,
+            stride=strides,
             padding=self.kernel_size[0] // 2 * self.dilation_rate[0],
             dilation=self.dilation_rate,
             groups=self.groups,
@@ -112,11 +120,18 @@ class PaddedConv2D(keras.layers.Conv2D):
         if self.pad and keras.backend.backend() != "torch":  # torch's convolution pads
             inputs = pad_sides(inputs, self.pad, self.data_format)
         outputs = self.convolution_op(inputs, self.kernel, training)
-        if self.use_bias:
-            # Keras 3.15 on TensorFlow adds a bias of shape (1, n, 1, 1) to the last axis, not the
-            # channels, if that is n wide.
+        if self.groups > 1 and keras.backend.backend() == "tensorflow" and not training:
+            # Without oneDNN, its kernel for a convolution with a normalisation or ReLU behind has
+            # no groups (2.21). It fuses nothing over this operation, which changes nothing.
+            import tensorflow as tf
+
+            outputs = tf.ensure_shape(outputs, outputs.shape)
+        if self.use_bias and keras.backend.backend() != "torch":
+            # `ops.add` makes TensorFlow fuse convolution and bias; Keras 3.15 has it add a bias of
+            # shape (1, n, 1, 1) to the last axis, not to the channels, if that is n wide.
             first = self.data_format == "channels_first"
-            outputs = outputs + ops.reshape(self.bias, (1, -1, 1, 1) if first else (1, 1, 1, -1))
+            bias = ops.reshape(self.bias, (1, -1, 1, 1) if first else (1, 1, 1, -1))
+            outputs = outputs + bias if first else ops.add(outputs, bias)
         return outputs if self.activation is None else self.activation(outputs)
 
     def compute_output_shape(self, input_shape):
@@ -124,6 +139,17 @@ class PaddedConv2D(keras.layers.Conv2D):
 
     def get_config(self):
         return super().get_config() | {"standardize": self.standardize}
+
+
+def _lay_filters_first(kernel) -> None:
+    """Lay a kernel of torch in memory as its convolution wants it, the filters first and
+    the channels last; its shape stays.
+
+    Otherwise every convolution copies its kernel, number by number, forwards and
+    backwards: inference of ResNet-50 at batch 1 takes a third longer, training 3 to 15
+    %.
+    """
+    kernel.data = kernel.data.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
 
 
 def standardized(kernel, epsilon: float, dtype):
@@ -139,12 +165,13 @@ def standardized(kernel, epsilon: float, dtype):
 @keras.saving.register_keras_serializable("keras_preact")
 class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
     """Max pooling that pads `(pool_size - 1) / 2` on every side, with minus infinity as
-    Torch does.
+    Torch does. A `pool_size` of 2 pads nothing at the top and left, and at the bottom and
+    right what the last window lacks.
 
     Args:
-        pool_size, strides: As in `keras.layers.MaxPooling2D`.
+        pool_size, strides: As in `keras.layers.MaxPooling2D`; the size is 2 or odd.
         zeros: Whether to pad with zeros, which hide negative values at the edge: the
-            TF-slim networks do.
+            TF-slim networks do. For an odd `pool_size`.
         **kwargs: As in `keras.layers.MaxPooling2D`, without `padding`.
 
     Input and output: as `PaddedConv2D`, with the channels unchanged.
@@ -152,12 +179,36 @@ class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
 
     def __init__(self, pool_size, strides, *, zeros: bool = False, **kwargs):
         kwargs.pop("padding", None)
-        super().__init__(pool_size, strides, padding="valid", **kwargs)
+        super().__init__(pool_size, strides, **kwargs)
         self.zeros = zeros
+        # "same" at size 3 and stride 2 would pad an even map at the bottom and right alone
+        self.padding = "same" if self.pool_size[0] == 2 else "valid"
+        self.pad: int = 0 if self.padding == "same" else self.pool_size[0] // 2
 
     def call(self, inputs):
         value = 0.0 if self.zeros else float("-inf")
-        return super().call(pad_sides(inputs, self.pool_size[0] // 2, self.data_format, value))
+        padded = pad_sides(inputs, self.pad, self.data_format, value) if self.pad else inputs
+        if keras.backend.backend() != "torch" or isinstance(padded, keras.KerasTensor):
+            return super().call(padded)
+        return self._on_torch(padded)
+
+    def _on_torch(self, padded):
+        """Pool as torch does it: with Keras 3.15, which copies the map into torch's default
+        layout, it takes seven times as long.
+        """
+        import torch
+
+        last = self.data_format == "channels_last"
+        images = padded.permute(0, 3, 1, 2) if last else padded
+        if self.padding == "same":
+            step = self.strides[0]
+            # what the last pair lacks: a pixel, or nothing
+            lacks = [max(0, -(-size // step) * step - step + 2 - size) for size in images.shape[2:]]
+            if any(lacks):
+                sides = (0, lacks[1], 0, lacks[0])
+                images = torch.nn.functional.pad(images, sides, value=-torch.inf)
+        y = torch.nn.functional.max_pool2d(images, self.pool_size, self.strides)
+        return y.permute(0, 2, 3, 1) if last else y
 
     def compute_output_shape(self, input_shape):
         return strided_shape(input_shape, self.strides[0], self.data_format)
@@ -239,6 +290,21 @@ def pad_sides(images, pad: int, data_format: str, value: float = 0.0):
     sides = [(0, 0), (pad, pad), (pad, pad)]
     sides.insert(1 if data_format == "channels_first" else 3, (0, 0))
     return ops.pad(images, sides, constant_values=value)
+
+
+def sampled(images, strides: int, data_format: str):
+    """Return every `strides`-th pixel of `(batch, height, width, channels)`, or channels
+    first.
+    """
+    if strides == 1:
+        return images
+    if data_format == "channels_first":
+        return images[:, :, ::strides, ::strides]
+    if keras.backend.backend() != "tensorflow":
+        return images[:, ::strides, ::strides]
+    # Averages of one pixel: TensorFlow 2.21's strided slice with its gradient takes 5 to 10 times
+    # as long (25 and 3.3 ms for a map of 8 x 56 x 56 x 256 in bfloat16). The others slice faster.
+    return ops.average_pool(images, 1, strides, "valid", data_format)
 
 
 def strided_shape(

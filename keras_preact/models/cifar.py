@@ -1,4 +1,6 @@
-"""The paper's networks for CIFAR, and wide residual networks, which grew out of them."""
+"""The paper's networks for CIFAR, wide residual networks, which grew out of them, and a
+network for short training.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +13,7 @@ from keras_preact.models.network import ResidualNetwork, Stage, image_shape, wid
 
 WIDTHS = (16, 32, 64)
 STRIDES = (1, 2, 2)
+FAST_WIDTHS = (64, 256, 256)
 
 
 def resnet_cifar(
@@ -121,6 +124,52 @@ def wide_resnet(
         classes=classes,
         input_shape=shape,
         **options,
+    )
+
+
+def fast_resnet(
+    units: int = 1,
+    *,
+    width_factor: float = 1,
+    classes: int = 10,
+    input_shape: Sequence[int | None] | None = None,
+    **options: Any,
+) -> ResidualNetwork:
+    """Build a wide and shallow pre-activation network for training in minutes: a
+    whitening 2x2 convolution, three stages that begin by halving the map, pooling,
+    classifier.
+
+    Call `adapt` with training images before the training: it computes the whitening.
+
+    Args:
+        units: Basic units in each stage. With 1 there are 8 weight layers.
+        width_factor: Multiplies the widths 64, 256, 256 of the stages.
+        classes, input_shape, **options: As in `resnet_cifar`. `downsampling="max"` is
+            the default.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.models.fast_resnet()
+    >>> [tuple(x.shape[1:]) for x in model.stage_outputs.values()]
+    [(16, 16, 64), (8, 8, 256), (4, 4, 256)]
+
+    Source: widths, stem and max pooling of arXiv 2404.00498, Sec. 3.1 and 3.2; that
+        network has no shortcuts, and normalisation after the weights.
+    """
+    shape = _image_shape(input_shape, options)
+    defaults = {
+        "name": f"fast_resnet{6 * units + 2}",
+        "downsampling": "max",
+    }
+    return ResidualNetwork(
+        [Stage(widen(width, width_factor), units, 2) for width in FAST_WIDTHS],
+        stem="whitening",
+        stem_filters=0,
+        block="basic",
+        classes=classes,
+        input_shape=shape,
+        **defaults | options,
     )
 
 

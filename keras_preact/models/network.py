@@ -10,10 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_preact import _checks, blocks, initializers, shortcuts
 from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.layers import chains, spatial
+from keras_preact.layers.whitening import Whitening2D, whitened_channels
 from keras_preact.models import base, segments
 from keras_preact.models.segments import Stage
 from keras_preact.units import ResidualUnit, UnitOptions
@@ -29,24 +31,29 @@ class Stem:
         strides: Its step.
         pooling: What a 3x3 max pooling at stride 2 pads with: `"infinity"`, minus
             infinity, or `"zeros"`; None: no pooling.
+        whitens: Whether the convolution is a `Whitening2D`, whose width follows from its
+            input.
     """
 
     kernel_size: int | None
     strides: int = 1
     pooling: str | None = None
+    whitens: bool = False
 
     @property
     def total_stride(self) -> int:
         return self.strides * (2 if self.pooling else 1)
 
 
-#: Name to `Stem`: for small images, for ImageNet as published and as in TF-slim, for vectors.
+#: Name to `Stem`: for small images, for ImageNet as published and as in TF-slim, for vectors, for
+#: short training.
 STEMS: Mapping[str, Stem] = MappingProxyType(
     {
         "3x3": Stem(3),
         "7x7": Stem(7, strides=2, pooling="infinity"),
         "7x7_zero_padded": Stem(7, strides=2, pooling="zeros"),
         "dense": Stem(None),
+        "whitening": Stem(2, whitens=True),
     }
 )
 
@@ -89,15 +96,17 @@ class ResidualNetwork(base.UnitNetwork):
         stages: `Stage(filters, units, strides)`, in order.
         stem: `"3x3"` (small images), `"7x7"` (stride 2 and a 3x3 max pooling:
             ImageNet), `"7x7_zero_padded"` (the same with zeros around what is pooled:
-            TF-slim) or `"dense"` (vectors).
-        stem_filters: Width of the stem.
+            TF-slim), `"dense"` (vectors) or `"whitening"` (a 2x2 convolution that `adapt`
+            computes from images and training leaves alone).
+        stem_filters: Width of the stem; without meaning for `"whitening"`.
         block: The weights of F, see `ResidualUnit`.
         input_shape: Shape without the batch; for images in the order of `data_format`,
             with None for a size that is not fixed.
         classes: Outputs of the classifier.
         include_top: Whether there are a pooling and a classifier. Without, the output
             is the last activation.
-        pooling: Without top: `"avg"`, `"max"` or None.
+        pooling: `"avg"` or `"max"` over the last map; None: the average with top, no
+            pooling without.
         classifier_activation: None for logits, or `"softmax"`, ...
         mean, std: In pixel values, a number or one per channel: the network then starts
             with `(x - mean) / std` and takes raw pixels. None: no such layer.
@@ -170,6 +179,8 @@ class ResidualNetwork(base.UnitNetwork):
         if output_stride is not None:
             total_stride = _check_output_stride(output_stride, front, stages)
         input_shape, channels = _check_input_shape(input_shape, front, total_stride, data_format)
+        if front.whitens and front.kernel_size:
+            stem_filters = whitened_channels(front.kernel_size, channels)
         stacked = segments.stacks_pay(stages) if stacked is None else stacked
         stack_options = {"execution": execution, "remat": remat, "unroll": unroll}
         activation = classifier_activation and keras.activations.get(classifier_activation)
@@ -221,6 +232,35 @@ class ResidualNetwork(base.UnitNetwork):
             name=name,
         )
 
+    def adapt(self, images) -> None:
+        """Compute the kernel of a whitening stem from images, before training.
+
+        Args:
+            images: An array as the network takes it; a few thousand training images are
+                enough.
+
+        Raises:
+            ValueError: for a network with another stem, and as `Whitening2D.adapt`.
+
+        Example:
+
+        >>> import numpy as np
+        >>> import keras_preact as kp
+        >>> model = kp.models.fast_resnet(mean=127.5, std=64.0)
+        >>> model.adapt(np.random.default_rng(0).integers(0, 256, (100, 32, 32, 3)))
+        """
+        x = np.asarray(images, "float32")
+        for layer in self.layers:
+            if isinstance(layer, Whitening2D):
+                layer.adapt(keras.ops.convert_to_numpy(x))
+                return
+            if not isinstance(layer, keras.layers.InputLayer):
+                x = layer(x)
+        raise ValueError(
+            f"Only a network with stem='whitening' adapts to images. Received: {self.name!r} with "
+            f"stem={self.get_config()['stem']!r}"
+        )
+
     @property
     def stage_outputs(self) -> dict:
         """The map after the last unit of each stage, a Keras tensor, by name: `stage1`,
@@ -239,17 +279,22 @@ def _stem_layers(
     """Return the layers from the pixels to the first unit."""
     options, policy = pattern.options, pattern.dtype_policy
     after = base.components(pattern, options.arrangement.stem, filters, axis, "stem")
+    settings: dict = {
+        "data_format": options.data_format,
+        "kernel_initializer": initializers.spawn(kernel, "stem"),
+        "dtype": policy,
+    }
+    if stem.whitens and stem.kernel_size:
+        return [Whitening2D(stem.kernel_size, name="stem_conv", **settings), *after]
     first = chains.weight(
         filters,
         stem.kernel_size,
         strides=stem.strides,
-        data_format=options.data_format,
         use_bias=pattern.has_bias(after),
-        kernel_initializer=initializers.spawn(kernel, "stem"),
         bias_initializer=initializers.spawn(options.bias_initializer, "stem"),
         standardize=getattr(options.block, "standardize_weights", False),
         name="stem_dense" if stem.kernel_size is None else "stem_conv",
-        dtype=policy,
+        **settings,
     )
     if not stem.pooling:
         return [first, *after]

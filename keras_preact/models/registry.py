@@ -13,16 +13,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import keras
+
+from keras_preact.initializers import DepthScaledHe
 from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork
-from keras_preact.models.cifar import resnet_cifar, wide_resnet
+from keras_preact.models.cifar import fast_resnet, resnet_cifar, wide_resnet
 from keras_preact.models.dense import dense_resnet
 from keras_preact.models.imagenet import resnet_imagenet
 from keras_preact.models.transformer import pre_ln_transformer
+from keras_preact.models.vanilla import vanilla_cnn
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 from keras_preact.published import PARAMETER_COUNTS, RESULTS, ParameterCount, Result
 
 WEIGHT_SUFFIXES = (".weights.h5", ".keras")
+#: The weights in this package, in half precision: MODEL.NAME.weights.h5.
+TRAINED = Path(__file__).with_name("trained")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +43,7 @@ class ModelEntry:
         classes: Outputs of the classifier.
         preprocessing: Of the data set that it was made for.
         published: Its rows of the papers' tables, those on CIFAR-100 too.
+        weights: Names of its weights in this package, such as `"cifar10"`.
         parameters: Its exact numbers of parameters where
             `kp.published.PARAMETER_COUNTS` lists them, else None.
     """
@@ -48,6 +55,7 @@ class ModelEntry:
     classes: int
     preprocessing: Preprocessing
     published: tuple[Result, ...] = ()
+    weights: tuple[str, ...] = ()
     parameters: ParameterCount | None = None
 
 
@@ -71,6 +79,8 @@ RESNEXTS = ((50, 32, 4), (101, 32, 8))
 WIDE_RESNETS = ((16, 8), (28, 10), (40, 4))
 
 DIGITS_DEPTHS = (8, 20)
+#: Of one residual and one plain network; both recompute groups of units for the gradient.
+VERY_DEEP = {"residual": 10_001, "plain": 10_000}
 DENSE_DEPTHS = (6, 12)
 #: Layers of two units each; suffix of a name to arrangement.
 TRANSFORMER_DEPTHS = (6,)
@@ -94,6 +104,7 @@ def _entries() -> Iterator[ModelEntry]:
             wide_resnet,
             {"depth": depth, "width_factor": width_factor},
         )
+    yield _entry("cifar_fast_resnet8", fast_resnet, {"units": 1})
     for depth in IMAGENET_DEPTHS:
         for suffix, arrangement in PREACT_OR_ORIGINAL.items():
             yield _entry(
@@ -114,6 +125,15 @@ def _entries() -> Iterator[ModelEntry]:
     for depth in DIGITS_DEPTHS:
         arguments = {"depth": depth, "arrangement": "full_preactivation"}
         yield _entry(f"digits_resnet{depth}_preact", resnet_cifar, arguments)
+    arguments = {
+        "depth": VERY_DEEP["residual"],
+        "arrangement": "full_preactivation",
+        "kernel_initializer": keras.saving.serialize_keras_object(DepthScaledHe()),
+        "remat": 33,
+    }
+    yield _entry(f"digits_resnet{VERY_DEEP['residual']}_preact", resnet_cifar, arguments)
+    arguments = {"depth": VERY_DEEP["plain"], "filters": 16, "remat": 100}
+    yield _entry(f"digits_vanilla{VERY_DEEP['plain']}", vanilla_cnn, arguments)
     for depth in DENSE_DEPTHS:
         yield _entry(f"dense_resnet{depth}", dense_resnet, {"depth": depth})
     for depth in TRANSFORMER_DEPTHS:
@@ -160,6 +180,7 @@ def _entry(
         classes=classes,
         preprocessing=PREPROCESSING[preprocessing],
         published=tuple(filter(is_published, RESULTS)),
+        weights=tuple(path.name.split(".")[1] for path in sorted(TRAINED.glob(f"{name}.*.h5"))),
         parameters=parameters,
     )
 
@@ -229,8 +250,9 @@ def create_model(
         name: From `kp.list_models()`.
         classes: Outputs of the classifier, such as 100 for CIFAR-100; None for those of
             the entry.
-        weights: A `.weights.h5` or `.keras` file of the same network to load weights
-            from; None for new ones.
+        weights: A name of weights in this package, such as `"cifar10"` (`weights` of the
+            entry; models.md in the documentation has their accuracy), or a `.weights.h5`
+            or `.keras` file of the same network. None for new ones.
         include_preprocessing: Whether the model starts with the entry's mean and std,
             `(x - mean) / std`, and so takes pixel values from 0 to 255. Those of
             another data set are given as `mean=`, `std=` instead.
@@ -255,7 +277,7 @@ def create_model(
     """
     entry = model_entry(name)
     if weights is not None:
-        weights = _check_weights(weights)
+        weights = _check_weights(entry, weights)
     first = spatial.data_format_of(overrides.get("data_format")) == "channels_first"
     shape = entry.input_shape
     arguments = {
@@ -273,12 +295,15 @@ def create_model(
     return model
 
 
-def _check_weights(weights: str | Path) -> Path:
+def _check_weights(entry: ModelEntry, weights: str | Path) -> Path:
+    if weights in entry.weights:
+        return TRAINED / f"{entry.name}.{weights}.weights.h5"
     path = Path(str(weights))
     if not path.name.endswith(WEIGHT_SUFFIXES):
+        known = {other.name: other.weights for other in MODELS.values() if other.weights}
         raise ValueError(
-            "No pretrained weights are published with this package yet: `weights` must be None "
-            f"or the path of a {' or '.join(WEIGHT_SUFFIXES)} file. Received: "
+            f"`weights` must be a {' or '.join(WEIGHT_SUFFIXES)} file, or name weights in this "
+            f"package, which has {known}. Received: name={entry.name!r}, "
             f"weights={str(weights)!r}"
         )
     if not path.is_file():

@@ -173,7 +173,9 @@ class Batcher:
                 )
             self._waiting.append(entry)
             self._rows += len(entry.images)
-            self._changed.notify_all()
+            # A thread that waits for a batch to fill needs no call for every part of it.
+            if len(self._waiting) == 1 or self._rows >= self._max_batch_size:
+                self._changed.notify()
 
     def _forget(self, entry: _Entry) -> None:
         with self._changed, contextlib.suppress(ValueError):  # it does not wait any more
@@ -210,6 +212,8 @@ class Batcher:
             batch.append(self._waiting.popleft())
             rows += len(batch[-1].images)
         self._rows -= rows
+        if self._waiting:  # for another thread, while this one computes
+            self._changed.notify()
         return batch
 
     def _fits(self, entry: _Entry, first: _Entry, rows: int) -> bool:

@@ -26,10 +26,12 @@ class Frozen:
     Args:
         function: Images to a list of tensors.
         outputs: Their names.
+        int8: File of the same network in 8 bits for OpenVINO, if there is one.
     """
 
     function: Any
     outputs: tuple[str, ...]
+    int8: Path | None = None
 
 
 def freeze(core) -> Frozen:
@@ -78,6 +80,13 @@ def tensorflow(frozen: Frozen, settings: Settings, precision: str) -> Engine:
     """
     import tensorflow as tf
 
+    if frozen.int8 is not None:
+        log.warning(
+            "The engine 'tensorflow' computes %s in float32: its 8 bits are for the engine "
+            "'openvino'.",
+            frozen.int8.parents[2].name,
+        )
+
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
         tensors = frozen.function(tf.constant(images))
         return {name: tensor.numpy() for name, tensor in zip(frozen.outputs, tensors, strict=True)}
@@ -100,8 +109,25 @@ def _with_short_constants_as_bytes(graph):
     return graph
 
 
+def openvino_model(frozen: Frozen) -> Any:
+    """Return the network as OpenVINO's model, with the names of the outputs."""
+    import openvino as ov
+
+    # openvino.convert_model would do without a file, but it reports its use over the network.
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "frozen.pb"
+        file.write_bytes(
+            _with_short_constants_as_bytes(frozen.function.graph.as_graph_def()).SerializeToString()
+        )
+        model = ov.Core().read_model(file)
+    for name, tensor in zip(frozen.outputs, frozen.function.outputs, strict=True):
+        model.output(tensor.name).get_tensor().add_names({name})
+    return model
+
+
 def openvino(frozen: Frozen, settings: Settings, precision: str) -> Engine:
-    """Compute with OpenVINO on the CPU.
+    """Compute with OpenVINO on the CPU: in 8 bits from `frozen.int8`, otherwise the
+    graph, in float32 or bfloat16.
 
     Raises:
         ImportError: if OpenVINO is not installed.
@@ -113,38 +139,26 @@ def openvino(frozen: Frozen, settings: Settings, precision: str) -> Engine:
             "The engine 'openvino' needs OpenVINO: pip install 'keras-preact[openvino]'"
         ) from None
 
-    runtime = ov.Core()
-    # openvino.convert_model would do without a file, but it reports its use over the network.
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "frozen.pb"
-        file.write_bytes(
-            _with_short_constants_as_bytes(frozen.function.graph.as_graph_def()).SerializeToString()
-        )
-        model = runtime.read_model(file)
-        options: dict[str, Any] = {
-            # By itself OpenVINO rounds float32 networks to bfloat16 on a CPU that is faster at it.
-            "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
-            # All threads to one batch at a time: the batcher runs them one after another.
-            "PERFORMANCE_HINT": "LATENCY",
-        }
-        if settings.threads is not None:
-            options["INFERENCE_NUM_THREADS"] = settings.threads
-        compiled = runtime.compile_model(model, "CPU", options)
-    # The graph itself is not held: OpenVINO has its own copy of the weights.
-    outputs = {
-        name: tensor.name
-        for name, tensor in zip(frozen.outputs, frozen.function.outputs, strict=True)
+    options: dict[str, Any] = {
+        # By itself OpenVINO rounds float32 networks to bfloat16 on a CPU that is faster at it. In
+        # a network of 8 bits it is for the few layers in between.
+        "INFERENCE_PRECISION_HINT": "f32" if precision == "float32" else "bf16",
+        # All threads to one batch at a time: the batcher runs them one after another.
+        "PERFORMANCE_HINT": "LATENCY",
     }
+    if settings.threads is not None:
+        options["INFERENCE_NUM_THREADS"] = settings.threads
+    # The graph itself is not held: OpenVINO has its own copy of the weights.
+    model = ov.Core().read_model(frozen.int8) if frozen.int8 else openvino_model(frozen)
+    compiled = ov.Core().compile_model(model, "CPU", options)
+    names = frozen.outputs
     of_thread = threading.local()  # a request of OpenVINO is for one thread
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
         if not hasattr(of_thread, "request"):
             of_thread.request = compiled.create_infer_request()
         of_thread.request.infer([images], share_inputs=True)
-        return {
-            name: of_thread.request.get_tensor(tensor).data.copy()
-            for name, tensor in outputs.items()
-        }
+        return {name: of_thread.request.get_tensor(name).data.copy() for name in names}
 
     return run
 

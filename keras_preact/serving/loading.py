@@ -4,6 +4,7 @@ SavedModel, its warm-up requests.
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import gc
 import os
@@ -250,7 +251,11 @@ def read_functions(version: Path) -> tuple[engines.Frozen, Callable | None]:
             "Its SavedModel has no function `core`: export it again with this release of "
             "keras-preact."
         )
-    return engines.freeze(loaded.core), getattr(loaded, "decode", None)
+    frozen = engines.freeze(loaded.core)
+    int8 = version / _directory.INT8
+    if int8.is_file():
+        frozen = dataclasses.replace(frozen, int8=int8)
+    return frozen, getattr(loaded, "decode", None)
 
 
 @contextlib.contextmanager

@@ -11,9 +11,10 @@ from tests.keras_preact import harness
 
 def pair(shape, **options):
     """The layer and Keras' own with the same random weights."""
+    of_keras = {key: value for key, value in options.items() if key != "relu_follows"}
     layers = [
-        kind(epsilon=1e-5, **options)
-        for kind in (batch_norm.BatchNormalization, keras.layers.BatchNormalization)
+        batch_norm.BatchNormalization(epsilon=1e-5, **options),
+        keras.layers.BatchNormalization(epsilon=1e-5, **of_keras),
     ]
     for layer in layers:
         layer.build(shape)
@@ -24,7 +25,13 @@ def pair(shape, **options):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"center": False}, {"scale": False}, {"momentum": 0.5, "trainable": False}, {"axis": 1}],
+    [
+        {},
+        {"center": False, "relu_follows": True},
+        {"scale": False, "relu_follows": True},
+        {"momentum": 0.5, "trainable": False},
+        {"axis": 1},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("shape", [(4, 5, 6, 3), (1, 2, 3, 4), (2, 1, 1, 4), (6, 7)], ids=str)
@@ -114,24 +121,33 @@ def test_other_computations_are_keras_own(options):
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="XLA fuses Keras' own computation")
-def test_units_use_the_kernel(monkeypatch):
+@pytest.mark.parametrize("training", [True, False])
+def test_units_use_the_kernel(training, monkeypatch):
     calls = []
-    place = (keras.backend.backend(), True)
-    kernel = batch_norm._KERNELS[place]
+    backend = keras.backend.backend()
+    kernel = batch_norm._KERNELS[backend]
     monkeypatch.setitem(
-        batch_norm._KERNELS, place, lambda *args: calls.append(args[-1]) or kernel(*args)
+        batch_norm._KERNELS, backend, lambda *args: calls.append(args[-1]) or kernel(*args)
     )
     unit = kp.ResidualUnit(4, normalization=keras.layers.BatchNormalization(momentum=0.7))
-    unit(harness.images(2, 5, 5, 4), training=True)
-    assert calls == [True, True]
+    unit(harness.images(2, 5, 5, 4), training=training)
+    assert calls == [training, training]
 
 
-@pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
-def test_compiled_inference(activation):
-    """TensorFlow has no operation for a convolution, its own inference kernel and these
-    together, and tries to make one.
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
+@pytest.mark.parametrize("arrangement", ["full_preactivation", "original"])
+def test_compiled_inference(arrangement, activation, tmp_path):
+    """TensorFlow has no operation for a convolution, its own inference kernel and a tanh
+    or sigmoid together, and tries to make one.
     """
-    model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), activation=activation)
+    model = kp.models.resnet_cifar(
+        8, input_shape=(8, 8, 1), activation=activation, arrangement=arrangement
+    )
+    for layer in model._flatten_layers():
+        if isinstance(layer, batch_norm.BatchNormalization):
+            harness.randomize(layer)
+    model.save(tmp_path / "model.keras")
+    model = keras.saving.load_model(tmp_path / "model.keras")
     images = harness.images(2, 8, 8, 1)
     np.testing.assert_allclose(
         model.predict(images, verbose=0), harness.numpy(model(images)), atol=1e-5

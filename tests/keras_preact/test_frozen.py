@@ -24,7 +24,8 @@ def test_frozen_unit_in_training(arrangement, when):
         unit.trainable = False
     before = unit.get_weights()
     inference = harness.numpy(unit(x, training=False))
-    np.testing.assert_array_equal(harness.numpy(unit(x, training=True)), inference)
+    # Inference has kernels of its own, which may round differently.
+    harness.close(unit(x, training=True), inference, tolerance=1e-6)
     for value, old in zip(unit.get_weights(), before, strict=True):
         np.testing.assert_array_equal(value, old)
     assert not unit.trainable_weights

@@ -6,7 +6,9 @@ import keras
 import numpy as np
 import pytest
 
+import keras_preact as kp
 from keras_preact.layers import spatial
+from keras_preact.shortcuts import ZeroPad
 from tests import reference
 from tests.keras_preact import harness
 
@@ -102,12 +104,55 @@ def test_torch_copies_no_map(kernel, strides):
     assert not [shape for shape in copies if shape[0] == 2]
 
 
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="of torch's memory formats")
+def test_torch_copies_no_kernel(tmp_path):
+    """Torch's convolution copies every kernel that is not laid as it wants it."""
+    import torch
+
+    model = kp.models.resnet_cifar(8, classes=3, input_shape=(8, 8, 3), width_factor=0.25)
+    model.compile(kp.optimizers.CoupledSGD(0.1), kp.losses.SparseCategoricalCrossentropy())
+    model.train_on_batch(harness.images(2, 8, 8, 3), np.array([0, 1]))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    for network in (model, loaded):
+        kernels = [weight.value for weight in network.weights if len(weight.shape) == 4]
+        assert len(kernels) == 7
+        for kernel in kernels:
+            assert kernel.permute(3, 2, 0, 1).is_contiguous(memory_format=torch.channels_last)
+            assert kernel.grad is None or kernel.grad.stride() == kernel.stride()
+        weights = network.trainable_variables
+        for weight, velocity in zip(weights, network.optimizer.momentums, strict=True):
+            assert weight.value.stride() == velocity.value.stride()
+            assert (velocity.value != 0).any()
+
+
+@pytest.mark.parametrize("strides", [1, 2, 3])
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_zero_padding_takes_single_pixels(size, data_format, strides):
+    x = harness.images(2, *size, 3)
+    padded = run(ZeroPad(5, strides, data_format), x, data_format)
+    np.testing.assert_array_equal(padded[..., :3], x[:, ::strides, ::strides])
+    assert not padded[..., 3:].any()
+
+
 @pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_max_pooling_of_negative_values(size, data_format):
     x = -1 - np.abs(harness.images(2, *size, 3))
     layer = spatial.PaddedMaxPooling2D(3, 2, data_format=data_format)
     np.testing.assert_array_equal(run(layer, x, data_format), reference.max_pool(x, 3, 2))
+
+
+@pytest.mark.parametrize("strides", [1, 2, 3])
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_max_pooling_of_pairs(size, data_format, strides):
+    x = -1 - np.abs(harness.images(2, *size, 3))
+    layer = spatial.PaddedMaxPooling2D(2, strides, data_format=data_format)
+    want = reference.max_of_pairs(x, strides)
+    np.testing.assert_array_equal(run(layer, x, data_format), want)
+    assert layer.compute_output_shape((2, None, 5, 3))[1] is None
 
 
 def test_unknown_sizes():

@@ -2,6 +2,8 @@
 
 import math
 
+import keras
+import numpy as np
 import pytest
 
 import keras_preact as kp
@@ -45,6 +47,20 @@ def test_cosine_schedule_without_warmup_starts_at_the_top():
     assert float(kp.schedules.cosine_schedule(0.2, 100)(0)) == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("warmup", [0, 10])
+def test_linear_schedule(warmup):
+    top, low, steps = 0.2, 0.02, 100
+    schedule = kp.schedules.linear_schedule(
+        top, steps, warmup_steps=warmup, final_learning_rate=low
+    )
+    config = keras.optimizers.schedules.serialize(schedule)
+    for made in (schedule, keras.optimizers.schedules.deserialize(config)):
+        for step in (0, 3, 10, 11, 40, 99, 100, 150):
+            points = [0, warmup, steps], [0, top, low]
+            expected = top if not warmup and not step else np.interp(step, *points)
+            assert float(made(step)) == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
 @pytest.mark.parametrize("drops", [(20, 10), (300, 500), (400, 500)])
 def test_drops_that_do_not_rise_after_the_warmup(drops):
     with pytest.raises(
@@ -56,5 +72,8 @@ def test_drops_that_do_not_rise_after_the_warmup(drops):
 def test_no_schedule():
     with pytest.raises(ValueError, match="give the optimiser the number itself"):
         kp.schedules.step_schedule(drops=(), warmup_steps=0)
-    with pytest.raises(ValueError, match=r"less than `steps`. Received: warmup_steps=10, steps=10"):
-        kp.schedules.cosine_schedule(0.1, 10, warmup_steps=10)
+    for make in (kp.schedules.cosine_schedule, kp.schedules.linear_schedule):
+        with pytest.raises(
+            ValueError, match=r"less than `steps`. Received: warmup_steps=10, steps"
+        ):
+            make(0.1, 10, warmup_steps=10)

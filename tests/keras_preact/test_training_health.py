@@ -768,6 +768,31 @@ class TestMessages:
         assert all(message.startswith("Training diverged in update ") for message in told[1:])
         assert len(told) <= 2
 
+    @pytest.mark.parametrize("scaled", [False, True])
+    def test_muon_takes_larger_steps(self, scaled):
+        """A fifth of a weight is an alarm with SGD, and none with Muon."""
+
+        def told(share, **ranges):
+            """Train with a rate that changes the weights by this share."""
+            texts: list[str] = []
+            rate = share
+            for _ in range(2):  # the change is in proportion to the rate
+                optimizer = kp.optimizers.Muon(rate, weight_decay=None, adam_weight_decay=None)
+                if scaled:
+                    optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1.0)
+                keras.utils.set_random_seed(0)
+                health = watch(1, texts.append, ranges=ranges)
+                fit(network(optimizer, **EAGERLY), *data(1), health)
+                rate *= share / float(np.median(health.history[0].update_ratios[[0, 2]]))
+                texts, last = [], texts
+            return [text for text in last if "Learning rate" in text]
+
+        assert told(0.2) == []
+        [text] = told(0.8)
+        assert "weights change by 80 % per update (healthy: below 10 %)" in text
+        [text] = told(0.2, update_ratio=HEALTHY_RANGES["update_ratio"])
+        assert "weights change by 20 % per update (healthy: below 1 %)" in text
+
     def test_learning_rate_that_is_too_low(self):
         x, y = (np.tile(array, (4, 1)) for array in data(1))
         row = {"update_ratio": HEALTHY_RANGES["update_ratio"]}

@@ -20,6 +20,10 @@ OPTIONS = [
     ({"downsampling": "blur", "stride_on": "3x3", "block": "bottleneck"}, 2),
     ({"downsampling": "blur", "shape_shortcut": "zero_pad", "activate_shape_shortcut": False}, 2),
     ({"downsampling": "blur", "shortcut": "none"}, 3),
+    ({"downsampling": "max"}, 2),
+    ({"downsampling": "max", "shape_shortcut": "zero_pad", "block": "single"}, 2),
+    ({"downsampling": "max", "stride_on": "3x3", "block": "bottleneck"}, 2),
+    ({"downsampling": "max", "shortcut": "conv1x1"}, 3),
     ({"squeeze_excitation": 2, "block": "bottleneck"}, 1),
     ({"squeeze_excitation": 99, "shortcut": "exclusive_gating"}, 2),
     (

@@ -8,7 +8,6 @@ import pytest
 from sklearn.datasets import load_digits
 
 import keras_preact as kp
-from keras_preact.models import vanilla
 
 
 def digits(batch):
@@ -48,12 +47,8 @@ def first_gradients_and_losses(model, batch, steps, learning_rate):
 
 @pytest.mark.slow
 def test_preactivation_network_of_10001_layers():
-    model = kp.models.resnet_cifar(
-        10001,
-        width_factor=0.25,
-        input_shape=(8, 8, 1),
-        kernel_initializer=kp.initializers.DepthScaledHe(seed=0),
-    )
+    keras.utils.set_random_seed(0)
+    model = kp.create_model("digits_resnet10001_preact", width_factor=0.25)
     assert sum(getattr(segment, "depth", 1) for segment in model.segments) == 3333
     norms, losses = first_gradients_and_losses(model, batch=16, steps=3, learning_rate=0.01)
     assert all(np.isfinite(norm).all() for norm in norms.values())
@@ -69,13 +64,8 @@ def test_preactivation_network_of_10001_layers():
 
 @pytest.mark.slow
 def test_vanilla_network_of_10000_layers():
-    model = kp.models.vanilla_cnn(
-        10_000,
-        filters=16,
-        input_shape=(8, 8, 1),
-        strides=2,
-        kernel_initializer=kp.initializers.DeltaOrthogonal(vanilla.WEIGHT_VARIANCE**0.5, seed=0),
-    )
+    keras.utils.set_random_seed(0)
+    model = kp.create_model("digits_vanilla10000", strides=2)
     assert model.segments[1].depth == 9997
     norms, losses = first_gradients_and_losses(model, batch=16, steps=2, learning_rate=1e-3)
     depth_profile = norms["stage1_units/branch/conv_1/kernel"]

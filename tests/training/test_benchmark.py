@@ -6,8 +6,10 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
+import time
 from pathlib import Path
 
 import keras
@@ -370,6 +372,49 @@ class TestRealRuns:
         assert len(figures.pop("all_saves")) == 2
         check(figures)
 
+    @pytest.mark.slow
+    @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
+    def test_sigterm_ends_the_children(self, empty_folder):
+        options = f"--backends {BACKEND} --models digits_resnet20_preact --rounds 1 --steps 100000"
+        process = start("-m", "training", "benchmark", "step", *words(options), cwd=empty_folder)
+        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        try:
+            while not (children := listed.read_text().split()):
+                assert process.poll() is None
+                time.sleep(0.1)
+            time.sleep(1)  # it is started
+            process.terminate()
+        finally:
+            status, _, err = finish(process)
+        assert status == 128 + signal.SIGTERM, err
+        assert not any(Path("/proc", child).exists() for child in children)
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(
+        not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+        reason="needs two cores that a process can be bound to",
+    )
+    def test_processes(self, capsys):
+        options = words(f"--backends {BACKEND} --rounds 2 --warmup 1 --steps 2")
+        command.main(["processes", *options, "--output", "figures.json"])
+        found = json.loads(Path("figures.json").read_text())
+        one = f"{BACKEND}/one"
+        labels = [one, f"{BACKEND}/synchronized", f"{BACKEND}/per_replica"]
+        assert [list(figures) for figures in found["rounds"]] == [labels, labels]
+        for label in labels:
+            for figures in found["rounds"]:
+                check(figures[label])
+            rates = [figures[label]["steps_per_second"] for figures in found["rounds"]]
+            ratios = [
+                rate / figures[one]["steps_per_second"]
+                for rate, figures in zip(rates, found["rounds"], strict=True)
+            ]
+            summary = found["summary"][label]["steps_per_second"]
+            assert summary["median"] == statistics.median(rates)
+            assert summary["ratio"]["over"] == one
+            assert summary["ratio"]["median"] == pytest.approx(statistics.median(ratios))
+        assert "two cores of" in capsys.readouterr().out
+
     def only_figures(self, *arguments) -> dict:
         [outcome] = self.measure(*arguments)["outcomes"]
         return outcome["result"]["figures"]
@@ -411,6 +456,7 @@ class TestCommandLine:
             "import": "--rounds",
             "very-deep": "--remat",
             "distribution": "--steps",
+            "processes": "--batch-norms",
             "serving": "--engines",
         }
         assert own.get(name, "--limit") in capsys.readouterr().out
@@ -419,6 +465,7 @@ class TestCommandLine:
 #: Name to trainable parameters, those of ResNet-50 v2 in each package and of the paper's networks.
 PARAMETERS = {
     "keras_applications_resnet50v2": 25_568_360,
+    "kp_applications_resnet50v2": 25_568_360,
     "keras_hub_resnet50v2": 25_549_352,
     "timm_resnetv2_50": 25_549_352,
     "torch_resnet_cifar20": 269_722,

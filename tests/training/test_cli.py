@@ -140,6 +140,10 @@ WRONG = {
         "--data.augmentation pad_crop_flip keeps the images at 8 x 8 pixels",
         "Received: --data.size 16",
     ],
+    "--data.flip alternating": [
+        "--data.flip alternating needs --data.augmentation pad_crop_flip",
+        "Received: none",
+    ],
     "--data.holdout 1437": ["--data.holdout must be 0, a share below", "Received: 1437"],
     "--data.name folder": ["--data.dir", "train/CLASS/IMAGE", "Received: None"],
 }
@@ -327,9 +331,20 @@ class TestEvaluate:
         message = self.error(capsys, path)
         assert (
             f"{path} is neither a run directory nor a .keras file nor an exported model "
-            "(saved_models/NAME)." in message
+            "(saved_models/NAME) nor MODEL:WEIGHTS." in message
         )
         assert list(empty_folder.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("subject", "words"),
+        [
+            ("cifar_resnet20:cifar10", ["Unknown name", "'cifar_resnet20_preact'"]),
+            ("cifar_resnet20_preact:cifar100", ["'cifar_resnet20_preact': ('cifar10',)"]),
+        ],
+    )
+    def test_weights_that_are_not_in_the_package(self, capsys, subject, words, empty_folder):
+        message = self.error(capsys, subject)
+        assert all(word in message for word in words)
 
     def test_config_of_another_program(self, capsys, empty_folder):
         (empty_folder / "config.json").write_text('{"model_type": "bert"}')

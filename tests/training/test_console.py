@@ -228,3 +228,14 @@ def test_benchmark_of_imports(tmp_path, capsys, monkeypatch):
     ratio = written["summary"]["tensorflow/decimal"]["wall_seconds"]["ratio"]
     assert ratio["median"] == pytest.approx(ours["wall_seconds"] / base["wall_seconds"])
     assert ratio["over"] == "tensorflow/json"
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("0", "0")])
+def test_tensorflow_has_its_fast_kernels_unless_told_otherwise(monkeypatch, before, after):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "")  # so that it is set back at the end
+    if before is None:
+        monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS")
+    else:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", before)
+    console.main(["--version"])
+    assert os.environ["TF_ENABLE_ONEDNN_OPTS"] == after

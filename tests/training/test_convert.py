@@ -2,6 +2,8 @@
 way round, or one clear error.
 """
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -95,6 +97,26 @@ class TestConverting:
             "net.weights.h5",
             "timm.safetensors",
         ]
+
+    def test_half(self, cifar, tmp_path, capsys):
+        cifar.save(tmp_path / "net.keras")
+        for options in ([], ["--half", "--overwrite"]):
+            run(tmp_path / "net.keras", tmp_path / "net.weights.h5", *options)
+        whole, half = re.findall(r"\(keras_preact, ([\d.]+) kB\)", capsys.readouterr().out)
+        assert float(half) < 0.7 * float(whole)
+        model = kp.models.resnet_cifar(8, width_factor=0.25)
+        model.load_weights(tmp_path / "net.weights.h5")
+        for got, want in zip(model.get_weights(), cifar.get_weights(), strict=True):
+            assert got.dtype == want.dtype
+            np.testing.assert_array_equal(got, want.astype("float16").astype("float32"))
+
+    def test_half_refuses_what_it_cannot_hold(self, tmp_path, capsys):
+        model = kp.models.resnet_cifar(8, width_factor=0.25)
+        model.get_layer("head_classifier").kernel.assign(np.full((16, 10), 1e5))
+        model.save(tmp_path / "net.keras")
+        for name, words in (("net.weights.h5", "beyond float16"), ("new.keras", "--half is for")):
+            assert words in fails(capsys, tmp_path / "net.keras", tmp_path / name, "--half")[1]
+        assert files(tmp_path) == ["net.keras"]
 
     def test_a_sample_is_compared(self, imagenet, tmp_path, capsys):
         weights.write_state(tmp_path / "timm.safetensors", weights.to_timm(imagenet))

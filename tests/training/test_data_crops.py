@@ -4,52 +4,73 @@ import numpy as np
 import pytest
 
 from tests.training import images as pictures
+from training.cli import UserError
 from training.data import training_stream
 
 pytestmark = pytest.mark.once
 
-#: The references of the three paddings: an image (height, width, channels) and the mean colour to
-#: the padded image.
+#: The references of the three paddings: an image (height, width, channels), the mean colour and
+#: the border to the padded image.
 PADDED = {
-    "mean": lambda image, mean: np.stack(
-        [np.pad(image[..., c], 4, constant_values=round(mean[c])) for c in range(image.shape[-1])],
+    "mean": lambda image, mean, n: np.stack(
+        [np.pad(image[..., c], n, constant_values=round(mean[c])) for c in range(image.shape[-1])],
         axis=-1,
     ),
-    "black": lambda image, mean: np.pad(image, ((4, 4), (4, 4), (0, 0))),
-    "reflect": lambda image, mean: np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="reflect"),
+    "black": lambda image, mean, n: np.pad(image, ((n, n), (n, n), (0, 0))),
+    "reflect": lambda image, mean, n: np.pad(image, ((n, n), (n, n), (0, 0)), mode="reflect"),
 }
 
 
-def results(padded: np.ndarray) -> dict[bytes, int]:
-    """Return the 162 crops of a padded image, as bytes, and their numbers."""
-    size = len(padded) - 8
-    crops = [padded[i : i + size, j : j + size] for i in range(9) for j in range(9)]
+def results(padded: np.ndarray, border: int = 4) -> dict[bytes, int]:
+    """Return the crops of a padded image, 162 with a border of 4, as bytes, and their
+    numbers.
+    """
+    size, places = len(padded) - 2 * border, range(2 * border + 1)
+    crops = [padded[i : i + size, j : j + size] for i in places for j in places]
     return {
         crop.tobytes(): number
         for number, crop in enumerate(crops + [crop[:, ::-1] for crop in crops])
     }
 
 
+@pytest.mark.parametrize("border", [1, 2, 4])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("padding", PADDED)
-def test_every_image_is_one_of_its_162_results(padding, channels):
+def test_every_image_is_one_of_its_results(padding, channels, border):
     images = np.random.default_rng(0).integers(0, 256, (20, 6, 6, channels), "uint8")
     images[..., 0] //= 2  # another mean in every channel
     data = pictures.in_memory(images)
     mean = images.mean(axis=(0, 1, 2), dtype="float64")
-    candidates = [results(PADDED[padding](image, mean)) for image in images]
-    for pixels, labels in pictures.batches(
-        training_stream(data, 8, "pad_crop_flip", None, 0, padding), 20
-    ):
+    candidates = [results(PADDED[padding](image, mean, border), border) for image in images]
+    drawn = set()
+    stream = training_stream(data, 8, "pad_crop_flip", None, 0, padding, border=border)
+    for pixels, labels in pictures.batches(stream, 20):
         assert (pixels.dtype, pixels.shape) == (np.uint8, (8, 6, 6, channels))
         for image, label in zip(pixels, labels, strict=True):
             assert image.tobytes() in candidates[label]
+            drawn.add(candidates[label][image.tobytes()])
+    assert len(drawn) == 18 if border == 1 else len(drawn) > 2 * (2 * border - 1) ** 2 / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"border": 0}, ["--data.border must be at least 1", "0"]),
+        ({"border": 2, "augmentation": "none"}, ["--data.border 2 needs", "pad_crop_flip", "none"]),
+    ],
+)
+def test_wrong_borders(options, words):
+    data = pictures.in_memory(np.zeros((4, 6, 6, 3), "uint8"))
+    augmentation = options.pop("augmentation", "pad_crop_flip")
+    with pytest.raises(UserError) as raised:
+        training_stream(data, 2, augmentation, None, 0, **options)
+    assert all(word in str(raised.value) for word in words)
 
 
 def test_all_results_are_equally_likely_and_independent():
     image = np.random.default_rng(0).integers(0, 256, (6, 6, 3), "uint8")
     data = pictures.in_memory(np.tile(image, (50, 1, 1, 1)))
-    number = results(PADDED["mean"](image, image.mean(axis=(0, 1))))
+    number = results(PADDED["mean"](image, image.mean(axis=(0, 1)), 4))
     assert len(number) == 162
     stream = training_stream(data, 50, "pad_crop_flip", None, 0)
     drawn = np.array(
@@ -81,3 +102,30 @@ def test_the_images_themselves_stay_as_they_are():
     data = pictures.in_memory(images.copy())
     pictures.batches(training_stream(data, 6, "pad_crop_flip", None, 0), 3)
     np.testing.assert_array_equal(data.held.images, images)
+
+
+def _rises(columns: np.ndarray) -> bool:
+    seen = columns[columns > 0].astype(int)
+    assert len(set(np.diff(seen))) == 1
+    return seen[1] > seen[0]
+
+
+@pytest.mark.parametrize("size", [24, 23])
+def test_alternating_flips(size):
+    """Half of the images are flipped, the others in the next epoch; batches may hold the
+    end of one epoch and the start of the next.
+    """
+    image = np.empty((1, 9, 9, 1), "uint8")
+    image[..., 0] = 1 + np.arange(9)  # at least five columns of it are in every crop, that rise
+    data = pictures.in_memory(np.tile(image, (size, 1, 1, 1)))
+    stream = training_stream(data, 8, "pad_crop_flip", None, 1, "black", flip="alternating")
+    drawn = [
+        (label, not _rises(crop.max(axis=(0, 2))))
+        for pixels, labels in pictures.batches(stream, size)
+        for crop, label in zip(pixels, labels, strict=True)
+    ]
+    epochs = [dict(drawn[start : start + size]) for start in range(0, 8 * size, size)]
+    assert 6 < sum(epochs[0].values()) < size - 6
+    for number, epoch in enumerate(epochs):
+        assert len(epoch) == size
+        assert all(epoch[label] == first ^ (number % 2) for label, first in epochs[0].items())

@@ -34,15 +34,15 @@ def compiled(function):
 
 
 @pytest.mark.parametrize(("height", "width", "channels"), [(6, 6, 3), (5, 9, 1), (9, 5, 3)])
-@pytest.mark.parametrize("padding", ["mean", "reflect"])
-def test_a_step_has_the_pixels_of_the_pipeline(height, width, channels, padding):
+@pytest.mark.parametrize(("padding", "border"), [("mean", 4), ("reflect", 2)])
+def test_a_step_has_the_pixels_of_the_pipeline(height, width, channels, padding, border):
     images = random_images(10, height, width, channels)
     labels = np.random.default_rng(1).integers(0, 7, 10)
     data = pictures.in_memory(images, labels)
     pad = crops.PADDINGS[padding]
-    pipeline = InMemory(data, 4, 3, pad)
-    cut = Cut(pad(images, data.preprocessing.mean))
-    stream = Codes(data, 4, 3, augment=True)
+    pipeline = InMemory(data, 4, 3, pad, border=border)
+    cut = Cut(pad(images, data.preprocessing.mean, border), border)
+    stream = Codes(data, 4, 3, augment=True, border=border)
     call = compiled(cut)
     for step in (0, 1, 2, 7, 1_000):  # an epoch ends within step 2
         codes, found = stream.batch(step, np.arange(4))
@@ -54,13 +54,17 @@ def test_a_step_has_the_pixels_of_the_pipeline(height, width, channels, padding)
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("augmentation", ["pad_crop_flip", "none"])
-def test_a_step_is_that_of_a_training_stream(augmentation):
+@pytest.mark.parametrize(
+    ("augmentation", "border"), [("pad_crop_flip", 4), ("pad_crop_flip", 1), ("none", 4)]
+)
+def test_a_step_is_that_of_a_training_stream(augmentation, border):
     images = random_images(12, 8, 8, 3)
     data = pictures.in_memory(images)
-    expected = pictures.batches(training_stream(data, 5, augmentation, None, 11), 6, start=3)
-    cut = Cut(crops.PADDINGS["mean"](images, data.preprocessing.mean))
-    stream = training_stream(data, 5, augmentation, None, 11, on_device=True)
+    options = {"border": border}
+    plain = training_stream(data, 5, augmentation, None, 11, **options)
+    expected = pictures.batches(plain, 6, start=3)
+    cut = Cut(crops.PADDINGS["mean"](images, data.preprocessing.mean, border), border)
+    stream = training_stream(data, 5, augmentation, None, 11, on_device=True, **options)
     coded = pictures.batches(stream, 6, start=3)
     for (pixels, labels), (codes, found) in zip(expected, coded, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(cut(codes)), pixels)

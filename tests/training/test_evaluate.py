@@ -13,12 +13,12 @@ from PIL import Image
 
 import keras_preact as kp
 from tests.training import images as pictures
-from tests.training.commands import files, run_evaluate, words
+from tests.training.commands import RUN, files, run_evaluate, run_train, words
 from training import cli
 from training import export as export_command
 from training.config import Data
 from training.data import load
-from training.evaluate import draw_confusion, measure, report
+from training.evaluate import draw_confusion, draw_reliability, measure, reliability, report
 
 
 def scores(rows) -> np.ndarray:
@@ -62,6 +62,34 @@ class TestMeasure:
             == 1000
         )
 
+    def test_calibration_error(self):
+        random = np.random.default_rng(0)
+        logits, labels = 2 * random.normal(size=(500, 3)), random.integers(0, 3, 500)
+        shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        want = 0.0
+        for i in range(15):  # as in Eq. 3 of arXiv 1706.04599
+            inside = (shares.max(1) > i / 15) & (shares.max(1) <= (i + 1) / 15)
+            if inside.any():
+                accuracy = (shares.argmax(1) == labels)[inside].mean()
+                want += inside.mean() * abs(accuracy - shares.max(1)[inside].mean())
+        got = measure(logits, labels, ["a", "b", "c"])["calibration_error"]
+        assert got == pytest.approx(want, rel=1e-9)
+        assert want > 0.1
+        certain = scores([[1000, 0], [0, 1000]])  # all of it, and right: none
+        assert measure(certain, np.array([0, 1]), ["a", "b"])["calibration_error"] == 0
+        assert measure(certain, np.array([1, 0]), ["a", "b"])["calibration_error"] == 1
+
+    @pytest.mark.parametrize(("right", "images"), [(0, 5), (3, 4), (356, 360), (5, 5)])
+    def test_accuracy_interval(self, right, images):
+        """Its ends are the accuracies p at which the measured one is 1.96 deviations away:
+        (accuracy - p)^2 = 1.96^2 p (1 - p) / images.
+        """
+        logits = scores([[1, 0]] * right + [[0, 1]] * (images - right))
+        got = measure(logits, np.zeros(images, int), ["a", "b"])["accuracy_interval"]
+        accuracy, square = right / images, 1.959964**2 / images
+        ends = np.roots([1 + square, -2 * accuracy - square, accuracy**2])
+        assert got == pytest.approx(sorted(ends), abs=1e-6)
+
     def test_top5(self):
         logits = scores([[7, 6, 5, 4, 3, 2, 1]] * 4)
         # first, fifth, sixth and seventh
@@ -90,7 +118,9 @@ class TestMeasure:
         )
         assert report(metrics).split("\n") == [
             "runs/a/model.keras on 4 test images of letters:",
-            f"  accuracy 75.00 %, error 25.00 %, loss {metrics['loss']:.4f}",
+            "  accuracy 75.00 % (95 % interval 30.06 to 95.44 %), error 25.00 %, "
+            f"loss {metrics['loss']:.4f}, calibration error "
+            f"{100 * metrics['calibration_error']:.2f} %",
             "  class    precision  recall      f1  images",
             "  a           1.0000  0.5000  0.6667       2",
             "  b           0.6667  1.0000  0.8000       2",
@@ -169,7 +199,8 @@ class TestRun:
 
         printed = capsys.readouterr().out
         assert report(metrics) in printed
-        assert "Wrote run/metrics.json and run/confusion_matrix.png.\n" in printed
+        wrote = "Wrote run/metrics.json, confusion_matrix.png and reliability.png.\n"
+        assert wrote in printed
         with Image.open(copied / "confusion_matrix.png") as image:
             image.load()
             assert image.format == "PNG"
@@ -179,19 +210,50 @@ class TestRun:
         before = files(copied)
         run_evaluate("run")
         run_evaluate("run", "--batch-size", "7")
-        assert files(copied) == sorted([*before, "metrics.json", "confusion_matrix.png"])
+        written = ["metrics.json", "confusion_matrix.png", "reliability.png"]
+        assert files(copied) == sorted([*before, *written])
 
     def test_checkpoint_and_output(self, copied):
         run_evaluate("run", "--checkpoint", "best", "--output", "elsewhere/here")
         assert files(copied.parent / "elsewhere") == [
             "here/confusion_matrix-best.png",
             "here/metrics-best.json",
+            "here/reliability-best.png",
         ]
         metrics = json.loads(
             (copied.parent / "elsewhere" / "here" / "metrics-best.json").read_text()
         )
         assert metrics["model"] == "run/checkpoints/best.keras"
         assert not (copied / "metrics.json").exists()
+
+    def test_views(self, copied, test_images, capsys):
+        """Each view cut out by hand: by the index of every pixel that it has."""
+        images, labels = test_images
+        model = keras.saving.load_model(copied / "model.keras")
+        ahead = np.arange(8)
+        reflected = [1, *ahead[:-1]], [*ahead[1:], 6]  # down right by a pixel, up left
+        logits = {
+            (move, flipped): model.predict_on_batch(
+                images[:, rows][:, :, rows[::-1] if flipped else rows].astype("float32")
+            )
+            for move, rows in enumerate([[*ahead], *reflected])
+            for flipped in (False, True)
+        }
+        weights = {
+            "flip": {(0, False): 1 / 2, (0, True): 1 / 2},
+            "flip_shift": {key: 1 / 4 if key[0] == 0 else 1 / 8 for key in logits},
+        }
+        for views, shares in weights.items():
+            run_evaluate("run", "--views", views)
+            mean = sum(share * logits[key] for key, share in shares.items())
+            expected = measure(mean, labels, list("0123456789"))
+            metrics = metrics_of(copied)
+            assert metrics["views"] == views
+            assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+            assert metrics["confusion_matrix"] == expected["confusion_matrix"]
+        printed = capsys.readouterr().out
+        assert "on 360 test images of digits, 2 views each:" in printed
+        assert "on 360 test images of digits, 6 views each:" in printed
 
     def test_keras_file_gives_the_same(self, copied, expected):
         run_evaluate("run/model.keras", "--data", "digits")
@@ -245,6 +307,84 @@ def pixels(path) -> bytes:
     with Image.open(path) as image:
         assert (image.mode, image.size) == ("RGB", (40, 30))
         return image.tobytes()
+
+
+class TestCalibration:
+    @pytest.fixture
+    def held_out(self, tmp_path, monkeypatch):
+        """A run with held-out images, as far as `evaluate` reads it."""
+        monkeypatch.chdir(tmp_path)
+        run_train(tmp_path / "run", *RUN, "--data.holdout", "0.2")
+        return tmp_path / "run"
+
+    def test_temperature_is_that_of_the_held_out_images(self, held_out, test_images, capsys):
+        run_evaluate("run")
+        metrics = metrics_of(held_out)
+        network = keras.saving.load_model(held_out / "model.keras")
+        data = load(Data("digits", holdout=0.2))
+        rows = list(data.holdout.open().as_numpy_iterator())
+        images, labels = (np.stack(column) for column in zip(*rows, strict=True))
+        logits = network.predict(images.astype("float32"), verbose=0)
+        temperature = kp.transfer.fit_temperature(logits, labels)
+        images, labels = test_images
+        calibrated = network.predict(images.astype("float32"), verbose=0) / temperature
+        expected = measure(calibrated, labels, list("0123456789"))
+        assert metrics["calibrated"] == {
+            "temperature": pytest.approx(temperature, rel=1e-4),
+            "held_out_images": len(rows),
+            "loss": pytest.approx(expected["loss"], rel=1e-4),
+            "calibration_error": pytest.approx(expected["calibration_error"], rel=1e-3),
+        }
+        assert abs(temperature - 1) > 0.05
+        said = f"  with logits / {temperature:.3g}, fitted on 287 held-out images: loss "
+        assert said in capsys.readouterr().out
+
+        options = ["run", "--name", "digits", "--output", "exported", "--temperature", "fitted"]
+        cli.main("export", export_command.export, options)
+        assert f"Its logits are divided by {temperature:.3g}." in capsys.readouterr().out
+        run_evaluate("exported/digits", "--output", "again")
+        again = metrics_of(held_out.parent / "again")
+        assert again["loss"] == pytest.approx(metrics["calibrated"]["loss"], rel=1e-4)
+        assert again["calibrated"]["temperature"] == pytest.approx(1, abs=1e-3)
+        card = json.loads((held_out.parent / "exported/digits/model_card.json").read_text())
+        assert card["metrics"]["temperature"] == metrics["calibrated"]["temperature"]
+
+    def test_a_run_without_held_out_images_has_none(self, copied, capsys):
+        run_evaluate("run")
+        assert "calibrated" not in metrics_of(copied)
+        options = ["run", "--name", "digits", "--temperature", "fitted"]
+        with pytest.raises(SystemExit):
+            cli.main("export", export_command.export, options)
+        assert "have no temperature: `keras-preact evaluate` fits one" in capsys.readouterr().err
+
+    def test_nothing_to_fit_is_said(self, held_out, monkeypatch, capsys):
+        network = keras.saving.load_model(held_out / "model.keras")
+        classifier = network.get_layer("head_classifier")
+        classifier.set_weights([np.zeros_like(each) for each in classifier.get_weights()])
+        network.save(held_out / "model.keras")
+        run_evaluate("run")
+        said = "The probabilities were not calibrated. No temperature is the best: use more held"
+        assert said in capsys.readouterr().out
+        assert "calibrated" not in metrics_of(held_out)
+
+
+def test_reliability_by_hand():
+    logits = np.log([[0.9, 0.1], [0.92, 0.08], [0.6, 0.4], [0.39, 0.61]])
+    confidences, accuracies, counts = reliability(logits, np.array([0, 1, 0, 0]))
+    np.testing.assert_allclose(confidences, [0.6, 0.61, 0.91])
+    np.testing.assert_allclose(accuracies, [1, 0, 0.5])
+    np.testing.assert_array_equal(counts, [1, 1, 2])
+
+
+def test_reliability_is_drawn(tmp_path):
+    point = np.array([0.9]), np.array([0.1]), np.array([3])
+    draw_reliability({"as trained": point}, tmp_path / "reliability.png")
+    with Image.open(tmp_path / "reliability.png") as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    rows, columns = np.nonzero((np.abs(pixels - (0, 0x72, 0xB2)) < 3).all(axis=-1))
+    chart = rows < 0.8 * pixels.shape[0]  # the legend has a point below
+    assert np.median(columns[chart]) > 0.7 * pixels.shape[1]  # sure, and wrong: on the lower right
+    assert np.median(rows[chart]) > 0.5 * pixels.shape[0]
 
 
 def test_exported_model_gives_the_metrics_of_its_run(copied, expected, capsys):

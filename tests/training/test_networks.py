@@ -37,6 +37,23 @@ class TestOptimizer:
             None,
         )
 
+    def test_muon(self):
+        options = Optimizer(
+            name="muon",
+            momentum=0.6,
+            nesterov=True,
+            weight_decay=0.1,
+            adam_ratio=0.2,
+            ema=0.99,
+            exclude_from_decay=("norm",),
+        )
+        made = networks.optimizer(Config(optimizer=options, accumulate=4), 0.3)
+        assert isinstance(made, kp.optimizers.Muon)
+        assert (made.momentum, made.nesterov, made.adam_lr_ratio) == (0.6, True, 0.2)
+        assert (made.weight_decay, made.adam_weight_decay) == (0.1, 0.1)
+        assert (made.ema_momentum, made.gradient_accumulation_steps) == (0.99, 4)
+        assert made.exclude_from_decay == ["norm"]
+
     @pytest.mark.parametrize(
         ("dtype", "scaled"), [("mixed_float16", True), ("mixed_bfloat16", False), (None, False)]
     )

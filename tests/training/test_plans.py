@@ -120,6 +120,13 @@ class TestLearningRate:
             [0.05, 0.1, 0.05, 0], abs=1e-7
         )
 
+    def test_a_line_ends_with_the_run_in_updates(self):
+        made = config(schedule=Schedule("linear", length=4, warmup=1), accumulate=2)
+        rate = rate_at(learning_rate(made, plan(made, 1000)))
+        assert [rate(step) for step in (0, 5, 10, 25, 37, 40, 50)] == pytest.approx(
+            [0, 0.05, 0.1, 0.05, 0.01, 0, 0], abs=1e-7
+        )
+
     @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
     def test_errors(self, value):
         made = config(optimizer=Optimizer(learning_rate=value))

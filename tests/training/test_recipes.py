@@ -19,6 +19,7 @@ pytestmark = pytest.mark.once
 
 #: Appendix of arXiv 1603.05027. Nothing is spared from the decay.
 PAPER_OPTIMIZER = {
+    "name": "sgd",
     "learning_rate": 0.1,
     "momentum": 0.9,
     "nesterov": False,
@@ -30,6 +31,7 @@ PAPER_OPTIMIZER = {
     "ema": None,
     "label_smoothing": 0.0,
     "layer_decay": None,
+    "adam_ratio": 0.1,  # of Muon alone
 }
 
 
@@ -61,6 +63,7 @@ def test_cifar_recipe_is_the_papers(recipe, model, data):
     assert (config.data.name, config.data.augmentation) == (data, "pad_crop_flip")
     # all 50,000 images are trained on: the paper's final numbers
     assert (config.data.holdout, config.data.watch_test, config.data.size) == (0, False, None)
+    assert config.data.border == 4
     assert config.data.padding == "mean"  # what is padded is normalised in the released code
 
 

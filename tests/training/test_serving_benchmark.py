@@ -130,7 +130,7 @@ def rounds_of(rates):
     )
     figures = ({loop: 10.0, on: with_it, off: without} for with_it, without in rates)
     return [
-        over_http.compare_batching(
+        over_http.compare(
             {name: {"over": loop, "requests_per_second": rate} for name, rate in one.items()}
         )
         for one in figures
@@ -269,9 +269,15 @@ def test_all_parts_measure_a_tiny_network(tmp_path, capsys):
         for batching in ("on", "off")
         for n in (1, 3)
     }
-    over[name("server", tiny, "tensorflow", batching="on", concurrency=3, input="jpeg")] = plain
+    over |= {
+        name("server", tiny, "tensorflow", batching="on", concurrency=3, input=kind): plain
+        for kind in ("jpeg", "small_jpeg", "small_png")
+    }
+    alone = name("server", tiny, "tensorflow", batch=over_http.ENGINE_BATCH)
+    over[alone] = plain
     growth = name("memory", tiny, "tensorflow", concurrency=3)
     assert written["summary"].keys() == {plain, growth, *over}
+    served = written["rounds"]["server"]
     for label, figures in written["summary"].items():
         assert NAME.fullmatch(label)
         assert f"| `{label.partition('/')[2]}` |" in printed
@@ -292,6 +298,9 @@ def test_all_parts_measure_a_tiny_network(tmp_path, capsys):
             sum(mine / its for mine, its in pairs) / 2
         )
         assert 0 < figures["p50_ms"]["min"] <= figures["p99_ms"]["max"]
+        if label.startswith("server/") and "concurrency" in label:
+            shares = [one[label]["cpu_ms"] / one[alone]["cpu_ms"] for one in served]
+            assert figures["over_engine"]["median"] == pytest.approx(sum(shares) / 2)
     [watched] = written["rounds"]["memory"]
     samples = watched[growth]["resident_bytes"]
     assert watched[growth]["requests"] == 60

@@ -252,6 +252,18 @@ class TestOptionsOfTheModel:
         assert changed.get(option) == expected
         assert changed["stem_filters"] == (8 if option == "width_factor" else 16)
 
+    def test_whitening_stem_is_computed_from_the_training_images(self, tmp_path):
+        run = run_train(
+            tmp_path / "run",
+            "--model.name cifar_fast_resnet8 --optimizer.learning-rate 0.01",
+        )
+        model, data = loaded(run / "model.keras"), load(Data("digits"))
+        stem = keras.Model(model.input, model.get_layer("stem_conv").output)
+        components = stem.predict(data.held.images, verbose=0).astype("float64")[..., :4]
+        covariance = np.cov(components.reshape(-1, 4).T)
+        # of 2 x 2 pixels with a mean of 0 and a variance of 1: none is flat
+        np.testing.assert_allclose(covariance, np.eye(4), atol=0.02)
+
     def test_reaches_the_network_of_a_run(self, tmp_path, capsys):
         options = (
             "--model.arrangement original --model.shortcut exclusive_gating --model.gate-bias -6",

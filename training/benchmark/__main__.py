@@ -1,9 +1,12 @@
 """The command line: `keras-preact benchmark COMMAND`."""
 
+import contextlib
 import dataclasses
 import importlib
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 
 from .. import cli
 
@@ -48,6 +51,11 @@ COMMANDS: Mapping[str, Question] = {
     "distribution": Question(
         "Two virtual devices of a CPU against one.", "two_devices:TwoDevices", "two_devices"
     ),
+    "processes": Question(
+        "Two processes with one core each against one with both.",
+        "two_processes:TwoProcesses",
+        "two_processes",
+    ),
     "input": Question(
         "Images per second of the CIFAR input, beside plain tf.data.",
         "input_rate:Input",
@@ -81,7 +89,21 @@ def _start(argv: Sequence[str]) -> None:
     module, _, kind = question.options.partition(":")
     options = cli.parse(f"benchmark {argv[0]}", getattr(_module(module), kind), argv[1:])
     if question.run:
-        _module(question.run).run(options)
+        with _ended_by_sigterm():
+            _module(question.run).run(options)
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM raise SystemExit, which ends the processes that are measured as well."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _module(name: str):

@@ -58,6 +58,7 @@ _TORCH_OPTIONS = ("channels_last", "compile")
 #: Name to `Peer`: pre-activation ResNet-50s for ImageNet, and the paper's networks for CIFAR.
 PEERS: Mapping[str, Peer] = {
     "keras_applications_resnet50v2": Peer(peers.keras_applications_resnet50v2),
+    "kp_applications_resnet50v2": Peer(peers.kp_applications_resnet50v2),
     "keras_hub_resnet50v2": Peer(peers.keras_hub_resnet50v2, package=("keras_hub", "keras-hub")),
     "timm_resnetv2_50": Peer(
         peers.timm_resnetv2_50,

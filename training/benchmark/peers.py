@@ -23,6 +23,20 @@ def keras_applications_resnet50v2(image_size: int):
     )
 
 
+def kp_applications_resnet50v2(image_size: int):
+    """This library's network that takes the weights of `keras.applications`; the strides
+    are where those have them.
+    """
+    import keras_preact as kp
+
+    return kp.applications.ResNet50V2(
+        weights=None,
+        input_shape=(image_size, image_size, 3),
+        classes=_CLASSES,
+        classifier_activation=None,
+    )
+
+
 def keras_hub_resnet50v2(image_size: int):
     """The backbone in the configuration of the preset resnet_v2_50_imagenet, with
     pooling and classifier.

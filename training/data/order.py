@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 # What random numbers are for: the second of the three numbers that a generator is made from.
-ORDER, AUGMENTATION, SHARDS, OPERATIONS, MIXING = range(5)
+ORDER, AUGMENTATION, SHARDS, OPERATIONS, MIXING, FLIPS = range(6)
 
 
 def generator(seed: int, purpose: int, number: int) -> np.random.Generator:

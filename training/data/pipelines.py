@@ -29,6 +29,9 @@ AUGMENTATIONS: Mapping[str, images.Augmentation | None] = {
     "resized_crop_flip": images.resized_crop_flip,
 }
 
+#: `Data.flip` to whether an image is flipped in every other epoch.
+FLIPS: Mapping[str, bool] = {"random": False, "alternating": True}
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainingStream:
@@ -76,6 +79,8 @@ def training_stream(
     seed: int,
     padding: str = "mean",
     *,
+    border: int = crops.BORDER,
+    flip: str = "random",
     rand_augment: tuple[int, int] | None = None,
     mixup: float = 0.0,
     cutmix: float = 0.0,
@@ -93,6 +98,9 @@ def training_stream(
         size: Height and width of the images that leave; None: as they are.
         seed: Of order and augmentation, not negative.
         padding: A name from `crops.PADDINGS`, for pad_crop_flip.
+        border: Pixels to pad with on every side, for pad_crop_flip.
+        flip: For pad_crop_flip: `"random"`, or `"alternating"`: each image in every other
+            epoch.
         rand_augment: Operations on every image, behind the augmentation, and their
             magnitude; see `RandAugment`.
         mixup, cutmix: See `Mixing`.
@@ -115,6 +123,18 @@ def training_stream(
         raise ValueError(f"`seed` must not be negative. Received: {seed}")
     size = size or data.size
     fake = isinstance(data.train.reader, Fake)
+    alternate = lookup(FLIPS, flip, "flip")
+    if alternate and augment is not None:
+        raise UserError(
+            f"--data.flip {flip} needs --data.augmentation pad_crop_flip. Received: {augmentation}"
+        )
+    if border < 1:
+        raise UserError(f"--data.border must be at least 1. Received: {border}")
+    if border != crops.BORDER and augment is not None:
+        raise UserError(
+            f"--data.border {border} needs --data.augmentation pad_crop_flip. Received: "
+            f"{augmentation}"
+        )
     if augment is None and not fake:
         _check_one_size(data, size)
     if size is None:
@@ -134,7 +154,9 @@ def training_stream(
                 "--data.augmentation none or pad_crop_flip and nothing else. Remove it, or the "
                 "other options of --data."
             )
-        return TrainingStream(batch_size, shape, Codes(data, batch_size, seed, augment is None))
+        return TrainingStream(
+            batch_size, shape, Codes(data, batch_size, seed, augment is None, alternate, border)
+        )
     if fake:
         return TrainingStream(
             batch_size,
@@ -142,7 +164,9 @@ def training_stream(
             _one_batch(batch_size, shape, len(data.classes), seed, mixing is not None),
         )
     if augment is None:
-        open_stream: Callable[[int, np.ndarray], Any] = InMemory(data, batch_size, seed, pad)
+        open_stream: Callable[[int, np.ndarray], Any] = InMemory(
+            data, batch_size, seed, pad, alternate, border
+        )
     elif augmentation == "none" and _in_memory(data, augment, size):
         open_stream = InMemory(data, batch_size, seed, None)
     else:
@@ -200,23 +224,45 @@ class Drawn:
         batch_size: Images per batch, over all processes.
         seed: Seed of order and augmentation.
         augment: Whether images are cropped and flipped.
+        alternate: Whether an image is flipped in every other epoch, not at random.
+        border: Pixels on every side of a padded image.
     """
 
-    def __init__(self, data: ImageData, batch_size: int, seed: int, augment: bool):
+    def __init__(
+        self,
+        data: ImageData,
+        batch_size: int,
+        seed: int,
+        augment: bool,
+        alternate: bool = False,
+        border: int = crops.BORDER,
+    ):
         assert data.held is not None
         self._held = data.held
         self._batch_size, self._seed, self._augment = batch_size, seed, augment
+        self._border = border
         self._order = order.Order(len(data.held), seed)
+        self._first_flips = (
+            order.generator(seed, order.FLIPS, 0).integers(0, 2, len(data.held)).astype(bool)
+            if alternate
+            else None
+        )
 
     def draw(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
         """Return the numbers of a step's images, of these rows, and their crops: top,
         left and flip, or nothing.
         """
-        images = self._order(step * self._batch_size + rows)
+        places = step * self._batch_size + rows
+        images = self._order(places)
         if not self._augment:
             return images, ()
         random = order.generator(self._seed, order.AUGMENTATION, int(step))
-        return images, tuple(number[rows] for number in crops.draw(random, self._batch_size))
+        top, left, flip = (
+            number[rows] for number in crops.draw(random, self._batch_size, self._border)
+        )
+        if self._first_flips is not None:
+            flip = self._first_flips[images] ^ (places // len(self._held) % 2).astype(bool)
+        return images, (top, left, flip)
 
     def inputs(self, images: np.ndarray, crop: tuple[np.ndarray, ...]) -> np.ndarray:
         """Return what the network gets of these crops."""
@@ -253,12 +299,20 @@ class InMemory(Drawn):
             images as they are.
     """
 
-    def __init__(self, data: ImageData, batch_size: int, seed: int, pad: Callable | None):
-        super().__init__(data, batch_size, seed, pad is not None)
+    def __init__(
+        self,
+        data: ImageData,
+        batch_size: int,
+        seed: int,
+        pad: Callable | None,
+        alternate: bool = False,
+        border: int = crops.BORDER,
+    ):
+        super().__init__(data, batch_size, seed, pad is not None, alternate, border)
         self._crop_flip = (
             None
             if pad is None
-            else crops.PadCropFlip(pad(self._held.images, data.preprocessing.mean))
+            else crops.PadCropFlip(pad(self._held.images, data.preprocessing.mean, border), border)
         )
 
     def inputs(self, images, crop):
@@ -271,7 +325,8 @@ class Codes(Drawn):
     """Batches of codes, int32: the same images as those of `InMemory`."""
 
     def inputs(self, images, crop):
-        return resident.encode(images, *crop)
+        top, left, flip = crop or (None, None, False)
+        return resident.encode(images, top, left, flip, self._border)
 
 
 def _one_by_one(

@@ -14,20 +14,25 @@ from keras import ops
 from ..cli import UserError
 from . import crops
 
-_PLACES = crops.OFFSETS * crops.OFFSETS * 2
-
 
 def encode(
-    images: np.ndarray, top: Any = crops.PADDING, left: Any = crops.PADDING, flip: Any = False
+    images: np.ndarray,
+    top: Any = None,
+    left: Any = None,
+    flip: Any = False,
+    border: int = crops.BORDER,
 ) -> np.ndarray:
     """Return the codes, int32, of crops of these images.
 
     Args:
         images: Numbers of the images.
-        top, left: Offsets of the crops, 0 to 8. Default: the middle.
+        top, left: Offsets of the crops, 0 to twice the border; None: the middle.
         flip: Whether a crop is flipped.
+        border: Pixels that the images have been padded with on every side.
     """
-    return (((images * crops.OFFSETS + top) * crops.OFFSETS + left) * 2 + flip).astype("int32")
+    top, left = (border if each is None else each for each in (top, left))
+    offsets = crops.offsets(border)
+    return (((images * offsets + top) * offsets + left) * 2 + flip).astype("int32")
 
 
 class Cut(keras.Layer):
@@ -35,18 +40,20 @@ class Cut(keras.Layer):
     width, channels)`, float32, 0 to 255.
 
     Args:
-        padded: uint8 images (n, height, width, channels), `crops.PADDING` pixels larger
-            on every side than their crops.
+        padded: uint8 images (n, height, width, channels), `border` pixels larger on
+            every side than their crops.
+        border: See above.
 
     Raises:
-        UserError: for more images than codes can tell apart, 13 million, or 2 thousand
-            million pixels.
+        UserError: for more images than codes can tell apart, 13 million with a border of
+            4, or 2 thousand million pixels.
     """
 
-    def __init__(self, padded: np.ndarray, **kwargs):
+    def __init__(self, padded: np.ndarray, border: int = crops.BORDER, **kwargs):
         super().__init__(trainable=False, dtype="float32", **kwargs)
         n, self._height, self._width, channels = padded.shape
-        if n * max(_PLACES, self._height * self._width) >= 2**31:
+        self._border, self._offsets = border, crops.offsets(border)
+        if n * max(2 * self._offsets**2, self._height * self._width) >= 2**31:
             raise UserError(
                 f"Too many images for the device: {n:,} of {self._height} x {self._width} pixels "
                 "with their border. Remove --data.on-device."
@@ -63,10 +70,10 @@ class Cut(keras.Layer):
     def call(self, codes):
         codes = ops.cast(codes, "int32")
         rest, flip = codes // 2, codes % 2
-        rest, left = rest // crops.OFFSETS, rest % crops.OFFSETS
-        image, top = rest // crops.OFFSETS, rest % crops.OFFSETS
-        rows = ops.arange(self._height - 2 * crops.PADDING, dtype="int32")
-        width = self._width - 2 * crops.PADDING
+        rest, left = rest // self._offsets, rest % self._offsets
+        image, top = rest // self._offsets, rest % self._offsets
+        rows = ops.arange(self._height - 2 * self._border, dtype="int32")
+        width = self._width - 2 * self._border
         columns = ops.arange(width, dtype="int32")
         columns = columns + flip[:, None] * (width - 1 - 2 * columns) + left[:, None]
         rows = (image * self._height + top)[:, None] + rows

@@ -152,11 +152,22 @@ FULL: Columns = {
     "mean +- std": lambda measured: _spread(measured.errors),
     **_LAST,
 }
-SMALL: Columns = {
+SHORTENED: Columns = {
     "training loss, median": lambda measured: _loss(measured.values("train_loss")),
     "test error, median": lambda measured: _median(measured.errors),
     "mean +- std": lambda measured: _spread(measured.errors),
     "95 % interval": lambda measured: _interval(measured.errors),
+    **_LAST,
+}
+
+#: Of a table without published numbers.
+UNPUBLISHED: Columns = {
+    "parameters": _all(lambda record: f"{record.parameters:,}"),
+    "iterations": _all(lambda record: f"{record.config['schedule']['length']:,.0f}"),
+    **{
+        name: SHORTENED[name]
+        for name in ("training loss, median", "test error, median", "mean +- std")
+    },
     **_LAST,
 }
 
@@ -173,20 +184,22 @@ def table_text(table: Table, groups: Groups) -> str:
     rows become one line.
     """
     measured = {own.row.label: own for own in measured_rows(table, groups)}
-    columns = dict(SMALL if table.small else FULL) if measured else {}
+    own_columns = SHORTENED if table.shortened else FULL if table.published else UNPUBLISHED
+    columns = dict(own_columns) if measured else {}
     common = []
     for name in COMMON if len(measured) > 1 else ():
         cells = {columns[name](own) for own in measured.values()}
         if len(cells) == 1:
             common.append(f"{name}: {cells.pop()}")
             del columns[name]
-    rows = [["row", "published, CIFAR-10" if table.small else "published", *columns]]
+    heading = [", ".join(filter(None, ["published", table.unlike]))] if table.published else []
+    rows = [["row", *heading, *columns]]
     for row in table.rows:
         own = measured.get(row.label)
         rows.append(
             [
                 row.label,
-                _published(row),
+                *([_published(row)] if table.published else []),
                 *(NOTHING if own is None else cell(own) for cell in columns.values()),
             ]
         )

@@ -1,5 +1,5 @@
 """The pictures of the report: training curves as the paper draws them, and the rows of
-a small table with their spread.
+a shortened table with their spread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ CURVES: Mapping[str, dict[str, Any]] = {
     "train_loss": {"linestyle": "--", "linewidth": 1.0, "alpha": 0.85},
 }
 NAMES: Mapping[str, str] = {"test_error": "test error", "train_loss": "training loss"}
-#: What the panels of a small table show: key in `Record.final` to label.
+#: What the panels of a shortened table show: key in `Record.final` to label.
 SPREADS: Mapping[str, str] = {"train_loss": "Training loss", "test_error": "Test error (%)"}
 
-#: Markers of a small table.
+#: Markers of a shortened table.
 RUN: Mapping[str, Any] = {
     "linestyle": "none",
     "marker": "o",
@@ -160,7 +160,7 @@ def _panel(
 
 
 def spreads(table: Table, groups: Groups, path: Path) -> None:
-    """Draw the rows of a small table in the paper's order: one point per run, the mean
+    """Draw the rows of a shortened table in the paper's order: one point per run, the mean
     with its 95 % interval, the median.
 
     Args:

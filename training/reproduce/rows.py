@@ -31,9 +31,27 @@ def small() -> Config:
     )
 
 
+def eighth() -> Config:
+    """The paper's recipe with an eighth of its schedule: 8,000 iterations, 50 of them
+    warm-up. The rate is divided by 10 at 4,000 and 6,000.
+    """
+    paper = recipes.cifar10()
+    schedule = paper.schedule
+    return dataclasses.replace(
+        paper,
+        schedule=dataclasses.replace(
+            schedule,
+            drops=tuple(drop / 8 for drop in schedule.drops),
+            warmup=schedule.warmup / 8,
+            length=schedule.length / 8,
+        ),
+    )
+
+
 #: Name to recipe; their lengths are in iterations.
 RECIPES: Mapping[str, Callable[[], Config]] = {
     "paper": recipes.cifar10,
+    "eighth": eighth,
     "batch64": recipes.cifar10_batch64,
     "small": small,
 }
@@ -48,12 +66,14 @@ class Trial:
         dataset: Name of the data set.
         recipe: Name in `RECIPES`.
         model: The network.
+        measurements: Of the test set in a run.
     """
 
     name: str
     dataset: str
     recipe: str
     model: Model
+    measurements: int = MEASUREMENTS
 
     def config(
         self,
@@ -81,7 +101,7 @@ class Trial:
             recipe = dataclasses.replace(recipe, schedule=SMOKE, batch_size=8)
         fake = smoke and self.dataset != "digits"
         iterations = round(recipe.schedule.length)
-        measurements = 2 if smoke else MEASUREMENTS
+        measurements = 2 if smoke else self.measurements
         together = max(n for n in range(1, together + 1) if not iterations % n)
         return dataclasses.replace(
             recipe,
@@ -103,11 +123,22 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A published result, and the trial that is to reach it."""
+    """A trial, with the published result that it is to reach, if there is one."""
 
     label: str
-    published: kp.published.Result
     trial: Trial
+    result: kp.published.Result | None = None
+
+    @property
+    def published(self) -> kp.published.Result:
+        """The published result.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        if self.result is None:
+            raise ValueError(f"Nothing is published for {self.label}.")
+        return self.result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,17 +147,26 @@ class Table:
 
     Args:
         title: What it shows.
-        rows: In the paper's order.
-        small: Whether the networks and data are small stand-ins: no number is to be
-            expected, but an order.
+        rows: In the paper's order, all of them with published results or none.
+        shortened: How its runs are less than the paper's, a sentence: no number is to be
+            expected, but an order. Empty: they are the paper's.
+        unlike: What is unlike the published numbers, as their heading names it.
         depths: Whether its rows are compared across networks, which differ in nothing
             but their depth.
+        about: What is trained, where the title does not say it.
     """
 
     title: str
     rows: tuple[Row, ...]
-    small: bool = False
+    shortened: str = ""
+    unlike: str = ""
     depths: bool = False
+    about: str = ""
+
+    @property
+    def published(self) -> bool:
+        """Whether its rows have published results."""
+        return all(row.result is not None for row in self.rows)
 
 
 def _label(value: Any) -> str:
@@ -160,7 +200,7 @@ def _trial(
     }
     parts = [f"b{value:g}" if key == "gate_bias" else _label(value) for key, value in own.items()]
     network = f"resnet{published.arguments['depth']}"
-    name = "-".join([network, *parts, *([recipe] if recipe == "batch64" else [])])
+    name = "-".join([network, *parts, *([recipe] if recipe in ("batch64", "eighth") else [])])
     return Trial(f"{dataset}/{name}", dataset, recipe, _model({**published.arguments, **more}))
 
 
@@ -168,6 +208,8 @@ def _table(
     title: str,
     recipe: str = "paper",
     small: Mapping[str, Any] | None = None,
+    shortened: str = "",
+    unlike: str = "",
     depths: bool = False,
     **of: str,
 ) -> Table:
@@ -175,12 +217,41 @@ def _table(
     for published in kp.published.results(**of):
         trial = _trial(published, recipe, "digits" if small else published.dataset, small or {})
         data = "CIFAR-100, " if published.dataset == "cifar100" else ""
-        rows.append(Row(f"{data}{published.network}, {published.row}", published, trial))
-    return Table(title, tuple(rows), small is not None, depths)
+        rows.append(Row(f"{data}{published.network}, {published.row}", trial, published))
+    return Table(title, tuple(rows), shortened, unlike, depths)
 
 
 #: What makes the networks of the paper small: 4, 8, 16 channels, for images of 8 x 8 pixels.
-_SMALL: Mapping[str, Any] = {"width_factor": 0.25}
+_SMALL: Mapping[str, Any] = {
+    "recipe": "small",
+    "small": {"width_factor": 0.25},
+    "shortened": "Small networks on small images",
+    "unlike": "CIFAR-10",
+}
+_EIGHTH: Mapping[str, Any] = {
+    "recipe": "eighth",
+    "shortened": "An eighth of the paper's schedule: 8,000 iterations, one seed unless n says more",
+    "unlike": "64,000 iterations",
+}
+
+#: The paper's recipe is not for these networks, nor did the paper train them.
+_DEEP = Table(
+    "Ten thousand layers, on digits",
+    (
+        Row(
+            "ResNet-10001, full_preactivation, DepthScaledHe",
+            Trial(
+                "digits/resnet10001-full_preactivation",
+                "digits",
+                "small",
+                Model("digits_resnet10001_preact", width_factor=0.25),
+                measurements=20,
+            ),
+        ),
+    ),
+    about="A quarter of the channels, the recipe of the small tables, and weights that are scaled "
+    "for the depth: the last of each branch by 1 / sqrt(3,333), the number of units.",
+)
 
 #: Name of a command to its table.
 TABLES: Mapping[str, Table] = {
@@ -191,8 +262,11 @@ TABLES: Mapping[str, Table] = {
     "first_paper": _table(
         "Table 6 of arXiv 1512.03385: depth", depths=True, table="6 of 1512.03385"
     ),
-    "digits1": _table("Table 1 in small, on digits", "small", _SMALL, table="1"),
-    "digits2": _table("Table 2 in small, on digits", "small", _SMALL, table="2"),
+    "eighth1": _table("Table 1 with an eighth of the schedule", **_EIGHTH, table="1"),
+    "eighth2": _table("Table 2 with an eighth of the schedule", **_EIGHTH, table="2"),
+    "digits1": _table("Table 1 in small, on digits", **_SMALL, table="1"),
+    "digits2": _table("Table 2 in small, on digits", **_SMALL, table="2"),
+    "deep": _DEEP,
 }
 
 #: Name to trial, each once.
@@ -267,5 +341,19 @@ FIGURES: Mapping[str, Figure] = {
                 ("table2", "ResNet-164, original"),
             ),
         },
+    ),
+    "eighth": Figure(
+        "The curves of Fig. 1 and 6 with an eighth of the schedule, on CIFAR-10",
+        {
+            f"ResNet-{depth}": (
+                ("eighth2", f"ResNet-{depth}, full_preactivation"),
+                ("eighth2", f"ResNet-{depth}, original"),
+            )
+            for depth in (110, 164)
+        },
+    ),
+    "deep": Figure(
+        "Ten thousand layers, on digits",
+        {"": tuple(("deep", row.label) for row in _DEEP.rows)},
     ),
 }

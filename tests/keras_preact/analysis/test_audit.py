@@ -282,9 +282,9 @@ class ActivatedShortcuts:
                 x
             )
 
-        x = conv(inputs, 4, "stem")
+        x = conv(inputs, 8, "stem")  # torch 2.13 crashes on AVX2 with strides and fewer channels
         for i, (filters, strides) in enumerate(
-            [(4, 1), (4, 1), (8, 2), (8, 1), (16, 2), (16, 1)], start=1
+            [(8, 1), (8, 1), (16, 2), (16, 1), (32, 2), (32, 1)], start=1
         ):
             activated = layers.ReLU(name=f"relu{i}a")(
                 layers.BatchNormalization(name=f"norm{i}a")(x)

@@ -242,8 +242,68 @@ def refused(distribution, network, **options):
     return None
 
 
+def exchanges(distribution):
+    """How often a batch normalisation, forward and backward, sends something to the
+    other processes, and how many arrays.
+    """
+    model = made(distribution, "normalized")
+    [layer] = (each for each in model.layers if isinstance(each, batch_norm.BatchNormalization))
+    kernel = layer.statistics.kernel
+    images = data()[0][: BATCH // distribution.processes]
+    gamma, beta = np.full(3, 2, "float32"), np.ones(3, "float32")
+    return EXCHANGES[keras.backend.backend()](distribution, kernel, images, gamma, beta)
+
+
+def _on_tensorflow(distribution, kernel, *arrays):
+    @tf.function
+    def step():
+        def replica():
+            tensors = [tf.constant(array) for array in arrays]
+            with tf.GradientTape() as tape:
+                tape.watch(tensors)
+                total = tf.reduce_sum(kernel(*tensors, 1e-5)[0] ** 3)
+            return tape.gradient(total, tensors)
+
+        return distribution._strategy.run(replica)
+
+    graph = step.get_concrete_function().graph.as_graph_def()
+    nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
+    sends = [node.op for node in nodes if node.op.startswith("Collective")]
+    return [len(sends), len(sends)]
+
+
+def _on_jax(distribution, kernel, *arrays):
+    import jax
+
+    def total(*given):
+        return (kernel(*given, 1e-5)[0] ** 3).sum()
+
+    mesh = distribution._distribution.device_mesh.backend_mesh
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+    images = jax.make_array_from_process_local_data(rows, arrays[0])
+    gradients = jax.jit(jax.grad(total, (0, 1, 2))).lower(images, *arrays[1:]).compile()
+    sends = [line for line in gradients.as_text().splitlines() if " all-reduce" in line]
+    sent = [line.split(" all-reduce")[0].split("=")[1].count("f32[") for line in sends]
+    return [len(sends), sum(sent)]
+
+
+def _on_torch(distribution, kernel, *arrays):
+    from unittest import mock
+
+    import torch
+
+    tensors = [torch.tensor(array, requires_grad=True) for array in arrays]
+    reduce = torch.distributed.all_reduce
+    with mock.patch.object(torch.distributed, "all_reduce", side_effect=reduce) as sends:
+        (kernel(*tensors, 1e-5)[0] ** 3).sum().backward()
+    return [sends.call_count, sends.call_count]
+
+
+EXCHANGES = {"tensorflow": _on_tensorflow, "jax": _on_jax, "torch": _on_torch}
+
 TASKS = {
-    task.__name__: task for task in (train, overflow, ragged, attributes, sharded, saved, refused)
+    task.__name__: task
+    for task in (train, overflow, ragged, attributes, sharded, saved, refused, exchanges)
 }
 
 

@@ -61,6 +61,9 @@ TASKS[SETUPS[BACKEND][0]] = (
     if BACKEND == "torch"
     else {name: MOST[name] for name in ("attributes", "curve", "outside")}
 )
+for setup in SETUPS[BACKEND]:
+    if setup[0] == "multi_worker":
+        TASKS[setup] = TASKS[setup] | {"exchanges": ("exchanges", {})}
 if BACKEND == "jax":
     kept = ("attributes", "curve", "ragged 5")
     TASKS["model_parallel", 2, 1] = {name: MOST[name] for name in kept} | {
@@ -156,6 +159,12 @@ def test_batch_statistics(setup, name):
         losses = [network.step(x, y, rate=0.5) for x, y in zip(images, labels, strict=True)]
         close(result["history"]["loss"], losses, 2e-5)
         close(result["weights"], [weight.tolist() for weight in network.weights], 2e-5)
+
+
+@cases("exchanges")
+def test_a_normalisation_sends_one_array_forward_and_one_backward(setup, name):
+    """The latency of each is what a small network pays for processes."""
+    assert found(setup, name) == [[2, 2]] * setup[2]
 
 
 @cases("overflow")

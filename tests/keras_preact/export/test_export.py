@@ -5,7 +5,9 @@ and what failures leave behind.
 import contextlib
 import dataclasses
 import hashlib
+import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +18,9 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.export import _check, _children, _flat, _graph, _replay, _scores
+from keras_preact.export import _check, _children, _directory, _flat, _graph, _replay, _scores
+from keras_preact.serving import engines, loading
+from keras_preact.serving.settings import Settings
 from tests.keras_preact.export import image_files, one_process
 from tests.keras_preact.export.networks import full_disk, stacked_with_dropout, two_stages
 from tests.keras_preact.harness import randomize
@@ -519,8 +523,9 @@ def test_a_version_that_another_process_takes_meanwhile(small, tmp_path, monkeyp
         ({"batch_sizes": []}, r"at least one number.*Received: batch_sizes=\[\]"),
         ({"batch_sizes": (4, 2)}, "rising order"),
         ({"batch_sizes": (0, 2)}, "positive integer"),
-        ({"precision": "int8"}, "precision"),
+        ({"precision": "int4"}, "precision"),
         ({"precision": "bfloat16"}, "needs validation_data"),
+        ({"precision": "int8"}, "needs calibration_images"),
         (
             {"precision": "bfloat16", "validation_data": (np.zeros((3, 4)), np.zeros(2))},
             r"shapes \(3, 4\) and \(2,\)",
@@ -631,11 +636,17 @@ def few_processes(monkeypatch, one_process_for_all):
 
 @pytest.fixture(scope="module")
 def labelled():
-    """A network, images, and what it says they are."""
+    """A network, images, and what it says they are: of many classes."""
     model = two_stages(stacked=True, input_shape=(8, 8, 1), **PIXELS)
     randomize(model)
-    images = np.random.default_rng(1).uniform(0, 255, (70, 8, 8, 1)).astype("float32")
-    return model, images, model.predict(images, verbose=0).argmax(-1)
+    squares = np.random.default_rng(1).uniform(0, 255, (70, 2, 2, 1)).astype("float32")
+    images = squares.repeat(4, 1).repeat(4, 2)
+    bias = model.layers[-1].bias
+    logits = model.predict(images, verbose=0)
+    bias.assign(keras.ops.convert_to_numpy(bias) - logits.mean(0))
+    labels = (logits - logits.mean(0)).argmax(-1)
+    assert len(set(labels)) >= 5
+    return model, images, labels
 
 
 @pytest.mark.usefixtures("few_processes")
@@ -671,11 +682,88 @@ def test_bfloat16(labelled, tmp_path):
     assert 0 < difference < 8 / 256 * np.abs(logits).max()
 
 
+def in_8_bits(model, images, labels, path, of_training=None, **options):
+    return kp.export.save(
+        model,
+        path,
+        classes=DIGITS,
+        precision="int8",
+        validation_data=(images, labels),
+        calibration_images=images[:32] if of_training is None else of_training,
+        **options,
+    )
+
+
+@pytest.mark.once
+def test_int8(labelled, tmp_path, caplog):
+    """The convolutions are in 8 bits; the server's engine gives nearly the model's
+    answers, TensorFlow those of float32 whatever the model computes in.
+    """
+    pytest.importorskip("nncf")
+    ov = pytest.importorskip("openvino")
+    model, images, labels = labelled
+    mixed = kp.transfer.changed_copy(model, dtype="mixed_bfloat16")
+    path = in_8_bits(mixed, images, labels, tmp_path / "m", max_accuracy_loss=0.4)
+    card = loading.read_card(path)
+    assert card.precision == "int8"
+    loading.check_files(path, card.files)
+    frozen, _ = loading.read_functions(path)
+    serve = {
+        name: engine(frozen, Settings(tmp_path), card.precision)
+        for name, engine in engines.ENGINES.items()
+    }
+    assert "computes m in float32: its 8 bits are for the engine 'openvino'" in caplog.text
+    outputs = {name: run(images) for name, run in serve.items()}
+    logits = model.predict(images, verbose=0)
+    largest = np.abs(logits).max()
+    np.testing.assert_allclose(outputs["tensorflow"]["logits"], logits, atol=1e-5 * largest)
+    assert outputs["openvino"].keys() == outputs["tensorflow"].keys()
+    for name, values in outputs["openvino"].items():
+        wanted = outputs["tensorflow"][name]
+        assert 0.95 < np.corrcoef(values.ravel(), wanted.ravel())[0, 1] < 0.999999, name
+    right = float((outputs["openvino"]["logits"].argmax(-1) == labels).mean())
+    content = json.loads((path / "assets.extra/model_card.json").read_text())
+    assert content["calibration_images"] == 32
+    assert content["check"]["accuracy"] == {
+        "images": 70,
+        "model": pytest.approx(1, abs=0.3),  # in bfloat16
+        "int8": pytest.approx(right, abs=2 / 70),  # rounded otherwise in a batch of another size
+        "max_loss": 0.4,
+    }
+    compiled = ov.Core().compile_model(path / _directory.INT8, "CPU")
+    kinds = [
+        node.get_rt_info()["runtimePrecision"].astype(str)
+        for node in compiled.get_runtime_model().get_ops()
+        if node.get_rt_info()["layerType"].astype(str) == "Convolution"
+    ]
+    assert len(kinds) >= 7
+    assert set(kinds) <= {"i8", "u8"}
+
+
+@pytest.mark.once
+def test_int8_that_loses_too_much(labelled, tmp_path):
+    pytest.importorskip("nncf")
+    model, images, labels = labelled
+    dark = images[:32] / 100  # their ranges cut the activations of the others off
+    with pytest.raises(
+        kp.export.ExportError,
+        match=r"accuracy on 70 images is [\d.]+ % in int8 and 100.00 % in the model",
+    ):
+        in_8_bits(model, images, labels, tmp_path / "m", dark)
+    assert not list(tmp_path.iterdir())
+
+
+def test_int8_needs_packages(labelled, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'keras-preact\[int8\]'. Missing: nncf"):
+        in_8_bits(*labelled, tmp_path / "m")
+
+
 @pytest.mark.usefixtures("few_processes")
 @pytest.mark.once
 def test_bfloat16_that_loses_too_much(labelled, exports, tmp_path):
     model, images, labels = labelled
-    reference = _check.Reference.of(_scores.take_apart(model), (images, labels), 0.1)
+    reference = _check.Reference.of(_scores.take_apart(model), (images, labels), 0.1, "bfloat16")
     with pytest.raises(
         kp.export.ExportError,
         match=r"accuracy on 70 images is [\d.]+ % in bfloat16 and 100.00 % in the model",
@@ -786,3 +874,38 @@ def test_a_layer_that_cannot_be_imported(tmp_path):
     ):
         kp.export.save(model, tmp_path / "m", classes=["a", "b"])
     assert not list(tmp_path.iterdir())
+
+
+_GROUPED = """
+import keras, numpy as np, tensorflow as tf
+import keras_preact as kp
+model = kp.models.ResidualNetwork(
+    [(16, 1, 1)],
+    stem="3x3",
+    stem_filters=16,
+    block=kp.blocks.Bottleneck(groups=4),
+    classes=2,
+    input_shape=(8, 8, 3),
+)
+path = kp.export.save(model, "served", classes=("a", "b"), fold_batch_norm={fold})
+images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
+served = tf.saved_model.load(path).signatures["serving_default"](images=tf.constant(images))
+expected = keras.ops.convert_to_numpy(model(images))
+np.testing.assert_allclose(served["logits"], expected, atol=1e-5)
+"""
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="about TensorFlow's kernels")
+@pytest.mark.parametrize("fold", [True, False])
+def test_groups_without_onednn(fold, tmp_path):
+    """TensorFlow without oneDNN, as on a CPU without AVX-512, fuses a convolution in groups
+    with a ReLU behind into an operation that refuses groups.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _GROUPED.format(fold=fold)],
+        cwd=tmp_path,
+        env=os.environ | {"TF_ENABLE_ONEDNN_OPTS": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

@@ -12,17 +12,21 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.models import MODELS, cifar, dense, imagenet
+from keras_preact.models import MODELS, cifar, dense, imagenet, registry, vanilla
 from keras_preact.published import PARAMETER_COUNTS, RESULTS
 from tests.keras_preact import harness
 
 ONE_OF_EACH_BUILDER = (
+    "cifar_fast_resnet8",
     "cifar_wide_resnet16_8",
     "dense_resnet6",
     "digits_resnet8_preact",
     "digits_transformer6_postln",
     "imagenet_resnet18_original",
 )
+
+#: Too deep to be built in every format: tests/keras_preact/test_very_deep.py builds them.
+VERY_DEEP = {"digits_resnet10001_preact", "digits_vanilla10000"}
 
 #: Part of a name to arrangement.
 ARRANGEMENTS = {
@@ -50,7 +54,7 @@ def plan(monkeypatch):
         )
         return calls[-1]
 
-    for module in (cifar, dense, imagenet):
+    for module in (cifar, dense, imagenet, vanilla):
         monkeypatch.setattr(module, "ResidualNetwork", record)
 
     def make(name, **overrides):
@@ -74,6 +78,7 @@ def test_names():
     }
     expected |= {"imagenet_resnext50_32x4d_preact", "imagenet_resnext101_32x8d_preact"}
     expected |= {"cifar_wide_resnet16_8", "cifar_wide_resnet28_10", "cifar_wide_resnet40_4"}
+    expected |= {"cifar_fast_resnet8"}
     expected |= {
         "digits_resnet8_preact",
         "digits_resnet20_preact",
@@ -81,6 +86,7 @@ def test_names():
         "dense_resnet12",
     }
     expected |= {"digits_transformer6_preln", "digits_transformer6_postln"}
+    expected |= VERY_DEEP
     assert names == expected
     assert len(kp.list_models()) == len(names)
 
@@ -92,7 +98,9 @@ def test_list_is_in_natural_order():
         if "only" not in name
     ]
     assert depths == [20, 32, 44, 56, 110, 164, 1001, 1202]
-    assert kp.list_models("digits_resnet*") == ["digits_resnet8_preact", "digits_resnet20_preact"]
+    assert kp.list_models("digits_resnet*") == [
+        f"digits_resnet{depth}_preact" for depth in (8, 20, 10_001)
+    ]
     assert kp.list_models("vgg*") == []
 
 
@@ -108,6 +116,7 @@ def narrow(name: str) -> dict:
     [
         pytest.param(name, marks=() if name in ONE_OF_EACH_BUILDER else pytest.mark.slow)
         for name in MODELS
+        if name not in VERY_DEEP
     ],
 )
 def test_shapes_files_precision_and_formats(name, tmp_path):
@@ -134,18 +143,19 @@ def test_planned_model(name, plan):
     made = plan(name)
     json.dumps(dict(entry.arguments))
     units = [units for _, units, _ in made.stages]
-    weights = {"basic": 2, "bottleneck": 3, "dense": 2}[kp.blocks.get(made.block).name]
+    weights = {"basic": 2, "bottleneck": 3, "dense": 2, "single": 1}[kp.blocks.get(made.block).name]
     # stem and classifier; a wide network counts its projections, too, of which the stem's widening
     # is one
     extra = 4 if "wide" in name else 2
     depth = int(re.search(r"\d+", name)[0])
     assert weights * sum(units) + extra == depth
     assert (made.name, made.classes, made.input_shape) == (name, entry.classes, entry.input_shape)
-    if "_resnet" in name and "wide" not in name and "dense" not in name:
+    if "_resnet" in name and not re.search("wide|fast|dense", name):
         suffix = re.sub(r".*resnet\d+_", "", name)
         assert made.arrangement == ARRANGEMENTS[suffix]
     strides = [stride for _, _, stride in made.stages]
-    assert strides == {1: [1], 3: [1, 2, 2], 4: [1, 2, 2, 2]}[len(strides)]
+    first = [2] if "fast" in name else [1]
+    assert strides == {1: [1], 3: [*first, 2, 2], 4: [1, 2, 2, 2]}[len(strides)]
     if entry.parameters:
         # 110 = 6 * 18 + 2 = 9 * 12 + 2 and 164 = 6 * 27 + 2 = 9 * 18 + 2 fit both rules
         block = "bottleneck" if depth in (164, 1001) else "basic"
@@ -161,6 +171,7 @@ def test_widths(plan):
     assert stages("cifar_resnet1001_preact") == [(16, 111), (32, 111), (64, 111)]
     assert stages("cifar_wide_resnet28_10") == [(160, 4), (320, 4), (640, 4)]
     assert stages("imagenet_resnet200_preact") == [(64, 3), (128, 24), (256, 36), (512, 3)]
+    assert stages("cifar_fast_resnet8") == [(64, 1), (256, 1), (256, 1)]
     resnext = plan("imagenet_resnext101_32x8d_preact")
     assert (resnext.groups, resnext.base_width) == (32, 8)
 
@@ -326,6 +337,47 @@ def test_damaged_weights(tmp_path, write, suffix):
     assert f"Received: weights={str(path)!r}" in str(error.value)
 
 
+TRAINED = [(name, weights) for name, entry in MODELS.items() for weights in entry.weights]
+SAVED_MODELS = Path(__file__).parents[3] / "saved_models"
+
+
+def test_every_file_of_weights_has_its_card():
+    assert {f"{name}.{weights}" for name, weights in TRAINED} == {
+        path.name.removesuffix(".json") for path in registry.TRAINED.glob("*.json")
+    }
+    assert ("cifar_resnet20_preact", "cifar10") in TRAINED
+    assert sum(path.stat().st_size for path in registry.TRAINED.iterdir()) < 6e6
+
+
+@pytest.mark.parametrize(("name", "weights"), TRAINED)
+def test_trained_weights_are_those_of_the_exported_network(name, weights):
+    """In half precision, which the card's figures include."""
+    tf = pytest.importorskip("tensorflow")
+    card = json.loads((registry.TRAINED / f"{name}.{weights}.json").read_text())
+    assert (card["model"], card["images"]) == (f"{name}:{weights}", 10_000)
+    [exported] = [
+        path
+        for path in SAVED_MODELS.glob("*/model_card.json")
+        if json.loads(path.read_text())["model"]["name"] == name
+    ]
+    run = json.loads(exported.read_text())["run"]
+    assert (card["trained"]["recipe"], card["trained"]["seed"]) == (
+        run["recipe"],
+        run["config"]["seed"],
+    )
+    served = tf.saved_model.load(str(exported.parent / "1"))
+    model = kp.create_model(name, weights=weights, include_preprocessing=True)
+    images = np.random.default_rng(0).uniform(0, 255, (4, 32, 32, 3)).astype("float32")
+    want = served.signatures["serving_default"](images=tf.constant(images))["logits"].numpy()
+    got = keras.ops.convert_to_numpy(model(images, training=False))
+    np.testing.assert_allclose(got, want, atol=0.02 * np.abs(want).max())
+
+
+def test_trained_weights_do_not_fit_other_classes():
+    with pytest.raises(ValueError, match="another network than 'cifar_resnet20_preact'"):
+        kp.create_model("cifar_resnet20_preact", weights="cifar10", classes=100)
+
+
 def test_weights_fit_with_and_without_preprocessing(tmp_path):
     path = tmp_path / "digits.weights.h5"
     model = kp.create_model("digits_resnet8_preact")
@@ -340,9 +392,9 @@ def test_weights_fit_with_and_without_preprocessing(tmp_path):
     [
         (
             "imagenet",
-            ("No pretrained weights are published", ".weights.h5 or .keras", "weights='imagenet'"),
+            ("weights in this package", ".weights.h5 or .keras", "weights='imagenet'"),
         ),
-        (True, ("No pretrained weights are published", "weights='True'")),
+        (True, ("weights in this package", "weights='True'")),
         ("nowhere/a.keras", ("names no file", "weights='nowhere/a.keras'")),
     ],
 )

@@ -252,6 +252,29 @@ def test_small_table(tmp_path):
     assert "![Table 2 in small, on digits](digits2.png)" in text
 
 
+def test_a_table_without_published_numbers(tmp_path):
+    write(tmp_path, "digits/resnet10001-full_preactivation", [4.5, 3.5], [0.1, 0.2], device="CPU")
+    text = section(tmp_path, "deep")
+    [own] = rows(text).values()
+    assert own == {
+        "row": "ResNet-10001, full_preactivation, DepthScaledHe",
+        "parameters": "1,727,962",
+        "iterations": "700",
+        "training loss, median": "0.15 (0.1 to 0.2)",
+        "test error, median": "4.00",
+        "mean +- std": "4.00 +- 0.71",
+        "n": "2",
+        "time per run": "10 min 0 s",
+        "images/s": "2,000",
+        "device": "CPU (Xeon)",
+        "precision": "float32",
+    }
+    assert not re.search("paper|published|Goal", text)
+    assert text.lstrip().startswith("A quarter of the channels")
+    assert "![Ten thousand layers, on digits](deep.png)" in text
+    assert (tmp_path / "deep.png").is_file()
+
+
 def test_all_runs_of_a_row_diverged(tmp_path):
     write(tmp_path, SMALL_FULL, [None, None], device="CPU")
     own = rows(section(tmp_path, "digits2"))["ResNet-110, full_preactivation"]

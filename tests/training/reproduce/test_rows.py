@@ -25,6 +25,8 @@ PUBLISHED = {
     "table3": ("3", "paper", 12),
     "table4": ("4", "batch64", 1),
     "first_paper": ("6 of 1512.03385", "paper", 5),
+    "eighth1": ("1", "eighth", 11),
+    "eighth2": ("2", "eighth", 10),
     "digits1": ("1", "small", 11),
     "digits2": ("2", "small", 10),
 }
@@ -37,11 +39,12 @@ def test_every_published_row_is_there(name):
     table = rows.TABLES[name]
     assert [row.published for row in table.rows] == list(kp.published.results(table=of))
     assert len(table.rows) == count
-    assert table.small == name.startswith("digits")
+    assert bool(table.shortened) == name.startswith(("digits", "eighth"))
+    on_digits = name.startswith("digits")
     for row in table.rows:
         trial = row.trial
         assert trial.recipe == recipe
-        assert trial.dataset == ("digits" if table.small else row.published.dataset)
+        assert trial.dataset == ("digits" if on_digits else row.published.dataset)
         assert row.published.row in row.label
         assert row.published.network in row.label
     assert len({row.label for row in table.rows}) == count
@@ -50,7 +53,24 @@ def test_every_published_row_is_there(name):
 def test_no_table_of_cifar_is_missing():
     published = {row.table for row in kp.published.RESULTS if row.dataset != "imagenet"}
     assert published == {of for of, _, _ in PUBLISHED.values()}
-    assert set(rows.TABLES) == set(PUBLISHED)
+    assert set(rows.TABLES) == {*PUBLISHED, "deep"}
+
+
+def test_ten_thousand_layers():
+    """Nothing is published for them; a registered network is trained as the small tables
+    are.
+    """
+    table = rows.TABLES["deep"]
+    assert not table.published
+    with pytest.raises(ValueError, match=r"Nothing is published for ResNet-10001"):
+        table.rows[0].published  # noqa: B018
+    [config, of_table2] = [
+        rows.TRIALS[f"digits/resnet{depth}-full_preactivation"].config(0) for depth in (10_001, 110)
+    ]
+    same = {"model": None, "steps_per_epoch": 0}
+    assert dataclasses.replace(config, **same) == dataclasses.replace(of_table2, **same)
+    assert config.model.width_factor == of_table2.model.width_factor
+    assert config.model.name in kp.list_models()
 
 
 def test_a_name_is_a_network_with_its_recipe():
@@ -60,7 +80,10 @@ def test_a_name_is_a_network_with_its_recipe():
     assert set(rows.TRIALS) == {trial.name for trial in ALL}
     # of 39 rows: the original ResNet-110 stands in four tables, ResNet-164 and both with full
     # pre-activation in two
-    assert len({trial.name for trial in ALL if trial.dataset.startswith("cifar")}) == 39 - 3 - 1 - 2
+    names = {trial.name for trial in ALL if trial.dataset.startswith("cifar")}
+    eighth = {name for name in names if name.endswith("-eighth")}
+    assert len(names - eighth) == 39 - 3 - 1 - 2
+    assert len(eighth) == 21 - 1
 
 
 def test_names_are_paths():
@@ -119,6 +142,20 @@ def test_the_recipe_of_table_4():
     assert_rates(config, plan, "cifar10_batch64")
 
 
+def test_an_eighth_of_the_recipe():
+    """The paper's in everything but its length, and the parts of it in proportion."""
+    config = rows.TABLES["eighth2"].rows[0].trial.config(0)
+    paper = rows.TABLES["table2"].rows[0].trial.config(0)
+    assert dataclasses.replace(config, schedule=None, steps_per_epoch=0) == dataclasses.replace(
+        paper, schedule=None, steps_per_epoch=0
+    )
+    plan = plans.plan(config, 50_000)
+    assert (plan.iterations, plan.iterations / plan.steps_per_epoch) == (8_000, 64)
+    rate = plans.rate_at(plans.learning_rate(config, plan))
+    steps = {0: 0.01, 49: 0.01, 50: 0.1, 3_999: 0.1, 4_000: 0.01, 6_000: 0.001, 7_999: 0.001}
+    assert {step: round(rate(step), 6) for step in steps} == steps
+
+
 def test_the_recipe_in_small():
     config = rows.TABLES["digits1"].rows[0].trial.config(0)
     plan = plans.plan(config, 1_437)
@@ -134,7 +171,7 @@ def test_the_recipe_in_small():
 
 
 def test_figures_are_of_rows():
-    expected = {"figure1": 2, "figure3": 2, "figure6": 2}
+    expected = {"figure1": 2, "figure3": 2, "figure6": 2, "eighth": 2, "deep": 1}
     for name, figure in rows.FIGURES.items():
         for found in figure.trials().values():
             assert len(found) == len({trial.name for trial in found}) == expected[name]
@@ -171,7 +208,10 @@ FAST = {"cifar10/resnet20-original", "cifar10/resnet110-full_preactivation"} | {
             marks=[pytest.mark.slow] * (row.trial.name not in FAST),
         )
         for row in {
-            row.trial.name: row for table in rows.TABLES.values() for row in table.rows
+            row.trial.name: row
+            for table in rows.TABLES.values()
+            if table.published
+            for row in table.rows
         }.values()
     ],
 )

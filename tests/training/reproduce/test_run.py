@@ -31,10 +31,12 @@ def job(tmp_path, monkeypatch):
     """
     recipes = {"tiny": recipe, "diverging": lambda: recipe(1e30)}
     model = Model("digits_resnet8_preact", arrangement="full_preactivation")
-    trials = {name: rows.Trial(f"digits/{name}", "digits", name, model) for name in recipes}
+    trials = {
+        name: rows.Trial(f"digits/{name}", "digits", name, model, measurements=3)
+        for name in recipes
+    }
     monkeypatch.setattr(rows, "RECIPES", recipes)
     monkeypatch.setattr(rows, "TRIALS", {trial.name: trial for trial in trials.values()})
-    monkeypatch.setattr(rows, "MEASUREMENTS", 3)
 
     def train(name: str, *seeds: int, **options):
         folders = {"results": str(tmp_path / "results"), "work": str(tmp_path / "runs")}

@@ -5,9 +5,11 @@ Besides its numbers every candidate has `over`: the label that its ratios refer 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PRECISIONS = ("float32", "bfloat16")
+#: Engine to the precisions that it is measured in, if they are others.
+OF_ENGINE: Mapping[str, Sequence[str]] = {"openvino": (*PRECISIONS, "int8")}
 #: How a user without this package's server runs a SavedModel; the other names are the server's
 #: engines.
 PLAIN = "loop"

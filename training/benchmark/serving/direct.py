@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import exports
-from .cells import PLAIN, PRECISIONS, Cell, Round, in_turn, label
+from .cells import OF_ENGINE, PLAIN, PRECISIONS, Cell, Round, in_turn, label
 from .client import summarize
 
 if TYPE_CHECKING:
@@ -25,7 +25,11 @@ _LEAST_CALLS = 2
 def measure(options: "Options", folder: Path) -> Iterator[Round]:
     """Call each network in a loop."""
     for model in options.models:
-        kinds = [(model, engine, p) for engine in (PLAIN, *options.engines) for p in PRECISIONS]
+        kinds = [
+            (model, engine, precision)
+            for engine in (PLAIN, *options.engines)
+            for precision in OF_ENGINE.get(engine, PRECISIONS)
+        ]
         kinds = [*exports.plain_peer(model), *kinds]
         loops = {kind: Loop(folder, *kind) for kind in kinds}
         cells = []
@@ -45,14 +49,14 @@ class Loop:
     def __init__(self, folder: Path, model: str, engine: str, precision: str):
         import tensorflow as tf
 
-        from keras_preact.serving import engines
+        from keras_preact.serving import engines, loading
         from keras_preact.serving.settings import Settings
 
         path = exports.path_of(folder, model, precision)
-        self._loaded = tf.saved_model.load(str(path))  # its functions do not keep its variables
         self._warm: set[int] = set()
         self._run: Callable[[np.ndarray], object]
         if engine == PLAIN:
+            self._loaded = tf.saved_model.load(str(path))  # its functions do not keep its variables
             function = self._loaded.signatures["serving_default"]
             [(name, spec)] = function.structured_input_signature[1].items()
             self._shape = tuple(spec.shape[1:])
@@ -60,19 +64,19 @@ class Loop:
                 tensor.numpy() for tensor in function(**{name: tf.constant(images)}).values()
             ]
         else:
-            frozen = engines.freeze(self._loaded.core)
+            frozen, _ = loading.read_functions(path)
             self._shape = tuple(frozen.function.inputs[0].shape[1:])
             self._run = engines.ENGINES[engine](frozen, Settings(path.parents[1]), precision)
 
     def measure(self, batch: int, seconds: float) -> dict[str, float]:
-        """Return images per second, and the latency of a call."""
+        """Return images per second, the latency of a call, and the CPU time of an image."""
         shape = (batch, *self._shape)
         images = np.random.default_rng(0).integers(0, 256, shape).astype("float32")
         for _ in range(0 if batch in self._warm else _WARMUP_CALLS):
             self._run(images)
         self._warm.add(batch)
         calls: list[float] = []
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         while time.perf_counter() - start < seconds or len(calls) < _LEAST_CALLS:
             before = time.perf_counter()
             self._run(images)
@@ -81,4 +85,5 @@ class Loop:
             "images_per_second": batch * len(calls) / sum(calls),
             **summarize(calls),
             "calls": len(calls),
+            "cpu_ms": 1e3 * (time.process_time() - cpu) / (batch * len(calls)),
         }

@@ -20,7 +20,7 @@ from .cells import PLAIN
 #: Registered model to the same network of another package.
 PEERS: Mapping[str, str] = {"imagenet_resnet50_preact": "keras_applications_resnet50v2"}
 PEER_PRECISION = "float32"
-#: Random images on which bfloat16 is compared with the model's own answers.
+#: Random images on which bfloat16 and int8 are compared with the model's own answers.
 VALIDATION_IMAGES = 16
 
 
@@ -90,7 +90,8 @@ def _write(model: str, precisions: Sequence[str], folder: Path) -> None:
             path_of(folder, model, precision).parent,
             classes=[f"class {i}" for i in range(network.output_shape[-1])],
             precision=precision,
-            validation_data=(images, labels) if precision == "bfloat16" else None,
+            validation_data=(images, labels),
+            calibration_images=images,
             # an untrained network's classes are too close together for a limit
             max_accuracy_loss=1.0,
         )

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 #: No server takes longer to load a model, no client to get its last answers.
 PATIENCE = 180.0
-#: Width and height of the image in the JPEG file.
-JPEG_SIZE = (500, 375)
+#: Width and height of the image in the large file.
+PHOTOGRAPH = (500, 375)
+#: Images in a call of an engine alone, beside which a server's CPU time stands.
+ENGINE_BATCH = 32
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -52,6 +54,9 @@ def measure(options: "Options", folder: Path) -> Iterator[Round]:
                 )
                 for engine, batching in itertools.product(options.engines, options.batching)
             }
+            alone = {
+                engine: Loop(folder, model, engine, options.precision) for engine in options.engines
+            }
             for process in servers.values():
                 process.wait()
             requests = Requests(model, exports.path_of(folder, model, options.precision), scratch)
@@ -65,6 +70,14 @@ def measure(options: "Options", folder: Path) -> Iterator[Round]:
                 )
                 for (name, _, bits), loop in loops.items()
             ]
+            cells += [
+                Cell(
+                    label("server", model, engine, batch=ENGINE_BATCH),
+                    over,
+                    functools.partial(_as_requests, loop, options.seconds, ENGINE_BATCH),
+                )
+                for engine, loop in alone.items()
+            ]
 
             def add(name: str, over: str, process, *job, cells=cells) -> None:
                 cells.append(Cell(name, over, functools.partial(process.ask, *job)))
@@ -77,16 +90,17 @@ def measure(options: "Options", folder: Path) -> Iterator[Round]:
                 named = functools.partial(label, "server", model, engine, batching=batching)
                 for n in options.concurrency:
                     add(named(concurrency=n), over, process, requests.tensor, n, options.seconds)
-                if requests.jpeg is not None and batching == options.batching[0]:
-                    name = named(concurrency=usual, input="jpeg")
-                    add(name, over, process, requests.jpeg, usual, options.seconds)
+                for kind, file in requests.files.items() if batching == options.batching[0] else ():
+                    name = named(concurrency=usual, input=kind)
+                    add(name, over, process, file, usual, options.seconds)
             for figures in in_turn(cells, options.rounds):
-                yield compare_batching(figures)
+                yield compare(figures)
 
 
-def compare_batching(figures: Round) -> Round:
-    """Add `over_no_batching` to the candidates with batching: the ratio of requests per
-    second.
+def compare(figures: Round) -> Round:
+    """Add `over_no_batching` to the candidates with batching, the ratio of requests per
+    second, and `over_engine` to those of a server: the CPU time of an answer over that
+    of an image in its engine alone.
     """
     found = {}
     for name, one in figures.items():
@@ -94,18 +108,26 @@ def compare_batching(figures: Round) -> Round:
         if "batching=on" in name and without is not None:
             ratio = one["requests_per_second"] / without["requests_per_second"]
             one = one | {"over_no_batching": ratio}
+        alone = figures.get(f"{name.rpartition(':')[0]}:batch={ENGINE_BATCH}")
+        if "concurrency=" in name and alone is not None:
+            one = one | {"over_engine": one["cpu_ms"] / alone["cpu_ms"]}
         found[name] = one
     return found
 
 
-def _as_requests(loop: Loop, seconds: float) -> dict:
-    figures = loop.measure(1, seconds)
+def _as_requests(loop: Loop, seconds: float, batch: int = 1) -> dict:
+    figures = loop.measure(batch, seconds)
     return {"requests_per_second": figures.pop("images_per_second")} | figures
 
 
 class Requests:
-    """The requests for a model, as files in `folder`. `jpeg` is None if it takes no image
-    files.
+    """The requests for a model, as files in `folder`.
+
+    Attributes:
+        tensor: With one image as numbers.
+        files: Kind of image file to a request with one; nothing for a model that takes
+            none.
+        answer_bytes: Of the answer to `tensor`.
     """
 
     def __init__(self, model: str, path: Path, folder: Path):
@@ -116,14 +138,15 @@ class Requests:
         self.tensor = folder / "tensor"
         self.tensor.write_bytes(tensor_request(name, shape))
         self.answer_bytes = 4 * default["outputs"]["probabilities"]["shape"][1]
-        self.jpeg: Path | None = None
+        self.files: dict[str, Path] = {}
         if "predict_bytes" in card["signatures"]:
-            self.jpeg = folder / "jpeg"
-            self.jpeg.write_bytes(jpeg_request(name))
+            for kind, file in image_files(shape[:2]).items():
+                self.files[kind] = folder / kind
+                self.files[kind].write_bytes(file_request(name, file))
 
 
 class Server:
-    """`python -m keras_preact.serving` on a free port. It is killed when the context
+    """`keras-preact serve` on a free port. It is killed when the context
     ends.
     """
 
@@ -131,7 +154,7 @@ class Server:
         self, model: str, precision: str, engine: str, batching: str, folder: Path, scratch: Path
     ):
         self._log = scratch / f"{engine}-{batching}.log"
-        command = [sys.executable, "-m", "keras_preact.serving", "--port", "0"]
+        command = [sys.executable, "-m", "training", "serve", "--port", "0"]
         command += ["--engine", engine, "--batching" if batching == "on" else "--no-batching"]
         command += [str(exports.path_of(folder, model, precision).parents[1])]
         with open(self._log, "wb") as file:
@@ -179,7 +202,7 @@ class Server:
         before = self._cpu_seconds()
         figures = ask(self.port, request, concurrency, seconds, requests)
         answered = figures["requests"] + figures["refused"] + concurrency  # the first ones too
-        return figures | {"server_cpu_ms": 1e3 * (self._cpu_seconds() - before) / answered}
+        return figures | {"cpu_ms": 1e3 * (self._cpu_seconds() - before) / answered}
 
     def resident(self) -> int:
         """Return the bytes of memory that the process has."""
@@ -255,9 +278,8 @@ def tensor_request(model: str, shape: tuple[int, ...]) -> bytes:
     )
 
 
-def jpeg_request(model: str) -> bytes:
-    """Return a request with one JPEG file, classes and scores back."""
-    file = jpeg()
+def file_request(model: str, file: bytes) -> bytes:
+    """Return a request with one image file, classes and scores back."""
     given = {"name": "image_bytes", "datatype": "BYTES", "shape": [1]}
     return _request(
         model,
@@ -267,21 +289,29 @@ def jpeg_request(model: str) -> bytes:
     )
 
 
-def jpeg() -> bytes:
-    """Return a JPEG file of smooth shapes with some noise, about as large as one of a
-    photograph.
+def image_files(size: tuple[int, int]) -> dict[str, bytes]:
+    """Return an image of smooth shapes with some noise, as large as a photograph's file
+    of `PHOTOGRAPH`, and as a PNG and a JPEG file of the network's height and width.
     """
     from PIL import Image
 
     rng = np.random.default_rng(0)
     shapes = Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype="uint8")).resize(
-        JPEG_SIZE, Image.Resampling.BICUBIC
+        PHOTOGRAPH, Image.Resampling.BICUBIC
     )
-    noisy = np.clip(np.asarray(shapes) + rng.normal(0, 6, (*JPEG_SIZE[::-1], 3)), 0, 255).astype(
-        "uint8"
-    )
+    noisy = np.clip(np.asarray(shapes) + rng.normal(0, 6, (*PHOTOGRAPH[::-1], 3)), 0, 255)
+    photograph = Image.fromarray(noisy.astype("uint8"))
+    small = photograph.resize(size[::-1])
+    return {
+        "jpeg": _encoded(photograph, "JPEG", quality=85),
+        "small_jpeg": _encoded(small, "JPEG", quality=85),
+        "small_png": _encoded(small, "PNG"),
+    }
+
+
+def _encoded(image, form: str, **options) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(noisy).save(file, "JPEG", quality=85)
+    image.save(file, form, **options)
     return file.getvalue()
 
 

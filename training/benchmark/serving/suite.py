@@ -12,7 +12,7 @@ from pathlib import Path
 from ... import backends
 from .. import report
 from . import direct, exports, memory, over_http, verdict
-from .cells import PRECISIONS, Round
+from .cells import OF_ENGINE, PRECISIONS, Round
 from .workload import Options
 
 #: Environment variables that set threads and devices.
@@ -27,6 +27,7 @@ _PACKAGES = (
     "keras",
     "numpy",
     "openvino",
+    "nncf",
     "starlette",
     "uvicorn",
     "httptools",
@@ -50,18 +51,18 @@ def run(options: Options) -> dict:
     from ...runs import write_json
 
     options.check()
-    flags = backends.cpu_flags()
     rounds: dict[str, list[Round]] = {part: [] for part in options.parts}
     started = time.monotonic()
     order = "The candidates of a model take turns; a ratio compares figures of one round."
-    machine = backends.machine(_ENVIRONMENT) | {"flags": flags}
+    machine = backends.machine(_ENVIRONMENT)
     described = report.described("serving", options, verdict.ABOUT, order, machine)
     described |= {"versions": backends.versions(*_PACKAGES), "rounds": rounds}
     with _folder(options.exports) as folder:
         _say("exporting")
-        exports.write(
-            options.models, PRECISIONS if "direct" in options.parts else [options.precision], folder
-        )
+        wanted: set[str] = {options.precision}
+        if "direct" in options.parts:
+            wanted.update(PRECISIONS, *(OF_ENGINE.get(engine, ()) for engine in options.engines))
+        exports.write(options.models, sorted(wanted), folder)
         for part in options.parts:
             _say(part)
             for figures in PARTS[part](options, folder):
@@ -70,7 +71,7 @@ def run(options: Options) -> dict:
                 summary = verdict.summarize(itertools.chain(*rounds.values()))
                 described |= {
                     "summary": summary,
-                    "demands": verdict.judge(summary, "amx_bf16" in flags),
+                    "demands": verdict.judge(summary, "amx_bf16" in machine["flags"]),
                 }
                 described["seconds"] = round(time.monotonic() - started)
                 if options.output is not None:

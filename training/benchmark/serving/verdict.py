@@ -12,11 +12,13 @@ ABOUT = (
     "direct: calls of the network in the measuring process; loop: the result of "
     "tf.saved_model.load, called with its default signature; tensorflow and openvino: the "
     "server's engines. server: the same beside requests over HTTP to the real server, each with "
-    "one image (float32, as a binary tensor; jpeg: a file of 500 x 375), from a client process on "
-    "the same cores. client: the same requests to a server that answers at once, the most that "
-    "the client can send. memory: the server's memory, from the first to the last quarter of many "
-    "requests. The networks have initial weights: their answers mean nothing, and bfloat16 has no "
-    "limit on its accuracy here."
+    "one image (float32, as a binary tensor; jpeg: a file of 500 x 375; small_jpeg, small_png: "
+    "files of the network's size), from a client process on the same cores; batch=32: the engine "
+    "alone; CPU over engine: the server's CPU time per answer over the engine's per image there. "
+    "client: the same requests to a server that answers at once, the most that the client can "
+    "send. memory: the server's memory, from the first to the last quarter of many requests. The "
+    "networks have initial weights: their answers mean nothing, and no accuracy is demanded of "
+    "bfloat16 and int8 here."
 )
 
 _P50, _P99 = Column("p50_ms", "p50 ms", digits=1), Column("p99_ms", "p99 ms", digits=1)
@@ -28,7 +30,8 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         _P50,
         _P99,
         Column("over_no_batching", "over no batching"),
-        Column("server_cpu_ms", "server CPU ms"),
+        Column("cpu_ms", "CPU ms"),
+        Column("over_engine", "CPU over engine"),
         Column("client_cpu_share", "client CPU"),
         Column("refused", "refused", digits=0),
     ),

@@ -26,7 +26,7 @@ class Options:
     batches: tuple[int, ...] = (1, 32)
     """Images in a call of the part direct; a request holds one."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision of the served networks. The part direct has both."""
+    """Precision of the served networks. The part direct has all."""
     rounds: int = 2
     """Number of rounds; in each, everything is measured in turn."""
     seconds: float = 3.0

@@ -1,0 +1,116 @@
+"""The whitening stem: its kernel against the singular values of NumPy, and what training
+makes of it.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from keras_preact.layers.whitening import Whitening2D
+from tests.keras_preact import harness
+
+
+def smooth_images(count=40, size=9, channels=3, seed=0):
+    """Images whose neighbours are alike and whose channels are not."""
+    random = np.random.default_rng(seed)
+    steps = random.normal(size=(count, size, size, channels))
+    images = steps.cumsum(1).cumsum(2) @ random.normal(size=(channels, channels)) + 3
+    return images.astype("float32")
+
+
+def patches(images, size):
+    """Patches (n, size * size * channels), cut out one by one."""
+    height, width = images.shape[1:3]
+    return np.array(
+        [
+            image[i : i + size, j : j + size].ravel()
+            for image in images.astype("float64")
+            for i in range(height - size + 1)
+            for j in range(width - size + 1)
+        ]
+    )
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_components_are_those_of_the_patches(size, data_format):
+    images = smooth_images(count=300)  # more than are in memory at a time
+    layer = Whitening2D(size, data_format=data_format)
+    given = np.moveaxis(images, -1, 1) if data_format == "channels_first" else images
+    layer.adapt(given)
+    y = harness.numpy(layer(given[:50]))
+    assert layer.compute_output_shape(given.shape)[1:] == y.shape[1:]
+    y = np.moveaxis(y, 1, -1) if data_format == "channels_first" else y
+    all_patches = patches(images, size)
+    count = all_patches.shape[1]
+    assert y.shape == (50, 10 - size, 10 - size, 2 * count)
+    np.testing.assert_allclose(y[..., count:], -y[..., :count], atol=1e-5)
+    centred = all_patches - all_patches.mean(0)
+    _, singular, components = np.linalg.svd(centred, full_matrices=False)
+    variances = singular**2 / len(centred)
+    got = y[..., :count].reshape(-1, count)
+    want = patches(images[:50], size) @ components.T / np.sqrt(variances + 5e-4)
+    signs = np.sign((got * want).sum(0))  # a component has no sign
+    np.testing.assert_allclose(got, want * signs, atol=2e-3 * np.abs(want).max())
+
+
+def test_the_largest_entry_of_a_component_is_positive():
+    layer = Whitening2D(2)
+    layer.adapt(smooth_images())
+    kernel = harness.numpy(layer.kernel).reshape(12, 24)
+    assert (kernel[np.abs(kernel).argmax(0), np.arange(24)][:12] > 0).all()
+
+
+def test_constant_images_have_a_finite_kernel():
+    layer = Whitening2D(2)
+    layer.adapt(np.full((4, 5, 5, 1), 7.0))
+    assert np.isfinite(harness.numpy(layer.kernel)).all()
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        (np.zeros((4, 5, 3)), r"4 dimensions.*\(4, 5, 3\)"),
+        (np.full((1, 5, 5, 3), np.nan), r"finite.*\(1, 5, 5, 3\)"),
+        (np.zeros((4, 5, 5, 2)), r"3 channels.*\(4, 5, 5, 2\)"),
+        (np.zeros((0, 5, 5, 3)), r"at least one image.*\(0, 5, 5, 3\)"),
+    ],
+)
+def test_wrong_images(images, words):
+    layer = Whitening2D(2)
+    layer.build((None, 5, 5, 3))
+    with pytest.raises(ValueError, match=words):
+        layer.adapt(images)
+
+
+def test_network_adapts_to_raw_images(tmp_path):
+    """`adapt` goes through the preprocessing; training and files keep its kernel."""
+    images = 20 * smooth_images(size=16)
+    mean, std = images.mean((0, 1, 2)), images.std((0, 1, 2))
+    model = kp.models.fast_resnet(width_factor=0.1, input_shape=(16, 16, 3), mean=mean, std=std)
+    layer = Whitening2D(2)
+    layer.adapt((images - mean) / std)
+    model.adapt(images)
+    kernel = harness.numpy(layer.kernel)
+    np.testing.assert_allclose(harness.numpy(model.get_layer("stem_conv").kernel), kernel, 1e-3)
+    model.compile(
+        kp.optimizers.CoupledSGD(0.1),
+        kp.losses.SparseCategoricalCrossentropy(),
+        jit_compile=False,
+    )
+    before = harness.weights(model)
+    model.fit(images, np.arange(40) % 10, verbose=0)
+    same = {path for path, value in harness.weights(model).items() if (value == before[path]).all()}
+    assert same == {"stem_conv/kernel"}
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert not loaded.get_layer("stem_conv").trainable
+    np.testing.assert_array_equal(
+        loaded.predict(images, verbose=0), model.predict(images, verbose=0)
+    )
+
+
+def test_other_networks_do_not_adapt():
+    with pytest.raises(ValueError, match=r"stem='whitening'.*'3x3'"):
+        kp.models.resnet_cifar(8).adapt(smooth_images(size=32))
