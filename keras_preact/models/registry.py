@@ -13,9 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import keras
-
-from keras_preact.initializers import DepthScaledHe
 from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import fast_resnet, resnet_cifar, wide_resnet
@@ -128,7 +125,7 @@ def _entries() -> Iterator[ModelEntry]:
     arguments = {
         "depth": VERY_DEEP["residual"],
         "arrangement": "full_preactivation",
-        "kernel_initializer": keras.saving.serialize_keras_object(DepthScaledHe()),
+        "kernel_initializer": "keras_preact>DepthScaledHe",
         "remat": 33,
     }
     yield _entry(f"digits_resnet{VERY_DEEP['residual']}_preact", resnet_cifar, arguments)
