@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_preact.backend import pipelines
 from keras_preact.export import _children, _scores
 from keras_preact.export._children import ExportError
 
@@ -189,7 +190,8 @@ class Reference:
                 f"Received: shapes {images.shape} and {labels.shape}"
             )
         images = images.astype("float32")
-        outputs = scores.probe.predict(images, batch_size=LABELLED_BATCH, verbose=0)[0]
+        batches = pipelines.of_array(images, LABELLED_BATCH)
+        outputs = scores.probe.predict(**batches, verbose=0)[0]
         if scores.channels_first:
             images = np.moveaxis(images, 1, -1)
         accuracy = float((outputs.argmax(axis=-1) == labels).mean())

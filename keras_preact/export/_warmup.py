@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_preact.backend import pipelines
+
 FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 
 #: Batch sizes of servers, unless an export names others.
@@ -88,8 +90,9 @@ def read(version: Path) -> list[tuple[str, dict[str, np.ndarray]]]:
     from google.protobuf.message import DecodeError
 
     requests = []
+    records = pipelines.untuned(tf.data.TFRecordDataset(str(path)))
     try:
-        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+        for record in records.as_numpy_iterator():
             log = message()
             log.ParseFromString(record)
             if not log.HasField("predict_log"):

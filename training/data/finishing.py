@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from . import parallel
 from .mixing import Mixing
 from .rand_augment import RandAugment
 from .readers import LAST
@@ -65,5 +66,5 @@ class Finished:
             tf.data.Dataset.range(start, LAST), self._open(start, numbers)
         )
         return batches.map(
-            finished, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-        ).prefetch(tf.data.AUTOTUNE)
+            finished, num_parallel_calls=parallel.CALLS, deterministic=True
+        ).prefetch(parallel.PREFETCHED)

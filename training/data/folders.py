@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..cli import UserError, command
+from . import parallel
 from .readers import Files
 
 #: Endings of the files that are read, and Pillow's names of their formats. MPO: a JPEG of several
@@ -117,8 +118,9 @@ def _undecodable(paths: list[Path]) -> list[Path]:
     def decode(element):
         return element, tf.shape(reader.decode(reader.fetch(element)[0]))
 
-    numbers = reader.rows().map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)
-    decoded = {i for i, _ in numbers.ignore_errors(log_warning=False).as_numpy_iterator()}
+    numbers = reader.rows().map(decode, num_parallel_calls=parallel.CALLS, deterministic=False)
+    numbers = parallel.untuned(numbers.ignore_errors(log_warning=False))
+    decoded = {i for i, _ in numbers.as_numpy_iterator()}
     return [path for i, path in enumerate(paths) if i not in decoded]
 
 

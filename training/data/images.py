@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_preact.preprocessing import resize_image
 
+from . import parallel
 from .readers import Reader
 from .sources import ImageData, Split
 
@@ -40,8 +41,6 @@ def evaluation_batches(
     Raises:
         ValueError: for a batch size below 1, or `rows` that hold no image.
     """
-    import tensorflow as tf
-
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be positive. Received: {batch_size}")
     numbered = numbers(rows, batch_size)
@@ -50,11 +49,9 @@ def evaluation_batches(
     if size not in (None, data.size):
         examples = examples.map(
             lambda image, label: (resize_and_center(image, data, size), label),
-            num_parallel_calls=tf.data.AUTOTUNE,
+            num_parallel_calls=parallel.CALLS,
         )
-    options = tf.data.Options()  # the rows are this process' already
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return examples.batch(len(numbered)).prefetch(tf.data.AUTOTUNE).with_options(options)
+    return parallel.untuned(examples.batch(len(numbered)).prefetch(parallel.PREFETCHED))
 
 
 def numbers(rows: slice, batch_size: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..cli import UserError, lookup
-from . import crops, images, order, resident
+from . import crops, images, order, parallel, resident
 from .finishing import Finished
 from .mixing import Mixing
 from .rand_augment import RandAugment
@@ -61,14 +61,9 @@ class TrainingStream:
         Raises:
             ValueError: for a negative `start`, or `rows` that hold no image.
         """
-        import tensorflow as tf
-
         if start < 0:
             raise ValueError(f"`start` must not be negative. Received: {start}")
-        options = tf.data.Options()  # the rows are this process' already
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        batches = self.open(start, images.numbers(rows, self.batch_size))
-        return batches.with_options(options)
+        return parallel.untuned(self.open(start, images.numbers(rows, self.batch_size)))
 
 
 def training_stream(
@@ -288,7 +283,7 @@ class Drawn:
             )
             return tuple(map(tf.ensure_shape, batch, (inputs.shape, labels.shape)))
 
-        return tf.data.Dataset.range(start, LAST).map(make).prefetch(tf.data.AUTOTUNE)
+        return tf.data.Dataset.range(start, LAST).map(make).prefetch(parallel.PREFETCHED)
 
 
 class InMemory(Drawn):
@@ -338,7 +333,6 @@ def _one_by_one(
     reader: Reader = data.held or data.train.reader
 
     def open_stream(start: int, rows: np.ndarray):
-        import tensorflow as tf
 
         def prepare(place, element):
             image, label = reader.fetch(element)
@@ -351,7 +345,7 @@ def _one_by_one(
         kept = images.keep(rows, batch_size)
         if kept is not None:
             elements = elements.filter(lambda place, element: kept(place))
-        examples = elements.map(prepare, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return examples.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+        examples = elements.map(prepare, num_parallel_calls=parallel.CALLS, deterministic=True)
+        return examples.batch(len(rows), drop_remainder=True).prefetch(parallel.PREFETCHED)
 
     return open_stream

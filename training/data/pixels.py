@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from . import parallel
 from .order import Order
 from .readers import Arrays, Reader
 
@@ -50,7 +51,7 @@ def _sample(reader: Reader):
     elements = reader.rows().enumerate().filter(lambda number, element: wanted[number])
     images = elements.map(
         lambda number, element: reader.decode(reader.fetch(element)[0]),
-        num_parallel_calls=tf.data.AUTOTUNE,
+        num_parallel_calls=parallel.CALLS,
     )
-    for image in images.as_numpy_iterator():
+    for image in parallel.untuned(images).as_numpy_iterator():
         yield image, 1

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..cli import UserError
+from . import parallel
 from .order import SHARDS, Order
 
 #: Records that are in memory, undecoded, to draw the next one from.
@@ -209,7 +210,7 @@ class Records:
                 _records,
                 cycle_length=CYCLE,
                 block_length=BLOCK,
-                num_parallel_calls=tf.data.AUTOTUNE,
+                num_parallel_calls=parallel.CALLS,
                 deterministic=True,
             )
             buffer = min(self._size, SHUFFLE_BUFFER)

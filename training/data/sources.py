@@ -17,7 +17,7 @@ from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
 from ..cli import UserError, lookup
 from ..config import Data
-from . import folders
+from . import folders, parallel
 from .pixels import mean_and_std
 from .readers import Arrays, Fake, Files, Reader, Records
 
@@ -50,8 +50,6 @@ class Split:
         """Return all images of a reader."""
 
         def open_split(keep=None):
-            import tensorflow as tf
-
             rows = reader.rows()
             if keep is not None:
                 rows = (
@@ -64,7 +62,7 @@ class Split:
                 image, label = reader.fetch(element)
                 return reader.decode(image), label
 
-            return rows.map(read, num_parallel_calls=tf.data.AUTOTUNE)
+            return parallel.untuned(rows.map(read, num_parallel_calls=parallel.CALLS))
 
         return cls(len(reader), open_split, reader)
 
