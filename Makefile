@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo cifar demo-run test test-all test-lowest mutants lint docs build clean
+.PHONY: help demo cifar demo-run test test-processes soak soak-on test-lowest mutants lint docs build clean
 bin := $(VENV)/bin
 
 # PyPI's torch for Linux brings gigabytes of CUDA. Without a GPU, take the CPU build from PyTorch's own index, unless pip has been
@@ -21,10 +21,7 @@ endif
 core_tests := $(addprefix tests/keras_preact/test_,$(addsuffix .py,unit_reference identity_mappings parameter_counts import \
   initializers losses optimizers schedules))
 about_training := TensorFlow (CPU), Keras and the packages of the command line
-about_test := pytest, hypothesis, a notebook kernel, servers, other runtimes and all of the above
-about_jax := JAX (CPU)
-about_torch := PyTorch
-about_lint := ruff and mypy
+about_test := pytest, TensorFlow, JAX (CPU), PyTorch, servers, other runtimes, ruff and mypy
 about_docs := MkDocs with its theme, a notebook kernel and what the pictures need
 
 help: ## List the targets.
@@ -40,8 +37,7 @@ $(bin)/python:
 
 $(VENV)/.installed-%: pyproject.toml constraints/tested.txt | $(bin)/python
 	@echo "Installing into $(VENV), with the versions of constraints/tested.txt: $(about_$*)"
-	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt \
-	  $(if $(filter torch,$*),$(torch_index)) -e '.[$*]' | sed -n 's/^Successfully installed/Installed:/p'
+	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt -e '.[$*]' | sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
 
 demo: $(VENV)/.installed-training ## Train on digits, evaluate, export to saved_models/digits, classify images. About 2 minutes.
@@ -65,23 +61,31 @@ demo-run:
 	echo; echo "Results: the run in $$run with its curves.png, the SavedModel in $(SAVED_MODELS)/$(EXPORTED)."; \
 	echo "Next: source $(VENV)/bin/activate, then keras-preact --help"
 
-needed_tensorflow :=
-needed_jax := $(VENV)/.installed-jax
-needed_torch := $(VENV)/.installed-torch $(VENV)/.with-timm
-tests := $(VENV)/.installed-test $(needed_$(BACKEND))
-pytest = KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 $(bin)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+tests := $(VENV)/.installed-tests
+# Two workers, whatever the machine has: each takes up to 6 GiB, and files whose tests share what is slow to make stay together.
+pytest = KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 $(bin)/python -m pytest -n 2 --dist loadfile
 
-test: $(tests) ## Run the fast tests on BACKEND.
-	$(pytest) -m "not slow" $(PYTEST_ARGS)
+test: $(tests) ## Run the tests on BACKEND; on jax and torch, those that depend on it. About 6 minutes.
+	$(pytest) -m "not process and not soak" $(PYTEST_ARGS)
 
-test-all: $(tests) ## Run all tests on BACKEND: full products, kills and packages too.
-	$(pytest) $(PYTEST_ARGS)
+test-processes: $(tests) ## Run the commands as a user does: train, kill and resume, export, serve.
+	$(pytest) -m "process and not soak" $(PYTEST_ARGS)
 
-mutants: $(VENV)/.installed-test ## Break the code in many places, one at a time: a test must fail for each.
-	$(bin)/python tests/mutants.py
+soak: $(tests) ## Run what takes long and says little: full depth, full products, many kills, packages, documents. An hour and more.
+	for backend in tensorflow jax torch; do $(MAKE) --no-print-directory soak-on BACKEND=$$backend; done
 
-# Its networks are compared with ours. They do not use torchvision, which fails beside some builds of torch.
-$(VENV)/.with-timm: constraints/tested.txt | $(VENV)/.installed-torch
+soak-on: $(tests)
+	$(pytest) -m soak --timeout 3600 $(PYTEST_ARGS)
+
+mutants: $(tests) ## Break the code in many places, one at a time: a test must fail for each.
+	$(bin)/python tests/mutants
+
+# All backends in one environment: tests compare them. timm's networks are compared with ours; they do not use torchvision, which
+# fails beside some builds of torch.
+$(tests): pyproject.toml constraints/tested.txt | $(bin)/python
+	@echo "Installing into $(VENV), with the versions of constraints/tested.txt: $(about_test)"
+	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt \
+	  $(torch_index) -e '.[test,jax,torch,lint]' | sed -n 's/^Successfully installed/Installed:/p'
 	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt --no-deps timm | \
 	  sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
@@ -89,7 +93,7 @@ $(VENV)/.with-timm: constraints/tested.txt | $(VENV)/.installed-torch
 test-lowest: $(VENV)-lowest/.installed ## Run the core tests on every backend, in the oldest versions that pyproject.toml allows.
 	@for backend in tensorflow jax torch; do \
 	  echo "== $$backend, in the versions of constraints/lowest.txt"; \
-	  KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -m "not slow" $(core_tests) $(PYTEST_ARGS); \
+	  KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -m "not soak" $(core_tests) $(PYTEST_ARGS); \
 	done
 
 # No option -c constraints/tested.txt here: its versions are the newest.
@@ -100,7 +104,7 @@ $(VENV)-lowest/.installed: pyproject.toml constraints/lowest.txt
 	  $(torch_index) -e '.[jax,torch]' pytest | sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
 
-lint: $(VENV)/.installed-test $(VENV)/.installed-lint ## Check style and types.
+lint: $(tests) ## Check style and types.
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy
@@ -108,7 +112,7 @@ lint: $(VENV)/.installed-test $(VENV)/.installed-lint ## Check style and types.
 docs: $(VENV)/.installed-docs ## Build the documentation into site/.
 	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build --strict
 
-build: $(VENV)/.installed-test ## Write the wheel and the source distribution to dist/.
+build: $(tests) ## Write the wheel and the source distribution to dist/.
 	$(bin)/python -m build
 
 clean: ## Remove the virtual environments and caches; runs and exported models stay.

@@ -14,10 +14,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # TensorFlow's default depends on the CPU. Without it, convolutions have their channels last.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
+import hypothesis
 import keras
 import pytest
 
+from keras_preact.backend.pipelines import untuned
+
 BACKEND = keras.backend.backend()
+
+# The same examples in every run: a rare fault must not fail a change that has not caused it.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("fixed")
 
 if BACKEND == "jax":
     import jax
@@ -30,6 +37,22 @@ if BACKEND == "jax":
     jax.config.update("jax_default_matmul_precision", "highest")
 elif BACKEND == "torch":
     import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def untuned_pipelines():
+    """Switch autotuning off in the pipelines that Keras makes of arrays: the destructor of
+    an iterator would wait for a minute in whichever test runs at that moment.
+    """
+    if BACKEND != "tensorflow":  # Keras hands arrays over as they are
+        yield
+        return
+    import tensorflow as tf
+
+    with pytest.MonkeyPatch.context() as patch:
+        plain = tf.data.Dataset.__iter__
+        patch.setattr(tf.data.Dataset, "__iter__", lambda self: plain(untuned(self)))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -73,8 +96,8 @@ def once_per_run(tmp_path_factory):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Run tests with the marker `once` on TensorFlow alone."""
+    """On JAX and torch, run the tests with the marker `backend` alone."""
     if BACKEND != "tensorflow":
-        once = [item for item in items if item.get_closest_marker("once")]
-        items[:] = [item for item in items if not item.get_closest_marker("once")]
-        config.hook.pytest_deselected(items=once)
+        others = [item for item in items if not item.get_closest_marker("backend")]
+        items[:] = [item for item in items if item.get_closest_marker("backend")]
+        config.hook.pytest_deselected(items=others)

@@ -16,9 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.once
 def test_demo(tmp_path):
     environment = os.environ | {"KERAS_BACKEND": keras.backend.backend()}
     arguments = (

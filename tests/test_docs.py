@@ -22,8 +22,6 @@ import pytest
 import keras_preact as kp
 from tests import command_lines
 
-pytestmark = pytest.mark.once
-
 ROOT = Path(__file__).parents[1]
 PAGES = {
     path.relative_to(ROOT / "docs").as_posix(): path.read_text()
@@ -69,7 +67,7 @@ def shown(block: str, folder: Path) -> str:
     return written.getvalue()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("page", "block"),
     [(page, block) for page, _, block in BLOCKS],
@@ -295,7 +293,7 @@ def site(once_per_run):
     return once_per_run("site", build)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_site_is_whole_and_asks_nobody(site):
     """Every address that a page fetches or links is in the site, or is a link to
     elsewhere.
@@ -321,7 +319,7 @@ def test_site_is_whole_and_asks_nobody(site):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_reference_has_every_public_name(site):
     """What a package under `kp` exports has an entry, under the module that defines it."""
     anchors = set().union(
@@ -353,7 +351,7 @@ def test_reference_has_every_public_name(site):
         assert named <= anchors, (package, named - anchors)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_site_leaves_nothing_unfilled(site):
     for path in site.rglob("*.html"):
         text = path.read_text()

@@ -100,7 +100,7 @@ def run() -> nbformat.NotebookNode:
     return client.execute(cwd=str(PATH.parent))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(
     keras.backend.backend() == "jax", reason="compiles many small networks, for minutes"
 )

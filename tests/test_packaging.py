@@ -25,8 +25,6 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 #: Name of a package in the wheel to its folder.
 PACKAGES = {"keras_preact": "keras_preact", "keras_preact_training": "training"}
 
-pytestmark = pytest.mark.once
-
 
 def run(*command: object, cwd: Path, check: bool = True) -> subprocess.CompletedProcess:
     """Run a command far from the checkout: nothing in its environment leads there."""
@@ -93,7 +91,7 @@ def wheel(built):
     return built[0]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_wheel_holds_every_module_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if ".dist-info/" not in name}
@@ -108,7 +106,7 @@ def test_wheel_holds_every_module_and_nothing_else(wheel):
     assert names == modules | {str(path.relative_to(ROOT)) for path in data}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_source_distribution_holds_what_git_tracks(built):
     """All that building and testing take, and no runs."""
     with tarfile.open(built[1]) as file:
@@ -179,7 +177,7 @@ def installed(wheel, tmp_path_factory):
     return Environment(tmp_path_factory.mktemp("installed"), str(wheel))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 class TestInstalled:
     def test_import_and_saved_networks_load_behind_it_alone(self, installed):
         code = (
@@ -219,7 +217,7 @@ class TestInstalled:
         assert f"pip install 'keras-preact[{extra}]'" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_training(installed, wheel, tmp_path):
     environment = Environment(tmp_path, f"{wheel}[training]", installed)
     done = environment.command("train", "digits", "--dry-run")
@@ -234,7 +232,7 @@ def test_training(installed, wheel, tmp_path):
     assert environment.command("evaluate", "run").stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_serving(installed, wheel, tmp_path):
     environment = Environment(tmp_path, f"{wheel}[serving]", installed)
     assert environment.command("serve", "--help").stdout.startswith("usage: keras-preact serve ")
@@ -270,7 +268,7 @@ def test_every_extra_is_resolved():
     assert seen == EXTRAS.keys() - {"gpu"}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_extras_resolve_in_the_versions_of_the_tests(installed, wheel):
     """All at once: what suits each alone, too. pip names what does not."""
     installed.pip("--dry-run", f"{wheel}[{','.join(OUTERMOST)}]")

@@ -17,8 +17,6 @@ from keras_preact.analysis import figures
 from keras_preact.analysis.figures import style
 from tests import layout
 
-pytestmark = pytest.mark.once
-
 ROOT = Path(__file__).parents[1]
 LIGHT, DARK = (ROOT / f"docs/pictures/front-{kind}.svg" for kind in ("light", "dark"))
 

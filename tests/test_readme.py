@@ -120,7 +120,7 @@ def test_every_measured_claim_names_its_file_and_command():
         assert re.fullmatch(r"`keras-preact (?:reproduce|benchmark) \w+`", command), row
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_python_runs_and_is_as_good_as_it_says():
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
     assert blocks

@@ -11,6 +11,8 @@ import pytest
 
 import keras_preact as kp
 
+pytestmark = pytest.mark.backend
+
 SAVED_MODELS = Path(__file__).parents[1] / "saved_models"
 #: Name of the export to recipe and network.
 MODELS = {
@@ -57,7 +59,7 @@ def test_card_says_where_its_figures_come_from(name, card):
     assert card["metrics"]["accuracy"] == pytest.approx(np.trace(matrix) / 10_000)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_accuracy_on_the_real_test_images(served, card):
     from training.config import Data
     from training.data import evaluation_batches, load

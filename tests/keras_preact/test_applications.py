@@ -19,7 +19,6 @@ def outputs(model, images):
     return keras.ops.convert_to_numpy(model(images))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_arguments(name):
     """In the same order, with the same defaults; behind them our options by name."""
@@ -31,15 +30,13 @@ def test_the_same_arguments(name):
     assert ours[-1].kind is inspect.Parameter.VAR_KEYWORD
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["preprocess_input", "decode_predictions"])
 def test_the_functions_beside_them_are_theirs(name):
     assert getattr(kp.applications, name) is getattr(keras.applications.resnet_v2, name)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
-    "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
+    "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.soak) for name in NAMES[1:])]
 )
 def test_the_same_shapes_names_and_sizes(name):
     options = {"weights": None, "classes": 11}
@@ -53,7 +50,6 @@ def test_the_same_shapes_names_and_sizes(name):
     assert ours.count_params() == theirs.count_params()
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("options", [{}, {"pooling": "max"}, {"input_shape": (64, 96, 1)}], ids=str)
 def test_the_same_shapes_without_top(options):
     options = {"weights": None, "include_top": False} | options
@@ -62,8 +58,7 @@ def test_the_same_shapes_without_top(options):
     assert ours.count_params() == theirs.count_params()
 
 
-@pytest.mark.slow
-@pytest.mark.once
+@pytest.mark.soak
 def test_weights_from_a_file(tmp_path):
     theirs = keras.applications.ResNet50V2(weights=None, classes=3, input_shape=(64, 64, 3))
     harness.randomize(theirs)
@@ -86,7 +81,6 @@ def test_weights_from_a_file(tmp_path):
         kp.applications.ResNet101V2(weights=path, classes=3)
 
 
-@pytest.mark.once
 def test_preprocessing_inside_the_network():
     pixels = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3)).astype("float32")
     options = {"weights": None, "include_top": False, "pooling": "avg", "input_shape": (64, 64, 3)}
@@ -98,7 +92,6 @@ def test_preprocessing_inside_the_network():
     np.testing.assert_allclose(outputs(inside, pixels), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.once
 def test_an_input_tensor():
     """A model from the source of the tensor on, as theirs."""
     inputs = keras.Input((64, 64, 3))
@@ -115,7 +108,6 @@ def test_an_input_tensor():
     assert head.output_shape == (None, 2)
 
 
-@pytest.mark.once
 def test_wrong_arguments():
     build = kp.applications.ResNet50V2
     assert "1000 classes" in harness.error_of(lambda: build(classes=10))
@@ -127,8 +119,7 @@ def test_wrong_arguments():
         build(weights="image-net")
 
 
-@pytest.mark.once
-@pytest.mark.slow
+@pytest.mark.soak
 def test_without_network_one_sentence_says_so(tmp_path):
     """In a process of its own: Keras' cache is empty, and every way out leads to a port
     where nothing listens.

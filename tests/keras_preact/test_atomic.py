@@ -4,8 +4,6 @@ import pytest
 
 from keras_preact import atomic
 
-pytestmark = pytest.mark.once
-
 
 def test_the_new_file_appears_whole(tmp_path):
     path = tmp_path / "net.weights.h5"

@@ -11,6 +11,8 @@ import keras_preact as kp
 from keras_preact.backend import autodiff
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 SINGLE = kp.ResidualUnit(4, block="single")
 LAYERS = {
     "unit": lambda: kp.ResidualUnit(4),
@@ -47,7 +49,7 @@ def numpy(tensor):
 @pytest.mark.parametrize(
     ("name", "training"),
     [
-        pytest.param(name, training, marks=() if training == (i % 2 == 0) else pytest.mark.slow)
+        pytest.param(name, training, marks=() if training == (i % 2 == 0) else pytest.mark.soak)
         for i, name in enumerate(LAYERS)
         for training in (False, True)
     ],

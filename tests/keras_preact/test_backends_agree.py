@@ -12,10 +12,12 @@ import pytest
 
 from tests.keras_preact import forward_and_gradients, harness
 
+pytestmark = pytest.mark.backend
+
 INSTALLED = [name for name in ("tensorflow", "jax", "torch") if importlib.util.find_spec(name)]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(
     keras.backend.backend() != INSTALLED[0], reason=f"every pair is compared on {INSTALLED[0]}"
 )

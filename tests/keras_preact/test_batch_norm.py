@@ -8,6 +8,8 @@ import keras_preact as kp
 from keras_preact.layers import batch_norm
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 def pair(shape, **options):
     """The layer and Keras' own with the same random weights."""

@@ -3,12 +3,15 @@ config, computes what NumPy computes.
 """
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import keras_preact as kp
 from tests import reference
 from tests.keras_preact import harness
+
+pytestmark = pytest.mark.backend
 
 THOROUGHLY = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 

@@ -7,6 +7,8 @@ import pytest
 import keras_preact as kp
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 def first(x):
     return x.transpose(0, 3, 1, 2)

@@ -10,6 +10,8 @@ import pytest
 import keras_preact as kp
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 RATE = 0.3
 
 

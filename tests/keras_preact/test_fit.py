@@ -9,6 +9,8 @@ import pytest
 import keras_preact as kp
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 @pytest.mark.parametrize(
     "build",

@@ -11,6 +11,8 @@ import keras_preact as kp
 from tests import reference
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 STEP = 1e-6
 
 KEPT, CHANGED = (2, 5, 4, 4), (2, 5, 4, 3)

@@ -12,6 +12,8 @@ from keras_preact.graph import Graph
 from tests.keras_preact import harness
 from tests.keras_preact.harness import images, randomize
 
+pytestmark = pytest.mark.backend
+
 IMAGES = images(4, 8, 8, 3)
 
 

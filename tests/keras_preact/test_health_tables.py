@@ -8,8 +8,6 @@ import pytest
 from keras_preact.health._tables import drop_rows
 from tests.training.commands import files
 
-pytestmark = pytest.mark.once
-
 
 class TestDropRows:
     def drop(self, folder, content: bytes, beyond=5):

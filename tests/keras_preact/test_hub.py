@@ -34,6 +34,7 @@ def check_equal_outputs(one, other, images=None):
     np.testing.assert_allclose(outputs(other, images), expected, atol=1e-5)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("stacked", [pytest.param(False, marks=not_jax), True])
 def test_maps_and_pyramid_are_the_networks(stacked):
     model = network(stacked=stacked, mean=127.5, std=127.5)
@@ -53,6 +54,7 @@ def test_maps_and_pyramid_are_the_networks(stacked):
         np.testing.assert_allclose(maps, expected[level], atol=1e-4, err_msg=level)
 
 
+@pytest.mark.backend
 @not_jax
 def test_levels_of_other_strides():
     """The last maps of every size: of strides in the last unit, those of the unit in
@@ -70,6 +72,7 @@ def test_levels_of_other_strides():
         hub.PreActResNetBackbone([(8, 1, 3)], image_shape=(40, 40, 3))
 
 
+@pytest.mark.backend
 @not_jax
 def test_presets(tmp_path):
     """In a directory; found by the class and by keras-hub's own."""
@@ -91,6 +94,7 @@ def test_presets(tmp_path):
     ]
 
 
+@pytest.mark.backend
 @not_jax
 def test_keras_files_and_frozen_layers(tmp_path):
     backbone = hub.PreActResNetBackbone.from_network(network())
@@ -101,6 +105,7 @@ def test_keras_files_and_frozen_layers(tmp_path):
     check_equal_outputs(backbone, loaded)
 
 
+@pytest.mark.backend
 @not_jax
 @pytest.mark.filterwarnings(
     "ignore:`shuffle=True` was passed:UserWarning"
@@ -128,6 +133,7 @@ def test_a_classifier_on_top(tmp_path):
     check_equal_outputs(classifier, loaded, images)
 
 
+@pytest.mark.backend
 def test_own_weights_are_copies_of_the_networks_policy():
     model = network(dtype="mixed_bfloat16")
     backbone = hub.PreActResNetBackbone.from_network(model)
@@ -136,6 +142,7 @@ def test_own_weights_are_copies_of_the_networks_policy():
     assert np.abs(model.get_layer("stem_conv").get_weights()[0]).max() > 0
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -149,13 +156,13 @@ def test_wrong_arguments(arguments, named):
     assert named in harness.error_of(lambda: hub.PreActResNetBackbone([(8, 1, 1)], **arguments))
 
 
+@pytest.mark.backend
 def test_not_a_network():
     assert "must be a ResidualNetwork" in harness.error_of(
         lambda: hub.PreActResNetBackbone.from_network(keras.Sequential())
     )
 
 
-@pytest.mark.once
 def test_a_backbone_without_a_name_has_that_of_its_class():
     stages = [(8, 1, 1)]
     backbone = hub.PreActResNetBackbone(stages, block="basic", image_shape=(32, 32, 3))

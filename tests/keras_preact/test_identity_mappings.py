@@ -9,6 +9,8 @@ import pytest
 import keras_preact as kp
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 #: Nothing stands behind the addition.
 CLEAN = ("relu_before_addition", "relu_only_preactivation", "full_preactivation")
 BLOCKS = {

@@ -15,6 +15,8 @@ import pytest
 
 import keras_preact as kp
 
+pytestmark = pytest.mark.backend
+
 FOLDER = Path(kp.__file__).parent
 INIT = ast.parse((FOLDER / "__init__.py").read_text())
 #: Modules with registered classes that wait until they are asked for: their classes need a package

@@ -12,6 +12,8 @@ import keras_preact as kp
 from keras_preact.initializers import DeltaOrthogonal, DepthScaledHe, Fixup, released_he, spawn
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 def kernels(model):
     return {

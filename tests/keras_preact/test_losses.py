@@ -7,6 +7,8 @@ from keras import ops
 
 import keras_preact as kp
 
+pytestmark = pytest.mark.backend
+
 RANDOM = np.random.default_rng(0)
 LOGITS = 3 * RANDOM.standard_normal((6, 5))
 LABELS = np.array([0, 4, 2, 2, 1, 3])

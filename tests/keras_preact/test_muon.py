@@ -7,6 +7,8 @@ from keras import ops
 
 import keras_preact as kp
 
+pytestmark = pytest.mark.backend
+
 RATE, DECAY, MOMENTUM, STEPS = 0.03, 0.1, 0.6, 3
 #: Of the Newton-Schulz iteration: x a + x^3 b + x^5 c on singular values.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -88,18 +88,21 @@ def compare(name, **options):
     return model, x
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("name", ["cifar basic", "cifar bottleneck"])
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_cifar_networks(arrangement, name):
     compare(name, arrangement=arrangement)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("name", ["cifar single", "wide", "imagenet", "dense"])
 @pytest.mark.parametrize("arrangement", ["original", "full_preactivation"])
 def test_other_networks(arrangement, name):
     compare(name, arrangement=arrangement)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     "options",
     [
@@ -115,6 +118,7 @@ def test_options_reach_every_unit(options):
     compare("cifar bottleneck", **options)
 
 
+@pytest.mark.backend
 def test_stem_pooling_pads_with_minus_infinity():
     """tanh is negative where a padding with zeros would win the maximum at the border."""
     model, x = compare("imagenet", activation="tanh")
@@ -132,6 +136,7 @@ STEM_NORM_ACTIVATION = ["stem_conv", "stem_norm", "stem_activation"]
 POOL_AND_CLASSIFIER = ["head_pool", "head_classifier"]
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     ("arrangement", "stem", "head"),
     [
@@ -156,6 +161,7 @@ def test_layers_around_the_units(arrangement, stem, head):
     )
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("arrangement", ["relu_only_preactivation", "full_preactivation"])
 def test_both_paths_of_the_first_unit_see_the_first_activation(arrangement):
     model = kp.models.resnet_cifar(14, arrangement=arrangement, width_factor=0.25, input_shape=SIZE)
@@ -193,6 +199,7 @@ def norms_back_to_back(model) -> tuple[int, list[str]]:
     return norms, found
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("depth", [14, 20])
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_no_two_norms_back_to_back(arrangement, depth):
@@ -204,6 +211,7 @@ def test_no_two_norms_back_to_back(arrangement, depth):
     assert norms_back_to_back(model) == (gammas, [])  # every norm was met
 
 
+@pytest.mark.backend
 def test_two_norms_back_to_back_are_found():
     """Two units that begin and end with a norm: the test above can fail."""
     ill = kp.Arrangement(first=("norm",), last=("norm",))
@@ -213,6 +221,7 @@ def test_two_norms_back_to_back_are_found():
     assert norms_back_to_back(keras.Model(inputs, x))[1]
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     ("pooling", "shape"),
     [(None, (None, 3, 3, 16)), ("avg", (None, 16)), ("max", (None, 16))],
@@ -234,6 +243,7 @@ def test_without_top(pooling, shape):
     np.testing.assert_allclose(harness.numpy(model(x)), want, 1e-4, 1e-5)
 
 
+@pytest.mark.backend
 def test_classifier_activation_stands_behind_the_logits():
     model = kp.models.dense_resnet(4, width=4, input_shape=(3,), classifier_activation="softmax")
     logits, y = keras.Model(model.input, [model.logits, model.output])(harness.images(5, 3))
@@ -243,6 +253,7 @@ def test_classifier_activation_stands_behind_the_logits():
     )
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     ("mean", "std"),
     [(127.5, None), (None, 2.0), ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]), ([125], 60.0)],
@@ -266,7 +277,6 @@ def test_preprocessing(data_format, mean, std):
     np.testing.assert_allclose(harness.numpy(with_preprocessing(pixels)), want, 1e-3, 1e-3)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("builder", "depth", "options", "units"),
     [
@@ -293,6 +303,7 @@ def test_units_of_every_depth(builder, depth, options, units):
     assert strides == [1] + [2] * (len(stages) - 1)
 
 
+@pytest.mark.backend
 def test_config_is_plain_json():
     model = kp.models.resnet_cifar(
         8, mean=(1, 2, 3), std=np.float32(2), shortcut="conv1x1", activation="gelu"

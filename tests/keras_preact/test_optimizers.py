@@ -8,6 +8,8 @@ import pytest
 
 import keras_preact as kp
 
+pytestmark = pytest.mark.backend
+
 RATE, DECAY, STEPS = 0.1, 0.05, 4
 
 

@@ -12,6 +12,8 @@ from keras_preact.shortcuts import ZeroPad
 from tests import reference
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 SIZES = [(6, 6), (7, 7), (5, 8), (1, 2)]
 
 

@@ -8,8 +8,6 @@ import pytest
 
 import keras_preact as kp
 
-pytestmark = pytest.mark.once
-
 WIDTHS = (16, 32, 64)
 
 
@@ -73,7 +71,7 @@ BOTTLENECK = {164: (1_703_258, 1_679_034), 1001: (10_327_706, 10_178_490)}
 
 def depths(table):
     return [
-        pytest.param(depth, marks=[pytest.mark.slow] if depth > 1000 else []) for depth in table
+        pytest.param(depth, marks=[pytest.mark.soak] if depth > 1000 else []) for depth in table
     ]
 
 
@@ -94,7 +92,7 @@ def test_bottleneck(depth):
     assert counts(kp.models.resnet_cifar, depth) == BOTTLENECK[depth]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_units_of_resnet_1001():
     model = kp.models.resnet_cifar(1001, width_factor=1 / 16)
     assert len(model.units) == 333
@@ -111,8 +109,8 @@ def test_units_of_resnet_1001():
         (18, 11_689_512),
         (34, 21_797_672),
         (50, 25_557_032),
-        pytest.param(101, 44_549_160, marks=pytest.mark.slow),
-        pytest.param(152, 60_192_808, marks=pytest.mark.slow),
+        pytest.param(101, 44_549_160, marks=pytest.mark.soak),
+        pytest.param(152, 60_192_808, marks=pytest.mark.soak),
     ],
 )
 def test_imagenet_original_as_in_torchvision(depth, count):

@@ -10,6 +10,8 @@ import keras_preact as kp
 from tests import reference
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 def network(dtype, **options):
     return kp.models.resnet_cifar(

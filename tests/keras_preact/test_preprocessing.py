@@ -6,8 +6,6 @@ from PIL import Image
 
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing, resize_image
 
-pytestmark = pytest.mark.once
-
 
 def test_statistics():
     assert {
@@ -107,7 +105,6 @@ def reference(pixels, preprocessing, size):
     return pillow(pixels, columns, rows)[top : top + height, left : left + width]
 
 
-@pytest.mark.once
 class TestResizeImage:
     @pytest.mark.parametrize("preprocessing", [CENTER, CUT, WHOLE, None])
     @pytest.mark.parametrize(

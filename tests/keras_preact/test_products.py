@@ -11,6 +11,8 @@ from keras_preact.backend import products
 from tests import reference
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 @pytest.mark.parametrize("shape", [(2, 5, 6), (1, 4, 4), (2, 1, 3)], ids=str)
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ import keras_preact as kp
 from keras_preact import published
 from tests.keras_preact import harness
 
-pytestmark = pytest.mark.once
-
 MEDIAN, FAIL = "median of 5", None
 
 # Label, error. ResNet-110, original arrangement.

@@ -10,8 +10,6 @@ from keras_preact import advice
 from keras_preact.recommendation import recommend
 from tests.keras_preact import harness
 
-pytestmark = pytest.mark.once
-
 #: The guide's rows, Sec. 8.4, 8.5 and 8.7: first and last depth, range of the rate, decay, range of
 #: the warm-up.
 GUIDE = [

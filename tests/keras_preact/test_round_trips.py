@@ -42,6 +42,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("options", OPTIONS, ids=harness.label)
 def test_unit(options):
     unit = harness.unit_of(4, strides=2, name="a_name", **options)
@@ -57,6 +58,7 @@ def test_unit(options):
     np.testing.assert_array_equal(harness.numpy(copy(x)), harness.numpy(unit(x)))
 
 
+@pytest.mark.backend
 def test_config_of_a_built_unit_makes_an_unbuilt_one():
     """The pattern of a built normalisation or shortcut holds no weights and no axis of
     its own.
@@ -72,6 +74,7 @@ def test_config_of_a_built_unit_makes_an_unbuilt_one():
     assert copy.first[0].momentum == 0.7
 
 
+@pytest.mark.backend
 def test_config_holds_names_where_there_are_names():
     config = kp.ResidualUnit(4, arrangement=kp.ARRANGEMENTS["original"]).get_config()
     assert config["arrangement"] == "original"
@@ -79,6 +82,7 @@ def test_config_holds_names_where_there_are_names():
     assert config["activation"] == "relu"
 
 
+@pytest.mark.backend
 def test_arrangement():
     assert kp.Arrangement.from_config(CUSTOM.get_config()) == CUSTOM
     assert kp.arrangements.get(kp.arrangements.serialize(CUSTOM)) == CUSTOM
@@ -106,9 +110,10 @@ def small_cifar(**options):
     return kp.models.resnet_cifar(depth, **{"width_factor": 0.25} | options)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     "options",
-    [*NETWORK_OPTIONS, *(pytest.param(each, marks=pytest.mark.slow) for each in OPTIONS)],
+    [*NETWORK_OPTIONS, *(pytest.param(each, marks=pytest.mark.soak) for each in OPTIONS)],
     ids=harness.label,
 )
 def test_network(options, tmp_path):
@@ -120,7 +125,6 @@ def test_network(options, tmp_path):
     harness.check_copies(model, x, harness.numpy(model(x)), tmp_path)
 
 
-@pytest.mark.once
 def test_a_network_is_not_quantized(tmp_path):
     """Its file would not load; a plain model of its layers does."""
     model = kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 1))

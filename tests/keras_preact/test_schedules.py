@@ -8,6 +8,8 @@ import pytest
 
 import keras_preact as kp
 
+pytestmark = pytest.mark.backend
+
 
 def rates(schedule, *steps):
     return [float(schedule(step)) for step in steps]

@@ -10,6 +10,8 @@ import keras_preact as kp
 from tests import reference
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 BACKEND = keras.backend.backend()
 
 
@@ -103,7 +105,7 @@ def fit(model, **options):
 
 
 @pytest.mark.parametrize(
-    "ways", [{}, *(pytest.param(ways, marks=pytest.mark.slow) for ways in WAYS[1:])], ids=str
+    "ways", [{}, *(pytest.param(ways, marks=pytest.mark.soak) for ways in WAYS[1:])], ids=str
 )
 def test_fit_is_that_of_single_units(ways):
     """Two epochs: weights and statistics behind them."""
@@ -235,7 +237,7 @@ def test_weights_file_of_another_execution(first, second, tmp_path):
     harness.close(output(other, x), output(model, x))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_training_goes_on_from_a_file(tmp_path):
     """The optimiser's state is of the stacks."""
     model = fit(network())
@@ -352,7 +354,7 @@ def test_unit_outputs():
 
 @pytest.mark.parametrize(
     "ways",
-    [{}, {"stacked": False}, *(pytest.param(ways, marks=pytest.mark.slow) for ways in WAYS[1:])],
+    [{}, {"stacked": False}, *(pytest.param(ways, marks=pytest.mark.soak) for ways in WAYS[1:])],
     ids=str,
 )
 def test_probe(ways):

@@ -160,6 +160,7 @@ def words(options) -> str:
     return " ".join(f"{key}={getattr(value, 'name', value)}" for key, value in options.items())
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     ("options", "depth", "ways"), CASES, ids=[words(options | ways) for options, _, ways in CASES]
 )
@@ -185,6 +186,7 @@ def test_step_in_training(options, depth, ways):
     np.testing.assert_allclose((on_x * direction).sum(), difference, 2e-3, 2e-3)
 
 
+@pytest.mark.backend
 def test_the_cases_cover_the_tables():
     def values(key, default):
         return {options.get(key, default) for options, _, _ in CASES}
@@ -195,6 +197,7 @@ def test_the_cases_cover_the_tables():
     assert values("shortcut", "identity") >= set(kp.SHORTCUTS) - {"dropout"}  # random: below
 
 
+@pytest.mark.backend
 def test_inference():
     """With the moving statistics, which stay."""
     units = single_units(IMAGES, 4, 3, {"shortcut": "dropout"})
@@ -208,6 +211,7 @@ def test_inference():
         np.testing.assert_array_equal(value, old)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("normalization", ["batch", "rms"])
 def test_channels_first(normalization):
     """As channels last; TensorFlow has no gradient of such convolutions on a CPU."""
@@ -230,6 +234,7 @@ def test_channels_first(normalization):
         harness.close(value, after[path], message=path)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("ways", [{}, {"remat": 3}, {"unroll": 2}], ids=str)
 def test_outputs_and_perturbations(ways):
     """What is added to the output of a unit reaches the next one; its gradient is that
@@ -276,13 +281,12 @@ def test_outputs_and_perturbations(ways):
         )
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "ways",
     [
         {},
         *(
-            pytest.param(ways, marks=pytest.mark.slow)
+            pytest.param(ways, marks=pytest.mark.soak)
             for ways in ({"remat": 2, "unroll": 2}, {"execution": "loop"})
         ),
     ],
@@ -307,7 +311,6 @@ def test_xla(ways):
     harness.close(on_x, want_on_x)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("ways", [{}, {"execution": "loop"}, {"remat": 2}], ids=str)
 def test_inference_writes_no_variable(ways):
     import tensorflow as tf
@@ -346,6 +349,7 @@ def seed_states(layer) -> list[np.ndarray]:
     return [harness.numpy(v.value) for v in layer.variables if id(v) not in weights]
 
 
+@pytest.mark.backend
 @pytest.mark.skipif(
     BACKEND == "torch", reason="there unseeded dropout draws from Torch's global generator"
 )
@@ -373,6 +377,7 @@ def test_masks_are_those_of_single_units(ways):
     np.testing.assert_array_equal(seed_states(stack), state)
 
 
+@pytest.mark.backend
 def test_masks_of_a_seeded_shortcut_are_those_of_single_units():
     stack = kp.UnitStack(
         kp.ResidualUnit(4, shortcut=kp.shortcuts.Dropout(0.5, seed=1), name="a_unit1"), 3
@@ -387,6 +392,7 @@ def test_masks_of_a_seeded_shortcut_are_those_of_single_units():
     assert len(np.unique(seed_states(stack)[0], axis=0)) == 3
 
 
+@pytest.mark.backend
 @pytest.mark.skipif(BACKEND != "torch", reason="the masks under remat are compared above")
 def test_the_recomputation_has_the_masks_of_the_forward_pass():
     x, cotangent = harness.images(*IMAGES), draw_cotangent(harness.images(*IMAGES))
@@ -407,6 +413,7 @@ def test_the_recomputation_has_the_masks_of_the_forward_pass():
         harness.close(got, want)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("execution", ["auto", "loop"])
 def test_dropout_of_each_unit_and_step_is_its_own(execution):
     """F is 0: of what was left by the units before, each drops its share."""
@@ -425,6 +432,7 @@ def test_dropout_of_each_unit_and_step_is_its_own(execution):
     )
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("ways", [{"execution": "loop"}, {"remat": 2}], ids=str)
 def test_stochastic_depth(ways):
     """F is 1: each example gets 0 or `1 / (1 - rate)` of it, on average 1."""
@@ -454,6 +462,7 @@ def test_stochastic_depth(ways):
 # Initial values
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     "initializer", [None, "glorot_uniform", keras.initializers.HeNormal(seed=1)], ids=harness.label
 )
@@ -487,6 +496,7 @@ def test_every_unit_starts_with_values_of_its_own(initializer):
             )
 
 
+@pytest.mark.backend
 def test_delta_orthogonal_and_fixup_kernels_are_those_of_single_units():
     stack = kp.UnitStack(
         kp.ResidualUnit(4, kernel_initializer=kp.initializers.DeltaOrthogonal()), 3
@@ -503,6 +513,7 @@ def test_delta_orthogonal_and_fixup_kernels_are_those_of_single_units():
     assert not weights["branch/conv_2/kernel"].any()
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("group", [2, 100])
 def test_seeded_units_start_as_those_that_at_makes(group, monkeypatch):
     monkeypatch.setattr(stacks, "GROUP", group)
@@ -524,6 +535,7 @@ def test_seeded_units_start_as_those_that_at_makes(group, monkeypatch):
             np.testing.assert_array_equal(harness.weights(stack)[path][i], value, path)
 
 
+@pytest.mark.backend
 def test_unit_is_a_copy_of_a_slice():
     stack = kp.UnitStack(kp.ResidualUnit(4, **RANDOM | {"use_bias": True}), 3)
     stack.build(IMAGES)
@@ -543,6 +555,7 @@ def test_unit_is_a_copy_of_a_slice():
 # Round trips
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     ("filters", "options", "ways"),
     [
@@ -584,6 +597,7 @@ def test_config(filters, options, ways):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.backend
 def test_the_pattern_stays_as_it_is():
     unit = kp.ResidualUnit(4, stochastic_depth=0.2, name="a_unit1")
     kp.UnitStack(unit, 3, stochastic_depth=[0.1, 0.2, 0.3]).build(IMAGES)
@@ -592,6 +606,7 @@ def test_the_pattern_stays_as_it_is():
     assert (unit.options.stochastic_depth, unit.name) == (0.2, "a_unit1")
 
 
+@pytest.mark.backend
 def test_from_units_takes_weights_seeds_and_rates():
     units = []
     for rate in (0.1, 0.4):
@@ -611,6 +626,7 @@ def test_from_units_takes_weights_seeds_and_rates():
             np.testing.assert_array_equal(harness.numpy(got.value), harness.numpy(want.value))
 
 
+@pytest.mark.backend
 def test_weights_have_the_paths_of_a_unit():
     stack = kp.UnitStack(kp.ResidualUnit(4, shortcut="exclusive_gating"), 3, name="a_stack")
     stack.build(IMAGES)
@@ -628,12 +644,13 @@ def test_weights_have_the_paths_of_a_unit():
 # Half precision, frozen stacks
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     "ways",
     [
         {},
         *(
-            pytest.param(ways, marks=pytest.mark.slow)
+            pytest.param(ways, marks=pytest.mark.soak)
             for ways in ({"remat": 2}, {"execution": "loop"})
         ),
     ],
@@ -662,6 +679,7 @@ def test_mixed_precision(ways):
     assert 0 < np.abs(got - want).max() < 0.1 * np.abs(want).max()
 
 
+@pytest.mark.backend
 def test_frozen():
     """In training it is what it is at inference, and nothing moves; thawed, everything
     does.
@@ -742,12 +760,14 @@ WRONG = [
 ]
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(("call", "parts"), WRONG, ids=[" ".join(parts) for _, parts in WRONG])
 def test_wrong_arguments(call, parts):
     message = harness.error_of(call)
     assert all(part in message for part in parts), message
 
 
+@pytest.mark.backend
 def test_scan_where_there_is_none():
     if BACKEND == "torch":
         with pytest.raises(ValueError, match=r"no scan on torch: use execution='loop' or 'auto'"):
@@ -756,6 +776,7 @@ def test_scan_where_there_is_none():
         assert kp.UnitStack(kp.ResidualUnit(4), 3, execution="scan").execution == "scan"
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     ("units", "parts"),
     [
@@ -776,6 +797,7 @@ def test_units_that_do_not_fit_leave_the_stack_as_it_is(units, parts):
         np.testing.assert_array_equal(value, old)
 
 
+@pytest.mark.backend
 def test_units_that_are_not_there():
     made = stack()
     assert "built" in harness.error_of(lambda: made.unit(0))
@@ -786,6 +808,7 @@ def test_units_that_are_not_there():
             made.unit(i)
 
 
+@pytest.mark.backend
 def test_from_units_keeps_what_is_frozen():
     units = [harness.unit_on(harness.images(2, 4, 4, 3), 3) for _ in range(3)]
     for unit in units:
@@ -811,6 +834,7 @@ class Subclassed(keras.Model):
         return self.dense(keras.ops.mean(self.stack(x, training=training), (1, 2)))
 
 
+@pytest.mark.backend
 def test_fit_builds_a_subclassed_model():
     """Keras looks for the shapes of its layers first: JAX traces what makes their
     weights.

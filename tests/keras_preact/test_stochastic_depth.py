@@ -8,6 +8,8 @@ import pytest
 import keras_preact as kp
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 def unit(**options) -> kp.ResidualUnit:
     """Return a unit whose F is 1 for every image, at every place."""

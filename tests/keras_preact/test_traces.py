@@ -7,6 +7,8 @@ import pytest
 import keras_preact as kp
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 def numpy(x):
     return keras.ops.convert_to_numpy(x)

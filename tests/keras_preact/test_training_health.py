@@ -26,6 +26,8 @@ from keras_preact.health.probe import Probe, own_variables
 from keras_preact.health.weights import WeightPlace, places
 from tests.keras_preact.harness import close, error_of
 
+pytestmark = pytest.mark.backend
+
 BACKEND = keras.backend.backend()
 JIT = "auto" if BACKEND == "jax" else False
 #: For what is said of the figures: those of a compiled step are compared in TestFigures.
@@ -254,7 +256,7 @@ class TestFigures:
         for record in health.history:
             compare(record, wanted[record.step - 1])
 
-    @pytest.mark.slow
+    @pytest.mark.soak
     def test_units_of_a_stack_are_those_of_single_units(self):
         x = vectors()
         single = dense_network(12, stacked=False)
@@ -412,7 +414,7 @@ def check_weights_bit_for_bit():
 
 
 class TestNothingElseChanges:
-    @pytest.mark.slow
+    @pytest.mark.soak
     def test_weights_are_the_same_bit_for_bit(self, tmp_path):
         """On JAX in a process with XLA's own settings: those of conftest.py round the
         two programs differently.
@@ -1096,7 +1098,7 @@ scope = contextlib.nullcontext()
 }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(BACKEND not in SETUPS, reason="Keras distributes on TensorFlow and JAX")
 def test_two_devices(tmp_path):
     code = DISTRIBUTED.format(

@@ -15,6 +15,8 @@ from keras_preact.transformer import TransformerUnit
 from tests import reference
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 SHAPE = (2, 5, 12)  # neither the tokens nor the features of a head (4) are equal to another size
 HEADS = 3
 
@@ -429,7 +431,7 @@ def test_registered_models(suffix, arrangement):
     harness.close(numpy(model(pixels)), numpy(plain(entry.preprocessing.normalize(pixels))))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_export(tmp_path):
     """`save` itself compares what TensorFlow alone computes with the model; the
     channels stand last in every export.

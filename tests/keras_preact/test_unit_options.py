@@ -11,6 +11,8 @@ from keras_preact.layers import spatial
 from tests import reference
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 #: Options, and the strides of the unit.
 OPTIONS = [
     ({"downsampling": "average"}, 2),

@@ -8,6 +8,8 @@ import keras_preact as kp
 from tests import reference
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 #: Block, filters, shape of the input and strides, of units that keep the shape and units that
 #: change it. Height and width differ and one of them is odd.
 SHAPES = {
@@ -55,7 +57,7 @@ COMBINATIONS = [
         arrangement,
         shortcut,
         shape,
-        marks=() if (i + j) % len(SHAPES) == k or shortcut == "identity" else pytest.mark.slow,
+        marks=() if (i + j) % len(SHAPES) == k or shortcut == "identity" else pytest.mark.soak,
     )
     for i, arrangement in enumerate(kp.ARRANGEMENTS)
     for j, shortcut in enumerate(kp.SHORTCUTS)

@@ -9,6 +9,8 @@ from sklearn.datasets import load_digits
 
 import keras_preact as kp
 
+pytestmark = pytest.mark.backend
+
 
 def digits(batch):
     images, labels = load_digits(return_X_y=True)
@@ -45,7 +47,7 @@ def first_gradients_and_losses(model, batch, steps, learning_rate):
     return norms, losses
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_preactivation_network_of_10001_layers():
     keras.utils.set_random_seed(0)
     model = kp.create_model("digits_resnet10001_preact", width_factor=0.25)
@@ -62,7 +64,7 @@ def test_preactivation_network_of_10001_layers():
     assert losses[-1] < losses[0] - 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_vanilla_network_of_10000_layers():
     keras.utils.set_random_seed(0)
     model = kp.create_model("digits_vanilla10000", strides=2)

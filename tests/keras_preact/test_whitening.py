@@ -10,6 +10,8 @@ import keras_preact as kp
 from keras_preact.layers.whitening import Whitening2D
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 def smooth_images(count=40, size=9, channels=3, seed=0):
     """Images whose neighbours are alike and whose channels are not."""

@@ -32,6 +32,8 @@ from training.config import Data
 from training.data import load
 from training.histories import read_table
 
+pytestmark = pytest.mark.backend
+
 VOID = {"meta", "img", "br", "source"}
 
 
@@ -117,7 +119,7 @@ def a_run(tmp_path_factory) -> Path:
     return run_train(tmp_path_factory.mktemp("runs") / "a<b>run", *options)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_run(a_run, capsys):
     run(a_run, "--images", 8)
     page, numbers = check_folder(a_run / "analysis")

@@ -18,6 +18,8 @@ from keras_preact.layers.batch_norm import BatchNormalization
 from training.averages import Averages, BatchStatistics, averages
 from training.callbacks import Count, TorchSeeds
 
+pytestmark = pytest.mark.backend
+
 IMAGES = np.random.default_rng(0).normal(1.0, 2.0, size=(40, 4, 4, 3)).astype("float32")
 LABELS = np.random.default_rng(1).integers(0, 10, 40)
 #: The last one is smaller.
@@ -319,7 +321,7 @@ print(json.dumps({{
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(
     keras.backend.backend() == "torch", reason="there, every process has the whole model"
 )

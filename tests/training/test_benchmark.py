@@ -372,7 +372,7 @@ class TestRealRuns:
         assert len(figures.pop("all_saves")) == 2
         check(figures)
 
-    @pytest.mark.slow
+    @pytest.mark.soak
     @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
     def test_sigterm_ends_the_children(self, empty_folder):
         options = f"--backends {BACKEND} --models digits_resnet20_preact --rounds 1 --steps 100000"
@@ -389,7 +389,7 @@ class TestRealRuns:
         assert status == 128 + signal.SIGTERM, err
         assert not any(Path("/proc", child).exists() for child in children)
 
-    @pytest.mark.slow
+    @pytest.mark.soak
     @pytest.mark.skipif(
         not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
         reason="needs two cores that a process can be bound to",
@@ -512,7 +512,7 @@ def missing(name: str) -> str:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", candidates.PEERS)
 def test_peers(name, peers_made):
     if why := missing(name):

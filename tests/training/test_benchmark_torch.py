@@ -19,7 +19,10 @@ if keras.backend.backend() != "torch":
 import torch
 
 # torch.compile imports parts of torch that use what torch deprecates
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.backend,
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 
 OPTIONS = (
     {},

@@ -18,6 +18,8 @@ from training.callbacks import (
     TorchSeeds,
 )
 
+pytestmark = pytest.mark.backend
+
 
 class Trained:
     stop_training = False

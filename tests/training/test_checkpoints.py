@@ -28,6 +28,8 @@ from training.checkpoints import Best, Checkpoints, Saver
 from training.signals import Stop
 from training.variables import GROUPS
 
+pytestmark = pytest.mark.backend
+
 BACKEND = keras.backend.backend()
 JIT = "auto" if BACKEND == "jax" else False
 

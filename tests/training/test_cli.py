@@ -28,6 +28,7 @@ def empty_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.backend
 class TestGuard:
     @pytest.mark.parametrize(
         "error", [cli.UserError("two\n  lines"), ValueError("two lines"), OSError("two \n\n lines")]
@@ -56,6 +57,7 @@ class TestGuard:
             cli.guard(fail)
 
 
+@pytest.mark.backend
 class TestVerbose:
     @pytest.fixture(autouse=True)
     def traces_as_before(self):
@@ -149,6 +151,7 @@ WRONG = {
 }
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("options", WRONG)
 def test_wrong_option_of_train(options, capsys, empty_folder):
     arguments = ["digits", *TINY, "--output", "out/run", *options.split()]
@@ -158,6 +161,7 @@ def test_wrong_option_of_train(options, capsys, empty_folder):
     assert list(empty_folder.iterdir()) == []
 
 
+@pytest.mark.backend
 def test_folder_without_images(capsys, empty_folder):
     (empty_folder / "pictures" / "train" / "cat").mkdir(parents=True)
     (empty_folder / "pictures" / "train" / "cat" / "notes.txt").write_text("no image")
@@ -167,6 +171,7 @@ def test_folder_without_images(capsys, empty_folder):
     assert files(empty_folder) == ["pictures/train/cat/notes.txt"]
 
 
+@pytest.mark.backend
 def test_images_of_no_common_size(capsys, empty_folder):
     pictures.write_folder(empty_folder / "pictures", images=2)
     before = files(empty_folder)
@@ -177,6 +182,7 @@ def test_images_of_no_common_size(capsys, empty_folder):
     assert not (empty_folder / "run").exists()
 
 
+@pytest.mark.backend
 def test_output_that_is_taken_stays_as_it_is(capsys, empty_folder):
     (empty_folder / "run").mkdir()
     (empty_folder / "run" / "precious").write_text("kept")
@@ -185,6 +191,7 @@ def test_output_that_is_taken_stays_as_it_is(capsys, empty_folder):
     assert files(empty_folder) == ["run/precious"]
 
 
+@pytest.mark.backend
 def test_unknown_option_is_named_with_its_neighbours(capsys, empty_folder):
     with pytest.raises(SystemExit) as ended:
         train.main(["digits", "--optimizer.learning-rat", "0.1"])
@@ -195,6 +202,7 @@ def test_unknown_option_is_named_with_its_neighbours(capsys, empty_folder):
     assert list(empty_folder.iterdir()) == []
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
 def test_help_lists_every_recipe(argv, capsys):
     train.main(argv)
@@ -202,6 +210,7 @@ def test_help_lists_every_recipe(argv, capsys):
     assert all(re.search(rf"^  {name} +\S", text, re.M) for name in RECIPES)
 
 
+@pytest.mark.backend
 def test_help_lists_every_model_of_images(capsys):
     train.main(["--help"])
     listed = capsys.readouterr().out
@@ -212,6 +221,7 @@ def test_help_lists_every_model_of_images(capsys):
     )
 
 
+@pytest.mark.backend
 def test_choices_are_the_librarys():
     hints = typing.get_type_hints(Model)
     tables = {
@@ -228,6 +238,7 @@ def test_choices_are_the_librarys():
         kp.ResidualUnit(4, block=block)
 
 
+@pytest.mark.backend
 def test_a_name_that_is_no_choice_lists_them(capsys, empty_folder):
     with pytest.raises(SystemExit) as ended:
         train.main(["digits", "--model.arrangement", "full"])
@@ -237,6 +248,7 @@ def test_a_name_that_is_no_choice_lists_them(capsys, empty_folder):
     assert list(empty_folder.iterdir()) == []
 
 
+@pytest.mark.backend
 class TestShortNames:
     @pytest.fixture(autouse=True)
     def no_training(self, monkeypatch):
@@ -290,6 +302,7 @@ class TestShortNames:
         )
 
 
+@pytest.mark.backend
 class TestValues:
     def test_unset_is_a_value_of_optional_options(self, capsys):
         assert self.value("--optimizer.clip-norm", "unset").optimizer.clip_norm is None
@@ -322,6 +335,7 @@ class TestValues:
         assert argv[0] in capsys.readouterr().err
 
 
+@pytest.mark.backend
 class TestEvaluate:
     def error(self, capsys, *arguments):
         return error_of(capsys, run_evaluate, *arguments)
@@ -418,7 +432,6 @@ def model_file(path, **options):
 class TestRealProcesses:
     """As a user meets it: nothing else on stderr, no traceback."""
 
-    @pytest.mark.once
     def test_unknown_recipe(self, empty_folder):
         status, out, err = finish(start("-m", "training", "train", "cifar", cwd=empty_folder))
         assert (status, out) == (2, "")
@@ -426,6 +439,7 @@ class TestRealProcesses:
         assert all(name in err for name in RECIPES)
         assert list(empty_folder.iterdir()) == []
 
+    @pytest.mark.backend
     def test_error_behind_the_start_of_keras(self, empty_folder):
         process = start(
             "-m", "training", "train", "digits", "--model.gate-bias", "-6", cwd=empty_folder
@@ -435,6 +449,7 @@ class TestRealProcesses:
         assert "gate_bias" in one_error(err)
         assert list(empty_folder.iterdir()) == []
 
+    @pytest.mark.backend
     def test_without_tensorflow_the_package_is_imported_all_the_same(self, empty_folder):
         code = (
             "import sys; sys.modules['tensorflow'] = None; from training import cli; "

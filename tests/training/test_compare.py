@@ -16,8 +16,6 @@ from training.compare import SUMMARY, compare
 from training.config import Config
 from training.recipes import RECIPES
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
@@ -243,7 +241,7 @@ def test_output(capsys):
     assert {"#0072B2", "#D55E00"} <= seen
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_real_runs(capsys):
     """Two that differ in seed and rate, of which one was evaluated."""
     options = ("--data.watch-test", "--health", "0")

@@ -20,8 +20,6 @@ from training.benchmark import __main__ as benchmark
 from training.benchmark import import_time
 from training.reproduce import __main__ as reproduce
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.parametrize(
     "arguments", [(), ("--help",), ("-h",), ("--verbose",), ("--verbose", "--help")]

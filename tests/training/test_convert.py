@@ -63,11 +63,13 @@ def cifar():
     return model
 
 
+@pytest.mark.backend
 def test_every_format_has_its_name_on_the_command_line():
     assert {"auto", *FORMATS} == set(FormatName.__args__)
 
 
 class TestConverting:
+    @pytest.mark.backend
     def test_timm(self, imagenet, tmp_path, capsys):
         weights.write_state(tmp_path / "timm.safetensors", weights.to_timm(imagenet))
         run(tmp_path / "timm.safetensors", tmp_path / "net.keras", "--input-shape", 32, 32, 3)
@@ -98,6 +100,7 @@ class TestConverting:
             "timm.safetensors",
         ]
 
+    @pytest.mark.backend
     def test_half(self, cifar, tmp_path, capsys):
         cifar.save(tmp_path / "net.keras")
         for options in ([], ["--half", "--overwrite"]):
@@ -110,6 +113,7 @@ class TestConverting:
             assert got.dtype == want.dtype
             np.testing.assert_array_equal(got, want.astype("float16").astype("float32"))
 
+    @pytest.mark.backend
     def test_half_refuses_what_it_cannot_hold(self, tmp_path, capsys):
         model = kp.models.resnet_cifar(8, width_factor=0.25)
         model.get_layer("head_classifier").kernel.assign(np.full((16, 10), 1e5))
@@ -118,6 +122,7 @@ class TestConverting:
             assert words in fails(capsys, tmp_path / "net.keras", tmp_path / name, "--half")[1]
         assert files(tmp_path) == ["net.keras"]
 
+    @pytest.mark.backend
     def test_a_sample_is_compared(self, imagenet, tmp_path, capsys):
         weights.write_state(tmp_path / "timm.safetensors", weights.to_timm(imagenet))
         images = np.random.default_rng(1).normal(size=(2, 32, 32, 3)).astype("float32")
@@ -132,6 +137,7 @@ class TestConverting:
         run(*command, tmp_path / "right.npz")
         assert weights.ASSUMPTIONS["timm"] not in capsys.readouterr().out
 
+    @pytest.mark.backend
     def test_torch_cifar(self, cifar, tmp_path, capsys):
         np.savez(tmp_path / "torch.npz", **weights.to_torch_cifar(cifar))
         run(tmp_path / "torch.npz", tmp_path / "net.keras")
@@ -145,8 +151,7 @@ class TestConverting:
             == weights.to_torch_cifar(cifar).keys()
         )
 
-    @pytest.mark.slow
-    @pytest.mark.once
+    @pytest.mark.soak
     def test_keras_applications(self, tmp_path, capsys):
         theirs = keras.applications.ResNet50V2(
             weights=None, include_top=False, pooling="avg", input_shape=(32, 32, 3)
@@ -163,6 +168,7 @@ class TestConverting:
                 outputs(model), expected, rtol=0, atol=1e-4 * np.abs(expected).max()
             )
 
+    @pytest.mark.backend
     @pytest.mark.parametrize("source", ["timm.safetensors", "own.keras"])
     def test_other_channels_and_classes(self, imagenet, tmp_path, capsys, source):
         weights.write_state(tmp_path / "timm.safetensors", weights.to_timm(imagenet))
@@ -181,6 +187,7 @@ class TestConverting:
         np.testing.assert_array_equal(own["norm.bias"], given["norm.bias"])
 
 
+@pytest.mark.backend
 class TestErrors:
     def test_what_does_not_fit_is_listed_and_nothing_written(self, imagenet, tmp_path, capsys):
         state = weights.to_timm(imagenet)

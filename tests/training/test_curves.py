@@ -14,8 +14,6 @@ from tests import layout
 from training import curves, histories
 from training.cli import UserError
 
-pytestmark = pytest.mark.once
-
 NAMES = ("loss", "accuracy", "val_loss", "val_accuracy", "learning_rate")
 
 

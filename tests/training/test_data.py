@@ -15,8 +15,6 @@ from training.cli import UserError
 from training.config import Data
 from training.data import Split, evaluation_batches, load
 
-pytestmark = pytest.mark.once
-
 
 def arrays(split: Split):
     rows = list(split.open().as_numpy_iterator())

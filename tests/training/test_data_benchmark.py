@@ -7,10 +7,8 @@ import pytest
 from training.benchmark import input_rate as benchmark
 from training.cli import UserError
 
-pytestmark = pytest.mark.once
 
-
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_candidate_is_measured_in_every_round(tmp_path, capsys):
     options = benchmark.Input(
         rounds=2, seconds=0.02, batch=16, images=64, output=tmp_path / "input.json"

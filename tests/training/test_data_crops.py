@@ -7,8 +7,6 @@ from tests.training import images as pictures
 from training.cli import UserError
 from training.data import training_stream
 
-pytestmark = pytest.mark.once
-
 #: The references of the three paddings: an image (height, width, channels), the mean colour and
 #: the border to the padded image.
 PADDED = {

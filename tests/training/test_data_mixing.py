@@ -13,8 +13,6 @@ from training.config import Data
 from training.data import load, training_stream
 from training.data.mixing import Mixing
 
-pytestmark = pytest.mark.once
-
 CLASSES = 23
 
 

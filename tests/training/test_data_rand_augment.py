@@ -9,8 +9,6 @@ from tests.training import images as pictures
 from training.data import training_stream
 from training.data.rand_augment import NAMES, OPERATIONS, RandAugment
 
-pytestmark = pytest.mark.once
-
 FILL = (120, 7, 200)
 SIGNED = (
     "rotate",

@@ -13,6 +13,8 @@ from training.data import crops, training_stream
 from training.data.pipelines import Codes, InMemory
 from training.data.resident import Cut, encode
 
+pytestmark = pytest.mark.backend
+
 BACKEND = keras.backend.backend()
 
 

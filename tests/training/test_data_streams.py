@@ -14,8 +14,6 @@ from training.cli import UserError
 from training.config import Data
 from training.data import load, sources, training_stream
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

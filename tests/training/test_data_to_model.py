@@ -10,6 +10,8 @@ import keras_preact as kp
 from tests.training import images as pictures
 from training.data import evaluation_batches, training_stream
 
+pytestmark = pytest.mark.backend
+
 
 class Spying(keras.Model):
     """Keeps the type of the images that its training step gets."""

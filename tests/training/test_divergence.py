@@ -17,6 +17,8 @@ from tests.training.test_checkpoints import no_warning, same, values
 from training import divergence
 from training.checkpoints import Checkpoints
 
+pytestmark = pytest.mark.backend
+
 BACKEND = keras.backend.backend()
 JIT = "auto" if BACKEND == "jax" else False
 

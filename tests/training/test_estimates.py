@@ -15,6 +15,8 @@ from training import networks
 from training.estimates import Clock, Costs, Timing, costs, describe_run, memory, schedule_plot
 from training.recipes import RECIPES
 
+pytestmark = pytest.mark.backend
+
 
 def cifar_products(n: int) -> int:
     """Of ResNet-(6n+2) with option A, by hand: a 3x3 convolution at each pixel, three

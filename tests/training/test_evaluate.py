@@ -25,6 +25,7 @@ def scores(rows) -> np.ndarray:
     return np.array(rows, "float32")
 
 
+@pytest.mark.backend
 class TestMeasure:
     #: Two images of a, two of b, none of c; the second a is taken for b.
     LOGITS = scores([[2, 1, 0], [1, 3, 0], [0, 1, 0], [-1, 0, -2]])
@@ -129,6 +130,7 @@ class TestMeasure:
         assert ", top-5 accuracy 12.50 %" in report(metrics | {"top5_accuracy": 0.125})
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("classes", [2, 60])
 def test_confusion_matrix_is_drawn(tmp_path, classes):
     matrix = np.zeros((classes, classes), int)
@@ -174,6 +176,7 @@ def expected(run, tmp_path_factory):
     return metrics_of(output)
 
 
+@pytest.mark.backend
 class TestRun:
     def test_metrics_are_those_of_the_network_on_the_test_images(self, copied, test_images, capsys):
         images, labels = test_images
@@ -271,7 +274,6 @@ class TestRun:
         assert not (copied / "metrics.json").exists()
 
 
-@pytest.mark.once
 class TestSamples:
     @pytest.mark.parametrize("count", [3, 12])
     def test_one_of_each_class_in_turn_with_its_pixels(self, copied, test_images, capsys, count):
@@ -309,6 +311,7 @@ def pixels(path) -> bytes:
         return image.tobytes()
 
 
+@pytest.mark.backend
 class TestCalibration:
     @pytest.fixture
     def held_out(self, tmp_path, monkeypatch):
@@ -368,6 +371,7 @@ class TestCalibration:
         assert "calibrated" not in metrics_of(held_out)
 
 
+@pytest.mark.backend
 def test_reliability_by_hand():
     logits = np.log([[0.9, 0.1], [0.92, 0.08], [0.6, 0.4], [0.39, 0.61]])
     confidences, accuracies, counts = reliability(logits, np.array([0, 1, 0, 0]))
@@ -376,6 +380,7 @@ def test_reliability_by_hand():
     np.testing.assert_array_equal(counts, [1, 1, 2])
 
 
+@pytest.mark.backend
 def test_reliability_is_drawn(tmp_path):
     point = np.array([0.9]), np.array([0.1]), np.array([3])
     draw_reliability({"as trained": point}, tmp_path / "reliability.png")
@@ -387,6 +392,7 @@ def test_reliability_is_drawn(tmp_path):
     assert np.median(rows[chart]) > 0.5 * pixels.shape[0]
 
 
+@pytest.mark.backend
 def test_exported_model_gives_the_metrics_of_its_run(copied, expected, capsys):
     cli.main("export", export_command.export, ["run", "--name", "digits", "--output", "exported"])
     capsys.readouterr()

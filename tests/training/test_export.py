@@ -16,11 +16,6 @@ from training.config import Data
 from training.data import load
 from training.export import export
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow",
-    reason="test_evaluate.py exports a run of every backend, the rest is the same",
-)
-
 CLASSES = list("0123456789")
 CONFIG = {"seed": 3, "data": {"name": "digits", "dir": "/data/digits"}, "output": "/runs/digits-1"}
 
@@ -152,7 +147,7 @@ def test_int8_is_calibrated_on_training_images_from_everywhere(run, tmp_path, sa
     np.testing.assert_array_equal(saved["calibration_images"], images[::5].astype("float32"))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_file_for_another_runtime(run, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
     export_run(run, tmp_path / "new", "--format onnx")

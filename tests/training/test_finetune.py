@@ -20,6 +20,8 @@ from training import train
 from training.config import Data
 from training.data import load
 
+pytestmark = pytest.mark.backend
+
 #: A network and a schedule of seconds.
 SOURCE = words(
     "--model.name digits_resnet8_preact --model.width-factor 0.5 --data.size 8 --seed 1",
@@ -114,7 +116,7 @@ def test_few_images_are_enough(work):
     assert accuracy(work / "tuned" / "model.keras", work / "three") > 0.7
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_few_images_are_not_enough_from_scratch(work, tmp_path):
     places = f"folder --data.dir {work / 'three'} --output {tmp_path / 'scratch'}"
     train.main([*words(places), *SOURCE, *SHORT])
@@ -233,7 +235,7 @@ class TestErrors:
         (tmp_path / name).write_bytes(b"no model")
         assert part in error(f"--model.weights {tmp_path / name}")
 
-    @pytest.mark.slow
+    @pytest.mark.soak
     def test_a_model_of_keras_own(self, error, tmp_path):
         model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()], name="flat")
         model.save(tmp_path / "model.keras")

@@ -4,10 +4,13 @@ that alters what is computed shows here.
 
 import keras
 import numpy as np
+import pytest
 
 from training import histories
 from training.config import Config, Data, Model, Optimizer, Schedule
 from training.train import train
+
+pytestmark = pytest.mark.backend
 
 #: Backends draw different weights from a seed.
 LOSSES = {

@@ -443,7 +443,7 @@ def all_weights(path: Path) -> np.ndarray:
 
 
 @needs_ray
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, by_ray):
     out, everything = by_ray.said
     assert by_ray.statuses[1] == 0, everything
@@ -464,7 +464,7 @@ def test_ray_trains_one_model_and_goes_on_when_a_process_is_killed(tmp_path, by_
 
 
 @needs_ray
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ray_does_not_repeat_a_mistake(by_ray):
     _, everything = by_ray.said
     assert by_ray.statuses[0] == 2, everything
@@ -508,7 +508,7 @@ def together(folder: Path, preempted: bool, *arguments: str) -> list[tuple[int, 
             process.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_signal_to_one_process_ends_all_after_the_same_step(tmp_path):
     for ended in together(tmp_path, False, "--output", "whole"):
         assert ended[0] == 0, ended

@@ -10,6 +10,8 @@ import keras_preact as kp
 from training import networks
 from training.config import Config, Model, Optimizer
 
+pytestmark = pytest.mark.backend
+
 
 class TestOptimizer:
     def test_options(self):

@@ -19,6 +19,8 @@ from training.data.resident import Cut
 from training.on_device import OnDevice
 from training.train import train
 
+pytestmark = pytest.mark.backend
+
 BACKEND = keras.backend.backend()
 CONFIG = Config(
     model=Model("digits_resnet8_preact", dropout=0.2),

@@ -7,8 +7,6 @@ import pytest
 from training.config import Config, Optimizer, Schedule
 from training.plans import check_warmup, learning_rate, plan, rate_at
 
-pytestmark = pytest.mark.once
-
 
 def config(**options) -> Config:
     schedule = Schedule("steps", drops=(3,), length=4)

@@ -18,6 +18,8 @@ from tests.training.commands import run_train
 from training import backends, networks
 from training.config import Config, Model, Optimizer
 
+pytestmark = pytest.mark.backend
+
 BACKEND = keras.backend.backend()
 #: Vectors with labels, for 6 batches of 8.
 INPUTS = np.random.default_rng(0).normal(size=(48, 12)).astype("float32")
@@ -215,7 +217,7 @@ class TestAverage:
             assert distance(expected, averages(model)) < 1e-6
 
     @pytest.mark.parametrize(
-        "dtype", ["float32", pytest.param("mixed_float16", marks=pytest.mark.slow)]
+        "dtype", ["float32", pytest.param("mixed_float16", marks=pytest.mark.soak)]
     )
     def test_fit_leaves_it_in_the_model(self, dtype):
         model = compiled(with_options(dtype, ema=0.8))
@@ -244,7 +246,7 @@ def test_executions_of_several_steps():
     assert distance(fitted(jit_compile=jit), fitted(jit_compile=jit, steps_per_execution=4)) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")  # torch.compile has many
 def test_compiled_or_not():
     """XLA on TensorFlow and JAX, torch.compile on torch."""

@@ -16,8 +16,6 @@ from keras_preact.export._images import Decoder
 from tests.training import commands
 from training import predict
 
-pytestmark = pytest.mark.once
-
 CLASSES = ["dark", "left", "right side"]
 
 

@@ -16,8 +16,6 @@ from tests.training import commands
 from training.progress import Progress
 from training.terminal import duration
 
-pytestmark = pytest.mark.once
-
 
 class Clock:
     def __init__(self):

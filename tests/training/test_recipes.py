@@ -15,8 +15,6 @@ from training.data.pipelines import AUGMENTATIONS
 from training.data.sources import SOURCES
 from training.recipes import RECIPES
 
-pytestmark = pytest.mark.once
-
 #: Appendix of arXiv 1603.05027. Nothing is spared from the decay.
 PAPER_OPTIMIZER = {
     "name": "sgd",

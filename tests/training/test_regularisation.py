@@ -35,6 +35,7 @@ def cross_entropy(logits: np.ndarray, targets: np.ndarray, smoothing: float) -> 
 
 
 class TestRun:
+    @pytest.mark.backend
     def test_validation_is_of_the_images_as_they_are(self, run):
         """The loss and the accuracy of the last epoch, from the model's outputs and
         integer labels.
@@ -55,6 +56,7 @@ class TestRun:
         assert np.isfinite(float(row["loss"]))
         assert len((run / "health.csv").read_text().splitlines()) == 1 + 3
 
+    @pytest.mark.backend
     def test_goes_on_from_its_middle_to_the_same_weights(self, run, tmp_path):
         again = tmp_path / "run"
         shutil.copytree(run, again)
@@ -69,6 +71,7 @@ class TestRun:
         ):
             np.testing.assert_array_equal(one, other)
 
+    @pytest.mark.backend
     def test_is_written_down_and_is_part_of_the_run(self, run, capsys):
         written = json.loads((run / "config.json").read_text())["config"]["data"]
         assert (written["mixup"], written["cutmix"], written["rand_augment"]) == (0.2, 1.0, [2, 9])
@@ -77,7 +80,6 @@ class TestRun:
         (run / "kept").rename(run / "model.keras")
         assert "was started with another value of --data.rand-augment. " in message
 
-    @pytest.mark.once
     def test_a_dry_run_says_what_happens_to_the_images(self, tmp_path, capsys):
         options = "--data.mixup 0.2 --data.cutmix 1 --data.rand-augment 2 9 --dry-run"
         run_train(tmp_path / "run", options)
@@ -88,6 +90,7 @@ class TestRun:
         assert described in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.backend
 class TestLoss:
     LOGITS = np.random.default_rng(0).normal(size=(6, 5)).astype("float32")
 
@@ -136,6 +139,7 @@ class TestLoss:
         ] == pytest.approx(4 / 6)
 
 
+@pytest.mark.backend
 class TestModelOptions:
     SET: ClassVar = {
         "squeeze_excitation": 4,

@@ -22,6 +22,8 @@ import pytest
 from tests.training.commands import TINY, error_of, files, finish, run_train, start, words
 from training import train
 
+pytestmark = pytest.mark.backend
+
 #: Dropout, batch normalisation, an average of the weights; 19 iterations an epoch, with a
 #: validation that chooses the best.
 OPTIONS = words(
@@ -268,7 +270,7 @@ class TestKilledAtAnyMoment:
         ("target", "step"),
         [
             # config.json is there, no checkpoint
-            pytest.param("checkpoints/network.json", -1, marks=pytest.mark.slow),
+            pytest.param("checkpoints/network.json", -1, marks=pytest.mark.soak),
             (
                 "checkpoints/best.keras",
                 18,
@@ -335,7 +337,7 @@ def checkpoints(run: Path) -> list[str]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_killed_taken_away_interrupted_damaged_and_killed_again(
     reference, tmp_path, capsys, monkeypatch
 ):

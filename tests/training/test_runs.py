@@ -19,8 +19,6 @@ from training import runs
 from training.cli import UserError
 from training.config import Checkpoint, Config, Data, Optimizer, from_json
 
-pytestmark = pytest.mark.once
-
 
 class TestNewDirectory:
     def test_default_has_recipe_and_time(self):

@@ -17,8 +17,6 @@ from training.benchmark.serving import cells, client, exports, memory, over_http
 from training.benchmark.serving.workload import Options
 from training.cli import UserError
 
-pytestmark = pytest.mark.once
-
 REQUEST = b"POST /x HTTP/1.1\r\nContent-Length: 5000\r\n\r\n" + bytes(range(250)) * 20
 MODEL = "imagenet_resnet50_preact"
 #: As candidates stand in README's table.
@@ -224,7 +222,7 @@ def test_what_was_measured_before_a_failure_is_kept(tmp_path, monkeypatch):
     assert written["summary"][on]["requests_per_second"]["median"] == 30.0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_all_parts_measure_a_tiny_network(tmp_path, capsys):
     tiny = "digits_resnet8_preact:width_factor=1"
     options = Options(

@@ -73,6 +73,7 @@ def history(run) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.backend
 class TestRunDirectory:
     def test_holds_exactly_what_is_documented(self, run):
         assert names(run) == sorted([*FILES, *checkpoints(0, 30)])
@@ -162,7 +163,8 @@ class TestRunDirectory:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.backend
+@pytest.mark.soak
 def test_same_seed_same_weights_in_another_process(run, tmp_path, capsys, monkeypatch):
     status, out, err = finish(
         start("-m", "training", "train", "digits", *TINY, *RUN, "--output", "run", cwd=tmp_path)
@@ -207,6 +209,7 @@ def step(once_per_run):
     return once_per_run("step", lambda folder: run_train(folder / "run", *options)) / "run"
 
 
+@pytest.mark.backend
 def test_another_seed_other_weights(run, step):
     """From the beginning on, where nothing but the seed makes a difference."""
     beginnings = []
@@ -232,6 +235,7 @@ def plain():
     return built()
 
 
+@pytest.mark.backend
 class TestOptionsOfTheModel:
     @pytest.mark.parametrize(
         ("option", "value", "expected"),
@@ -292,6 +296,7 @@ class TestOptionsOfTheModel:
         assert int(model.optimizer.iterations) == 2
 
 
+@pytest.mark.backend
 def test_holdout_chooses_the_best_checkpoint(tmp_path, capsys):
     # at this rate the accuracy on the images set aside goes up and down
     options = "--data.holdout 200 --schedule.length 80 --optimizer.learning-rate 0.5"
@@ -321,7 +326,6 @@ def test_holdout_chooses_the_best_checkpoint(tmp_path, capsys):
     assert "test images" not in out
 
 
-@pytest.mark.once
 def test_watched_test_images_choose_nothing(tmp_path):
     # at this rate the loss falls, and the accuracy on the test images goes up and down
     options = "--data.watch-test --schedule.length 60 --schedule.kind steps --lr 1 --seed 2"
@@ -333,6 +337,7 @@ def test_watched_test_images_choose_nothing(tmp_path):
     assert int(best.optimizer.iterations) == int(by_loss["iteration"])
 
 
+@pytest.mark.backend
 def test_weights_that_are_spared_from_the_decay(step):
     """At a decay so strong, a step leaves hardly anything of a weight that is not
     spared.
@@ -344,6 +349,7 @@ def test_weights_that_are_spared_from_the_decay(step):
             assert np.abs(np.array(weight)).max() < 0.05
 
 
+@pytest.mark.backend
 def test_watching_the_test_set_and_the_health_changes_nothing(run, tmp_path, capsys):
     watched = run_train(tmp_path / "run", *RUN, "--data.watch-test --health 7")
     for ours, theirs in zip(
@@ -392,10 +398,12 @@ def test_watching_the_test_set_and_the_health_changes_nothing(run, tmp_path, cap
     assert "Health: " not in out  # of a healthy run
 
 
+@pytest.mark.backend
 def test_resized_crop_keeps_the_size_of_a_data_set_that_has_one(step):
     assert networks.load(step / "model.keras").input_shape == (None, 8, 8, 1)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(("choice", "expected"), [("on", True), ("off", False), ("auto", None)])
 def test_compilation(choice, expected, monkeypatch):
     import tensorflow as tf
@@ -413,6 +421,7 @@ class TestEndings:
 
     LONG = words("--schedule.length 1000000 --health 0")
 
+    @pytest.mark.backend
     def test_interruption(self, tmp_path, capsys):
         # a process started in the background may inherit that it ignores the signal
         code = (
@@ -453,6 +462,7 @@ class TestEndings:
         assert json.loads((run / "metrics-last.json").read_text())["model"] == str(last)
         assert not (run / "metrics.json").exists()
 
+    @pytest.mark.backend
     def test_divergence(self, tmp_path, capsys):
         options = "--optimizer.learning-rate 1e8 --schedule.length 100 --health 0"
         message = error_of(capsys, run_train, tmp_path / "run", options)
@@ -471,7 +481,6 @@ class TestEndings:
             "first_losses.csv",
         ]
 
-    @pytest.mark.once
     @pytest.mark.parametrize("resume", [[], ["--resume"]])
     def test_another_process_trains_in_the_directory(self, tmp_path, capsys, resume):
         run = tmp_path / "run"
@@ -483,7 +492,6 @@ class TestEndings:
         if not resume:
             assert run_train(run).joinpath("model.keras").is_file()
 
-    @pytest.mark.once
     def test_another_process_has_begun_a_run_in_the_directory(self, tmp_path, capsys, monkeypatch):
         """It did so after this one had found the directory empty, and has ended since."""
 
@@ -497,7 +505,6 @@ class TestEndings:
         assert f"{tmp_path / 'run'} exists and is not empty" in message
         assert names(tmp_path / "run") == ["config.json"]
 
-    @pytest.mark.once
     def test_image_that_breaks_off(self, tmp_path, capsys):
         """It is found where it is decoded, after the first epoch."""
         pictures.write_folder(tmp_path / "pictures", images=2, size=(64, 64))
@@ -513,7 +520,6 @@ class TestEndings:
         name = "pictures/test/dog/cut.jpg"
         assert f"error: Found 1 broken image: {name}: it cannot be decoded. Mend" in message
 
-    @pytest.mark.once
     def test_full_disk(self, tmp_path, capsys, monkeypatch):
         """There is room for config.json, and none for a checkpoint."""
 
@@ -531,6 +537,7 @@ class TestEndings:
 class TestHealth:
     OPTIONS = words("--schedule.length 40 --schedule.kind cosine --health 4 --data.holdout 0.1")
 
+    @pytest.mark.backend
     def test_learning_rate_that_is_too_high(self, tmp_path, capsys):
         run_train(tmp_path / "run", *self.OPTIONS, "--optimizer.learning-rate", "50")
         told = [
@@ -542,7 +549,6 @@ class TestHealth:
         )
         assert len(told) <= 2
 
-    @pytest.mark.once
     def test_a_rate_that_is_too_high_for_a_run_without_a_record(self, tmp_path, capsys):
         """`--health` is longer than the run."""
         run = run_train(tmp_path / "run", "--schedule.length 22 --lr 50")
@@ -552,7 +558,8 @@ class TestHealth:
             f"{loss:.3g}, and that of guessing is 2.3. Try 5.\nFinished after "
         ) in capsys.readouterr().out
 
-    @pytest.mark.slow
+    @pytest.mark.backend
+    @pytest.mark.soak
     def test_healthy_run_to_the_end_of_its_cosine(self, tmp_path, capsys):
         run_train(
             tmp_path / "run", *self.OPTIONS, "--schedule.warmup", "8", "--schedule.length", "200"
@@ -560,6 +567,7 @@ class TestHealth:
         assert "Health" not in capsys.readouterr().out
 
 
+@pytest.mark.backend
 class TestCommandLine:
     @pytest.mark.parametrize(
         ("arguments", "message"),

@@ -13,6 +13,8 @@ from tests.training.commands import words
 from training import backends
 from training.benchmark import __main__ as benchmark
 
+pytestmark = pytest.mark.backend
+
 BACKEND = keras.backend.backend()
 other_backends = pytest.mark.skipif(BACKEND == "tensorflow", reason="is about the other backends")
 

@@ -18,6 +18,8 @@ from keras_preact.analysis.audit.checks import CHECKS
 from tests.keras_preact import harness
 from tests.keras_preact.harness import error_of, images
 
+pytestmark = pytest.mark.backend
+
 IMAGES = images(8, 8, 8, 3)
 VECTORS = images(16, 20)
 
@@ -802,7 +804,7 @@ OF_KERAS = [name for name in DESIGNS if hasattr(keras.applications, name)]
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow, ONE_BY_ONE] if name in OF_KERAS else [])
+        pytest.param(name, marks=[pytest.mark.soak, ONE_BY_ONE] if name in OF_KERAS else [])
         for name in DESIGNS
     ],
 )

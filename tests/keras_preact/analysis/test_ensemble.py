@@ -12,6 +12,8 @@ import keras_preact as kp
 from tests.keras_preact import harness
 from tests.keras_preact.analysis.test_propagation import first_input, network, numpy_units
 
+pytestmark = pytest.mark.backend
+
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_errors_without_units(stacked):

@@ -127,7 +127,6 @@ BY_DEPTH = {
 }
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", BY_DEPTH)
 def test_figures_by_depth(name):
     draw, panels, words = BY_DEPTH[name]
@@ -143,7 +142,6 @@ def test_figures_by_depth(name):
     layout.check(figure)
 
 
-@pytest.mark.once
 class TestPropagation:
     def test_title_says_the_ratio(self):
         net = signals(gradient_norm=np.array([30.0, 1.0, 1.0, 2.0]))
@@ -191,6 +189,7 @@ class TestPropagation:
             figures.weight_gradients({"a": signals(weight_gradients={"branch/scale": np.ones(3)})})
 
 
+@pytest.mark.backend
 class TestChannels:
     @pytest.mark.parametrize("stacked", [False, True], ids=["single", "stacked"])
     @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
@@ -276,7 +275,6 @@ def texts_by_height(axes) -> list[str]:
     return [boxes[place] for place in sorted(boxes, key=lambda place: (place[0], -place[1]))]
 
 
-@pytest.mark.once
 class TestDiagrams:
     @pytest.mark.parametrize("block", ["single", "basic", "bottleneck"])
     @pytest.mark.parametrize("arrangement", FIG_4)
@@ -416,7 +414,6 @@ class TestDiagrams:
             figures.diagrams_figure({})
 
 
-@pytest.mark.once
 class TestSpectra:
     def test_sorted_values_and_histogram(self):
         values = np.array([8.0, 4.0, 1.0, 0.5, 1e-9, 0.0])
@@ -439,6 +436,7 @@ class TestSpectra:
             figures.singular_values(spectra)
 
 
+@pytest.mark.backend
 class TestTraining:
     def test_curves(self):
         runs = {
@@ -543,7 +541,6 @@ class TestTraining:
             figures.training_health({"step": [1.0, 2.0]})
 
 
-@pytest.mark.once
 class TestEnsemble:
     def test_errors_by_number_of_units(self):
         found = Lesions(UNITS, ((0,), (1,), (0, 1)), np.array([0.5, 0.25, 0.75]), 0.125)
@@ -582,7 +579,6 @@ class TestEnsemble:
             figures.path_length_shares(np.ones(3))
 
 
-@pytest.mark.once
 class TestMeanField:
     WEIGHTS, BIASES = np.array([0.5, 1.0, 2.0]), np.array([0.0, 0.1])
     CHI = np.array([[0.5, 0.4], [1.0, 0.8], [2.0, 1.6]])
@@ -643,7 +639,6 @@ def names_at_ends(figure) -> list[tuple[str, object]]:
     ]
 
 
-@pytest.mark.once
 class TestNames:
     """Which line is which."""
 
@@ -723,6 +718,7 @@ class TestNames:
         assert style.apart(places, 2.0, 0.0, 10.0) == want
 
 
+@pytest.mark.backend
 def test_no_global_state():
     """pyplot knows of no figure, and no setting has changed."""
     import matplotlib
@@ -735,6 +731,7 @@ def test_no_global_state():
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.backend
 def test_without_matplotlib(monkeypatch):
     for name in ("matplotlib.figure", "matplotlib.backends.backend_agg"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -751,13 +748,13 @@ DRAWN = {
 }
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", DRAWN)
 def test_every_colour_is_known_on_dark_pages(name):
     colours = re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", style.svg(DRAWN[name]()))
     assert {colour.upper() for colour in colours} <= {colour.upper() for colour in style.DARK}
 
 
+@pytest.mark.backend
 def test_what_is_on_a_map_stays_dark():
     figure = figures.phases(TestMeanField().diagram(), {"net": (2.0, 0.0)})
     assert style.ON_MAP.lower() in style.svg(figure, dark=True)

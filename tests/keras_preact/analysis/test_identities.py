@@ -16,6 +16,8 @@ from tests.keras_preact.analysis.test_propagation import (
     numpy_units,
 )
 
+pytestmark = pytest.mark.backend
+
 CLEAN = ("relu_before_addition", "relu_only_preactivation", "full_preactivation")
 
 

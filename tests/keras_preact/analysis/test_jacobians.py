@@ -12,6 +12,8 @@ from keras_preact.analysis import jacobians
 from tests import reference
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 ITERATIVE = ("lanczos", "randomized")
 
 

@@ -16,6 +16,8 @@ from keras_preact.analysis.mean_field import MeanField
 from keras_preact.backend import autodiff
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 LENGTHS = (1e-6, 0.1, 1.0, 7.0, 300.0)
 CORRELATIONS = (-1.0, -0.4, 0.0, 0.3, 0.9, 0.999, 1.0)
 NAMES = tuple(mean_field.ACTIVATIONS)

@@ -12,6 +12,8 @@ import keras_preact as kp
 from tests import reference
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 FIGURES = (
     *("x_norm", "x_mean", "x_std", "residual_norm", "residual_mean", "residual_std"),
     *("shortcut_norm", "cut", "dead", "gradient_norm"),
@@ -234,7 +236,7 @@ def test_models_of_others(arrangement):
     assert signals.weight_gradients["weight_2/kernel"].shape == (3,)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(
     keras.backend.backend() == "jax", reason="its many shapes are compiled one by one, for a minute"
 )

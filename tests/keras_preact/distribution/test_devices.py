@@ -11,6 +11,8 @@ import pytest
 
 from tests.keras_preact.distribution import processes, reference, tasks
 
+pytestmark = pytest.mark.backend
+
 BACKEND = keras.backend.backend()
 
 #: Backend to (kind, devices of a process, processes).
@@ -80,7 +82,7 @@ def cases(*names):
             setup,
             name,
             id=f"{'-'.join(map(str, setup))}-{name}",
-            marks=pytest.mark.slow if setup in SLOW else (),
+            marks=pytest.mark.soak if setup in SLOW else (),
         )
         for setup, own in TASKS.items()
         for name in names

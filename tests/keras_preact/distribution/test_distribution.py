@@ -10,6 +10,8 @@ from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, padded
 from tests.keras_preact.harness import error_of
 
+pytestmark = pytest.mark.backend
+
 BACKEND = keras.backend.backend()
 
 

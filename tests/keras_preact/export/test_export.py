@@ -207,6 +207,7 @@ def name(request):
     return request.node.callspec.params["export"]
 
 
+@pytest.mark.backend
 def test_layout(exports):
     path = exports["pixels"].path
     assert path.name == "1"
@@ -219,6 +220,7 @@ def test_layout(exports):
     ).read_text()
 
 
+@pytest.mark.backend
 def test_outputs_are_those_of_the_model(export, name):
     own = export.model.predict(export.images, verbose=0).astype("float64")
     logits = export.served["all/logits"]
@@ -233,6 +235,7 @@ def test_outputs_are_those_of_the_model(export, name):
     np.testing.assert_allclose(probabilities, keras.ops.convert_to_numpy(from_logits), atol=1e-5)
 
 
+@pytest.mark.backend
 def test_batch_size_is_free(export):
     for output in ("logits", "probabilities"):
         assert export.served[f"one/{output}"].shape == (1, 10)
@@ -244,6 +247,7 @@ def test_batch_size_is_free(export):
         )
 
 
+@pytest.mark.backend
 def test_signatures(export, name):
     """As they are in the file, and the card says the same."""
     shape = MODELS[name][1] if "any size" not in name else (None, None, 3)
@@ -278,6 +282,7 @@ def test_signatures(export, name):
             assert (spec["mean"], spec["std"]) == ([0], [1])
 
 
+@pytest.mark.backend
 def test_features_are_what_the_classifier_reads(export, name):
     """The served logits and probabilities come from the served features and the
     classifier's own weights.
@@ -290,6 +295,7 @@ def test_features_are_what_the_classifier_reads(export, name):
     assert export.served["all/features"].dtype == np.float32
 
 
+@pytest.mark.backend
 def test_image_files(export, name):
     """predict_bytes decodes, normalises where the network does not, and names what the
     network finds.
@@ -321,6 +327,7 @@ def test_image_files(export, name):
     ]
 
 
+@pytest.mark.backend
 def test_wrong_images_are_refused(export):
     for signature in ("serving_default", "features"):
         refused = {key: value[signature] for key, value in export.description["refused"].items()}
@@ -329,6 +336,7 @@ def test_wrong_images_are_refused(export):
         assert "<<images holds no image>>" in refused["no image"]
 
 
+@pytest.mark.backend
 def test_every_weight_once_and_operations_that_any_server_has(export, name):
     unread = (
         []
@@ -351,6 +359,7 @@ def test_every_weight_once_and_operations_that_any_server_has(export, name):
         assert data < 1.3 * 4 * export.model.count_params()
 
 
+@pytest.mark.backend
 def test_card(exports):
     export = exports["pixels"]
     card = export.card
@@ -383,6 +392,7 @@ def test_card(exports):
     assert allowed["logits"] < 1e-3
 
 
+@pytest.mark.backend
 def test_card_holds_the_hash_of_every_file(exports):
     export = exports["pixels"]
     own = Path("assets.extra/model_card.json")
@@ -397,12 +407,14 @@ def test_card_holds_the_hash_of_every_file(exports):
         )
 
 
+@pytest.mark.backend
 def test_warm_up_requests(export, name):
     """For every signature and batch size, and they run."""
     wanted = {(signature, n) for signature in export.description["signatures"] for n in (1, 3)}
     assert {tuple(request) for request in export.description["warmed up"]} == wanted
 
 
+@pytest.mark.backend
 def test_channels_first_is_served_channels_last():
     model = kp.models.resnet_cifar(
         8, width_factor=0.25, input_shape=(1, 12, 8), data_format="channels_first", **PIXELS
@@ -417,6 +429,7 @@ def test_channels_first_is_served_channels_last():
     )
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     ("last", "activation", "output_is"),
     [
@@ -439,6 +452,7 @@ def test_logits_of_other_models(last, activation, output_is):
     )
 
 
+@pytest.mark.backend
 def test_probabilities_of_extreme_logits():
     x = np.array([[-1000.0, 0, 1000]])
     np.testing.assert_array_equal(_scores.PROBABILITIES["sigmoid"](x), [[0, 0.5, 1]])
@@ -465,6 +479,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(_check, "compare", lambda *_: {})
 
 
+@pytest.mark.backend
 @pytest.mark.usefixtures("quick")
 def test_versions(small, tmp_path):
     def save(version=None):
@@ -494,6 +509,7 @@ def test_versions(small, tmp_path):
     ]
 
 
+@pytest.mark.backend
 @pytest.mark.usefixtures("quick")
 def test_a_version_that_another_process_takes_meanwhile(small, tmp_path, monkeypatch):
     def compare(*_):
@@ -510,6 +526,7 @@ def test_a_version_that_another_process_takes_meanwhile(small, tmp_path, monkeyp
     assert not list((tmp_path / "m" / "1").iterdir())
 
 
+@pytest.mark.backend
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -542,6 +559,7 @@ def test_wrong_arguments(small, tmp_path, arguments, message):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend
 def test_wrong_models(tmp_path):
     inputs = keras.Input((4,))
     two = keras.Model(inputs, [keras.layers.Dense(2)(inputs)] * 2)
@@ -561,6 +579,7 @@ def test_wrong_models(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend
 @pytest.mark.usefixtures("quick")
 def test_a_file_in_the_way(small, tmp_path):
     (tmp_path / "m").write_text("mine")
@@ -569,6 +588,7 @@ def test_a_file_in_the_way(small, tmp_path):
     assert (tmp_path / "m").read_text() == "mine"
 
 
+@pytest.mark.backend
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), kp.export.ExportError("differs"), OSError("gone")], ids=repr
@@ -601,6 +621,7 @@ def test_a_failure_leaves_nothing(small, tmp_path, monkeypatch, error, at):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "m").rglob("*")} == before
 
 
+@pytest.mark.backend
 def test_preprocessing_of_other_channels(tmp_path):
     model = kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 1))
     with pytest.raises(ValueError, match=r"each of the model's 1 channels.*Received"):
@@ -649,6 +670,7 @@ def labelled():
     return model, images, labels
 
 
+@pytest.mark.backend
 @pytest.mark.usefixtures("few_processes")
 def test_bfloat16(labelled, tmp_path):
     """Half the bytes, float32 out, and the card tells what it cost."""
@@ -694,7 +716,6 @@ def in_8_bits(model, images, labels, path, of_training=None, **options):
     )
 
 
-@pytest.mark.once
 def test_int8(labelled, tmp_path, caplog):
     """The convolutions are in 8 bits; the server's engine gives nearly the model's
     answers, TensorFlow those of float32 whatever the model computes in.
@@ -740,7 +761,6 @@ def test_int8(labelled, tmp_path, caplog):
     assert set(kinds) <= {"i8", "u8"}
 
 
-@pytest.mark.once
 def test_int8_that_loses_too_much(labelled, tmp_path):
     pytest.importorskip("nncf")
     model, images, labels = labelled
@@ -753,6 +773,7 @@ def test_int8_that_loses_too_much(labelled, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend
 def test_int8_needs_packages(labelled, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'keras-preact\[int8\]'. Missing: nncf"):
@@ -760,7 +781,6 @@ def test_int8_needs_packages(labelled, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("few_processes")
-@pytest.mark.once
 def test_bfloat16_that_loses_too_much(labelled, exports, tmp_path):
     model, images, labels = labelled
     reference = _check.Reference.of(_scores.take_apart(model), (images, labels), 0.1, "bfloat16")
@@ -771,6 +791,7 @@ def test_bfloat16_that_loses_too_much(labelled, exports, tmp_path):
         reference.compare(exports["pixels"].path, tmp_path)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     ("arrangement", "options"),
     [
@@ -809,6 +830,7 @@ def test_folded_networks_give_the_same(arrangement, options):
         np.testing.assert_array_equal(array, own)
 
 
+@pytest.mark.backend
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="made by the process on TensorFlow"
 )
@@ -834,6 +856,7 @@ def test_nested_models_are_unrolled():
     )
 
 
+@pytest.mark.backend
 def test_diverged_weights_are_not_exported(small, tmp_path, monkeypatch):
     monkeypatch.setattr(_graph, "write", lambda core, plan, path: path.mkdir())
     small.set_weights([np.full(weight.shape, np.nan) for weight in small.get_weights()])
@@ -842,6 +865,7 @@ def test_diverged_weights_are_not_exported(small, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend
 @pytest.mark.usefixtures("few_processes")
 def test_a_different_result_is_an_error(exports, tmp_path):
     other = MODELS["pixels"][0]()
@@ -852,6 +876,7 @@ def test_a_different_result_is_an_error(exports, tmp_path):
         _check.compare(_scores.take_apart(other), exports["pixels"].path, tmp_path)
 
 
+@pytest.mark.backend
 def test_full_disk(tmp_path):
     model = build("pixels")
     message = r"no room for the export in .*m \(File too large\)"
@@ -860,6 +885,7 @@ def test_full_disk(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend
 @pytest.mark.skipif(
     keras.backend.backend() != "jax",
     reason="TensorFlow writes in the same process, torch as JAX does",
@@ -895,6 +921,7 @@ np.testing.assert_allclose(served["logits"], expected, atol=1e-5)
 """
 
 
+@pytest.mark.backend
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="about TensorFlow's kernels")
 @pytest.mark.parametrize("fold", [True, False])
 def test_groups_without_onednn(fold, tmp_path):

@@ -21,7 +21,6 @@ from keras_preact.preprocessing import Preprocessing
 from tests.keras_preact.export import image_files as files
 
 tf = pytest.importorskip("tensorflow")
-pytestmark = pytest.mark.once
 
 FILES = tf.TensorSpec([None], tf.string, name="image_bytes")
 
@@ -283,7 +282,7 @@ for path in paths:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_bombs_take_no_memory(tmp_path):
     """The highest use of memory of a process, beside the same process before it: of
     files that could take GB.

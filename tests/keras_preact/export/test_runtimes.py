@@ -156,12 +156,13 @@ SLOW = ("original", "channels first", "dense")
 
 
 @pytest.fixture(
-    params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS]
+    params=[pytest.param(name, marks=pytest.mark.soak if name in SLOW else ()) for name in MODELS]
 )
 def name(request):
     return request.param
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("kind", TARGETS)
 def test_outputs_are_those_of_the_model(files, name, kind):
     file = files(name)
@@ -181,6 +182,7 @@ def test_outputs_are_those_of_the_model(files, name, kind):
         )
 
 
+@pytest.mark.backend
 def test_onnx_form(files, name):
     graph = onnx.load(files(name).paths["onnx"])
     onnx.checker.check_model(graph, full_check=True)
@@ -199,6 +201,7 @@ def test_onnx_form(files, name):
     assert form(graph.graph.output) == {"logits": ["batch", 10], "probabilities": ["batch", 10]}
 
 
+@pytest.mark.backend
 def test_litert_batch_size_through_the_interpreter(files):
     file = files("pixels")
     interpreter = litert.Interpreter(str(file.paths["litert"]))
@@ -224,6 +227,7 @@ def operations(name: str, path: Path) -> collections.Counter:
     return collections.Counter(operation["op_name"] for operation in interpreter._get_ops_details())
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("kind", TARGETS)
 def test_plain_operations(files, name, kind):
     found = operations(kind, files(name).paths[kind])
@@ -263,6 +267,7 @@ def metadata_of(name: str, path: Path) -> dict:
         return json.loads(archive.read("metadata.json"))
 
 
+@pytest.mark.backend
 def test_metadata(files, name):
     for kind, path in files(name).paths.items():
         assert metadata_of(kind, path) == {
@@ -275,7 +280,7 @@ def test_metadata(files, name):
     ("kind", "model_name"),
     [
         ("onnx", "mixed precision"),
-        pytest.param("litert", "stacked, dropout", marks=[pytest.mark.slow, pytest.mark.once]),
+        pytest.param("litert", "stacked, dropout", marks=pytest.mark.soak),
     ],
 )
 def test_save(files, tmp_path, kind, model_name):
@@ -300,8 +305,7 @@ def test_save(files, tmp_path, kind, model_name):
     assert _scores.take_apart(file.model).dtypes == dtypes
 
 
-@pytest.mark.once
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", TARGETS)
 def test_an_operation_that_the_format_lacks(tmp_path, kind):
     inputs = keras.Input((6,))
@@ -315,7 +319,6 @@ def test_an_operation_that_the_format_lacks(tmp_path, kind):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_different_result_is_an_error(files, tmp_path, kind):
     other = MODELS["pixels"][0]()
@@ -328,7 +331,6 @@ def test_a_different_result_is_an_error(files, tmp_path, kind):
         _check.compare(_scores.take_apart(other), path, tmp_path, kind)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_damaged_file_is_an_error(files, tmp_path, kind):
     path = tmp_path / "damaged"
@@ -357,6 +359,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(_check, "compare", lambda *_: {})
 
 
+@pytest.mark.backend
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_file_is_never_overwritten(small, tmp_path, monkeypatch, kind):
@@ -376,6 +379,7 @@ def test_a_file_is_never_overwritten(small, tmp_path, monkeypatch, kind):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.backend
 @pytest.mark.usefixtures("quick")
 def test_a_file_system_without_hard_links(small, tmp_path, monkeypatch):
     def link(*_):
@@ -386,6 +390,7 @@ def test_a_file_system_without_hard_links(small, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
+@pytest.mark.backend
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -403,6 +408,7 @@ def test_wrong_arguments(small, tmp_path, monkeypatch, arguments, message):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend
 def test_wrong_models(tmp_path):
     mixed = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="mixed_bfloat16")])
     for model, message in (
@@ -417,6 +423,7 @@ def test_wrong_models(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_missing_package(small, tmp_path, monkeypatch, kind):
     monkeypatch.setitem(
@@ -429,6 +436,7 @@ def test_a_missing_package(small, tmp_path, monkeypatch, kind):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), kp.export.ExportError("differs"), OSError("gone")], ids=repr
@@ -453,6 +461,7 @@ def test_a_failure_leaves_nothing(small, tmp_path, monkeypatch, error, place, st
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend
 @pytest.mark.usefixtures("quick")
 def test_a_file_that_may_not_last_is_taken_back(small, tmp_path, monkeypatch):
     def sync(path):
@@ -466,6 +475,7 @@ def test_a_file_that_may_not_last_is_taken_back(small, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.backend
 def test_full_disk(tmp_path):
     model = build("pixels")
     message = r"no room for the export in .* \(File too large\)"

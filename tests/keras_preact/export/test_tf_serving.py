@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from keras_preact.export import tf_serving
 from keras_preact.export.tf_serving import write_config
 
-pytestmark = pytest.mark.once
-
 FILES = ["batching.config", "monitoring.config", "models.config"]
 
 #: Messages that tensorflow-serving-api leaves out, by TensorFlow Serving's

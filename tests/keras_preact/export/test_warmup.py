@@ -7,8 +7,6 @@ import pytest
 
 from keras_preact.export import _warmup
 
-pytestmark = pytest.mark.once
-
 PATH = "assets.extra/tf_serving_warmup_requests"
 
 

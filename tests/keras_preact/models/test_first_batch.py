@@ -11,6 +11,8 @@ import pytest
 
 import keras_preact as kp
 
+pytestmark = pytest.mark.backend
+
 N = 32
 PIXELS = np.random.default_rng(0).integers(0, 256, (N, 8, 8, 3)).astype("uint8")
 LABELS = np.arange(N) % 10

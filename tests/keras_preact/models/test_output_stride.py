@@ -54,6 +54,7 @@ def check(strided, dilated, output_stride, strides, data_format="channels_last")
             assert np.abs(shifted - expected[name]).max() > 1e-3
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     ("output_stride", "block", "strided_unit"),
     [  # every pair
@@ -72,7 +73,6 @@ def test_sampled_it_is_the_strided_network(output_stride, block, strided_unit):
     check(strided, network(output_stride, **options), output_stride, STRIDES[strided_unit])
 
 
-@pytest.mark.once  # where units dilate does not depend on the backend
 @pytest.mark.parametrize(
     "options",
     [
@@ -100,6 +100,7 @@ def test_of_every_option(options):
     check(strided, network(4, **options), 4, STRIDES[options.get("strided_unit", "first")])
 
 
+@pytest.mark.backend
 def test_channels_first():
     if keras.backend.backend() == "tensorflow":
         pytest.skip("TensorFlow has no dilated convolution with the channels first on a CPU")
@@ -109,6 +110,7 @@ def test_channels_first():
     check(strided, network(8, **options), 8, STRIDES["first"], "channels_first")
 
 
+@pytest.mark.backend
 def test_the_networks_own_stride_changes_nothing():
     strided = network(None)
     harness.randomize(strided)
@@ -120,6 +122,7 @@ def test_the_networks_own_stride_changes_nothing():
     )
 
 
+@pytest.mark.backend
 def test_weights_of_files_fit(tmp_path):
     """Names and shapes are the same, so that a file of one is a file of the other; and
     .keras files keep the stride.
@@ -143,6 +146,7 @@ def test_weights_of_files_fit(tmp_path):
     assert loaded.stage_outputs["stage3"].shape[1:3] == (8, 8)
 
 
+@pytest.mark.backend
 def test_a_cifar_network():
     """Its strides are 1, 2 and 4."""
     strided, dilated = (
@@ -160,6 +164,7 @@ def test_a_cifar_network():
     np.testing.assert_allclose(found[:, ::4, ::4], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("wrong", [12, 0, -8, 2, 32, "8", 8.5])
 def test_wrong_values(wrong):
     message = harness.error_of(lambda: network(wrong))

@@ -16,6 +16,8 @@ from keras_preact.models import MODELS, cifar, dense, imagenet, registry, vanill
 from keras_preact.published import PARAMETER_COUNTS, RESULTS
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 ONE_OF_EACH_BUILDER = (
     "cifar_fast_resnet8",
     "cifar_wide_resnet16_8",
@@ -114,7 +116,7 @@ def narrow(name: str) -> dict:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ONE_OF_EACH_BUILDER else pytest.mark.slow)
+        pytest.param(name, marks=() if name in ONE_OF_EACH_BUILDER else pytest.mark.soak)
         for name in MODELS
         if name not in VERY_DEEP
     ],

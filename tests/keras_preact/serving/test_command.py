@@ -121,7 +121,7 @@ def test_serves_exported_models_until_it_is_told_to_stop(tmp_path):
     assert any(line["level"] == "warning" and line.get("model") == "broken" for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_empty_directory_is_served_with_a_token_from_the_environment(tmp_path):
     (tmp_path / "models").mkdir()
     log = tmp_path / "log"
@@ -173,7 +173,7 @@ def test_openvino_that_is_not_installed_is_said_at_once(tmp_path, capsys, monkey
     assert error.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_stderr_that_nobody_reads_stops_nothing(tmp_path):
     reading, writing = os.pipe()
     try:

@@ -73,9 +73,9 @@ NETWORKS = {
         ("imagenet", "float32"),
         ("imagenet", "bfloat16"),
         ("vectors", "float32"),
-        pytest.param("vectors", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("stacks", "float32", marks=pytest.mark.slow),
-        pytest.param("stacks", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("vectors", "bfloat16", marks=pytest.mark.soak),
+        pytest.param("stacks", "float32", marks=pytest.mark.soak),
+        pytest.param("stacks", "bfloat16", marks=pytest.mark.soak),
     ],
 )
 def test_exported_networks(network, precision, tmp_path):

@@ -19,7 +19,7 @@ from tests.keras_preact.serving.server_process import (
     wait_for,
 )
 
-pytestmark = pytest.mark.slow  # most tests start a server of their own
+pytestmark = pytest.mark.soak  # most tests start a server of their own
 
 
 @pytest.fixture(scope="module")

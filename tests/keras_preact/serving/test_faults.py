@@ -184,7 +184,7 @@ BODIES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_no_good_request_fails_among_bad_ones(directory, saved_model, tmp_path):
     """64 clients at once; each eighth request of theirs is bad, in one of many ways. The server
     leaves idle connections open: in one process, each client may wait long for its turn.

@@ -110,7 +110,7 @@ def fuzzed(**strategies):
             settings = hypothesis.settings(max_examples=examples, deadline=None)
             settings(hypothesis.given(**strategies)(lambda **drawn: test(server, **drawn)))()
 
-        many = pytest.param(2000, marks=pytest.mark.slow)
+        many = pytest.param(2000, marks=pytest.mark.soak)
         return pytest.mark.parametrize("examples", [60, many])(run)
 
     return decorate

@@ -205,7 +205,7 @@ def hostile(server, stop):
     return [refused, refused, too_large, cancelled, pipelined, silent, silent, silent]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_memory_stays_flat_while_good_requests_are_answered(directory, saved_model, tmp_path):
     stop = threading.Event()
     small = ("--max-pending-bytes", 64 * MIB)

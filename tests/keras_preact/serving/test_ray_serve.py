@@ -230,7 +230,7 @@ def free_port():
 
 
 @needs_ray
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ray_serves_what_the_saved_model_computes(tmp_path, ray_driver):
     version = client.export(tmp_path / "models")
     (tmp_path / "models" / "broken" / "1").mkdir(parents=True)

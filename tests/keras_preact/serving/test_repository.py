@@ -670,7 +670,7 @@ class World:
 
 @pytest.mark.parametrize("versions", [1, 2, None])
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 9))]
 )
 async def test_leases_while_versions_come_and_go(tmp_path, polled, seed, versions):
     world = World(tmp_path / "models" / "model", seed)

@@ -207,9 +207,9 @@ async def test_a_damaged_image_is_named_and_spoils_nobodys_batch(version, refere
         ("tensorflow", {}),
         ("tensorflow", {"batching": False}),
         ("openvino", {"batch_wait_ms": 2.0}),
-        pytest.param("tensorflow", {"batch_wait_ms": 2.0}, marks=pytest.mark.slow),
-        pytest.param("openvino", {}, marks=pytest.mark.slow),
-        pytest.param("openvino", {"batching": False}, marks=pytest.mark.slow),
+        pytest.param("tensorflow", {"batch_wait_ms": 2.0}, marks=pytest.mark.soak),
+        pytest.param("openvino", {}, marks=pytest.mark.soak),
+        pytest.param("openvino", {"batching": False}, marks=pytest.mark.soak),
     ],
 )
 async def test_many_clients_at_once_each_get_their_own_answer(engine, options, version, reference):

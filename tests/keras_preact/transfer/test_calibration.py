@@ -7,6 +7,8 @@ import pytest
 import keras_preact as kp
 from keras_preact.transfer import apply_temperature, fit_temperature
 
+pytestmark = pytest.mark.backend
+
 
 def overconfident(scale: float, images: int = 400) -> tuple[np.ndarray, np.ndarray]:
     """Return logits whose softmax after division by `scale` are the odds of the labels."""

@@ -8,6 +8,8 @@ import keras_preact as kp
 from keras_preact import transfer
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 def network(**options):
     options = {

@@ -8,6 +8,8 @@ from keras import ops
 import keras_preact as kp
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 def network(**options):
     options = {"classes": 10, "input_shape": (16, 16, 3), "block": "basic"} | options

@@ -10,6 +10,8 @@ import keras_preact as kp
 from keras_preact import transfer
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 def network(**options) -> kp.models.ResidualNetwork:
     model = kp.models.resnet_cifar(20, width_factor=0.25, input_shape=(12, 12, 3), **options)

@@ -10,6 +10,8 @@ import keras_preact as kp
 from keras_preact import transfer
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 
 def network(units=(2, 2, 1), **options):
     """Of a CIFAR network's parts; most units are of one shape, for which JAX compiles

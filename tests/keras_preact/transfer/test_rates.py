@@ -10,6 +10,8 @@ import keras_preact as kp
 from keras_preact import transfer
 from tests.keras_preact import harness
 
+pytestmark = pytest.mark.backend
+
 FACTORS = {"stem": 0.0, "stage1": 0.25, "stage2_unit1": 3.0, "stage2": 0.5, "head": 2.0}
 
 

@@ -8,7 +8,6 @@ import pickle
 import subprocess
 import sys
 
-import keras
 import numpy as np
 import pytest
 
@@ -16,10 +15,6 @@ from keras_preact import weights
 
 torch = pytest.importorskip("torch")
 import safetensors.torch  # noqa: E402
-
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "torch", reason="needs torch, and no other backend"
-)
 
 KERNEL = np.arange(24, dtype="float32").reshape(2, 3, 4) / 7
 STATE = {

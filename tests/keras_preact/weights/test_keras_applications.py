@@ -58,6 +58,7 @@ def check_equal_weights(one, other):
         np.testing.assert_array_equal(weight, its)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("stacked", [pytest.param(False, marks=single), True])
 def test_a_small_network(stacked):
     theirs = small()
@@ -67,6 +68,7 @@ def test_a_small_network(stacked):
     check_equal_outputs(theirs, ours)
 
 
+@pytest.mark.backend
 @single
 @pytest.mark.parametrize(
     "options",
@@ -83,7 +85,6 @@ def test_heads(options):
     check_equal_outputs(theirs, kp.weights.from_keras_applications(theirs))
 
 
-@pytest.mark.once
 def test_a_sample_shows_another_activation():
     theirs = small()
     check = (harness.images(2, 48, 48, 3), outputs(theirs))
@@ -103,6 +104,7 @@ def test_a_sample_shows_another_activation():
     kp.weights.from_keras_applications(other, check=check, activation="silu")
 
 
+@pytest.mark.backend
 def test_pooling_by_the_maximum():
     theirs = small(include_top=False, pooling="max")
     ours = kp.weights.from_keras_applications(theirs)
@@ -110,6 +112,7 @@ def test_pooling_by_the_maximum():
     assert ours.output_shape == (None, 128)
 
 
+@pytest.mark.backend
 def test_other_channels_and_classes():
     theirs = small()
     ours = kp.weights.from_keras_applications(theirs, input_shape=(48, 48, 1), classes=3)
@@ -122,12 +125,14 @@ def test_other_channels_and_classes():
     np.testing.assert_allclose(*map(keras.ops.convert_to_numpy, (maps, their_maps)), atol=1e-4)
 
 
+@pytest.mark.backend
 def test_without_the_classifier_of_the_source():
     theirs = small()
     maps = keras.Model(theirs.inputs[0], theirs.get_layer("post_relu").output)
     check_equal_outputs(maps, kp.weights.from_keras_applications(theirs, include_top=False))
 
 
+@pytest.mark.backend
 def test_a_source_without_classifier_gets_one_if_asked_for():
     theirs = small(include_top=False)
     assert kp.weights.from_keras_applications(theirs, classes=3).output_shape == (None, 3)
@@ -135,6 +140,7 @@ def test_a_source_without_classifier_gets_one_if_asked_for():
         kp.weights.from_keras_applications(theirs, include_top=True)
 
 
+@pytest.mark.backend
 def test_dilated_maps_are_those_of_the_strided_network_between_them():
     theirs = small(include_top=False, shape=(64, 64, 3))
     dilated = kp.weights.from_keras_applications(theirs, output_stride=8)
@@ -144,16 +150,15 @@ def test_dilated_maps_are_those_of_the_strided_network_between_them():
 
 
 WHOLE = [
-    pytest.param("ResNet50V2", {"include_top": False}, marks=pytest.mark.slow),
-    pytest.param("ResNet101V2", {"include_top": False, "pooling": "avg"}, marks=pytest.mark.slow),
+    pytest.param("ResNet50V2", {"include_top": False}, marks=pytest.mark.soak),
+    pytest.param("ResNet101V2", {"include_top": False, "pooling": "avg"}, marks=pytest.mark.soak),
     pytest.param(
-        "ResNet152V2", {"classes": 3, "classifier_activation": None}, marks=pytest.mark.slow
+        "ResNet152V2", {"classes": 3, "classifier_activation": None}, marks=pytest.mark.soak
     ),
     ("ResNet50V2", {"classes": 7}),
 ]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("name", "options"), WHOLE, ids=str)
 def test_whole_networks_and_back(name, options):
     """Equal outputs, and the weights that come back are the same bits."""
@@ -170,7 +175,6 @@ def test_whole_networks_and_back(name, options):
     check_equal_outputs(theirs, back, (64, 64, 3))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["model.keras", "model.h5"])
 def test_files_of_models(tmp_path, name):
     theirs = small()
@@ -178,8 +182,7 @@ def test_files_of_models(tmp_path, name):
     check_equal_outputs(theirs, kp.weights.from_keras_applications(tmp_path / name))
 
 
-@pytest.mark.slow
-@pytest.mark.once
+@pytest.mark.soak
 @pytest.mark.parametrize("include_top", [True, False])
 def test_files_of_weights(tmp_path, include_top):
     """As Keras 3 writes them, and as Keras 2 did, such as the downloads."""
@@ -198,7 +201,6 @@ def test_files_of_weights(tmp_path, include_top):
         check_equal_weights(ours, wanted)
 
 
-@pytest.mark.once
 def test_files_that_are_none(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no such file"):
         kp.weights.from_keras_applications(tmp_path / "none.h5")
@@ -210,7 +212,6 @@ def test_files_that_are_none(tmp_path):
         kp.weights.from_keras_applications(tmp_path / "small.weights.h5")
 
 
-@pytest.mark.once
 def test_a_file_whose_configuration_is_nested_without_end(tmp_path):
     with zipfile.ZipFile(tmp_path / "deep.keras", "w") as file:
         file.writestr("metadata.json", json.dumps({"keras_version": keras.__version__}))
@@ -219,7 +220,6 @@ def test_a_file_whose_configuration_is_nested_without_end(tmp_path):
         kp.weights.from_keras_applications(tmp_path / "deep.keras")
 
 
-@pytest.mark.once
 def test_models_that_are_none():
     with pytest.raises(ValueError, match="conv1_bn"):
         kp.weights.from_keras_applications(
@@ -233,7 +233,6 @@ def test_models_that_are_none():
         kp.weights.from_keras_applications(scaled)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -265,7 +264,6 @@ def test_to_keras_applications_refuses_what_computes_otherwise(options, named):
     assert named in harness.error_of(lambda: kp.weights.to_keras_applications(model))
 
 
-@pytest.mark.once
 def test_what_acts_in_training_alone_does_not_matter():
     options = {
         **keras_applications.FAMILY.options,

@@ -46,6 +46,7 @@ def check_equal_weights(one, other):
         np.testing.assert_array_equal(weight, its)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("block_type", BLOCKS)
 def test_backbones_and_back(block_type):
     theirs = backbone(block_type)
@@ -58,6 +59,7 @@ def test_backbones_and_back(block_type):
     assert own == {key: value for key, value in theirs.get_config().items() if key != "dtype"}
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("options", [{}, {"pooling": "max", "activation": "softmax"}], ids=str)
 def test_classifiers_and_back(options):
     theirs = classifier("bottleneck_block", **options)
@@ -69,7 +71,6 @@ def test_classifiers_and_back(options):
     check_equal_weights(theirs, back)
 
 
-@pytest.mark.once
 def test_a_sample_shows_other_outputs():
     theirs = classifier("basic_block")
     images = harness.images(2, 40, 40, 3)
@@ -81,7 +82,6 @@ def test_a_sample_shows_other_outputs():
     assert kp.weights.ASSUMPTIONS["keras_hub"] in message
 
 
-@pytest.mark.once
 def test_other_channels_classes_and_heads():
     theirs = classifier("basic_block")
     assert kp.weights.from_keras_hub(theirs, classes=3, input_shape=(40, 40, 1)).output_shape == (
@@ -92,7 +92,6 @@ def test_other_channels_classes_and_heads():
     assert kp.weights.from_keras_hub(theirs.backbone, classes=7).output_shape == (None, 7)
 
 
-@pytest.mark.once
 def test_any_size_and_channels_first():
     theirs = backbone("basic_block", image_shape=(3, None, None), data_format="channels_first")
     ours = kp.weights.from_keras_hub(theirs)
@@ -102,7 +101,6 @@ def test_any_size_and_channels_first():
     check_same(kp.weights.from_keras_hub(backbone("basic_block")), last)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "received"),
     [
@@ -132,13 +130,11 @@ def test_other_backbones_are_refused(options, received):
         kp.weights.from_keras_hub(keras_hub.models.ResNetBackbone(**arguments | options))
 
 
-@pytest.mark.once
 def test_other_models_are_refused():
     with pytest.raises(ValueError, match=r"must be a keras_hub.models.ResNetBackbone"):
         kp.weights.from_keras_hub(kp.models.resnet_imagenet((1, 1), input_shape=(32, 32, 3)))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -158,7 +154,6 @@ def test_to_keras_hub_refuses_what_computes_otherwise(options, named):
     assert named in harness.error_of(lambda: kp.weights.to_keras_hub(model))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("block", "stages", "stage"),
     [("basic", [(64, 1, 2)], 1), ("bottleneck", [(64, 1, 1), (64, 1, 1)], 2)],

@@ -43,6 +43,7 @@ def check_equal(one, other):
         np.testing.assert_array_equal(value, other[path], path)
 
 
+@pytest.mark.backend
 def test_names_and_values_are_those_of_single_units():
     """Of the weights as Keras names them, and of no more: not the seeds of dropout."""
     model = network(dropout=0.1, use_bias=True)
@@ -56,6 +57,7 @@ def test_names_and_values_are_those_of_single_units():
     assert found.keys() == own.keys()
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("stacked", [False, True])
 def test_load_and_extract(stacked):
     model = network(stacked=stacked)
@@ -71,6 +73,7 @@ def test_load_and_extract(stacked):
     check_equal(loading.extract(model, same_names(model)), state)
 
 
+@pytest.mark.backend
 def test_one_place_of_a_stack_can_be_assigned_alone():
     model = network(stacked=True)
     before, path = values(model), "stage1_unit3/branch/conv_1/kernel"
@@ -78,6 +81,7 @@ def test_one_place_of_a_stack_can_be_assigned_alone():
     check_equal(values(model), before | {path: np.ones(before[path].shape, "float32")})
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("stacked", [False, True])
 def test_nothing_is_assigned_where_anything_is_wrong(stacked):
     model = network(stacked=stacked)
@@ -100,6 +104,7 @@ def test_nothing_is_assigned_where_anything_is_wrong(stacked):
     check_equal(values(model), before)
 
 
+@pytest.mark.backend
 def test_an_array_of_another_rank_is_of_another_shape():
     """Where the transform itself cannot work."""
     model = network()
@@ -113,6 +118,7 @@ def test_an_array_of_another_rank_is_of_another_shape():
     assert error.value.shapes == {"stem_conv/kernel": ((7, 7, 3, 64), (5,))}
 
 
+@pytest.mark.backend
 def test_a_message_shows_a_dozen_and_the_error_holds_all():
     model = network()
     with pytest.raises(loading.WeightsMismatch) as error:
@@ -124,6 +130,7 @@ def test_a_message_shows_a_dozen_and_the_error_holds_all():
     )
 
 
+@pytest.mark.backend
 def test_extract_loses_nothing():
     model = network(use_bias=True)
     entries = [entry for entry in same_names(model) if not entry.ours.endswith("bias")]
@@ -132,6 +139,7 @@ def test_extract_loses_nothing():
     assert all(path.endswith("bias") for path in error.value.missing)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("channels", [1, 2, 3, 5, 6])
 def test_a_stem_of_other_channels(channels):
     """For images whose channels are equal it computes what it did: exactly with one or
@@ -159,6 +167,7 @@ def test_a_stem_of_other_channels(channels):
     )
 
 
+@pytest.mark.backend
 def test_a_classifier_of_other_classes_keeps_its_weights():
     source, model = network(), network(classes=7)
     harness.randomize(source)
@@ -171,6 +180,7 @@ def test_a_classifier_of_other_classes_keeps_its_weights():
     check_equal(values(model), values(source) | {path: before[path] for path in own})
 
 
+@pytest.mark.backend
 def test_a_source_without_classifier():
     model = network()
     state = {name: value for name, value in random_state(model).items() if "classifier" not in name}
@@ -184,6 +194,7 @@ def test_a_source_without_classifier():
     assert np.array_equal(values(model)["head_norm/gamma"], state["their/head_norm/gamma"])
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     ("transform", "ours", "theirs"),
     [
@@ -203,6 +214,7 @@ def test_transforms(transform, ours, theirs):
     np.testing.assert_array_equal(transform.to_ours(there), array)
 
 
+@pytest.mark.backend
 def test_a_layout_makes_rows_for_every_unit():
     table = layout.Layout(
         {"stem_conv": "first"},
@@ -217,14 +229,12 @@ def test_a_layout_makes_rows_for_every_unit():
     assert len(rows) == 2 + 3 * 4
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", kp.weights.ASSUMPTIONS)
 def test_a_converters_docstring_says_what_it_assumes(name):
     text = " ".join(getattr(kp.weights, f"from_{name}").__doc__.split())
     assert kp.weights.ASSUMPTIONS[name] in text
 
 
-@pytest.mark.once
 def test_every_converter_has_its_assumptions():
     names = {name for name in dir(kp.weights) if name.startswith("from_")}
     assert names == {f"from_{name}" for name in kp.weights.ASSUMPTIONS}

@@ -54,6 +54,7 @@ def assert_close(ours, theirs, tolerance=1e-4):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
 
 
+@pytest.mark.backend
 class TestFromTimm:
     @pytest.mark.parametrize("kind", TINY)
     def test_outputs(self, kind):
@@ -65,7 +66,7 @@ class TestFromTimm:
         ):  # the zero padding of the pooling shows at the border
             assert_close(ours_on(model, x), theirs_on(net, x))
 
-    @pytest.mark.slow
+    @pytest.mark.soak
     @pytest.mark.skipif(
         keras.backend.backend() == "jax", reason="it compiles for minutes; the small ones run there"
     )
@@ -218,7 +219,6 @@ LOOKALIKES = {
 }
 
 
-@pytest.mark.once
 class TestCheck:
     @pytest.mark.parametrize("kind", LOOKALIKES)
     def test_a_network_that_computes_something_else_is_found(self, kind):
@@ -271,7 +271,6 @@ class TestCheck:
             weights.from_timm(state, input_shape=(32, 32, 3), check=check)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("units", "depth"), [((2, 2, 2, 1), 18), ((3, 4, 6, 3), None), ((2, 3, 1, 2), None)]
 )
@@ -285,6 +284,7 @@ def test_a_stage_cut_short_is_told(units, depth):
     assert all(f"ResNet-{depth}, has (2, 2, 2, 2)" in each for each in own)
 
 
+@pytest.mark.backend
 class TestToTimm:
     @pytest.mark.parametrize("kind", TINY)
     def test_timm_loads_it_and_computes_the_same(self, kind):

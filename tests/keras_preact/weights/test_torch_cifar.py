@@ -186,6 +186,7 @@ def assert_equal_outputs(model, net):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * np.abs(theirs).max())
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("kind", TINY)
 def test_outputs_and_the_way_back(kind):
     net = randomized(TINY[kind]())
@@ -199,7 +200,8 @@ def test_outputs_and_the_way_back(kind):
         np.testing.assert_array_equal(state[name], tensor.numpy())
 
 
-@pytest.mark.slow
+@pytest.mark.backend
+@pytest.mark.soak
 @pytest.mark.skipif(
     keras.backend.backend() == "jax", reason="it compiles for minutes; the small ones run there"
 )
@@ -226,6 +228,7 @@ def test_the_papers_networks(name, make, tmp_path):
     assert_equal_outputs(own, net.eval())
 
 
+@pytest.mark.backend
 def test_stride_on_the_first_convolution_of_a_port():
     net = randomized(Attributes(1, widths=(4, 8, 12), stride_on="first"))
     assert_equal_outputs(weights.from_torch_cifar(net.state_dict(), stride_on="first"), net)
@@ -246,7 +249,6 @@ def leaky():
     return net
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("make", "same"),
     [
@@ -268,6 +270,7 @@ def test_a_sample_shows_what_the_weights_do_not(make, same):
     weights.from_torch_cifar(net.state_dict(), check=check, **same)
 
 
+@pytest.mark.backend
 def test_other_channels_and_classes():
     net = randomized(TINY["basic"]())
     model = weights.from_torch_cifar(net.state_dict(), input_shape=(32, 32, 1), classes=100)
@@ -279,7 +282,6 @@ def test_other_channels_and_classes():
     np.testing.assert_array_equal(own["3.0.2.0.0.weight"], given["3.0.2.0.0.weight"].numpy())
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("kind", "stage", "units", "depth"),
     [("bottleneck", 3, (2, 2, 1), 20), ("attributes, basic", 1, (1, 2, 2), 14)],
@@ -295,6 +297,7 @@ def test_a_stage_cut_short_is_told(kind, stage, units, depth):
     assert len(model.units) == 5
 
 
+@pytest.mark.backend
 class TestRefusal:
     def test_other_weights(self):
         state = TINY["attributes, basic"]().state_dict()

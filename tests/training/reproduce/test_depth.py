@@ -17,10 +17,6 @@ from training import cli, data
 from training.config import Data
 from training.reproduce import depth, profiles
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="what it measures is tested with the analyses"
-)
-
 
 def run(*arguments):
     cli.main("reproduce depth", depth.depth, words(*map(str, arguments)))
@@ -179,7 +175,7 @@ def test_what_is_there_is_kept(smoke, capsys):
     assert {path: path.read_bytes() for path in (smoke / "depth").iterdir()} == before
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_failure_is_told_and_the_others_are_measured_again(smoke, tmp_path, capsys, monkeypatch):
     """In real processes."""
     known = json.loads((smoke / "depth" / "original-20.json").read_text())

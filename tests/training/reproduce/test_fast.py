@@ -12,8 +12,6 @@ from training.cli import UserError
 from training.reproduce import fast
 from training.reproduce.report import report
 
-pytestmark = pytest.mark.once
-
 
 def record(seed, accuracy, dtype="float32", cpu="CPU of a test", seconds=600.0, **config):
     views = {
@@ -72,7 +70,7 @@ def test_files_of_something_else(tmp_path):
         fast.read(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_runs_are_trained_measured_and_kept(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(fast, "RECIPE", "digits")
     options = tuple(f"{name} {value}" for name, value in zip(TINY[::2], TINY[1::2], strict=True))

@@ -19,8 +19,6 @@ from training.reproduce.medians import (
     welch,
 )
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.parametrize(
     ("values", "expected"),

@@ -25,6 +25,8 @@ torch = pytest.importorskip("torch")
 
 from tests.training.reproduce import torch_recipe  # noqa: E402
 
+pytestmark = pytest.mark.backend
+
 BACKEND = keras.backend.backend()
 
 #: Of CIFAR-10's training images, as in the released code.

@@ -18,8 +18,6 @@ from training.reproduce import depth, pictures, profiles, results
 from training.reproduce.report import report
 from training.reproduce.rows import FIGURES, TABLES
 
-pytestmark = pytest.mark.once
-
 FULL, ORIGINAL = "cifar10/resnet110-full_preactivation", "cifar10/resnet110-original"
 SMALL_FULL, SMALL_ORIGINAL = "digits/resnet110-full_preactivation", "digits/resnet110-original"
 

@@ -18,8 +18,6 @@ from training.reproduce import __main__ as main
 from training.reproduce import results, rows, workers
 from training.reproduce.run import Job
 
-pytestmark = pytest.mark.once
-
 #: A stand-in for a process that trains: it ends with a status, or waits for SIGTERM.
 CHILD = """
 import json, pathlib, signal, sys, time
@@ -147,7 +145,7 @@ def test_rows_are_chosen_by_label_name_or_part():
         main.chosen(["table1"], ["gating", "resnet164-original"])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_smoke(tmp_path):
     """The whole command, two runs at a time."""
     networks = ("resnet20-original", "resnet32-original")

@@ -13,8 +13,6 @@ from training.cli import UserError
 from training.reproduce import results
 from training.reproduce.rows import TRIALS
 
-pytestmark = pytest.mark.once
-
 TRIAL, OTHER = "cifar10/resnet110-original", "cifar10/resnet110-full_preactivation"
 
 

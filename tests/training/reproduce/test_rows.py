@@ -15,8 +15,6 @@ from tests.training.reproduce import torch_recipe
 from training import networks, plans, recipes
 from training.reproduce import rows
 
-pytestmark = pytest.mark.once
-
 #: Table to what it has of the published ones, its recipe, and the number of its rows, counted in
 #: the paper.
 PUBLISHED = {
@@ -205,7 +203,7 @@ FAST = {"cifar10/resnet20-original", "cifar10/resnet110-full_preactivation"} | {
         pytest.param(
             row,
             id=row.trial.name,
-            marks=[pytest.mark.slow] * (row.trial.name not in FAST),
+            marks=[pytest.mark.soak] * (row.trial.name not in FAST),
         )
         for row in {
             row.trial.name: row

@@ -12,6 +12,8 @@ from training.config import Config, Data, Model, Optimizer, Schedule
 from training.data import load
 from training.reproduce import results, rows, run
 
+pytestmark = pytest.mark.backend
+
 BACKEND = keras.backend.backend()
 
 
