@@ -21,10 +21,18 @@ def directory(once_per_run):
 
 
 @pytest.fixture(scope="session")
-def saved_model(directory):
-    from tests.keras_preact.serving.server_process import NAME, SavedModel
+def version(directory):
+    """The folder of that version; tests that change it copy it."""
+    from tests.keras_preact.serving.server_process import NAME
 
-    return SavedModel(directory / NAME / "1")
+    return directory / NAME / "1"
+
+
+@pytest.fixture(scope="session")
+def saved_model(version):
+    from tests.keras_preact.serving.server_process import SavedModel
+
+    return SavedModel(version)
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +42,6 @@ def server():
 
     with fakes.in_process() as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def version(tmp_path_factory):
-    """Version 7 of the small model; tests that change it copy it."""
-    from tests.keras_preact.serving import small_model
-
-    return small_model.write(tmp_path_factory.mktemp("models") / "insects" / "7")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ and a server of it in a thread.
 
 import asyncio
 import contextlib
+import dataclasses
 import email.message
 import http.client
 import json
@@ -11,12 +12,13 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
+from keras_preact.preprocessing import InputRange
 from keras_preact.serving.app import create_app
 from keras_preact.serving.errors import NotFound, RequestError, Unavailable
+from keras_preact.serving.repository import VersionStatus
 from keras_preact.serving.server import Server, bind
 from keras_preact.serving.settings import Settings
 from keras_preact.serving.tensors import Signature, TensorSpec
@@ -24,33 +26,30 @@ from keras_preact.serving.tensors import Signature, TensorSpec
 CLASSES = ["cat", "dog", "émeu"]
 SHAPE = (2, 2, 1)
 IMAGES = TensorSpec("images", "float32", (None, *SHAPE))
+BYTES = TensorSpec("image_bytes", "string", (None,))
+PIXELS = dataclasses.replace(
+    IMAGES, name="pixels", expected=InputRange(np.array([125.0]), np.array([64.0]))
+)
+OUTPUTS = {
+    "serving_default": ([IMAGES], {"logits": ("float32", 3), "probabilities": ("float32", 3)}),
+    "features": ([IMAGES], {"features": ("float32", 4)}),
+    "of_pixels": ([PIXELS], {"features": ("float32", 4)}),
+    "predict_bytes": (
+        [BYTES],
+        {"classes": ("string", 2), "scores": ("float32", 2), "indices": ("int32", 2)},
+    ),
+    "pair": (
+        [TensorSpec("number", "int32", (None,)), TensorSpec("flag", "bool", (None,))],
+        {"text_bytes": ("string",), "twice": ("int32",)},
+    ),
+}
 SIGNATURES = {
-    name: Signature(name, *({spec.name: spec for spec in side} for side in (inputs, outputs)))
-    for name, inputs, outputs in (
-        (
-            "serving_default",
-            (IMAGES,),
-            (
-                TensorSpec("logits", "float32", (None, 3)),
-                TensorSpec("probabilities", "float32", (None, 3)),
-            ),
-        ),
-        ("features", (IMAGES,), (TensorSpec("features", "float32", (None, 4)),)),
-        (
-            "predict_bytes",
-            (TensorSpec("image_bytes", "string", (None,)),),
-            (
-                TensorSpec("classes", "string", (None, 2)),
-                TensorSpec("scores", "float32", (None, 2)),
-                TensorSpec("indices", "int32", (None, 2)),
-            ),
-        ),
-        (
-            "pair",
-            (TensorSpec("number", "int32", (None,)), TensorSpec("flag", "bool", (None,))),
-            (TensorSpec("text_bytes", "string", (None,)), TensorSpec("twice", "int32", (None,))),
-        ),
+    name: Signature(
+        name,
+        {spec.name: spec for spec in inputs},
+        {key: TensorSpec(key, dtype, (None, *rest)) for key, (dtype, *rest) in outputs.items()},
     )
+    for name, (inputs, outputs) in OUTPUTS.items()
 }
 
 
@@ -59,7 +58,7 @@ class FakeServable:
     digits they are.
     """
 
-    name = "toy"
+    name, version = "toy", 7
     classes = CLASSES
     signatures = SIGNATURES
     signature_defs = {"serving_default": {"method_name": "tensorflow/serving/predict"}}  # noqa: RUF012
@@ -67,8 +66,7 @@ class FakeServable:
     waiting = 0
     busy_seconds = 0.0
 
-    def __init__(self, version: int = 7):
-        self.version = version
+    def __init__(self):
         self.hold: threading.Event | None = None
         self.started = threading.Event()
         self.cancelled = threading.Event()
@@ -81,28 +79,20 @@ class FakeServable:
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        if "image_bytes" in inputs:
-            if not all(data.isdigit() for data in inputs["image_bytes"]):
-                raise RequestError("Not an image.")
-            images = np.array(
-                [np.full(SHAPE, int(data[:3])) for data in inputs["image_bytes"]], np.float32
-            )
-        elif "images" in inputs:
-            images = inputs["images"]
-            if images.shape[1:] != SHAPE or not len(images) or not np.isfinite(images).all():
-                raise RequestError(
-                    f"`images` must be finite, of shape (any, 2, 2, 1). Received: {images.shape}"
-                )
-        else:
+        if signature == "pair":
             number, flag = inputs["number"], inputs["flag"]
             if len(number) != len(flag):
                 raise RequestError("`number` and `flag` must have as many rows.")
-            texts = np.empty(len(number), dtype=object)
-            texts[:] = [
-                f"{n}{f}".encode() for n, f in zip(number.tolist(), flag.tolist(), strict=True)
-            ]
+            pairs = zip(number.tolist(), flag.tolist(), strict=True)
+            texts = np.array([f"{n}{f}".encode() for n, f in pairs], object)
             return {"text_bytes": texts, "twice": number + number}
+        [images] = inputs.values()
+        if signature == "predict_bytes":
+            if not all(data.isdigit() for data in images):
+                raise RequestError("Not an image.")
+            images = np.array([np.full(SHAPE, int(data[:3]), np.float32) for data in images])
         assert images.dtype == np.float32
+        assert images.shape[1:] == SHAPE
         if (images == 666).any():
             raise KeyError("/secret/path of TensorFlow")
         logits = np.stack(
@@ -127,8 +117,8 @@ class FakeRepository:
     which failed.
     """
 
-    def __init__(self, servable: FakeServable | None = None):
-        self.servable = servable or FakeServable()
+    def __init__(self):
+        self.servable = FakeServable()
         self.running = False
         self.leases = 0
         self.is_ready = True
@@ -163,13 +153,9 @@ class FakeRepository:
 
     def status(self, name):
         states = {
-            "bad": SimpleNamespace(
-                version=1, state="END", error_code="INTERNAL", error_message="It is broken."
-            ),
-            "slow": SimpleNamespace(version=1, state="LOADING", error_code="OK", error_message=""),
-            "toy": SimpleNamespace(
-                version=self.servable.version, state="AVAILABLE", error_code="OK", error_message=""
-            ),
+            "bad": VersionStatus(1, "END", "INTERNAL", "It is broken."),
+            "slow": VersionStatus(1, "LOADING"),
+            "toy": VersionStatus(self.servable.version, "AVAILABLE"),
         }
         if name not in states:
             raise NotFound("There is no such model.")
@@ -249,8 +235,8 @@ class Running:
         self.repository = app.state.repository
         self.servable = getattr(self.repository, "servable", None)
 
-    def ask(self, method, path, body=None, headers=(), timeout=60):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+    def ask(self, method, path, body=None, headers=()):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=100)
         with contextlib.closing(connection):
             connection.request(method, path, None if body is None else encoded(body), dict(headers))
             response = connection.getresponse()
@@ -274,10 +260,13 @@ class Answer:
 
 
 @contextlib.contextmanager
-def serving(repository=None, **options) -> Iterator[Running]:
-    """Run a server in a thread until the context ends."""
-    settings = Settings(Path("nowhere"), **options)
-    app = create_app(settings, repository or FakeRepository())
+def serving(directory: Path | None = None, **options) -> Iterator[Running]:
+    """Run a server in a thread until the context ends: of a fake repository, or of a real
+    one of `directory`. Its limits on time are generous.
+    """
+    options = dict.fromkeys(("header_seconds", "body_seconds", "deadline_seconds"), 60) | options
+    settings = Settings(directory or Path("nowhere"), **options)
+    app = create_app(settings, None if directory else FakeRepository())
     bound = bind("127.0.0.1", 0)
     ready = threading.Event()
     server = Server(app, settings, ready.set)

@@ -1,4 +1,4 @@
-"""A server started by its command, and clients of it."""
+"""An exported model, what it should answer, and a server of it in a process."""
 
 import base64
 import contextlib
@@ -42,51 +42,49 @@ class SavedModel:
     def __init__(self, path):
         import tensorflow as tf
 
-        self._loaded = tf.saved_model.load(str(path))
+        self.loaded = tf.saved_model.load(str(path))
 
     def probabilities(self, images):
-        return self._loaded.signatures["serving_default"](images=images.astype("float32"))[
-            "probabilities"
-        ].numpy()
+        serve = self.loaded.signatures["serving_default"]
+        return serve(images=images.astype("float32"))["probabilities"].numpy()
 
     def classes(self, file):
         import tensorflow as tf
 
-        outputs = self._loaded.signatures["predict_bytes"](image_bytes=tf.constant([file]))
+        outputs = self.loaded.signatures["predict_bytes"](image_bytes=tf.constant([file]))
         names, scores = (outputs[name].numpy()[0] for name in ("classes", "scores"))
         return [name.decode() for name in names], scores
 
 
 class Server:
-    """A server process on a free port. It is killed when the context ends, if it has
-    not ended by itself.
+    """`keras-preact serve` in a process, on a free port. It is killed when the context
+    ends, if it has not ended by itself.
     """
 
     def __init__(self, directory, log, *options):
         self._log = log
-        program = [sys.executable, "-m", "keras_preact.serving"]
-        command = [*program, str(directory), "--port", "0", *map(str, options)]
+        command = [sys.executable, "-m", "training", "serve", directory, "--port", 0, *options]
+        for limit in ("header", "body", "deadline", "drain"):
+            command += [f"--{limit}-seconds", PATIENCE]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
         with open(log, "wb") as file:
             self.process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=environment
+                list(map(str, command)), stdout=file, stderr=subprocess.STDOUT, env=environment
             )
 
     def __enter__(self):
         try:
             printed = wait_for(
-                lambda: self._ended() or re.search(r"http://127\.0\.0\.1:(\d+)", self.log())
+                lambda: self._ended() or re.search(r"Serving at http://.*:(\d+): ", self.log())
             )
             self.port = int(printed[1])
-            wait_for(lambda: self._ended() or self.get("/v2/health/ready")[0] == 200)
             return self
         except BaseException:
             self.__exit__()
             raise
 
     def __exit__(self, *_):
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        self.process.kill()
         self.process.wait()
 
     def log(self):
@@ -102,6 +100,7 @@ class Server:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
 
     def get(self, path):
+        """Return the status of an answer, 0 without one, and its body."""
         with contextlib.closing(self.connect()) as connection:
             try:
                 connection.request("GET", path)
@@ -109,16 +108,6 @@ class Server:
                 return response.status, response.read()
             except ConnectionError:
                 return 0, b""
-
-    def post(self, path, body, headers=None):
-        """Return status, JSON and headers of an answer, on a connection of its own."""
-        with contextlib.closing(self.connect()) as connection:
-            return post(connection, path, body, headers)
-
-    def memory(self):
-        """Return the most memory that the process has had so far, in bytes."""
-        with open(f"/proc/{self.process.pid}/status") as file:
-            return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", file.read())[1])
 
     def states(self):
         """Return the state and the error message of each version."""
@@ -129,10 +118,6 @@ class Server:
             for one in json.loads(body)["model_version_status"]
         }
 
-    def in_progress(self):
-        metrics = self.get("/metrics")[1]
-        return int(float(re.search(rb"^keras_preact_requests_in_progress (\S+)", metrics, re.M)[1]))
-
 
 def wait_for(condition):
     """Return the first true value of `condition()`."""
@@ -142,12 +127,6 @@ def wait_for(condition):
             return value
         time.sleep(0.02)
     raise AssertionError("what was waited for did not come")
-
-
-def post(connection, path, body, headers=None):
-    connection.request("POST", path, body, headers or {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    return response.status, json.loads(response.read()), response.headers
 
 
 PREDICT = f"/v1/models/{NAME}:predict"
@@ -182,40 +161,14 @@ def check_probabilities(answer, expected):
     )
 
 
-def check_classes(answer, expected):
-    names, scores = expected
-    np.testing.assert_allclose(
-        [score for _, score in answer["results"][0]], scores, rtol=1e-4, atol=1e-6
-    )
-    assert [name for name, _ in answer["results"][0]] == names
-
-
-def check_refusal(status, answer):
-    """A bad request gets a plain sentence, and no 5xx."""
-    assert 400 <= status < 500, (status, answer)
-    assert answer.keys() == {"error"}
-    for word in ("Traceback", "tensorflow", "node ", "{{", 'File "', "/tmp"):
-        assert word not in answer["error"]
-
-
-@contextlib.contextmanager
-def unharmed(server, saved_model):
-    """Give the server; afterwards it has nothing left to do, met no error of its own,
-    and answers as the SavedModel does.
-    """
-    yield server
-    assert server.process.poll() is None, server.log()
-    wait_for(lambda: server.in_progress() == 0)
-    check_answers(server, saved_model)
-    assert "Traceback" not in server.log()
-    assert '"level": "error"' not in server.log()
-
-
 def check_answers(server, saved_model):
     images, file = random_images(0, 3), encoded(0)
-    status, answer, _ = server.post(PREDICT, predict_body(images))
-    assert status == 200, answer
-    check_probabilities(answer, saved_model.probabilities(images))
-    status, answer, _ = server.post(CLASSIFY, classify_body(file))
-    assert status == 200, answer
-    check_classes(answer, saved_model.classes(file))
+    answer = server.ask("POST", PREDICT, predict_body(images))
+    assert answer.status == 200, answer.body
+    check_probabilities(answer.json, saved_model.probabilities(images))
+    answer = server.ask("POST", CLASSIFY, classify_body(file))
+    assert answer.status == 200, answer.body
+    [result] = answer.json["results"]
+    names, scores = saved_model.classes(file)
+    assert [name for name, _ in result] == names
+    np.testing.assert_allclose([score for _, score in result], scores, rtol=1e-4, atol=1e-6)

@@ -27,20 +27,12 @@ class Network:
         self.entered = threading.Semaphore(0)
         self.allowed = threading.Semaphore(0)
         self.free = free
-        self.together = 0
-        self.most_together = 0
-        self._lock = threading.Lock()
 
     def __call__(self, images):
-        with self._lock:
-            self.batches.append(images.copy())
-            self.together += 1
-            self.most_together = max(self.most_together, self.together)
+        self.batches.append(images.copy())
         self.entered.release()
         if not self.free:
             assert self.allowed.acquire(timeout=GENEROUS)
-        with self._lock:
-            self.together -= 1
         if (images < 0).any():
             raise ValueError("a negative row")
         return {"plus_one": images + 1, "itself": images}
@@ -63,6 +55,7 @@ async def batching(
     network, max_batch_size=8, wait_seconds=0.0, max_queue=100, workers=1, **options
 ):
     """Give a batcher; it is closed afterwards, and must leave no thread."""
+    before = set(threading.enumerate())
     batcher = Batcher(network, max_batch_size, wait_seconds, max_queue, workers, **options)
     try:
         async with asyncio.timeout(GENEROUS):
@@ -70,7 +63,8 @@ async def batching(
     finally:
         network.release()
         batcher.close()
-    assert not [one for one in threading.enumerate() if one.name.startswith("batcher-")]
+    after = set(threading.enumerate()) - before
+    assert not [one for one in after if one.name.startswith("batcher-")]
 
 
 async def start(*coroutines) -> list[asyncio.Task]:
@@ -88,50 +82,20 @@ def check_answer(answer, own):
     np.testing.assert_array_equal(answer["plus_one"], own + 1)
 
 
-@pytest.mark.parametrize("options", [{}, {"wait_seconds": 0.01}, {"max_queue": 2}])
-async def test_a_request_alone_is_computed_alone(options):
-    """Soon, and whatever the queue may hold."""
-    network = Network()
-    async with batching(network, **options) as batcher:
-        check_answer(await batcher.submit(rows(3), None), rows(3))
-    assert [len(batch) for batch in network.batches] == [3]
-
-
-async def test_how_long_a_batch_is_computed():
-    network = Network(free=False)
-    async with batching(network, workers=2) as batcher:
-        assert batcher.busy_seconds == 0
-        first = asyncio.create_task(batcher.submit(rows(1), None))
-        await network.is_entered()
-        await asyncio.sleep(0.02)
-        assert batcher.busy_seconds >= 0.02
-        second = asyncio.create_task(batcher.submit(rows(1), None))
-        await network.is_entered()
-        assert batcher.busy_seconds >= 0.02  # that of the first
-        network.release()
-        await asyncio.gather(first, second)
-        while batcher.busy_seconds:
-            await asyncio.sleep(0.001)
-
-
 async def test_what_waits_is_computed_together_whole_requests_first_come_first_served():
     network = Network(free=False)
+    sent = [rows(n, 100 * i) for i, n in enumerate([1, 3, 4, 2, 8, 1])]
     async with batching(network) as batcher:
-        first = await start(batcher.submit(rows(1, 1000), None))
+        tasks = await start(batcher.submit(sent[0], None))
         await network.is_entered()
-        sizes = [3, 4, 2, 8, 1]
-        starts = [100 * i for i in range(len(sizes))]
-        tasks = await start(
-            *(batcher.submit(rows(n, s), None) for n, s in zip(sizes, starts, strict=True))
-        )
-        assert batcher.waiting == sum(sizes)
+        tasks += await start(*(batcher.submit(own, None) for own in sent[1:]))
+        assert batcher.waiting == 3 + 4 + 2 + 8 + 1
         network.release()
-        for task, n, s in zip(tasks, sizes, starts, strict=True):
-            check_answer(await task, rows(n, s))
-        await first[0]
+        for task, own in zip(tasks, sent, strict=True):
+            check_answer(await task, own)
         assert batcher.waiting == 0
     assert [len(batch) for batch in network.batches] == [1, 3 + 4, 2, 8, 1]
-    np.testing.assert_array_equal(network.batches[1], np.concatenate([rows(3), rows(4, 100)]))
+    np.testing.assert_array_equal(network.batches[1], np.concatenate(sent[1:3]))
 
 
 async def test_images_of_different_sizes_are_not_put_into_one_batch():
@@ -147,39 +111,21 @@ async def test_images_of_different_sizes_are_not_put_into_one_batch():
     assert [batch.shape for batch in network.batches] == [(1, 2), (3, 2), (1, 3), (1, 2)]
 
 
-async def test_waiting_for_others_ends_when_the_batch_is_full():
-    network = Network()
-    async with batching(network, wait_seconds=100 * GENEROUS) as batcher:
-        tasks = await start(*(batcher.submit(rows(2, i), None) for i in (0, 10, 20, 30)))
-        for i, task in enumerate(tasks):
-            check_answer(await task, rows(2, 10 * i))
-    assert [len(batch) for batch in network.batches] == [8]
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-async def test_without_batching_every_request_runs_by_itself_as_many_at_once_as_there_are_workers(
-    workers,
-):
+async def test_without_batching_every_request_runs_by_itself_in_one_of_the_workers():
     network = Network(free=False)
-    async with batching(
-        network, workers=workers, together=False, wait_seconds=100 * GENEROUS
-    ) as batcher:
+    options = {"together": False, "wait_seconds": 100 * GENEROUS}
+    async with batching(network, workers=3, **options) as batcher:
         tasks = await start(*(batcher.submit(rows(n), None) for n in (1, 2, 3, 4, 5)))
-        for _ in range(workers):
+        for _ in range(3):
             await network.is_entered()
+        assert len(network.batches) == 3
+        assert batcher.busy_seconds > 0
         network.release()
         for n, task in enumerate(tasks, 1):
             check_answer(await task, rows(n))
+        while batcher.busy_seconds:
+            await asyncio.sleep(0.001)
     assert sorted(len(batch) for batch in network.batches) == [1, 2, 3, 4, 5]
-    assert network.most_together == workers
-
-
-async def test_a_request_larger_than_a_batch_is_refused():
-    network = Network()
-    async with batching(network) as batcher:
-        with pytest.raises(TooLarge, match=r"at most 8 .* Received: 9"):
-            await batcher.submit(rows(9), None)
-    assert network.batches == []
 
 
 async def test_the_queue_does_not_grow():
@@ -188,9 +134,10 @@ async def test_the_queue_does_not_grow():
         tasks = await start(batcher.submit(rows(8), None))
         await network.is_entered()
         tasks += await start(batcher.submit(rows(3), None), batcher.submit(rows(2), None))
-        with pytest.raises(TooBusy, match=r"5 examples wait .* at most 6") as caught:
+        with pytest.raises(TooBusy, match=r"5 examples wait .* at most 6"):
             await batcher.submit(rows(2), None)
-        assert caught.value.retry_after
+        with pytest.raises(TooLarge, match=r"at most 8 .* Received: 9"):
+            await batcher.submit(rows(9), None)
         tasks += await start(batcher.submit(rows(1), None))  # there is room for one
         assert batcher.waiting == 6
         tasks[1].cancel()
@@ -201,56 +148,13 @@ async def test_the_queue_does_not_grow():
         await asyncio.gather(*tasks)
 
 
-async def test_a_request_that_is_late_or_cancelled_leaves_the_queue_and_hurts_nobody():
-    network = Network(free=False)
-    async with batching(network) as batcher:
-        first, late, gone, good = await start(
-            batcher.submit(rows(8, 1000), None),
-            batcher.submit(rows(2, 100), asyncio.get_running_loop().time() + 0.01),
-            batcher.submit(rows(2, 200), None),
-            batcher.submit(rows(2, 300), None),
-        )
-        await network.is_entered()
-        gone.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await gone
-        with pytest.raises(DeadlineExceeded):
-            await late
-        assert batcher.waiting == 2
-        network.release()
-        check_answer(await good, rows(2, 300))
-        check_answer(await first, rows(8, 1000))
-    np.testing.assert_array_equal(network.batches[-1], rows(2, 300))
-    assert len(network.batches) == 2
-
-
-async def test_a_request_whose_time_is_over_is_not_computed():
-    network = Network()
-    async with batching(network) as batcher:
-        with pytest.raises(DeadlineExceeded):
-            await batcher.submit(rows(1), asyncio.get_running_loop().time())
-    assert network.batches == []
-
-
-async def test_a_computation_that_takes_too_long_is_not_waited_for():
-    network = Network(free=False)
-    async with batching(network) as batcher:
-        with pytest.raises(DeadlineExceeded):
-            await batcher.submit(rows(1), asyncio.get_running_loop().time() + 0.01)
-        network.release()
-        check_answer(await batcher.submit(rows(2), None), rows(2))
-
-
 async def test_a_failure_goes_to_everyone_in_the_batch_and_to_nobody_else():
     network = Network(free=False)
     async with batching(network) as batcher:
         tasks = await start(batcher.submit(rows(1), None))
         await network.is_entered()
-        tasks += await start(
-            batcher.submit(rows(4), None),
-            batcher.submit(rows(4, -1), None),
-            batcher.submit(rows(5), None),
-        )
+        others = [rows(4), rows(4, -1), rows(5)]
+        tasks += await start(*(batcher.submit(own, None) for own in others))
         network.release()
         first, good, bad, last = await asyncio.gather(*tasks, return_exceptions=True)
         check_answer(first, rows(1))
@@ -279,47 +183,16 @@ async def test_closing_computes_what_waits_and_takes_nothing_more():
         await closing
 
 
-def test_an_event_loop_that_has_gone_does_not_stop_the_threads():
-    network = Network(free=False)
-    batcher = Batcher(network, 8, 0, 100, 1)
-
-    async def give_up():
-        [task] = await start(batcher.submit(rows(1), None))
-        await network.is_entered()
-        task.cancel()
-
-    async def come():
-        check_answer(await asyncio.wait_for(batcher.submit(rows(2), None), GENEROUS), rows(2))
-
-    try:
-        asyncio.run(give_up())
-        network.release()
-        asyncio.run(come())
-    finally:
-        network.release()
-        batcher.close()
-
-
-async def test_batches_are_reported():
-    rows_seen, seconds_seen = [], []
-    observers = {"observe_rows": rows_seen.append, "observe_seconds": seconds_seen.append}
-    async with batching(Network(), **observers) as batcher:
-        await batcher.submit(rows(3), None)
-        await batcher.submit(rows(5), None)
-    assert rows_seen == [3, 5]
-    assert all(0 <= seconds < GENEROUS for seconds in seconds_seen)
-
-
 STEPS = st.one_of(
     st.tuples(
-        st.just("submit"), st.integers(1, 8), st.sampled_from([None, None, 0.0, 0.002, 30.0])
+        st.just("submit"), st.integers(1, 8), st.sampled_from([None, None, 0.0, 0.002, 1000.0])
     ),
     st.tuples(st.just("cancel"), st.integers(0, 1000), st.none()),
     st.tuples(st.just("compute"), st.integers(1, 3), st.none()),
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     steps=st.lists(STEPS, max_size=40),
     max_queue=st.integers(1, 30),

@@ -57,119 +57,72 @@ def outputs_of(answer):
     return found
 
 
+LOGITS = [[image[0, 0, 0], image.sum(), 0] for image in IMAGES]
+
+
 def test_an_answer_in_json(server):
     answer = server.ask("POST", INFER, {"id": "number 1", "inputs": [TENSOR]})
-    assert answer.status == 200
-    document = answer.json
-    assert (document["model_name"], document["model_version"], document["id"]) == (
-        "toy",
-        "7",
-        "number 1",
-    )
-    assert [(one["name"], one["datatype"], one["shape"]) for one in document["outputs"]] == [
-        ("logits", "FP32", [2, 3]),
-        ("probabilities", "FP32", [2, 3]),
-    ]
-    np.testing.assert_allclose(
-        outputs_of(answer)["logits"], [[i[0, 0, 0], i.sum(), 0] for i in IMAGES]
-    )
-    assert "id" not in server.ask("POST", INFER, {"inputs": [TENSOR]}).json
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+    about = {"model_name": "toy", "model_version": "7", "id": "number 1"}
+    assert answer.json.items() >= about.items()
+    logits, probabilities = answer.json["outputs"]
+    tensor = {"name": "probabilities", "datatype": "FP32", "shape": [2, 3]}
+    assert probabilities.items() >= tensor.items()
+    np.testing.assert_allclose(logits["data"], np.ravel(LOGITS))
 
 
-@pytest.mark.parametrize("binary", [False, True])
-def test_the_best_classes_as_triton_names_them(server, binary):
-    wanted = {"name": "logits", "parameters": {"classification": 2, "binary_data": binary}}
-    answer = server.ask("POST", INFER, {"inputs": [TENSOR], "outputs": [wanted]})
-    logits = [[i[0, 0, 0], i.sum(), 0] for i in IMAGES]
-    expected = [
-        [f"{row[k]:f}:{k}:{fakes.CLASSES[k]}" for k in np.argsort(-np.array(row))[:2]]
-        for row in logits
-    ]
-    assert outputs_of(answer)["logits"].tolist() == expected
-    wanted = {"name": "features", "parameters": {"classification": 2}}
-    answer = server.ask("POST", INFER, {"inputs": [TENSOR], "outputs": [wanted]})
-    assert (answer.status, "a score for each class" in answer.json["error"]) == (400, True)
-
-
-def test_a_batch_that_does_not_end_is_no_life(server):
-    try:
-        for seconds, status in ((119.0, 200), (121.0, 503)):
-            server.servable.busy_seconds = seconds
-            answer = server.ask("GET", "/v2/health/live")
-            assert answer.status == status
-    finally:
-        server.servable.busy_seconds = 0.0
-    assert answer.json["error"].startswith("Version 7 of toy has computed one batch for more than")
+def test_the_best_classes_as_triton_names_them(server):
+    for name, status in (("logits", 200), ("features", 400)):  # features have no classes
+        wanted = {"name": name, "parameters": {"classification": 2}}
+        answer = server.ask("POST", INFER, {"inputs": [TENSOR], "outputs": [wanted]})
+        assert answer.status == status
+        if status == 200:
+            best = [["1.500000:1:dog", "0.000000:0:cat"], ["5.500000:1:dog", "1.000000:0:cat"]]
+            assert outputs_of(answer)["logits"].tolist() == best
 
 
 def test_the_outputs_asked_for_choose_the_signature(server):
     answer = server.ask("POST", INFER, {"inputs": [TENSOR]} | FEATURES)
     assert outputs_of(answer).keys() == {"features"}
     np.testing.assert_array_equal(outputs_of(answer)["features"], IMAGES.reshape(2, 4))
+    for data in (IMAGES.tolist(), IMAGES.reshape(4, 2).tolist()):  # data may be nested
+        nested = server.ask("POST", INFER, {"inputs": [TENSOR | {"data": data}]} | FEATURES)
+        assert nested.json == answer.json
     by_name = {"inputs": [TENSOR], "parameters": {"signature_name": "features"}}
     assert server.ask("POST", "/v2/models/toy/versions/7/infer", by_name).json == answer.json
     one = server.ask("POST", INFER, {"inputs": [TENSOR], "outputs": [{"name": "probabilities"}]})
     assert outputs_of(one).keys() == {"probabilities"}
 
 
-@pytest.mark.parametrize("data", [IMAGES.tolist(), IMAGES.reshape(4, 2).tolist()])
-def test_data_may_be_nested(server, data):
-    answer = server.ask("POST", INFER, {"inputs": [TENSOR | {"data": data}]} | FEATURES)
-    np.testing.assert_array_equal(outputs_of(answer)["features"], IMAGES.reshape(2, 4))
-
-
-@pytest.mark.parametrize("form", ["json", "binary"])
 @pytest.mark.parametrize(
     ("datatype", "dtype"),
-    [
-        ("FP16", "<f2"),
-        ("FP32", "<f4"),
-        ("FP64", "<f8"),
-        ("INT8", "i1"),
-        ("INT16", "<i2"),
-        ("INT32", "<i4"),
-        ("INT64", "<i8"),
-        ("UINT8", "u1"),
-        ("UINT16", "<u2"),
-        ("UINT32", "<u4"),
-        ("UINT64", "<u8"),
-    ],
+    [("FP16", "<f2"), ("FP64", "<f8"), ("INT8", "i1"), ("INT64", "<i8"), ("UINT16", "<u2")],
 )
-def test_numbers_of_every_type_become_the_inputs(server, datatype, dtype, form):
+def test_numbers_of_every_type_become_the_inputs(server, datatype, dtype):
     values = np.array([0, 1, 2, 3, 4, 5, 6, 127], dtype).reshape(IMAGES.shape)
-    if form == "json":
-        answer = server.ask(
-            "POST",
-            INFER,
-            {"inputs": [TENSOR | {"datatype": datatype, "data": values.tolist()}]} | FEATURES,
-        )
-    else:
-        parameters = {"binary_data_size": values.nbytes}
-        answer = ask_binary(
-            server, FEATURES, values.tobytes(), datatype=datatype, parameters=parameters
-        )
-    np.testing.assert_array_equal(outputs_of(answer)["features"], values.reshape(2, 4))
+    as_json = TENSOR | {"datatype": datatype, "data": values.tolist()}
+    size = {"binary_data_size": values.nbytes}
+    for answer in (
+        server.ask("POST", INFER, {"inputs": [as_json]} | FEATURES),
+        ask_binary(server, FEATURES, values.tobytes(), datatype=datatype, parameters=size),
+    ):
+        np.testing.assert_array_equal(outputs_of(answer)["features"], values.reshape(2, 4))
 
 
-@pytest.mark.parametrize("binary", [True, False])
-def test_binary_answers(server, binary):
-    document = {"inputs": [TENSOR], "parameters": {"binary_data_output": binary}}
+def test_binary_answers(server):
+    document = {"inputs": [TENSOR], "parameters": {"binary_data_output": True}}
     plain = outputs_of(server.ask("POST", INFER, {"inputs": [TENSOR]}))
     answer = server.ask("POST", INFER, document)
-    assert answer.headers["Content-Type"] == (
-        "application/octet-stream" if binary else "application/json"
-    )
+    assert answer.headers["Content-Type"] == "application/octet-stream"
     for name, array in outputs_of(answer).items():
         np.testing.assert_array_equal(array, plain[name])
     # An output's own word counts more than the request's.
-    document["outputs"] = [
-        {"name": "logits", "parameters": {"binary_data": not binary}},
-        {"name": "probabilities"},
-    ]
+    logits = {"name": "logits", "parameters": {"binary_data": False}}
+    document["outputs"] = [logits, {"name": "probabilities"}]
     answer = server.ask("POST", INFER, document)
-    length = answer.headers["Inference-Header-Content-Length"]
-    tensors = json.loads(answer.body[: int(length)])["outputs"]
-    assert ["data" in tensor for tensor in tensors] == [binary, not binary]
+    length = int(answer.headers["Inference-Header-Content-Length"])
+    tensors = json.loads(answer.body[:length])["outputs"]
+    assert ["data" in tensor for tensor in tensors] == [True, False]
     for name, array in outputs_of(answer).items():
         np.testing.assert_array_equal(array, plain[name])
 
@@ -193,19 +146,13 @@ def test_images_as_bytes(server, tensor, tail):
         outputs = outputs_of(answer)
         assert outputs["classes"].tolist() == [["dog", "cat"], ["cat", "dog"]]
         assert outputs["indices"].tolist() == [[1, 0], [0, 1]]
-    text = server.ask("POST", INFER, {"inputs": [{**tensor, "data": ["1", "3"], "parameters": {}}]})
-    assert text.json["outputs"][0]["datatype"] == "BYTES"
 
 
 def test_several_binary_inputs_in_their_order(server):
     inputs = [
         {"name": "flag", "datatype": "BOOL", "shape": [2], "parameters": {"binary_data_size": 2}},
-        {
-            "name": "number",
-            "datatype": "INT64",
-            "shape": [2],
-            "parameters": {"binary_data_size": 16},
-        },
+        {"name": "number", "datatype": "INT64", "shape": [2]}
+        | {"parameters": {"binary_data_size": 16}},
     ]
     answer = ask_binary(server, {"inputs": inputs}, b"\1\0", struct.pack("<qq", 5, -1))
     twice = next(one for one in answer.json["outputs"] if one["name"] == "twice")
@@ -216,43 +163,20 @@ def test_several_binary_inputs_in_their_order(server):
 
 REFUSED = [
     ({"inputs": []}, "`inputs`: .*at least 1 item"),
-    ({}, "`inputs`: Field required"),
-    ({"inputs": [7]}, "`inputs.0`: .*the number 7"),
     ({"inputs": [TENSOR, TENSOR]}, "a `name` of its own"),
-    (
-        {"inputs": [TENSOR | {"name": "nope"}]},
-        r'serving_default: images to .*Received: inputs the text "nope"',
-    ),
+    ({"inputs": [TENSOR | {"name": "nope"}]}, 'images to .*Received: inputs the text "nope"'),
     ({"inputs": [TENSOR], "outputs": [{"name": "nope"}]}, "nope"),
-    (
-        {"inputs": [TENSOR], "outputs": [{"name": "features"}, {"name": "logits"}]},
-        "those of one signature",
-    ),
-    ({"inputs": [TENSOR], "outputs": {"name": "logits"}}, "`outputs`: .*valid list"),
+    ({"inputs": [TENSOR], "outputs": [{"name": "features"}, {"name": "logits"}]}, "one signature"),
     ({"inputs": [TENSOR], "parameters": {"signature_name": "pair"}}, "number and flag"),
-    (
-        {"inputs": [TENSOR], "parameters": {"signature_name": 7}},
-        "`parameters.signature_name`: .*the number 7",
-    ),
-    ({"inputs": [TENSOR], "parameters": 7}, "`parameters`: "),
-    (
-        {"inputs": [TENSOR], "parameters": {"binary_data_output": 1}},
-        "data_output`: .*boolean",
-    ),
-    ({"inputs": [TENSOR], "id": 7}, "`id`: "),
+    ({"inputs": [TENSOR], "parameters": {"signature_name": 7}}, "signature_name`: .*the number 7"),
     ({"inputs": [TENSOR | {"datatype": "FP8"}]}, "`inputs.0.datatype`: .*FP8"),
-    ({"inputs": [TENSOR | {"datatype": None}]}, "`inputs.0.datatype`: .*null"),
     ({"inputs": [TENSOR | {"datatype": "BYTES", "data": ["a"] * 8}]}, "must hold float32"),
-    ({"inputs": [TENSOR | {"datatype": "BOOL", "data": [True] * 8}]}, "must hold float32"),
     ({"inputs": [TENSOR | {"datatype": "INT32", "data": [0.5] * 8}]}, "whole numbers"),
     ({"inputs": [TENSOR | {"shape": [2, 4]}]}, "must have 4 numbers"),
     ({"inputs": [TENSOR | {"shape": [2, 2, 2, 2]}]}, "must have 16 values"),
-    ({"inputs": [TENSOR | {"shape": [2, 2, -2, -1]}]}, "`inputs.0.shape.2`: "),
     ({"inputs": [TENSOR | {"shape": [2**31 - 1] * 4}]}, "values"),
     ({"inputs": [TENSOR | {"shape": [10**30, 2, 2, 1]}]}, "`inputs.0.shape.0`: "),
-    ({"inputs": [TENSOR | {"shape": [True, 2, 2, 1]}]}, "`inputs.0.shape.0`: "),
     ({"inputs": [TENSOR | {"data": [1, [2]] * 4}]}, "not both"),
-    ({"inputs": [TENSOR | {"data": "AAAA"}]}, "`inputs.0.data`: .*valid list"),
     ({"inputs": [TENSOR | {"data": [1e39] * 8}]}, "fit float32"),
     ({"inputs": [TENSOR | {"parameters": {"binary_data_size": 32}}]}, "bytes left after the JSON"),
     ({"inputs": [{key: TENSOR[key] for key in ("name", "datatype", "shape")}]}, "either `data` or"),
@@ -268,39 +192,28 @@ def test_what_does_not_fit_is_refused_with_its_reason(server, body, message):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "tail", "message"),
+    ("datatype", "size", "tail", "message"),
     [
-        ({"parameters": {"binary_data_size": 31}}, bytes(31), "must have 32 bytes"),
-        ({"parameters": {"binary_data_size": 32}}, bytes(31), "31 bytes left"),
-        ({"parameters": {"binary_data_size": 32}}, bytes(33), "holds 1 bytes"),
-        ({"parameters": {"binary_data_size": -1}}, bytes(32), "binary_data_size"),
-        ({"parameters": {"binary_data_size": True}}, bytes(32), "binary_data_size"),
-        ({"parameters": {"binary_data_size": 8}, "datatype": "BOOL"}, b"\2" * 8, "0 and 1"),
-        (
-            {"parameters": {"binary_data_size": 8}, "datatype": "BYTES"},
-            b"\xff" * 8,
-            "first 0 hold 0 elements",
-        ),
-        (
-            {"parameters": {"binary_data_size": 36}, "datatype": "BYTES"},
-            bytes(36),
-            "first 32 hold 8 elements",
-        ),
-        ({"parameters": {"binary_data_size": 2}, "datatype": "BYTES"}, bytes(2), "hold 0 elements"),
+        ("FP32", 31, bytes(31), "must have 32 bytes"),
+        ("FP32", 32, bytes(31), "31 bytes left"),
+        ("FP32", 32, bytes(33), "holds 1 bytes"),
+        ("FP32", -1, bytes(32), "binary_data_size"),
+        ("BOOL", 8, b"\2" * 8, "0 and 1"),
+        ("BYTES", 8, b"\xff" * 8, "first 0 hold 0 elements"),
+        ("BYTES", 36, bytes(36), "first 32 hold 8 elements"),
     ],
 )
-def test_bytes_that_do_not_fit_are_refused(server, tensor, tail, message):
-    answer = ask_binary(server, {}, tail, **tensor)
+def test_bytes_that_do_not_fit_are_refused(server, datatype, size, tail, message):
+    parameters = {"binary_data_size": size}
+    answer = ask_binary(server, {}, tail, datatype=datatype, parameters=parameters)
     assert answer.status == 400
     assert message in answer.json["error"]
 
 
-@pytest.mark.parametrize("length", ["-1", "x", "1" * 30, "100000", "²"])
+@pytest.mark.parametrize("length", ["-1", "x", "1" * 30, "100000", "\xb2"])
 def test_a_length_of_the_json_that_is_none(server, length):
-    answer = server.ask(
-        "POST", INFER, {"inputs": [TENSOR]}, {"Inference-Header-Content-Length": length}
-    )
-    assert answer.status == 400
+    headers = {"Inference-Header-Content-Length": length}
+    assert server.ask("POST", INFER, {"inputs": [TENSOR]}, headers).status == 400
 
 
 def test_metadata_and_health(server):
@@ -324,10 +237,14 @@ def test_metadata_and_health(server):
         assert server.ask("POST", f"/v2/models/{path}/infer", {"inputs": [TENSOR]}).status == status
 
 
-def test_not_ready_while_a_model_is_missing(server):
-    server.repository.is_ready = False
-    try:
+def test_health_when_nothing_is_ready_or_a_batch_does_not_end():
+    with fakes.in_process() as server:
+        server.repository.is_ready = False
         assert server.ask("GET", "/v2/health/ready").status == 503
         assert server.ask("GET", "/v2/health/live").status == 200
-    finally:
-        server.repository.is_ready = True
+        server.servable.busy_seconds = 119.0
+        assert server.ask("GET", "/v2/health/live").status == 200
+        server.servable.busy_seconds = 121.0
+        answer = server.ask("GET", "/v2/health/live")
+        assert answer.status == 503
+        assert answer.json["error"].startswith("Version 7 of toy has computed one batch for more")

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import logging
-import os
 import random
 import shutil
 import threading
@@ -45,8 +43,6 @@ class Loaded:
     async def close(self):
         await asyncio.sleep(0)
         self.closed += 1
-        if self.name == "stubborn":
-            raise RuntimeError("no")
 
 
 class Loader:
@@ -142,36 +138,9 @@ async def test_what_is_a_model(tmp_path):
     (tmp_path / "gone").symlink_to("nowhere")
     async with serving(tmp_path, Loader(), versions=None) as repository:
         assert repository.names() == ["one", "two"]
-        assert repository.status("one") == [
-            VersionStatus(1, "AVAILABLE"),
-            VersionStatus(12, "AVAILABLE"),
-        ]
-        assert repository.status("two") == [VersionStatus(3, "AVAILABLE")]
+        assert states(repository, "one") == {1: "AVAILABLE", 12: "AVAILABLE"}
+        assert states(repository, "two") == {3: "AVAILABLE"}
         assert repository.ready()
-
-
-@pytest.mark.parametrize("directory", [".", "../digits", "link"])
-async def test_a_directory_that_is_one_model(tmp_path, monkeypatch, directory):
-    export(tmp_path / "digits", 1)
-    monkeypatch.chdir(tmp_path / "digits")
-    (tmp_path / "digits" / "link").symlink_to(tmp_path / "digits")
-    async with serving(Path(directory), Loader()) as repository:
-        assert repository.names() == ["link" if directory == "link" else "digits"]
-        assert leased(repository, repository.names()[0]) == 1
-
-
-@pytest.mark.parametrize(
-    ("versions", "served"), [(1, [10]), (2, [9, 10]), (3, [2, 9, 10]), (None, [2, 9, 10])]
-)
-async def test_the_highest_versions_are_served(tmp_path, versions, served):
-    for version in (2, 9, 10):
-        export(tmp_path / "model", version)
-    loader = Loader()
-    async with serving(tmp_path, loader, versions=versions) as repository:
-        assert states(repository, "model") == dict.fromkeys(served, "AVAILABLE")
-        assert leased(repository, "model") == 10
-        assert [leased(repository, "model", version) for version in served] == served
-        assert len(loader.attempts) == len(served)
 
 
 def set_policy(model: Path, choice=None, **labels) -> None:
@@ -184,23 +153,28 @@ def set_policy(model: Path, choice=None, **labels) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "served"),
+    ("versions", "choice", "served"),
     [
-        ({"specific": {"versions": [2, 3]}}, [2, 3]),
-        ({"specific": {"versions": [1, 9]}}, [1]),
-        ({"latest": {"num_versions": 3}}, [2, 3, 4]),
-        ({"latest": {}}, [4]),
-        ({"all": {}}, [1, 2, 3, 4]),
-        (None, [3, 4]),
+        (1, None, [10]),
+        (2, None, [9, 10]),
+        (None, None, [1, 2, 9, 10]),
+        (2, {"specific": {"versions": [2, 9]}}, [2, 9]),
+        (2, {"latest": {"num_versions": 3}}, [2, 9, 10]),
+        (2, {"all": {}}, [1, 2, 9, 10]),
     ],
 )
-async def test_a_policy_chooses_the_versions(tmp_path, choice, served):
-    for version in (1, 2, 3, 4):
+async def test_the_highest_versions_are_served_or_those_of_a_policy(
+    tmp_path, versions, choice, served
+):
+    for version in (1, 2, 9, 10):
         export(tmp_path / "model", version)
     set_policy(tmp_path / "model", choice)
-    async with serving(tmp_path, Loader(), versions=2) as repository:
+    loader = Loader()
+    async with serving(tmp_path, loader, versions=versions) as repository:
         assert states(repository, "model") == dict.fromkeys(served, "AVAILABLE")
         assert leased(repository, "model") == served[-1]
+        assert [leased(repository, "model", version) for version in served] == served
+        assert len(loader.attempts) == len(served)
 
 
 async def test_a_policy_rolls_back_without_a_gap(tmp_path, polled):
@@ -223,8 +197,6 @@ async def test_a_policy_rolls_back_without_a_gap(tmp_path, polled):
         assert 3 not in states(repository, "model")
         with pytest.raises(NotFound, match=r"labels \['stable'\].* Received: 'canary'"):
             repository.labelled("model", "canary")
-        with pytest.raises(NotFound, match="Unknown model"):
-            repository.labelled("other", "stable")
         (model / "version_policy.json").unlink()
         await until(lambda: leased(repository, "model") == 3)
 
@@ -233,17 +205,13 @@ async def test_a_policy_rolls_back_without_a_gap(tmp_path, polled):
     "text",
     [
         "{",
-        "[]",
-        '{"model_version_policy": {}}',
         '{"model_version_policy": {"latest": {}, "all": {}}}',
         '{"model_version_policy": {"latest": {"num_versions": 0}}}',
-        '{"model_version_policy": {"specific": {"versions": []}}}',
         '{"model_version_policy": {"specific": {"versions": [7]}}}',
         '{"version_label": {"stable": 1}}',
-        '{"version_labels": {"stable": "one"}}',
     ],
 )
-async def test_a_policy_that_cannot_be_followed_changes_nothing(tmp_path, polled, caplog, text):
+async def test_a_policy_that_cannot_be_followed_changes_nothing(tmp_path, polled, text):
     model = tmp_path / "model"
     for version in (1, 2):
         export(model, version)
@@ -253,36 +221,11 @@ async def test_a_policy_that_cannot_be_followed_changes_nothing(tmp_path, polled
         (model / ".new").rename(model / "version_policy.json")
         await polled()
         export(model, 3)
-        for _ in range(3):
-            await polled()
+        await polled()
         assert states(repository, "model") == {1: "AVAILABLE"}
         assert repository.labelled("model", "stable") == 1
-        told = [record for record in caplog.records if "version_policy.json" in record.message]
-        assert 1 <= len(told) <= 2  # with the versions that there are, and again with the third
         set_policy(model, {"specific": {"versions": [2]}})
         await until(lambda: leased(repository, "model") == 2)
-
-
-async def test_a_model_that_comes_with_a_wrong_policy_is_not_served(tmp_path):
-    export(tmp_path / "model", 1)
-    set_policy(tmp_path / "model", {"specific": {"versions": [7]}})
-    async with serving(tmp_path, Loader()) as repository:
-        [status] = repository.status("model")
-        assert (status.state, status.error_code) == ("END", "FAILED_PRECONDITION")
-        assert "version_policy.json cannot be followed" in status.error_message
-        set_policy(tmp_path / "model", {"specific": {"versions": [1]}})
-        await until(lambda: states(repository, "model") == {1: "AVAILABLE"})
-
-
-async def test_a_pinned_version_whose_folder_goes_is_not_replaced(tmp_path, polled):
-    for version in (1, 2):
-        export(tmp_path / "model", version)
-    set_policy(tmp_path / "model", {"specific": {"versions": [1]}})
-    async with serving(tmp_path, Loader()) as repository:
-        shutil.rmtree(tmp_path / "model" / "1")
-        for _ in range(3):
-            await polled()
-        assert leased(repository, "model") == 1
 
 
 async def test_a_new_version_takes_over_without_a_gap(tmp_path):
@@ -307,35 +250,18 @@ async def test_a_new_version_takes_over_without_a_gap(tmp_path):
             assert not old.closed
         await until(lambda: states(repository, "model") == {1: "END", 2: "AVAILABLE"})
         assert old.closed == 1
-        assert repository.status("model")[0] == VersionStatus(1, "END", "OK", "")
+
+
+INTERNAL = "Loading it failed ({}); the server's log says more."
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (
-            LoadError("It was exported by a newer one."),
-            ("INVALID_ARGUMENT", "It was exported by a newer one."),
-        ),
+        (LoadError("It is of a newer one."), ("INVALID_ARGUMENT", "It is of a newer one.")),
         (MemoryError("/secret"), ("RESOURCE_EXHAUSTED", "There was not enough memory to load it.")),
-        (
-            ValueError("/secret/1"),
-            ("INTERNAL", "Loading it failed (ValueError); the server's log says more."),
-        ),
-        *(
-            (
-                error("/secret"),
-                ("INTERNAL", f"Loading it failed ({error.__name__}); the server's log says more."),
-            )
-            for error in (
-                OSError,
-                StopIteration,
-                SystemExit,
-                KeyboardInterrupt,
-                RecursionError,
-                asyncio.CancelledError,
-            )
-        ),
+        (OSError("/secret"), ("INTERNAL", INTERNAL.format("OSError"))),
+        (SystemExit("/secret"), ("INTERNAL", INTERNAL.format("SystemExit"))),
     ],
 )
 async def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, status):
@@ -354,73 +280,13 @@ async def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, stat
             repository.lease("model", 2)
         await polled()
         assert loader.attempts.count(("model", 2)) == 1
-
+        # It is tried again when any of its files changes.
+        (broken / "variables" / "more").write_text("")
+        await polled()
+        assert loader.attempts.count(("model", 2)) >= 2
         (broken / "saved_model.pb").write_text("good")
         await until(lambda: states(repository, "model") == {1: "END", 2: "AVAILABLE"})
         assert leased(repository, "model") == 2
-
-
-@pytest.mark.parametrize("versions", [1, 2])
-async def test_a_broken_version_is_passed_over_at_the_start(tmp_path, versions):
-    for version in (1, 2, 3):
-        export(tmp_path / "model", version, BROKEN if version == 3 else "good")
-    async with serving(tmp_path, Loader(), versions=versions) as repository:
-        served = [2] if versions == 1 else [1, 2]
-        assert states(repository, "model") == dict.fromkeys(served, "AVAILABLE") | {3: "END"}
-        assert repository.ready()
-
-
-async def test_a_broken_or_a_new_model_leaves_the_server_ready(tmp_path, polled):
-    export(tmp_path / "good", 1)
-    export(tmp_path / "broken", 1, BROKEN)
-    loader = Loader()
-    async with serving(tmp_path, loader) as repository:
-        assert repository.ready()
-        assert states(repository, "broken") == {1: "END"}
-        loader.open.clear()
-        export(tmp_path / "new", 1)
-        await until(lambda: ("new", 1) in loader.attempts)
-        assert repository.ready()
-        assert leased(repository, "good") == 1
-        loader.open.set()
-        await until(lambda: states(repository, "new") == {1: "AVAILABLE"})
-        shutil.rmtree(tmp_path / "good")
-        shutil.rmtree(tmp_path / "new")
-        await until(lambda: repository.names() == ["broken"])
-        assert not repository.ready()  # nothing is left that serves
-
-
-CHANGES = {
-    "a new file": lambda path: (path / "variables" / "more").write_text(""),
-    "a file gone": lambda path: (path / "variables" / "variables.index").unlink(),
-    "a name": lambda path: (path / "variables" / "variables.index").rename(
-        path / "variables" / "other"
-    ),
-    "a size": lambda path: (path / "variables" / "variables.index").write_text(
-        "longer than it was"
-    ),
-    "a time": lambda path: os.utime(path / "variables" / "variables.index", (1, 1)),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-async def test_a_failed_version_is_tried_again_when_it_changed(tmp_path, polled, change):
-    path = export(tmp_path / "model", 1, BROKEN)
-    (path / "link").symlink_to("nowhere")  # of which there is no size
-    loader = Loader()
-    async with serving(tmp_path, loader) as repository:
-        assert states(repository, "model") == {1: "END"}
-        assert not repository.ready()
-        with pytest.raises(Unavailable, match="its status says why"):
-            repository.lease("model")
-        await polled()
-        assert len(loader.attempts) == 1
-        CHANGES[change](path)
-        await polled()
-        assert len(loader.attempts) > 1
-        tried = len(loader.attempts)
-        await polled()
-        assert len(loader.attempts) == tried
 
 
 async def test_what_vanishes_is_drained(tmp_path):
@@ -437,22 +303,16 @@ async def test_what_vanishes_is_drained(tmp_path):
             await until(lambda: repository.names() == ["one"])
             with pytest.raises(NotFound, match=r"Available: one. Received: 'two'"):
                 repository.lease("two")
-            assert states(repository, "two") == {1: "UNLOADING"}
             assert repository.ready()
             assert not servable.closed
         await until(lambda: servable.closed)
-
         directory.rename(tmp_path / "away")
         await until(lambda: all(loaded.closed for loaded in loader.loaded))
         assert repository.names() == []
         assert not repository.ready()
-        with pytest.raises(NotFound, match="There is none now"):
-            repository.lease("one")
         (tmp_path / "away").rename(directory)
         await until(repository.ready)
         assert leased(repository, "one") == 1
-        with pytest.raises(NotFound):
-            repository.status("two")
 
 
 async def test_the_last_version_stays_while_nothing_takes_its_place(tmp_path, polled):
@@ -471,158 +331,37 @@ async def test_the_last_version_stays_while_nothing_takes_its_place(tmp_path, po
         await until(lambda: states(repository, "model") == {2: "AVAILABLE"})
 
 
-@pytest.mark.parametrize("broken", ["models", "models/model"])
-async def test_an_error_of_the_file_system_changes_nothing(tmp_path, polled, caplog, broken):
-    export(tmp_path / "disk" / "models" / "model", 1)
-    export(tmp_path / "disk" / "models" / "other", 1)
-    link = tmp_path / broken
-    if link.name == "model":
-        (tmp_path / "models").mkdir()
-    link.symlink_to(tmp_path / "disk" / broken)
-
-    def point(target: object) -> None:
-        (tmp_path / "new").symlink_to(target)
-        (tmp_path / "new").replace(link)
-
-    caplog.set_level(logging.WARNING, "keras_preact.serving")
-    loader = Loader()
-    async with serving(tmp_path / "models", loader) as repository:
-        assert leased(repository, "model") == 1
-        point(link)  # to itself: OSError, too many levels of symbolic links
-        for _ in range(3):
-            await polled()
-        assert leased(repository, "model") == 1
-        assert "model" in repository.names()
-        assert repository.ready()
-        assert (
-            len([record for record in caplog.records if "could not be read" in record.message]) == 1
-        )
-        if link.name == "model":
-            export(tmp_path / "models" / "third", 1)
-            await until(lambda: "third" in repository.names())
-        point(tmp_path / "disk" / broken)
-        export(tmp_path / "disk" / "models" / "model", 2)
-        await until(lambda: leased(repository, "model") == 2)
-
-
-async def test_no_directory_yet(tmp_path):
-    async with serving(tmp_path / "models", Loader()) as repository:
-        assert repository.names() == []
-        assert not repository.ready()
-        export(tmp_path / "models" / "model", 1)
-        await until(repository.ready)
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "error", "message"),
-    [
-        (
-            "digit",
-            None,
-            NotFound,
-            "Did you mean 'digits'? Available: cifar, digits. Received: 'digit'",
-        ),
-        ("", None, NotFound, "Available: cifar, digits. Received: ''"),
-        ("digits", 2, NotFound, "'digits' is served in the versions [3]. Received: version 2"),
-        ("digits", 0, NotFound, "'digits' is served in the versions [3]. Received: version 0"),
-        ("cifar", None, Unavailable, "'cifar' is not available; its status says why."),
-        ("cifar", 1, Unavailable, "'cifar' is not available; its status says why."),
-        ("cifar", 2, NotFound, "'cifar' is served in the versions []. Received: version 2"),
-    ],
-)
-async def test_what_cannot_be_lent(tmp_path, name, version, error, message):
-    export(tmp_path / "digits", 2)
-    export(tmp_path / "digits", 3)
-    export(tmp_path / "cifar", 1, BROKEN)
-    async with serving(tmp_path, Loader()) as repository:
-        with pytest.raises(error) as raised, repository.lease(name, version):
-            pass
-        assert raised.value.message.endswith(message)
-
-
 async def test_stop_leaves_what_is_in_use_to_its_last_lease(tmp_path):
     export(tmp_path / "model", 1)
-    export(tmp_path / "other", 1)
     loader = Loader()
-    async with serving(tmp_path, loader) as repository:
-        pass
-    assert [loaded.closed for loaded in loader.loaded] == [1, 1]
     repository = Repository(Settings(tmp_path, drain_seconds=0.01), loader)
-    await repository.stop()  # before it started
     await repository.start()
     with repository.lease("model") as servable:
         await repository.stop()
         assert not servable.closed
         with pytest.raises(Unavailable, match="stopping"):
             repository.lease("model")
-        with pytest.raises(Unavailable, match="stopping"):
-            repository.lease("other", 1)
     await until(lambda: servable.closed)
-    await repository.stop()
-    assert [loaded.closed for loaded in loader.loaded] == [1, 1, 1, 1]
+    assert [loaded.closed for loaded in loader.loaded] == [1]
 
 
-@pytest.mark.parametrize("drain_seconds", [0.01, 60.0])
-async def test_stop_while_a_version_is_being_loaded(tmp_path, drain_seconds):
+async def test_stop_while_a_version_is_being_loaded(tmp_path):
     for name in ("first", "second"):
         export(tmp_path / name, 1)
     loader = Loader()
     loader.open.clear()
-    repository = Repository(Settings(tmp_path, drain_seconds=drain_seconds), loader)
+    repository = Repository(Settings(tmp_path), loader)
     starting = asyncio.create_task(repository.start())
     await until(lambda: loader.attempts)
-    assert [states(repository, name) for name in ("first", "second")] == [
-        {1: "LOADING"},
-        {1: "START"},
-    ]
+    assert states(repository, "first") == {1: "LOADING"}
+    assert states(repository, "second") == {1: "START"}
     assert not repository.ready()
-    with pytest.raises(Unavailable, match="'second' is being loaded"):
-        repository.lease("second")
     starting.cancel()
     stopping = asyncio.create_task(repository.stop())
-    if drain_seconds < 1:
-        await stopping
     loader.open.set()
     await stopping
     await until(lambda: loader.loaded and loader.loaded[0].closed)
     assert loader.attempts == [("first", 1)]
-
-
-async def test_a_lease_that_lasts_is_logged_and_closing_may_fail(tmp_path, caplog):
-    export(tmp_path / "stubborn", 1)
-
-    def messages() -> str:
-        return "\n".join(record.message for record in caplog.records)
-
-    caplog.set_level(logging.INFO, "keras_preact.serving")
-    async with serving(tmp_path, Loader(), drain_seconds=0.01) as repository:
-        with repository.lease("stubborn") as servable:
-            export(tmp_path / "stubborn", 2)
-            await until(lambda: "stubborn version 1 is still in use" in messages())
-            assert not servable.closed
-        await until(lambda: states(repository, "stubborn") == {1: "END", 2: "AVAILABLE"})
-        assert "stubborn version 1 could not be closed properly" in messages()
-    records = [record for record in caplog.records if record.message.startswith("loaded ")]
-    assert [(record.model, record.version) for record in records] == [
-        ("stubborn", 1),
-        ("stubborn", 2),
-    ]
-
-
-async def test_an_exception_in_a_pass_does_not_end_the_polling(tmp_path, caplog, monkeypatch):
-    export(tmp_path / "model", 1)
-    scan, failed = _scan.files, []
-
-    def files(folder):
-        if not failed:
-            failed.append(folder)
-            raise RuntimeError("what nobody foresaw")
-        return scan(folder)
-
-    monkeypatch.setattr(_scan, "files", files)
-    async with serving(tmp_path, Loader()) as repository:
-        await until(lambda: states(repository, "model") == {1: "AVAILABLE"})
-    assert "what nobody foresaw" in caplog.text
 
 
 class World:
@@ -648,9 +387,8 @@ class World:
         self.versions[number] = content
 
     def repair(self) -> None:
-        for number in [number for number, content in self.versions.items() if content == BROKEN][
-            :1
-        ]:
+        broken = [number for number, content in self.versions.items() if content == BROKEN]
+        for number in broken[:1]:
             (self.model / str(number) / "saved_model.pb").write_text("good")
             self.versions[number] = "good"
 
@@ -668,22 +406,14 @@ class World:
         {"repair": self.repair, "remove": self.remove}.get(kind, lambda: self.add(kind))()
 
 
-@pytest.mark.parametrize("versions", [1, 2, None])
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 9))]
-)
+@pytest.mark.parametrize(("seed", "versions"), [(0, 1), (1, 2), (2, None)])
 async def test_leases_while_versions_come_and_go(tmp_path, polled, seed, versions):
     world = World(tmp_path / "models" / "model", seed)
-    leases = []
 
     async def client(repository: Repository, number: int) -> None:
         choice = random.Random(f"{seed} {number}")
         while world.versions:
-            available = [
-                version
-                for version, state in states(repository, "model").items()
-                if state == "AVAILABLE"
-            ]
+            available = repository.available("model")
             wanted = choice.choice([None, None, *available])
             # Never refused: there is an available version at every moment
             with repository.lease("model", wanted) as servable:
@@ -692,7 +422,6 @@ async def test_leases_while_versions_come_and_go(tmp_path, polled, seed, version
                     assert not servable.closed
                     await asyncio.sleep(0)
                 assert not servable.closed
-            leases.append(servable.version)
             await asyncio.sleep(0)
 
     loader = Loader()
@@ -711,47 +440,45 @@ async def test_leases_while_versions_come_and_go(tmp_path, polled, seed, version
 
         good = sorted(number for number, content in world.versions.items() if content == "good")
         served = good if versions is None else good[-versions:]
-        await until(
-            lambda: (
-                [
-                    number
-                    for number, state in states(repository, "model").items()
-                    if state == "AVAILABLE"
-                ]
-                == served
-            )
-        )
+        await until(lambda: repository.available("model") == served)
         await until(lambda: sum(not loaded.closed for loaded in loader.loaded) == len(served))
         world.versions = {}
         await asyncio.gather(*clients)
     assert loader.most_running == 1
-    assert len(loader.loaded) > 20
-    assert len(loader.attempts) > len(loader.loaded)
-    assert len(leases) > 2000
-    assert len(set(leases)) > 10
 
 
 def test_a_look_never_misses_both_the_old_version_and_the_new(tmp_path):
     for version in (1, 2):
         export(tmp_path / "model", version)
-    done = threading.Event()
 
     def replace():
-        for version in range(2, 3000):
+        for version in range(2, 1000):
             (tmp_path / "model" / str(version)).rename(tmp_path / "model" / str(version + 1))
-            if version % 2:
-                (tmp_path / "model" / "1").rename(tmp_path / "model" / ".away")
-                (tmp_path / "model" / ".away").rename(tmp_path / "model" / "1")
-        done.set()
 
     thread = threading.Thread(target=replace)
     thread.start()
-    looks = 0
-    while not done.is_set():
-        with contextlib.suppress(
-            OSError
-        ):  # it changed whenever it was read: nothing is concluded from that
+    (tmp_path / "model" / "1").rename(tmp_path / "gone")
+    while thread.is_alive():
+        # If it changed whenever it was read, nothing is concluded from that.
+        with contextlib.suppress(OSError):
             assert _scan.versions(tmp_path / "model")
-        looks += 1
     thread.join()
-    assert looks > 100
+
+
+async def test_an_error_of_the_file_system_changes_nothing(tmp_path, polled):
+    export(tmp_path / "disk" / "model", 1)
+    link = tmp_path / "models"
+    link.symlink_to(tmp_path / "disk")
+
+    def point(target: Path) -> None:
+        (tmp_path / "new").symlink_to(target)
+        (tmp_path / "new").replace(link)
+
+    async with serving(link, Loader()) as repository:
+        point(link)  # to itself: OSError, too many levels of symbolic links
+        await polled()
+        assert leased(repository, "model") == 1
+        assert repository.ready()
+        point(tmp_path / "disk")
+        export(tmp_path / "disk" / "model", 2)
+        await until(lambda: leased(repository, "model") == 2)

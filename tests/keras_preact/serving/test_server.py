@@ -1,8 +1,9 @@
 """Connections and limits, over sockets: what is too slow, too much or not HTTP ends, and
-the server goes on. A server that stops finishes its requests.
+the server continues. A server that stops finishes its requests.
+
+No good request is under a short limit: a busy machine may pause for a second.
 """
 
-import asyncio
 import concurrent.futures
 import contextlib
 import json
@@ -13,24 +14,26 @@ import threading
 import pytest
 
 from keras_preact.serving import gate
-from keras_preact.serving.server import MAX_HEAD_BYTES, _Joining
+from keras_preact.serving.server import MAX_HEAD_BYTES
 from tests.keras_preact.serving import fakes
 from tests.keras_preact.serving.server_process import wait_for
 
 PREDICT = "/v1/models/toy:predict"
 BODY = json.dumps({"instances": [[[[1.0], [2.0]], [[3.0], [4.0]]]]}).encode()
 POST = f"POST {PREDICT} HTTP/1.1\r\nHost: localhost\r\n".encode()
+GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    """Do not take in the rest of a refused request for long."""
+    """Do not wait long for the rest of a refused request."""
     monkeypatch.setattr(gate, "LINGER_SECONDS", 0.4)
 
 
 @pytest.fixture(scope="module")
 def usual():
-    """A server with the default limits, which no test may hurt."""
+    """A server with generous limits on time, which no test may hurt."""
     with fakes.serving() as server:
         yield server
 
@@ -50,23 +53,26 @@ def received(connection):
     return data
 
 
-def exchange(server, *parts):
+def exchange(server, request):
     """Send bytes, and return the status and the JSON of the answer, after which the
     server closes the connection.
     """
     with connected(server) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for part in parts:
-                connection.sendall(part)
+            connection.sendall(request)
         head, _, body = received(connection).partition(b"\r\n\r\n")
     assert b"connection: close" in head.lower(), head
     return int(head.split()[1]), json.loads(body)
 
 
-def still_serves(server):
-    assert server.ask("POST", PREDICT, BODY).status == 200
+def wait_until_idle(server):
     wait_for(lambda: not server.repository.leases)
     wait_for(lambda: server.app.state.admission.requests == server.app.state.admission.bytes == 0)
+
+
+def still_serves(server):
+    assert server.ask("POST", PREDICT, BODY).status == 200
+    wait_until_idle(server)
 
 
 @contextlib.contextmanager
@@ -85,53 +91,62 @@ def held(server, number=1):
             server.servable.hold.set()
 
 
-@pytest.mark.parametrize("sent", [b"", POST, POST + b"X-", b"GET"])
-def test_headers_that_do_not_come_end(sent):
-    with fakes.serving(header_seconds=0.2) as server, connected(server) as connection:
-        connection.sendall(sent)
-        assert received(connection) == b""
-        still_serves(server)
-
-
-@pytest.mark.parametrize("first", [b"", b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-@pytest.mark.parametrize("drop", [b"a", b"\r\n"])
-def test_headers_that_come_in_drops_end(first, drop):
-    """Each drop comes well within the time; all of them together do not."""
-    with fakes.serving(header_seconds=0.5) as server, connected(server) as connection:
-        connection.sendall(first + (b"GET / HTTP/1.1\r\nX: " if drop == b"a" else b""))
+@pytest.mark.parametrize(
+    ("start", "drop"),
+    [(b"", b""), (POST + b"X-", b""), (b"GET / HTTP/1.1\r\nX: ", b"a"), (b"", b"\r\n")],
+)
+def test_headers_that_do_not_come_end_the_connection(start, drop):
+    """Nor do drops help, of which each comes well within the time."""
+    with fakes.serving(header_seconds=0.3) as server, connected(server) as connection:
+        connection.sendall(start)
         stop = threading.Event()
 
         def drip():
             with contextlib.suppress(OSError):
-                while not stop.wait(0.02):
+                while drop and not stop.wait(0.02):
                     connection.sendall(drop)
 
         thread = threading.Thread(target=drip)
         thread.start()
         try:
-            assert received(connection).count(b"HTTP/1.1") == (1 if first else 0)
+            assert received(connection) == b""
         finally:
             stop.set()
             thread.join(60)
-        still_serves(server)
 
 
-@pytest.mark.parametrize("lines", [[b"X: " + b"a" * 10**6], [b"X%d: a" % i for i in range(20_000)]])
-def test_headers_without_end(usual, lines):
-    start = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"
-    status, answer = exchange(usual, start, *(line + b"\r\n" for line in lines))
+@pytest.mark.parametrize("framing", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
+def test_a_body_that_does_not_come_ends(framing):
+    with fakes.serving(body_seconds=0.2) as server:
+        part = b'{"instances": [' if framing.startswith(b"Content") else b'3\r\n{"i\r\n'
+        status, answer = exchange(server, POST + framing + b"\r\n\r\n" + part)
+        assert (status, "0.2 seconds" in answer["error"]) == (408, True)
+        wait_until_idle(server)
+
+
+def test_an_answer_that_takes_too_long():
+    with fakes.serving(deadline_seconds=0.2) as server:
+        server.servable.hold = threading.Event()
+        late = server.ask("POST", PREDICT, BODY)
+        assert (late.status, "0.2 seconds" in late.json["error"]) == (503, True)
+        assert int(late.headers["Retry-After"]) >= 1
+        assert server.servable.cancelled.wait(60)
+        wait_until_idle(server)
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 10**6,
+        b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 50_000,
+        CHUNKED + b"0\r\n" + b"X: a\r\n" * 50_000,  # trailers
+        CHUNKED + (b"1;" + b"x" * 1000 + b"\r\na\r\n") * 5000,  # extensions of chunks
+    ],
+)
+def test_headers_without_end(usual, flood):
+    status, answer = exchange(usual, flood)
     assert (status, str(MAX_HEAD_BYTES) in answer["error"]) == (431, True)
     assert usual.ask("GET", "/v2", headers={"X": "a" * (MAX_HEAD_BYTES // 2)}).status == 200
-    still_serves(usual)
-
-
-@pytest.mark.parametrize("flood", [b"X: a\r\n", b"1;" + b"x" * 1000 + b"\r\na\r\n"])
-def test_the_framing_of_a_body_is_limited(usual, flood):
-    """Trailers, and extensions of chunks: neither is body."""
-    end = b"0\r\n" if flood.startswith(b"X") else b""
-    start = POST + b"Transfer-Encoding: chunked\r\n\r\n" + end
-    status, _ = exchange(usual, start, *[flood] * 50_000)
-    assert status in (400, 431)
     still_serves(usual)
 
 
@@ -145,27 +160,15 @@ def test_the_framing_of_a_body_is_limited(usual, flood):
         b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         POST + b"Content-Length: -1\r\n\r\n",
         POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        POST + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n",
+        CHUNKED + b"no number\r\n",
+        b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n",  # without a host
+        GET[:-2] + b"Host: localhost\r\nConnection: close\r\n\r\n",  # with two
     ],
 )
 def test_what_is_not_http(usual, request_):
-    assert exchange(usual, request_) == (400, {"error": "This is not HTTP."})
+    status, answer = exchange(usual, request_)
+    assert (status, answer.keys()) == (400, {"error"})
     still_serves(usual)
-
-
-@pytest.mark.parametrize("hosts", [b"", b"Host: localhost\r\nHost: localhost\r\n"])
-def test_http_1_1_has_one_host(usual, hosts):
-    end = b"Connection: close\r\n\r\n"
-    status, answer = exchange(usual, b"GET /v2/health/live HTTP/1.1\r\n" + hosts + end)
-    assert (status, "one Host header" in answer["error"]) == (400, True)
-    status, answer = exchange(usual, b"GET /v2/health/live HTTP/1.0\r\n\r\n")
-    assert (status, answer) == (200, {"live": True})
-
-
-def test_headers_that_come_at_once_are_counted_too(usual):
-    line = b"X: " + b"a" * (MAX_HEAD_BYTES + 8192) + b"\r\n"
-    status, _ = exchange(usual, b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n" + line + b"\r\n")
-    assert status == 431
 
 
 def test_pipelined_requests_are_answered_in_order(usual):
@@ -180,8 +183,9 @@ def test_pipelined_requests_are_answered_in_order(usual):
     assert answers.count(b"200 OK") == 5
 
 
-def test_a_large_body_lets_no_more_pipelined_requests_in():
-    body, get = BODY.ljust(20_000), b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+def test_few_pipelined_requests_are_read_while_one_is_answered():
+    """Not even if they come together with the end of a large body."""
+    body = BODY.ljust(20_000)
     with fakes.serving() as server, held(server):
         before = set(server.server.server_state.connections)
         with connected(server) as connection:
@@ -189,47 +193,9 @@ def test_a_large_body_lets_no_more_pipelined_requests_in():
             connection.sendall(request[:-1])
             wait_for(lambda: server.app.state.admission.bytes >= len(body) - 1)
             [other] = set(server.server.server_state.connections) - before
-            connection.sendall(request[-1:] + get * 500)
+            connection.sendall(request[-1:] + GET * 500)
             wait_for(lambda: other.pipeline)
-            assert len(other.pipeline) <= 4096 // len(get)
-
-
-class Transport:
-    """Keeps what is written; closing it too."""
-
-    def __init__(self):
-        self.calls = []
-
-    def write(self, data):
-        self.calls.append(data)
-
-    def close(self):
-        self.calls.append("close")
-
-    def get_write_buffer_size(self):
-        return 1000
-
-    def is_closing(self):
-        return "close" in self.calls
-
-
-def test_head_and_body_are_sent_together():
-    async def steps():
-        transport = Transport()
-        joining = _Joining(transport, asyncio.get_running_loop())
-        joining.write(b"head,")
-        joining.write(b"body")
-        assert (transport.calls, joining.get_write_buffer_size()) == ([], 1009)
-        await asyncio.sleep(0)
-        assert (transport.calls, joining.get_write_buffer_size()) == ([b"head,body"], 1000)
-        joining.write(b"last")
-        assert not joining.is_closing()
-        joining.close()
-        await asyncio.sleep(0)
-        assert joining.is_closing()
-        return transport.calls
-
-    assert asyncio.run(steps()) == [b"head,body", b"last", "close"]
+            assert len(other.pipeline) <= 4096 // len(GET)
 
 
 def test_a_client_that_does_not_take_its_answer_is_cut_off():
@@ -247,38 +213,40 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off():
         f"Inference-Header-Content-Length: {len(head)}\r\n"
         f"Content-Length: {len(head) + 16 * rows}\r\n\r\n"
     )
-    with fakes.serving(header_seconds=0.3) as server, socket.socket() as connection:
+    with fakes.serving() as server, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
         connection.sendall(request.encode() + head + bytes(16 * rows))
         open_ones = server.server.server_state.connections
         wait_for(lambda: server.repository.leases == 0 and server.servable.started.is_set())
         [one] = open_ones
+        one.timeout_keep_alive = 0.1  # from here on: the request itself was not in a hurry
+        server.loop.call_soon_threadsafe(one._check_progress)
         wait_for(lambda: not open_ones)
         assert one.transport.get_write_buffer_size() == 0
-        still_serves(server)
         assert len(received(connection)) < 16 * rows
 
 
 def test_bodies_that_are_too_large():
     """They are refused before they are read, and the client gets its answer."""
     with fakes.serving(max_body_bytes=1000) as server:
-        status, answer = exchange(server, POST + b"Content-Length: 1001\r\n\r\n", b"")
+        status, answer = exchange(server, POST + b"Content-Length: 1001\r\n\r\n")
         assert (status, "1000 bytes. Received: one of 1001" in answer["error"]) == (413, True)
         status, _ = exchange(server, POST + b"Content-Length: 99999999999999999999999\r\n\r\n")
         assert status in (400, 413)
-        # the client sends it all before it looks
-        assert server.ask("POST", PREDICT, bytes(5_000_000)).status == 413
-        chunk = b"64\r\n" + bytes(100) + b"\r\n"
-        start = POST + b"Transfer-Encoding: chunked\r\n\r\n"
-        status, answer = exchange(server, start, *[chunk] * 11)
+        status, answer = exchange(server, CHUNKED + (b"64\r\n" + bytes(100) + b"\r\n") * 11)
         assert (status, "Received: a longer one" in answer["error"]) == (413, True)
-
         assert server.ask("POST", PREDICT, BODY.ljust(1000)).status == 200
         chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
         start = POST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
         assert exchange(server, start + chunks)[0] == 200
         still_serves(server)
+
+
+def test_a_client_that_sends_everything_before_it_looks_gets_its_refusal(monkeypatch):
+    monkeypatch.setattr(gate, "LINGER_SECONDS", 60)
+    with fakes.serving(max_body_bytes=1000) as server:
+        assert server.ask("POST", PREDICT, bytes(5_000_000)).status == 413
 
 
 def test_requests_beyond_the_limit_are_refused_before_their_body_is_read():
@@ -307,28 +275,9 @@ def test_the_bodies_of_all_requests_are_limited_together():
         still_serves(server)
 
 
-@pytest.mark.parametrize("framing", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
-def test_a_body_that_does_not_come_ends(framing):
-    with fakes.serving(body_seconds=0.2) as server:
-        part = b'{"instances": [' if framing.startswith(b"Content") else b'3\r\n{"i\r\n'
-        status, answer = exchange(server, POST + framing + b"\r\n\r\n", part)
-        assert (status, "0.2 seconds" in answer["error"]) == (408, True)
-        still_serves(server)
-
-
-def test_an_answer_that_takes_too_long():
-    with fakes.serving(deadline_seconds=0.2) as server:
-        with held(server) as [answer]:
-            late = answer.result(60)
-            assert (late.status, "0.2 seconds" in late.json["error"]) == (503, True)
-            assert late.headers["Retry-After"] is not None
-            assert server.servable.cancelled.wait(60)
-        still_serves(server)
-
-
 def test_a_client_that_goes_takes_its_work_with_it(caplog):
     caplog.set_level("INFO", "keras_preact.serving")
-    with fakes.serving() as server:
+    with fakes.serving(deadline_seconds=1000) as server:
         server.servable.hold = threading.Event()
         with connected(server) as connection:
             connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
@@ -339,7 +288,8 @@ def test_a_client_that_goes_takes_its_work_with_it(caplog):
         with connected(server) as connection:
             connection.sendall(POST + b"Content-Length: 100\r\n\r\n{")
         still_serves(server)
-        assert not [record for record in caplog.records if record.exc_info]
+        records = [one for one in caplog.records if one.name == "keras_preact.serving"]
+        assert not [record for record in records if record.exc_info]
 
 
 def refuses(server):
