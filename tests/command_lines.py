@@ -4,21 +4,14 @@ without running it.
 
 import contextlib
 import functools
-import importlib
-import importlib.util
 import io
 import re
-import runpy
 import shlex
-import sys
 from unittest import mock
 
-import pytest
+import tyro
 
 from training import console, train
-
-#: Programs of other projects that the pages call as modules.
-OTHERS = ("pip", "http", "tensorflow_datasets")
 
 
 def code(text: str) -> list[str]:
@@ -42,13 +35,6 @@ def commands(text: str) -> list[str]:
     return [line for line in lines if re.match(r"(\w+=\S+ )*keras-preact (?!COMMAND)\S", line)]
 
 
-def modules(text: str) -> list[str]:
-    """Return the lines of `code` that start `python -m MODULE` of this project."""
-    return [
-        line for line in code(text) if re.match(rf"python -m (?!(?:{'|'.join(OTHERS)})\b)", line)
-    ]
-
-
 class Parsed(BaseException):
     """Every word of the command line was understood."""
 
@@ -70,62 +56,24 @@ def parse(line: str) -> None:
 
         assert not parser().parse_known_args(argv[1:])[1], line
         return
-    import tyro
 
-    def typed(kind, *arguments, **options):
+    def typed(kind, *arguments, cli=tyro.cli, **options):
         stub = kind if isinstance(kind, type) else functools.wraps(kind)(lambda *_, **__: None)
-        original(stub, *arguments, **options)
+        cli(stub, *arguments, **options)
         raise Parsed
 
-    original = tyro.cli
     said = io.StringIO()
     with (
         mock.patch.object(tyro, "cli", typed),
         mock.patch.object(train, "train", side_effect=AssertionError(line)),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),
+        contextlib.suppress(Parsed),
     ):
+        status = None
         try:
             console.main(argv)
-        except Parsed:
-            return
         except SystemExit as ended:
             status = ended.code
-        else:
-            status = None
-    assert not status, f"{line}\n{said.getvalue()}"
-    assert any(word in ("--help", "--version") for word in argv), f"{line} ran"
-
-
-@functools.cache
-def help_of(module: str) -> str:
-    """Return what `python -m MODULE --help` prints."""
-    written, argv = io.StringIO(), sys.argv
-    script = (
-        f"{module}.__main__"
-        if importlib.util.find_spec(module).submodule_search_locations
-        else module
-    )
-    imported = (
-        {script: sys.modules.pop(script)} if script in sys.modules else {}
-    )  # else `run_module` would warn
-    sys.argv = [module, "--help"]
-    try:
-        with contextlib.redirect_stdout(written), pytest.raises(SystemExit) as ended:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-    finally:
-        sys.argv = argv
-        sys.modules.update(imported)
-    assert ended.value.code in (0, None)
-    return re.sub(r"\x1b\[[\d;]*m", "", written.getvalue())
-
-
-def check_module(line: str) -> None:
-    """Fail if a `python -m MODULE ...` does not exist or has an option that its help
-    does not name.
-    """
-    module, *arguments = shlex.split(line, comments=True)[2:]
-    arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    assert importlib.util.find_spec(module) is not None, line
-    options = [argument for argument in arguments if argument.startswith("--")]
-    assert all(re.search(rf"{option}(?![\w.-])", help_of(module)) for option in options), line
+        assert not status, f"{line}\n{said.getvalue()}"
+        assert any(word in ("--help", "--version") for word in argv), f"{line} ran"

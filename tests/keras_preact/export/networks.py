@@ -1,8 +1,4 @@
-"""What tests of exports share: networks, and a disk that is full."""
-
-import contextlib
-import resource
-from collections.abc import Iterator
+"""Networks that tests of exports share."""
 
 import keras_preact as kp
 
@@ -36,12 +32,12 @@ def stacked_with_dropout(width) -> kp.models.ResidualNetwork:
     )
 
 
-@contextlib.contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """While active, no file grows beyond a number of bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def grouped(**options) -> kp.models.ResidualNetwork:
+    """A network with grouped convolutions, for colour images of any size."""
+    return kp.models.resnet_cifar(
+        11,
+        width_factor=0.25,
+        block=kp.blocks.Bottleneck(groups=2),
+        input_shape=(None, None, 3),
+        **options,
+    )

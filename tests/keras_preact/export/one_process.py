@@ -1,5 +1,4 @@
-"""One process with Keras on TensorFlow for what exports from other backends start a
-process each for.
+"""One process with Keras on TensorFlow for what exports start a process each for.
 
 `python one_process.py` runs a module's main for each line of stdin, `[MODULE,
 *ARGUMENTS]` as JSON, and answers with a line.
@@ -12,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 
 @contextlib.contextmanager
@@ -29,9 +29,10 @@ def started() -> Iterator[Callable]:
     ) as process:
 
         def run(arguments: Sequence[str], *_) -> None:
-            option, *job = arguments
-            assert option == "-m"
-            print(json.dumps(job), file=process.stdin, flush=True)
+            option, module, *job = arguments
+            if option == "-P":  # a script of the package
+                module = f"keras_preact.export.{Path(module).stem}"
+            print(json.dumps([module, *job]), file=process.stdin, flush=True)
             assert process.stdout.readline() == "done\n"
 
         yield run
