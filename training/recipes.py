@@ -194,7 +194,7 @@ def finetune() -> Config:
 
     A new classifier, 10 epochs at a tenth of the usual rate. --model.freeze stage2
     keeps the first stages as they are, --optimizer.layer-decay 0.7 changes them less.
-    The accuracy depends on the images; measured were digits alone, in a test.
+    The accuracy depends on the images; none is measured.
     """
     return Config(
         model=Model(""),

@@ -31,6 +31,14 @@ RUN = words(
     "--schedule.length 30 --schedule.kind steps --schedule.drops 20 --schedule.warmup 4",
     "--optimizer.nesterov --optimizer.learning-rate 0.05 --seed 3",
 )
+#: Options of the fixture `everything`; an update is two steps.
+EVERYTHING = words(
+    "--data.mixup 0.2 --data.cutmix 1 --data.rand-augment 2 9 --data.holdout 200 --seed 4",
+    "--optimizer.label-smoothing 0.1 --optimizer.ema 0.8 --model.dropout 0.1",
+    "--model.stochastic-depth 0.2 --model.squeeze-excitation 2 --accumulate 2",
+    "--schedule.length 12 --steps-per-epoch 5 --health 5",
+    "--checkpoint.every 2 --checkpoint.keep 99",
+)
 
 
 def run_train(output: Path, *options: str) -> Path:

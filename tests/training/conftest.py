@@ -1,13 +1,19 @@
-"""A run that several files look at."""
+"""Runs that several files look at. Tests must not change them."""
 
 import pytest
 
-from tests.training.commands import RUN, run_train
+from tests.training.commands import EVERYTHING, RUN, run_train
 
 
 @pytest.fixture(scope="session")
 def run(once_per_run):
-    """A run of 30 iterations: an epoch of 22, and one cut short after 8. Tests must not
-    change it.
-    """
+    """A run of 30 iterations: an epoch of 22, and one cut short after 8."""
     return once_per_run("trained", lambda folder: run_train(folder / "run", *RUN)) / "run"
+
+
+@pytest.fixture(scope="session")
+def everything(once_per_run):
+    """A run of 24 steps with all that a checkpoint has to hold: two epochs of 10 and one of 4.
+    All its checkpoints are kept.
+    """
+    return once_per_run("everything", lambda folder: run_train(folder / "run", *EVERYTHING)) / "run"

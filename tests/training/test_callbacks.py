@@ -18,8 +18,6 @@ from training.callbacks import (
     TorchSeeds,
 )
 
-pytestmark = pytest.mark.backend
-
 
 class Trained:
     stop_training = False
@@ -51,18 +49,13 @@ def test_stop_at_counts_over_epochs():
     assert count.step == 6
 
 
-class TestStopOnNaN:
-    @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
-    def test_names_the_step(self, loss):
-        count = Count(2)
-        with pytest.raises(Diverged) as raised:
-            list(steps([count, StopOnNaN(count)], 3, 2, [1, 1, 1, loss, loss, loss]))
-        assert raised.value.step == 3
-        assert str(raised.value.loss) == str(loss)
-
-    def test_finite_losses_pass(self):
-        count = Count(2)
-        list(steps([count, StopOnNaN(count)], 2, 2, [1e30, 0, -1e30, 1]))
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
+def test_stop_on_nan_names_the_step(loss):
+    count = Count(2)
+    with pytest.raises(Diverged) as raised:
+        list(steps([count, StopOnNaN(count)], 3, 2, [1e30, 0, -1e30, loss, loss, loss]))
+    assert raised.value.step == 3
+    assert str(raised.value.loss) == str(loss)
 
 
 class TestHistory:
@@ -96,27 +89,30 @@ class TestHistory:
     def test_without_an_epoch_there_is_no_file(self, tmp_path):
         """The file is further than the checkpoint, which is of the first epoch."""
         history = History(tmp_path / "history.csv", lambda: 7, dict)
-        history.restore([])
-        assert not list(tmp_path.iterdir())
         history.on_epoch_end(0, self.LOGS[0])
         history.restore([])
         assert not list(tmp_path.iterdir())
 
-    def test_of_several_processes_one_writes(self, tmp_path):
-        history = History(tmp_path / "history.csv", lambda: 7, dict, write=False)
-        history.on_epoch_end(0, self.LOGS[0])
-        assert len(history.rows) == 1
-        assert not list(tmp_path.iterdir())
+
+def test_of_several_processes_one_writes(tmp_path):
+    history = History(tmp_path / "history.csv", lambda: 7, dict, write=False)
+    history.on_epoch_end(0, {"loss": 2.0})
+    assert len(history.rows) == 1
+    count = Count(3)
+    losses = FirstLosses(tmp_path / "first_losses.csv", count, write=False)
+    losses.set_model(Trained())
+    list(steps([count, losses], 1, 3))
+    assert not list(tmp_path.iterdir())
 
 
 class TestFirstLosses:
     #: Of each step; Keras reports the mean of the epoch so far.
     LOSSES = np.random.default_rng(0).uniform(1, 3, 30)
 
-    def fit(self, path, per_epoch, begin, end, write=True):
+    def fit(self, path, per_epoch, begin, end):
         """Call the callback as a fit from a step to another one does."""
         count = Count(per_epoch, begin)
-        callback = FirstLosses(path, count, write)
+        callback = FirstLosses(path, count)
         callback.set_model(Trained())
         for step in range(begin, end):
             epoch, batch = divmod(step, per_epoch)
@@ -141,15 +137,11 @@ class TestFirstLosses:
         assert found["step"].tolist() == list(range(1, 21))
         np.testing.assert_allclose(found["loss"], self.LOSSES[:20], rtol=1e-5)
 
-    def test_of_several_processes_one_writes(self, tmp_path):
-        self.fit(tmp_path / "first_losses.csv", 3, 0, 5, write=False)
-        assert not list(tmp_path.iterdir())
-
 
 class Recorder(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
-        self.begun, self.ended = [], []
+        self.begun = []
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
@@ -157,74 +149,41 @@ class Recorder(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         self.begun.append((self.epoch, batch))
 
-    def on_train_batch_end(self, batch, logs=None):
-        self.ended.append((self.epoch, batch))
-        self.loss = float(logs["loss"])
+
+@pytest.mark.backend
+@pytest.mark.parametrize(("done", "together"), [(0, 1), (3, 1), (4, 2)])
+def test_steps_that_were_done_are_passed_over(done, together):
+    """They take a batch each and nothing else, in the first epoch alone."""
+    import tensorflow as tf
+
+    if together > 1 and keras.backend.backend() == "torch":
+        pytest.skip("Keras runs one step at a time on torch")
+    layer = keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)
+    model = keras.Sequential([keras.Input((1,)), layer])
+    model.compile(keras.optimizers.SGD(0.5), "mse", steps_per_execution=together, jit_compile=False)
+    numbers = np.arange(12, dtype="float32")[:, None, None]
+    inputs, targets = np.ones((12, 4, 1), "float32"), np.tile(numbers, (1, 4, 1))
+    recorder, restored = Recorder(), []
+    fit = {"epochs": 5, "steps": 6, "model": model}
+    model.fit(
+        tf.data.Dataset.from_tensor_slices((inputs, targets)).repeat(),
+        steps_per_epoch=6,
+        initial_epoch=3,
+        epochs=5,
+        shuffle=False,
+        verbose=0,
+        callbacks=Continued([recorder], done=done, restore=lambda: restored.append(1), **fit),
+    )
+    batches = [(epoch, batch) for epoch in (3, 4) for batch in range(0, 6, together)]
+    assert recorder.begun == [each for each in batches if each >= (3, done)]
+    assert len(restored) == (done > 0)
+    # a step of gradient descent on (w - target)^2 at rate 0.5 goes to the target: the last
+    # batch's number
+    assert float(model.get_weights()[0][0, 0]) == 11
+    assert model.optimizer.iterations == 12 - done
 
 
-class TestContinued:
-    """The steps that were done take a batch each and nothing else, in the first epoch
-    alone.
-    """
-
-    @pytest.mark.parametrize("together", [1, 2])
-    @pytest.mark.parametrize("done", [0, 2, 4])
-    def test_passes_over(self, done, together):
-        import tensorflow as tf
-
-        if together > 1 and keras.backend.backend() == "torch":
-            pytest.skip("Keras runs one step at a time on torch")
-
-        inputs = keras.Input((1,))
-        model = keras.Model(
-            inputs, keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)(inputs)
-        )
-        # with inputs of 1 a step adds the mean of its targets: w = sum of what was trained on
-        model.compile(
-            keras.optimizers.SGD(0.5), "mse", steps_per_execution=together, jit_compile=False
-        )
-        seen = []
-
-        def batches():
-            number = 0
-            while True:
-                seen.append(number)
-                yield np.ones((4, 1), "float32"), np.full((4, 1), float(number), "float32")
-                number += 1
-
-        spec = tf.TensorSpec((4, 1), "float32")
-        recorder = Recorder()
-        restored = []
-        model.fit(
-            tf.data.Dataset.from_generator(batches, output_signature=(spec, spec)),
-            steps_per_epoch=6,
-            initial_epoch=3,
-            epochs=5,
-            shuffle=False,
-            verbose=0,
-            callbacks=Continued(
-                [recorder],
-                done=done,
-                restore=lambda: restored.append(1),
-                model=model,
-                epochs=5,
-                steps=6,
-            ),
-        )
-        assert recorder.begun == [
-            (epoch, batch)
-            for epoch in (3, 4)
-            for batch in range(0, 6, together)
-            if epoch == 4 or batch >= done
-        ]
-        assert len(restored) == (done > 0)
-        # a step of gradient descent on (w - target)^2 at rate 0.5 goes to the target: the last
-        # batch's number
-        assert float(model.get_weights()[0][0, 0]) == 11
-        assert model.optimizer.iterations == 12 - done
-        assert max(seen) >= 11
-
-
+@pytest.mark.backend
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's generator")
 def test_torch_random_numbers_follow_from_the_step():
     import torch

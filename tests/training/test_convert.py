@@ -63,44 +63,29 @@ def cifar():
     return model
 
 
-@pytest.mark.backend
 def test_every_format_has_its_name_on_the_command_line():
     assert {"auto", *FORMATS} == set(FormatName.__args__)
 
 
 class TestConverting:
-    @pytest.mark.backend
-    def test_timm(self, imagenet, tmp_path, capsys):
-        weights.write_state(tmp_path / "timm.safetensors", weights.to_timm(imagenet))
-        run(tmp_path / "timm.safetensors", tmp_path / "net.keras", "--input-shape", 32, 32, 3)
-        printed = capsys.readouterr().out.splitlines()
-        assert printed[0].endswith(
-            f"timm.safetensors (timm): resnetv2_1_1_1_1, {imagenet.count_params():,} parameters."
+    @pytest.mark.parametrize("kind", ["timm", "torch_cifar"])
+    def test_there_and_back(self, imagenet, cifar, tmp_path, capsys, kind):
+        model = {"timm": imagenet, "torch_cifar": cifar}[kind]
+        state = {"timm": weights.to_timm, "torch_cifar": weights.to_torch_cifar}[kind](model)
+        theirs, ours, back = (
+            tmp_path / name for name in ("a.safetensors", "net.keras", "b.safetensors")
         )
-        assert printed[1].startswith(weights.ASSUMPTIONS["timm"])
-        assert printed[2].startswith(f"Wrote {tmp_path / 'net.keras'} (keras_preact, ")
-        assert len(printed) == 3
-        model = load(tmp_path / "net.keras")
-        np.testing.assert_allclose(outputs(model), outputs(imagenet), rtol=1e-5, atol=1e-6)
-        run(tmp_path / "net.keras", tmp_path / "back.safetensors")
-        before, after = (
-            weights.read_state(tmp_path / f"{name}.safetensors") for name in ("timm", "back")
-        )
+        weights.write_state(theirs, state)
+        size = ("--input-shape", 32, 32, 3) if kind == "timm" else ()
+        run(theirs, ours, *size)
+        assert f"({kind}): " in capsys.readouterr().out
+        np.testing.assert_allclose(outputs(load(ours)), outputs(model), rtol=1e-5, atol=1e-6)
+        run(ours, back)
+        before, after = (weights.read_state(path) for path in (theirs, back))
         assert before.keys() == after.keys()
         for name, array in before.items():
             np.testing.assert_array_equal(after[name], array)
-        run(tmp_path / "net.keras", tmp_path / "net.weights.h5")
-        model.set_weights([np.zeros(w.shape) for w in model.weights])
-        model.load_weights(tmp_path / "net.weights.h5")
-        np.testing.assert_allclose(outputs(model), outputs(imagenet), rtol=1e-5, atol=1e-6)
-        assert files(tmp_path) == [
-            "back.safetensors",
-            "net.keras",
-            "net.weights.h5",
-            "timm.safetensors",
-        ]
 
-    @pytest.mark.backend
     def test_half(self, cifar, tmp_path, capsys):
         cifar.save(tmp_path / "net.keras")
         for options in ([], ["--half", "--overwrite"]):
@@ -113,7 +98,6 @@ class TestConverting:
             assert got.dtype == want.dtype
             np.testing.assert_array_equal(got, want.astype("float16").astype("float32"))
 
-    @pytest.mark.backend
     def test_half_refuses_what_it_cannot_hold(self, tmp_path, capsys):
         model = kp.models.resnet_cifar(8, width_factor=0.25)
         model.get_layer("head_classifier").kernel.assign(np.full((16, 10), 1e5))
@@ -122,7 +106,6 @@ class TestConverting:
             assert words in fails(capsys, tmp_path / "net.keras", tmp_path / name, "--half")[1]
         assert files(tmp_path) == ["net.keras"]
 
-    @pytest.mark.backend
     def test_a_sample_is_compared(self, imagenet, tmp_path, capsys):
         weights.write_state(tmp_path / "timm.safetensors", weights.to_timm(imagenet))
         images = np.random.default_rng(1).normal(size=(2, 32, 32, 3)).astype("float32")
@@ -137,57 +120,18 @@ class TestConverting:
         run(*command, tmp_path / "right.npz")
         assert weights.ASSUMPTIONS["timm"] not in capsys.readouterr().out
 
-    @pytest.mark.backend
-    def test_torch_cifar(self, cifar, tmp_path, capsys):
-        np.savez(tmp_path / "torch.npz", **weights.to_torch_cifar(cifar))
-        run(tmp_path / "torch.npz", tmp_path / "net.keras")
-        assert "(torch_cifar): cifar_resnet8" in capsys.readouterr().out
-        np.testing.assert_allclose(
-            outputs(load(tmp_path / "net.keras")), outputs(cifar), rtol=1e-5, atol=1e-6
-        )
-        run(tmp_path / "net.keras", tmp_path / "back.safetensors")
-        assert (
-            weights.read_state(tmp_path / "back.safetensors").keys()
-            == weights.to_torch_cifar(cifar).keys()
-        )
-
-    @pytest.mark.soak
-    def test_keras_applications(self, tmp_path, capsys):
-        theirs = keras.applications.ResNet50V2(
-            weights=None, include_top=False, pooling="avg", input_shape=(32, 32, 3)
-        )
-        theirs.save(tmp_path / "theirs.keras")
-        run(tmp_path / "theirs.keras", tmp_path / "ours.keras")
-        assert "(keras_applications): " in capsys.readouterr().out
-        target = ("--target-format", "keras_applications")
-        run(tmp_path / "ours.keras", tmp_path / "back.keras", *target)
-        expected = outputs(theirs)
-        for name in ("ours", "back"):
-            model = load(tmp_path / f"{name}.keras")
-            np.testing.assert_allclose(
-                outputs(model), expected, rtol=0, atol=1e-4 * np.abs(expected).max()
-            )
-
-    @pytest.mark.backend
-    @pytest.mark.parametrize("source", ["timm.safetensors", "own.keras"])
-    def test_other_channels_and_classes(self, imagenet, tmp_path, capsys, source):
-        weights.write_state(tmp_path / "timm.safetensors", weights.to_timm(imagenet))
+    def test_other_channels_and_classes(self, imagenet, tmp_path):
         imagenet.save(tmp_path / "own.keras")
-        run(tmp_path / source, tmp_path / "net.keras", "--classes", 7, "--input-shape", 32, 32, 1)
-        assert capsys.readouterr().out.splitlines()[-3:-1] == [
-            "1 channels instead of 3: the first kernel was adapted.",
-            "7 classes instead of 3: the classifier is new and must be trained.",
-        ]
+        size = ("--classes", 7, "--input-shape", 32, 32, 1)
+        run(tmp_path / "own.keras", tmp_path / "net.keras", *size)
         model = load(tmp_path / "net.keras")
         assert (model.input_shape, model.output_shape) == ((None, 32, 32, 1), (None, 7))
         own, given = weights.to_timm(model), weights.to_timm(imagenet)
-        np.testing.assert_allclose(
-            own["stem.conv.weight"], given["stem.conv.weight"].sum(1, keepdims=True), atol=1e-6
-        )
+        kernel = given["stem.conv.weight"].sum(1, keepdims=True)
+        np.testing.assert_allclose(own["stem.conv.weight"], kernel, atol=1e-6)
         np.testing.assert_array_equal(own["norm.bias"], given["norm.bias"])
 
 
-@pytest.mark.backend
 class TestErrors:
     def test_what_does_not_fit_is_listed_and_nothing_written(self, imagenet, tmp_path, capsys):
         state = weights.to_timm(imagenet)
@@ -195,25 +139,11 @@ class TestErrors:
         state["norm.weight"] = np.zeros(3, "float32")
         weights.write_state(tmp_path / "w.safetensors", state)
         lines, error = fails(capsys, tmp_path / "w.safetensors", tmp_path / "net.keras")
-        assert lines == [
-            f"{tmp_path / 'w.safetensors'}:",
-            "  1 missing in the file",
-            "    stage1_unit1/branch/norm_0/beta",
-            "  1 unused in the file",
-            "    se.weight",
-            "  1 of another shape",
-            "    head_norm/gamma: (64,) in the network, (3,) in the file",
-        ]
+        said = "\n".join(lines)
+        for part in ("1 missing", "1 unused", "se.weight", "(64,) in the network, (3,) in the"):
+            assert part in said
         assert "Nothing was written." in error
         assert files(tmp_path) == ["w.safetensors"]
-
-    def test_a_network_that_the_target_lacks(self, cifar, tmp_path, capsys):
-        cifar.save(tmp_path / "cifar.keras")
-        _, error = fails(
-            capsys, tmp_path / "cifar.keras", tmp_path / "w.safetensors", "--target-format", "timm"
-        )
-        assert "timm's ResNetV2 does: arrangement=" in error
-        assert files(tmp_path) == ["cifar.keras"]
 
     def test_files_that_are_there_stay(self, cifar, tmp_path, capsys):
         cifar.save(tmp_path / "net.keras")
@@ -230,17 +160,15 @@ class TestErrors:
         (tmp_path / "folder.keras").mkdir()
         np.savez(tmp_path / "other.npz", w=np.zeros(2))
         before = files(tmp_path)
-        auto = "--target-format auto writes .keras or .weights.h5 or .safetensors files"
-        timm = "--target-format timm writes .safetensors files"
-        unknown = "is unknown. It has w. Name it with --source-format"
         for source, out, options, message in (
-            ("net.keras", "w.pth", (), auto),
-            ("net.keras", "w.keras", ("--target-format", "timm"), timm),
+            ("net.keras", "w.pth", (), "--target-format auto writes .keras or"),
+            ("net.keras", "w.keras", ("--target-format", "timm"), "timm writes .safetensors files"),
+            ("net.keras", "w.safetensors", ("--target-format", "timm"), "timm's ResNetV2 does: "),
             ("net.keras", "missing/w.keras", (), "The folder "),
             ("net.keras", "folder.keras", ("--overwrite",), "it is a folder"),
             ("missing.keras", "w.keras", (), "missing.keras does not exist"),
             ("damaged.keras", "w.keras", (), "damaged"),
-            ("other.npz", "w.keras", (), unknown),
+            ("other.npz", "w.keras", (), "is unknown. It has w. Name it with --source-format"),
             ("other.npz", "w.keras", ("--source-format", "timm"), "no weights of a timm ResNetV2"),
             ("other.npz", "w.keras", ("--source-format", "keras_preact"), "is for a .keras file"),
         ):

@@ -9,8 +9,7 @@ import pytest
 from scipy import stats
 
 from tests.training import images as pictures
-from training.config import Data
-from training.data import load, training_stream
+from training.data import training_stream
 from training.data.mixing import Mixing
 
 CLASSES = 23
@@ -59,19 +58,6 @@ class TestOff:
     """By default the batches are what they were before anything could be mixed: their
     numbers drawn here once more.
     """
-
-    def test_order_alone(self, data):
-        held = data.train.reader
-        order = np.concatenate(
-            [np.random.default_rng((3, 0, epoch)).permutation(CLASSES) for epoch in range(3)]
-        )
-        for step, (pixels, labels) in enumerate(
-            pictures.batches(training_stream(data, 6, "none", None, 3), 9)
-        ):
-            numbers = order[6 * step : 6 * step + 6]
-            np.testing.assert_array_equal(pixels, held.images[numbers])
-            np.testing.assert_array_equal(labels, numbers)
-            assert (pixels.dtype, labels.dtype) == (np.uint8, np.int64)
 
     def test_crops(self, data):
         order = np.concatenate(
@@ -123,13 +109,6 @@ class TestMixup:
         # as in 99.9 % of draws; the seed is fixed
         assert distance(own, alpha) < 1.95 / np.sqrt(3000)
         assert abs(np.corrcoef(own[1:], own[:-1])[0, 1]) < 0.08
-
-    def test_images_of_one_class_keep_their_label(self, data):
-        same = dataclasses.replace(
-            pictures.in_memory(data.train.reader.images, np.ones(CLASSES)), classes=("a", "b")
-        )
-        [(_, targets)] = pictures.batches(training_stream(same, 6, "none", None, 0, mixup=1.0), 1)
-        np.testing.assert_array_equal(targets, [[0, 1]] * 6)
 
 
 class TestCutMix:
@@ -192,30 +171,3 @@ def test_both_come_as_often():
     assert 400 < (pasted[1:] & pasted[:-1]).sum() < 600
     own = np.array([mixing.draw(step, 8, 8).own for step in np.flatnonzero(~pasted)])
     assert distance(own, 0.2) < 1.95 / np.sqrt(len(own))
-
-
-def test_fake_data_has_labels_of_the_same_form():
-    fake = load(Data("fake", size=8))
-    plain, mixed = (training_stream(fake, 12, "none", None, 0, mixup=alpha) for alpha in (0.0, 0.2))
-    for (images, labels), (same, targets) in zip(
-        pictures.batches(plain, 2), pictures.batches(mixed, 2), strict=True
-    ):
-        np.testing.assert_array_equal(images, same)
-        np.testing.assert_array_equal(np.eye(10, dtype="float32")[labels], targets)
-    assert mixed.dataset().element_spec[1].dtype.name == "float32"
-
-
-class TestErrors:
-    @pytest.mark.parametrize("alpha", [-0.1, float("nan"), float("inf")])
-    @pytest.mark.parametrize("name", ["mixup", "cutmix"])
-    def test_alpha(self, data, name, alpha):
-        with pytest.raises(
-            ValueError, match=rf"--data.{name} must be positive.*or 0 for none. Received: {alpha}"
-        ):
-            training_stream(data, 6, "none", None, 0, **{name: alpha})
-
-    def test_one_image(self, data):
-        with pytest.raises(
-            ValueError, match=r"mix the images of a batch, or part of one\. Received: 1 image"
-        ):
-            training_stream(data, 1, "none", None, 0, cutmix=1.0)

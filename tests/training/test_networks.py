@@ -1,5 +1,5 @@
-"""The networks of runs: what they are compiled with, and which of a run's files they
-are read from.
+"""The networks of runs: what options make of them, what they are compiled with, and which
+of a run's files they are read from.
 """
 
 import keras
@@ -7,54 +7,103 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from training import networks
-from training.config import Config, Model, Optimizer
+from training import networks, train
+from training.cli import UserError
+from training.config import Config, Data, Model, Optimizer
+from training.data import load
 
-pytestmark = pytest.mark.backend
+
+def built(**options) -> keras.Model:
+    model = Model("digits_resnet8_preact", **{"width_factor": 0.25} | options)
+    return networks.build(Config(model=model), load(Data("digits")), 8)
+
+
+def described(network) -> dict:
+    """Return the configuration of a network, with the class of its shortcuts and the options of
+    its first unit's block.
+    """
+    config = network.get_config()
+    config["shortcut"] = config["shortcut"]["class_name"]
+    config["block"] = type(network.units[0].options.block).__name__.lower()
+    return config | vars(network.units[0].options.block)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return described(built())
+
+
+class TestModelOptions:
+    @pytest.mark.parametrize(
+        ("option", "value", "changed"),
+        [
+            ("arrangement", "relu_before_addition", None),
+            ("normalization", "layer", None),
+            ("activation", "elu", None),
+            ("dropout", 0.25, None),
+            ("zero_init_last", True, None),
+            ("downsampling", "average", None),
+            ("squeeze_excitation", 4, None),
+            ("standardize_weights", True, None),
+            ("width_factor", 0.5, {"stem_filters", "stages"}),
+        ],
+    )
+    def test_reaches_the_network_alone(self, plain, option, value, changed):
+        found = described(built(**{option: value}))
+        assert {key for key in plain if plain[key] != found[key]} == (changed or {option})
+        assert found.get(option, found["stem_filters"]) == (8 if changed else value)
+
+    def test_gates(self):
+        shortcut = built(shortcut="exclusive_gating", gate_bias=-6.0).get_config()["shortcut"]
+        assert shortcut["class_name"] == "ExclusiveGating"
+        assert shortcut["config"]["bias"] == -6
+
+    def test_whitening_stem_is_computed_from_the_training_images(self):
+        config = Config(model=Model("cifar_fast_resnet8", width_factor=0.25), data=Data("digits"))
+        with train.started(config, "digits") as trainer:
+            network, images = trainer.experiment.network, trainer.experiment.data.held.images
+            stem = keras.Model(network.input, network.get_layer("stem_conv").output)
+            components = stem.predict_on_batch(images).astype("float64")[..., :4]
+        # of 2 x 2 pixels with a mean of 0 and a variance of 1: none is flat
+        covariance = np.cov(components.reshape(-1, 4).T)
+        np.testing.assert_allclose(covariance, np.eye(4), atol=0.02)
+
+
+#: Options that all optimizers take.
+COMMON = {
+    "momentum": 0.8,
+    "nesterov": True,
+    "ema": 0.99,
+    "clip_norm": 2.0,
+    "weight_decay": 3e-4,
+    "exclude_from_decay": ("norm", "bias"),
+}
 
 
 class TestOptimizer:
-    def test_options(self):
-        options = Optimizer(
-            clip_norm=2.0,
-            ema=0.99,
-            momentum=0.8,
-            weight_decay=3e-4,
-            exclude_from_decay=("norm", "bias"),
-        )
-        made = networks.optimizer(Config(optimizer=options, accumulate=4), 0.3)
-        assert isinstance(made, kp.optimizers.CoupledSGD)
-        assert (made.global_clipnorm, made.use_ema, made.ema_momentum, made.momentum) == (
-            2.0,
-            True,
-            0.99,
-            0.8,
-        )
-        assert (made.gradient_accumulation_steps, made.coupled_weight_decay) == (4, 3e-4)
-        assert made.exclude_from_decay == ["norm", "bias"]
-        plain = networks.optimizer(Config(), 0.3)
-        assert (plain.global_clipnorm, plain.use_ema, plain.gradient_accumulation_steps) == (
-            None,
-            False,
-            None,
-        )
+    def made(self, **options):
+        return networks.optimizer(Config(optimizer=Optimizer(**options), accumulate=4), 0.3)
 
-    def test_muon(self):
-        options = Optimizer(
-            name="muon",
-            momentum=0.6,
-            nesterov=True,
-            weight_decay=0.1,
-            adam_ratio=0.2,
-            ema=0.99,
-            exclude_from_decay=("norm",),
-        )
-        made = networks.optimizer(Config(optimizer=options, accumulate=4), 0.3)
-        assert isinstance(made, kp.optimizers.Muon)
-        assert (made.momentum, made.nesterov, made.adam_lr_ratio) == (0.6, True, 0.2)
-        assert (made.weight_decay, made.adam_weight_decay) == (0.1, 0.1)
-        assert (made.ema_momentum, made.gradient_accumulation_steps) == (0.99, 4)
-        assert made.exclude_from_decay == ["norm"]
+    @pytest.mark.parametrize("name", ["sgd", "muon"])
+    def test_options(self, name):
+        more = {"adam_ratio": 0.2} if name == "muon" else {}
+        made = self.made(name=name, **COMMON, **more)
+        assert (made.momentum, made.nesterov, made.global_clipnorm) == (0.8, True, 2.0)
+        assert (made.use_ema, made.ema_momentum) == (True, 0.99)
+        assert made.gradient_accumulation_steps == 4
+        assert made.exclude_from_decay == ["norm", "bias"]
+        if name == "sgd":
+            assert isinstance(made, kp.optimizers.CoupledSGD)
+            assert made.coupled_weight_decay == 3e-4
+        else:
+            assert isinstance(made, kp.optimizers.Muon)
+            assert (made.weight_decay, made.adam_weight_decay) == (3e-4, 3e-4)
+            assert made.adam_lr_ratio == 0.2
+
+    def test_defaults(self):
+        plain = networks.optimizer(Config(), 0.3)
+        assert (plain.global_clipnorm, plain.use_ema) == (None, False)
+        assert plain.gradient_accumulation_steps is None
 
     @pytest.mark.parametrize(
         ("dtype", "scaled"), [("mixed_float16", True), ("mixed_bfloat16", False), (None, False)]
@@ -63,51 +112,22 @@ class TestOptimizer:
         made = networks.optimizer(Config(model=Model(dtype=dtype)), 0.3)
         assert isinstance(made, keras.optimizers.LossScaleOptimizer) == scaled
 
-    def test_label_smoothing(self):
-        loss = networks.loss(Config(optimizer=Optimizer(label_smoothing=0.1)))
-        logits = np.array([[2.0, 0.0, -1.0]], "float32")
-        log_shares = logits - np.log(np.exp(logits).sum())
-        expected = -(log_shares * (0.9 * np.array([1, 0, 0]) + 0.1 / 3)).sum()
-        assert float(loss(np.array([0]), logits)) == pytest.approx(expected, rel=1e-5)
 
+def test_open_run_names_the_checkpoints_that_are_there(run, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
 
-class TestOpenRun:
-    def test_each_is_of_its_file(self, run):
-        [state] = run.glob("checkpoints/state-000000030-*")
-        paths = {
-            "final": run / "model.keras",
-            "best": run / "checkpoints" / "best.keras",
-            "last": state,
-        }
-        images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 1), "uint8")
-        outputs = []
-        for checkpoint, path in paths.items():
-            model, found = networks.open_run(run, checkpoint)
-            assert found == path
-            outputs.append(model.predict_on_batch(images))
-        np.testing.assert_array_equal(outputs[0], outputs[2])
+    def error(*checkpoint) -> str:
+        with pytest.raises(UserError) as raised:
+            networks.open_run(tmp_path, *checkpoint)
+        return str(raised.value)
 
-    def test_error_names_those_that_are_there(self, run, tmp_path):
-        (tmp_path / "checkpoints").mkdir()
-        with pytest.raises(
-            ValueError,
-            match=r"was not finished: there is no .*model.keras. It has no model at all\.",
-        ):
-            networks.open_run(tmp_path)
-        with pytest.raises(
-            ValueError, match=r"there is no .*state-\*.npz. It has no model at all\."
-        ):
-            networks.open_run(tmp_path, "last")
-        [state] = run.glob("checkpoints/state-000000030-*")
-        (tmp_path / "checkpoints" / state.name).write_bytes(state.read_bytes())
-        with pytest.raises(
-            ValueError, match=r"there is no .*model.keras. It has: --checkpoint last\."
-        ):
-            networks.open_run(tmp_path)
-        (tmp_path / "checkpoints" / "best.keras").touch()
-        with pytest.raises(ValueError, match=r"It has: --checkpoint best, --checkpoint last\."):
-            networks.open_run(tmp_path)
-        with pytest.raises(ValueError, match=r"network.json is damaged or missing"):
-            networks.open_run(tmp_path, "last")
-        with pytest.raises(ValueError, match=r"best.keras is damaged, or no model"):
-            networks.open_run(tmp_path, "best")
+    assert "It has no model at all." in error()
+    assert "It has no model at all." in error("last")
+    [state] = run.glob("checkpoints/state-000000030-*")
+    (tmp_path / "checkpoints" / state.name).write_bytes(state.read_bytes())
+    assert "was not finished" in error()
+    assert "It has: --checkpoint last." in error()
+    assert "network.json is damaged or missing" in error("last")
+    (tmp_path / "checkpoints" / "best.keras").touch()
+    assert "It has: --checkpoint best, --checkpoint last." in error()
+    assert "best.keras is damaged, or no model" in error("best")

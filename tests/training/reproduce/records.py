@@ -33,8 +33,14 @@ def record(
         seconds, speed, together: Of its cost.
         device, dtype, test: Its device, its precision, and its number of test images.
     """
-    curve = list(errors) or [error]
-    points = len(curve)
+    errors = list(errors) or [error]
+    points = len(errors)
+    curves = dict.fromkeys(("train_error", "test_error"), errors)
+    losses = [None if value is None else loss for value in errors]
+    curves |= dict.fromkeys(("train_loss", "test_loss"), losses)
+    final = {name: None if error is None else curve[-1] for name, curve in curves.items()}
+    iterations = {"iteration": [10 * (i + 1) for i in range(points)]}
+    versions = {"versions": {"keras": "3.15.1", "jax": "0.10.0"}}
     return Record(
         trial,
         seed,
@@ -42,43 +48,16 @@ def record(
         {"name": TRIALS[trial].dataset, "hash": "d", "train": 50_000, "test": test},
         {"commit": "0123abc", "modified": False},
         [2.3, 2.25],
-        {
-            "name": device,
-            "cpu": "Xeon",
-            "backend": "jax",
-            "versions": {"keras": "3.15.1", "jax": "0.10.0"},
-        },
-        {
-            **{name: curve for name in ("train_error", "test_error")},
-            **{
-                name: [None if value is None else loss for value in curve]
-                for name in ("train_loss", "test_loss")
-            },
-            "iteration": [10 * (i + 1) for i in range(points)],
-            "seconds": [seconds] * points,
-            "learning_rate": [0.1] * points,
-        },
-        {
-            **{name: error for name in ("test_error", "train_error")},
-            **{name: None if error is None else loss for name in ("train_loss", "test_loss")},
-        },
-        {
-            "seconds": seconds,
-            "images_per_second": speed,
-            "together": together,
-        },
+        {"name": device, "cpu": "Xeon", "backend": "jax"} | versions,
+        curves | iterations | {"seconds": [seconds] * points, "learning_rate": [0.1] * points},
+        final,
+        {"seconds": seconds, "images_per_second": speed, "together": together},
         1_727_962,
         10 * points if error is None else None,
     )
 
 
-def write(
-    folder: Path,
-    trial: str,
-    errors: Sequence[float | None],
-    losses: Sequence[float] = (),
-    **options,
-) -> None:
+def write(folder: Path, trial: str, errors, losses: Sequence[float] = (), **options) -> None:
     """Write a file for each of the errors, which are of seeds 0, 1, ..."""
     losses = losses or [0.5] * len(errors)
     for seed, (error, loss) in enumerate(zip(errors, losses, strict=True)):

@@ -159,7 +159,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+#: Torch compiles nothing and takes all cases; for the others, two have every layer.
+HERE = CASES if BACKEND == "torch" else (CASES[0], CASES[3])
+
+
+@pytest.mark.parametrize("case", HERE, ids=str)
 def test_steps_agree(case, float64):
     model = case.model()
     weights = harness.weights(model)

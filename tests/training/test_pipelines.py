@@ -1,0 +1,108 @@
+"""No pipeline is autotuned: an autotuned iterator that is dropped can freeze the process
+for a minute.
+"""
+
+import types
+
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from tests.training import images as pictures
+from tests.training.commands import run_evaluate, run_train
+from training.callbacks import Count
+from training.config import Data
+from training.data import evaluation_batches, folders, load
+from training.data.pipelines import training_stream
+from training.fit import Fit
+
+
+@pytest.fixture
+def autotuned(monkeypatch):
+    """A list that says of each pipeline whose iterator is made whether it is autotuned."""
+    import tensorflow as tf
+
+    found = []
+    plain = tf.data.Dataset.__iter__  # that of tests/conftest.py, which switches it off
+
+    def note(dataset):
+        found.append(dataset.options().autotune.enabled)
+        return plain(dataset)
+
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", note)
+    return found
+
+
+def test_of_a_run_from_its_training_to_its_evaluation(tmp_path, autotuned):
+    """Mixed images, held-out ones, an average of the weights, the health."""
+    options = "--data.holdout 200 --data.mixup 0.2 --optimizer.ema 0.9 --health 1"
+    run = run_train(tmp_path / "run", options, "--schedule.length 2")
+    run_evaluate(run, "--save-samples", 1)
+    # training, health, validation and its statistics; test and held-out images, samples
+    assert len(autotuned) >= 6
+    assert set(autotuned) == {False}
+
+
+def test_of_a_folder_and_its_broken_images(tmp_path, autotuned):
+    pictures.write_folder(tmp_path, images=2)
+    (tmp_path / "train" / "cat" / "0.png").write_bytes(b"no image")
+    data = load(Data("folder", dir=tmp_path, skip_broken=True))
+    folders.check_decodable(data.train.reader.paths)
+    assert len(autotuned) == 3  # both splits, and the training images again
+    assert set(autotuned) == {False}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Data sets in memory, in records and of one random batch."""
+    folder = tmp_path_factory.mktemp("records")
+    images = np.zeros((4, 32, 32, 3), "uint8")
+    splits = dict.fromkeys(("train", "test"), images)
+    pictures.write_tfds("cifar10", folder, splits, dict.fromkeys(splits, np.arange(4)))
+    return {
+        "memory": pictures.numbered(4, 8),
+        "records": load(Data("cifar10", dir=folder)),
+        "fake": load(Data("fake", size=8)),
+    }
+
+
+def is_autotuned(dataset) -> bool:
+    return dataset.options().autotune.enabled is not False
+
+
+@pytest.mark.parametrize(
+    ("source", "augmentation", "options"),
+    [
+        ("memory", "none", {}),
+        ("memory", "pad_crop_flip", {}),
+        ("memory", "pad_crop_flip", {"on_device": True}),
+        ("memory", "none", {"mixup": 0.2}),
+        ("memory", "resized_crop_flip", {}),  # one by one
+        ("records", "resized_crop_flip", {"rand_augment": (1, 5)}),
+        ("fake", "none", {}),
+    ],
+)
+def test_of_training(sources, source, augmentation, options):
+    stream = training_stream(sources[source], 2, augmentation, None, seed=0, **options)
+    assert not is_autotuned(stream.dataset())
+    assert not is_autotuned(stream.dataset(3, slice(0, 1)))
+
+
+def test_of_a_resumption_in_the_middle_of_an_epoch(sources):
+    stream = training_stream(sources["memory"], 2, "none", None, seed=0)
+    resumed = types.SimpleNamespace(
+        experiment=types.SimpleNamespace(training_data=stream.dataset), count=Count(4, 3)
+    )
+    assert not is_autotuned(Fit._batches(resumed, 3))
+
+
+@pytest.mark.parametrize("source", ["memory", "records", "fake"])
+def test_of_an_evaluation(sources, source):
+    data = sources[source]
+    assert not is_autotuned(data.test.open())
+    assert not is_autotuned(data.test.open(lambda number: number < 2))
+    with kp.distribution.start("none") as distribution:
+        for size in (None, 16):
+            batches = evaluation_batches(data, data.test, 2, size)
+            assert not is_autotuned(batches)
+            assert not is_autotuned(distribution.evaluation_data(batches, 2, data.test.size))
