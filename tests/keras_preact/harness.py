@@ -174,52 +174,17 @@ def value_and_grad(layer, x, cotangent, training=True):
     """Return `sum(layer(x) * cotangent)` and its gradients: on x, and on each trainable
     weight by path.
     """
-    names = {id(weight): path for weight, path in zip(layer.weights, paths(layer), strict=True)}
-    names = [names[id(weight)] for weight in layer.trainable_weights]
-    value, gradients = BACKENDS[keras.backend.backend()](layer, x, cotangent, training)
-    on_x, *on_weights = (
-        np.array(keras.ops.convert_to_numpy(gradient), "float64") for gradient in gradients
-    )
-    return float(value), on_x, dict(zip(names, on_weights, strict=True))
 
+    def function(x):
+        y = layer(x, training=training)
+        value = keras.ops.sum(keras.ops.multiply(y, cotangent))
+        return value, [value]
 
-def _tensorflow(layer, x, cotangent, training):
-    import tensorflow as tf
-
-    x = tf.constant(x)
-    trainable = [weight.value for weight in layer.trainable_weights]
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        value = tf.reduce_sum(layer(x, training=training) * cotangent)
-    return value, tape.gradient(value, [x, *trainable])
-
-
-def _jax(layer, x, cotangent, training):
-    import jax
-
-    frozen = [variable.value for variable in layer.non_trainable_variables]
-
-    def loss(x, trainable):
-        y, _ = layer.stateless_call(trainable, frozen, x, training=training)
-        return (y * cotangent).sum()
-
-    value, (on_x, on_weights) = jax.value_and_grad(loss, argnums=(0, 1))(
-        jax.numpy.asarray(x), [weight.value for weight in layer.trainable_weights]
-    )
-    return value, [on_x, *on_weights]
-
-
-def _torch(layer, x, cotangent, training):
-    import torch
-
-    x = torch.tensor(x, requires_grad=True)
-    value = (layer(x, training=training) * torch.as_tensor(cotangent)).sum()
-    return value.detach(), torch.autograd.grad(
-        value, [x, *(weight.value for weight in layer.trainable_weights)]
-    )
-
-
-BACKENDS = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}
+    (value,), (on_x,), on_weights = differentiate(function, layer, x, compiled=False)
+    names = dict(zip(map(id, layer.weights), paths(layer), strict=True))
+    on_weights = {names[key]: gradient for key, gradient in on_weights.items()}
+    on_x, *values = (np.asarray(each, "float64") for each in (on_x, *on_weights.values()))
+    return float(value), on_x, dict(zip(on_weights, values, strict=True))
 
 
 def differentiate(function, layer, *arrays, **options):

@@ -15,13 +15,10 @@ pytestmark = pytest.mark.backend
 
 SINGLE = kp.ResidualUnit(4, block="single")
 LAYERS = {
-    "unit": lambda: kp.ResidualUnit(4),
     "original": lambda: kp.ResidualUnit(8, arrangement="original", strides=2),
     "gated": lambda: kp.ResidualUnit(
         4, shortcut="exclusive_gating", normalization="layer", activation="gelu"
     ),
-    "group": lambda: kp.ResidualUnit(4, normalization="group", activation="silu"),
-    "rms": lambda: kp.ResidualUnit(4, normalization="rms", activation="tanh"),
     "stack": lambda: kp.UnitStack(SINGLE, depth=3),
     "unrolled": lambda: kp.UnitStack(SINGLE, depth=3, unroll=2),
     "loop": lambda: kp.UnitStack(SINGLE, depth=2, execution="loop"),
@@ -47,12 +44,7 @@ def numpy(tensor):
 
 
 @pytest.mark.parametrize(
-    ("name", "training"),
-    [
-        pytest.param(name, training, marks=() if training == (i % 2 == 0) else pytest.mark.soak)
-        for i, name in enumerate(LAYERS)
-        for training in (False, True)
-    ],
+    ("name", "training"), [(name, i % 2 == 0) for i, name in enumerate(LAYERS)]
 )
 def test_forward_is_the_transpose_of_backward(name, training):
     """`u . (J v)` of one is `(J^T u) . v` of the other."""
@@ -63,34 +55,18 @@ def test_forward_is_the_transpose_of_backward(name, training):
     def function(x):
         return layer(x, training=training)
 
-    u, v = directions(layer.compute_output_shape(SHAPE), SHAPE)
-    pulled = numpy(
-        autodiff.compiled(lambda u: autodiff.vjp(function, x)[1](u))(ops.convert_to_tensor(u))
-    )
+    u, v = map(ops.convert_to_tensor, directions(layer.compute_output_shape(SHAPE), SHAPE))
+    pulled = numpy(autodiff.compiled(lambda u: autodiff.vjp(function, x)[1](u))(u))
     push = autodiff.compiled(lambda v: autodiff.jvp(function, x, v))
     if name == "remat" and keras.backend.backend() == "tensorflow":
         with pytest.raises(ValueError, match=r"kp.models.unstack"):
-            push(ops.convert_to_tensor(v))
+            push(v)
     else:
-        pushed = numpy(push(ops.convert_to_tensor(v)))
-        assert abs((pushed * u).sum() - (pulled * v).sum()) < 1e-5 * np.linalg.norm(
-            pulled
-        ) * np.linalg.norm(v)
+        pushed, u, v = numpy(push(v)), numpy(u), numpy(v)
+        size = np.linalg.norm(pulled) * np.linalg.norm(v)
+        assert abs((pushed * u).sum() - (pulled * v).sum()) < 1e-5 * size
     after = harness.weights(layer)
     assert all(np.array_equal(before[path], after[path]) for path in before)
-
-
-def test_backward_is_the_gradient():
-    layer = layer_of("stack")
-    x = harness.images(*SHAPE)
-    [u] = directions(SHAPE)
-    y, pull = autodiff.vjp(layer, x)
-    harness.close(numpy(y), numpy(layer(x)))
-    harness.close(
-        numpy(pull(ops.convert_to_tensor(u))),
-        harness.value_and_grad(layer, x, u, training=False)[1],
-        1e-4,
-    )
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
@@ -104,14 +80,6 @@ def test_products_of_a_unit(training):
     want = (exact(x + h * v.astype("float64")) - exact(x - h * v.astype("float64"))) / (2 * h)
     got = autodiff.jvp(lambda x: unit(x, training=training), x, v)
     harness.close(numpy(got), want, 1e-4)
-
-
-def test_a_tensor_that_does_not_matter():
-    """Zeros, not None, where nothing depends on x."""
-    x = np.ones((1, 3), "float32")
-    _, pull = autodiff.vjp(lambda x: ops.zeros_like(x) + 2.0, x)
-    assert not numpy(pull(ops.ones((1, 3)))).any()
-    assert not numpy(autodiff.jvp(lambda x: ops.zeros_like(x) + 2.0, x, x)).any()
 
 
 def test_gradients_of_arrays_and_variables():
@@ -134,3 +102,5 @@ def test_gradients_of_arrays_and_variables():
     assert [numpy(gradient).tolist() for gradient in on_arrays] == [[12.0, -10.0]]
     assert [numpy(gradient).tolist() for gradient in on_variables] == [[4.0, 1.0], [0.0]]
     assert numpy(variables[1].value).tolist() == [1.0]
+    _, pull = autodiff.vjp(lambda x: ops.zeros_like(x) + 2.0, a)
+    assert not numpy(pull(ops.ones(2))).any()

@@ -24,31 +24,32 @@ def pair(shape, **options):
     return layers
 
 
-@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
-    "options",
+    ("shape", "options", "training"),
     [
-        {},
-        {"center": False, "relu_follows": True},
-        {"scale": False, "relu_follows": True},
-        {"momentum": 0.5, "trainable": False},
-        {"axis": 1},
+        ((4, 5, 6, 3), {}, True),
+        ((4, 5, 6, 3), {}, False),
+        ((4, 5, 6, 3), {"momentum": 0.5, "trainable": False}, True),
+        ((4, 5, 6, 3), {"axis": 1}, True),
+        ((4, 5, 6, 3), {"center": False, "relu_follows": True}, True),
+        ((4, 5, 6, 3), {"scale": False, "relu_follows": True}, False),
+        ((6, 7), {}, True),
+        ((1, 1, 1, 3), {}, True),  # one value per channel, which torch's kernel refuses
     ],
     ids=str,
 )
-@pytest.mark.parametrize("shape", [(4, 5, 6, 3), (1, 2, 3, 4), (2, 1, 1, 4), (6, 7)], ids=str)
 def test_is_keras_own(shape, options, training):
     x = 3 * harness.images(*shape) + 1
     ours, keras_own = pair(shape, **options)
     cotangent = harness.images(*shape, seed=2)
-    if ours.trainable:
+    if ours.trainable and x.size > 3:
         results = [
             harness.value_and_grad(layer, x, cotangent, training) for layer in (ours, keras_own)
         ]
-        for one, other in zip(results[0][1:], results[1][1:], strict=True):
-            flat = [value if isinstance(value, dict) else {"x": value} for value in (one, other)]
-            for key in flat[0]:
-                np.testing.assert_allclose(flat[0][key], flat[1][key], 1e-4, 2e-5, err_msg=key)
+        (_, on_x, on_weights), (_, want_x, want) = results
+        np.testing.assert_allclose(on_x, want_x, 1e-4, 2e-5)
+        for path, gradient in on_weights.items():
+            np.testing.assert_allclose(gradient, want[path], 1e-4, 2e-5, err_msg=path)
     for layer in (ours, keras_own):
         harness.randomize(layer)
     outputs = [harness.numpy(layer(x, training=training)) for layer in (ours, keras_own)]
@@ -57,21 +58,12 @@ def test_is_keras_own(shape, options, training):
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)
 
 
-def test_one_value_a_channel():
-    """A batch of one vector: torch's kernel refuses it."""
-    x = harness.images(1, 1, 1, 3)
-    ours, keras_own = pair(x.shape)
-    outputs = [harness.numpy(layer(x, training=True)) for layer in (ours, keras_own)]
-    np.testing.assert_allclose(*outputs, atol=1e-6)
-
-
 #: Policy to the share of a value that one rounding changes at most.
 ROUNDING = {"float32": 1e-6, "mixed_bfloat16": 2.0**-8, "mixed_float16": 2.0**-11}
 
 
 @pytest.mark.parametrize("policy", ROUNDING)
-@pytest.mark.parametrize("mean", [0, 8])
-def test_one_rounding_from_float64(policy, mean):
+def test_one_rounding_from_float64(policy):
     """The map and its gradient are rounded once to 16 bits; the statistics and the other
     gradients never.
     """
@@ -80,7 +72,7 @@ def test_one_rounding_from_float64(policy, mean):
         half = keras.ops.cast(values, policy.removeprefix("mixed_"))
         return harness.numpy(half), harness.numpy(half).astype("float64")
 
-    single_x, x = rounded(harness.images(8, 9, 7, 5) + mean)
+    single_x, x = rounded(harness.images(8, 9, 7, 5) + 8)
     single_cotangent, cotangent = rounded(harness.images(8, 9, 7, 5, seed=2))
     layer = batch_norm.BatchNormalization(epsilon=1e-5, momentum=0.75, dtype=policy)
     layer.build(x.shape)
@@ -91,16 +83,12 @@ def test_one_rounding_from_float64(policy, mean):
     factor = 1 / np.sqrt(variance + 1e-5)
     normalised = (x - x.mean(axes)) * factor
     want_y = gamma * normalised + beta
-    want = {
-        "x": gamma
-        * factor
-        * (cotangent - cotangent.mean(axes) - normalised * (cotangent * normalised).mean(axes)),
-        "gamma": (cotangent * normalised).sum(axes),
-        "beta": cotangent.sum(axes),
-    }
+    mean_c, mean_cn = cotangent.mean(axes), (cotangent * normalised).mean(axes)
+    want_x = gamma * factor * (cotangent - mean_c - normalised * mean_cn)
+    want = {"gamma": (cotangent * normalised).sum(axes), "beta": cotangent.sum(axes)}
     _, gradient, gradients = harness.value_and_grad(layer, single_x, single_cotangent, True)
-    np.testing.assert_allclose(gradient, want["x"], ROUNDING[policy], 1e-5)
-    for name in ("gamma", "beta"):
+    np.testing.assert_allclose(gradient, want_x, ROUNDING[policy], 1e-5)
+    for name in want:
         np.testing.assert_allclose(gradients[name], want[name], 1e-5, 1e-4, err_msg=name)
     layer.set_weights([gamma, beta, *moving])
     y = layer(single_x, training=True)
@@ -114,11 +102,7 @@ def test_one_rounding_from_float64(policy, mean):
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"renorm": True}], ids=str)
 def test_other_computations_are_keras_own(options):
     x = harness.images(4, 5, 5, 3)
-    ours, keras_own = pair(x.shape, **options)
-    outputs = [
-        harness.numpy(keras.ops.cast(layer(x, training=True), "float32"))
-        for layer in (ours, keras_own)
-    ]
+    outputs = [harness.numpy(layer(x, training=True)) for layer in pair(x.shape, **options)]
     np.testing.assert_array_equal(*outputs)
 
 
@@ -136,14 +120,13 @@ def test_units_use_the_kernel(training, monkeypatch):
     assert calls == [training, training]
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
-@pytest.mark.parametrize("arrangement", ["full_preactivation", "original"])
-def test_compiled_inference(arrangement, activation, tmp_path):
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_compiled_inference(activation, tmp_path):
     """TensorFlow has no operation for a convolution, its own inference kernel and a tanh
     or sigmoid together, and tries to make one.
     """
     model = kp.models.resnet_cifar(
-        8, input_shape=(8, 8, 1), activation=activation, arrangement=arrangement
+        8, input_shape=(8, 8, 1), activation=activation, arrangement="original"
     )
     for layer in model._flatten_layers():
         if isinstance(layer, batch_norm.BatchNormalization):

@@ -20,19 +20,20 @@ def bare(arrangement):
     return dataclasses.replace(kp.ARRANGEMENTS[arrangement], after_addition=())
 
 
-def check_dropped(got, full, rate, times=1):
-    """Each value is 0 or `full / (1 - rate)`; `times` dropouts behind one another."""
-    share = (1 - rate) ** times
+def check_dropped(got, full, rate):
+    """Each value is 0 or `full / (1 - rate)`."""
     live = np.abs(full) > 1e-3  # zeros of a ReLU say nothing
-    kept = np.isclose(got, full / share, 1e-3, 1e-3)
+    kept = np.isclose(got, full / (1 - rate), 1e-3, 1e-3)
     dropped = np.isclose(got, 0, atol=1e-4)
     assert (kept | dropped).all()
-    assert abs(dropped[live].mean() - (1 - share)) < 0.05
+    assert abs(dropped[live].mean() - rate) < 0.05
     assert live.sum() > 1000
 
 
-@pytest.mark.parametrize("strides", [1, 2], ids=["kept", "changed"])
-@pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
+@pytest.mark.parametrize(
+    ("arrangement", "strides"),
+    [("full_preactivation", 1), ("full_preactivation", 2), ("original", 2)],
+)
 def test_dropout_shortcut(arrangement, strides):
     """output - F is dropout(x), where the unit changes the shape dropout(projection of
     x).
@@ -50,10 +51,6 @@ def test_dropout_shortcut(arrangement, strides):
     assert not np.array_equal(first, second)
 
 
-def test_rate_of_the_paper():
-    assert kp.shortcuts.Dropout().rate == 0.5
-
-
 @pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
 def test_before_addition(arrangement):
     """At the end of F, behind whatever the arrangement has there."""
@@ -64,15 +61,15 @@ def test_before_addition(arrangement):
     check_dropped(harness.numpy(unit(x, training=True)) - x, residual, RATE)
 
 
-@pytest.mark.parametrize("block", ["basic", "bottleneck", "dense"])
-@pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
+@pytest.mark.parametrize("block", ["basic", "dense"])
+@pytest.mark.parametrize("arrangement", ["full_preactivation", "original"])
 def test_between_weights(arrangement, block):
-    """In front of every weight but the first: weights that change nothing let the
-    dropouts through to the output.
+    """In front of every weight but the first: second weights that change nothing let the
+    dropout through to the output.
     """
     x = harness.images(2000, 4) if block == "dense" else harness.images(4, 18, 18, 4)
     unit = kp.ResidualUnit(
-        4 if block != "bottleneck" else 1,
+        4,
         block=block,
         arrangement=bare(arrangement),
         shortcut="none",
@@ -82,31 +79,24 @@ def test_between_weights(arrangement, block):
     )
     unit.build(x.shape)
     harness.randomize(unit)
-    values = harness.weights(unit)
-    for path, value in values.items():
-        if path != next(iter(values)):
-            centre = (0,) * value.ndim if value.shape[0] == 1 else (value.shape[0] // 2,) * 2
-            value[...] = 0
-            if block == "dense":
-                value[...] = np.eye(4)
-            else:
-                value[centre[:2]] = (
-                    np.eye(*value.shape[2:]) if value.shape[2] == value.shape[3] else 1
-                )
-    unit.set_weights(list(values.values()))
-    full = harness.numpy(unit(x, training=False))
-    got = harness.numpy(unit(x, training=True))
-    assert unit.options.dropout == RATE
-    check_dropped(got, full, RATE, times=len(unit.options.block.channels(4)) - 1)
+    first, second = unit.get_weights()
+    second = 0 * second
+    second[() if block == "dense" else (1, 1)] = np.eye(4)
+    unit.set_weights([first, second])
+    full, got = (harness.numpy(unit(x, training=training)) for training in (False, True))
+    check_dropped(got, full, RATE)
 
 
-@pytest.mark.parametrize(
-    "options", [{"dropout": 0.9}, {"dropout": 0.9, "dropout_at": "before_addition"}], ids=str
-)
-def test_inference_is_that_of_a_unit_without_dropout(options):
-    x = harness.images(2, 5, 6, 4)
-    unit, plain = harness.unit_on(x, 4, **options), harness.unit_on(x, 4)
-    np.testing.assert_array_equal(
-        *(harness.numpy(each(x, training=False)) for each in (unit, plain))
-    )
-    assert harness.paths(unit) == harness.paths(plain)
+def test_stochastic_depth_drops_all_of_f_or_nothing():
+    """Of a unit whose F is 1 for every image, at every place (arXiv 1603.09382)."""
+    ones = {"use_bias": True, "kernel_initializer": "zeros", "bias_initializer": "ones"}
+    unit = kp.ResidualUnit(3, stochastic_depth=0.25, **ones)
+    x = np.zeros((2000, 4, 5, 3), "float32")
+    first, second = (harness.numpy(unit(x, training=True)) for _ in range(2))
+    kept = first[:, 0, 0, 0] > 0
+    expected = np.where(kept, 1 / 0.75, 0)[:, None, None, None]
+    np.testing.assert_allclose(first, np.broadcast_to(expected, x.shape), rtol=1e-6)
+    assert abs((~kept).mean() - 0.25) < 0.05  # more than five deviations
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(harness.numpy(unit(x, training=False)), 1)
+    np.testing.assert_array_equal(harness.numpy(kp.ResidualUnit(3, **ones)(x, training=True)), 1)

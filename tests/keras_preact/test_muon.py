@@ -7,8 +7,6 @@ from keras import ops
 
 import keras_preact as kp
 
-pytestmark = pytest.mark.backend
-
 RATE, DECAY, MOMENTUM, STEPS = 0.03, 0.1, 0.6, 3
 #: Of the Newton-Schulz iteration: x a + x^3 b + x^5 c on singular values.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -54,8 +52,11 @@ def value(made: keras.Variable) -> np.ndarray:
     return ops.convert_to_numpy(made.value)
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (3, 3, 2, 8), (1, 1, 8, 2), (3, 2, 4)])
+@pytest.mark.backend
+@pytest.mark.parametrize(
+    ("shape", "nesterov"),
+    [((6, 4), False), ((4, 6), True), ((3, 3, 2, 8), True), ((3, 2, 4), False)],
+)
 def test_a_kernel_is_a_matrix(shape, nesterov):
     draw = np.random.default_rng(0)
     start = draw.normal(size=shape).astype("float32")
@@ -68,24 +69,7 @@ def test_a_kernel_is_a_matrix(shape, nesterov):
     np.testing.assert_allclose(value(kernel).reshape(expected.shape), expected, atol=2e-5)
 
 
-def test_equals_torch():
-    """Torch's iteration computes in bfloat16."""
-    torch = pytest.importorskip("torch")
-    draw = np.random.default_rng(0)
-    start, gradients = draw.normal(size=(6, 4)), draw.normal(size=(STEPS, 6, 4))
-    weight = torch.nn.Parameter(torch.tensor(start.astype("float32")))
-    peer = torch.optim.Muon(
-        [weight], RATE, DECAY, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
-    )
-    kernel, optimizer = variable(start.astype("float32")), muon()
-    for gradient in gradients.astype("float32"):
-        weight.grad = torch.tensor(gradient)
-        peer.step()
-        optimizer.apply([ops.convert_to_tensor(gradient)], [kernel])
-    moved = np.abs(value(kernel) - start).max()
-    np.testing.assert_allclose(value(kernel), weight.detach().numpy(), atol=0.03 * moved)
-
-
+@pytest.mark.backend
 def test_units_of_a_stack_are_apart():
     draw = np.random.default_rng(0)
     start, gradient = (draw.normal(size=(3, 3, 3, 2, 4)).astype("float32") for _ in range(2))
@@ -102,6 +86,22 @@ def test_units_of_a_stack_are_apart():
     np.testing.assert_allclose(value(gammas)[0], value(one), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "path", ["norm/gamma", "depthwise/kernel", "head_classifier/kernel", "stem_conv/kernel"]
+)
+def test_other_weights_are_trained_by_adamw(path):
+    shape = (4,) if "norm" in path else (3, 3, 4, 1)
+    draw = np.random.default_rng(0)
+    start, *gradients = (draw.normal(size=shape).astype("float32") for _ in range(4))
+    ours, peer = (variable(start, path) for _ in range(2))
+    optimizer = muon(adam_weight_decay=0.02, adam_lr_ratio=0.5, exclude_from_decay=("norm",))
+    adamw = keras.optimizers.AdamW(0.5 * RATE, weight_decay=0 if "norm" in path else 0.02 / 0.5)
+    for gradient in gradients:
+        optimizer.apply([ops.convert_to_tensor(gradient)], [ours])
+        adamw.apply([ops.convert_to_tensor(gradient)], [peer])
+    np.testing.assert_allclose(value(ours), value(peer), rtol=1e-5, atol=1e-6)
+
+
 def test_a_stack_marks_its_weights():
     model = kp.models.resnet_cifar(20, input_shape=(8, 8, 1), width_factor=0.25, stacked=True)
     marked = {weight.path for weight in model.weights if getattr(weight, "stacked_axes", 0)}
@@ -109,45 +109,12 @@ def test_a_stack_marks_its_weights():
     assert marked
 
 
-@pytest.mark.parametrize(
-    ("shape", "path"),
-    [
-        ((4,), "norm/gamma"),
-        ((3, 3, 4, 1), "depthwise/kernel"),
-        ((4, 3), "head_classifier/kernel"),
-        ((3, 3, 1, 4), "stem_conv/kernel"),
-        ((4, 3), "embedding/embeddings"),
-    ],
-)
-def test_other_weights_are_trained_by_adamw(shape, path):
-    draw = np.random.default_rng(0)
-    start, *gradients = (draw.normal(size=shape).astype("float32") for _ in range(4))
-    options = {"adam_weight_decay": 0.02, "adam_lr_ratio": 0.5}
-    ours, peer = (variable(start, path) for _ in range(2))
-    optimizer = muon(**options)
-    adamw = keras.optimizers.AdamW(0.5 * RATE, weight_decay=0.02 / 0.5)
-    for gradient in gradients:
-        optimizer.apply([ops.convert_to_tensor(gradient)], [ours])
-        adamw.apply([ops.convert_to_tensor(gradient)], [peer])
-    np.testing.assert_allclose(value(ours), value(peer), rtol=1e-5, atol=1e-6)
-
-
-def test_decay_can_leave_weights_out():
-    kernel, gamma = variable(np.ones((2, 2))), variable(np.ones(2), "norm/gamma")
-    optimizer = muon(adam_weight_decay=DECAY, exclude_from_decay=("norm",))
-    optimizer.apply([ops.zeros((2, 2)), ops.zeros(2)], [kernel, gamma])
-    np.testing.assert_allclose(value(kernel), 1 - RATE * DECAY, rtol=1e-6)
-    np.testing.assert_allclose(value(gamma), 1)
-
-
+@pytest.mark.backend
 def test_fits_and_survives_saving(tmp_path):
-    model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), width_factor=0.25)
-    model.compile(muon(), kp.losses.SparseCategoricalCrossentropy())
-    draw = np.random.default_rng(0)
-    images, labels = draw.normal(size=(32, 8, 8, 1)), draw.integers(10, size=32)
-    losses = model.fit(images, labels, epochs=8, batch_size=16, verbose=0).history["loss"]
-    assert losses[-1] < 0.7 * losses[0]
+    model = kp.models.dense_resnet(4, width=4, input_shape=(5,), classes=3)
+    model.compile(muon(), kp.losses.SparseCategoricalCrossentropy(), jit_compile=False)
+    model.fit(np.ones((4, 5)), np.arange(4) % 3, verbose=0)
     model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert isinstance(loaded.optimizer, kp.optimizers.Muon)
-    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    loaded = keras.saving.load_model(tmp_path / "model.keras").optimizer
+    assert isinstance(loaded, kp.optimizers.Muon)
+    assert loaded.get_config() == model.optimizer.get_config()

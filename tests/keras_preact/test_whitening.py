@@ -10,12 +10,10 @@ import keras_preact as kp
 from keras_preact.layers.whitening import Whitening2D
 from tests.keras_preact import harness
 
-pytestmark = pytest.mark.backend
 
-
-def smooth_images(count=40, size=9, channels=3, seed=0):
+def smooth_images(count=40, size=9, channels=3):
     """Images whose neighbours are alike and whose channels are not."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     steps = random.normal(size=(count, size, size, channels))
     images = steps.cumsum(1).cumsum(2) @ random.normal(size=(channels, channels)) + 3
     return images.astype("float32")
@@ -34,8 +32,10 @@ def patches(images, size):
     )
 
 
-@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.backend
+@pytest.mark.parametrize(
+    ("size", "data_format"), [(1, "channels_last"), (2, "channels_last"), (3, "channels_first")]
+)
 def test_components_are_those_of_the_patches(size, data_format):
     images = smooth_images(count=300)  # more than are in memory at a time
     layer = Whitening2D(size, data_format=data_format)
@@ -55,35 +55,22 @@ def test_components_are_those_of_the_patches(size, data_format):
     want = patches(images[:50], size) @ components.T / np.sqrt(variances + 5e-4)
     signs = np.sign((got * want).sum(0))  # a component has no sign
     np.testing.assert_allclose(got, want * signs, atol=2e-3 * np.abs(want).max())
+    kernel = harness.numpy(layer.kernel).reshape(count, 2 * count)[:, :count]
+    assert (kernel[np.abs(kernel).argmax(0), np.arange(count)] > 0).all()  # the largest entry
 
 
-def test_the_largest_entry_of_a_component_is_positive():
-    layer = Whitening2D(2)
-    layer.adapt(smooth_images())
-    kernel = harness.numpy(layer.kernel).reshape(12, 24)
-    assert (kernel[np.abs(kernel).argmax(0), np.arange(24)][:12] > 0).all()
-
-
-def test_constant_images_have_a_finite_kernel():
-    layer = Whitening2D(2)
-    layer.adapt(np.full((4, 5, 5, 1), 7.0))
-    assert np.isfinite(harness.numpy(layer.kernel)).all()
-
-
-@pytest.mark.parametrize(
-    ("images", "words"),
-    [
-        (np.zeros((4, 5, 3)), r"4 dimensions.*\(4, 5, 3\)"),
-        (np.full((1, 5, 5, 3), np.nan), r"finite.*\(1, 5, 5, 3\)"),
-        (np.zeros((4, 5, 5, 2)), r"3 channels.*\(4, 5, 5, 2\)"),
-        (np.zeros((0, 5, 5, 3)), r"at least one image.*\(0, 5, 5, 3\)"),
-    ],
-)
-def test_wrong_images(images, words):
+def test_wrong_and_constant_images():
     layer = Whitening2D(2)
     layer.build((None, 5, 5, 3))
-    with pytest.raises(ValueError, match=words):
-        layer.adapt(images)
+    for images, word in (
+        (np.zeros((4, 5, 3)), "4 dimensions"),
+        (np.full((1, 5, 5, 3), np.nan), "finite"),
+        (np.zeros((4, 5, 5, 2)), "3 channels"),
+        (np.zeros((0, 5, 5, 3)), "at least one image"),
+    ):
+        assert word in harness.error_of(lambda images=images: layer.adapt(images))
+    layer.adapt(np.full((4, 5, 5, 3), 7.0))
+    assert np.isfinite(harness.numpy(layer.kernel)).all()
 
 
 def test_network_adapts_to_raw_images(tmp_path):
@@ -96,11 +83,8 @@ def test_network_adapts_to_raw_images(tmp_path):
     model.adapt(images)
     kernel = harness.numpy(layer.kernel)
     np.testing.assert_allclose(harness.numpy(model.get_layer("stem_conv").kernel), kernel, 1e-3)
-    model.compile(
-        kp.optimizers.CoupledSGD(0.1),
-        kp.losses.SparseCategoricalCrossentropy(),
-        jit_compile=False,
-    )
+    loss = kp.losses.SparseCategoricalCrossentropy()
+    model.compile(kp.optimizers.CoupledSGD(0.1), loss, jit_compile=False)
     before = harness.weights(model)
     model.fit(images, np.arange(40) % 10, verbose=0)
     same = {path for path, value in harness.weights(model).items() if (value == before[path]).all()}
@@ -108,11 +92,6 @@ def test_network_adapts_to_raw_images(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert not loaded.get_layer("stem_conv").trainable
-    np.testing.assert_array_equal(
-        loaded.predict(images, verbose=0), model.predict(images, verbose=0)
-    )
-
-
-def test_other_networks_do_not_adapt():
-    with pytest.raises(ValueError, match=r"stem='whitening'.*'3x3'"):
-        kp.models.resnet_cifar(8).adapt(smooth_images(size=32))
+    other = kp.models.resnet_cifar(8)
+    message = harness.error_of(lambda: other.adapt(images))
+    assert "stem='whitening'" in message

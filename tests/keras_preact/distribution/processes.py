@@ -2,6 +2,7 @@
 what they found.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import keras
@@ -16,83 +18,83 @@ import keras
 TASKS = Path(__file__).with_name("tasks.py")
 ROOT = Path(__file__).parents[3]
 OURS = ("KERAS_DISTRIBUTION_", "TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_")
+PATIENCE = 300.0
+PORT_TAKEN = ("address already in use", "failed to bind", "could not bind", "eaddrinuse")
 
 
-def environment(devices: int = 1) -> dict[str, str]:
-    """That of this process without launchers' variables."""
+def environment(devices: int, addresses: str, count: int, process: int) -> dict[str, str]:
+    """That of this process without launchers' variables, and with Keras' own."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
-    count = f"--xla_force_host_platform_device_count={devices}"
-    return kept | {
-        "KERAS_BACKEND": keras.backend.backend(),
-        "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": f"{kept.get('XLA_FLAGS', '')} {count}",
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "JAX_PLATFORMS": "cpu",
-    }
+    virtual = f"--xla_force_host_platform_device_count={devices}"
+    job = {"JOB_ADDRESSES": addresses, "NUM_PROCESSES": str(count), "PROCESS_ID": str(process)}
+    return (
+        kept
+        | {f"KERAS_DISTRIBUTION_{name}": value for name, value in job.items() if count > 1}
+        | {
+            "KERAS_BACKEND": keras.backend.backend(),
+            "PYTHONPATH": str(ROOT),
+            "XLA_FLAGS": f"{kept.get('XLA_FLAGS', '')} {virtual}",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "JAX_PLATFORMS": "cpu",
+        }
+    )
 
 
 def addresses(count: int) -> str:
     """`host:port` of free ports."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    found = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
-    for each in sockets:
-        each.close()
-    return found
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
 
 
-def keras_variables(count: int) -> list[dict[str, str]]:
-    """What Keras' variables are in each of `count` processes."""
-    where = addresses(count)
-    names = [
-        f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
-    ]
-    return [dict(zip(names, (where, str(count), str(i)), strict=True)) for i in range(count)]
-
-
-def run(
-    kind: str, tasks: list, devices: int = 1, variables: list[dict[str, str]] | None = None
-) -> list[list]:
-    """Return the results of each process, of which there is one for each of
-    `variables`.
-    """
-    case = json.dumps({"kind": kind, "devices": devices, "tasks": tasks})
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{i}.json" for i in range(len(variables or [{}]))]
-        running = [
-            subprocess.Popen(
-                [sys.executable, TASKS, case, file],
-                env=environment(devices) | own,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+def attempt(case: str, devices: int, files: list[Path]) -> str:
+    """Run a process for each file of results; return what those that failed have said."""
+    where = addresses(len(files))
+    with contextlib.ExitStack() as stack:
+        running = []
+        for i, file in enumerate(files):
+            errors = stack.enter_context(file.with_suffix(".errors").open("w"))
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, TASKS, case, file],
+                    env=environment(devices, where, len(files), i),
+                    stdin=subprocess.DEVNULL,
+                    stdout=errors,
+                    stderr=errors,
+                )
             )
-            for file, own in zip(files, variables or [{}], strict=True)
-        ]
-        try:
-            ends = [process.communicate(timeout=600) for process in running]
-        finally:
-            for process in running:
-                process.kill()
-        for process, (_, errors) in zip(running, ends, strict=True):
-            assert process.returncode == 0, errors[-5000:]
-        return [json.loads(file.read_text()) for file in files]
+        end = time.monotonic() + PATIENCE
+        while any(process.poll() is None for process in running) and time.monotonic() < end:
+            if any(process.returncode for process in running):
+                break  # the others would wait for it
+            time.sleep(0.05)
+        for process in running:
+            process.kill()
+            process.wait()
+    failed = [
+        file.with_suffix(".errors")
+        for file, process in zip(files, running, strict=True)
+        if process.returncode
+    ]
+    return "\n".join(file.read_text() or "killed" for file in failed)
 
 
 @functools.cache
-def _once(kind: str, tasks: str, devices: int, count: int) -> list[list] | str:
-    try:
-        return run(kind, json.loads(tasks), devices, keras_variables(count) if count > 1 else None)
-    except (AssertionError, subprocess.TimeoutExpired) as error:
-        return str(error)
+def _run(kind: str, tasks: str, devices: int, count: int) -> list[list] | str:
+    case = json.dumps({"kind": kind, "devices": devices, "tasks": json.loads(tasks)})
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{i}.json" for i in range(count)]
+        errors = attempt(case, devices, files)
+        # another program may have taken a port that was free a moment ago
+        if any(words in errors.lower() for words in PORT_TAKEN):
+            errors = attempt(case, devices, files)
+        return errors or [json.loads(file.read_text()) for file in files]
 
 
-def once(kind: str, tasks: str, devices: int, count: int) -> list[list]:
-    """`run` for `tasks` as JSON, by `count` processes that Keras' variables bring
-    together; once in a test run.
-    """
-    found = _once(kind, tasks, devices, count)
-    assert not isinstance(found, str), found
+def run(kind: str, tasks: str, devices: int, count: int) -> list[list]:
+    """Return the results of `count` processes for `tasks`, in JSON. They run once."""
+    found = _run(kind, tasks, devices, count)
+    assert not isinstance(found, str), found[-5000:]
     return found
