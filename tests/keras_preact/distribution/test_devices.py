@@ -23,8 +23,8 @@ SETUPS = {
 }[BACKEND]
 MARKS = {"tensorflow": pytest.mark.process, "jax": pytest.mark.soak, "torch": ()}[BACKEND]
 
-#: In float64; on JAX and torch, Keras computes some of it in float32.
-ROUNDING = {"tensorflow": 1e-9, "jax": 1e-5, "torch": 1e-5}[BACKEND]
+#: In float64.
+ROUNDING = 1e-9
 
 NORMALIZED = {"network": "normalized", "optimizer": "simple", "steps": 5}
 TASKS = {
