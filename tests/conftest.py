@@ -18,7 +18,7 @@ import hypothesis
 import keras
 import pytest
 
-from keras_preact.backend.pipelines import untuned
+from keras_preact.backend.tf_data import untuned
 
 BACKEND = keras.backend.backend()
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_preact import _checks
-from keras_preact.backend import pipelines
+from keras_preact.backend import tf_data
 from keras_preact.layers.batch_norm import BatchNormalization, Statistics
 from keras_preact.stacks import UnitStack
 
@@ -200,7 +200,7 @@ class Distribution:
 
     def _predict(self, model: keras.Model, local: np.ndarray):
         """Return all outputs for `(batches, rows of this process, ...)`, in order."""
-        return model.predict(**pipelines.of_array(flat(local), local.shape[1]), verbose=0)
+        return model.predict(**tf_data.of_array(flat(local), local.shape[1]), verbose=0)
 
 
 #: Takes gradients and their variables, and applies them for all devices.
@@ -311,7 +311,7 @@ def padded(dataset, rows: slice, batch_size: int, count: int):
     missing = tf.data.Dataset.from_tensors(nothing).repeat()
     filled = dataset.map(fill).concatenate(missing.map(fill)).take(batches)
     filled = filled.apply(tf.data.experimental.assert_cardinality(batches))
-    return pipelines.untuned(filled.prefetch(pipelines.PREFETCHED))
+    return tf_data.untuned(filled.prefetch(tf_data.PREFETCHED))
 
 
 def flat(batches: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_preact.backend import pipelines
+from keras_preact.backend import tf_data
 from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, Step, flat, is_statistic
 from keras_preact.layers.batch_norm import Statistics, synchronized_moments
@@ -126,7 +126,7 @@ class MultiWorker(Mirrored):
             )
         batches = dataset.rebatch(local * self.processes // self.replicas, drop_remainder=True)
         return self._strategy.distribute_datasets_from_function(
-            lambda context: pipelines.untuned(batches.prefetch(pipelines.PREFETCHED))
+            lambda context: tf_data.untuned(batches.prefetch(tf_data.PREFETCHED))
         )
 
     def highest(self, value: int) -> int:
@@ -150,7 +150,7 @@ class MultiWorker(Mirrored):
         def step(images):
             return self._strategy.gather(self._strategy.run(call, args=(images,)), axis=0)
 
-        batches = self._data(pipelines.untuned(tf.data.Dataset.from_tensor_slices(local)))
+        batches = self._data(tf_data.untuned(tf.data.Dataset.from_tensor_slices(local)))
         return flat(np.stack([step(images).numpy() for images in batches]))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_preact.backend import pipelines
+from keras_preact.backend import tf_data
 from keras_preact.export import _children, _scores
 from keras_preact.export._children import ExportError
 
@@ -190,7 +190,7 @@ class Reference:
                 f"Received: shapes {images.shape} and {labels.shape}"
             )
         images = images.astype("float32")
-        batches = pipelines.of_array(images, LABELLED_BATCH)
+        batches = tf_data.of_array(images, LABELLED_BATCH)
         outputs = scores.probe.predict(**batches, verbose=0)[0]
         if scores.channels_first:
             images = np.moveaxis(images, 1, -1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact.backend import pipelines
+from keras_preact.backend import tf_data
 
 FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 
@@ -90,7 +90,7 @@ def read(version: Path) -> list[tuple[str, dict[str, np.ndarray]]]:
     from google.protobuf.message import DecodeError
 
     requests = []
-    records = pipelines.untuned(tf.data.TFRecordDataset(str(path)))
+    records = tf_data.untuned(tf.data.TFRecordDataset(str(path)))
     try:
         for record in records.as_numpy_iterator():
             log = message()

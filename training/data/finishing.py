@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from . import parallel
+from keras_preact.backend import tf_data
+
 from .mixing import Mixing
 from .rand_augment import RandAugment
 from .readers import LAST
@@ -65,6 +66,6 @@ class Finished:
         batches = tf.data.Dataset.zip(
             tf.data.Dataset.range(start, LAST), self._open(start, numbers)
         )
-        return batches.map(
-            finished, num_parallel_calls=parallel.CALLS, deterministic=True
-        ).prefetch(parallel.PREFETCHED)
+        return batches.map(finished, num_parallel_calls=tf_data.CALLS, deterministic=True).prefetch(
+            tf_data.PREFETCHED
+        )

@@ -5,8 +5,9 @@ import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from keras_preact.backend import tf_data
+
 from ..cli import UserError, command
-from . import parallel
 from .readers import Files
 
 #: Endings of the files that are read, and Pillow's names of their formats. MPO: a JPEG of several
@@ -118,8 +119,8 @@ def _undecodable(paths: list[Path]) -> list[Path]:
     def decode(element):
         return element, tf.shape(reader.decode(reader.fetch(element)[0]))
 
-    numbers = reader.rows().map(decode, num_parallel_calls=parallel.CALLS, deterministic=False)
-    numbers = parallel.untuned(numbers.ignore_errors(log_warning=False))
+    numbers = reader.rows().map(decode, num_parallel_calls=tf_data.CALLS, deterministic=False)
+    numbers = tf_data.untuned(numbers.ignore_errors(log_warning=False))
     decoded = {i for i, _ in numbers.as_numpy_iterator()}
     return [path for i, path in enumerate(paths) if i not in decoded]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from keras_preact.backend import tf_data
 from keras_preact.preprocessing import resize_image
 
-from . import parallel
 from .readers import Reader
 from .sources import ImageData, Split
 
@@ -49,9 +49,9 @@ def evaluation_batches(
     if size not in (None, data.size):
         examples = examples.map(
             lambda image, label: (resize_and_center(image, data, size), label),
-            num_parallel_calls=parallel.CALLS,
+            num_parallel_calls=tf_data.CALLS,
         )
-    return parallel.untuned(examples.batch(len(numbered)).prefetch(parallel.PREFETCHED))
+    return tf_data.untuned(examples.batch(len(numbered)).prefetch(tf_data.PREFETCHED))
 
 
 def numbers(rows: slice, batch_size: int) -> np.ndarray:

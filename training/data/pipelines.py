@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from keras_preact.backend import tf_data
+
 from ..cli import UserError, lookup
-from . import crops, images, order, parallel, resident
+from . import crops, images, order, resident
 from .finishing import Finished
 from .mixing import Mixing
 from .rand_augment import RandAugment
@@ -63,7 +65,7 @@ class TrainingStream:
         """
         if start < 0:
             raise ValueError(f"`start` must not be negative. Received: {start}")
-        return parallel.untuned(self.open(start, images.numbers(rows, self.batch_size)))
+        return tf_data.untuned(self.open(start, images.numbers(rows, self.batch_size)))
 
 
 def training_stream(
@@ -283,7 +285,7 @@ class Drawn:
             )
             return tuple(map(tf.ensure_shape, batch, (inputs.shape, labels.shape)))
 
-        return tf.data.Dataset.range(start, LAST).map(make).prefetch(parallel.PREFETCHED)
+        return tf.data.Dataset.range(start, LAST).map(make).prefetch(tf_data.PREFETCHED)
 
 
 class InMemory(Drawn):
@@ -345,7 +347,7 @@ def _one_by_one(
         kept = images.keep(rows, batch_size)
         if kept is not None:
             elements = elements.filter(lambda place, element: kept(place))
-        examples = elements.map(prepare, num_parallel_calls=parallel.CALLS, deterministic=True)
-        return examples.batch(len(rows), drop_remainder=True).prefetch(parallel.PREFETCHED)
+        examples = elements.map(prepare, num_parallel_calls=tf_data.CALLS, deterministic=True)
+        return examples.batch(len(rows), drop_remainder=True).prefetch(tf_data.PREFETCHED)
 
     return open_stream

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from . import parallel
+from keras_preact.backend import tf_data
+
 from .order import Order
 from .readers import Arrays, Reader
 
@@ -51,7 +52,7 @@ def _sample(reader: Reader):
     elements = reader.rows().enumerate().filter(lambda number, element: wanted[number])
     images = elements.map(
         lambda number, element: reader.decode(reader.fetch(element)[0]),
-        num_parallel_calls=parallel.CALLS,
+        num_parallel_calls=tf_data.CALLS,
     )
-    for image in parallel.untuned(images).as_numpy_iterator():
+    for image in tf_data.untuned(images).as_numpy_iterator():
         yield image, 1

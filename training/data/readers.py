@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from keras_preact.backend import tf_data
+
 from ..cli import UserError
-from . import parallel
 from .order import SHARDS, Order
 
 #: Records that are in memory, undecoded, to draw the next one from.
@@ -210,7 +211,7 @@ class Records:
                 _records,
                 cycle_length=CYCLE,
                 block_length=BLOCK,
-                num_parallel_calls=parallel.CALLS,
+                num_parallel_calls=tf_data.CALLS,
                 deterministic=True,
             )
             buffer = min(self._size, SHUFFLE_BUFFER)

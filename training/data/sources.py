@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from keras_preact.backend import tf_data
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
 from ..cli import UserError, lookup
 from ..config import Data
-from . import folders, parallel
+from . import folders
 from .pixels import mean_and_std
 from .readers import Arrays, Fake, Files, Reader, Records
 
@@ -62,7 +63,7 @@ class Split:
                 image, label = reader.fetch(element)
                 return reader.decode(image), label
 
-            return parallel.untuned(rows.map(read, num_parallel_calls=parallel.CALLS))
+            return tf_data.untuned(rows.map(read, num_parallel_calls=tf_data.CALLS))
 
         return cls(len(reader), open_split, reader)
 

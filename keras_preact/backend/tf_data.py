@@ -1,4 +1,4 @@
-"""How input pipelines run in parallel: by fixed numbers, without autotuning.
+"""Pipelines of TensorFlow's tf.data: parallel by fixed numbers, without autotuning.
 
 An iterator of tf.data with autotuning waits in its destructor for a thread that may
 sleep for up to a minute, and holds Python's lock meanwhile. The garbage collector can
@@ -6,6 +6,10 @@ start that at any moment: a training would freeze.
 """
 
 import os
+from typing import Any
+
+import keras
+import numpy as np
 
 #: Images that a pipeline decodes and augments at the same time.
 CALLS = os.cpu_count() or 1
@@ -23,3 +27,14 @@ def untuned(dataset):
     options.autotune.enabled = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset.with_options(options)
+
+
+def of_array(x: np.ndarray, batch_size: int) -> dict[str, Any]:
+    """Return the arguments of Keras' `predict` for an array. On TensorFlow, Keras would
+    make an autotuned pipeline of it.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return {"x": x, "batch_size": batch_size}
+    import tensorflow as tf
+
+    return {"x": untuned(tf.data.Dataset.from_tensor_slices(x).batch(batch_size))}
