@@ -65,13 +65,13 @@ tests := $(VENV)/.installed-tests
 # Two workers, whatever the machine has: each takes up to 6 GiB, and files whose tests share what is slow to make stay together.
 pytest = KERAS_BACKEND=$(BACKEND) OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 $(bin)/python -m pytest -n 2 --dist loadfile
 
-test: $(tests) ## Run the tests on BACKEND; on jax and torch, those that depend on it. About 6 minutes.
+test: $(tests) ## Run the tests on BACKEND; on jax and torch, those that depend on it. About 5 minutes.
 	$(pytest) -m "not process and not soak" $(PYTEST_ARGS)
 
 test-processes: $(tests) ## Run the commands as a user does: train, kill and resume, export, serve.
 	$(pytest) -m "process and not soak" $(PYTEST_ARGS)
 
-soak: $(tests) ## Run what takes long and says little: full depth, full products, many kills, packages, documents. An hour and more.
+soak: $(tests) ## Run what takes long and says little: full depth, full products, many kills, packages, documents. About 10 minutes.
 	for backend in tensorflow jax torch; do $(MAKE) --no-print-directory soak-on BACKEND=$$backend; done
 
 soak-on: $(tests)

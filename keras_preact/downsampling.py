@@ -13,13 +13,13 @@ from keras_preact.layers.spatial import PaddedMaxPooling2D, WindowPooling2D
 
 @dataclasses.dataclass(frozen=True)
 class Downsampling:
-    """The places at which a pooling has the stride of a weight, each with the weights of
+    """The places where a pooling takes over the stride of a weight. Each has the weights of
     its window along a side; `"max"` takes the largest value of 2 x 2 pixels.
 
     Args:
         projection: Before the projection of the shortcut.
         weight: Right after the weight with the stride.
-        branch: After the activation behind that weight.
+        branch: After that weight and the activation that follows it.
         stem: After the max pooling of the stem.
     """
 

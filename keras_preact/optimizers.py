@@ -72,7 +72,7 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
         exclude_from_decay: Words; a weight with one of them in its path is not decayed.
             The released code decays all weights; `("norm",)` excludes those of
             normalisations.
-        **kwargs: As in `keras.optimizers.SGD`, without `weight_decay`.
+        **kwargs: Arguments of `keras.optimizers.SGD`, except `weight_decay`.
 
     Example:
 
@@ -199,8 +199,8 @@ class Muon(_CountsUpdates, keras.optimizers.Muon):
         exclude_layers: Regular expressions; a weight with one of them in its path is
             trained by AdamW. By default the first and the last layer of the networks
             of this package.
-        exclude_from_decay: Words, as in `CoupledSGD`.
-        **kwargs: As in `keras.optimizers.Muon`.
+        exclude_from_decay: Words; a weight with one of them in its path is not decayed.
+        **kwargs: Arguments of `keras.optimizers.Muon`.
 
     Example:
 

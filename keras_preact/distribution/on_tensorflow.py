@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_preact.backend import tf_data
 from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, Step, flat, is_statistic
-from keras_preact.layers.batch_norm import Statistics, synchronized_moments
+from keras_preact.layers.batch_norm import Statistics, synchronized_moments, tensorflow_kernel
 from keras_preact.stacks import UnitStack
 
 #: Versions of Keras in which `_Workers` is known to mend what fails.
@@ -272,10 +272,7 @@ def _normalize(replicas: int, x, gamma, beta, epsilon: float):
 
     @tf.custom_gradient
     def normalize(x, gamma, beta):
-        empty = tf.zeros((0,))
-        _, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
-            x=x, scale=gamma, offset=beta, mean=empty, variance=empty, epsilon=epsilon
-        )
+        _, mean, variance = tensorflow_kernel(x, gamma, beta, None, None, epsilon, training=True)
         # the kernel divides by n - 1 for the variance
         square = variance * ((n - 1) / n) + tf.square(mean)
         mean, square = tf.unstack(_sum(tf.stack([mean, square])) / replicas)
@@ -292,7 +289,7 @@ def _normalize(replicas: int, x, gamma, beta, epsilon: float):
                 scale=gamma,
                 reserve_space_1=mean,
                 reserve_space_2=variance,
-                reserve_space_3=empty,
+                reserve_space_3=tf.zeros((0,)),
                 epsilon=epsilon,
                 is_training=False,
             )

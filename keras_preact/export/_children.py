@@ -33,9 +33,7 @@ def naming(place: Path) -> Iterator[None]:
         words = no_room(error)
         if words is None:
             raise
-        message = (
-            f"There is no room for the export in {place} ({words}); nothing of it was left behind"
-        )
+        message = f"There is no room for the export in {place} ({words}); nothing of it was kept"
         raise OSError(error.errno or errno.ENOSPC, message) from error
 
 

@@ -56,16 +56,15 @@ class BatchNormalization(keras.layers.BatchNormalization):
     computation. In mixed precision the map and its gradient are in 16 bits,
     the statistics, gamma, beta and their gradients in float32.
 
-    Where several devices share a batch, the active `keras_preact.distribution` says
-    whether its statistics are those of all devices or of each; nothing of it is in the
-    layer, nor in what is saved.
+    If several devices share a batch, the active `keras_preact.distribution` decides
+    whether they share its statistics. Neither the layer nor a saved model holds this.
 
     Args:
-        relu_follows: Whether a ReLU is behind this layer. TensorFlow then uses its
-            kernel at inference as well, and fuses it with the ReLU and a convolution in
-            front. With a tanh or sigmoid behind, TensorFlow 2.21 would make of the three
+        relu_follows: Whether a ReLU follows this layer. TensorFlow then uses its kernel
+            at inference as well, and fuses it with the ReLU and the convolution before
+            it. If a tanh or sigmoid follows, TensorFlow 2.21 would fuse the three into
             an operation that it does not have on a CPU.
-        **kwargs: As in `keras.layers.BatchNormalization`.
+        **kwargs: Arguments of `keras.layers.BatchNormalization`.
     """
 
     #: How it takes statistics in training; a distribution sets it, and no config holds it.
@@ -171,7 +170,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return super().get_config() | {"relu_follows": self.relu_follows}
 
 
-def _tensorflow(x, gamma, beta, mean, variance, epsilon: float, training: bool):
+def tensorflow_kernel(x, gamma, beta, mean, variance, epsilon: float, training: bool):
+    """Return the normalised images, and the mean and the variance that they were
+    normalised by, in training with n - 1.
+    """
     import tensorflow as tf
 
     if training:  # then the kernel wants none
@@ -188,7 +190,7 @@ def _tensorflow(x, gamma, beta, mean, variance, epsilon: float, training: bool):
     return y, mean, variance
 
 
-def _torch(x, gamma, beta, mean, variance, epsilon: float, training: bool):
+def torch_kernel(x, gamma, beta, mean, variance, epsilon: float, training: bool):
     import torch
 
     if training:  # with a momentum of 1 the batch's own statistics take their place
@@ -200,4 +202,4 @@ def _torch(x, gamma, beta, mean, variance, epsilon: float, training: bool):
     return y.permute(0, 2, 3, 1), mean, variance
 
 
-_KERNELS: dict[str, Callable] = {"tensorflow": _tensorflow, "torch": _torch}
+_KERNELS: dict[str, Callable] = {"tensorflow": tensorflow_kernel, "torch": torch_kernel}

@@ -23,7 +23,7 @@ class PaddedConv2D(keras.layers.Conv2D):
         standardize: Whether to convolve with the standardised kernel: of every filter,
             less its mean and over its standard deviation (weight standardisation, arXiv
             1903.10520). Computed in float32 whatever the policy.
-        **kwargs: As in `keras.layers.Conv2D`, without `padding`.
+        **kwargs: Arguments of `keras.layers.Conv2D`, except `padding`.
 
     Input: `(batch, height, width, channels)`, output: `(batch, ceil(height / strides),
         ceil(width / strides), filters)`; with
@@ -81,8 +81,8 @@ class PaddedConv2D(keras.layers.Conv2D):
 
         Gradients of all the 1x1 convolutions of ResNet-50 take 1.4 to 1.7 times as long
         as convolutions on JAX, 1.0 to 1.2 (in bfloat16 to 1.5) on TensorFlow.
-        TensorFlow's graphs for inference keep the convolution, which is fused with a bias
-        and a ReLU behind it. Torch convolves faster.
+        TensorFlow's graphs for inference keep the convolution, which is fused with the
+        bias and the ReLU that follow it. Torch convolves faster.
         """
         backend = keras.backend.backend()
         return (
@@ -121,8 +121,8 @@ class PaddedConv2D(keras.layers.Conv2D):
             inputs = pad_sides(inputs, self.pad, self.data_format)
         outputs = self.convolution_op(inputs, self.kernel, training)
         if self.groups > 1 and keras.backend.backend() == "tensorflow" and not training:
-            # Without oneDNN, its kernel for a convolution with a normalisation or ReLU behind has
-            # no groups (2.21). It fuses nothing over this operation, which changes nothing.
+            # Without oneDNN, its kernel for a convolution that is followed by a normalisation or
+            # ReLU has no groups (2.21). It does not fuse over this operation, an identity.
             import tensorflow as tf
 
             outputs = tf.ensure_shape(outputs, outputs.shape)
@@ -169,10 +169,11 @@ class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
     right what the last window lacks.
 
     Args:
-        pool_size, strides: As in `keras.layers.MaxPooling2D`; the size is 2 or odd.
+        pool_size, strides: Arguments of `keras.layers.MaxPooling2D`; the size is 2 or
+            odd.
         zeros: Whether to pad with zeros, which hide negative values at the edge: the
             TF-slim networks do. For an odd `pool_size`.
-        **kwargs: As in `keras.layers.MaxPooling2D`, without `padding`.
+        **kwargs: Arguments of `keras.layers.MaxPooling2D`, except `padding`.
 
     Input and output: as `PaddedConv2D`, with the channels unchanged.
     """
@@ -310,7 +311,7 @@ def sampled(images, strides: int, data_format: str):
 def strided_shape(
     shape: tuple, strides: int, data_format: str, channels: int | None = None
 ) -> tuple:
-    """Return the shape behind a step of `strides` (an image's size divided by it,
+    """Return the shape after a step of `strides` (an image's size divided by it,
     rounded up) into `channels`.
 
     A shape that is not an image's keeps its sizes; without `channels` their number

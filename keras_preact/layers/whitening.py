@@ -10,7 +10,7 @@ CHUNK = 256
 
 
 def whitened_channels(kernel_size: int, channels: int) -> int:
-    """Return the channels of a `Whitening2D` behind an input of so many."""
+    """Return the output channels of a `Whitening2D` for `channels` input channels."""
     return 2 * kernel_size**2 * channels
 
 
@@ -25,12 +25,12 @@ class Whitening2D(keras.layers.Conv2D):
 
     Args:
         kernel_size: Height and width of the patches.
-        **kwargs: As in `keras.layers.Conv2D`, without `filters`, `strides`, `padding`
-            and `use_bias`.
+        **kwargs: Arguments of `keras.layers.Conv2D`, except `filters`, `strides`,
+            `padding` and `use_bias`.
 
     Input: `(batch, height, width, channels)`, output: `(batch, height - kernel_size + 1,
         width - kernel_size + 1, 2 * kernel_size ** 2 * channels)`; with
-        `data_format="channels_first"` the channels stand second in both.
+        `data_format="channels_first"` the channels are the second axis of both.
 
     Example:
 

@@ -95,8 +95,8 @@ def wide_resnet(
         depth: `6n+4`: the three projections count (16, 22, 28, 40).
         width_factor: Multiplies the widths 16, 32, 64 of the stages; the stem stays at
             16.
-        classes, input_shape, **options: As in `resnet_cifar`; `dropout` stands between
-            the two convolutions.
+        classes, input_shape, **options: Arguments of `resnet_cifar`; `dropout` is
+            between the two convolutions.
 
     Raises:
         ValueError: for a depth that fits no n (the message names the two nearest), and
@@ -144,8 +144,8 @@ def fast_resnet(
     Args:
         units: Basic units in each stage. With 1 there are 8 weight layers.
         width_factor: Multiplies the widths 64, 256, 256 of the stages.
-        classes, input_shape, **options: As in `resnet_cifar`. `downsampling="max"` is
-            the default.
+        classes, input_shape, **options: Arguments of `resnet_cifar`.
+            `downsampling="max"` is the default.
 
     Example:
 

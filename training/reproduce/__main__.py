@@ -178,8 +178,13 @@ COMMANDS: Mapping[str, Command] = {
     "first-paper": Command(
         "Table 6 of the first paper (arXiv 1512.03385): depth.", run=_table("first_paper")
     ),
-    "eighth1": Command("Table 1 with an eighth of the schedule.", run=_table("eighth1")),
-    "eighth2": Command("Table 2 with an eighth of the schedule.", run=_table("eighth2")),
+    "preact": Command("Full pre-activation at 20 to 56 layers.", run=_table("preact")),
+    "eighth1": Command(
+        "Table 1 with ResNet-56 and an eighth of the schedule.", run=_table("eighth1")
+    ),
+    "eighth2": Command(
+        "Table 2 with ResNet-56 and an eighth of the schedule.", run=_table("eighth2")
+    ),
     "digits": Command(
         "Tables 1 and 2 in small, on digits: half an hour on a CPU.",
         options=Digits,

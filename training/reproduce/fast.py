@@ -86,7 +86,7 @@ def record_of(run: Path, views: Mapping[str, Mapping[str, float]]) -> dict[str, 
     return {
         "format": FORMAT,
         "seed": described["config"]["seed"],
-        "config": described["config"],
+        "config": results.portable(described["config"]),
         "code": described["code"],
         "parameters": described["trainable_parameters"],
         "device": backends.described(),

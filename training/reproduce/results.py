@@ -51,7 +51,7 @@ class Record:
     Args:
         trial: Name of the trial.
         seed: Seed of weights, order and augmentation.
-        config: Configuration of the run.
+        config: Configuration of the run, without the directories of the machine.
         data: Its `name` and `hash`, and the number of images to `train` and `test`.
         code: Git `commit`, and whether the code was `modified` since.
         first_losses: Loss of each of the first executions of the train step, of one
@@ -108,7 +108,7 @@ def of_run(
     return Record(
         trial=described["recipe"],
         seed=seed,
-        config=described["config"],
+        config=portable(described["config"]),
         data=data,
         code=described["code"],
         first_losses=histories.read_table(run / "first_losses.csv")
@@ -125,6 +125,11 @@ def of_run(
         parameters=described["trainable_parameters"],
         diverged_at=diverged_at,
     )
+
+
+def portable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the directories of the machine that it ran on."""
+    return {**config, "data": {**config["data"], "dir": None}, "output": None}
 
 
 def _curve(name: str, values: np.ndarray) -> list:

@@ -193,15 +193,13 @@ def _model(arguments: Mapping[str, Any]) -> Model:
 
 
 def _trial(
-    published: kp.published.Result, recipe: str, dataset: str, more: Mapping[str, Any]
+    arguments: Mapping[str, Any], recipe: str, dataset: str, more: Mapping[str, Any]
 ) -> Trial:
-    own = {
-        key: value for key, value in published.arguments.items() if key not in ("depth", "classes")
-    }
+    own = {key: value for key, value in arguments.items() if key not in ("depth", "classes")}
     parts = [f"b{value:g}" if key == "gate_bias" else _label(value) for key, value in own.items()]
-    network = f"resnet{published.arguments['depth']}"
+    network = f"resnet{arguments['depth']}"
     name = "-".join([network, *parts, *([recipe] if recipe in ("batch64", "eighth") else [])])
-    return Trial(f"{dataset}/{name}", dataset, recipe, _model({**published.arguments, **more}))
+    return Trial(f"{dataset}/{name}", dataset, recipe, _model({**arguments, **more}))
 
 
 def _table(
@@ -211,13 +209,18 @@ def _table(
     shortened: str = "",
     unlike: str = "",
     depths: bool = False,
+    depth: int | None = None,
     **of: str,
 ) -> Table:
+    """Return the table of the published rows `of`; with `depth`, of networks this deep."""
     rows = []
     for published in kp.published.results(**of):
-        trial = _trial(published, recipe, "digits" if small else published.dataset, small or {})
+        arguments = {**published.arguments, **({"depth": depth} if depth else {})}
+        dataset = "digits" if small else published.dataset
+        trial = _trial(arguments, recipe, dataset, small or {})
         data = "CIFAR-100, " if published.dataset == "cifar100" else ""
-        rows.append(Row(f"{data}{published.network}, {published.row}", trial, published))
+        network = f"ResNet-{depth}" if depth else published.network
+        rows.append(Row(f"{data}{network}, {published.row}", trial, published))
     return Table(title, tuple(rows), shortened, unlike, depths)
 
 
@@ -230,9 +233,31 @@ _SMALL: Mapping[str, Any] = {
 }
 _EIGHTH: Mapping[str, Any] = {
     "recipe": "eighth",
-    "shortened": "An eighth of the paper's schedule: 8,000 iterations, one seed unless n says more",
-    "unlike": "64,000 iterations",
+    "depth": 56,
+    "network": "ResNet-110",
+    "shortened": "An eighth of the paper's schedule, 8,000 iterations, and ResNet-56 in place of "
+    "ResNet-110; one seed unless n says more",
+    "unlike": "ResNet-110, 64,000 iterations",
 }
+
+#: Pre-activation at the depths of the first paper, which neither paper trained.
+_PREACT = Table(
+    "Full pre-activation at 20 to 56 layers, on CIFAR-10",
+    tuple(
+        Row(
+            f"ResNet-{depth}, full_preactivation",
+            Trial(
+                f"cifar10/resnet{depth}-full_preactivation",
+                "cifar10",
+                "paper",
+                Model(f"cifar_resnet{depth}_preact"),
+            ),
+        )
+        for depth in (20, 32, 44, 56)
+    ),
+    about="The recipe of Table 6 of arXiv 1512.03385, whose networks of these depths have the "
+    "original units.",
+)
 
 #: The paper's recipe is not for these networks, nor did the paper train them.
 _DEEP = Table(
@@ -262,8 +287,9 @@ TABLES: Mapping[str, Table] = {
     "first_paper": _table(
         "Table 6 of arXiv 1512.03385: depth", depths=True, table="6 of 1512.03385"
     ),
-    "eighth1": _table("Table 1 with an eighth of the schedule", **_EIGHTH, table="1"),
-    "eighth2": _table("Table 2 with an eighth of the schedule", **_EIGHTH, table="2"),
+    "preact": _PREACT,
+    "eighth1": _table("Table 1 with ResNet-56 and an eighth of the schedule", **_EIGHTH, table="1"),
+    "eighth2": _table("Table 2 with ResNet-56 and an eighth of the schedule", **_EIGHTH, table="2"),
     "digits1": _table("Table 1 in small, on digits", **_SMALL, table="1"),
     "digits2": _table("Table 2 in small, on digits", **_SMALL, table="2"),
     "deep": _DEEP,
@@ -342,14 +368,24 @@ FIGURES: Mapping[str, Figure] = {
             ),
         },
     ),
-    "eighth": Figure(
-        "The curves of Fig. 1 and 6 with an eighth of the schedule, on CIFAR-10",
+    "preact": Figure(
+        "Full pre-activation against the original, on CIFAR-10",
         {
             f"ResNet-{depth}": (
-                ("eighth2", f"ResNet-{depth}, full_preactivation"),
-                ("eighth2", f"ResNet-{depth}, original"),
+                ("preact", f"ResNet-{depth}, full_preactivation"),
+                ("first_paper", f"ResNet-{depth}, {depth} layers"),
             )
-            for depth in (110, 164)
+            for depth in (20, 32, 44, 56)
+        },
+    ),
+    "eighth": Figure(
+        "Fig. 1 and 6 with ResNet-56 and an eighth of the schedule, on CIFAR-10",
+        {
+            arrangement: (
+                ("eighth2", f"ResNet-56, {arrangement}"),
+                ("eighth2", "ResNet-56, original"),
+            )
+            for arrangement in ("full_preactivation", "bn_after_addition")
         },
     ),
     "deep": Figure(

@@ -19,7 +19,7 @@ from training.reproduce import rows
 PUBLISHED = {
     **{"table1": ("1", "paper", 11), "table2": ("2", "paper", 10), "table3": ("3", "paper", 12)},
     **{"table4": ("4", "batch64", 1), "first_paper": ("6 of 1512.03385", "paper", 5)},
-    **{"eighth1": ("1", "eighth", 11), "eighth2": ("2", "eighth", 10)},
+    **{"eighth1": ("1", "eighth", 11), "eighth2": ("2", "eighth", 5)},
     **{"digits1": ("1", "small", 11), "digits2": ("2", "small", 10)},
 }
 
@@ -27,14 +27,31 @@ PUBLISHED = {
 def test_every_published_row_is_there():
     published = {row.table for row in kp.published.RESULTS if row.dataset != "imagenet"}
     assert published == {of for of, _, _ in PUBLISHED.values()}
-    assert set(rows.TABLES) == {*PUBLISHED, "deep"}
+    assert set(rows.TABLES) == {*PUBLISHED, "preact", "deep"}
     for name, (of, recipe, count) in PUBLISHED.items():
         table = rows.TABLES[name]
-        assert [row.published for row in table.rows] == list(kp.published.results(table=of))
+        shallower = {"network": "ResNet-110"} if recipe == "eighth" else {}
+        found = [row.published for row in table.rows]
+        assert found == list(kp.published.results(table=of, **shallower))
         assert len({row.label for row in table.rows}) == count
         for row in table.rows:
             dataset = "digits" if name.startswith("digits") else row.published.dataset
             assert (row.trial.recipe, row.trial.dataset) == (recipe, dataset)
+            depth = 56 if shallower else row.published.arguments["depth"]
+            assert f"ResNet-{depth}," in row.label
+            assert f"/resnet{depth}-" in row.trial.name
+            assert row.trial.model.name == f"cifar_resnet{depth}_original"
+
+
+def test_preactivation_at_the_depths_of_the_first_paper():
+    """They differ from its rows in the arrangement alone."""
+    original = {row.trial.name: row.trial for row in rows.TABLES["first_paper"].rows}
+    for row, depth in zip(rows.TABLES["preact"].rows, (20, 32, 44, 56), strict=True):
+        plain = original[f"cifar10/resnet{depth}-original"]
+        assert row.trial.name == f"cifar10/resnet{depth}-full_preactivation"
+        model = kp.models.resnet_cifar(depth, arrangement="full_preactivation")
+        assert plain_config(kp.create_model(row.trial.model.name)) == plain_config(model)
+        assert dataclasses.replace(row.trial, name=plain.name, model=plain.model) == plain
 
 
 def test_a_name_is_a_network_with_its_recipe():

@@ -52,6 +52,7 @@ def test_the_result_is_that_of_the_run(job, tmp_path):
     assert (record.seed, record.cost["together"], record.diverged_at) == (3, 2, None)
     digits = {"name": "digits", "train": 1437, "test": 360, "hash": load(Data("digits")).hash}
     assert record.data == digits
+    assert str(tmp_path) not in str(record)
     assert len(record.first_losses) == 12
     first = record.curves["train_loss"][0]
     assert np.mean(record.first_losses[:4]) == pytest.approx(first, rel=1e-5)
