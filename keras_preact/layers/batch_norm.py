@@ -191,6 +191,7 @@ def tensorflow_kernel(x, gamma, beta, mean, variance, epsilon: float, training: 
 
 
 def torch_kernel(x, gamma, beta, mean, variance, epsilon: float, training: bool):
+    """Return the same as `tensorflow_kernel`."""
     import torch
 
     if training:  # with a momentum of 1 the batch's own statistics take their place
