@@ -1,22 +1,28 @@
 """The command line: `keras-preact reproduce COMMAND`."""
 
+import contextlib
 import dataclasses
 import importlib
+import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .. import cli
+from .. import children, cli
 from .results import RESULTS, SEEDS, WORK
 
 if TYPE_CHECKING:
     from .rows import Row, Trial
+    from .run import Job
 
-DESCRIPTION = """Measure the paper's tables: train every row, beside its published number.
+DESCRIPTION = """Measure the tables of the results: train every row, beside its published number.
 Each run writes one JSON file. Finished runs are kept, interrupted runs are resumed.
-table1 to table4 and first-paper need CIFAR and an accelerator; digits needs neither."""
+Tables on CIFAR need its images; the paper's tables also need an accelerator."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +33,8 @@ class Train:
     """Rows to measure: labels, names of trials, or parts of them. Default: all rows."""
     seeds: int = SEEDS
     """Number of runs per row, with seeds 0, 1, ..."""
-    device_minutes: float | None = None
-    """Stop after this many minutes. The same command resumes unfinished runs."""
-    processes: int = 1
-    """Runs at the same time. They share the cores."""
     backend: Literal["auto", "jax", "tensorflow", "torch"] = "auto"
-    """Keras backend. auto: KERAS_BACKEND, or JAX if it is installed."""
+    """Keras backend. auto: KERAS_BACKEND, or TensorFlow."""
     dtype: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
     """Precision, one per row. auto: mixed_bfloat16 on an accelerator, else float32."""
     together: int | None = None
@@ -45,14 +47,6 @@ class Train:
     """Folder of the run directories."""
     smoke: bool = False
     """Train eight steps of every row, on random images instead of CIFAR, to check the setup."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Digits(Train):
-    """Options of the tables on digits."""
-
-    processes: int = 2
-    """Runs at the same time. They share the cores."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,58 +86,91 @@ def _named(row: "Row", name: str) -> bool:
 
 
 def train(options: Train, tables: Sequence[str]) -> None:
-    """Train the missing runs of the rows."""
-    from . import results, workers
+    """Train the missing runs of the rows, one after another, each in a process of its
+    own: when one ends, its memory is free.
+
+    Raises:
+        UserError: if runs failed; the others were trained.
+        KeyboardInterrupt: after SIGINT, when the run has saved its state.
+        SystemExit: with status 75 after SIGTERM.
+    """
+    from . import results
     from .run import Job
 
-    for option in ("seeds", "processes", "device_minutes", "together"):
+    for option in ("seeds", "together"):
         value = getattr(options, option)
         if value is not None and not value > 0:
-            raise cli.UserError(f"--{option.replace('_', '-')} must be positive. Received: {value}")
+            raise cli.UserError(f"--{option} must be positive. Received: {value}")
     output, work = options.output, options.work
     if options.smoke:
         output, work = (options.work / "smoke" / name for name in ("results", "runs"))
         shutil.rmtree(options.work / "smoke", ignore_errors=True)
-    jobs, there = [], 0
-    for trial in chosen(tables, options.rows):
-        seeds = [
-            seed
-            for seed in range(options.seeds)
-            if not results.path(output, trial.name, seed).exists()
-        ]
-        there += options.seeds - len(seeds)
-        if seeds:
-            job = Job(
-                trial.name,
-                seeds,
-                results=str(output.absolute()),
-                work=str(work.absolute()),
-                data=None if options.data is None else str(options.data.absolute()),
-                dtype=None if options.dtype == "auto" else options.dtype,
-                together=options.together,
-                smoke=options.smoke,
-                processes=options.processes,
-            )
-            jobs.append(job)
-    missing = sum(len(job.seeds) for job in jobs)
-    print(f"{missing} runs of {len(jobs)} trials are missing; {there} exist already.", flush=True)
-    processes = min(options.processes, max(1, len(jobs)))
-    workers.Workers(processes, workers.backend(options.backend), options.device_minutes).train(jobs)
-    left = sum(
-        not results.path(output, job.trial, seed).exists() for job in jobs for seed in job.seeds
-    )
-    after = f" {left} are not finished; the same command resumes them." if left else ""
-    print(f"Finished {missing - left} runs in {output}.{after}")
+    runs = [
+        (trial.name, seed)
+        for trial in chosen(tables, options.rows)
+        for seed in range(options.seeds)
+    ]
+    missing = [run for run in runs if not results.path(output, *run).exists()]
+    print(f"{len(missing)} of {len(runs)} runs are missing.", flush=True)
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    failed = []
+    for trial, seed in missing:
+        job = Job(
+            trial,
+            seed,
+            results=str(output),
+            work=str(work),
+            data=None if options.data is None else str(options.data),
+            dtype=None if options.dtype == "auto" else options.dtype,
+            together=options.together,
+            smoke=options.smoke,
+        )
+        if _status(job, backend if options.backend == "auto" else options.backend):
+            failed.append(f"{trial}, seed {seed}")
+    if failed:
+        raise cli.UserError(
+            f"{len(failed)} of {len(missing)} runs failed: {'; '.join(failed)}. Their messages are "
+            "above."
+        )
+    print(f"Finished {len(missing)} runs. Results: {output}")
 
 
-def _table(name: str) -> Callable[[Train], None]:
-    return lambda options: train(options, [name])
+def _status(job: "Job", backend: str) -> int:
+    """Train in a process of its own, and return its exit status. SIGINT and SIGTERM are
+    passed on to it; when it has saved its state, this process ends as well.
+    """
+    from ..signals import PREEMPTED
+
+    process = children.start(f"{__package__}.run", json.dumps(dataclasses.asdict(job)), backend)
+    with _passing_on(process) as received:
+        status = process.wait()
+    if signal.SIGINT in received:
+        raise KeyboardInterrupt
+    if signal.SIGTERM in received:
+        sys.exit(PREEMPTED)
+    return status
 
 
-def _digits(options: Digits) -> None:
-    from .rows import TABLES
+@contextlib.contextmanager
+def _passing_on(process: subprocess.Popen) -> Iterator[list[int]]:
+    """Give a list of the signals that come meanwhile and are passed on to a process."""
+    received: list[int] = []
 
-    train(options, [name for name in TABLES if name.startswith("digits")])
+    def pass_on(number: int, _frame) -> None:
+        received.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _table(*names: str) -> Callable[[Train], None]:
+    return lambda options: train(options, names)
 
 
 def _report(options: Report) -> None:
@@ -171,27 +198,23 @@ class Command:
 
 #: Name to command, in the order of the help text.
 COMMANDS: Mapping[str, Command] = {
-    "table1": Command("Table 1: shortcuts, on CIFAR-10.", run=_table("table1")),
-    "table2": Command("Table 2: arrangements, on CIFAR-10.", run=_table("table2")),
-    "table3": Command("Table 3: pre-activation against the original.", run=_table("table3")),
-    "table4": Command("Table 4: ResNet-1001 with batches of 64.", run=_table("table4")),
+    "fast": Command("CIFAR-10 in minutes: the recipe cifar10_fast.", run=_table("fast")),
     "first-paper": Command(
         "Table 6 of the first paper (arXiv 1512.03385): depth.", run=_table("first_paper")
     ),
     "preact": Command("Full pre-activation at 20 to 56 layers.", run=_table("preact")),
+    "table1": Command("Table 1: shortcuts, on CIFAR-10.", run=_table("table1")),
+    "table2": Command("Table 2: arrangements, on CIFAR-10.", run=_table("table2")),
+    "table3": Command("Table 3: pre-activation against the original.", run=_table("table3")),
+    "table4": Command("Table 4: ResNet-1001 with batches of 64.", run=_table("table4")),
     "eighth1": Command(
         "Table 1 with ResNet-56 and an eighth of the schedule.", run=_table("eighth1")
     ),
     "eighth2": Command(
         "Table 2 with ResNet-56 and an eighth of the schedule.", run=_table("eighth2")
     ),
-    "digits": Command(
-        "Tables 1 and 2 in small, on digits: half an hour on a CPU.",
-        options=Digits,
-        run=_digits,
-    ),
+    "digits": Command("Tables 1 and 2 in small, on digits.", run=_table("digits1", "digits2")),
     "deep": Command("Networks of 10,000 layers, on digits: an hour each.", run=_table("deep")),
-    "fast": Command("CIFAR-10 in minutes: the recipe cifar10_fast.", "fast:fast"),
     "depth": Command("Signals and gradients before training, 20 to 10,001 layers.", "depth:depth"),
     "report": Command(
         "Write results/README.md: published numbers beside measured ones.",

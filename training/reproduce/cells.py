@@ -1,6 +1,6 @@
-"""The rows of the report's tables: a published number, our runs, and their cells."""
+"""The tables of the report: published numbers beside our runs."""
 
-import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -10,69 +10,27 @@ from . import medians
 from .results import Record
 from .rows import Row, Table
 
-#: The goal: the largest distance of our median from the paper's, in points.
-GOAL = 0.3
 #: The paper's "fail": a test error in percent above this.
 FAIL = 20.0
 NOTHING = "-"
 
+#: Name of a trial to its runs.
 Groups = Mapping[str, Sequence[Record]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """A row with its runs."""
-
-    row: Row
-    records: Sequence[Record]
-
-    def values(self, name: str) -> list[float | None]:
-        """Return a number of `Record.final`, run by run; None where it diverged."""
-        return [record.final[name] for record in self.records]
-
-    @property
-    def errors(self) -> list[float | None]:
-        return self.values("test_error")
-
-    @property
-    def fails(self) -> bool:
-        """Whether the paper would print "fail"."""
-        median = medians.median(self.errors)
-        return median is None or median > FAIL
-
-    @property
-    def delta(self) -> float | None:
-        """Our median minus the published number."""
-        ours, published = medians.median(self.errors), self.row.published.error
-        return None if ours is None or published is None else round(ours - published, 6)
-
-    @property
-    def reaches(self) -> bool:
-        """Whether the median meets the goal; if the paper's row fails, whether ours
-        fails.
-        """
-        return (
-            self.fails
-            if self.row.published.error is None
-            else self.delta is not None and abs(self.delta) <= GOAL
-        )
 
 
 def device(record: Record) -> str:
     """Return the device of a run: a graphics processor, or the name of the CPU."""
-    return (
-        record.device["name"] if record.device["name"] != "CPU" else f"CPU ({record.device['cpu']})"
-    )
+    name, cpu = record.device["name"], record.device.get("cpu")
+    return f"CPU ({cpu})" if name == "CPU" else name
 
 
 def seconds(record: Record) -> float:
     """Return the device time of a run, without that of runs beside it."""
-    return record.cost["seconds"] / record.cost["together"]
+    return record.cost["seconds"] / record.cost.get("together", 1)
 
 
-def _median(values: Sequence[float | None]) -> str:
-    median = medians.median(values)
-    return "fail" if median is None else f"{median:.2f}"
+def _final(records: Sequence[Record], name: str) -> list[float | None]:
+    return [record.final[name] for record in records]
 
 
 def _published(row: Row) -> str:
@@ -84,42 +42,62 @@ def _published(row: Row) -> str:
     return f"{published.error:.2f}" + (f" ({', '.join(more)})" if more else "")
 
 
-def _spread(values: Sequence[float | None]) -> str:
-    mean, std = medians.mean(values), medians.std(values)
-    return NOTHING if mean is None else f"{mean:.2f}" + ("" if std is None else f" +- {std:.2f}")
+def _median(name: str, digits: str) -> Callable[[Sequence[Record]], str]:
+    """Return a cell: the median of the runs, and the least and most of them."""
+
+    def cell(records: Sequence[Record]) -> str:
+        values = _final(records, name)
+        finite = [value for value in values if value is not None]
+        middle = medians.median(values)
+        text = "diverged" if middle is None else format(middle, digits)
+        ends = [format(end, digits) for end in (min(finite), max(finite))] if finite else []
+        return text if len(finite) < 2 else f"{text} ({ends[0]} to {ends[1]})"
+
+    return cell
 
 
-def _interval(values: Sequence[float | None]) -> str:
-    ends = medians.interval(values)
-    return NOTHING if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
+def _spread(values: medians.Values, unit: str = "") -> str:
+    mean, std = medians.mean_and_std(values)
+    if mean is None:
+        return NOTHING
+    return f"{mean:.2f}{unit}" + ("" if std is None else f" +- {std:.2f}")
 
 
-def _count(measured: Measured) -> str:
-    diverged = measured.errors.count(None)
-    return f"{len(measured.records)}" + (f" ({diverged} diverged)" if diverged else "")
+def _interval(records: Sequence[Record]) -> str:
+    errors = _final(records, "test_error")
+    ends = medians.interval(errors)
+    if ends is not None:
+        return f"{max(ends[0], 0):.2f} to {min(ends[1], 100):.2f}"
+    (first, *others), images = errors, records[0].data["test"]
+    if others or first is None:
+        return NOTHING
+    low, high = medians.of_images(first, images)
+    return f"{low:.2f} to {high:.2f} (images)"
 
 
-def difference(measured: Measured) -> str:
-    if measured.row.published.error is None:
-        return "fails as well" if measured.fails else "does not fail"
-    return "fails" if measured.delta is None else f"{measured.delta:+.2f}"
+def _count(records: Sequence[Record]) -> str:
+    diverged = _final(records, "test_error").count(None)
+    return f"{len(records)}" + (f" ({diverged} diverged)" if diverged else "")
 
 
-def _loss(values: Sequence[float | None]) -> str:
-    finite = [value for value in values if value is not None]
-    median = medians.median(values)
-    middle = "fail" if median is None else f"{median:.3g}"
-    return middle if len(finite) < 2 else f"{middle} ({min(finite):.3g} to {max(finite):.3g})"
+def _view(view: str, key: str) -> Callable[[Sequence[Record]], str]:
+    """Return a cell of what was measured with views of the test images, in percent."""
+
+    def cell(records: Sequence[Record]) -> str:
+        found = [100 * record.views[view][key] for record in records if view in record.views]
+        return _spread(found, " %") if found else NOTHING
+
+    return cell
 
 
-def _by_device(
+def _each_device(
     of: Callable[[Record], float | None], text: Callable[[float], str]
-) -> Callable[[Measured], str]:
+) -> Callable[[Sequence[Record]], str]:
     """Return a cell of medians, one per device, in the order of the column of devices."""
 
-    def cell(measured: Measured) -> str:
+    def cell(records: Sequence[Record]) -> str:
         own: dict[str, list[float]] = {}
-        for record in measured.records:
+        for record in records:
             value = of(record)
             own.setdefault(device(record), []).extend([] if value is None else [value])
         return "; ".join(
@@ -129,78 +107,89 @@ def _by_device(
     return cell
 
 
-def _all(of: Callable[[Record], str]) -> Callable[[Measured], str]:
-    return lambda measured: "; ".join(sorted({of(record) for record in measured.records}))
+def _all(of: Callable[[Record], str]) -> Callable[[Sequence[Record]], str]:
+    return lambda records: "; ".join(sorted({of(record) for record in records}))
 
 
-#: Wide columns whose cells are often equal.
-COMMON = ("device", "precision")
-#: Heading to the function that makes the cell of a row.
-Columns = Mapping[str, Callable[[Measured], str]]
-_LAST: Columns = {
+#: Heading to the function that makes the cell of a row of its runs. A column without a cell is
+#: left out.
+COLUMNS: Mapping[str, Callable[[Sequence[Record]], str]] = {
+    "training loss": _median("train_loss", ".3g"),
+    "test error": _median("test_error", ".2f"),
+    "mean +- std": lambda records: (
+        _spread(_final(records, "test_error")) if len(records) > 1 else NOTHING
+    ),
+    "95 % interval": _interval,
+    "accuracy, 1 view": _view("one", "accuracy"),
+    "accuracy, 6 views": _view("flip_shift", "accuracy"),
+    "calibration error": _view("one", "calibration_error"),
     "n": _count,
-    "time per run": _by_device(seconds, duration),
-    "images/s": _by_device(
+    "parameters": _all(lambda record: f"{record.parameters:,}"),
+    "time per run": _each_device(seconds, duration),
+    "images/s": _each_device(
         lambda record: record.cost["images_per_second"], lambda speed: f"{speed:,.0f}"
     ),
     "device": _all(device),
     "precision": _all(lambda record: record.config["model"]["dtype"]),
 }
-FULL: Columns = {
-    "median": lambda measured: _median(measured.errors),
-    "difference": difference,
-    "mean +- std": lambda measured: _spread(measured.errors),
-    **_LAST,
-}
-SHORTENED: Columns = {
-    "training loss, median": lambda measured: _loss(measured.values("train_loss")),
-    "test error, median": lambda measured: _median(measured.errors),
-    "mean +- std": lambda measured: _spread(measured.errors),
-    "95 % interval": lambda measured: _interval(measured.errors),
-    **_LAST,
-}
-
-#: Of a table without published numbers.
-UNPUBLISHED: Columns = {
-    "parameters": _all(lambda record: f"{record.parameters:,}"),
-    "iterations": _all(lambda record: f"{record.config['schedule']['length']:,.0f}"),
-    **{
-        name: SHORTENED[name]
-        for name in ("training loss, median", "test error, median", "mean +- std")
-    },
-    **_LAST,
-}
+#: Columns that become a line below the table if all rows are equal in them.
+COMMON = ("device", "precision")
 
 
-def measured_rows(table: Table, groups: Groups) -> list[Measured]:
-    """Return the rows of a table that have runs."""
-    return [
-        Measured(row, groups[row.trial.name]) for row in table.rows if groups.get(row.trial.name)
-    ]
+def _against(table: Table, row: Row, groups: Groups) -> str:
+    """Return how the test errors of a row compare with those of its baseline, and
+    whether the published ones say the same.
+    """
+    names = (row.trial.name, row.baseline or "")
+    errors, others = (_final(groups.get(name, ()), "test_error") for name in names)
+    if not errors or not others:
+        return NOTHING
+    ours = medians.clear_order(errors, others)
+    if not ours:
+        return "open"
+    words = "higher" if ours > 0 else "lower"
+    if not table.published:
+        return words
+    baseline = next(each for each in table.rows if each.trial.name == row.baseline)
+    theirs, original = (
+        math.inf if each.published.error is None else each.published.error
+        for each in (row, baseline)
+    )
+    return f"{words}, {'as' if (theirs > original) == (ours > 0) else 'unlike'} published"
+
+
+def _left_out(table: Table, runs: Sequence[Sequence[Record]]) -> set[str]:
+    """Return the columns that say nothing in a table."""
+    names = {name for name, cell in COLUMNS.items() if all(cell(own) == NOTHING for own in runs)}
+    if not table.short:
+        names.add("training loss")
+    if table.published:
+        names.add("parameters")
+    if any(row.trial.views for row in table.rows):
+        names |= {"test error", "mean +- std", "95 % interval"}
+    return names
 
 
 def table_text(table: Table, groups: Groups) -> str:
-    """Return a table without empty columns; columns of `COMMON` that are equal in all
-    rows become one line.
-    """
-    measured = {own.row.label: own for own in measured_rows(table, groups)}
-    own_columns = SHORTENED if table.shortened else FULL if table.published else UNPUBLISHED
-    columns = dict(own_columns) if measured else {}
+    """Return the measured rows of a table of the report as Markdown."""
+    rows = [row for row in table.rows if groups.get(row.trial.name)]
+    runs = [groups[row.trial.name] for row in rows]
+    left_out = _left_out(table, runs)
     common = []
-    for name in COMMON if len(measured) > 1 else ():
-        cells = {columns[name](own) for own in measured.values()}
+    for name in COMMON if len(rows) > 1 else ():
+        cells = {COLUMNS[name](own) for own in runs}
         if len(cells) == 1:
             common.append(f"{name}: {cells.pop()}")
-            del columns[name]
-    heading = [", ".join(filter(None, ["published", table.unlike]))] if table.published else []
-    rows = [["row", *heading, *columns]]
-    for row in table.rows:
-        own = measured.get(row.label)
-        rows.append(
-            [
-                row.label,
-                *([_published(row)] if table.published else []),
-                *(NOTHING if own is None else cell(own) for cell in columns.values()),
-            ]
-        )
-    return "\n\n".join([markdown(rows), *([f"All rows: {'; '.join(common)}."] if common else [])])
+            left_out.add(name)
+    columns = {"row": [row.label for row in rows]}
+    if table.published:
+        heading = ", ".join(filter(None, ["published", table.unlike]))
+        columns[heading] = [_published(row) for row in rows]
+    for name, cell in COLUMNS.items():
+        if name not in left_out:
+            columns[name] = [cell(own) for own in runs]
+    compared = [_against(table, row, groups) for row in rows]
+    if set(compared) != {NOTHING}:
+        columns["against the original"] = compared
+    text = markdown([list(columns), *map(list, zip(*columns.values(), strict=True))])
+    return "\n\n".join([text, *([f"All rows: {'; '.join(common)}."] if common else [])])

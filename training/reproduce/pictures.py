@@ -2,7 +2,8 @@
 a shortened table with their spread.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,15 @@ from keras_preact.analysis.figures import style
 from . import medians
 from .cells import Groups
 from .results import Record
-from .rows import Figure, Table, Trial
+from .rows import Figure, Table
 
 #: The axis of errors leaves out the steep beginning, this share of the iterations, and what is
 #: above this percentile after it.
 BEGINNING, PEAKS = 0.1, 90
-#: Curves: name in a record to their look.
-CURVES: Mapping[str, dict[str, Any]] = {
-    "test_error": {"linestyle": "-", "linewidth": 1.7, "zorder": 3},
-    "train_loss": {"linestyle": "--", "linewidth": 1.0, "alpha": 0.85},
-}
-NAMES: Mapping[str, str] = {"test_error": "test error", "train_loss": "training loss"}
+#: Looks of the curves of test images and of training images.
+TEST: Mapping[str, Any] = {"linestyle": "-", "linewidth": 1.7, "zorder": 3}
+TRAINING: Mapping[str, Any] = {"linestyle": "--", "linewidth": 1.0, "alpha": 0.85}
+NAMES: Mapping[str, str] = {"train_error": "Training error", "train_loss": "Training loss"}
 #: What the panels of a shortened table show: key in `Record.final` to label.
 SPREADS: Mapping[str, str] = {"train_loss": "Training loss", "test_error": "Test error (%)"}
 
@@ -60,7 +59,7 @@ def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         records: Runs of a trial.
-        name: Of the curve.
+        name: Name of the curve.
 
     Returns:
         The iterations `(n,)`, and the least, median and largest number of the runs at
@@ -76,33 +75,28 @@ def band(records: Sequence[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(iterations, "int64"), np.array(values, "float64").reshape(-1, 3).T
 
 
-def measured(figure: Figure, groups: Groups) -> dict[str, list[tuple[str, Trial]]]:
-    """Return the panels of a figure that have runs, each with the labels and trials
-    that have some.
+def measured(figure: Figure, groups: Groups) -> dict[str, list[str]]:
+    """Return the panels of a figure, each with the names of its trials that have runs.
 
-    A baseline, a row that all panels share, is not enough to draw a panel.
+    A baseline, a trial that all panels share, is not enough to draw a panel.
     """
-    panels = {}
-    shared = (
-        set.intersection(*map(set, figure.panels.values())) if len(figure.panels) > 1 else set()
-    )
-    for (title, rows), trials in zip(figure.panels.items(), figure.trials().values(), strict=True):
-        found = [
-            (row, trial) for row, trial in zip(rows, trials, strict=True) if groups.get(trial.name)
-        ]
-        if any(row not in shared for row, _ in found):
-            panels[title] = [(label, trial) for (_, label), trial in found]
-    return panels
+    panels = list(figure.panels.values())
+    shared = set.intersection(*map(set, panels)) if len(panels) > 1 else set()
+    found = {
+        title: [name for name in names if groups.get(name)]
+        for title, names in figure.panels.items()
+    }
+    return {title: names for title, names in found.items() if set(names) - shared}
 
 
 def curves(figure: Figure, groups: Groups, path: Path) -> None:
-    """Draw a figure of the paper from our runs: test error solid, training loss dashed,
-    medians with the range of the runs.
+    """Draw training curves of our runs: test error solid, training images dashed,
+    medians with the range of the runs. A test error that is measured once is a point.
 
     Args:
         figure: One with a measured panel.
         groups: Name of a trial to its runs.
-        path: Of the PNG file.
+        path: Path of the PNG file.
 
     Raises:
         ImportError: without matplotlib.
@@ -114,47 +108,58 @@ def curves(figure: Figure, groups: Groups, path: Path) -> None:
     style.heading(picture, f"{figure.title} (median and range of the runs)")
     grid = picture.subplots(rows, columns, squeeze=False)
     colours: dict[str, str] = {}
-    top = _top([groups[trial.name] for trials in panels.values() for _, trial in trials])
-    for axes, (title, trials) in zip(grid.flat, panels.items(), strict=False):
-        _panel(axes, title, [(label, groups[trial.name]) for label, trial in trials], colours)
+    shown = {"test_error", figure.training} - {"train_loss"}
+    top = _top([groups[name] for names in panels.values() for name in names], shown)
+    for axes, (title, names) in zip(grid.flat, panels.items(), strict=False):
+        runs = [(name.partition("/")[2], groups[name]) for name in names]
+        _panel(axes, title, runs, figure.training, colours)
         axes.set_ylim(0, top)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
     looks = {label: {"color": colour, "linewidth": 2.5} for label, colour in colours.items()}
-    looks |= {NAMES[name]: {"color": style.GREY, **look} for name, look in CURVES.items()}
+    kinds = {"Test error": TEST, NAMES[figure.training]: TRAINING}
+    looks |= {name: {"color": style.GREY, **look} for name, look in kinds.items()}
     style.legend(picture, {label: style.sample(look) for label, look in looks.items()})
     picture.savefig(path, format="png", dpi=110)
 
 
-def _top(groups: Sequence[Sequence[Record]]) -> float:
+def _top(groups: Sequence[Sequence[Record]], names: Collection[str]) -> float:
     """Return how far the axis of errors goes, the same in all panels."""
     tops = [0.0]
-    for records in groups:
-        iterations, (_, _, high) = band(records, "test_error")
+    for records, name in itertools.product(groups, names):
+        iterations, (_, _, high) = band(records, name)
         if len(iterations):
             tops.append(float(np.percentile(high[iterations >= BEGINNING * iterations[-1]], PEAKS)))
     return min(100.0, 1.15 * max(tops)) or 100.0
 
 
 def _panel(
-    axes, title: str, rows: Sequence[tuple[str, Sequence[Record]]], colours: dict[str, str]
+    axes,
+    title: str,
+    rows: Sequence[tuple[str, Sequence[Record]]],
+    training: str,
+    colours: dict[str, str],
 ) -> None:
-    style.styled(axes, title, "Iteration", "Test error (%)")
-    right = style.styled(axes.twinx(), "", "", "Training loss")
-    right.spines["left"].set_visible(False)
-    right.grid(False)
-    axes.set_zorder(right.get_zorder() + 1)  # errors are drawn over losses
-    axes.patch.set_visible(False)
-    losses = []
+    second = axes
+    if training == "train_error":
+        style.styled(axes, title, "Iteration", "Error (%)")
+    else:
+        style.styled(axes, title, "Iteration", "Test error (%)")
+        second = style.styled(axes.twinx(), "", "", NAMES[training])
+        second.spines["left"].set_visible(False)
+        second.grid(False)
+        axes.set_zorder(second.get_zorder() + 1)  # errors are drawn over losses
+        axes.patch.set_visible(False)
+    middles = []
     for label, records in rows:
         colour = colours.setdefault(label, style.colour(len(colours)))
-        for where, (name, look) in zip((axes, right), CURVES.items(), strict=True):
+        for where, name, look in ((axes, "test_error", TEST), (second, training, TRAINING)):
             iterations, (low, middle, high) = band(records, name)
             where.fill_between(iterations, low, high, color=colour, alpha=0.15, linewidth=0)
-            style.lines(where, {"_": (iterations, middle)}, **look | {"color": colour})
-            if name == "train_loss":
-                losses.append(middle)
-    style.decades(right, losses)
+            style.lines(where, {"_": (iterations, middle)}, **{**look, "color": colour})
+        middles.append(middle)
+    if second is not axes:
+        style.decades(second, middles)
     ends = [max(record.curves["iteration"], default=1) for _, records in rows for record in records]
     axes.set_xlim(0, 1.01 * max(ends))
 
@@ -166,7 +171,7 @@ def spreads(table: Table, groups: Groups, path: Path) -> None:
     Args:
         table: One with a measured row.
         groups: Name of a trial to its runs.
-        path: Of the PNG file.
+        path: Path of the PNG file.
 
     Raises:
         ImportError: without matplotlib.
@@ -226,7 +231,7 @@ def _spread(axes, place: int, values: Sequence[float | None]) -> None:
     finite = [value for value in values if value is not None]
     axes.plot(finite, [place] * len(finite), **RUN)
     ends = medians.interval(values)
-    mean = medians.mean(values)
+    mean, _ = medians.mean_and_std(values)
     if ends is not None:
         ends = np.maximum(ends, axes.get_xlim()[0])  # an interval may reach below 0
         axes.plot(ends, [place, place], **INTERVAL)

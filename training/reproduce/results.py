@@ -32,6 +32,8 @@ CURVES: Mapping[str, str] = {
     "val_accuracy": "test_error",
 }
 MEASURED = ("train_loss", "train_error", "test_loss", "test_error")
+#: Numbers of metrics.json that are kept.
+VIEWED = ("images", "accuracy", "loss", "calibration_error")
 
 #: Options in which the runs of a row may differ.
 IGNORED = (
@@ -62,9 +64,12 @@ class Record:
             those of the run so far.
         final: The last of `MEASURED`; None if training diverged.
         cost: `seconds` of training and measuring, `images_per_second` in training (None
-            if it was not measured), and `together`, the runs that shared the device.
+            if it was not measured), and `together`, the number of runs that shared the
+            device, if it was not one.
         parameters: Number of trainable parameters.
         diverged_at: Iteration at which the loss was not finite, if it was not.
+        views: Views of the test images to what was measured with them at the end of the
+            run, all of `VIEWED`; empty if the test images were measured during it.
     """
 
     trial: str
@@ -79,6 +84,7 @@ class Record:
     cost: Mapping[str, Any]
     parameters: int
     diverged_at: int | None = None
+    views: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     format: int = FORMAT
 
     @property
@@ -88,26 +94,33 @@ class Record:
 
 
 def of_run(
-    run: Path, seed: int, data: Mapping[str, Any], together: int, diverged_at: int | None
+    run: Path,
+    trial: str,
+    data: Mapping[str, Any],
+    *,
+    diverged_at: int | None = None,
+    views: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Record:
     """Return the record of a run directory.
 
     Args:
         run: The directory of a run that ended or diverged.
-        seed: Its seed.
-        data: See `Record`.
-        together: Runs that shared the device.
-        diverged_at: See `Record`.
+        trial, data, diverged_at, views: See `Record`.
     """
     described = runs.read_config(run)
     history = histories.read(run / "history.csv")
+    points = len(history.get("iteration", ()))
     curves = {
-        name: _curve(name, history.get(column, np.zeros(0))) for column, name in CURVES.items()
+        name: _curve(name, history.get(column, np.full(points, np.nan)))
+        for column, name in CURVES.items()
     }
+    if views:  # measured once, at the end
+        curves["test_loss"][-1] = views["one"]["loss"]
+        curves["test_error"][-1] = 100 * (1 - views["one"]["accuracy"])
     speeds = history.get("images_per_second", np.zeros(0))
     return Record(
-        trial=described["recipe"],
-        seed=seed,
+        trial=trial,
+        seed=described["config"]["seed"],
         config=portable(described["config"]),
         data=data,
         code=described["code"],
@@ -120,10 +133,10 @@ def of_run(
         cost={
             "seconds": curves["seconds"][-1] if curves["seconds"] else 0.0,
             "images_per_second": float(np.nanmedian(speeds)) if np.isfinite(speeds).any() else None,
-            "together": together,
         },
         parameters=described["trainable_parameters"],
         diverged_at=diverged_at,
+        views=views or {},
     )
 
 

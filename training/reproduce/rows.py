@@ -1,5 +1,5 @@
-"""The rows of the paper's tables: each published number with the recipe and the network
-that are to reach it.
+"""The tables of the results: each row with its network, its recipe and its published
+number.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import keras_preact as kp
 
 from .. import recipes
 from ..config import Checkpoint, Config, Data, Model, Schedule
+from ..evaluate import Views
 
 #: Measurements of the test set in a run.
 MEASUREMENTS = 64
@@ -48,12 +49,13 @@ def eighth() -> Config:
     )
 
 
-#: Name to recipe; their lengths are in iterations.
+#: Name to recipe.
 RECIPES: Mapping[str, Callable[[], Config]] = {
     "paper": recipes.cifar10,
     "eighth": eighth,
     "batch64": recipes.cifar10_batch64,
     "small": small,
+    "fast": recipes.cifar10_fast,
 }
 
 
@@ -66,7 +68,9 @@ class Trial:
         dataset: Name of the data set.
         recipe: Name in `RECIPES`.
         model: The network.
-        measurements: Of the test set in a run.
+        measurements: Measurements of the test images in a run. 0: only at its end, with
+            the views of `views`.
+        views: Views of an image whose logits are averaged, see `keras-preact evaluate`.
     """
 
     name: str
@@ -74,6 +78,7 @@ class Trial:
     recipe: str
     model: Model
     measurements: int = MEASUREMENTS
+    views: tuple[Views, ...] = ()
 
     def config(
         self,
@@ -101,8 +106,11 @@ class Trial:
             recipe = dataclasses.replace(recipe, schedule=SMOKE, batch_size=8)
         fake = smoke and self.dataset != "digits"
         iterations = round(recipe.schedule.length)
-        measurements = 2 if smoke else self.measurements
+        measurements = min(2, self.measurements) if smoke else self.measurements
         together = max(n for n in range(1, together + 1) if not iterations % n)
+        every = (
+            max(1, round(iterations / measurements / together)) * together if measurements else 0
+        )
         return dataclasses.replace(
             recipe,
             model=dataclasses.replace(self.model, dtype=dtype),
@@ -110,12 +118,12 @@ class Trial:
                 recipe.data,
                 name="fake" if fake else self.dataset,
                 dir=data,
-                watch_test=True,
+                watch_test=measurements > 0,
                 on_device=on_device and not fake,
             ),
             checkpoint=Checkpoint(minutes=2, keep=1, best=False),
             seed=seed,
-            steps_per_epoch=max(1, round(iterations / measurements / together)) * together,
+            steps_per_epoch=every,
             steps_per_execution=together,
             health=0,
         )
@@ -123,11 +131,14 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A trial, with the published result that it is to reach, if there is one."""
+    """A trial with its published result, if there is one, and the trial that it is
+    compared with.
+    """
 
     label: str
     trial: Trial
     result: kp.published.Result | None = None
+    baseline: str | None = None
 
     @property
     def published(self) -> kp.published.Result:
@@ -143,25 +154,22 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of the paper.
+    """A table of the report.
 
     Args:
         title: What it shows.
         rows: In the paper's order, all of them with published results or none.
-        shortened: How its runs are less than the paper's, a sentence: no number is to be
-            expected, but an order. Empty: they are the paper's.
-        unlike: What is unlike the published numbers, as their heading names it.
-        depths: Whether its rows are compared across networks, which differ in nothing
-            but their depth.
-        about: What is trained, where the title does not say it.
+        about: What is trained, and how the runs differ from the paper's.
+        unlike: How the published numbers differ, for the heading of their column.
+        short: Whether the schedule is shorter than the paper's: the report then shows the
+            training loss as well.
     """
 
     title: str
     rows: tuple[Row, ...]
-    shortened: str = ""
-    unlike: str = ""
-    depths: bool = False
     about: str = ""
+    unlike: str = ""
+    short: bool = False
 
     @property
     def published(self) -> bool:
@@ -205,40 +213,91 @@ def _trial(
 def _table(
     title: str,
     recipe: str = "paper",
-    small: Mapping[str, Any] | None = None,
-    shortened: str = "",
-    unlike: str = "",
-    depths: bool = False,
+    *,
+    baseline: str | None = None,
     depth: int | None = None,
+    small: Mapping[str, Any] | None = None,
+    about: str = "",
+    unlike: str = "",
     **of: str,
 ) -> Table:
-    """Return the table of the published rows `of`; with `depth`, of networks this deep."""
+    """Return the table of the published rows `of`.
+
+    Args:
+        title, about, unlike: See `Table`.
+        recipe: Name in `RECIPES`.
+        baseline: Published row that the others of its network are compared with.
+        depth: Layers in place of the published ones.
+        small: More arguments of the builder, for networks on digits.
+    """
+    results = kp.published.results(**of)
+    trials = {}
+    for result in results:
+        arguments = {**result.arguments, **({"depth": depth} if depth else {})}
+        trials[result] = _trial(
+            arguments, recipe, "digits" if small else result.dataset, small or {}
+        )
+    baselines = {
+        (result.dataset, result.network): trial.name
+        for result, trial in trials.items()
+        if result.row == baseline
+    }
     rows = []
-    for published in kp.published.results(**of):
-        arguments = {**published.arguments, **({"depth": depth} if depth else {})}
-        dataset = "digits" if small else published.dataset
-        trial = _trial(arguments, recipe, dataset, small or {})
-        data = "CIFAR-100, " if published.dataset == "cifar100" else ""
-        network = f"ResNet-{depth}" if depth else published.network
-        rows.append(Row(f"{data}{network}, {published.row}", trial, published))
-    return Table(title, tuple(rows), shortened, unlike, depths)
+    for result, trial in trials.items():
+        data = "CIFAR-100, " if result.dataset == "cifar100" else ""
+        network = f"ResNet-{depth}" if depth else result.network
+        other = baselines.get((result.dataset, result.network))
+        rows.append(
+            Row(
+                f"{data}{network}, {result.row}",
+                trial,
+                result,
+                None if other == trial.name else other,
+            )
+        )
+    return Table(title, tuple(rows), about, unlike, short=recipe in ("eighth", "small"))
 
 
+#: The paper's rows that the others are compared with.
+IDENTITY, ORIGINAL = "identity (1, 1)", "original"
+_SHORT = "The order of the rows can match the paper's, the numbers cannot."
 #: What makes the networks of the paper small: 4, 8, 16 channels, for images of 8 x 8 pixels.
 _SMALL: Mapping[str, Any] = {
     "recipe": "small",
     "small": {"width_factor": 0.25},
-    "shortened": "Small networks on small images",
+    "about": "A quarter of the channels, 8 x 8 digits, and the paper's schedule in 700 iterations. "
+    + _SHORT,
     "unlike": "CIFAR-10",
 }
 _EIGHTH: Mapping[str, Any] = {
     "recipe": "eighth",
     "depth": 56,
     "network": "ResNet-110",
-    "shortened": "An eighth of the paper's schedule, 8,000 iterations, and ResNet-56 in place of "
-    "ResNet-110; one seed unless n says more",
+    "about": "ResNet-56 in place of ResNet-110, and an eighth of the paper's schedule: 8,000 "
+    "iterations. " + _SHORT,
     "unlike": "ResNet-110, 64,000 iterations",
 }
+
+_FAST = Table(
+    "CIFAR-10 in minutes",
+    (
+        Row(
+            "cifar_fast_resnet8",
+            Trial(
+                "cifar10/fast_resnet8",
+                "cifar10",
+                "fast",
+                Model("cifar_fast_resnet8"),
+                measurements=0,
+                views=("one", "flip_shift"),
+            ),
+        ),
+    ),
+    about="A wide, shallow pre-activation network, trained by the recipe `cifar10_fast`. Its "
+    "settings were chosen on held-out training images; the test images are measured once, after "
+    "the last iteration. The 6 views of an image are the image, the image moved by a pixel in two "
+    "directions, and the mirror images of these three; their logits are averaged.",
+)
 
 #: Pre-activation at the depths of the first paper, which neither paper trained.
 _PREACT = Table(
@@ -252,11 +311,12 @@ _PREACT = Table(
                 "paper",
                 Model(f"cifar_resnet{depth}_preact"),
             ),
+            baseline=f"cifar10/resnet{depth}-original",
         )
         for depth in (20, 32, 44, 56)
     ),
-    about="The recipe of Table 6 of arXiv 1512.03385, whose networks of these depths have the "
-    "original units.",
+    about="The paper's recipe. Neither paper has these rows; the first one has the original units "
+    "at these depths.",
 )
 
 #: The paper's recipe is not for these networks, nor did the paper train them.
@@ -278,20 +338,31 @@ _DEEP = Table(
     "for the depth: the last of each branch by 1 / sqrt(3,333), the number of units.",
 )
 
-#: Name of a command to its table.
+#: Name of a command to its table, in the order of the report.
 TABLES: Mapping[str, Table] = {
-    "table1": _table("Table 1: shortcuts", table="1"),
-    "table2": _table("Table 2: arrangements of the activations", table="2"),
-    "table3": _table("Table 3: pre-activation against the original", table="3"),
-    "table4": _table("Table 4: ResNet-1001 with batches of 64", "batch64", table="4"),
+    "fast": _FAST,
     "first_paper": _table(
-        "Table 6 of arXiv 1512.03385: depth", depths=True, table="6 of 1512.03385"
+        "Table 6 of arXiv 1512.03385: depth, on CIFAR-10", table="6 of 1512.03385"
     ),
     "preact": _PREACT,
-    "eighth1": _table("Table 1 with ResNet-56 and an eighth of the schedule", **_EIGHTH, table="1"),
-    "eighth2": _table("Table 2 with ResNet-56 and an eighth of the schedule", **_EIGHTH, table="2"),
-    "digits1": _table("Table 1 in small, on digits", **_SMALL, table="1"),
-    "digits2": _table("Table 2 in small, on digits", **_SMALL, table="2"),
+    "table1": _table("Table 1: shortcuts, on CIFAR-10", baseline=IDENTITY, table="1"),
+    "table2": _table("Table 2: activations, on CIFAR-10", baseline=ORIGINAL, table="2"),
+    "table3": _table("Table 3: pre-activation against the original", baseline=ORIGINAL, table="3"),
+    "table4": _table("Table 4: ResNet-1001 with batches of 64", "batch64", table="4"),
+    "eighth1": _table(
+        "Table 1 with ResNet-56 and an eighth of the schedule",
+        baseline=IDENTITY,
+        table="1",
+        **_EIGHTH,
+    ),
+    "eighth2": _table(
+        "Table 2 with ResNet-56 and an eighth of the schedule",
+        baseline=ORIGINAL,
+        table="2",
+        **_EIGHTH,
+    ),
+    "digits1": _table("Table 1 in small, on digits", baseline=IDENTITY, table="1", **_SMALL),
+    "digits2": _table("Table 2 in small, on digits", baseline=ORIGINAL, table="2", **_SMALL),
     "deep": _DEEP,
 }
 
@@ -303,93 +374,78 @@ TRIALS: Mapping[str, Trial] = {
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A figure of training curves in the paper: for each panel its title, and rows as
-    (table, label).
+    """A figure of training curves.
+
+    Args:
+        title: What it shows.
+        table: Name of the table that it belongs to.
+        panels: Title of each panel to the names of its trials.
+        training: Curve of the training images, `"train_loss"` as in the paper, or
+            `"train_error"`.
     """
 
     title: str
-    panels: Mapping[str, tuple[tuple[str, str], ...]]
-
-    def trials(self) -> dict[str, list[Trial]]:
-        """Return each panel's title with its trials."""
-        return {
-            title: [
-                next(row.trial for row in TABLES[table].rows if row.label == label)
-                for table, label in rows
-            ]
-            for title, rows in self.panels.items()
-        }
+    table: str
+    panels: Mapping[str, tuple[str, ...]]
+    training: str = "train_loss"
 
 
-_BASELINE = ("table1", "ResNet-110, identity (1, 1)")
+def _against(baseline: str, *others: str) -> tuple[str, ...]:
+    return tuple(f"cifar10/{name}" for name in (*others, baseline))
 
-#: What the paper draws of the training, by the number of its figure.
+
+#: Name of a picture to what it shows; the numbers are the paper's.
 FIGURES: Mapping[str, Figure] = {
-    "figure1": Figure(
-        "Fig. 1: ResNet-1001 on CIFAR-10",
-        {
-            "": (
-                ("table3", "ResNet-1001, original"),
-                ("table3", "ResNet-1001, full_preactivation"),
-            )
-        },
-    ),
-    "figure3": Figure(
-        "Fig. 3: shortcuts, ResNet-110 on CIFAR-10",
-        {
-            "constant scaling": (
-                ("table1", "ResNet-110, constant scaling (0.5, 0.5)"),
-                _BASELINE,
-            ),
-            "exclusive gating": (
-                ("table1", "ResNet-110, exclusive gating (1-g(x), g(x)), b_g = -6"),
-                _BASELINE,
-            ),
-            "shortcut-only gating": (
-                ("table1", "ResNet-110, shortcut-only gating (1-g(x), 1), b_g = 0"),
-                _BASELINE,
-            ),
-            "1x1 convolution": (
-                ("table1", "ResNet-110, 1x1 convolution (1x1 conv, 1)"),
-                _BASELINE,
-            ),
-        },
-    ),
-    "figure6": Figure(
-        "Fig. 6: activations, on CIFAR-10",
-        {
-            "ResNet-110": (
-                ("table2", "ResNet-110, bn_after_addition"),
-                ("table2", "ResNet-110, original"),
-            ),
-            "ResNet-164": (
-                ("table2", "ResNet-164, full_preactivation"),
-                ("table2", "ResNet-164, original"),
-            ),
-        },
-    ),
+    "fast": Figure("CIFAR-10 in minutes", "fast", {"": ("cifar10/fast_resnet8",)}, "train_error"),
     "preact": Figure(
         "Full pre-activation against the original, on CIFAR-10",
+        "preact",
         {
-            f"ResNet-{depth}": (
-                ("preact", f"ResNet-{depth}, full_preactivation"),
-                ("first_paper", f"ResNet-{depth}, {depth} layers"),
+            f"ResNet-{depth}": _against(
+                f"resnet{depth}-original", f"resnet{depth}-full_preactivation"
             )
             for depth in (20, 32, 44, 56)
         },
     ),
+    "figure1": Figure(
+        "Fig. 1: ResNet-1001 on CIFAR-10",
+        "table3",
+        {"": _against("resnet1001-original", "resnet1001-full_preactivation")},
+    ),
+    "figure3": Figure(
+        "Fig. 3: shortcuts, ResNet-110 on CIFAR-10",
+        "table1",
+        {
+            title: _against("resnet110-original", f"resnet110-original-{shortcut}")
+            for title, shortcut in {
+                "constant scaling": "constant_scaling-0.5-0.5",
+                "exclusive gating": "exclusive_gating-b-6",
+                "shortcut-only gating": "shortcut_only_gating-b0",
+                "1x1 convolution": "conv1x1",
+            }.items()
+        },
+    ),
+    "figure6": Figure(
+        "Fig. 6: activations, on CIFAR-10",
+        "table2",
+        {
+            "ResNet-110": _against("resnet110-original", "resnet110-bn_after_addition"),
+            "ResNet-164": _against("resnet164-original", "resnet164-full_preactivation"),
+        },
+    ),
     "eighth": Figure(
         "Fig. 1 and 6 with ResNet-56 and an eighth of the schedule, on CIFAR-10",
+        "eighth2",
         {
-            arrangement: (
-                ("eighth2", f"ResNet-56, {arrangement}"),
-                ("eighth2", "ResNet-56, original"),
-            )
-            for arrangement in ("full_preactivation", "bn_after_addition")
+            "full pre-activation": _against(
+                "resnet56-original-eighth", "resnet56-full_preactivation-eighth"
+            ),
+            "BN after addition": _against(
+                "resnet56-original-eighth", "resnet56-bn_after_addition-eighth"
+            ),
         },
     ),
     "deep": Figure(
-        "Ten thousand layers, on digits",
-        {"": tuple(("deep", row.label) for row in _DEEP.rows)},
+        "Ten thousand layers, on digits", "deep", {"": ("digits/resnet10001-full_preactivation",)}
     ),
 }

@@ -1,4 +1,4 @@
-"""Train the runs of a trial in a process of its own, which gets its job as JSON.
+"""Train one run of a trial, in a process of its own that gets its job as JSON.
 
 A run is an ordinary run directory, below the job's `work`. Its result is written when it
 ends.
@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from .. import cli
@@ -20,46 +19,39 @@ class Job:
 
     Args:
         trial: Name of the trial.
-        seeds: Seeds of its runs, one after another.
-        results: Folder of finished runs.
-        work: Folder of run directories.
-        data: Data directory, if it is not the default.
+        seed: Seed of the run.
+        results: Folder of the results.
+        work: Folder of the run directories.
+        data: Data directory. None: the default.
         dtype: Keras dtype policy. None: mixed_bfloat16 on an accelerator, float32 on a
             CPU.
         together: Steps per execution, at most. None: `rows.TOGETHER` on an accelerator,
             1 on a CPU and on torch.
         smoke: Whether to train a few steps only.
-        processes: Runs at the same time.
     """
 
     trial: str
-    seeds: Sequence[int]
+    seed: int
     results: str
     work: str
     data: str | None = None
     dtype: str | None = None
     together: int | None = None
     smoke: bool = False
-    processes: int = 1
 
 
-def work(job: Job) -> None:
-    """Train the runs of a job.
+def train(job: Job) -> None:
+    """Train a run to its end, or resume it, and write its result.
 
     Raises:
         UserError: for a run that differs from the row's other runs, or from the run in
             its directory.
     """
-    for seed in job.seeds:
-        train(job, seed)
-
-
-def train(job: Job, seed: int) -> None:
-    """Train a run to its end, or resume it, and write its result."""
     import keras
 
     from .. import backends
     from ..callbacks import Diverged
+    from ..evaluate import evaluate
     from ..train import started
     from . import results, rows
 
@@ -67,16 +59,18 @@ def train(job: Job, seed: int) -> None:
     one_step = on_cpu or keras.backend.backend() == "torch"
     trial = rows.TRIALS[job.trial]
     config = trial.config(
-        seed,
+        job.seed,
         dtype=job.dtype or ("float32" if on_cpu else "mixed_bfloat16"),
         together=job.together or (1 if one_step else rows.TOGETHER),
         on_device=not on_cpu,
         data=None if job.data is None else Path(job.data),
         smoke=job.smoke,
     )
-    folder, run = Path(job.results), Path(job.work) / trial.name / f"seed-{seed}"
+    folder, run = Path(job.results), Path(job.work) / trial.name / f"seed-{job.seed}"
     run.parent.mkdir(parents=True, exist_ok=True)
     config = dataclasses.replace(config, output=run, resume=True)
+    log = run.with_suffix(".log")
+    name = f"{trial.name}, seed {job.seed}"
     with started(config, trial.name) as trainer:
         images = trainer.experiment.data
         data = {
@@ -87,20 +81,25 @@ def train(job: Job, seed: int) -> None:
         }
         for file in sorted((folder / trial.name).glob("seed-*.json")):
             results.check_same(results.read_one(file), config, data)
-        log = run.with_suffix(".log")
-        print(f"{trial.name}, seed {seed}: training, see {log}", flush=True)
-        diverged_at = None
-        try:
-            with log.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream):
+        print(f"{name}: training, see {log}", flush=True)
+        diverged_at: int | None = None
+        views: dict[str, dict[str, float]] = {}
+        with log.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream):
+            try:
                 trainer.run()
-        except Diverged as diverged:
-            diverged_at = diverged.step // trainer.experiment.plan.parts + 1
-    record = results.of_run(run, seed, data, job.processes, diverged_at)
+            except Diverged as diverged:
+                diverged_at = diverged.step // trainer.experiment.plan.parts + 1
+    if diverged_at is None:
+        with log.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream):
+            for view in trial.views:
+                output = run / "views" / view
+                evaluate(run, data_dir=config.data.dir, output=output, views=view)
+                metrics = json.loads((output / "metrics.json").read_text())
+                views[view] = {key: metrics[key] for key in results.VIEWED}
+    record = results.of_run(run, trial.name, data, diverged_at=diverged_at, views=views)
     error = "diverged" if record.error is None else f"test error {record.error:.2f} %"
-    print(
-        f"{trial.name}, seed {seed}: {error}. Written: {results.write(folder, record)}", flush=True
-    )
+    print(f"{name}: {error}. Written: {results.write(folder, record)}", flush=True)
 
 
 if __name__ == "__main__":
-    cli.guard(lambda: work(Job(**json.loads(sys.argv[1]))))
+    cli.guard(lambda: train(Job(**json.loads(sys.argv[1]))))

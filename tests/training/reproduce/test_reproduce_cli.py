@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import threading
 
 import pytest
@@ -12,89 +11,88 @@ from tests.training import commands
 from training import children
 from training.cli import UserError
 from training.reproduce import __main__ as main
-from training.reproduce import results, rows, workers
-from training.reproduce.run import Job
+from training.reproduce import results, rows
+
+TRIAL = "digits/resnet110-original"
 
 
 class Child:
-    """A stand-in for a process that trains: it fails, works, or waits for a signal, which it
-    gets at the deadline or sends to this process.
+    """A stand-in for a process that trains: it ends with a status, or sends a signal to
+    its parent and ends when it gets that.
     """
 
-    def __init__(self, name: str, number: int | None = None):
-        self.status = {"digits/fails": 2, "digits/works": 0}.get(name)
-        self.number, self.told = number, threading.Event()
+    def __init__(self, status: int, number: int | None = None):
+        self.status, self.number, self.told = status, number, threading.Event()
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self) -> int:
         if self.number is not None:
             os.kill(os.getpid(), self.number)
             assert self.told.wait(60)
-        if self.status is None:
-            raise subprocess.TimeoutExpired("child", timeout)
         return self.status
 
     def send_signal(self, number: int) -> None:
-        self.status = {signal.SIGTERM: 75, signal.SIGINT: 130}[number]
+        assert number == self.number
         self.told.set()
-
-    def terminate(self) -> None:
-        self.status = -signal.SIGTERM  # before it had a handler
 
 
 @pytest.fixture
-def train(monkeypatch):
-    """Return a function that trains and returns what was started."""
+def train(tmp_path, monkeypatch):
+    """Return a function that trains rows of the small tables, with the children that
+    are started one after another, and notes their jobs and backends in `started`.
+    """
+    monkeypatch.chdir(tmp_path)
 
-    def train(*names, minutes=None, number=None) -> list[str]:
-        train.started = []
+    def train(*processes, options=""):
+        waiting = iter(processes)
 
-        def start(module, job, *_):
-            train.started.append(json.loads(job)["trial"])
-            return Child(train.started[-1], number)
+        def start(module, job, backend):
+            assert module == "training.reproduce.run"
+            train.started.append((json.loads(job), backend))
+            return next(waiting)
 
         monkeypatch.setattr(children, "start", start)
-        jobs = [Job(f"digits/{name}", [0], "results", "work") for name in names]
-        workers.Workers(1, "jax", minutes).train(jobs)
-        return train.started
+        main.main(["digits", *commands.words(options)])
 
+    train.started = []
     return train
 
 
-def test_one_that_fails_does_not_stop_the_others(train):
-    with pytest.raises(UserError, match=r"^1 of 2 trials failed: digits/fails\."):
-        train("fails", "works")
-    assert train.started == ["digits/fails", "digits/works"]
+def started(train) -> list:
+    return [(job["trial"], job["seed"]) for job, _ in train.started]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_passed_on_and_nothing_more_is_started(number, train):
-    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as ended:
-        train("waits", "waits", number=number)
-    assert train.started == ["digits/waits"]
-    if number == signal.SIGTERM:
-        assert ended.value.code == 75
-
-
-def test_the_deadline(train):
-    assert train("waits", minutes=60) == ["digits/waits"]  # it is stopped, which is no failure
-    assert train("waits", minutes=0) == []
-
-
-def test_missing_runs_alone_are_trained(tmp_path, monkeypatch, capsys):
+def test_missing_runs_alone_are_trained(train, tmp_path, capsys):
     """Rows of both tables in small; the original ResNet-110 is in both."""
-    trial = "digits/resnet110-original"
-    done = results.path(tmp_path / "results", trial, 1)
+    done = results.path(tmp_path / "results", TRIAL, 1)
     done.parent.mkdir(parents=True)
     done.touch()
-    asked = []
-    monkeypatch.setattr(workers.Workers, "train", lambda self, jobs: asked.extend(jobs))
-    options = ("--rows", "resnet110-original", "--seeds", "3", "--together", "7")
-    monkeypatch.chdir(tmp_path)
-    main.main(["digits", *options])
-    [job] = asked
-    assert (job.trial, job.seeds, job.together, job.processes) == (trial, [0, 2], 7, 2)
-    assert (job.results, job.dtype) == (str(tmp_path / "results"), None)
-    assert "2 runs of 1 trials are missing; 1 exist already." in capsys.readouterr().out
+    train(
+        Child(0),
+        Child(0),
+        options="--rows resnet110-original --seeds 3 --together 7 --dtype float32 --backend jax",
+    )
+    assert started(train) == [(TRIAL, 0), (TRIAL, 2)]
+    job, backend = train.started[0]
+    assert (job["results"], job["together"], job["dtype"]) == ("results", 7, "float32")
+    assert backend == "jax"
+    assert "2 of 3 runs are missing." in capsys.readouterr().out
+
+
+def test_a_run_that_fails_does_not_stop_the_others(train, capsys):
+    words = "--rows resnet110-original --seeds 2"
+    error = commands.error_of(capsys, lambda: train(Child(2), Child(0), options=words))
+    assert "1 of 2 runs failed: digits/resnet110-original, seed 0." in error
+    assert started(train) == [(TRIAL, 0), (TRIAL, 1)]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_is_passed_on_and_nothing_more_is_started(number, status, train):
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(SystemExit) as ended:
+        train(Child(status, number), options="--rows resnet110-original --seeds 2")
+    assert ended.value.code == status
+    assert started(train) == [(TRIAL, 0)]
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 @pytest.mark.parametrize(
@@ -102,7 +100,7 @@ def test_missing_runs_alone_are_trained(tmp_path, monkeypatch, capsys):
     [
         ("table1 --rows resnet111", "Unknown row 'resnet111' of table1. Choose from"),
         ("digits --seeds 0", "--seeds must be positive. Received: 0"),
-        ("digits --device-minutes -1", "Received: -1.0"),
+        ("digits --together -1", "--together must be positive. Received: -1"),
         ("table9", "'table9'"),
     ],
 )

@@ -1,8 +1,12 @@
 """A run of a row is an ordinary run; its result says what the run directory says."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
+from tests.training.commands import run_evaluate
 from training import histories
 from training.cli import UserError
 from training.config import Config, Data, Model, Optimizer, Schedule
@@ -31,16 +35,16 @@ def job(tmp_path, monkeypatch):
         trial = rows.Trial(f"digits/{name}", "digits", name, model, measurements=3)
         monkeypatch.setitem(rows.TRIALS, trial.name, trial)
 
-    def train(name: str, *seeds: int, **options):
+    def train(name: str, seed: int, **options):
         folders = {"results": str(tmp_path / "results"), "work": str(tmp_path / "runs")}
-        run.work(run.Job(f"digits/{name}", seeds, **folders, **options))
+        run.train(run.Job(f"digits/{name}", seed, **folders, **options))
         return results.read(tmp_path / "results")
 
     return train
 
 
 def test_the_result_is_that_of_the_run(job, tmp_path):
-    [record] = job("tiny", 3, processes=2)
+    [record] = job("tiny", 3)
     folder = tmp_path / "runs/digits/tiny/seed-3"
     history = histories.read(folder / "history.csv")
     assert record.curves["iteration"] == [4, 8, 12]
@@ -49,7 +53,7 @@ def test_the_result_is_that_of_the_run(job, tmp_path):
     np.testing.assert_allclose(record.curves["test_error"], errors, rtol=1e-6)
     np.testing.assert_allclose(record.curves["learning_rate"], [0.1, 0.01, 0.01], rtol=1e-6)
     assert record.final == {name: record.curves[name][-1] for name in results.MEASURED}
-    assert (record.seed, record.cost["together"], record.diverged_at) == (3, 2, None)
+    assert (record.seed, record.views, record.diverged_at) == (3, {}, None)
     digits = {"name": "digits", "train": 1437, "test": 360, "hash": load(Data("digits")).hash}
     assert record.data == digits
     assert str(tmp_path) not in str(record)
@@ -59,10 +63,30 @@ def test_the_result_is_that_of_the_run(job, tmp_path):
 
     # a result that is lost is written again, and a second seed must be of the same kind
     results.path(tmp_path / "results", record.trial, 3).unlink()
-    assert job("tiny", 3, processes=2) == [record]
+    assert job("tiny", 3) == [record]
     with pytest.raises(UserError, match=r"Seeds 3 and 4 differ in --model\.dtype"):
         job("tiny", 4, dtype="mixed_bfloat16")
     assert not (tmp_path / "runs/digits/tiny/seed-4").exists()
+
+
+def test_a_run_that_is_measured_at_its_end(job, tmp_path, monkeypatch):
+    """With the views of the trial; the test images are not looked at before."""
+    trial = dataclasses.replace(rows.TRIALS["digits/tiny"], measurements=0, views=("one", "flip"))
+    monkeypatch.setitem(rows.TRIALS, trial.name, trial)
+    [record] = job("tiny", 0)
+    folder = tmp_path / "runs/digits/tiny/seed-0"
+    assert "val_loss" not in histories.read(folder / "history.csv")
+    run_evaluate(folder, "--views", "flip", "--output", tmp_path / "again")
+    metrics = json.loads((tmp_path / "again/metrics.json").read_text())
+    assert record.views["flip"] == {
+        name: pytest.approx(metrics[name], rel=1e-6)
+        for name in ("images", "accuracy", "loss", "calibration_error")
+    }
+    one = record.views["one"]
+    assert record.error == pytest.approx(100 * (1 - one["accuracy"]), rel=1e-6)
+    assert record.final["test_loss"] == pytest.approx(one["loss"], rel=1e-6)
+    assert record.curves["test_error"] == [record.error]
+    assert record.curves["iteration"] == [12]
 
 
 def test_a_run_that_diverges(job):
