@@ -5,6 +5,8 @@ of the published tables.
 import dataclasses
 import difflib
 import fnmatch
+import hashlib
+import json
 import re
 import warnings
 import zipfile
@@ -24,6 +26,11 @@ from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 from keras_preact.published import PARAMETER_COUNTS, RESULTS, ParameterCount, Result
 
 WEIGHT_SUFFIXES = (".weights.h5", ".keras")
+#: Options that may differ from the network whose weights are in this package.
+OPTIONAL = (
+    *("classifier_activation", "data_format", "dropout", "dtype", "include_top", "input_shape"),
+    *("kernel_initializer", "mean", "name", "pooling", "remat", "std", "stochastic_depth"),
+)
 #: The weights in this package, in half precision: MODEL.NAME.weights.h5.
 TRAINED = Path(__file__).with_name("trained")
 
@@ -262,8 +269,8 @@ def create_model(
 
     Raises:
         ValueError: for an unknown name (the message holds the nearest ones), weights
-            that are not there or do not fit, a mean and std that do not fit the input's
-            channels, and as the builder.
+            that are missing or damaged, weights of a network with other options, a mean
+            and std that do not fit the input's channels, and as the builder.
 
     Example:
 
@@ -274,7 +281,10 @@ def create_model(
     """
     entry = model_entry(name)
     if weights is not None:
-        weights = _check_weights(entry, weights)
+        changed = (
+            overrides if classes in (None, entry.classes) else {"classes": classes, **overrides}
+        )
+        weights = _check_weights(entry, weights, changed)
     first = spatial.data_format_of(overrides.get("data_format")) == "channels_first"
     shape = entry.input_shape
     arguments = {
@@ -292,9 +302,9 @@ def create_model(
     return model
 
 
-def _check_weights(entry: ModelEntry, weights: str | Path) -> Path:
+def _check_weights(entry: ModelEntry, weights: str | Path, changed: Mapping[str, Any]) -> Path:
     if weights in entry.weights:
-        return TRAINED / f"{entry.name}.{weights}.weights.h5"
+        return _packaged(entry, str(weights), changed)
     path = Path(str(weights))
     if not path.name.endswith(WEIGHT_SUFFIXES):
         known = {other.name: other.weights for other in MODELS.values() if other.weights}
@@ -305,6 +315,31 @@ def _check_weights(entry: ModelEntry, weights: str | Path) -> Path:
         )
     if not path.is_file():
         raise ValueError(f"`weights` names no file. Received: weights={str(weights)!r}")
+    return path
+
+
+def _packaged(entry: ModelEntry, weights: str, changed: Mapping[str, Any]) -> Path:
+    """Return the file of weights of this package, for a network with changed options."""
+    other = {
+        key: value
+        for key, value in changed.items()
+        if key not in OPTIONAL and (key not in entry.arguments or entry.arguments[key] != value)
+    }
+    if other:
+        options = ", ".join(f"{key}={value!r}" for key, value in other.items())
+        raise ValueError(
+            f"The weights {weights!r} are those of {entry.name!r} without {options}. Leave that "
+            "out, or change the loaded network: kp.transfer.reset_classifier for other classes, "
+            f"kp.models.stack for stacks. Received: weights={weights!r}, {options}"
+        )
+    path = TRAINED / f"{entry.name}.{weights}.weights.h5"
+    expected = json.loads(path.with_name(f"{entry.name}.{weights}.json").read_text())["sha256"]
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != expected:
+        raise ValueError(
+            f"{path} is damaged: its SHA-256 is {found}, expected {expected}. Install keras-preact "
+            f"again. Received: weights={weights!r}"
+        )
     return path
 
 

@@ -2,8 +2,10 @@
 
 import collections
 import functools
+import hashlib
 import json
 import re
+import shutil
 import types
 from pathlib import Path
 
@@ -192,6 +194,39 @@ def test_trained_weights_are_those_of_the_exported_network(name, weights):
     want = served(images=tf.constant(images))["logits"].numpy()
     got = harness.numpy(model(images, training=False))
     np.testing.assert_allclose(got, want, atol=0.02 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"classes": 100}, "classes=100"),
+        ({"width_factor": 2, "dtype": "float16"}, "width_factor=2"),
+        ({"shortcut": "constant_scaling"}, "shortcut='constant_scaling'"),
+        ({"activation": "elu"}, "activation='elu'"),
+        ({"stacked": True}, "stacked=True"),
+    ],
+)
+def test_trained_weights_are_not_for_other_options(options, words):
+    """Also not for those that leave the shapes of all weights."""
+    create = functools.partial(kp.create_model, "cifar_resnet20_preact", weights="cifar10")
+    message = harness.error_of(functools.partial(create, **options))
+    assert f"without {words}. Leave that out" in message
+    create(classes=10, arrangement="full_preactivation", dropout=0.1)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda data: data[:99] + b"x" + data[100:]]
+)
+def test_damaged_trained_weights(damage, tmp_path, monkeypatch):
+    shutil.copytree(registry.TRAINED, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(registry, "TRAINED", tmp_path)
+    create = functools.partial(kp.create_model, "cifar_resnet20_preact", weights="cifar10")
+    create()
+    path = tmp_path / "cifar_resnet20_preact.cifar10.weights.h5"
+    path.write_bytes(damage(path.read_bytes()))
+    message = harness.error_of(create)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in message
+    assert "Install keras-preact again" in message
 
 
 def test_every_file_of_weights_has_its_card():
