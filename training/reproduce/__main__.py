@@ -214,7 +214,7 @@ COMMANDS: Mapping[str, Command] = {
         "Table 2 with ResNet-56 and an eighth of the schedule.", run=_table("eighth2")
     ),
     "digits": Command("Tables 1 and 2 in small, on digits.", run=_table("digits1", "digits2")),
-    "deep": Command("Networks of 10,000 layers, on digits: an hour each.", run=_table("deep")),
+    "deep": Command("Networks of 1,001 and 10,001 layers, on digits.", run=_table("deep")),
     "depth": Command("Signals and gradients before training, 20 to 10,001 layers.", "depth:depth"),
     "report": Command(
         "Write results/README.md: published numbers beside measured ones.",
