@@ -280,17 +280,15 @@ def create_model(
     ('cifar_resnet20_preact', (None, 100), 'preprocessing')
     """
     entry = model_entry(name)
+    classes = entry.classes if classes is None else classes
     if weights is not None:
-        changed = (
-            overrides if classes in (None, entry.classes) else {"classes": classes, **overrides}
-        )
-        weights = _check_weights(entry, weights, changed)
+        weights = _check_weights(entry, weights, {"classes": classes, **overrides})
     first = spatial.data_format_of(overrides.get("data_format")) == "channels_first"
     shape = entry.input_shape
     arguments = {
         **entry.arguments,
         "name": name,
-        "classes": entry.classes if classes is None else classes,
+        "classes": classes,
         "input_shape": (shape[-1], *shape[:-1]) if first else shape,
     }
     if include_preprocessing:
@@ -302,9 +300,9 @@ def create_model(
     return model
 
 
-def _check_weights(entry: ModelEntry, weights: str | Path, changed: Mapping[str, Any]) -> Path:
+def _check_weights(entry: ModelEntry, weights: str | Path, options: Mapping[str, Any]) -> Path:
     if weights in entry.weights:
-        return _packaged(entry, str(weights), changed)
+        return _packaged(entry, str(weights), options)
     path = Path(str(weights))
     if not path.name.endswith(WEIGHT_SUFFIXES):
         known = {other.name: other.weights for other in MODELS.values() if other.weights}
@@ -318,19 +316,19 @@ def _check_weights(entry: ModelEntry, weights: str | Path, changed: Mapping[str,
     return path
 
 
-def _packaged(entry: ModelEntry, weights: str, changed: Mapping[str, Any]) -> Path:
-    """Return the file of weights of this package, for a network with changed options."""
-    other = {
-        key: value
-        for key, value in changed.items()
-        if key not in OPTIONAL and (key not in entry.arguments or entry.arguments[key] != value)
-    }
+def _packaged(entry: ModelEntry, weights: str, options: Mapping[str, Any]) -> Path:
+    """Return the file of weights of this package, for a network with these options."""
+    own = {"classes": entry.classes, **entry.arguments}
+    other = ", ".join(
+        f"{key}={value!r}"
+        for key, value in options.items()
+        if key not in OPTIONAL and (key not in own or own[key] != value)
+    )
     if other:
-        options = ", ".join(f"{key}={value!r}" for key, value in other.items())
         raise ValueError(
-            f"The weights {weights!r} are those of {entry.name!r} without {options}. Leave that "
+            f"The weights {weights!r} are those of {entry.name!r} without {other}. Leave that "
             "out, or change the loaded network: kp.transfer.reset_classifier for other classes, "
-            f"kp.models.stack for stacks. Received: weights={weights!r}, {options}"
+            f"kp.models.stack for stacks. Received: weights={weights!r}, {other}"
         )
     path = TRAINED / f"{entry.name}.{weights}.weights.h5"
     expected = json.loads(path.with_name(f"{entry.name}.{weights}.json").read_text())["sha256"]

@@ -141,7 +141,13 @@ def _status(job: "Job", backend: str) -> int:
     """
     from ..signals import PREEMPTED
 
-    process = children.start(f"{__package__}.run", json.dumps(dataclasses.asdict(job)), backend)
+    process = children.start(
+        f"{__package__}.run",
+        json.dumps(dataclasses.asdict(job)),
+        backend,
+        # the runs of a trial compile the same functions
+        variables={"JAX_COMPILATION_CACHE_DIR": str(Path(job.work).absolute() / "compiled")},
+    )
     with _passing_on(process) as received:
         status = process.wait()
     if signal.SIGINT in received:

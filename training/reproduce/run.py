@@ -89,11 +89,9 @@ def train(job: Job) -> None:
                 trainer.run()
             except Diverged as diverged:
                 diverged_at = diverged.step // trainer.experiment.plan.parts + 1
-    if diverged_at is None:
-        with log.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream):
-            for view in trial.views:
+            for view in trial.views if diverged_at is None else ():
                 output = run / "views" / view
-                evaluate(run, data_dir=config.data.dir, output=output, views=view)
+                evaluate(run, output=output, views=view)
                 metrics = json.loads((output / "metrics.json").read_text())
                 views[view] = {key: metrics[key] for key in results.VIEWED}
     record = results.of_run(run, trial.name, data, diverged_at=diverged_at, views=views)

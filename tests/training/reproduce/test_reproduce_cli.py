@@ -17,8 +17,8 @@ TRIAL = "digits/resnet110-original"
 
 
 class Child:
-    """A stand-in for a process that trains: it ends with a status, or sends a signal to
-    its parent and ends when it gets that.
+    """Stands in for a training process. It ends with a status; with a signal's number, it
+    sends that to its parent first, and waits until it gets it back.
     """
 
     def __init__(self, status: int, number: int | None = None):
@@ -45,8 +45,11 @@ def train(tmp_path, monkeypatch):
     def train(*processes, options=""):
         waiting = iter(processes)
 
-        def start(module, job, backend):
+        def start(module, job, backend, *, variables):
             assert module == "training.reproduce.run"
+            assert variables == {
+                "JAX_COMPILATION_CACHE_DIR": str(results.WORK.absolute() / "compiled")
+            }
             train.started.append((json.loads(job), backend))
             return next(waiting)
 
