@@ -23,7 +23,7 @@ class Downsampling:
         stem: After the max pooling of the stem.
     """
 
-    projection: tuple[int, ...] | None = None
+    projection: tuple[int, ...] | str | None = None
     weight: tuple[int, ...] | str | None = None
     branch: tuple[int, ...] | None = None
     stem: tuple[int, ...] | None = None
@@ -53,6 +53,6 @@ DOWNSAMPLINGS: Mapping[str, Downsampling] = MappingProxyType(
         "strided": Downsampling(),
         "average": Downsampling(projection=(1, 1)),
         "blur": Downsampling(projection=(1, 2, 1), branch=(1, 2, 1), stem=(1, 2, 1)),
-        "max": Downsampling(projection=(1, 1), weight="max"),
+        "max": Downsampling(projection="max", weight="max"),
     }
 )

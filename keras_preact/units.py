@@ -235,7 +235,7 @@ class ResidualUnit(keras.Layer):
         downsampling: How strides above 1 shrink the map: a name from
             `kp.downsampling.DOWNSAMPLINGS`. `"strided"` convolutions; `"average"`
             pooling before the projection (ResNet-D); `"blur"` (anti-aliased); `"max"`,
-            which convolves every pixel and takes the largest of 2 x 2.
+            which convolves every pixel and takes the largest of 2 x 2, on both paths.
         normalization: `"batch"`, `"layer"`, `"group"`, `"rms"`, `"none"`, or a Keras
             layer as a pattern, such as
             `keras.layers.BatchNormalization(momentum=0.99)`.

@@ -347,8 +347,8 @@ class Unit:
         start = activated if self.activate_shape_shortcut else x
         stride = self.strides
         if self.downsampling != "strided" and stride > 1:
-            smooth = blur if self.downsampling == "blur" else average
-            start, stride = smooth(start, stride), 1
+            pool = {"blur": blur, "max": max_of_pairs}.get(self.downsampling, average)
+            start, stride = pool(start, stride), 1
         if self.shortcut == "none" or (
             self.shortcut == "conv1x1" and self.shape_shortcut != "zero_pad"
         ):

@@ -97,7 +97,7 @@ class ResidualNetwork(base.UnitNetwork):
         stem: `"3x3"` (small images), `"7x7"` (stride 2 and a 3x3 max pooling:
             ImageNet), `"7x7_zero_padded"` (the same with zeros around what is pooled:
             TF-slim), `"dense"` (vectors) or `"whitening"` (a 2x2 convolution that `adapt`
-            computes from images and training leaves alone).
+            computes from images and training leaves alone; no normalisation follows it).
         stem_filters: Width of the stem; without meaning for `"whitening"`.
         block: The weights of F, see `ResidualUnit`.
         input_shape: Shape without the batch; for images in the order of `data_format`,
@@ -278,7 +278,9 @@ def _stem_layers(
 ) -> list[keras.Layer]:
     """Return the layers from the pixels to the first unit."""
     options, policy = pattern.options, pattern.dtype_policy
-    after = base.components(pattern, options.arrangement.stem, filters, axis, "stem")
+    # whitening normalises already
+    names = [name for name in options.arrangement.stem if not (stem.whitens and name == "norm")]
+    after = base.components(pattern, names, filters, axis, "stem")
     settings: dict = {
         "data_format": options.data_format,
         "kernel_initializer": initializers.spawn(kernel, "stem"),

@@ -89,6 +89,7 @@ def test_network_adapts_to_raw_images(tmp_path):
     model.fit(images, np.arange(40) % 10, verbose=0)
     same = {path for path, value in harness.weights(model).items() if (value == before[path]).all()}
     assert same == {"stem_conv/kernel"}
+    assert not any("stem_norm" in path for path in before)  # it is normalised already
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert not loaded.get_layer("stem_conv").trainable

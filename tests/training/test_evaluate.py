@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import keras_preact as kp
+from keras_preact.models import registry
 from tests.training.commands import RUN, files, run_evaluate, run_train
 from training import cli
 from training import export as export_command
@@ -226,3 +227,21 @@ class TestRun:
         assert again["calibrated"]["temperature"] == pytest.approx(1, abs=1e-3)
         card = json.loads((tmp_path / "exported/digits/model_card.json").read_text())
         assert card["metrics"]["temperature"] == metrics["calibrated"]["temperature"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "path", sorted(registry.TRAINED.glob("*.json")), ids=lambda path: path.stem
+)
+def test_trained_weights_on_all_test_images(path, tmp_path):
+    """Needs CIFAR-10, prepared by TFDS in its own folder or in TFDS_DATA_DIR."""
+    import tensorflow_datasets as tfds
+
+    card = json.loads(path.read_text())
+    if not tfds.builder(card["data"]).is_prepared():
+        pytest.skip(f"{card['data']} is not prepared")
+    run_evaluate(card["model"], "--data", card["data"], "--output", tmp_path)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    # kinds of CPUs round differently
+    assert metrics["accuracy"] == pytest.approx(card["accuracy"], abs=3e-4)
+    assert metrics["calibration_error"] == pytest.approx(card["calibration_error"], abs=1e-3)
