@@ -132,10 +132,10 @@ def weights() -> str:
         name, _, own = card["model"].partition(":")
         figures = [f"{100 * card[key]:.2f} %" for key in ("accuracy", "calibration_error")]
         trained = card["trained"]
-        by = f"`{trained['recipe']}`, {trained['iterations']:,} iterations, seed {trained['seed']}"
+        by = f"`{trained['command']}`, {trained['iterations']:,} iterations, seed {trained['seed']}"
         return [f"`{name}`", f'`weights="{own}"`', *figures, by]
 
-    head = ["model", "argument", "test accuracy", "calibration error", "trained by the recipe"]
+    head = ["model", "argument", "test accuracy", "calibration error", "trained by"]
     return table(head, [cells(card) for card in cards])
 
 

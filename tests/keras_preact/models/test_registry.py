@@ -187,7 +187,7 @@ def test_trained_weights_are_those_of_the_exported_network(name, weights):
     assert (card["model"], card["images"]) == (f"{name}:{weights}", 10_000)
     cards = {path: json.loads(path.read_text()) for path in SAVED_MODELS.glob("*/model_card.json")}
     [(path, exported)] = [each for each in cards.items() if each[1]["model"]["name"] == name]
-    assert card["trained"]["recipe"] == exported["run"]["recipe"]
+    assert card["trained"]["iterations"] == exported["run"]["iterations"]
     assert card["trained"]["seed"] == exported["run"]["config"]["seed"]
     served = tf.saved_model.load(str(path.parent / "1")).signatures["serving_default"]
     model = kp.create_model(name, weights=weights, include_preprocessing=True)
