@@ -13,6 +13,7 @@ import numpy as np
 from keras_preact import _checks
 from keras_preact.export import _check, _children, _directory, _graph, _int8, _scores, _warmup
 from keras_preact.export._images import MAX_PIXELS
+from keras_preact.models.base import UnitNetwork
 from keras_preact.models.first_batch import expected_input
 from keras_preact.preprocessing import InputRange, Preprocessing
 
@@ -83,7 +84,8 @@ def save(
         fold_batch_norm: Whether to fold batch normalisations into the convolutions and
             dense layers before them. The SavedModel's variables then differ from the
             model's.
-        precision: `"float32"`: as the model computes. `"bfloat16"`: convolutions in 16
+        precision: `"float32"`, also for a network of this package in mixed precision;
+            another library's is exported as it computes. `"bfloat16"`: convolutions in 16
             bits, several times faster on CPUs with AMX; needs `validation_data`.
             `"int8"`: a SavedModel in float32, and beside it the network in 8 bits, which
             the server's engine `openvino` takes; needs `validation_data`,
@@ -135,9 +137,10 @@ def save(
         _int8.check_packages()
     if precision != "float32":
         reference = _check.Reference.of(scores, validation_data, max_accuracy_loss, precision)
-    # NNCF quantises networks in float32.
-    if precision == "bfloat16" or (precision == "int8" and scores.dtypes != {"float32"}):
-        dtype = {"bfloat16": "mixed_bfloat16", "int8": "float32"}[precision]
+    # NNCF quantises networks in float32. In float32 other libraries' stay as they compute.
+    can_change = precision == "int8" or isinstance(model, UnitNetwork)
+    if precision == "bfloat16" or (scores.dtypes != {"float32"} and can_change):
+        dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
         scores = _scores.take_apart(
             _scores.in_dtype(
                 model,

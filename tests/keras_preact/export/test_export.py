@@ -435,6 +435,18 @@ def test_bfloat16(labelled, tmp_path, monkeypatch):
     assert 0 < difference < _check.TOLERANCES["bfloat16"] * np.abs(logits).max()
 
 
+def test_mixed_precision_is_exported_in_float32(labelled, tmp_path, monkeypatch):
+    """16 bits are exported, and compared on labelled images, only if they are asked for."""
+    monkeypatch.setattr(_check, "replay", in_this_process)
+    model, images, _ = labelled
+    mixed = kp.transfer.changed_copy(model, dtype="mixed_bfloat16")
+    path = kp.export.save(mixed, tmp_path / "m", classes=DIGITS)
+    loaded = tf.saved_model.load(str(path))  # has the variables
+    logits = loaded.core(tf.constant(images))["logits"]
+    want = model.predict(images, verbose=0)
+    np.testing.assert_allclose(logits, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
 @pytest.mark.process
 def test_int8(labelled, tmp_path, monkeypatch):
     """The convolutions are in 8 bits for OpenVINO; TensorFlow's answers are those of
