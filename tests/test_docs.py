@@ -68,6 +68,10 @@ CLAIMS = [
         (FAST, "cost seconds", 1 / 60),
     ),
     (
+        ("README.md", r"the paper's recipe on CIFAR-10 \| test error ([\d.]+) %, 1 run"),
+        ("results/cifar10/resnet20-full_preactivation/seed-*.json", "final test_error"),
+    ),
+    (
         ("README.md", r"full pre-activation ([\d.]+) %, original ([\d.]+) %"),
         (FULL, "final test_error"),
         (ORIGINAL, "final test_error"),

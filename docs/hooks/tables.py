@@ -167,12 +167,6 @@ def measured(file: str, candidate: str, figure: str, digits: str = "2") -> str:
     return f"{summary['ratio']['median'] if ratio else summary['median']:.{digits}f}"
 
 
-def card(key: str) -> str:
-    """A figure of the committed model's card, in percent."""
-    text = (ROOT / "saved_models/cifar10_resnet20/model_card.json").read_text()
-    return f"{100 * json.loads(text)['metrics'][key]:.2f} %"
-
-
 def file(path: str, *, heading: str = "") -> str:
     """A file of the repository, or the part under one of its headings, without that."""
     lines, fenced, level, kept = (ROOT / path).read_text().splitlines(), False, 0, []
@@ -211,9 +205,7 @@ def relinked(text: str, path: str, page: str) -> str:
 
 #: Name in double braces to the function.
 MACROS = {each.__name__: each for each in (published, arrangements, arrangement, shortcut, models)}
-MACROS |= {
-    each.__name__: each for each in (commands, recipes, weights, checks, measured, card, file)
-}
+MACROS |= {each.__name__: each for each in (commands, recipes, weights, checks, measured, file)}
 MACROS |= {name: getattr(benchmarks, name) for name in ("benchmarks", "very_deep", "engines")}
 
 #: Weights of pages in the search, 1 elsewhere; and pages whose tables need the whole width.

@@ -141,14 +141,13 @@ def save(
     can_change = precision == "int8" or isinstance(model, UnitNetwork)
     if precision == "bfloat16" or (scores.dtypes != {"float32"} and can_change):
         dtype = "mixed_bfloat16" if precision == "bfloat16" else "float32"
-        scores = _scores.take_apart(
-            _scores.in_dtype(
-                model,
-                dtype,
-                f"precision={precision!r} is for the networks of this package: build another one "
-                f"with dtype={dtype!r} and the same weights. Received: model={model!r}",
-            )
+        model = _scores.in_dtype(
+            model,
+            dtype,
+            f"precision={precision!r} is for the networks of this package: build another one with "
+            f"dtype={dtype!r} and the same weights. Received: model={model!r}",
         )
+        scores = _scores.take_apart(model)
     names = check_classes(classes, scores.classes)
     _directory.check_version(directory, version)
     if isinstance(preprocessing, Mapping):

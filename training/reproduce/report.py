@@ -24,7 +24,8 @@ If runs diverged, all runs of one row must be below all runs of the other, with 
 most 5 %. Of equal rows, one in 20 is expected to look different.
 
 A run repeats to the bit on the same kind of CPU. Another kind rounds differently, and after some \
-ten iterations the curves of one seed part."""
+ten iterations the curves of one seed part. The time of a run is that on the clock: it holds what \
+else the machine did meanwhile. The images per second are the median over the run's epochs."""
 
 
 def report(output: Path = RESULTS) -> None:
