@@ -14,17 +14,20 @@ SAVED_MODELS = Path(__file__).parents[1] / "saved_models"
 
 
 @pytest.mark.parametrize(
-    ("name", "network_name"),
-    [("cifar10_resnet20", "cifar_resnet20_preact"), ("cifar10_fast", "cifar_fast_resnet8")],
+    ("name", "recipe", "network_name"),
+    [
+        ("cifar10_resnet20", "cifar10", "cifar_resnet20_preact"),
+        ("cifar10_fast", "cifar10/fast_resnet8", "cifar_fast_resnet8"),
+    ],
 )
-def test_is_the_network_of_its_card(name, network_name):
+def test_is_the_network_of_its_card(name, recipe, network_name):
     """Guards the numerics: today's network, with the weights of the file, gives what
     the graph of then gives.
     """
     import tensorflow as tf
 
     card = json.loads((SAVED_MODELS / name / "model_card.json").read_text())
-    assert card["run"]["config"]["model"]["name"] == network_name
+    assert (card["run"]["recipe"], card["run"]["config"]["model"]["name"]) == (recipe, network_name)
     matrix = np.array(card["metrics"]["confusion_matrix"])
     assert matrix.sum() == card["metrics"]["images"] == 10_000
     assert card["metrics"]["accuracy"] == pytest.approx(np.trace(matrix) / 10_000)
