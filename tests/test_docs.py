@@ -77,6 +77,11 @@ CLAIMS = [
         (ORIGINAL, "final test_error"),
     ),
     (
+        ("README.md", r"test error: pre-activation ([\d.]+) %, original units ([\d.]+) %"),
+        (DIGITS.format("1001-full_preactivation"), "final test_error"),
+        (DIGITS.format("1001-original"), "final test_error"),
+    ),
+    (
         ("README.md", r"test error ([\d.]+) %; (\d+) minutes on one core"),
         (DEEP, "final test_error"),
         (DEEP, "cost seconds", 1 / 60),
