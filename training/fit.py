@@ -3,6 +3,7 @@
 import contextlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
@@ -13,9 +14,11 @@ from . import callbacks, networks, plans
 from .averages import Averages
 from .checkpoints import Best, Checkpoints, Saved, Saver
 from .cli import command
-from .experiment import Experiment
 from .progress import Progress
 from .signals import Stop
+
+if TYPE_CHECKING:
+    from .run import Run
 
 #: Images that the activations are measured on.
 HEALTH_IMAGES = 32
@@ -26,23 +29,18 @@ AGREE = 4
 
 
 class Fit:
-    """`model.fit` of an experiment, from a checkpoint on.
+    """`model.fit` of a run, from a checkpoint on.
 
     Args:
-        experiment: What is trained.
-        run: Run directory.
-        checkpoints: Checkpoints in it.
+        run: The run.
+        checkpoints: Its checkpoints.
         saved: Checkpoint that the model was restored from; None for a new run.
     """
 
-    def __init__(
-        self, experiment: Experiment, run: Path, checkpoints: Checkpoints, saved: Saved | None
-    ):
-        self.experiment = experiment
-        self.saved = saved
+    def __init__(self, run: "Run", checkpoints: Checkpoints, saved: Saved | None):
         self.run = run
-        config, plan = experiment.config, experiment.plan
-        self.chief = chief = experiment.distribution.is_chief
+        self.saved = saved
+        config, plan, folder, chief = run.config, run.plan, run.folder, run.is_chief
         done = 0 if saved is None else saved.step
         self.count = callbacks.Count(plan.per_epoch, done)
         self.progress = Progress(
@@ -51,24 +49,26 @@ class Fit:
             config.batch_size,
             done=done // plan.parts,
             parts=plan.parts,
-            held_out=experiment.watched,
-            tensorboard=run / "tensorboard" if chief else None,
-            learning_rate=plans.rate_at(experiment.rate),
+            held_out=run.watched,
+            tensorboard=folder / "tensorboard" if chief else None,
+            learning_rate=plans.rate_at(run.rate),
             stream=None if chief else open(os.devnull, "w"),  # noqa: SIM115  (as long as the process lives)
         )
         self.history = callbacks.History(
-            run / "history.csv",
+            folder / "history.csv",
             lambda: self.count.step // plan.parts,
             lambda: self.progress.figures,
             write=chief,
         )
-        self.first_losses = callbacks.FirstLosses(run / "first_losses.csv", self.count, write=chief)
+        self.first_losses = callbacks.FirstLosses(
+            folder / "first_losses.csv", self.count, write=chief
+        )
         self.averages = (
             None
             if config.optimizer.ema is None
             else Averages(
-                experiment.network,
-                lambda: experiment.plain_images(config.part_size, STATISTICS_BATCHES),
+                run.network,
+                lambda: run.plain_images(config.part_size, STATISTICS_BATCHES),
             )
         )
         self.best = self._best() if config.checkpoint.best else None
@@ -82,8 +82,8 @@ class Fit:
         self.stop = Stop(
             self.saver.save_now,
             self.progress.report,
-            experiment.distribution.highest,
-            AGREE if experiment.distribution.processes > 1 else 1,
+            run.distribution.highest,
+            AGREE if run.distribution.processes > 1 else 1,
         )
         self.saver.saved_step = done
         if saved is not None:
@@ -96,8 +96,8 @@ class Fit:
 
     def train(self) -> None:
         """Train to the end of the run."""
-        experiment, plan = self.experiment, self.experiment.plan
-        model = experiment.model
+        run, plan = self.run, self.run.plan
+        model = run.model
         epoch = min(len(self.history.rows), plan.epochs)
         done = max(0, self.count.step - epoch * plan.per_epoch)
         self.saver.set_model(model)
@@ -105,7 +105,7 @@ class Fit:
             self.saver.save_now()  # from which a divergence is explained
         watching = [
             self.count,
-            experiment.seeds(self.count),
+            run.seeds(self.count),
             self.first_losses,
             callbacks.StopOnNaN(self.count),
             self.health,
@@ -117,13 +117,13 @@ class Fit:
             self.saver,
             self.stop,
         ]
-        split = experiment.split
+        split = run.split
         model.fit(
-            experiment.distribution.training_data(self._batches(done)),
+            run.distribution.training_data(self._batches(done)),
             initial_epoch=epoch,
             epochs=plan.epochs,
             steps_per_epoch=plan.per_epoch,
-            validation_data=None if split is None else experiment.evaluation_data(split),
+            validation_data=None if split is None else run.evaluation_data(split),
             shuffle=False,  # the batches come shuffled
             callbacks=callbacks.Continued(
                 [callback for callback in watching if callback is not None],
@@ -143,9 +143,10 @@ class Fit:
         if self.health is not None:
             self.health.remove()
 
-    def interruption(self, what: str) -> str:
+    def interruption(self, ended: BaseException) -> str:
         """Return what a person wants to know of a run that was ended early."""
-        plan = self.experiment.plan
+        plan = self.run.plan
+        what = "Interrupted" if isinstance(ended, KeyboardInterrupt) else "Stopped by SIGTERM"
         missing = self.count.step // plan.parts - self.saver.saved_step // plan.parts
         saved = (
             "the checkpoint is saved"
@@ -154,7 +155,7 @@ class Fit:
         )
         return (
             f"{what} after iteration {self.count.step // plan.parts:,} of {plan.iterations:,}; "
-            f"{saved}. Resume: {command('train')} --resume {self.run}"
+            f"{saved}. Resume: {command('train')} --resume {self.run.folder}"
         )
 
     def _state(self) -> dict:
@@ -168,31 +169,31 @@ class Fit:
 
     def _restore_metrics(self) -> None:
         assert self.saved is not None
-        experiment = self.experiment
-        if keras.backend.backend() == "tensorflow" and experiment.distribution.kind == "none":
+        run = self.run
+        if keras.backend.backend() == "tensorflow" and run.distribution.kind == "none":
             # Keras would make the metrics in the first step, without the saved values
-            labels = experiment.training_data().element_spec[1]
-            scores = tf.zeros((labels.shape[0], len(experiment.data.classes)))
-            experiment.model.compute_metrics(None, tf.zeros(labels.shape, labels.dtype), scores)
-        self.saved.restore_metrics(experiment.model)
+            labels = run.training_data().element_spec[1]
+            scores = tf.zeros((labels.shape[0], len(run.data.classes)))
+            run.model.compute_metrics(None, tf.zeros(labels.shape, labels.dtype), scores)
+        self.saved.restore_metrics(run.model)
 
     def _best(self) -> Best:
         """Return the callback that saves the best epoch, by the held-out accuracy or
         the training loss.
         """
-        monitor = ("val_accuracy", True) if self.experiment.data.holdout else ("loss", False)
-        return Best(self.run / "checkpoints", *monitor, save=self._save)
+        monitor = ("val_accuracy", True) if self.run.data.holdout else ("loss", False)
+        return Best(self.run.folder / "checkpoints", *monitor, save=self._save)
 
     def _save(self, path: Path) -> None:
         """Save the network as it is evaluated."""
         with contextlib.nullcontext() if self.averages is None else self.averages.active():
-            networks.save(self.experiment.network, path, self.chief)
+            networks.save(self.run.network, path, self.run.is_chief)
 
     def _batches(self, done: int) -> tf.data.Dataset:
         """Return the batches from the beginning of the epoch on; those of the steps
         already done are empty.
         """
-        batches = self.experiment.training_data(self.count.step)
+        batches = self.run.training_data(self.count.step)
         if not done:
             return batches
         empty = tf.nest.map_structure(
@@ -204,12 +205,12 @@ class Fit:
         """Return the callback for the health of training, which measures the first
         training images.
         """
-        experiment = self.experiment
-        one_process = experiment.distribution.processes == 1
+        run = self.run
+        one_process = run.distribution.processes == 1
         return kp.TrainingHealth(
-            experiment.config.health,
-            sample=next(experiment.plain_images(HEALTH_IMAGES, 1)) if one_process else None,
-            csv=self.run / "health.csv" if self.chief else None,
-            tensorboard=self.run / "tensorboard" / "health" if self.chief else None,
+            run.config.health,
+            sample=next(run.plain_images(HEALTH_IMAGES, 1)) if one_process else None,
+            csv=run.folder / "health.csv" if run.is_chief else None,
+            tensorboard=run.folder / "tensorboard" / "health" if run.is_chief else None,
             report=lambda message: self.progress.report(f"Health: {message}"),
         )

@@ -16,7 +16,7 @@ from .config import Config, from_json
 from .recipes import RECIPES
 
 if TYPE_CHECKING:
-    from .trainer import Trainer
+    from .run import Run
 
 DESCRIPTION = """Train a network by a recipe. Every field of a recipe is an option.
 The run is written to runs/RECIPE-DATE-TIME, or to --output.
@@ -53,19 +53,19 @@ def train(config: Config, recipe: str) -> Path | None:
     """
     from .callbacks import Diverged
 
-    with started(config, recipe) as trainer:
+    with started(config, recipe) as run:
         if config.dry_run:
-            trainer.rehearse()
+            run.rehearse()
             return None
         try:
-            return trainer.run()
+            return run.train()
         except Diverged as diverged:
-            raise cli.UserError(trainer.explain(diverged)) from diverged
+            raise cli.UserError(run.explain(diverged)) from diverged
 
 
 @contextlib.contextmanager
-def started(config: Config, recipe: str) -> "Iterator[Trainer]":
-    """Give the trainer of a configuration, in its distribution.
+def started(config: Config, recipe: str) -> "Iterator[Run]":
+    """Give the run of a configuration, in its distribution.
 
     Raises:
         ValueError: for a configuration that does not fit.
@@ -75,16 +75,15 @@ def started(config: Config, recipe: str) -> "Iterator[Trainer]":
     import keras_preact as kp
 
     from . import backends
-    from .experiment import Experiment
-    from .trainer import Trainer
+    from .run import Run
 
     _check(config)
     backends.keep_accelerator_for_backend(keras.backend.backend())
     with kp.distribution.start(config.distribution, batch_norm=config.batch_norm) as distribution:
         keras.utils.set_random_seed(config.seed)
-        experiment = Experiment(config, distribution)
-        with experiment.data.naming_broken_images():
-            yield Trainer(experiment, recipe)
+        run = Run(config, recipe, distribution)
+        with run.data.naming_broken_images():
+            yield run
 
 
 def _check(config: Config) -> None:

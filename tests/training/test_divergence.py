@@ -69,7 +69,7 @@ def fill(model, name: str, value: float) -> None:
 
 
 def stream(bad=None, x=1.0, y=1.0):
-    """Return a function like `Trainer.batches`: all batches are harmless but that of
+    """Return a function like `Run.batches`: all batches are harmless but that of
     the step `bad`.
     """
 

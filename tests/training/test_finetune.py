@@ -173,8 +173,8 @@ def test_mean_and_std_of_a_network_without_a_layer_for_them(tmp_path, work):
         "--model.mean 110 120 130 --model.std 40 50 60 --batch-size 4",
     )
     config = cli.parse("train finetune", Config, options, "", default=RECIPES["finetune"]())
-    with train.started(config, "finetune") as trainer:
-        model = trainer.experiment.network
+    with train.started(config, "finetune") as run:
+        model = run.network
     assert model.input_shape == (None, 16, 16, 3)
     layer = model.get_layer("preprocessing")
     found = keras.ops.convert_to_numpy(layer(np.full((1, 1, 1, 3), 150.0, "float32")))

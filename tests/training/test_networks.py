@@ -60,8 +60,8 @@ class TestModelOptions:
 
     def test_whitening_stem_is_computed_from_the_training_images(self):
         config = Config(model=Model("cifar_fast_resnet8", width_factor=0.25), data=Data("digits"))
-        with train.started(config, "digits") as trainer:
-            network, images = trainer.experiment.network, trainer.experiment.data.held.images
+        with train.started(config, "digits") as run:
+            network, images = run.network, run.data.held.images
             stem = keras.Model(network.input, network.get_layer("stem_conv").output)
             components = stem.predict_on_batch(images).astype("float64")[..., :4]
         # of 2 x 2 pixels with a mean of 0 and a variance of 1: none is flat

@@ -91,7 +91,7 @@ def test_of_training(sources, source, augmentation, options):
 def test_of_a_resumption_in_the_middle_of_an_epoch(sources):
     stream = training_stream(sources["memory"], 2, "none", None, seed=0)
     resumed = types.SimpleNamespace(
-        experiment=types.SimpleNamespace(training_data=stream.dataset), count=Count(4, 3)
+        run=types.SimpleNamespace(training_data=stream.dataset), count=Count(4, 3)
     )
     assert not is_autotuned(Fit._batches(resumed, 3))
 

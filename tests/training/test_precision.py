@@ -240,9 +240,8 @@ class TestAuto:
         found = []
         for policy, reason in (("mixed_bfloat16", "this CPU has x"), ("float32", "no x")):
             monkeypatch.setattr(backends, "faster_policy", lambda p=policy, r=reason: (p, r))
-            with started(config, "digits") as trainer:
-                experiment = trainer.experiment
-                runs.write_json(tmp_path / "config.json", experiment.described("digits"))
-            assert experiment.network.units[0].compute_dtype == "bfloat16"
-            found.append(experiment.precision)
+            with started(config, "digits") as run:
+                runs.write_json(tmp_path / "config.json", run.described())
+            assert run.network.units[0].compute_dtype == "bfloat16"
+            found.append(run.precision)
         assert found == ["mixed_bfloat16: this CPU has x", "mixed_bfloat16, as the run began"]

@@ -181,9 +181,9 @@ def _answers(job: dict) -> Iterator[dict]:
 
     import keras_preact as kp
 
-    from ..experiment import Experiment
     from ..fit import AGREE
     from ..recipes import RECIPES
+    from ..run import Run
     from ..signals import Stop
 
     backends.keep_accelerator_for_backend(keras.backend.backend())
@@ -192,18 +192,19 @@ def _answers(job: dict) -> Iterator[dict]:
     with kp.distribution.start(kind, batch_norm=job["batch_norm"]) as distribution:
         config = RECIPES[job["recipe"]]()
         keras.utils.set_random_seed(config.seed)
-        experiment = Experiment(
+        run = Run(
             dataclasses.replace(config, distribution=kind, batch_norm=job["batch_norm"]),
+            job["recipe"],
             distribution,
         )
         # asks the other processes, as in a run
         stop = Stop(highest=distribution.highest, every=AGREE if job["together"] else 1)
         for _ in sys.stdin:
-            seconds, cpu_seconds = _steps(experiment, stop, job["warmup"], job["steps"])
+            seconds, cpu_seconds = _steps(run, stop, job["warmup"], job["steps"])
             yield {"seconds": seconds, "cpu_seconds": cpu_seconds, "versions": versions}
 
 
-def _steps(experiment, stop, warmup: int, steps: int) -> tuple[float, float]:
+def _steps(run, stop, warmup: int, steps: int) -> tuple[float, float]:
     """Return the mean seconds of the timed steps, and those of the CPU."""
     import keras
 
@@ -215,8 +216,8 @@ def _steps(experiment, stop, warmup: int, steps: int) -> tuple[float, float]:
             times[batch + 1] = time.perf_counter(), time.process_time()
 
     clock = keras.callbacks.LambdaCallback(on_train_batch_end=note)
-    experiment.model.fit(
-        experiment.distribution.training_data(experiment.training_data()),
+    run.model.fit(
+        run.distribution.training_data(run.training_data()),
         steps_per_epoch=warmup + steps,
         shuffle=False,
         verbose=0,

@@ -71,8 +71,8 @@ def train(job: Job) -> None:
     config = dataclasses.replace(config, output=run, resume=True)
     log = run.with_suffix(".log")
     name = f"{trial.name}, seed {job.seed}"
-    with started(config, trial.name) as trainer:
-        images = trainer.experiment.data
+    with started(config, trial.name) as running:
+        images = running.data
         data = {
             "name": images.name,
             "hash": images.hash,
@@ -86,9 +86,9 @@ def train(job: Job) -> None:
         views: dict[str, dict[str, float]] = {}
         with log.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream):
             try:
-                trainer.run()
+                running.train()
             except Diverged as diverged:
-                diverged_at = diverged.step // trainer.experiment.plan.parts + 1
+                diverged_at = diverged.step // running.plan.parts + 1
             for view in trial.views if diverged_at is None else ():
                 output = run / "views" / view
                 evaluate(run, output=output, views=view)

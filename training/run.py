@@ -1,0 +1,376 @@
+"""A training run, in the order of time: data, schedule, network, then training from the
+beginning or a checkpoint to the end or an interruption.
+"""
+
+import dataclasses
+import math
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_preact as kp
+
+from . import (
+    backends,
+    callbacks,
+    curves,
+    divergence,
+    finetune,
+    histories,
+    messages,
+    networks,
+    plans,
+    runs,
+)
+from . import data as datasets
+from .checkpoints import Checkpoints
+from .cli import UserError
+from .config import Config, from_json
+from .data.crops import PADDINGS
+from .data.resident import Cut
+from .estimates import Clock
+from .fit import Fit
+from .on_device import OnDevice
+
+#: Training images that a whitening stem is computed from.
+ADAPTED_IMAGES = 5000
+#: Executions of a dry run: one that compiles, and those that are timed.
+TIMED = 4
+
+
+class Run:
+    """A run of a configuration, with its network compiled for a distribution.
+
+    Args:
+        config: Configuration of the run.
+        recipe: Name of its recipe.
+        distribution: The active distribution.
+
+    Attributes:
+        data: Images of the run.
+        plan: Length of the run.
+        rate: Learning rate, a number or a schedule.
+        network: Network that is saved, measured and exported.
+        model: Model that is compiled and fitted: the network, or with `data.on_device`
+            a lookup of its training images and then the network.
+        watched: Name of the images that are measured after every epoch, in `split`:
+            "held-out" or "test". The held-out ones choose the best epoch.
+        split: Those images, or None: nothing is measured after an epoch.
+        rows: Rows of every batch that this process feeds.
+        precision: The policy that `--model.dtype auto` chose and why, else None.
+
+    Raises:
+        ValueError: for options that do not fit together.
+    """
+
+    def __init__(self, config: Config, recipe: str, distribution: kp.distribution.Distribution):
+        self.recipe = recipe
+        self.distribution = distribution
+        config, self.precision = _with_policy(config)
+
+        # --- Data
+        self.data = datasets.load(config.data)
+        trained = None
+        if config.model.weights is not None:
+            config, self.data, trained = finetune.begin(config, self.data)
+        self.config = config
+        self.size = _image_size(config, self.data)
+        self.watched = "held-out" if self.data.holdout else "test"
+        self.split = self.data.holdout or (self.data.test if config.data.watch_test else None)
+
+        # --- Schedule
+        self.plan = plans.plan(config, self.data.train.size)
+        for warning in (*self.data.notes, plans.check_warmup(config, self.plan)):
+            if warning is not None:
+                self._say(f"Warning: {warning}")
+        self.rate = plans.learning_rate(config, self.plan)
+
+        # --- Batches
+        if config.data.on_device and distribution.kind != "none":
+            raise UserError(
+                "--data.on-device needs --distribution none. Received: --distribution "
+                f"{distribution.kind}"
+            )
+        self.rows = distribution.rows(config.part_size)
+        self.stream = datasets.training_stream(
+            self.data,
+            config.part_size,
+            config.data.augmentation,
+            self.size,
+            config.seed,
+            config.data.padding,
+            border=config.data.border,
+            flip=config.data.flip,
+            rand_augment=config.data.rand_augment,
+            mixup=config.data.mixup,
+            cutmix=config.data.cutmix,
+            on_device=config.data.on_device,
+        )
+
+        # --- Network
+        self.network = networks.build(config, self.data, self.size) if trained is None else trained
+        if trained is None and self.network.get_config().get("stem") == "whitening":
+            self.network.adapt(next(self.plain_images(ADAPTED_IMAGES, 1)))
+        self.model = self._with_images() if config.data.on_device else self.network
+        distribution.compile(
+            self.model,
+            optimizer=networks.optimizer(config, self.rate, self.network),
+            loss=networks.loss(config),
+            # weighted: without the rows that fill the last batch of an evaluation
+            weighted_metrics=["accuracy"],
+            jit_compile=backends.jit_compile(config.jit_compile),
+            steps_per_execution=config.steps_per_execution,
+        )
+
+    # --- Training
+
+    def train(self) -> Path:
+        """Train the rest of the run and return its directory.
+
+        Raises:
+            UserError: for a directory that is not empty or in which another process
+                trains, a full disk.
+            callbacks.Diverged: for a loss that is not finite; `explain` says why.
+            KeyboardInterrupt: after the step in which Ctrl-C was pressed; a checkpoint
+                is saved.
+            SystemExit: with status 75 after the step in which SIGTERM came; a
+                checkpoint is saved.
+        """
+        self.folder = folder = self._directory(self.config.output)
+        if (folder / "model.keras").is_file():
+            self.network.set_weights(networks.load(folder / "model.keras").get_weights())
+            if not (folder / "curves.png").is_file():  # the process was killed before it drew them
+                self._draw()
+            self._end("Already finished")
+        elif self.is_chief:
+            folder.mkdir(parents=True, exist_ok=True)
+            with runs.held(folder):
+                self._directory(folder)  # another process may have begun a run in it since
+                self._train()
+        else:
+            self._train()
+        return folder
+
+    def _train(self) -> None:
+        folder = self.folder
+
+        # --- Restore the newest checkpoint, or begin
+        checkpoints = self.checkpoints()
+        saved = checkpoints.newest(lambda message: self._say(f"Warning: {message}"))
+        if saved is not None:
+            saved.restore(self.model)
+        elif self.is_chief:
+            # the configuration first: a run that is killed here can be started again
+            runs.write_json(folder / "config.json", self.described())
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            with runs.replacing(folder / "checkpoints" / networks.ARCHITECTURE) as temporary:
+                temporary.write_text(self.network.to_json())
+
+        # --- Fit
+        self._say(messages.beginning(self, saved), flush=True)
+        fit = Fit(self, checkpoints, saved)
+        try:
+            with fit.stop:
+                fit.train()
+        except (KeyboardInterrupt, SystemExit) as ended:
+            fit.close()
+            self._say(fit.interruption(ended))
+            raise
+        finally:
+            fit.close()
+
+        # --- Finish
+        fit.saver.save_now()
+        networks.save(self.network, folder / "model.keras", write=self.is_chief)
+        self._draw()
+        self._end("Finished")
+
+    def rehearse(self) -> None:
+        """Train a few steps and print a description of the run and its costs; write
+        nothing.
+        """
+        clock = Clock()
+        self.model.fit(
+            self.distribution.training_data(self.training_data()),
+            steps_per_epoch=TIMED * self.config.steps_per_execution,
+            shuffle=False,
+            callbacks=[clock],
+            verbose=0,
+        )
+        self._say(messages.rehearsal(self, clock.timing))
+
+    def explain(self, diverged: callbacks.Diverged) -> str:
+        """Return why a run diverged: the cause and the remedy."""
+        rate = self.config.optimizer.learning_rate
+        saved = self.checkpoints().newest(lambda message: None)
+        if saved is None or self.distribution.processes > 1:
+            return divergence.message(diverged.loss, self.place(diverged.step), rate)
+        seeds = self.seeds(callbacks.Count(self.plan.per_epoch))
+        return divergence.explain(
+            self.model,
+            saved,
+            self.batches,
+            diverged.step,
+            learning_rate=rate,
+            before_step=seeds.before_step if seeds else lambda step: None,
+            where=self.place,
+        )
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the files of the run."""
+        return self.distribution.is_chief
+
+    def _say(self, message: str, **options) -> None:
+        if self.is_chief:
+            print(message, **options)
+
+    def _directory(self, output: Path | None) -> Path:
+        """Return the run's directory: a new one, or that of the run to resume."""
+        if output is not None and (self.config.resume or not self.is_chief):
+            if (output / "config.json").is_file():
+                runs.check_same(output, self.config)
+                return output
+            if not self.is_chief:  # the chief is about to make it
+                return output
+        return runs.new_directory(output, self.recipe)
+
+    def checkpoints(self) -> Checkpoints:
+        """Return the checkpoints of the run."""
+        return Checkpoints(
+            self.folder / "checkpoints", self.config.checkpoint.keep, write=self.is_chief
+        )
+
+    def _draw(self) -> None:
+        """Draw the learning curves of a finished run."""
+        if self.is_chief:
+            title = f"{self.network.name}, {self.folder.name}"
+            with runs.replacing(self.folder / "curves.png") as temporary:
+                curves.draw(
+                    {title: histories.read(self.folder / "history.csv")},
+                    temporary,
+                    title,
+                    self.watched,
+                )
+
+    def _end(self, what: str) -> None:
+        """Print the result of the run, whose weights the model has."""
+        history = histories.read(self.folder / "history.csv") if self.is_chief else {}
+        if self.split is None:
+            accuracy = self.model.evaluate(
+                self.evaluation_data(self.data.test), verbose=0, return_dict=True
+            )["accuracy"]
+        else:
+            accuracy = history["val_accuracy"][-1] if "val_accuracy" in history else math.nan
+        self._say(messages.end(self, what, history, accuracy), flush=True)
+
+    # --- Images
+
+    def _with_images(self) -> OnDevice:
+        assert self.data.held is not None
+        options = self.config.data
+        images, mean = self.data.held.images, self.data.preprocessing.mean
+        padded = PADDINGS[options.padding](images, mean, options.border)
+        return OnDevice(self.network, Cut(padded, options.border))
+
+    def training_data(self, step: int = 0):
+        """Return the batches from a step on, as a tf.data.Dataset."""
+        return self.stream.dataset(step, self.rows)
+
+    def batches(self, step: int) -> Iterator[tuple]:
+        """Return the batches from a step on, as arrays."""
+        return self.training_data(step).as_numpy_iterator()
+
+    def plain_images(self, batch_size: int, count: int) -> Iterator[np.ndarray]:
+        """Return the first `count` batches of training images, not augmented."""
+        batches = datasets.evaluation_batches(self.data, self.data.train, batch_size, self.size)
+        return (images for images, _ in batches.take(count).as_numpy_iterator())
+
+    def evaluation_data(self, split: datasets.Split):
+        """Return the images of a split as `evaluate` takes them."""
+        config = self.config
+        batches = datasets.evaluation_batches(
+            self.data, split, config.part_size, config.data.size, self.rows
+        )
+        if config.data.mixes:  # the loss and the accuracy take one form of labels
+            batches = batches.map(
+                lambda images, labels: (images, tf.one_hot(labels, len(self.data.classes)))
+            )
+        return self.distribution.evaluation_data(batches, config.part_size, split.size)
+
+    # --- What a run is, in words and numbers
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters that are trained."""
+        return sum(math.prod(weight.shape) for weight in self.network.trainable_weights)
+
+    def seeds(self, count: callbacks.Count) -> callbacks.TorchSeeds | None:
+        """Return the callback for the random numbers of a step, if the backend needs
+        one.
+        """
+        if keras.backend.backend() != "torch":
+            return None
+        return callbacks.TorchSeeds(self.config.seed, self.distribution.process, count)
+
+    def place(self, step: int) -> str:
+        """Return a step of `fit` in words."""
+        return (
+            f"iteration {step // self.plan.parts + 1:,} (epoch {step // self.plan.per_epoch + 1})"
+        )
+
+    def described(self) -> dict:
+        """Return the content of config.json: the configuration, and the data and
+        software that a later command needs.
+        """
+        data = self.data
+        return {
+            "recipe": self.recipe,
+            "config": dataclasses.asdict(self.config),
+            "classes": list(data.classes),
+            "images": {
+                "train": data.train.size,
+                "holdout": data.holdout.size if data.holdout else 0,
+                "test": data.test.size,
+            },
+            "preprocessing": data.preprocessing.to_dict(),
+            "iterations": self.plan.iterations,
+            "trainable_parameters": self.parameters,
+            "code": runs.code(),
+            "versions": {
+                "python": platform.python_version(),
+                "keras": keras.__version__,
+                "backend": keras.backend.backend(),
+                "tensorflow": tf.__version__,
+                "numpy": np.__version__,
+            },
+        }
+
+
+def _image_size(config: Config, data: datasets.ImageData) -> int:
+    size = config.data.size or data.size
+    if size is None:
+        raise UserError(
+            f"The images of {data.name} differ in size. Choose one for the network, such as "
+            "--data.size 64."
+        )
+    return size
+
+
+def _with_policy(config: Config) -> tuple[Config, str | None]:
+    """Return the configuration with the policy that `auto` stands for, and why. A run that
+    is resumed keeps its own, also on another machine.
+    """
+    if config.model.dtype != "auto":
+        return config, None
+    if config.resume and config.output and (config.output / "config.json").is_file():
+        policy = from_json(Config, runs.read_config(config.output)["config"]).model.dtype
+        why = f"{policy or 'float32'}, as the run began"
+    else:
+        policy, reason = backends.faster_policy()
+        why = f"{policy}: {reason}"
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=policy)), why
