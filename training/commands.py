@@ -47,8 +47,7 @@ COMMANDS: Mapping[str, Command] = {
         "Compare runs: options, accuracy, curves.",
         {
             "compare runs/A runs/B": "a table",
-            "compare runs/*": "runs that differ only in their seed are summarised",
-            "compare runs/A runs/B --output comparison": "with curves, as files",
+            "compare runs/A runs/B --output comparison": "as comparison.csv, and the curves",
         },
     ),
     "predict": Command(

@@ -1,11 +1,9 @@
 """Compare runs: `keras-preact compare`."""
 
-import csv
 import dataclasses
 import functools
 import json
 import shutil
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +13,7 @@ import tyro
 
 from . import cli, histories, runs
 from .config import Config, differences, from_json
-from .terminal import aligned, duration, markdown
+from .terminal import aligned, duration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,26 +80,21 @@ class Column:
         return "-" if value is None else self.text(value)
 
 
-#: Text above the table of groups.
-SUMMARY = "Runs that differ only in their seed: median (least to largest) of the finished ones."
-
 _WHOLE, _PERCENT = "{:,.0f}".format, "{:.2f}".format
-_NAME = Column("run", "run", lambda run: run.name)
-_MODEL = Column("model", "model", lambda run: run.config.model.name)
 _WHAT = (
+    Column("run", "run", lambda run: run.name),
+    Column("model", "model", lambda run: run.config.model.name),
     Column(
         "parameters", "parameters", lambda run: run.described.get("trainable_parameters"), _WHOLE
     ),
     Column("recipe", "recipe", lambda run: run.described.get("recipe")),
 )
-_DONE = (
+_RESULTS = (
     Column("epochs", "epochs", lambda run: len(run.history["loss"])),
     Column("iterations", "iterations", lambda run: run.iterations, _WHOLE),
     Column(
         "finished", "finished", lambda run: run.finished, lambda value: "yes" if value else "no"
     ),
-)
-_REACHED = (
     Column(
         "best_validation_error",
         "best held-out error %",
@@ -134,35 +127,27 @@ def compare(
     /,
     output: Path | None = None,
 ) -> None:
-    """Print a table of runs: options, accuracy, time. Runs that differ only in their
-    seed are also summarised.
+    """Print a table of runs: the options in which they differ, accuracy, time.
 
     Args:
         directories: Run directories.
-        output: Folder for comparison.csv, comparison.md and comparison.png. If not
+        output: Folder for comparison.csv and comparison.png, their curves. If not
             given: print only.
     """
     if not directories:
         raise cli.UserError(f"Name at least one run: {cli.command('compare')} runs/A runs/B")
     found = read_runs(directories)
-    options = [_option(name) for name in differing(found)]
-    columns = [_NAME, _MODEL, *_WHAT, *options, *_DONE, *_REACHED]
+    columns = [*_WHAT, *map(_option, differing(found)), *_RESULTS]
     rows = [[column.cell(column.value(run)) for column in columns] for run in found]
-    tables = [[[column.heading for column in columns], *rows]]
-    groups = together(found)
-    if len(groups) < len(found):
-        tables.append(summary(groups, options))
     width = shutil.get_terminal_size((120, 24)).columns
-    print(f"\n\n{SUMMARY}\n".join(aligned(rows, width) for rows in tables))
+    print(aligned([[column.heading for column in columns], *rows], width))
     if output is None:
         return
     output.mkdir(parents=True, exist_ok=True)
-    with runs.replacing(output / "comparison.csv") as path, path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([column.name for column in columns])
-        writer.writerows([column.value(run) for column in columns] for run in found)
-    with runs.replacing(output / "comparison.md") as path:
-        path.write_text(f"\n\n{SUMMARY}\n\n".join(map(markdown, tables)) + "\n", encoding="utf-8")
+    histories.write(
+        output / "comparison.csv",
+        [{column.name: column.value(run) for column in columns} for run in found],
+    )
     with runs.replacing(output / "comparison.png") as path:
         from . import curves
 
@@ -173,8 +158,7 @@ def compare(
         }
         split = splits.pop() if len(splits) == 1 else "held-out or test"
         curves.draw({run.name: run.history for run in found}, path, "", split)
-    written = (str(output / f"comparison.{suffix}") for suffix in ("csv", "md", "png"))
-    print(f"\nWrote {', '.join(written)}")
+    print(f"\nWrote {output / 'comparison.csv'}, {output / 'comparison.png'}")
 
 
 def read_runs(directories: Sequence[Path]) -> list[Compared]:
@@ -241,46 +225,6 @@ def _option(name: str) -> Column:
     path = name.replace("-", "_").split(".")
     value = _MORE.get(name, lambda run: functools.reduce(getattr, path, run.config))
     return Column(name, name, value)
-
-
-def together(found: Sequence[Compared]) -> list[list[Compared]]:
-    """Return the runs in groups of those that differ in nothing but their seed."""
-    groups: list[list[Compared]] = []
-    for run in found:
-        group = next((group for group in groups if _same(group[0], run)), None)
-        if group is None:
-            groups.append([run])
-        else:
-            group.append(run)
-    return groups
-
-
-def _same(one: Compared, other: Compared) -> bool:
-    more = all(value(one) == value(other) for value in _MORE.values())
-    return more and set(differences(one.config, other.config)) <= {"--seed"}
-
-
-def summary(groups: Sequence[Sequence[Compared]], options: Sequence[Column]) -> list[list[str]]:
-    """Return the table of groups: for each figure the median of the finished runs, with
-    the least and the largest.
-    """
-    what = [_MODEL, *(option for option in options if option.name != "seed")]
-    rows = [[*(column.heading for column in what), "n", *(each.heading for each in _REACHED)]]
-    for group in groups:
-        finished = [run for run in group if run.finished]
-        missing = len(group) - len(finished)
-        count = f"{len(finished)}" + (f" ({missing} not finished)" if missing else "")
-        figures = [_middle(column, [column.value(run) for run in finished]) for column in _REACHED]
-        rows.append([*(column.cell(column.value(group[0])) for column in what), count, *figures])
-    return rows
-
-
-def _middle(column: Column, values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return column.cell(known[0] if known else None)
-    median, *ends = map(column.text, (statistics.median(known), min(known), max(known)))
-    return median if len(set(ends)) == 1 else f"{median} ({' to '.join(ends)})"
 
 
 def main(argv: Sequence[str]) -> None:

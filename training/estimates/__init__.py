@@ -5,4 +5,4 @@ learning rate, time.
 from .clock import Clock
 from .costs import Costs, costs
 from .memory import memory
-from .page import Timing, describe_run, schedule_plot
+from .page import Timing, describe_run

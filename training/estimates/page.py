@@ -14,42 +14,8 @@ from ..terminal import duration
 from .costs import costs
 from .memory import memory
 
-#: Columns of the plot after the labels, and rows.
-WIDTH, HEIGHT = 72, 8
-#: Bars from an eighth of a row to a whole one.
-BLOCKS = "▁▂▃▄▅▆▇█"
-
-
-def schedule_plot(rate: Callable[[int], float], iterations: int) -> str:
-    """Draw a learning rate over a run, in at most 100 columns.
-
-    Args:
-        rate: Number of updates done, from 0, to the rate of the next one.
-        iterations: Updates of the run.
-
-    Each column shows the rate of its first update, the last column that of the last
-    update.
-    """
-    columns = min(WIDTH, iterations)
-    steps = [column * (iterations - 1) // max(columns - 1, 1) for column in range(columns)]
-    rates = [rate(step) for step in steps]
-    top = max(*rates, 0.0) or 1.0
-    # a rate above 0 is visible, however low
-    heights = [max(round(value / top * HEIGHT * len(BLOCKS)), value > 0) for value in rates]
-    labels = {HEIGHT: f"{top:.3g}", (HEIGHT + 1) // 2: f"{top / 2:.3g}", 0: "0"}
-    margin = max(map(len, labels.values()))
-    lines = []
-    for row in range(HEIGHT, 0, -1):
-        bars = "".join(_block(height - (row - 1) * len(BLOCKS)) for height in heights)
-        lines.append(f"{labels.get(row, ''):>{margin}} |{bars}".rstrip())
-    lines.append(f"{labels[0]:>{margin}} +{'-' * columns}")
-    end = f"{iterations:,} updates"
-    lines.append(f"{'':>{margin}}  0{end:>{max(columns - 1, len(end) + 1)}}")
-    return "\n".join(lines)
-
-
-def _block(eighths: int) -> str:
-    return " " if eighths < 1 else BLOCKS[min(eighths, len(BLOCKS)) - 1]
+#: Shares of a run at which its learning rate is printed.
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +84,7 @@ def describe_run(
             f"about {_bytes(sum(needed.values()))} per device, without the backend's workspaces: "
             f"{amounts} ({at_a_time:,} images)"
         ),
+        "Learning rate": _rates(rate, iterations),
         "Time": _time(timing, updates_timed, batch_size, iterations),
     }
     width = max(map(len, rows)) + 2
@@ -125,7 +92,17 @@ def describe_run(
         textwrap.fill(text, 100, initial_indent=label.ljust(width), subsequent_indent=" " * width)
         for label, text in rows.items()
     ]
-    return "\n".join([*lines, "Learning rate", schedule_plot(rate, iterations)])
+    return "\n".join(lines)
+
+
+def _rates(rate: Callable[[int], float], iterations: int) -> str:
+    """Return in words the learning rate at the parts of a run, and its highest one."""
+    parts = [("at the start", 0)]
+    parts += [(f"at {100 * share:g} %", round(share * (iterations - 1))) for share in SHARES]
+    parts += [("at the end", iterations - 1)]
+    highest = max(rate(step) for step in range(0, iterations, max(1, iterations // 200)))
+    words = [f"{rate(step):.3g} {name}" for name, step in parts]
+    return f"{', '.join(words)}; highest {highest:.3g}"
 
 
 def _name(model: keras.Model) -> str:
