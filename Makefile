@@ -45,17 +45,19 @@ demo: $(VENV)/.installed-training ## Train on digits, evaluate, export to saved_
 
 cifar: $(VENV)/.installed-training ## The same on CIFAR-10, with the recipe cifar10_fast and TRAIN_ARGS.
 	@$(MAKE) --no-print-directory demo-run RECIPE=cifar10_fast NETWORK="a wide, shallow pre-activation network on CIFAR-10" \
-	  EXPORTED=cifar10
+	  EXPORTED=cifar10 VIEWS=flip_shift
 
 RECIPE := digits
 NETWORK := a pre-activation ResNet-20 on handwritten digits
 EXPORTED := digits
 TRAIN_ARGS ?=
+VIEWS :=
 demo-run:
 	@run=$(RUNS)/$(EXPORTED)-$$(date +%Y%m%d-%H%M%S); \
 	step() { echo; echo "== $$1"; shift; echo "\$$ keras-preact $$*"; $(bin)/keras-preact "$$@"; }; \
 	step "1 of 4: train $(NETWORK)" train $(RECIPE) --output $$run $(TRAIN_ARGS); \
 	step "2 of 4: measure its accuracy on the test images" evaluate $$run --save-samples 10; \
+	[ -z "$(VIEWS)" ] || step "2 of 4: the same with 6 views of each image" evaluate $$run --views $(VIEWS) --output $$run/views; \
 	step "3 of 4: export it as a SavedModel" export $$run --name $(EXPORTED) --output $(SAVED_MODELS); \
 	step "4 of 4: classify images with the SavedModel, by TensorFlow alone" predict --top 1 $(SAVED_MODELS)/$(EXPORTED) $$run/samples/*.png; \
 	echo; echo "Results: the run in $$run with its curves.png, the SavedModel in $(SAVED_MODELS)/$(EXPORTED)."; \
