@@ -1,10 +1,7 @@
-"""The launch recipes: SLURM's script with its programs replaced, the manifests, and real
-processes.
-"""
+"""The launch recipes: SLURM's script with its programs replaced, and real processes."""
 
 import importlib.util
 import os
-import re
 import signal
 import subprocess
 import tempfile
@@ -14,7 +11,6 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-import yaml
 
 from keras_preact.distribution import environment
 from tests.keras_preact.distribution.processes import addresses
@@ -160,107 +156,6 @@ def test_slurm_script_waits_for_the_processes_when_it_is_signalled_too(slurm):
     (seen / "go").touch()
     assert finish(process)[0] == 75
     assert (seen / "scontrol").read_text() == "requeue 4001\n"
-
-
-def manifests() -> dict[str, dict]:
-    """Return the manifests by kind."""
-    texts = [(LAUNCH / f"{name}.yaml").read_text() for name in ("jobset", "kubeflow")]
-    documents = [document for text in texts for document in yaml.safe_load_all(text)]
-    return {document["kind"]: document for document in documents}
-
-
-def job_sets() -> dict[str, dict]:
-    """Return both specifications of a JobSet."""
-    found = manifests()
-    return {
-        "JobSet": found["JobSet"]["spec"],
-        "TrainingRuntime": found["TrainingRuntime"]["spec"]["template"]["spec"],
-    }
-
-
-def action(job_set: dict, status: int, condition: str | None = None) -> str:
-    """Return what JobSet does when a pod fails, from its rules and those of its Job, with the
-    messages that Kubernetes writes.
-    """
-    [replicated] = job_set["replicatedJobs"]
-    job = replicated["template"]["spec"]
-    reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
-    assert job["backoffLimit"] == 0
-    for i, rule in enumerate(job["podFailurePolicy"]["rules"]):
-        assert rule["action"] == "FailJob"
-        if status in rule.get("onExitCodes", {"values": ()})["values"]:
-            message = f"Container train for pod ns/name failed with exit code {status} matching"
-        elif {"type": condition, "status": "True"} in rule.get("onPodConditions", []):
-            message = f"Pod ns/name has condition {condition} matching"
-        else:
-            continue
-        reason, message = "PodFailurePolicy", f"{message} FailJob rule at index {i}"
-        break
-    for rule in job_set["failurePolicy"]["rules"]:
-        patterns = rule["onJobFailureMessagePatterns"]
-        if reason in rule["onJobFailureReasons"] and any(re.search(p, message) for p in patterns):
-            return rule["action"]
-    return "RestartJobSet"
-
-
-@pytest.mark.parametrize("kind", ["JobSet", "TrainingRuntime"])
-def test_kubernetes_restarts_what_can_go_on(kind):
-    job_set = job_sets()[kind]
-    assert action(job_set, 2) == "FailJobSet"
-    assert action(job_set, 75) == "RestartJobSetAndIgnoreMaxRestarts"
-    assert action(job_set, 137, "DisruptionTarget") == "RestartJobSetAndIgnoreMaxRestarts"
-    for status in (1, 27, 134, 137, 139):
-        assert action(job_set, status) == "RestartJobSet"
-    # recreated pods must not meet those before them in the run directory
-    assert job_set["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
-
-
-def test_jobset_environment(monkeypatch):
-    manifest = manifests()["JobSet"]
-    [replicated] = manifest["spec"]["replicatedJobs"]
-    spec = replicated["template"]["spec"]
-    [container] = spec["template"]["spec"]["containers"]
-    entries = {entry["name"]: entry for entry in container["env"]}
-    index = entries.pop(environment.PROCESS)["valueFrom"]["fieldRef"]["fieldPath"]
-    assert index == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    values = {name: entry["value"] for name, entry in entries.items()}
-    processes = spec["completions"]
-    # JobSet's names of pods: JOBSET-REPLICATEDJOB-JOB-POD.SUBDOMAIN, the subdomain the JobSet's
-    # name
-    name, [port] = manifest["metadata"]["name"], container["ports"]
-    addresses = tuple(
-        f"{name}-{replicated['name']}-0-{i}.{name}:{port['containerPort']}"
-        for i in range(processes)
-    )
-    for i in range(processes):
-        found = job(monkeypatch, values | {environment.PROCESS: str(i)})
-        assert found == environment.Job(addresses, processes, i)
-    config = configuration(monkeypatch, container["args"])
-    assert (config.distribution, config.resume) == ("multi_worker", True)
-
-
-def test_kubeflow_environment(tmp_path, monkeypatch):
-    """Trainer's variables become those of Keras."""
-    runtime, train_job = manifests()["TrainingRuntime"], manifests()["TrainJob"]
-    assert train_job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
-    [replicated] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    [container] = replicated["template"]["spec"]["template"]["spec"]["containers"]
-    program(tmp_path / "keras-preact", PYTHON)
-    trainer = train_job["spec"]["trainer"]
-    given = {entry["name"]: entry["value"] for entry in container["env"]} | {
-        "JAX_COORDINATOR_ADDRESS": "preact-node-0-0.preact:29500",
-        "JAX_NUM_PROCESSES": str(trainer["numNodes"]),
-        "JAX_PROCESS_ID": "1",
-        "SLURM_PROCID": "1",
-        "SEEN": str(tmp_path),
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-    }
-    subprocess.run([*container["command"], *trainer["args"]], env=given, check=True)
-    found = dict(line.split("=", 1) for line in words(tmp_path / "env1"))
-    assert found["KERAS_BACKEND"] == "jax"
-    assert job(monkeypatch, found) == environment.Job(("preact-node-0-0.preact:29500",), 2, 1)
-    config = configuration(monkeypatch, words(tmp_path / "arguments1")[1:])
-    assert (config.distribution, config.resume) == ("multi_worker", True)
 
 
 needs_ray = pytest.mark.skipif(
