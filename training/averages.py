@@ -14,6 +14,7 @@ import numpy as np
 from keras import ops
 
 import keras_preact as kp
+from keras_preact.wrapped_optimizer import unwrapped
 
 from . import backends
 from .variables import Tensors, read, write
@@ -145,7 +146,7 @@ def averages(model: keras.Model) -> list[tuple[keras.Variable, keras.Variable]]:
     """Return the weights of a compiled model and their averages; nothing before the
     first update.
     """
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = unwrapped(model.optimizer)
     if not optimizer.use_ema or not int(ops.convert_to_numpy(optimizer.iterations)):
         return []
     pairs = zip(

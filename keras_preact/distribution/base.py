@@ -11,6 +11,7 @@ from keras_preact import _checks
 from keras_preact.backend import tf_data
 from keras_preact.layers.batch_norm import BatchNormalization, Statistics
 from keras_preact.stacks import UnitStack
+from keras_preact.wrapped_optimizer import WrappedOptimizer
 
 BATCH_NORMS = ("synchronized", "per_replica")
 
@@ -107,11 +108,10 @@ class Distribution:
             return
         self._check(model, options)
         assert self._entered is not None
-        optimizer = _optimizer(model, options)
-        if step := self._step(model, optimizer):
-            optimizer = SharedOptimizer(optimizer, step, self._whole_gradients)
-            self._entered.callback(optimizer.release)
-        model.compile(**options | {"optimizer": optimizer})
+        model.compile(**options)
+        if step := self._step(model, model.optimizer):
+            model.optimizer = shared = SharedOptimizer(model.optimizer, step, self._whole_gradients)
+            self._entered.callback(shared.release)
         self._entered.enter_context(with_statistics(model, self._statistics()))
 
     def training_data(self, dataset) -> Any:
@@ -207,57 +207,21 @@ class Distribution:
 Step = Callable[[list, list], None]
 
 
-class SharedOptimizer:
-    """A stand-in for an optimizer that applies gradients by `step` and is the optimizer
-    in everything else.
-
-    It has the optimizer's class, attributes and variables, so callbacks see the
-    optimizer, and a saved model holds the optimizer alone. After `release` it applies
-    gradients as the optimizer does.
+class SharedOptimizer(WrappedOptimizer):
+    """An optimizer that applies gradients by `step`; after `release` as the wrapped one
+    does.
     """
 
-    __slots__ = ("_shared", "_step", "whole_gradients")
-
     def __init__(self, optimizer: keras.optimizers.Optimizer, step: Step, whole_gradients):
-        object.__setattr__(self, "_shared", optimizer)
+        super().__init__(optimizer)
         object.__setattr__(self, "_step", step)
         object.__setattr__(self, "whole_gradients", whole_gradients)
 
-    @property  # type: ignore[misc]
-    def __class__(self):
-        return type(self._shared)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shared, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._shared, name, value)
-
-    def apply(self, gradients: Sequence, trainable_variables: Sequence) -> None:
-        self._step(list(gradients), list(trainable_variables))
-
-    def apply_gradients(self, pairs) -> Any:
-        self.apply(*zip(*pairs, strict=True))
-        return self._shared.iterations
+    def apply(self, grads: Sequence, trainable_variables: Sequence | None = None) -> None:
+        self._step(list(grads), list(trainable_variables or self._trainable_variables))
 
     def release(self) -> None:
-        object.__setattr__(self, "_step", self._shared.apply)
-
-
-def _optimizer(model: keras.Model, options: dict) -> keras.optimizers.Optimizer:
-    """Return the optimizer that `model.compile(**options)` would use.
-
-    Keras wraps the optimizer of a float16 model in a `LossScaleOptimizer`. A
-    `SharedOptimizer` must be around that one, which looks for infinities in all gradients.
-    """
-    optimizer = keras.optimizers.get(options.get("optimizer", "rmsprop"))
-    if type(optimizer) is SharedOptimizer:
-        optimizer = optimizer._shared
-    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    scale = options.get("auto_scale_loss", True) and model.dtype_policy.name == "mixed_float16"
-    if scale and not scaled:
-        return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
-    return optimizer
+        object.__setattr__(self, "_step", self.__wrapped__.apply)
 
 
 @contextlib.contextmanager

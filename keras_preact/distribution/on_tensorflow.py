@@ -16,6 +16,7 @@ from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, Step, flat, is_statistic
 from keras_preact.layers.batch_norm import Statistics, synchronized_moments, tensorflow_kernel
 from keras_preact.stacks import UnitStack
+from keras_preact.wrapped_optimizer import unwrapped
 
 #: Versions of Keras in which `_Workers` is known to mend what fails.
 VERSIONS = ("3.15.1",)
@@ -206,7 +207,7 @@ def _looks_at_gradients(optimizer) -> bool:
     It would clip each replica's part alone, look for infinities in the part of the
     first, and fail to accumulate gradients or to replace weights by their averages.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = unwrapped(optimizer)
     clips = (inner.clipnorm, inner.global_clipnorm, inner.clipvalue)
     counts = inner.gradient_accumulation_steps or (inner.use_ema and inner.ema_overwrite_frequency)
     return inner is not optimizer or bool(counts) or any(clip is not None for clip in clips)

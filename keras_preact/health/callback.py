@@ -30,7 +30,7 @@ class TrainingHealth(keras.callbacks.Callback):
     evidence; its effects are not reported.
 
     The norms are computed inside the compiled train step, only when they are due, and
-    without a copy to the host. During `fit`, `model.optimizer` is a stand-in for the
+    without a copy to the host. During `fit`, `model.optimizer` is a wrapper of the
     optimizer that computes them; it is never saved. At the end the optimizer is back.
     After a `fit` that raised an exception, the next `fit` with such a callback or
     `remove()` puts it back.

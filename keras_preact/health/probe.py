@@ -1,4 +1,4 @@
-"""Norms of gradients, weights and updates, computed in the train step by a stand-in for
+"""Norms of gradients, weights and updates, computed in the train step by a wrapper of
 the optimizer.
 """
 
@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_preact.health.weights import Watched
+from keras_preact.wrapped_optimizer import WrappedOptimizer, unwrapped
 
 #: Rows of the figures.
 GRADIENT, WEIGHT, UPDATE = range(3)
@@ -20,7 +21,7 @@ class Probe:
     """Measures the updates of a model's optimizer until it is removed.
 
     It replaces `model.optimizer` by a `ProbedOptimizer` around it. The figures, `(3, n)`
-    for n weights, and the number of their update are variables of that stand-in. The
+    for n weights, and the number of their update are variables of that wrapper. The
     optimizer itself does not change.
 
     Args:
@@ -47,7 +48,7 @@ class Probe:
         self.interval = interval
         self.limit = limit
         self.optimizer = model.optimizer
-        self.inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        self.inner = unwrapped(self.optimizer)
         self.accumulated = self.inner.gradient_accumulation_steps or 1
         self.fit = model.history
         self.due = False
@@ -77,7 +78,7 @@ class Probe:
     @staticmethod
     def of(optimizer) -> "Probe | None":
         """Return the probe of `model.optimizer`, or None."""
-        return optimizer.probe if type(optimizer) is ProbedOptimizer else None
+        return optimizer.probe if isinstance(optimizer, ProbedOptimizer) else None
 
     @property
     def steps(self) -> int:
@@ -198,51 +199,31 @@ class _Before(NamedTuple):
     number: Any
 
 
-class ProbedOptimizer:
-    """A stand-in for an optimizer whose updates a `Probe` measures.
+class ProbedOptimizer(WrappedOptimizer):
+    """An optimizer whose updates a `Probe` measures.
 
-    It has the optimizer's class, attributes and state. Callbacks that set the learning
-    rate set the optimizer's, and what is saved is the optimizer alone: the probe's
-    variables are only in `variables`, as a part of the train step's state.
+    The probe's variables are only in `variables`, as a part of the train step's state:
+    what is saved is the wrapped optimizer alone.
     """
 
     probe: Probe
 
     def __init__(self, probe: Probe):
+        super().__init__(probe.optimizer)
         object.__setattr__(self, "probe", probe)
-
-    @property  # type: ignore[misc]
-    def __class__(self):
-        return self.probe.optimizer.__class__
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "probe":  # of a copy that is being made
-            raise AttributeError(name)
-        return getattr(self.probe.optimizer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.probe.optimizer, name, value)
-
-    def __dir__(self):
-        return dir(self.probe.optimizer)  # Keras saves what it finds here
 
     @property
     def variables(self) -> list[keras.Variable]:
-        return [*self.probe.optimizer.variables, self.probe.figures, self.probe.step]
+        return [*super().variables, self.probe.figures, self.probe.step]
 
-    def apply_gradients(self, pairs) -> Any:
-        gradients, variables = zip(*pairs, strict=True)
-        self.apply(gradients, variables)
-        return self.iterations
-
-    def apply(self, gradients: Sequence, trainable_variables: Sequence | None = None) -> None:
+    def apply(self, grads: Sequence, trainable_variables: Sequence | None = None) -> None:
         probe = self.probe
         variables = trainable_variables or probe.watched.variables
         if keras.backend.backend() == "torch" and not probe.due:
-            probe.optimizer.apply(gradients, variables)
+            super().apply(grads, variables)
             return
-        before = probe.before(gradients, variables)
-        probe.optimizer.apply(gradients, variables)
+        before = probe.before(grads, variables)
+        super().apply(grads, variables)
         figures, step = probe.after(before)
         probe.figures.assign(figures)
         probe.step.assign(step)
@@ -259,7 +240,7 @@ class ProbedOptimizer:
 
         with values(*trainable_variables, *own, figures, step):
             before = probe.before(grads, probe.watched.variables)
-        weights, own = probe.optimizer.stateless_apply(own, grads, trainable_variables)
+        weights, own = super().stateless_apply(own, grads, trainable_variables)
         with values(*weights, *own, figures, step):
             measured = probe.after(before)
         return weights, [*own, *measured]

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_preact import _checks
+from keras_preact.wrapped_optimizer import unwrapped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +147,7 @@ def replaced(
     of its own, and without those that are None there.
     """
     table: dict[str, Range | None] = dict(HEALTHY_RANGES)
-    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), keras.optimizers.Muon):
+    if isinstance(unwrapped(optimizer), keras.optimizers.Muon):
         table |= MUON_RANGES
     for name, row in (ranges or {}).items():
         _checks.lookup(HEALTHY_RANGES, name, "ranges")

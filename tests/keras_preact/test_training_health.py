@@ -23,6 +23,7 @@ from keras_preact.health.outputs import CsvFile
 from keras_preact.health.probe import Probe, own_variables
 from keras_preact.health.ranges import replaced
 from keras_preact.health.weights import WeightPlace, places
+from keras_preact.wrapped_optimizer import unwrapped
 from tests.keras_preact.harness import close
 
 BACKEND = keras.backend.backend()
@@ -328,7 +329,8 @@ class TestNothingElseChanges:
             def on_epoch_end(self, epoch, logs=None):
                 found = self.model.optimizer
                 assert found is not optimizer
-                assert isinstance(found, type(optimizer))
+                assert isinstance(found, keras.optimizers.Optimizer)
+                assert unwrapped(found) is inner
                 assert list(map(id, own_variables(self.model))) == before[0]
                 assert found.get_config() == optimizer.get_config()
                 seen.append((float(inner.learning_rate), int(found.iterations)))
