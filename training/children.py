@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,59 +21,30 @@ STOPPED = 124
 _ROOT = Path(__file__).parents[1]
 
 
-def command(module: str, argument: str) -> list[str]:
-    """Return the command line of a module, such as `training.benchmark.child`."""
-    return [sys.executable, "-m", module, argument]
-
-
-def environment(keras_backend: str) -> dict[str, str]:
-    """Return the environment in which a child finds these sources, and its backend."""
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-    return os.environ | {"KERAS_BACKEND": keras_backend, "PYTHONPATH": path}
-
-
 def start(
     module: str,
     argument: str,
     keras_backend: str,
-    cores: Sequence[int] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> subprocess.Popen:
-    """Start a module in a process of its own.
+    """Start a module, such as `training.benchmark.child`, in a process of its own.
 
     Args:
-        module: See `command`.
+        module: It finds these sources, wherever the process is started.
         argument: Its argument.
         keras_backend: Its KERAS_BACKEND.
-        cores: Processor cores that it computes on. Default: all.
         variables: Environment variables that it gets unless they are set.
         **options: Options of `subprocess.Popen`.
     """
-    own = dict(variables) | environment(keras_backend)
-    if cores:
-        own["OMP_NUM_THREADS"] = str(len(cores))
-    with _on(cores):
-        # a group of its own: Ctrl-C reaches it through this process alone
-        return subprocess.Popen(
-            command(module, argument), env=own, start_new_session=True, **options
-        )
-
-
-@contextlib.contextmanager
-def _on(cores: Sequence[int]) -> Iterator[None]:
-    """Put this thread on some cores: a child inherits them before its backend counts
-    them.
-    """
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    own = {"KERAS_BACKEND": keras_backend, "PYTHONPATH": path}
+    return subprocess.Popen(
+        [sys.executable, "-m", module, argument],
+        env=dict(variables) | os.environ | own,
+        start_new_session=True,  # Ctrl-C reaches it through this process alone
+        **options,
+    )
 
 
 def run(module: str, argument: str, keras_backend: str, limit: float) -> tuple[int, str, str]:

@@ -86,7 +86,8 @@ def benchmarks() -> str:
     silent = ", ".join(f"`{file}`" for file in files if "flags" not in read(file)["machine"])
     notes = [
         "The files are in `training/benchmark/measured/`. A median of one or two rounds shows no "
-        "spread to rely on."
+        "spread to rely on. `serving` and `serving_int8` were measured for an earlier version, by "
+        "a load test that this one does not have."
     ]
     notes += [f"These files do not record the CPU's instruction sets: {silent}."] if silent else []
     return "\n\n".join([*parts, " ".join(notes)])

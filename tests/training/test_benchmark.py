@@ -15,8 +15,7 @@ from training import cli
 from training.benchmark import __main__ as command
 from training.benchmark import child, report, rounds
 from training.benchmark.candidates import Candidate
-from training.benchmark.serving import memory
-from training.benchmark.step_time import Step
+from training.benchmark.questions import Step
 
 BACKEND = keras.backend.backend()
 
@@ -69,7 +68,7 @@ def test_candidates_take_turns(monkeypatch):
 
     monkeypatch.setattr(rounds, "_child", pretend)
     found = [Candidate("jax", "a"), Candidate("torch", "b"), Candidate("torch", "c")]
-    outcomes = rounds.run(Step(rounds=3, limit=10), found, lambda outcome: None)
+    outcomes = rounds.run(Step(rounds=3, limit=10), found)
     a, b, c = (row.label for row in found)
     assert started == [a, b, c, a, b, a]  # a candidate that failed is not measured again
     assert {(each.round, each.label): each.problem for each in outcomes if each.problem} == {
@@ -79,7 +78,7 @@ def test_candidates_take_turns(monkeypatch):
     # a mistake of the user ends the run
     monkeypatch.setattr(rounds, "_child", lambda *_: (2, "", "a note\nerror: no such remat\n"))
     with pytest.raises(cli.UserError, match=r"^jax/a: no such remat$"):
-        rounds.run(Step(), found[:1], print)
+        rounds.run(Step(), found[:1])
 
 
 def test_a_child_over_its_limit_is_killed_and_what_it_started(monkeypatch):
@@ -94,8 +93,7 @@ def test_a_child_over_its_limit_is_killed_and_what_it_started(monkeypatch):
         return begun[0]
 
     monkeypatch.setattr(subprocess, "Popen", slow)
-    question = Step(rounds=2, limit=0.5)
-    outcomes = rounds.run(question, [Candidate(BACKEND, "a")], lambda outcome: None)
+    outcomes = rounds.run(Step(rounds=2, limit=0.5), [Candidate(BACKEND, "a")])
     assert [outcome.problem for outcome in outcomes] == ["over 0.5 s"]
     assert begun[0].returncode == -9
 
@@ -128,10 +126,3 @@ def test_a_tiny_run(monkeypatch):
 def test_wrong_options(options, message, capsys, empty_folder):
     assert message in error_of(capsys, command.main, words(options))
     assert list(empty_folder.iterdir()) == []
-
-
-def test_the_growth_of_memory_is_that_of_the_quarters_medians():
-    first, last = (100, 99, 900, 100, 100), (102, 103, 1, 104, 102)
-    samples = [n * 2**20 for n in (*first, *[150] * 10, *last)]
-    expected = {"growth_mib": 2, "growth_percent": 2, "resident_mib": 102}
-    assert memory.growth(samples) == pytest.approx(expected)

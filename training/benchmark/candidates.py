@@ -77,15 +77,6 @@ PEERS: Mapping[str, Peer] = {
     for depth in (20, 56, 110)
 }
 
-#: Name to options that `--variants` gives every registered model. With `default` the library
-#: chooses.
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "default": {},
-    "stacked": {"stacked": True},
-    "unrolled": {"stacked": False},
-    "loop": {"stacked": True, "execution": "loop"},
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:

@@ -1,21 +1,20 @@
 """Measures one candidate in this process, which the benchmark starts for it.
 
-The argument is JSON: the class of the question, its options and the candidate. The result
-is one line of JSON on stdout. KERAS_BACKEND chooses the backend.
+The argument is JSON: the name of the question, its options and the candidate. The
+result is one line of JSON on stdout. KERAS_BACKEND chooses the backend.
 """
 
 import dataclasses
-import importlib
 import json
 import sys
-from typing import Any
 
 from .. import backends, children
 from . import candidates, subjects
 from .candidates import Candidate
+from .questions import QUESTIONS, Question
 
 
-def measure(question: Any, candidate: Candidate) -> dict:
+def measure(question: Question, candidate: Candidate) -> dict:
     """Return the figures of a candidate: seconds, images per second, bytes."""
     import keras
 
@@ -41,8 +40,7 @@ def measure(question: Any, candidate: Candidate) -> dict:
 
 def main(argv: list[str]) -> None:
     job = json.loads(argv[0])
-    module, name = job["question"]
-    question = getattr(importlib.import_module(module), name)(**job["options"])
+    question = QUESTIONS[job["question"]](**job["options"])
     children.answer(lambda: measure(question, Candidate(**job["candidate"])))
 
 

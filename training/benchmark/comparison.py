@@ -1,17 +1,18 @@
-"""Benchmarks of networks: every candidate in a process of its own, in turn, and a table
-of medians and ratios.
+"""A benchmark from its question to its report: every candidate in a process of its own, in
+turn, and a table of medians and ratios.
 """
 
 import contextlib
 import dataclasses
+import datetime
 import math
-import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from .. import backends, cli
+from .. import backends, cli, runs
 from . import candidates, report, rounds
 from .candidates import Candidate
-from .question import Benchmark
+from .questions import Question
 
 #: Environment variables that set threads and devices.
 ENVIRONMENT = (
@@ -21,48 +22,66 @@ ENVIRONMENT = (
     "XLA_FLAGS",
     "CUDA_VISIBLE_DEVICES",
 )
+_ORDER = (
+    "The children of a round run one after another; a ratio is of two figures of the same round."
+)
 
 
-def run(options: Benchmark) -> dict:
+def run(question: Question) -> dict:
     """Measure, print the table, write the file and return its content.
 
     Raises:
         UserError: for options that do not fit; nothing is measured then.
     """
-    _check(options)
-    rows = candidates.expand(options.models, options.backends, options.variants_options())
-    baselines = baselines_of(rows, options.baseline)
-    described = report.described(
-        options.command,
-        options,
-        options.about,
-        "The children of a round run one after another; a ratio is of two figures of the same "
-        "round.",
-        backends.machine(ENVIRONMENT),
-    )
-    outcomes = rounds.run(options, rows, _progress)
-    summary = report.summarize(rounds.figures_of(outcomes, options.rounds), baselines)
+    _check(question)
+    rows = candidates.expand(question.models, question.backends, question.variants_options())
+    baselines = baselines_of(rows, question.baseline)
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+    outcomes = rounds.run(question, rows)
+
+    summary = report.summarize(rounds.figures_of(outcomes, question.rounds), baselines)
     results = {outcome.label: outcome.result for outcome in outcomes if outcome.result}
-    described["candidates"] = {
-        row.label: dataclasses.asdict(row)
-        | {"baseline": baselines[row.label]}
-        | {
-            key: results.get(row.label, {}).get(key)
-            for key in ("device", "jit_compile", "parameters", "versions")
-        }
-        for row in rows
+    found = {
+        "command": question.command,
+        "settings": dataclasses.asdict(question),
+        "about": question.about,
+        "order": _ORDER,
+        "started": started,
+        "machine": backends.machine(ENVIRONMENT),
+        "candidates": {
+            row.label: dataclasses.asdict(row)
+            | {"baseline": baselines[row.label]}
+            | {
+                key: results.get(row.label, {}).get(key)
+                for key in ("device", "jit_compile", "parameters", "versions")
+            }
+            for row in rows
+        },
+        "outcomes": [dataclasses.asdict(outcome) for outcome in outcomes],
+        "summary": summary,
     }
-    described["outcomes"] = [dataclasses.asdict(outcome) for outcome in outcomes]
-    table = report.table(
-        options.columns, summary, baselines, ("jit", ""), remarks(summary, outcomes)
-    )
-    text = f"{_heading(options, described, baselines)}\n{table}"
-    return report.publish(described | {"summary": summary}, text, options.output)
+    print(_heading(question, found))
+    print(report.table(question.columns, summary, baselines, remarks(summary, outcomes)))
+    if question.output is not None:
+        runs.write_json(question.output, found)
+        print(f"Written: {question.output}")
+    return found
 
 
-def _progress(outcome: rounds.Outcome) -> None:
-    found = outcome.problem or f"{outcome.seconds:.0f} s"
-    print(f"round {outcome.round}: {outcome.label}: {found}", file=sys.stderr, flush=True)
+def _check(question: Question) -> None:
+    if not question.models or not question.backends or not question.variants:
+        raise cli.UserError("Give at least one of --models, --backends and --variants.")
+    for name in ("rounds", "steps", "warmup", "batch", "image_size"):
+        value = getattr(question, name)
+        if value is not None and not value > 0:
+            raise cli.UserError(f"--{name.replace('_', '-')} must be positive. Received: {value}")
+    if not 0 < question.limit < math.inf:
+        raise cli.UserError(
+            f"--limit must be a positive number of seconds. Received: {question.limit}"
+        )
+    if question.output is not None and not question.output.parent.is_dir():
+        raise cli.UserError(f"--output: there is no directory {question.output.parent}")
 
 
 def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, str]:
@@ -85,16 +104,6 @@ def baselines_of(rows: Sequence[Candidate], baseline: str | None) -> dict[str, s
     )
 
 
-def _check(options: Benchmark) -> None:
-    if not options.models or not options.backends or not options.variants:
-        raise cli.UserError("Give at least one of --models, --backends and --variants.")
-    report.check(options, "rounds", "steps", "warmup", "batch", "image_size", "interval")
-    if not 0 < options.limit < math.inf:
-        raise cli.UserError(
-            f"--limit must be a positive number of seconds. Received: {options.limit}"
-        )
-
-
 def remarks(
     summary: Mapping[str, Mapping], outcomes: Sequence[rounds.Outcome]
 ) -> dict[str, tuple[str, str]]:
@@ -111,18 +120,18 @@ def remarks(
     return found
 
 
-def _heading(options: Benchmark, described: dict, baselines: dict[str, str]) -> str:
-    devices = sorted({row["device"] for row in described["candidates"].values() if row["device"]})
-    over = dict.fromkeys(baselines.values())
-    mode = f", {options.mode}" if hasattr(options, "mode") else ""
-    rows = described["candidates"].values()
+def _heading(question: Question, found: dict[str, Any]) -> str:
+    rows = found["candidates"].values()
+    devices = sorted({row["device"] for row in rows if row["device"]})
+    over = dict.fromkeys(row["baseline"] for row in rows)
+    mode = f", {question.mode}" if hasattr(question, "mode") else ""
     own = " if not given" if any("dtype" in row["options"] for row in rows) else ""
     lines = [
-        f"{options.command}{mode}: batch {options.batch}, {options.dtype}{own}, {options.rounds} "
-        f"round{'s' * (options.rounds > 1)}, on {' and '.join(devices) or 'nothing'} "
-        f"({described['machine']['cpu']})",
-        described["about"],
-        described["order"],
+        f"{question.command}{mode}: batch {question.batch}, {question.dtype}{own}, "
+        f"{question.rounds} round{'s' * (question.rounds > 1)}, on "
+        f"{' and '.join(devices) or 'nothing'} ({found['machine']['cpu']})",
+        question.about,
+        _ORDER,
         f"Figures: median (least to most) of the rounds. Ratios: over {', '.join(over)}.",
     ]
     return "\n".join(["", *lines, ""])

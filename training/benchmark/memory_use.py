@@ -1,69 +1,30 @@
 """How much memory does a train step need?"""
 
 import contextlib
-import dataclasses
 from pathlib import Path
-from typing import ClassVar
 
 from .. import backends
-from ..cli import UserError
-from .question import Benchmark, Variant
-from .report import MIB, Column
 from .subjects import KerasSubject, Step, Subject
 
 
-@dataclasses.dataclass(frozen=True)
-class Memory(Benchmark):
-    """Memory of a train step, with and without rematerialisation."""
-
-    variants: tuple[Variant, ...] = ("stacked",)
-    """Only stacks rematerialise."""
-    remat: tuple[str, ...] = ("false", "true")
-    """Rematerialisation: false, true or a number of units, each measured."""
-    steps: int = 2
-    """Steps during which the peak is measured."""
-
-    command: ClassVar = "memory"
-    about: ClassVar = (
-        "XLA = temporary memory of the compiled step (loss, gradients, new state), by XLA's own "
-        "analysis, on JAX. RSS increase = peak of the process's resident memory in its first "
-        "steps, minus what was resident before. It includes tracing and compiling, except on "
-        "JAX, where they come before."
-    )
-    columns: ClassVar = (
-        Column("xla_temporary_bytes", "XLA MiB", MIB, 1),
-        Column("resident_increase_bytes", "RSS increase MiB", MIB, 1),
-        Column("peak_resident_bytes", "peak RSS MiB", MIB, 1),
-        Column("device_peak_bytes", "GPU peak MiB", MIB, 1),
-    )
-
-    def variants_options(self) -> list[dict]:
-        for value in self.remat:
-            if value not in ("true", "false") and not (value.isdecimal() and int(value)):
-                raise UserError(
-                    f"--remat takes false, true or a number of units. Received: {value}"
-                )
-        words: dict[str, bool | int] = {"true": True, "false": False}
-        remats = [words[value] if value in words else int(value) for value in self.remat]
-        return [
-            variant | {"remat": remat} for variant in super().variants_options() for remat in remats
-        ]
-
-    def measure(self, subject: Subject) -> dict:
-        step, temporary = _analysed_step(subject)
-        before = backends.resident()
-        with contextlib.suppress(OSError):  # Linux alone can forget the peak so far
-            Path("/proc/self/clear_refs").write_text("5")
-        for _ in range(self.steps):
-            step()
-        peak = backends.peak_resident()
-        figures = {
-            "xla_temporary_bytes": temporary,
-            "resident_increase_bytes": max(peak - before, 0),
-            "peak_resident_bytes": peak,
-            "device_peak_bytes": _peak_on_device(),
-        }
-        return {key: value for key, value in figures.items() if value is not None}
+def measure(subject: Subject, steps: int) -> dict:
+    """Return the bytes that the first `steps` train steps of a network need, of each
+    kind that this backend and this device can tell.
+    """
+    step, temporary = _analysed_step(subject)
+    before = backends.resident()
+    with contextlib.suppress(OSError):  # Linux alone can forget the peak so far
+        Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(steps):
+        step()
+    peak = backends.peak_resident()
+    figures = {
+        "xla_temporary_bytes": temporary,
+        "resident_increase_bytes": max(peak - before, 0),
+        "peak_resident_bytes": peak,
+        "device_peak_bytes": _peak_on_device(),
+    }
+    return {key: value for key, value in figures.items() if value is not None}
 
 
 def _analysed_step(subject: Subject) -> tuple[Step, int | None]:

@@ -2,11 +2,6 @@
 for CIFAR in plain PyTorch. All have new weights: nothing is downloaded.
 """
 
-import enum
-import importlib.machinery
-import sys
-import types
-
 from ..cli import UserError
 
 _CLASSES = 1000
@@ -68,10 +63,9 @@ def keras_hub_resnet50v2(image_size: int):
 
 def timm_resnetv2_50(image_size: int):
     """A torch module; it takes images of any size, channels first."""
-    import_torchvision_or_stub()
     try:
         import timm
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # of torchvision, beside another build of torch
         raise UserError(
             f"timm_resnetv2_50: timm is installed, but cannot be imported ({error}): "
             "pip install -c constraints/tested.txt -e '.[benchmark]'"
@@ -85,49 +79,3 @@ def torch_resnet_cifar(depth: int, image_size: int):
     from .torch_resnet_cifar import ResNet
 
     return ResNet(depth)
-
-
-#: Modules of torchvision that timm imports.
-_TORCHVISION = (
-    "torchvision",
-    "torchvision.datasets",
-    "torchvision.ops",
-    "torchvision.ops.misc",
-    "torchvision.transforms",
-    "torchvision.transforms.functional",
-)
-
-
-class _Unusable(types.ModuleType):
-    """A module that has every name. All but its modules stand for classes that a benchmark
-    does not use.
-    """
-
-    #: timm makes a table of its members.
-    InterpolationMode = enum.StrEnum(
-        "InterpolationMode", "NEAREST BILINEAR BICUBIC BOX HAMMING LANCZOS"
-    )
-
-    def __init__(self, name: str):
-        super().__init__(name)
-        self.__path__: list[str] = []
-        # `importlib.util.find_spec` looks for it
-        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return sys.modules.get(f"{self.__name__}.{name}") or type(name, (), {})
-
-
-def import_torchvision_or_stub() -> None:
-    """Import torchvision, whose data sets and transforms timm imports. If that fails, put
-    unusable modules in their place.
-
-    Its wheel fails with a torch of another build (`operator torchvision::nms does not
-    exist`); the network does not use it.
-    """
-    try:
-        import torchvision  # noqa: F401
-    except (ImportError, OSError, RuntimeError):
-        sys.modules.update({name: _Unusable(name) for name in _TORCHVISION})

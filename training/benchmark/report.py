@@ -1,17 +1,11 @@
-"""From the figures of all rounds to medians, ratios, a table and a file."""
+"""From the figures of all rounds to medians, ratios and a table."""
 
 import dataclasses
-import datetime
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from ..cli import UserError
 from ..terminal import lines
-
-MIB = 1 / 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,51 +34,6 @@ class Column:
         if entry is None:
             return "-"
         return _range(entry, lambda value: f"{value * self.scale:,.{self.digits}f}")
-
-
-def check(options: Any, *positive: str) -> None:
-    """Check the options that all benchmarks have.
-
-    Args:
-        options: Dataclass of options, one of them `output`.
-        positive: Names of the numbers that must be positive, if there are such.
-
-    Raises:
-        UserError: for one that does not fit.
-    """
-    for name in positive:
-        value = getattr(options, name, None)
-        if value is not None and not value > 0:
-            raise UserError(f"--{name.replace('_', '-')} must be positive. Received: {value}")
-    if options.output is not None and not options.output.parent.is_dir():
-        raise UserError(f"--output: there is no directory {options.output.parent}")
-
-
-def described(
-    command: str, options: Any, about: str, order: str, machine: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the first part of a benchmark's file."""
-    return {
-        "command": command,
-        "settings": dataclasses.asdict(options),
-        "about": about,
-        "order": order,
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine,
-    }
-
-
-def publish(found: dict, text: str, output: Path | None) -> dict:
-    """Print a benchmark's table, write what it found to a JSON file if one is named, and
-    return that.
-    """
-    from ..runs import write_json
-
-    print(text)
-    if output is not None:
-        write_json(output, found)
-        print(f"Written: {output}")
-    return found
 
 
 def summarize(
@@ -117,19 +66,6 @@ def summarize(
     return summary
 
 
-def of_pairs(pairs: Sequence[Sequence[float]], one: str, other: str, ratio: str) -> dict:
-    """Return the medians of figures that were measured in turn, under the names `one`
-    and `other`, and that of the ratios of each pair.
-    """
-    first, second = zip(*pairs, strict=True)
-    return {
-        one: statistics.median(first),
-        other: statistics.median(second),
-        ratio: statistics.median(b / a for a, b in pairs),
-        "all_steps": pairs,
-    }
-
-
 def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
@@ -143,8 +79,7 @@ def table(
     columns: Sequence[Column],
     summary: Mapping[str, Mapping[str, Mapping]],
     baselines: Mapping[str, str],
-    headings: Sequence[str] = (),
-    remarks: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    remarks: Mapping[str, Sequence[str]],
 ) -> str:
     """Return a table for a terminal: medians with the least and the largest value.
 
@@ -154,8 +89,8 @@ def table(
         columns: The ratio of the first one that a candidate has is shown.
         summary: What `summarize` returns.
         baselines: Label of a candidate to that of its baseline.
-        headings: Headings of the last columns.
-        remarks: Label to the cells of those columns.
+        remarks: Label to the cells of the last two columns: whether it is compiled, and why
+            it has no figures.
     """
     columns = [
         column
@@ -164,7 +99,7 @@ def table(
     ]
     numbers = {label: f"[{n}]" for n, label in enumerate(summary, 1)}
     of = columns[0].name if columns else ""
-    rows = [["", "candidate", *(each.heading for each in columns), f"ratio of {of}", *headings]]
+    rows = [["", "candidate", *(each.heading for each in columns), f"ratio of {of}", "jit", ""]]
     for label, figures in summary.items():
         cells = [column.text(figures.get(column.figure)) for column in columns]
         shown = next((column for column in columns if column.figure in figures), None)
@@ -177,5 +112,5 @@ def table(
             text, *ends = _range(ratio, "{:.3g}".format).split(" ", 1)
             text = " ".join([text, "x", numbers[baselines[label]], *ends])
             text += "" if shown is columns[0] else f" of {shown.name}"
-        rows.append([numbers[label], label, *cells, text, *remarks.get(label, ())])
+        rows.append([numbers[label], label, *cells, text, *remarks[label]])
     return lines(rows, numbers=(0, *range(2, 2 + len(columns))))

@@ -4,13 +4,14 @@ own with a time limit.
 
 import dataclasses
 import json
+import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from .. import children
 from ..cli import UserError
 from .candidates import Candidate
+from .questions import Question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,16 +33,9 @@ class Outcome:
     problem: str | None = None
 
 
-def run(
-    question: Any, candidates: Sequence[Candidate], progress: Callable[[Outcome], None]
-) -> list[Outcome]:
-    """Measure A B C, A B C, ... in order. A candidate that fails or is stopped is left out
-    of later rounds.
-
-    Args:
-        question: A `question.Benchmark`.
-        candidates: What is measured.
-        progress: Called with every outcome.
+def run(question: Question, candidates: Sequence[Candidate]) -> list[Outcome]:
+    """Measure A B C, A B C, ... in order, and tell of each on stderr. A candidate that
+    fails or is stopped is left out of later rounds.
 
     Raises:
         UserError: if a child reports a mistake in what it was given.
@@ -63,14 +57,14 @@ def run(
                 given_up.add(candidate.label)
                 found = {"problem": children.problem(status, err, question.limit)}
             outcomes.append(Outcome(number, candidate.label, seconds, **found))
-            progress(outcomes[-1])
+            said = outcomes[-1].problem or f"{seconds:.0f} s"
+            print(f"round {number}: {candidate.label}: {said}", file=sys.stderr, flush=True)
     return outcomes
 
 
-def _child(question: Any, candidate: Candidate) -> tuple[int, str, str]:
-    kind = type(question)
+def _child(question: Question, candidate: Candidate) -> tuple[int, str, str]:
     job = {
-        "question": [kind.__module__, kind.__name__],
+        "question": question.command,
         "options": dataclasses.asdict(question) | {"output": None},
         "candidate": dataclasses.asdict(candidate),
     }

@@ -35,7 +35,7 @@ def seconds_of(step: Step, warmup: int, steps: int) -> list[float]:
 
 
 def make(candidate: "Candidate", options: Any) -> "Subject":
-    """Build a candidate with the options of a `question.Benchmark`."""
+    """Build a candidate with the options of a `questions.Question`."""
     import keras
 
     from . import candidates
@@ -85,7 +85,6 @@ class KerasSubject:
     Attributes:
         jit_compile: Whether its steps are compiled, after `auto` is decided.
         parameters: Number of trainable parameters.
-        variables: Number of trainable variables; a stack's weights are one.
     """
 
     def __init__(self, model: "keras.Model", options: Any):
@@ -102,7 +101,7 @@ class KerasSubject:
         )
         self.jit_compile = bool(model.jit_compile) or keras.backend.backend() == "jax"
         weights = model.trainable_variables
-        self.variables, self.last = len(weights), weights[-1]
+        self.last = weights[-1]
         self.parameters = sum(math.prod(variable.shape) for variable in weights)
         images, labels = _batch(model.input_shape[1:], options.batch, model.output_shape[-1])
         self.images = keras.ops.convert_to_tensor(images)
@@ -139,7 +138,7 @@ class TorchSubject:
         self.jit_compile = own.get("compile", options.jit_compile == "on")
         self.run = torch.compile(self.module) if self.jit_compile else self.module
         weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.variables, self.parameters = len(weights), sum(weight.numel() for weight in weights)
+        self.parameters = sum(weight.numel() for weight in weights)
         self.optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=1e-4)
         images, labels = _batch((3, size, size), options.batch, classes)
         self.images = torch.from_numpy(images).to(self.device, memory_format=layout)
@@ -166,14 +165,3 @@ class TorchSubject:
 
 
 Subject = KerasSubject | TorchSubject
-
-
-def keras_only(subject: Subject, what: str) -> KerasSubject:
-    """Return a subject that is a Keras model.
-
-    Raises:
-        UserError: for a torch module.
-    """
-    if isinstance(subject, KerasSubject):
-        return subject
-    raise UserError(f"{what} of Keras models: give models of Keras.")

@@ -1,5 +1,6 @@
 """Do ten thousand layers train? Some steps on one batch of digits."""
 
+import math
 import statistics
 import time
 from pathlib import Path
@@ -81,12 +82,8 @@ def run(
         output: Write the figures to this JSON file.
     """
     import keras
-    import numpy as np
 
-    import keras_preact as kp
-
-    from .. import backends, data, runs
-    from ..config import Data
+    from .. import backends, runs
 
     if batch < 1 or steps < 1:
         raise cli.UserError(f"--batch and --steps must be positive. Received: {batch} and {steps}")
@@ -94,50 +91,19 @@ def run(
     rate = usual_rate if learning_rate is None else learning_rate
     keras.utils.set_random_seed(seed)
     backends.keep_accelerator_for_backend(keras.backend.backend())
-    digits = data.load(Data("digits"))
-    images, labels = next(
-        data.training_stream(digits, batch, "none", 8, seed).dataset().as_numpy_iterator()
-    )
-    images = digits.preprocessing.normalize(images).astype("float32")
+    images, labels = _digits(batch, seed)
 
     start = time.perf_counter()
     model = build(usual_layers if layers is None else layers, width, remat or False)
-    model.compile(
-        kp.optimizers.CoupledSGD(rate, coupled_weight_decay=0.0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=backends.jit_compile("auto"),
-    )
+    _compile(model, rate)
     built = time.perf_counter() - start
-    parameters = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+    parameters = sum(math.prod(weight.shape) for weight in model.trainable_weights)
     print(
         f"{model.name}: {parameters:,} trainable parameters, built in {built:.1f} s "
         f"({keras.backend.backend()})",
         flush=True,
     )
-
-    kernels = {
-        weight.path: weight
-        for weight in model.trainable_weights
-        if weight.path.endswith("kernel")
-        and ("_units/" in weight.path or weight.path.startswith(("stem", "head")))
-    }
-    before = {path: np.array(keras.ops.convert_to_numpy(each)) for path, each in kernels.items()}
-    losses, seconds = [], []
-    gradients: dict[str, list[float]] = {}
-    for step in range(steps):
-        start = time.perf_counter()
-        losses.append(float(np.ravel(model.train_on_batch(images, labels))[0]))
-        seconds.append(time.perf_counter() - start)
-        print(f"step {step + 1}: loss {losses[-1]:.4f}, {seconds[-1]:.1f} s", flush=True)
-        if not step:  # the first step of SGD moves a weight by its gradient times the rate
-            print("Norms of the gradients (of a stack: first, middle and last unit)")
-            for path, weight in kernels.items():
-                moved = (before[path] - keras.ops.convert_to_numpy(weight.value)) / rate
-                units = moved if "_units/" in path else moved[None]
-                norms = np.sqrt((units**2).reshape(len(units), -1).sum(1))
-                gradients[path] = [float(norm) for norm in norms[[0, len(norms) // 2, -1]]]
-                shown = gradients[path] if "_units/" in path else gradients[path][:1]
-                print(f"  {path:40}{''.join(f' {norm:9.3g}' for norm in shown)}", flush=True)
+    losses, seconds, gradients = _train(model, images, labels, steps, rate)
     result = {
         "network": network,
         "name": model.name,
@@ -167,3 +133,63 @@ def run(
     if output is not None:
         runs.write_json(output, result)
         print(f"Written: {output}")
+
+
+def _digits(batch: int, seed: int):
+    """Return a batch of training images, normalised, and their labels."""
+    from .. import data
+    from ..config import Data
+
+    digits = data.load(Data("digits"))
+    stream = data.training_stream(digits, batch, "none", 8, seed).dataset()
+    images, labels = next(stream.as_numpy_iterator())
+    return digits.preprocessing.normalize(images).astype("float32"), labels
+
+
+def _compile(model, rate: float) -> None:
+    import keras
+
+    import keras_preact as kp
+
+    from .. import backends
+
+    model.compile(
+        kp.optimizers.CoupledSGD(rate, coupled_weight_decay=0.0),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=backends.jit_compile("auto"),
+    )
+
+
+def _train(model, images, labels, steps: int, rate: float):
+    """Train, and return the loss and the seconds of each step, and the norms of the first
+    gradients: path of a weight to those of the first, middle and last unit of its stack.
+    """
+    import numpy as np
+    from keras import ops
+
+    kernels = {
+        weight.path: weight
+        for weight in model.trainable_weights
+        if weight.path.endswith("kernel")
+        and ("_units/" in weight.path or weight.path.startswith(("stem", "head")))
+    }
+    before = {path: np.array(ops.convert_to_numpy(each)) for path, each in kernels.items()}
+    losses, seconds = [], []
+    gradients: dict[str, list[float]] = {}
+    for step in range(1, steps + 1):
+        start = time.perf_counter()
+        losses.append(float(np.ravel(model.train_on_batch(images, labels))[0]))
+        seconds.append(time.perf_counter() - start)
+        print(f"step {step}: loss {losses[-1]:.4f}, {seconds[-1]:.1f} s", flush=True)
+        if step > 1:
+            continue
+        print("Norms of the gradients (of a stack: first, middle and last unit)")
+        for path, weight in kernels.items():
+            # the first step of SGD moves a weight by its gradient times the rate
+            moved = (before[path] - ops.convert_to_numpy(weight.value)) / rate
+            units = moved if "_units/" in path else moved[None]
+            norms = np.sqrt((units**2).reshape(len(units), -1).sum(1))
+            gradients[path] = [float(norm) for norm in norms[[0, len(norms) // 2, -1]]]
+            shown = gradients[path] if "_units/" in path else gradients[path][:1]
+            print(f"  {path:40}{''.join(f' {norm:9.3g}' for norm in shown)}", flush=True)
+    return losses, seconds, gradients

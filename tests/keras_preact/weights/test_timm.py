@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from keras_preact import weights
+from tests import torchvision_stub
 from tests.keras_preact import harness
-from training.benchmark import peers
 
 torch = pytest.importorskip("torch")
-peers.import_torchvision_or_stub()
+torchvision_stub.import_torchvision_or_stub()
 timm = pytest.importorskip("timm")
 
 from timm.layers import BatchNormAct2d, StdConv2d, create_conv2d  # noqa: E402

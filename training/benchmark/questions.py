@@ -1,0 +1,188 @@
+"""What is asked of every network: its options, its figures, and how a process measures
+them.
+"""
+
+import dataclasses
+import os
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from ..cli import UserError
+from .report import Column
+
+if TYPE_CHECKING:
+    from .subjects import Subject
+
+Variant = Literal["default", "stacked", "unrolled", "loop"]
+
+#: Name to options that `--variants` gives every registered model. With `default` the library
+#: chooses.
+VARIANTS: Mapping[Variant, Mapping[str, Any]] = {
+    "default": {},
+    "stacked": {"stacked": True},
+    "unrolled": {"stacked": False},
+    "loop": {"stacked": True, "execution": "loop"},
+}
+
+_MIB = 1 / 2**20
+_STEP = Column("step_seconds", "step ms", 1e3, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question about networks, with the options that all questions share."""
+
+    models: tuple[str, ...] = ("cifar_resnet164_preact",)
+    """Networks: NAME or NAME:option=value,... with options of the builder."""
+    backends: tuple[Literal["tensorflow", "jax", "torch"], ...] = ("tensorflow",)
+    """Keras backends. A network runs on each that supports it."""
+    variants: tuple[Variant, ...] = ("default",)
+    """Registered models as stacks, single units, stacks in a Python loop, or default."""
+    baseline: str | None = None
+    """Divide by this candidate: BACKEND/NAME, or NAME on each backend. Default: the first one."""
+    rounds: int = 3
+    """Number of rounds. Every candidate is measured once per round."""
+    steps: int = 10
+    """Timed steps per round."""
+    warmup: int = 3
+    """Steps before the timed ones. The first compiles. Not for compile and memory."""
+    batch: int = 16
+    """Images per step."""
+    image_size: int | None = None
+    """Height and width of the images. If not given: the network's own."""
+    dtype: Literal["float32", "mixed_bfloat16"] = "float32"
+    """Keras dtype policy, if a network's option dtype is not given. Torch modules: autocast."""
+    jit_compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the step. auto: as Keras, but not TensorFlow's on a CPU, nor torch modules."""
+    limit: float = 300
+    """Stop a measurement after this many seconds and drop its candidate."""
+    output: Path | None = None
+    """Write settings, versions and every figure to this JSON file."""
+
+    #: Name of the command.
+    command: ClassVar[str]
+    #: What the figures are, for the head of the table.
+    about: ClassVar[str]
+    #: The first column is the one whose ratio to the baseline is shown.
+    columns: ClassVar[Sequence[Column]]
+
+    def measure(self, subject: "Subject") -> dict:
+        """Return figures of one network, in the process of a child: numbers, and lists
+        of those that they come from.
+        """
+        raise NotImplementedError
+
+    def variants_options(self) -> list[dict]:
+        """Return the options of every variant of a registered model."""
+        return [dict(VARIANTS[name]) for name in self.variants]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(Question):
+    """Time of a train step, or of inference, and images per second."""
+
+    mode: Literal["train", "inference"] = "train"
+    """What a step does."""
+
+    command: ClassVar = "step"
+    about: ClassVar = "step = median of the timed steps, on a batch that is already on the device."
+    columns: ClassVar = (_STEP, Column("images_per_second", "images/s", digits=1))
+
+    def measure(self, subject: "Subject") -> dict:
+        from .subjects import seconds_of
+
+        step = subject.train_step if self.mode == "train" else subject.inference_step
+        steps = seconds_of(step, self.warmup, self.steps)
+        seconds = statistics.median(steps)
+        return {
+            "step_seconds": seconds,
+            "images_per_second": self.batch / seconds,
+            "all_steps": steps,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Compile(Question):
+    """Time to build a network, to its first train step, and to compile it."""
+
+    batch: int = 2
+    """Images per step. Few: the first step also computes, which grows with the batch."""
+    variants: tuple[Variant, ...] = ("stacked", "unrolled")
+    """Registered models as stacks, single units, stacks in a Python loop, or default."""
+
+    command: ClassVar = "compile"
+    about: ClassVar = (
+        "compile = first train step, which traces and compiles, minus the median of the later "
+        "steps."
+    )
+    columns: ClassVar = (
+        Column("compile_seconds", "compile s"),
+        Column("build_seconds", "build s"),
+        Column("first_step_seconds", "first step s"),
+        _STEP,
+    )
+
+    def measure(self, subject: "Subject") -> dict:
+        from .subjects import seconds_of
+
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty:
+            # torch.compile would reuse what an earlier round has compiled
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = empty
+            first, *steps = seconds_of(subject.train_step, 0, 1 + self.steps)
+        step = statistics.median(steps)
+        return {
+            "first_step_seconds": first,
+            "step_seconds": step,
+            "compile_seconds": first - step,
+            "all_steps": steps,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory(Question):
+    """Memory of a train step, with and without rematerialisation."""
+
+    variants: tuple[Variant, ...] = ("stacked",)
+    """Only stacks rematerialise."""
+    remat: tuple[str, ...] = ("false", "true")
+    """Rematerialisation: false, true or a number of units, each measured."""
+    steps: int = 2
+    """Steps during which the peak is measured."""
+
+    command: ClassVar = "memory"
+    about: ClassVar = (
+        "XLA = temporary memory of the compiled step (loss, gradients, new state), by XLA's own "
+        "analysis, on JAX. RSS increase = peak of the process's resident memory in its first "
+        "steps, minus what was resident before. It includes tracing and compiling, except on "
+        "JAX, where they come before."
+    )
+    columns: ClassVar = (
+        Column("xla_temporary_bytes", "XLA MiB", _MIB, 1),
+        Column("resident_increase_bytes", "RSS increase MiB", _MIB, 1),
+        Column("peak_resident_bytes", "peak RSS MiB", _MIB, 1),
+        Column("device_peak_bytes", "GPU peak MiB", _MIB, 1),
+    )
+
+    def measure(self, subject: "Subject") -> dict:
+        from . import memory_use
+
+        return memory_use.measure(subject, self.steps)
+
+    def variants_options(self) -> list[dict]:
+        words: dict[str, bool | int] = {"true": True, "false": False}
+        for value in self.remat:
+            if value not in words and not (value.isdecimal() and int(value)):
+                raise UserError(
+                    f"--remat takes false, true or a number of units. Received: {value}"
+                )
+        remats = [words[value] if value in words else int(value) for value in self.remat]
+        return [
+            variant | {"remat": remat} for variant in super().variants_options() for remat in remats
+        ]
+
+
+#: Name of a command to its question.
+QUESTIONS: Mapping[str, type[Question]] = {kind.command: kind for kind in (Step, Compile, Memory)}
