@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import os
 import shutil
@@ -11,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from .. import children, cli
+from .depth import depth
 from .results import RESULTS, SEEDS, WORK
 
 if TYPE_CHECKING:
-    from .rows import Row, Trial
+    from .rows import Trial
     from .run import Job
 
 DESCRIPTION = """Measure the tables of the results: train every row, beside its published number.
@@ -49,40 +49,52 @@ class Train:
     """Train eight steps of every row, on random images instead of CIFAR, to check the setup."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """Options of the report."""
+def report(output: Path = RESULTS) -> None:
+    """Write results/README.md: published numbers beside measured ones.
 
-    output: Path = RESULTS
-    """Folder of finished runs."""
-
-
-def chosen(tables: Sequence[str], rows: Sequence[str]) -> "list[Trial]":
-    """Return the trials of the rows of some tables, each once; of all rows without
-    `rows`.
-
-    Raises:
-        UserError: for an unknown row.
+    Args:
+        output: Folder of finished runs.
     """
-    from . import rows as published
+    from .report import report
 
-    all_rows = [row for table in tables for row in published.TABLES[table].rows]
-    for name in rows:
-        if not any(_named(row, name) for row in all_rows):
-            names = ", ".join(dict.fromkeys(row.trial.name for row in all_rows))
-            raise cli.UserError(
-                f"Unknown row {name!r} of {' and '.join(tables)}. Choose from: {names}"
-            )
-    wanted = [row.trial for row in all_rows if not rows or any(_named(row, name) for name in rows)]
-    return list({trial.name: trial for trial in wanted}.values())
+    report(output)
 
 
-def _named(row: "Row", name: str) -> bool:
-    from . import rows as published
+#: Name to the line in the help text and what the command does: train tables, or call a function.
+COMMANDS: Mapping[str, tuple[str, tuple[str, ...] | Callable[..., None]]] = {
+    "fast": ("CIFAR-10 in minutes: the recipe cifar10_fast.", ("fast",)),
+    "first-paper": ("Table 6 of the first paper (arXiv 1512.03385): depth.", ("first_paper",)),
+    "preact": ("Full pre-activation at 20 to 56 layers.", ("preact",)),
+    "table1": ("Table 1: shortcuts, on CIFAR-10.", ("table1",)),
+    "table2": ("Table 2: arrangements, on CIFAR-10.", ("table2",)),
+    "table3": ("Table 3: pre-activation against the original.", ("table3",)),
+    "table4": ("Table 4: ResNet-1001 with batches of 64.", ("table4",)),
+    "eighth1": ("Table 1 with ResNet-56 and an eighth of the schedule.", ("eighth1",)),
+    "eighth2": ("Table 2 with ResNet-56 and an eighth of the schedule.", ("eighth2",)),
+    "digits": ("Tables 1 and 2 in small, on digits.", ("digits1", "digits2")),
+    "deep": ("Networks of 1,001 and 10,001 layers, on digits.", ("deep",)),
+    "depth": ("Signals and gradients before training, 20 to 10,001 layers.", depth),
+    "report": ("Write results/README.md: published numbers beside measured ones.", report),
+}
 
-    exact = name in (row.trial.name, row.trial.name.partition("/")[2], row.label)
-    of_another = any(name in (other, other.partition("/")[2]) for other in published.TRIALS)
-    return exact or (not of_another and (name in row.trial.name or name in row.label))
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the arguments and do what they say."""
+    argv, verbose = cli.split_verbose(sys.argv[1:] if argv is None else argv)
+    cli.guard(lambda: _start(argv), verbose)
+
+
+def _start(argv: Sequence[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help"):
+        lines = {name: about for name, (about, _) in COMMANDS.items()}
+        print(cli.listing("reproduce", DESCRIPTION, lines))
+        return
+    about, what = cli.lookup(COMMANDS, argv[0], "command of reproduce")
+    name = f"reproduce {argv[0]}"
+    if callable(what):
+        cli.parse(name, what, argv[1:])
+    else:
+        train(cli.parse(name, Train, argv[1:], about), what)
 
 
 def train(options: Train, tables: Sequence[str]) -> None:
@@ -105,11 +117,8 @@ def train(options: Train, tables: Sequence[str]) -> None:
     if options.smoke:
         output, work = (options.work / "smoke" / name for name in ("results", "runs"))
         shutil.rmtree(options.work / "smoke", ignore_errors=True)
-    runs = [
-        (trial.name, seed)
-        for trial in chosen(tables, options.rows)
-        for seed in range(options.seeds)
-    ]
+    trials = chosen(tables, options.rows)
+    runs = [(trial.name, seed) for trial in trials for seed in range(options.seeds)]
     missing = [run for run in runs if not results.path(output, *run).exists()]
     print(f"{len(missing)} of {len(runs)} runs are missing.", flush=True)
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
@@ -133,6 +142,33 @@ def train(options: Train, tables: Sequence[str]) -> None:
             "above."
         )
     print(f"Finished {len(missing)} runs. Results: {output}")
+
+
+def chosen(tables: Sequence[str], names: Sequence[str]) -> "list[Trial]":
+    """Return the trials of the rows of some tables, each once; of all rows without
+    `names`. A name that is none of a row's, but a part of some, means all of those.
+
+    Raises:
+        UserError: for an unknown row.
+    """
+    from .rows import TABLES
+
+    rows = [row for table in tables for row in TABLES[table].rows]
+    wanted = {row.trial.name for row in rows if not names}
+    for name in names:
+        found = [
+            row.trial.name
+            for row in rows
+            if name in (row.label, row.trial.name, row.trial.name.partition("/")[2])
+        ] or [row.trial.name for row in rows if name in row.label or name in row.trial.name]
+        if not found:
+            known = ", ".join(dict.fromkeys(row.trial.name for row in rows))
+            raise cli.UserError(
+                f"Unknown row {name!r} of {' and '.join(tables)}. Choose from: {known}"
+            )
+        wanted.update(found)
+    trials = {row.trial.name: row.trial for row in rows if row.trial.name in wanted}
+    return list(trials.values())
 
 
 def _status(job: "Job", backend: str) -> int:
@@ -173,84 +209,6 @@ def _passing_on(process: subprocess.Popen) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _table(*names: str) -> Callable[[Train], None]:
-    return lambda options: train(options, names)
-
-
-def _report(options: Report) -> None:
-    from .report import report
-
-    report(options.output)
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A row of the table.
-
-    Args:
-        about: What the command does, in one line.
-        place: MODULE:FUNCTION of this package whose parameters are the options; empty
-            otherwise.
-        options, run: Otherwise, its options and what is called with them.
-    """
-
-    about: str
-    place: str = ""
-    options: type = Train
-    run: Callable[[Any], None] = print
-
-
-#: Name to command, in the order of the help text.
-COMMANDS: Mapping[str, Command] = {
-    "fast": Command("CIFAR-10 in minutes: the recipe cifar10_fast.", run=_table("fast")),
-    "first-paper": Command(
-        "Table 6 of the first paper (arXiv 1512.03385): depth.", run=_table("first_paper")
-    ),
-    "preact": Command("Full pre-activation at 20 to 56 layers.", run=_table("preact")),
-    "table1": Command("Table 1: shortcuts, on CIFAR-10.", run=_table("table1")),
-    "table2": Command("Table 2: arrangements, on CIFAR-10.", run=_table("table2")),
-    "table3": Command("Table 3: pre-activation against the original.", run=_table("table3")),
-    "table4": Command("Table 4: ResNet-1001 with batches of 64.", run=_table("table4")),
-    "eighth1": Command(
-        "Table 1 with ResNet-56 and an eighth of the schedule.", run=_table("eighth1")
-    ),
-    "eighth2": Command(
-        "Table 2 with ResNet-56 and an eighth of the schedule.", run=_table("eighth2")
-    ),
-    "digits": Command("Tables 1 and 2 in small, on digits.", run=_table("digits1", "digits2")),
-    "deep": Command("Networks of 1,001 and 10,001 layers, on digits.", run=_table("deep")),
-    "depth": Command("Signals and gradients before training, 20 to 10,001 layers.", "depth:depth"),
-    "report": Command(
-        "Write results/README.md: published numbers beside measured ones.",
-        options=Report,
-        run=_report,
-    ),
-}
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the arguments and do what they say."""
-    argv, verbose = cli.split_verbose(sys.argv[1:] if argv is None else argv)
-    cli.guard(lambda: _start(argv), verbose)
-
-
-def _start(argv: Sequence[str]) -> None:
-    if not argv or argv[0] in ("-h", "--help"):
-        print(
-            cli.listing(
-                "reproduce", DESCRIPTION, {name: row.about for name, row in COMMANDS.items()}
-            )
-        )
-        return
-    command = cli.lookup(COMMANDS, argv[0], "command of reproduce")
-    name = f"reproduce {argv[0]}"
-    if not command.place:
-        command.run(cli.parse(name, command.options, argv[1:], command.about))
-        return
-    module, _, function = command.place.partition(":")
-    cli.parse(name, getattr(importlib.import_module(f".{module}", __package__), function), argv[1:])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@ command, its files, table and figure.
 """
 
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,6 @@ def depth(
     batch: int = 16,
     seed: int = 0,
     limit: float = 3600,
-    again: bool = False,
     smoke: bool = False,
     output: Path = RESULTS,
 ) -> None:
@@ -43,9 +41,8 @@ def depth(
         networks: preact, preact_scaled (its weights scaled for the depth), original, or
             plain (no shortcut).
         batch: Images.
-        seed: Of the weights.
+        seed: Seed of the weights.
         limit: Seconds after which a network is given up.
-        again: Measure again what has a file, and replace it.
         smoke: The two least deep of the first two networks alone.
         output: Folder for the results.
 
@@ -54,29 +51,32 @@ def depth(
             measured then.
         SystemExit: with status 1, when all is done, if a network could not be measured.
     """
-    _check(layers, networks, batch, limit)
-    if smoke:
-        layers, networks = tuple(sorted(set(layers))[:2]), networks[:2]
-    folder = output / "depth"
-    pairs = [
-        (network, count) for network in dict.fromkeys(networks) for count in sorted(set(layers))
-    ]
-    jobs = {}
-    for network, count in pairs:
-        deepest = NETWORKS[network].deepest
-        file, settings = (
-            folder / f"{network}-{count}.json",
-            settings_of(network, count, batch, seed),
-        )
-        if deepest is not None and count > deepest:
-            print(
-                f"{file.stem}: left out, gradients of more than {deepest} layers of it overflow "
-                "float32"
+    for count in layers:
+        if count < 11 or (count - 2) % 9:
+            below = max(11, count - (count - 2) % 9)
+            raise UserError(
+                f"--layers must be 9n+2; the nearest are {below} and {below + 9}. Received: {count}"
             )
-        elif not again and _has(file, settings):
-            print(f"{file.stem}: kept, {file}")
-        else:
-            jobs[file] = settings
+    if batch < 2:
+        raise UserError(
+            f"--batch must be at least 2: the network uses its statistics. Received: {batch}"
+        )
+    layers = tuple(sorted(set(layers)))
+    if smoke:
+        layers, networks = layers[:2], networks[:2]
+    folder = output / "depth"
+    jobs = {}
+    for network in dict.fromkeys(networks):
+        for count in layers:
+            file = folder / f"{network}-{count}.json"
+            settings = settings_of(network, count, batch, seed)
+            if count > NETWORKS[network].deepest:
+                print(f"{file.stem}: left out, its gradients overflow float32")
+            elif file.exists():
+                _check_same(file, settings)
+                print(f"{file.stem}: kept, {file}")
+            else:
+                jobs[file] = settings
     folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for file, settings in jobs.items():
@@ -87,13 +87,21 @@ def depth(
             print(f"{file.stem}: {error}", file=sys.stderr, flush=True)
         else:
             runs.write_json(file, record | {"code": runs.code()}, indent=None)
-            print(f"{file.stem}: {_summary(record)}", flush=True)
+            print(f"{file.stem}: {', '.join(_figures(record))}", flush=True)
     if failed:
         print(
             f"{len(failed)} of {len(jobs)} could not be measured: {', '.join(failed)}",
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
+    """Measure in a process of its own, which gives all memory back; raise a
+    RuntimeError that says why it failed.
+    """
+    module = f"{__package__}.profiles"
+    return children.result(module, json.dumps(settings), settings["backend"], limit)
 
 
 def read(folder: Path = RESULTS) -> list[dict]:
@@ -112,23 +120,6 @@ def read(folder: Path = RESULTS) -> list[dict]:
     )
 
 
-def _check(layers: Sequence[int], networks: Sequence[str], batch: int, limit: float) -> None:
-    if not layers or not networks:
-        raise UserError("Give at least one of --layers and of --networks.")
-    for count in layers:
-        if count < 11 or (count - 2) % 9:
-            below = max(11, count - (count - 2) % 9)
-            raise UserError(
-                f"--layers must be 9n+2; the nearest are {below} and {below + 9}. Received: {count}"
-            )
-    if batch < 2:
-        raise UserError(
-            f"--batch must be at least 2: the network uses its statistics. Received: {batch}"
-        )
-    if not 0 < limit < math.inf:
-        raise UserError(f"--limit must be a positive number of seconds. Received: {limit}")
-
-
 def _read(file: Path) -> dict:
     try:
         record = json.loads(file.read_text())
@@ -140,124 +131,37 @@ def _read(file: Path) -> dict:
     return record
 
 
-def _has(file: Path, settings: Mapping[str, Any]) -> bool:
-    """Return whether a file holds the measurement of these settings.
-
-    Raises:
-        UserError: if it holds another one.
-    """
-    if not file.exists():
-        return False
+def _check_same(file: Path, settings: Mapping[str, Any]) -> None:
+    """Raise a UserError if a file holds the measurement of other settings."""
     there = _read(file)["settings"]
     if different := [
         f"{key} {there.get(key)!r}, not {value!r}"
         for key, value in settings.items()
         if there.get(key) != value
     ]:
-        raise UserError(
-            f"{file} has {', '.join(different)}: give another --output, or --again to replace it."
-        )
-    return True
+        raise UserError(f"{file} has {', '.join(different)}: remove it, or give another --output.")
 
 
-def measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
-    """Measure in a process of its own, which gives all memory back; raise a
-    RuntimeError that says why it failed.
-    """
-    module = f"{__package__}.profiles"
-    return children.result(module, json.dumps(settings), settings["backend"], limit)
+def _figures(record: Mapping[str, Any]) -> list[str]:
+    """Return growth, ratio of the gradients, time and memory as text."""
+    growths = ["not finite" if each is None else f"{each:.3g}" for each in _growths(record)]
+    memory = record["cost"]["peak_resident_bytes"] / 1e9
+    return [*growths, f"{record['cost']['seconds']:.1f} s", f"{memory:.1f} GB"]
 
 
-def _summary(record: Mapping[str, Any]) -> str:
-    return (
-        f"activations x {_short(record['growth'])}, gradients x "
-        f"{_short(record['gradient_ratio'])} on the way back, {record['cost']['seconds']:.1f} s, "
-        f"{record['cost']['peak_resident_bytes'] / 1e9:.1f} GB"
-    )
-
-
-def _short(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.3g}"
+def _growths(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    return record["growth"], record["gradient_ratio"]
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Return the measurements as a Markdown table, a row each."""
-    rows = [
-        [
-            "network",
-            "layers",
-            "activations, last unit over first",
-            "gradients, first unit over last",
-            "seconds",
-            "memory, GB",
-        ]
-    ]
+    head = ["network", "layers", "activations, last unit over first"]
+    rows = [[*head, "gradients, first unit over last", "time", "memory"]]
     for record in records:
-        settings, cost = record["settings"], record["cost"]
-        rows.append(
-            [
-                NETWORKS[settings["network"]].label,
-                f"{settings['layers']:,}",
-                _short(record["growth"]),
-                _short(record["gradient_ratio"]),
-                f"{cost['seconds']:.1f}",
-                f"{cost['peak_resident_bytes'] / 1e9:.1f}",
-            ]
-        )
+        settings = record["settings"]
+        label = NETWORKS[settings["network"]].label
+        rows.append([label, f"{settings['layers']:,}", *_figures(record)])
     return markdown(rows)
-
-
-def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the profiles along l/L into a PNG file: activations above, gradients below,
-    a column a network, a colour a depth.
-
-    What grows beyond all that networks with shortcuts reach leaves the axis.
-
-    Raises:
-        UserError: without a measurement.
-        ImportError: without matplotlib.
-    """
-    from keras_preact.analysis.figures import style
-
-    if not records:
-        raise UserError("There is no measurement of a depth to draw.")
-    networks = [
-        name
-        for name in NETWORKS
-        if any(record["settings"]["network"] == name for record in records)
-    ]
-    counts = sorted({record["settings"]["layers"] for record in records})
-    drawn = style.new_figure(1.2 + 2.7 * max(2, len(networks)), 6.6)
-    style.heading(drawn, "Signals (above) and gradients (below) along the network, before training")
-    rows = drawn.subplots(2, len(networks), sharex=True, sharey="row", squeeze=False)
-    for row, (key, title) in zip(rows, _PANELS.items(), strict=True):
-        for axes, name in zip(row, networks, strict=True):
-            style.styled(axes)
-            axes.set_yscale("log", nonpositive="mask")
-            axes.set_xlim(0, 1)
-            axes.set_xticks([0, 1 / 3, 2 / 3, 1], ["0", "1/3", "2/3", "1"])  # where stages begin
-            for record in records:
-                if record["settings"]["network"] == name:
-                    places = np.array(record["profile"]["unit"]) / record["units"]
-                    values = np.array(record["profile"][key], "float64")
-                    axes.plot(
-                        places,
-                        values,
-                        color=style.colour(counts.index(record["settings"]["layers"])),
-                        linewidth=1.4,
-                    )
-        row[0].set_ylabel(title, fontsize=style.LABEL)
-        row[0].set_ylim(*_limits(records, key))
-    for axes, name in zip(rows[0], networks, strict=True):
-        style.set_title(axes, NETWORKS[name].label)
-    for axes in rows[-1]:
-        axes.set_xlabel("Depth $l/L$", fontsize=style.LABEL)
-    looks = {
-        f"{count:,} layers": {"color": style.colour(i), "linewidth": 2.5}
-        for i, count in enumerate(counts)
-    }
-    style.legend(drawn, {label: style.sample(look) for label, look in looks.items()})
-    drawn.savefig(path, format="png", dpi=110)
 
 
 #: What the rows of the figure show: list of a profile to what it is.
@@ -267,12 +171,47 @@ _PANELS = {
 }
 
 
+def figure(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the profiles along l/L into a PNG file: activations above, gradients below,
+    a column a network, a colour a depth.
+
+    What grows beyond all that networks with shortcuts reach leaves the axis.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    from keras_preact.analysis.figures import style
+
+    of_network: dict[Name, list[Mapping[str, Any]]] = {}
+    for record in records:
+        of_network.setdefault(record["settings"]["network"], []).append(record)
+    counts = sorted({record["settings"]["layers"] for record in records})
+    looks = {count: {"color": style.colour(i), "linewidth": 1.4} for i, count in enumerate(counts)}
+    drawn = style.new_figure(1.2 + 2.7 * max(2, len(of_network)), 6.6)
+    style.heading(drawn, "Signals (above) and gradients (below) along the network, before training")
+    rows = drawn.subplots(2, len(of_network), sharex=True, sharey="row", squeeze=False)
+    for row, (key, title) in zip(rows, _PANELS.items(), strict=True):
+        for axes, (name, own) in zip(row, of_network.items(), strict=True):
+            above = key == "activation_rms"
+            style.styled(axes, NETWORKS[name].label if above else "", "" if above else "Depth l/L")
+            axes.set_yscale("log", nonpositive="mask")
+            axes.set_xlim(0, 1)
+            axes.set_xticks([0, 1 / 3, 2 / 3, 1], ["0", "1/3", "2/3", "1"])  # where stages begin
+            for record in own:
+                places = np.array(record["profile"]["unit"]) / record["units"]
+                values = np.array(record["profile"][key], "float64")
+                axes.plot(places, values, **looks[record["settings"]["layers"]])
+        row[0].set_ylabel(title, fontsize=style.LABEL)
+        row[0].set_ylim(*_limits(records, key))
+    samples = {f"{count:,} layers": style.sample(look) for count, look in looks.items()}
+    style.legend(drawn, samples)
+    drawn.savefig(path, format="png", dpi=110)
+
+
 def _limits(records: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float]:
     """Return where the axis ends: below the least value, above the largest of networks
-    that stay finite at any depth.
+    with shortcuts.
     """
-    shown = [
-        record for record in records if NETWORKS[record["settings"]["network"]].deepest is None
-    ] or records
+    shown = [each for each in records if each["settings"]["network"] != "plain"] or records
     found = [value for record in shown for value in record["profile"][key] if value] or [1.0]
     return min(found) / 2, max(found) * 2

@@ -6,12 +6,11 @@ command of `depth` starts a process for each network.
 """
 
 import dataclasses
-import itertools
 import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -29,15 +28,14 @@ class Network:
     """A kind of network, at any depth.
 
     Args:
-        label: For people.
-        arguments: Of the builder, besides those that all have.
-        deepest: Layers up to which its gradients are numbers of float32; None: as many
-            as there are.
+        label: Its name in tables and figures.
+        arguments: Arguments of the builder, besides those that all networks have.
+        deepest: Layers up to which its gradients are numbers of float32.
     """
 
     label: str
-    arguments: Mapping[str, Any] = dataclasses.field(hash=False)
-    deepest: int | None = None
+    arguments: Mapping[str, Any]
+    deepest: float = math.inf
 
 
 Name = Literal["preact", "preact_scaled", "original", "plain"]
@@ -58,15 +56,15 @@ NETWORKS: Mapping[Name, Network] = {
     ),
 }
 
-#: Of every network: 4, 8, 16 channels, of which a bottleneck returns four times as many, for the
-#: digits' 8 x 8 pixels.
+#: Arguments of every network: 4, 8, 16 channels, of which a bottleneck returns four times as many,
+#: for the digits' 8 x 8 pixels.
 ARGUMENTS: Mapping[str, Any] = {
     "block": "bottleneck",
     "width_factor": 0.25,
     "input_shape": [8, 8, 1],
 }
 
-#: About as many units are kept in a file, evenly spaced, and the first and last of every stage.
+#: About as many units are kept in a file, evenly spaced, and the first and last one.
 POINTS = 400
 
 
@@ -134,66 +132,38 @@ def profile(signals: "Propagation") -> dict[str, Any]:
 
     Returns:
         `loss`, the number of `units`, `growth`, the root mean square of x_L over that
-        of x_1, and `gradient_ratio`, `||dE/dx_1|| / ||dE/dx_L||`; `stages`, each with
-        its `name`, its `first` and `last` unit, counted from 1, and the two figures
-        between them; and the `profile`: lists of `unit`, 0 for x_0, which the first
-        unit reads, `activation_rms` and `gradient_norm`, of about `POINTS` units. What
-        is not finite is None.
+        of x_1, and `gradient_ratio`, `||dE/dx_1|| / ||dE/dx_L||`; and the `profile`:
+        lists of `unit`, 0 for x_0, which the first unit reads, `activation_rms` and
+        `gradient_norm`, of about `POINTS` units. What is not finite is None.
     """
-    rms = np.hypot(signals.x_mean, signals.x_std)
+    rms, gradient = np.hypot(signals.x_mean, signals.x_std), signals.gradient_norm
     total = len(signals.units)
-    names = [name.split("_")[0] for name in signals.units]
-    stages, before = [], 0
-    for name, members in itertools.groupby(names):
-        first, before = before + 1, before + len(list(members))
-        stages.append(
-            {
-                "name": name,
-                "first": first,
-                "last": before,
-                **_between(rms, signals.gradient_norm, first, before),
-            }
-        )
-    ends = {stage[key] for stage in stages for key in ("first", "last")}
-    kept = sorted({*range(0, total + 1, math.ceil(total / POINTS)), *ends})
+    kept = sorted({*range(0, total + 1, math.ceil(total / POINTS)), 1, total})
+    with np.errstate(all="ignore"):
+        growth, ratio = rms[total] / rms[1], gradient[1] / gradient[total]
     return {
         "loss": _number(signals.loss),
         "units": total,
-        **_between(rms, signals.gradient_norm, 1, total),
-        "stages": stages,
+        "growth": _number(growth),
+        "gradient_ratio": _number(ratio),
         "profile": {
             "unit": kept,
             "activation_rms": [_number(rms[i]) for i in kept],
-            "gradient_norm": [_number(signals.gradient_norm[i]) for i in kept],
+            "gradient_norm": [_number(gradient[i]) for i in kept],
         },
     }
-
-
-def _between(
-    rms: np.ndarray, gradient: np.ndarray, first: int, last: int
-) -> dict[str, float | None]:
-    with np.errstate(all="ignore"):
-        return {
-            "growth": _number(rms[last] / rms[first]),
-            "gradient_ratio": _number(gradient[first] / gradient[last]),
-        }
 
 
 def _number(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def main(argv: Sequence[str]) -> None:
-    """Measure what the command line says and print the record."""
+def _record() -> dict:
+    import keras
 
-    def record() -> dict:
-        import keras
-
-        backends.keep_accelerator_for_backend(keras.backend.backend())
-        return measure(json.loads(argv[0]))
-
-    children.answer(record)
+    backends.keep_accelerator_for_backend(keras.backend.backend())
+    return measure(json.loads(sys.argv[1]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    children.answer(_record)

@@ -3,29 +3,40 @@ results/README.md.
 """
 
 import collections
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from .. import cli, runs
-from ..terminal import duration
+from ..terminal import duration, markdown
 from . import depth, pictures, results
-from .cells import Groups, device, seconds, table_text
+from .pictures import Groups
 from .results import RESULTS, Record
-from .rows import FIGURES, TABLES, Table
+from .rows import FIGURES, TABLES, Row, Table
+
+#: The paper's "fail": a test error in percent above this.
+FAIL = 20.0
+#: Test error of a run that diverged, for the comparison of means.
+DIVERGED = 100.0
+#: Confidence level of "higher" and "lower".
+LEVEL = 0.95
+NOTHING = "-"
 
 READING = """Published numbers are test errors in percent, medians of 5 runs unless noted. Ours \
 are those after the last iteration, not the best ones: the median of n runs, and the least and the \
-largest of them. "mean +- std" and the interval are over runs; the interval of a single run, with \
-"(images)", is over test images. A run that diverged counts as larger than every number.
+largest of them. A run that diverged counts as larger than every number.
 
 The last column compares a row with the original units and identity shortcuts: its mean is \
 *higher* or *lower* if the 95 % interval for the difference (Welch) excludes 0, *open* otherwise. \
-If runs diverged, all runs of one row must be below all runs of the other, with a chance of at \
-most 5 %. Of equal rows, one in 20 is expected to look different.
+A run that diverged counts as an error of 100 %. Of equal rows, one in 20 is expected to look \
+different.
 
 A run repeats to the bit on the same kind of CPU. Another kind rounds differently, and after some \
 ten iterations the curves of one seed part. The time of a run is that on the clock: it holds what \
-else the machine did meanwhile. The images per second are the median over the run's epochs."""
+else the machine did meanwhile. Each file has the run's configuration, code, packages and device."""
 
 
 def report(output: Path = RESULTS) -> None:
@@ -42,119 +53,182 @@ def report(output: Path = RESULTS) -> None:
     records = results.read(output)
     groups = results.groups(records)
     signals = depth.read(output)
-    shown = {
-        name: table
-        for name, table in TABLES.items()
-        if any(groups.get(row.trial.name) for row in table.rows)
-    }
-    written = []
-
-    def picture(name: str, draw, *arguments) -> None:
-        output.mkdir(parents=True, exist_ok=True)
-        with runs.replacing(output / f"{name}.png") as temporary:
-            draw(*arguments, temporary)
-        written.append(output / f"{name}.png")
-
-    with cli.missing_packages():
-        for name, figure in FIGURES.items():
-            if pictures.measured(figure, groups):
-                picture(name, pictures.curves, figure, groups)
-        for name, table in shown.items():
-            if table.short:
-                picture(name, pictures.spreads, table, groups)
-        if signals:
-            picture("depth", depth.figure, signals)
-        text = "\n\n".join(_parts(shown, records, groups, signals))
     output.mkdir(parents=True, exist_ok=True)
+    written = []
+    with cli.missing_packages():
+        text = "\n\n".join(_parts(groups, signals))
+        drawings: dict[str, tuple[Callable, tuple]] = {
+            name: (pictures.curves, (figure, groups))
+            for name, figure in FIGURES.items()
+            if pictures.measured(figure, groups)
+        }
+        if signals:
+            drawings["depth"] = depth.figure, (signals,)
+        for name, (draw, arguments) in drawings.items():
+            with runs.replacing(output / f"{name}.png") as temporary:
+                draw(*arguments, temporary)
+            written.append(output / f"{name}.png")
     with runs.replacing(output / "README.md") as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
     written.append(output / "README.md")
     print(f"{len(records)} runs of {len(groups)} trials. Written: {', '.join(map(str, written))}")
 
 
-def _parts(
-    shown: dict[str, Table], records: Sequence[Record], groups: Groups, signals: Sequence[dict]
-) -> list[str]:
+def _parts(groups: Groups, signals: Sequence[dict]) -> list[str]:
     """Return the paragraphs of the page."""
-    command = cli.command("reproduce")
     parts = [
         "# Results",
-        f"What was trained, beside the published numbers. `{command} report` writes this page from "
-        "the files in this folder, one per run.",
+        f"What was trained, beside the published numbers. `{cli.command('reproduce')} report` "
+        "writes this page from the files in this folder, one per run.",
     ]
-    for name, table in shown.items():
-        parts += [f"## {table.title}", *_section(name, table, groups)]
+    missing = []
+    for name, table in TABLES.items():
+        if any(groups.get(row.trial.name) for row in table.rows):
+            parts += [f"## {table.title}", *_section(name, table, groups)]
+        else:
+            missing.append(f"- {table.title}")
     if signals:
         title = "Depth before training"
         parts += [f"## {title}", depth.table(signals), f"![{title}](depth.png)"]
     parts += ["## How to read the tables", READING]
-    missing = [table for name, table in TABLES.items() if name not in shown]
-    if missing:
-        parts += ["## Not measured yet", _lines(table.title for table in missing)]
-    return [*parts, "## Cost", *_cost(shown, records, groups)]
+    return [*parts, "## Not measured yet", "\n".join(missing)] if missing else parts
 
 
 def _section(name: str, table: Table, groups: Groups) -> list[str]:
-    command = f"`{cli.command('reproduce')} {_command(name)}`"
-    parts = [f"{command}. {table.about}".strip(), table_text(table, groups)]
+    # the tables on digits have one command
+    command = "digits" if name.startswith("digits") else name.replace("_", "-")
+    parts = [
+        f"`{cli.command('reproduce')} {command}`. {table.about}".strip(),
+        table_text(table, groups),
+        _made_on([record for row in table.rows for record in groups.get(row.trial.name, ())]),
+    ]
     missing = [row.label for row in table.rows if not groups.get(row.trial.name)]
     parts += [f"Not measured yet: {'; '.join(missing)}."] if missing else []
-    remarks = collections.defaultdict(list)
-    for row in table.rows if table.published else ():
-        if groups.get(row.trial.name) and row.published.remark:
-            remarks[row.published.remark].append(row.label)
-    texts = [f"{'; '.join(labels)}: {remark}." for remark, labels in remarks.items()]
-    parts += ["Remarks on published rows: " + " ".join(texts)] if texts else []
+    remarks = [
+        f"{row.label}: {row.published.remark}"
+        for row in table.rows
+        if groups.get(row.trial.name) and row.published and row.published.remark
+    ]
+    parts += [f"Published rows: {'; '.join(remarks)}."] if remarks else []
     for picture, figure in FIGURES.items():
         if figure.table == name and pictures.measured(figure, groups):
             parts.append(f"![{figure.title}]({picture}.png)")
-    return [*parts, *([f"![{table.title}]({name}.png)"] if table.short else [])]
+    return parts
 
 
-def _command(table: str) -> str:
-    """Return the name of the command that trains a table."""
-    return "digits" if table.startswith("digits") else table.replace("_", "-")
+def table_text(table: Table, groups: Groups) -> str:
+    """Return the measured rows of a table of the report as Markdown."""
+    rows = [row for row in table.rows if groups.get(row.trial.name)]
+    own = [groups[row.trial.name] for row in rows]
+    columns = {"row": [row.label for row in rows]}
+    if any(row.published for row in rows):
+        heading = ", ".join(filter(None, ["published", table.unlike]))
+        columns[heading] = [_published(row) for row in rows]
+    if table.short:
+        columns["training loss"] = [_final(records, "train_loss", ".3g") for records in own]
+    columns["test error"] = [_final(records, "test_error", ".2f") for records in own]
+    if any("flip_shift" in row.trial.views for row in rows):
+        columns["test error, 6 views"] = [_six_views(records) for records in own]
+    columns["n"] = [str(len(records)) for records in own]
+    columns["time per run"] = [duration(statistics.median(map(_seconds, each))) for each in own]
+    compared = [against(table, row, groups) for row in rows]
+    if set(compared) != {NOTHING}:
+        columns["against the original"] = compared
+    return markdown([list(columns), *map(list, zip(*columns.values(), strict=True))])
 
 
-def _lines(texts) -> str:
-    return "\n".join(f"- {text}" for text in texts)
+def _published(row: Row) -> str:
+    if row.published is None:
+        return NOTHING
+    if row.published.error is None:
+        return f"fail (> {FAIL:g})"
+    statistic = row.published.statistic
+    return f"{row.published.error:.2f}" + ("" if statistic == "median of 5" else f" ({statistic})")
 
 
-def _cost(shown: dict[str, Table], records: Sequence[Record], groups: Groups) -> list[str]:
-    if not records:
-        return ["No runs yet."]
-    costs = []
-    for table in shown.values():
-        own = [record for row in table.rows for record in groups.get(row.trial.name, ())]
-        costs.append(f"{table.title}: {_time(own)}")
-    costs.append(f"All, each run counted once: {_time(records)}")
-    made = collections.Counter(map(_made_by, records))
-    by = [f"{text}: {_number(count, 'run')}" for text, count in sorted(made.items())]
-    return [_lines(costs), "Code and packages:", _lines(by)]
+def spread(values: Sequence[float | None], digits: str) -> str:
+    """Return the median of the runs, with the least and the most. A run that diverged has
+    None for a number, larger than every other.
 
+    Example:
 
-def _time(records: Sequence[Record]) -> str:
-    own: dict[str, list[float]] = {}
-    for record in records:
-        own.setdefault(device(record), []).append(seconds(record))
-    each = [
-        f"{duration(sum(times))} of {name} ({_number(len(times), 'run')})"
-        for name, times in sorted(own.items())
-    ]
-    return ", ".join(each)
-
-
-def _made_by(record: Record) -> str:
-    packages = [f"{name} {version}" for name, version in sorted(record.device["versions"].items())]
-    changes = " with changes" if record.code["modified"] else ""
-    return ", ".join(
-        [
-            f"commit {record.code['commit']}{changes}",
-            f"backend {record.device['backend']}",
-            *packages,
-        ]
+    >>> spread([6.4, None, 6.2], ".1f"), spread([6.4, None], ".1f"), spread([6.4], ".1f")
+    ('6.4 (6.2 to diverged)', 'diverged (6.4 to diverged)', '6.4')
+    """
+    numbers = [math.inf if value is None else value for value in values]
+    middle, *ends = (
+        format(number, digits) if math.isfinite(number) else "diverged"
+        for number in (statistics.median(numbers), min(numbers), max(numbers))
     )
+    return middle if ends[0] == ends[1] else f"{middle} ({' to '.join(ends)})"
 
 
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+def _final(records: Sequence[Record], name: str, digits: str) -> str:
+    return spread([record.final[name] for record in records], digits)
+
+
+def _six_views(records: Sequence[Record]) -> str:
+    found = [record.views.get("flip_shift", {}).get("accuracy") for record in records]
+    return spread([None if share is None else 100 * (1 - share) for share in found], ".2f")
+
+
+def _seconds(record: Record) -> float:
+    """Return the device time of a run, without that of runs beside it."""
+    return record.cost["seconds"] / record.cost.get("together", 1)
+
+
+def against(table: Table, row: Row, groups: Groups) -> str:
+    """Return how the test errors of a row compare with those of its baseline, and
+    whether the published ones say the same.
+    """
+    own, others = (
+        [record.error for record in groups.get(name, ())]
+        for name in (row.trial.name, row.baseline or "")
+    )
+    if not own or not others:
+        return NOTHING
+    ours = difference(own, others)
+    if not ours:
+        return "open"
+    words = "higher" if ours > 0 else "lower"
+    published = {each.trial.name: each.published for each in table.rows}
+    pair = [published.get(name) for name in (row.trial.name, row.baseline or "")]
+    errors = [math.inf if each.error is None else each.error for each in pair if each is not None]
+    if len(errors) < 2:
+        return words
+    return f"{words}, {'as' if (errors[0] > errors[1]) == (ours > 0) else 'unlike'} published"
+
+
+def difference(errors: Sequence[float | None], others: Sequence[float | None]) -> int:
+    """Return -1 if the mean of `errors` is clearly lower than that of `others`, 1 if it
+    is clearly higher, 0 if that is open.
+
+    Clearly: Welch's interval for the difference of the means excludes 0, which is that
+    the p-value of his test is below 1 - `LEVEL`.
+    """
+    from scipy import stats
+
+    a, b = (
+        np.array([DIVERGED if error is None else error for error in each])
+        for each in (errors, others)
+    )
+    if min(len(a), len(b)) < 2 or not (a.std() or b.std()):
+        return 0
+    a_and_b = (number for each in (a, b) for number in (each.mean(), each.std(ddof=1), len(each)))
+    welch = stats.ttest_ind_from_stats(*a_and_b, equal_var=False)
+    return int(np.sign(welch.statistic)) if welch.pvalue < 1 - LEVEL else 0
+
+
+def _made_on(records: Sequence[Record]) -> str:
+    """Return how many runs each device made in each precision, and their time."""
+    made: Mapping[tuple[str, str], list[float]] = collections.defaultdict(list)
+    for record in records:
+        name, cpu = record.device["name"], record.device.get("cpu")
+        device = f"CPU ({cpu})" if name == "CPU" else name
+        made[device, record.config["model"]["dtype"]].append(_seconds(record))
+    texts = [
+        f"{len(times)} run{'s' * (len(times) > 1)} on {device} in {dtype}, "
+        f"{duration(sum(times))} in all"
+        for (device, dtype), times in sorted(made.items())
+    ]
+    return f"Made by: {'; '.join(texts)}."

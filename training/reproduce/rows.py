@@ -131,25 +131,14 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A trial with its published result, if there is one, and the trial that it is
-    compared with.
+    """A trial with its published result, if there is one, and the name of the trial that
+    it is compared with.
     """
 
     label: str
     trial: Trial
-    result: kp.published.Result | None = None
+    published: kp.published.Result | None = None
     baseline: str | None = None
-
-    @property
-    def published(self) -> kp.published.Result:
-        """The published result.
-
-        Raises:
-            ValueError: if there is none.
-        """
-        if self.result is None:
-            raise ValueError(f"Nothing is published for {self.label}.")
-        return self.result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,43 +160,27 @@ class Table:
     unlike: str = ""
     short: bool = False
 
-    @property
-    def published(self) -> bool:
-        """Whether its rows have published results."""
-        return all(row.result is not None for row in self.rows)
-
-
-def _label(value: Any) -> str:
-    """Return an argument of a builder as a part of a trial's name."""
-    if isinstance(value, Mapping):  # a shortcut with parameters
-        snake = "".join(
-            f"_{letter.lower()}" if letter.isupper() else letter for letter in value["class_name"]
-        )
-        return "-".join([snake.strip("_"), *map(_label, value["config"].values())])
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _model(arguments: Mapping[str, Any]) -> Model:
-    """Return the arguments of `kp.models.resnet_cifar` as options of --model."""
-    changes = {key: value for key, value in arguments.items() if key not in ("depth", "classes")}
-    shortcut = changes.get("shortcut")
-    if isinstance(shortcut, Mapping):  # constant scaling with its factors
-        factors = shortcut["config"]
-        changes |= {
-            "shortcut": "constant_scaling",
-            "scales": (factors["shortcut"], factors["residual"]),
-        }
-    return Model(f"cifar_resnet{arguments['depth']}_original", **changes)
-
 
 def _trial(
     arguments: Mapping[str, Any], recipe: str, dataset: str, more: Mapping[str, Any]
 ) -> Trial:
-    own = {key: value for key, value in arguments.items() if key not in ("depth", "classes")}
-    parts = [f"b{value:g}" if key == "gate_bias" else _label(value) for key, value in own.items()]
-    network = f"resnet{arguments['depth']}"
-    name = "-".join([network, *parts, *([recipe] if recipe in ("batch64", "eighth") else [])])
-    return Trial(f"{dataset}/{name}", dataset, recipe, _model({**arguments, **more}))
+    """Return the trial of a published row: the arguments of `kp.models.resnet_cifar` as
+    options of --model, with `more`, and as parts of its name.
+    """
+    depth = arguments["depth"]
+    options = {key: value for key, value in arguments.items() if key not in ("depth", "classes")}
+    parts = [f"resnet{depth}"]
+    for key, value in list(options.items()):
+        if isinstance(value, Mapping):  # constant scaling with its factors
+            scales = (value["config"]["shortcut"], value["config"]["residual"])
+            options |= {"shortcut": "constant_scaling", "scales": scales}
+            parts += ["constant_scaling", *(f"{scale:g}" for scale in scales)]
+        else:
+            parts.append(f"b{value:g}" if key == "gate_bias" else value)
+    if recipe in ("batch64", "eighth"):
+        parts.append(recipe)
+    model = Model(f"cifar_resnet{depth}_original", **options, **more)
+    return Trial(f"{dataset}/{'-'.join(parts)}", dataset, recipe, model)
 
 
 def _table(
@@ -230,13 +203,11 @@ def _table(
         depth: Layers in place of the published ones.
         small: More arguments of the builder, for networks on digits.
     """
-    results = kp.published.results(**of)
     trials = {}
-    for result in results:
+    for result in kp.published.results(**of):
         arguments = {**result.arguments, **({"depth": depth} if depth else {})}
-        trials[result] = _trial(
-            arguments, recipe, "digits" if small else result.dataset, small or {}
-        )
+        dataset = "digits" if small else result.dataset
+        trials[result] = _trial(arguments, recipe, dataset, small or {})
     baselines = {
         (result.dataset, result.network): trial.name
         for result, trial in trials.items()
@@ -247,14 +218,8 @@ def _table(
         data = "CIFAR-100, " if result.dataset == "cifar100" else ""
         network = f"ResNet-{depth}" if depth else result.network
         other = baselines.get((result.dataset, result.network))
-        rows.append(
-            Row(
-                f"{data}{network}, {result.row}",
-                trial,
-                result,
-                None if other == trial.name else other,
-            )
-        )
+        other = None if other == trial.name else other
+        rows.append(Row(f"{data}{network}, {result.row}", trial, result, other))
     return Table(title, tuple(rows), about, unlike, short=recipe in ("eighth", "small"))
 
 
@@ -395,14 +360,11 @@ class Figure:
         title: What it shows.
         table: Name of the table that it belongs to.
         panels: Title of each panel to the names of its trials.
-        training: Curve of the training images, `"train_loss"` as in the paper, or
-            `"train_error"`.
     """
 
     title: str
     table: str
     panels: Mapping[str, tuple[str, ...]]
-    training: str = "train_loss"
 
 
 def _against(baseline: str, *others: str, dataset: str = "cifar10") -> tuple[str, ...]:
@@ -411,7 +373,7 @@ def _against(baseline: str, *others: str, dataset: str = "cifar10") -> tuple[str
 
 #: Name of a picture to what it shows; the numbers are the paper's.
 FIGURES: Mapping[str, Figure] = {
-    "fast": Figure("CIFAR-10 in minutes", "fast", {"": ("cifar10/fast_resnet8",)}, "train_error"),
+    "fast": Figure("CIFAR-10 in minutes", "fast", {"": ("cifar10/fast_resnet8",)}),
     "preact": Figure(
         "Full pre-activation against the original, on CIFAR-10",
         "preact",
@@ -457,6 +419,18 @@ FIGURES: Mapping[str, Figure] = {
             ),
             "BN after addition": _against(
                 "resnet56-original-eighth", "resnet56-bn_after_addition-eighth"
+            ),
+        },
+    ),
+    "digits": Figure(
+        "Fig. 1 and 6 in small, on digits",
+        "digits2",
+        {
+            "full pre-activation": _against(
+                "resnet110-original", "resnet110-full_preactivation", dataset="digits"
+            ),
+            "BN after addition": _against(
+                "resnet110-original", "resnet110-bn_after_addition", dataset="digits"
             ),
         },
     ),

@@ -17,11 +17,9 @@ def record(
     loss: float = 0.5,
     errors: Sequence[float | None] = (),
     seconds: float = 600.0,
-    speed: float = 2000.0,
     together: int = 1,
     device: str = "NVIDIA H200",
     dtype: str = "float32",
-    test: int = 10_000,
 ) -> Record:
     """Return a run.
 
@@ -30,8 +28,8 @@ def record(
         error: Its final test error in percent; None: it diverged.
         loss: Its final training loss.
         errors: Its test errors, 10 iterations apart; one, the final one, by default.
-        seconds, speed, together: Of its cost.
-        device, dtype, test: Its device, its precision, and its number of test images.
+        seconds, together: Its time, and the number of runs that shared the device.
+        device, dtype: Its device and its precision.
     """
     errors = list(errors) or [error]
     points = len(errors)
@@ -45,13 +43,13 @@ def record(
         trial,
         seed,
         json.loads(json.dumps(dataclasses.asdict(TRIALS[trial].config(seed, dtype=dtype)))),
-        {"name": TRIALS[trial].dataset, "hash": "d", "train": 50_000, "test": test},
+        {"name": TRIALS[trial].dataset, "hash": "d", "train": 50_000, "test": 10_000},
         {"commit": "0123abc", "modified": False},
         [2.3, 2.25],
         {"name": device, "cpu": "Xeon", "backend": "jax"} | versions,
         curves | iterations | {"seconds": [seconds] * points, "learning_rate": [0.1] * points},
         final,
-        {"seconds": seconds, "images_per_second": speed, "together": together},
+        {"seconds": seconds, "images_per_second": 2000.0, "together": together},
         1_727_962,
         10 * points if error is None else None,
     )
