@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from keras_preact import (
-    advice,
     arrangements,
     blocks,
     initializers,
@@ -27,7 +26,7 @@ from keras_preact import (
 from keras_preact.arrangements import ARRANGEMENTS, Arrangement
 from keras_preact.blocks import BLOCKS
 from keras_preact.models.registry import create_model, list_models, model_entry
-from keras_preact.recommendation import Recommendation, recommend
+from keras_preact.recommend import Recommendation, recommend
 from keras_preact.shortcuts import SHORTCUTS
 from keras_preact.stacks import LayerStack, UnitStack
 from keras_preact.transformer import TransformerUnit

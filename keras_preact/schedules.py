@@ -138,6 +138,6 @@ class _Linear(keras.optimizers.schedules.LearningRateSchedule):
 def _check_warmup(warmup_steps: int, steps: int) -> None:
     if not 0 <= warmup_steps < steps:
         raise ValueError(
-            f"`warmup_steps` must be less than `steps`. Received: warmup_steps={warmup_steps}, "
-            f"steps={steps}"
+            f"The warm-up must be shorter than the training: train longer, or warm up for fewer "
+            f"steps. Received: warmup_steps={warmup_steps}, steps={steps}"
         )

@@ -45,7 +45,7 @@ def test_errors():
         (lambda: steps(drops=(20, 10)), "must rise after the warm-up"),
         (lambda: steps(drops=(400, 500)), "warmup_steps=400"),
         (lambda: steps(drops=(), warmup_steps=0), "the number itself"),
-        (lambda: kp.schedules.cosine_schedule(0.1, 10, warmup_steps=10), "less than `steps`"),
-        (lambda: kp.schedules.linear_schedule(0.1, 10, warmup_steps=10), "less than `steps`"),
+        (lambda: kp.schedules.cosine_schedule(0.1, 10, warmup_steps=10), "must be shorter"),
+        (lambda: kp.schedules.linear_schedule(0.1, 10, warmup_steps=10), "must be shorter"),
     ):
         assert word in harness.error_of(call)
