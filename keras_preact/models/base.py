@@ -194,30 +194,33 @@ class UnitNetwork(keras.Model):
     def fit(self, x=None, y=None, *args, validation_data=None, **kwargs):
         """Fit as every Keras model.
 
-        If the values of the first batch are not in the range that the network expects
-        (`kp.models.expected_input`), a warning says so. Labels that no class has are
-        a ValueError.
+        If the values of an array, or of the first batch of a `tf.data.Dataset`, are not in
+        the range that the network expects (`kp.models.expected_input`), a warning says
+        so. Labels that no class has are a ValueError.
         """
         if isinstance(validation_data, tuple):
-            self._checked(*validation_data[:2])
-        elif validation_data is not None:
-            validation_data = self._checked(validation_data)
-        return super().fit(self._checked(x, y), y, *args, validation_data=validation_data, **kwargs)
+            self._check_labels(validation_data[1])  # `evaluate` looks at the rest
+        else:
+            validation_data = self._watched(validation_data)
+        self._check_labels(y)
+        x = self._watched(x)
+        return super().fit(x, y, *args, validation_data=validation_data, **kwargs)
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
         """Evaluate as every Keras model, with the checks of `fit`."""
-        if not kwargs.get("_use_cached_eval_dataset"):  # `fit` has checked its own
-            x = self._checked(x, y)
-        return super().evaluate(x, y, *args, **kwargs)
+        self._check_labels(y)
+        return super().evaluate(self._watched(x), y, *args, **kwargs)
 
     def predict(self, x, *args, **kwargs):
         """Predict as every Keras model, and warn as `fit` does."""
-        return super().predict(self._checked(x), *args, **kwargs)
+        return super().predict(self._watched(x), *args, **kwargs)
 
-    def _checked(self, x, y=None):
+    def _watched(self, x):
+        return first_batch.watched(x, first_batch.expected_input(self))
+
+    def _check_labels(self, y):
         if y is not None and self.logits is not None and self.compiled:
             first_batch.check_labels(y, self.loss, self.logits.shape[-1])
-        return first_batch.watched(x, first_batch.expected_input(self))
 
     def quantize(self, mode=None, config=None, **kwargs):
         """Refuse: a file of this network has no place for quantized layers.

@@ -4,9 +4,8 @@ and the loss.
 
 import inspect
 import sys
-import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -49,13 +48,11 @@ def expected_input(model: keras.Model) -> InputRange:
 
 
 def watched(x: Any, expected: InputRange) -> Any:
-    """Warn if the first batch of the data of `fit`, `evaluate` or `predict` has another
-    range than `expected`.
+    """Warn if an array, or the first batch of a `tf.data.Dataset`, has another range than
+    `expected`. Other data is not looked at.
 
-    Args:
-        x: Whatever these take. An array is looked at now, and a `PyDataset` or
-            `DataLoader` through some of its examples. A `tf.data.Dataset` or generator
-            is looked at while Keras reads it: it gives the same elements as before.
+    A data set is looked at while Keras reads it. Reading its first batch here would fill
+    a shuffle buffer twice, and change the order that a seed gives.
 
     Returns:
         The data to give to Keras in its place.
@@ -66,19 +63,12 @@ def watched(x: Any, expected: InputRange) -> Any:
         if problem is not None:
             warnings.warn(problem, stacklevel=5)
 
-    tf, torch = sys.modules.get("tensorflow"), sys.modules.get("torch")
+    tf = sys.modules.get("tensorflow")
     if tf is not None and isinstance(x, tf.data.Dataset):
         return _watched_dataset(x, judge)
-    if isinstance(x, types.GeneratorType):
-        return _watched_generator(x, judge)
-    if isinstance(x, keras.utils.PyDataset):
-        x_first = _inputs(x[0])
-    elif torch is not None and isinstance(x, torch.utils.data.DataLoader):
-        x_first = _of_loader(x)
-    else:
-        x_first = _only(x)
-    if x_first is not None:
-        judge(_rows(x_first))
+    if (array := _only(x)) is not None:
+        rows = array[:_EXAMPLES]
+        judge(keras.ops.convert_to_numpy(rows) if keras.ops.is_tensor(rows) else rows)
     return x
 
 
@@ -88,55 +78,29 @@ def _only(x: Any) -> Any:
     return leaves[0] if len(leaves) == 1 and hasattr(leaves[0], "shape") else None
 
 
-def _inputs(element: Any) -> Any:
-    """Return the inputs in an element of a data set, if they are one array."""
-    return _only(element[0] if isinstance(element, tuple) else element)
-
-
-def _rows(x: Any) -> np.ndarray:
-    x = x[:_EXAMPLES]
-    return keras.ops.convert_to_numpy(x) if keras.ops.is_tensor(x) else np.asarray(x)
-
-
-def _of_loader(loader: Any) -> Any:
-    """Return some inputs of a torch `DataLoader` without reading from it, which would
-    change the order of its batches.
-    """
-    if not hasattr(loader.dataset, "__getitem__") or not len(loader.dataset):
-        return None
-    examples = range(min(len(loader.dataset), loader.batch_size or 1, _EXAMPLES))
-    first = [_inputs(tuple(loader.dataset[i])) for i in examples]
-    return None if any(x is None for x in first) else np.stack([np.asarray(x) for x in first])
-
-
-def _watched_dataset(data: Any, judge) -> Any:
+def _watched_dataset(data: Any, judge: Callable[[np.ndarray], None]) -> Any:
     import tensorflow as tf
 
-    spec = _inputs(data.element_spec)
-    if not isinstance(spec, tf.TensorSpec) or not (spec.dtype.is_floating or spec.dtype.is_integer):
-        return data
+    def inputs(element):
+        return _only(element[0] if isinstance(element, tuple) else element)
 
     def judged(x: np.ndarray) -> np.int64:
         judge(x)
         return np.int64(0)
 
     def look(i, *element):
-        x = _inputs(element if len(element) > 1 else element[0])
+        element = element if len(element) > 1 else element[0]
         tf.cond(
             i == 0,
-            lambda: tf.numpy_function(judged, [x[:_EXAMPLES]], tf.int64),
+            lambda: tf.numpy_function(judged, [inputs(element)[:_EXAMPLES]], tf.int64),
             lambda: tf.constant(0, tf.int64),
         )
-        return element if len(element) > 1 else element[0]
+        return element
 
+    spec = inputs(data.element_spec)
+    if not isinstance(spec, tf.TensorSpec) or not (spec.dtype.is_floating or spec.dtype.is_integer):
+        return data
     return data.enumerate().map(look)
-
-
-def _watched_generator(data: Iterator, judge) -> Iterator:
-    for i, element in enumerate(data):
-        if i == 0 and (x := _inputs(element)) is not None:
-            judge(_rows(x))
-        yield element
 
 
 def loss_mismatch(loss: Any, activation: str | None) -> str | None:

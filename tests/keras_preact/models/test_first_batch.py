@@ -18,7 +18,7 @@ LABELS = np.arange(N) % 10
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 CIFAR = kp.preprocessing.PREPROCESSING["cifar10"]
 OF_PIXELS = {"mean": CIFAR.mean, "std": CIFAR.std}
-SOURCES = ["arrays", "dataset", "PyDataset", "loader", "generator"]
+SOURCES = ["arrays", "dataset"]
 
 
 def network(**options):
@@ -32,32 +32,12 @@ def compiled(**options):
     return model
 
 
-class Batches(keras.utils.PyDataset):
-    def __init__(self, images):
-        super().__init__()
-        self.images = images
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, i):
-        rows = slice(16 * i, 16 * i + 16)
-        return self.images[rows], LABELS[rows]
-
-
 def data_of(source, images):
     """Return the arguments of `fit`."""
     if source == "arrays":
         return images, LABELS
-    if source == "dataset":
-        tf = pytest.importorskip("tensorflow")
-        return (tf.data.Dataset.from_tensor_slices((images, LABELS)).batch(16),)
-    if source == "loader":
-        data = pytest.importorskip("torch").utils.data
-        examples = list(zip(images.astype("float32"), LABELS, strict=True))
-        return (data.DataLoader(examples, batch_size=16),)
-    batches = Batches(images)
-    return (batches if source == "PyDataset" else (batches[i] for i in range(2)),)
+    tf = pytest.importorskip("tensorflow")
+    return (tf.data.Dataset.from_tensor_slices((images, LABELS)).batch(16),)
 
 
 def messages(function, *args, **kwargs):
@@ -69,8 +49,7 @@ def messages(function, *args, **kwargs):
 
 
 def fit(model, source, images, **options):
-    steps = {"steps_per_epoch": 2} if source == "generator" else {}
-    return messages(model.fit, *data_of(source, images), **steps, **options)
+    return messages(model.fit, *data_of(source, images), **options)
 
 
 @pytest.mark.backend
@@ -93,7 +72,7 @@ def test_pixels_that_are_too_large(options, remedy):
     assert remedy in message
 
 
-@pytest.mark.parametrize("source", ["arrays", "dataset"])
+@pytest.mark.parametrize("source", SOURCES)
 def test_evaluate_predict_and_validation_data_are_looked_at(source):
     model = compiled(**OF_PIXELS)
     for images, expected in ((PIXELS, 0), (PIXELS / 255, 1)):
@@ -104,21 +83,19 @@ def test_evaluate_predict_and_validation_data_are_looked_at(source):
         assert len(fit(model, "arrays", PIXELS, validation_data=held_out)) == expected
 
 
-@pytest.mark.parametrize("source", ["dataset", "generator"])
-def test_a_source_gives_keras_the_same_elements(source):
+def test_a_data_set_gives_keras_the_same_elements():
     expected = kp.preprocessing.InputRange(CIFAR.mean, CIFAR.std)
-    seen = kp.models.first_batch.watched(*data_of(source, PIXELS), expected)
+    seen = kp.models.first_batch.watched(*data_of("dataset", PIXELS), expected)
     images, labels = zip(*seen, strict=True)
     np.testing.assert_array_equal(np.concatenate(images), PIXELS)
     np.testing.assert_array_equal(np.concatenate(labels), LABELS)
 
 
-@pytest.mark.parametrize("source", ["dataset", "PyDataset", "generator"])
-def test_only_the_first_batch_is_judged(source):
+def test_only_the_first_batch_is_judged():
     scaled = PIXELS / 255
     for first, second, expected in ((scaled, PIXELS, 1), (PIXELS, scaled, 0)):
         images = np.concatenate([first[:16], second[16:]])
-        assert len(fit(compiled(**OF_PIXELS), source, images, shuffle=False)) == expected
+        assert len(fit(compiled(**OF_PIXELS), "dataset", images)) == expected
 
 
 @pytest.mark.parametrize(
