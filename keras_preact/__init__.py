@@ -14,7 +14,6 @@ from keras_preact import (
     arrangements,
     blocks,
     initializers,
-    losses,
     models,
     optimizers,
     preprocessing,

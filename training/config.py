@@ -158,11 +158,6 @@ class Data:
     on_device: bool = False
     """Keep the training images on the device, for pad_crop_flip or none. Needs one device."""
 
-    @property
-    def mixes(self) -> bool:
-        """Whether the labels in training are shares of the classes."""
-        return bool(self.mixup or self.cutmix)
-
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
@@ -275,6 +270,11 @@ class Config:
     """With --output RUN: resume that run, or start it if there is none. For restarting jobs."""
     dry_run: bool = False
     """Train four steps, print parameters, FLOPs, memory and time, and write nothing."""
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether labels are shares of the classes: mixed, smoothed or one-hot."""
+        return bool(self.data.mixup or self.data.cutmix or self.optimizer.label_smoothing)
 
     @property
     def part_size(self) -> int:

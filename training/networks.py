@@ -82,14 +82,14 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
 
 
 def loss(config: Config) -> keras.losses.Loss:
-    """Make the configured loss, of logits and labels: integers, or shares of the
-    classes where images are mixed.
+    """Make the configured loss, of logits and labels: class numbers, or shares of the
+    classes if `config.has_shares`.
     """
-    if config.data.mixes:
+    if config.has_shares:
         return keras.losses.CategoricalCrossentropy(
             from_logits=True, label_smoothing=config.optimizer.label_smoothing
         )
-    return kp.losses.SparseCategoricalCrossentropy(label_smoothing=config.optimizer.label_smoothing)
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def _model_path(run: Path, checkpoint: str) -> Path:

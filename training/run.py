@@ -279,7 +279,14 @@ class Run:
 
     def training_data(self, step: int = 0):
         """Return the batches from a step on, as a tf.data.Dataset."""
-        return self.stream.dataset(step, self.rows)
+        return self._labelled(self.stream.dataset(step, self.rows))
+
+    def _labelled(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Return batches whose labels have the form that the loss takes."""
+        if not self.config.has_shares or batches.element_spec[1].shape.rank == 2:
+            return batches
+        classes = len(self.data.classes)
+        return batches.map(lambda images, labels: (images, tf.one_hot(labels, classes)))
 
     def batches(self, step: int) -> Iterator[tuple]:
         """Return the batches from a step on, as arrays."""
@@ -296,11 +303,9 @@ class Run:
         batches = datasets.evaluation_batches(
             self.data, split, config.part_size, config.data.size, self.rows
         )
-        if config.data.mixes:  # the loss and the accuracy take one form of labels
-            batches = batches.map(
-                lambda images, labels: (images, tf.one_hot(labels, len(self.data.classes)))
-            )
-        return self.distribution.evaluation_data(batches, config.part_size, split.size)
+        return self.distribution.evaluation_data(
+            self._labelled(batches), config.part_size, split.size
+        )
 
     # --- What a run is, in words and numbers
 

@@ -92,6 +92,11 @@ def _check(config: Config) -> None:
     from . import finetune
 
     finetune.check(config)
+    if not 0 <= config.optimizer.label_smoothing < 1:
+        raise cli.UserError(
+            "--optimizer.label-smoothing must be a share below 1. Received: "
+            f"{config.optimizer.label_smoothing}"
+        )
     if config.health < 0:
         raise cli.UserError(f"--health must not be negative. Received: {config.health}")
     if config.steps_per_execution > 1 and keras.backend.backend() == "torch":

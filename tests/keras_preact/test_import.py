@@ -52,7 +52,9 @@ def registering_modules():
 @pytest.mark.backend
 def test_a_fresh_process(tmp_path):
     model = kp.models.resnet_cifar(20, width_factor=0.25, input_shape=(8, 8, 1), stacked=True)
-    model.compile(kp.optimizers.CoupledSGD(0.1), kp.losses.SparseCategoricalCrossentropy())
+    model.compile(
+        kp.optimizers.CoupledSGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     model.save(tmp_path / "model.keras")
     command = [sys.executable, "-c", FRESH, str(tmp_path), *LATER]
     run = subprocess.run(command, capture_output=True, text=True, cwd=FOLDER.parent, check=False)

@@ -83,7 +83,7 @@ def test_network_adapts_to_raw_images(tmp_path):
     model.adapt(images)
     kernel = harness.numpy(layer.kernel)
     np.testing.assert_allclose(harness.numpy(model.get_layer("stem_conv").kernel), kernel, 1e-3)
-    loss = kp.losses.SparseCategoricalCrossentropy()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(kp.optimizers.CoupledSGD(0.1), loss, jit_compile=False)
     before = harness.weights(model)
     model.fit(images, np.arange(40) % 10, verbose=0)

@@ -127,7 +127,9 @@ def test_time_of_a_step_is_the_median_after_the_first():
 
 def test_page():
     model = kp.create_model("digits_resnet8_preact", dtype="mixed_bfloat16", stacked=True)
-    model.compile(kp.optimizers.CoupledSGD(0.1), kp.losses.SparseCategoricalCrossentropy())
+    model.compile(
+        kp.optimizers.CoupledSGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     # an execution of 8 steps of which 4 make an update is two updates
     timing = {"parts": 4, "devices": 2, "timing": Timing(first=3.0, step=1.0), "updates_timed": 2}
     plan = {

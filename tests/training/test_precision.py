@@ -97,7 +97,7 @@ def test_infinite_gradient_is_skipped_and_halves_the_scale():
     model = network(dtype="mixed_float16")
     optimizer = kp.optimizers.CoupledSGD(0.1)
     optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**40)
-    loss = kp.losses.SparseCategoricalCrossentropy()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=BACKEND == "jax")
     before = weights(model)
     skipped = 0
@@ -124,7 +124,7 @@ def test_scaling_keeps_gradients_that_float16_loses():
         optimizer = kp.optimizers.CoupledSGD(1e6, momentum=0.0, coupled_weight_decay=0.0)
         if scaled:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**24)
-        loss = kp.losses.SparseCategoricalCrossentropy()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, jit_compile=BACKEND == "jax", auto_scale_loss=False)
         before = weights(model)
         model.train_on_batch(INPUTS, LABELS, sample_weight=np.full(48, 1e-7, "float32"))
