@@ -2,8 +2,9 @@
 convolutions.
 """
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 from keras import ops
@@ -72,7 +73,14 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
         exclude_from_decay: Words; a weight with one of them in its path is not decayed.
             The released code decays all weights; `("norm",)` excludes those of
             normalisations.
+        rate_factors: Name of a layer, or of the part of a network before its `_`, to the
+            factor on the rate of its weights: `{"stem": 0.1, "stage1": 0.5}`. The longest
+            name that fits counts; other weights have the whole rate. See
+            `kp.transfer.rate_factors`.
         **kwargs: Arguments of `keras.optimizers.SGD`, except `weight_decay`.
+
+    Raises:
+        ValueError: for arguments that do not fit.
 
     Example:
 
@@ -80,7 +88,8 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
     >>> kp.optimizers.CoupledSGD(0.1, coupled_weight_decay=1e-4).momentum
     0.9
 
-    Source: appendix of arXiv 1603.05027, Sec. 3.4 of arXiv 1512.03385.
+    Source: appendix of arXiv 1603.05027, Sec. 3.4 of arXiv 1512.03385; rates by layer:
+        Sec. 3.2 of arXiv 1801.06146.
     """
 
     def __init__(
@@ -90,6 +99,7 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
         nesterov: bool = False,
         coupled_weight_decay: float = 1e-4,
         exclude_from_decay: Sequence[str] = (),
+        rate_factors: Mapping[str, float] | None = None,
         name: str = "coupled_sgd",
         **kwargs,
     ):
@@ -102,6 +112,12 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
             raise ValueError(
                 f"`coupled_weight_decay` must not be negative. Received: {coupled_weight_decay}"
             )
+        for part, factor in (rate_factors or {}).items():
+            if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+                raise ValueError(
+                    f"A factor must be a number, 0 or more. Received: rate_factors[{part!r}]="
+                    f"{factor!r}"
+                )
         super().__init__(
             learning_rate, momentum=float(momentum), nesterov=nesterov, name=name, **kwargs
         )
@@ -115,6 +131,7 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
             )
         self.coupled_weight_decay = coupled_weight_decay
         self.exclude_from_decay = list(exclude_from_decay)
+        self.rate_factors = dict(rate_factors or {})
 
     def build(self, variables):
         super().build(variables)
@@ -123,6 +140,7 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
             not any(word in variable.path for word in self.exclude_from_decay)
             for variable in variables
         ]
+        self._factors = [self._factor(variable.path) for variable in variables]
         if keras.backend.backend() == "torch" and self.momentum:
             import torch
 
@@ -130,11 +148,17 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
                 # Laid in memory as the weight, which may not be in the order of its axes.
                 velocity.value.data = torch.zeros_like(variable.value)
 
+    def _factor(self, path: str) -> float:
+        layer = path.partition("/")[0]
+        fitting = [part for part in self.rate_factors if f"{layer}_".startswith(f"{part}_")]
+        return self.rate_factors[max(fitting, key=len)] if fitting else 1.0
+
     def update_step(self, gradient, variable, learning_rate):
-        if self.coupled_weight_decay and self._decayed[self._get_variable_index(variable)]:
+        place = self._get_variable_index(variable)
+        if self.coupled_weight_decay and self._decayed[place]:
             decay = ops.cast(self.coupled_weight_decay, gradient.dtype)
             gradient = ops.add(gradient, ops.multiply(ops.cast(variable, gradient.dtype), decay))
-        super().update_step(gradient, variable, learning_rate)
+        super().update_step(gradient, variable, learning_rate * self._factors[place])
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         # A class derived from this one may update single weights in its own way.
@@ -162,6 +186,9 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
                 )
                 for n, total in zip(decayed, sums, strict=True):
                     gradients[n] = total
+            factors = [self._factors[place] for place in places]
+            if any(factor != 1 for factor in factors):
+                gradients = list(torch._foreach_mul(gradients, factors))
             if self.momentum:
                 velocities = [self.momentums[place].value for place in places]
                 torch._foreach_mul_(velocities, self.momentum)
@@ -176,6 +203,7 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
         return super().get_config() | {
             "coupled_weight_decay": self.coupled_weight_decay,
             "exclude_from_decay": list(self.exclude_from_decay),
+            "rate_factors": dict(self.rate_factors),
         }
 
 

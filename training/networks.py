@@ -11,7 +11,6 @@ from typing import Any
 import keras
 
 import keras_preact as kp
-from keras_preact import transfer
 
 from . import runs
 from .checkpoints import Checkpoints
@@ -71,10 +70,13 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
             rate,
             coupled_weight_decay=options.weight_decay,
             exclude_from_decay=options.exclude_from_decay,
+            rate_factors=(
+                None
+                if options.layer_decay is None
+                else kp.transfer.rate_factors(model, options.layer_decay)
+            ),
             **common,
         )
-    if options.layer_decay is not None:
-        made = transfer.layerwise_rates(made, model, decay=options.layer_decay)
     # Keras does this by itself only where the policy is the global one
     return (
         keras.optimizers.LossScaleOptimizer(made) if config.model.dtype == "mixed_float16" else made

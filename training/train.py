@@ -97,6 +97,11 @@ def _check(config: Config) -> None:
             "--optimizer.label-smoothing must be a share below 1. Received: "
             f"{config.optimizer.label_smoothing}"
         )
+    if config.optimizer.layer_decay is not None and config.optimizer.name != "sgd":
+        raise cli.UserError(
+            "--optimizer.layer-decay is for --optimizer.name sgd. Received: --optimizer.name "
+            f"{config.optimizer.name}"
+        )
     if config.health < 0:
         raise cli.UserError(f"--health must not be negative. Received: {config.health}")
     if config.steps_per_execution > 1 and keras.backend.backend() == "torch":

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact import transfer
 from tests.training import images as pictures
 from tests.training.commands import error_of, words
 from training import cli, train
@@ -75,8 +74,7 @@ def test_the_images_are_prepared_as_the_source_s_were(work):
     assert tuned["preprocessing"]["std"] == source["preprocessing"]["std"]
     model = keras.saving.load_model(work / "tuned" / "model.keras")
     assert model.get_config()["mean"] == pytest.approx(source["preprocessing"]["mean"])
-    assert isinstance(model.optimizer, transfer.LayerwiseRates)
-    assert model.optimizer.factors["stage3"] == pytest.approx(0.7)
+    assert model.optimizer.rate_factors["stage3"] == pytest.approx(0.7)
 
 
 def test_a_run_goes_on_without_the_file_it_began_with(work, tmp_path, monkeypatch):

@@ -335,6 +335,7 @@ class TestEndings:
         ("digits --resume", "--resume needs --output"),
         ("digits --distribution multi_worker", "multi_worker needs --output"),
         ("digits --health -1", "--health must not be negative"),
+        ("cifar10_fast --optimizer.layer-decay 0.5", "is for --optimizer.name sgd"),
         ("digits --optimizer.label-smoothing 1", "--optimizer.label-smoothing must be a share"),
         ("digits --accumulate 7", "--accumulate must divide --batch-size"),
     ],
