@@ -13,10 +13,5 @@ from keras_preact.analysis.identities import (
     expected_gain,
 )
 from keras_preact.analysis.jacobians import Spectrum, between, jacobian, spectrum
-from keras_preact.analysis.mean_field import (
-    MeanField,
-    PhaseDiagram,
-    critical_weight_variance,
-    phase_diagram,
-)
+from keras_preact.analysis.mean_field import MeanField, critical_weight_variance
 from keras_preact.analysis.propagation import Propagation, propagation

@@ -257,23 +257,17 @@ def mean_field(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     if name not in theory.ACTIVATIONS:
         raise LeftOut(f"the theory has no row for the activation {name}")
     variance = _weight_variance(specimen)
-    phases = theory.phase_diagram(
-        name, np.linspace(0.5, max(4.0, 1.2 * variance), 13), np.linspace(0.01, 0.5, 7)
-    )
-    point = {f"{specimen.name}, if it were plain": (variance, 0.0)}
+    xi = theory.MeanField(name, variance).xi
     found = (
         f"The kernels of the units have a variance of {variance:.3g} / fan-in (median); the "
-        f"activation is {name}."
+        f"activation is {name}. Without shortcuts and normalisation, the squared norm of a "
+        f"gradient would change by a factor of e over {xi:.3g} layers."
     )
-    numbers = {"weight_variance": variance, "phases": phases}
-    yield Picture("phases", figures.phases(phases, point), found, numbers=numbers)
-    weights = len(kind.options.block.kinds)
-    fields = {
-        "plain": theory.MeanField(name, variance),
-        "identity shortcut": theory.MeanField(name, variance, shortcut="identity", weights=weights),
-    }
-    found = f"Weights have this variance; a unit with a shortcut has {weights}."
-    yield Picture("correlation_maps", figures.correlation_maps(fields), found)
+    picture = figures.depth_scales(
+        name, np.linspace(0.5, max(4.0, 1.2 * variance), 71), networks={specimen.name: variance}
+    )
+    numbers = {"weight_variance": variance, "depth_scale": xi}
+    yield Picture("depth_scales", picture, found, numbers=numbers)
 
 
 #: Name in analysis.json to chapter, in the order of the page.

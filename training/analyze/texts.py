@@ -106,16 +106,12 @@ TEXTS: Mapping[str, Text] = {
         "Near 1, changes keep their size (dynamical isometry).",
         "Singular values of the Jacobian in descending order, and their histogram.",
     ),
-    "phases": Text(
-        "The map is that of a wide plain network with this activation. Blue: gradients "
-        "vanish. Red: they explode. The line between is criticality. Shortcuts and "
-        "normalisation move a network away from this map.",
-        "Map of the growth of gradients over the variances of weights and biases, with this "
-        "network as a point.",
-    ),
-    "correlation_maps": Text(
-        "Above the diagonal two examples become alike, below it they grow apart. The closer "
-        "a curve, the more layers that takes. Normalisation is left out.",
-        "Curves of the correlation of two examples after a unit over that before it.",
+    "depth_scales": Text(
+        "The curve is that of a wide plain network with this activation, without biases. "
+        "At its peak, criticality, gradients keep their size over any depth; left of it they "
+        "vanish, right of it they explode. Shortcuts and normalisation move a network away "
+        "from this curve.",
+        "Curve of the number of layers over which gradients keep their size, against the "
+        "variance of the weights, with a line at this network's variance.",
     ),
 }

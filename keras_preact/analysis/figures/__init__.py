@@ -12,7 +12,7 @@ from keras_preact.analysis.figures.diagrams import (
 )
 from keras_preact.analysis.figures.ensemble import lesion_errors, path_length_shares
 from keras_preact.analysis.figures.identities import direct_paths, gradient_split
-from keras_preact.analysis.figures.mean_field import correlation_maps, depth_scales, phases
+from keras_preact.analysis.figures.mean_field import depth_scales
 from keras_preact.analysis.figures.propagation import (
     activation_norms,
     gradient_norms,

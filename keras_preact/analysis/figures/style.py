@@ -40,8 +40,6 @@ COLOURS = tuple(hue.line for hue in HUES)
 DASHES = ("-", "--", ":", "-.")
 
 INK = "#1C1C1C"
-#: Ink on a coloured map, which is the same on dark pages.
-ON_MAP = "#101010"
 GREY = "#5E5E5E"
 LINE = "#B8B8B8"
 GRID = "#E4E4E4"

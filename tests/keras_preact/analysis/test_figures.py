@@ -16,7 +16,7 @@ from keras_preact.analysis.ensemble import Lesions
 from keras_preact.analysis.figures import style
 from keras_preact.analysis.identities import DirectPath, IdentityCheck
 from keras_preact.analysis.jacobians import Spectrum
-from keras_preact.analysis.mean_field import MeanField, PhaseDiagram
+from keras_preact.analysis.mean_field import MeanField
 from keras_preact.analysis.propagation import Propagation
 from keras_preact.health.ranges import HEALTHY_RANGES
 from tests import layout
@@ -63,11 +63,7 @@ RATIO = {
 }
 SOME = {"a/kernel": np.array([1.0, nan, 3]), "b/kernel": np.array([nan, 2.0, nan])}
 SPECTRUM = Spectrum(np.array([8.0, 4.0, 0.5, 1e-9, 0.0]), (5, 5), exact=True)
-SCALES = np.array([[1.0, 2.0], [np.inf, 3.0], [4.0, 5.0]])
-CHI = np.array([[0.5, 0.4], [1.0, 0.8], [2.0, 1.6]])
-TABLES = (np.ones((3, 2)), CHI, np.ones((3, 2)), SCALES)
-PHASES = PhaseDiagram(np.array([0.5, 1.0, 2.0]), np.array([0.0, 0.1]), *TABLES)
-LINEAR = MeanField("linear", 1.0)
+VARIANCES = (0.5, 1.0, 2.0)
 RUNS = {
     "a": {"loss": [2.0, 1.0, 0.1], "accuracy": [0] * 3, "val_accuracy": [0.25, nan, 0.75]},
     "b": {"loss": [2.0, 1.5], "accuracy": [0.1, 0.2], "val_accuracy": [0.5, 0.625]},
@@ -99,10 +95,6 @@ LINES = {
             {"Eq. 4 (forward)": ROWS[0], "Eq. 5 (backward)": ROWS[3]},
         ],
     ),
-    "correlation maps": (
-        lambda: figures.correlation_maps({"a": LINEAR, "b": LINEAR}),
-        [{"a": np.linspace(0, 1, 41), "b": np.linspace(0, 1, 41)}],
-    ),
     "direct paths": (
         lambda: figures.direct_paths({"net": PATH}),
         [{"net": PATH.gain}, {"net": PATH.survival}],
@@ -119,8 +111,14 @@ LINES = {
         ],
     ),
     "depth scales": (
-        lambda: figures.depth_scales(PHASES),
-        [{"bias variance 0": [1, nan, 4], "bias variance 0.1": [2, 3, 5]}],
+        lambda: figures.depth_scales("tanh", VARIANCES, (0.0, 0.1), {"net": 1.1}),
+        [
+            {
+                "bias variance 0": [MeanField("tanh", 0.5).xi, nan, MeanField("tanh", 2.0).xi],
+                "bias variance 0.1": [MeanField("tanh", each, 0.1).xi for each in VARIANCES],
+                "net": [0, 1],
+            }
+        ],
     ),
 }
 
@@ -177,13 +175,6 @@ def test_maps():
     np.testing.assert_array_equal(drawn.mask, [[False, False, True], [True, False, False]])
     np.testing.assert_array_equal(drawn.compressed(), [1, 2, 4, 100])
     layout.check(figure)
-    figure = figures.phases(PHASES, {"net": (2.0, 0.0)})
-    axes = figure.axes[0]
-    np.testing.assert_allclose(axes.collections[0].get_array(), np.log10(CHI.T))
-    assert (axes.lines[0].get_xdata()[0], axes.lines[0].get_ydata()[0]) == (2.0, 0.0)
-    layout.check(figure)
-    # what is on a map stays dark
-    assert style.ON_MAP.lower() in style.svg(figure, dark=True)
 
 
 #: What the reference's symbols are called in a diagram.

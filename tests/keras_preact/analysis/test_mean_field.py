@@ -17,76 +17,35 @@ from keras_preact.backend import autodiff
 from tests.keras_preact import harness
 
 LENGTHS = (1e-6, 1.0, 300.0)
-CORRELATIONS = (-1.0, -0.4, 0.0, 0.3, 0.9, 0.999, 1.0)
 NAMES = tuple(mean_field.ACTIVATIONS)
 
 
-def relu_pair(c, q):
-    """The arc-cosine kernels of orders 1 and 0 (arXiv 1606.05340; Cho and Saul, 2009)."""
-    angle = math.acos(c)
-    return q * (math.sqrt(1 - c**2) + c * (math.pi - angle)) / (2 * math.pi), (math.pi - angle) / (
-        2 * math.pi
-    )
-
-
-def erf_pair(c, q):
-    """The arcsine kernel (Williams, 1997), and its derivative by the covariance."""
-    ratio = 2 * c * q / (1 + 2 * q)
-    return 2 / math.pi * math.asin(ratio), 4 / math.pi / math.sqrt(
-        (1 + 2 * q) ** 2 - (2 * c * q) ** 2
-    )
-
-
-def linear_pair(c, q):
-    return c * q, 1.0
-
-
-CLOSED_FORMS = {"relu": relu_pair, "erf": erf_pair, "linear": linear_pair}
-
-
 @pytest.mark.parametrize("q", LENGTHS)
-@pytest.mark.parametrize("name", CLOSED_FORMS)
-def test_closed_forms(name, q):
+@pytest.mark.parametrize(("name", "half"), [("relu", 0.5), ("linear", 1.0)])
+def test_closed_forms(name, half, q):
+    """E relu(u)^2 is half of E u^2, and so is E relu'(u)^2."""
     field = MeanField(name, weight_variance=1.3, bias_variance=0.2)
-    square, derivative = CLOSED_FORMS[name](1.0, q)
-    np.testing.assert_allclose(field.q_map(q), 1.3 * square + 0.2, rtol=1e-10)
-    np.testing.assert_allclose(field.chi(q), 1.3 * derivative, rtol=1e-10)
-    for c in CORRELATIONS:
-        product, derivative = CLOSED_FORMS[name](c, q)
-        np.testing.assert_allclose(
-            field.c_map(c, q), (1.3 * product + 0.2) / field.q_map(q), rtol=1e-8, atol=1e-10
-        )
-        np.testing.assert_allclose(
-            field.slope(c, q), 1.3 * derivative * q / field.q_map(q), rtol=1e-6, atol=1e-10
-        )
+    np.testing.assert_allclose(field.q_map(q), 1.3 * half * q + 0.2, rtol=1e-10)
+    np.testing.assert_allclose(field.chi(q), 1.3 * half, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_table_of_activations(name):
     """Derivatives by differences away from the kinks, integrals by a midpoint sum over 8
-    standard deviations, the slope by differences of the map (Price's theorem), with two weights
-    and a shortcut in the way; hard_silu's derivative jumps somewhere between two points.
+    standard deviations.
     """
-    phi = mean_field.ACTIVATIONS[name]
+    function, derivative = mean_field.ACTIVATIONS[name]
     x = np.linspace(-6, 6, 1201) + 0.0031
-    differences = (phi.function(x + 1e-6) - phi.function(x - 1e-6)) / 2e-6
-    np.testing.assert_allclose(phi.derivative(x), differences, atol=1e-6)
+    differences = (function(x + 1e-6) - function(x - 1e-6)) / 2e-6
+    np.testing.assert_allclose(derivative(x), differences, atol=1e-6)
     z = (np.arange(-4000, 4000) + 0.5) / 500
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) / 500
     u, field = math.sqrt(20.0) * z, MeanField(name)
-    np.testing.assert_allclose(field.q_map(20.0), density @ phi.function(u) ** 2, rtol=1e-5)
-    np.testing.assert_allclose(field.chi(20.0), density @ phi.derivative(u) ** 2, rtol=1e-3)
-    field = MeanField(name, 1.5, 0.1, shortcut="identity", weights=2, branch_factor=0.3)
-    difference = (field.c_map(0.7 + 1e-4, 2.0) - field.c_map(0.7 - 1e-4, 2.0)) / 2e-4
-    np.testing.assert_allclose(field.slope(0.7, 2.0), difference, rtol=1e-5)
-    if name != "erf":
-        keras_function = keras.activations.get(name)
-        options = {"approximate": False} if name == "gelu" else {}
-        y = harness.numpy(keras_function(ops.convert_to_tensor(x, "float32"), **options))
-        harness.close(y, phi.function(x), 1e-4)
-    named, own = MeanField(name, 1.5, 0.1), MeanField(phi.function, 1.5, 0.1)
-    assert named.q_map(2.0) == own.q_map(2.0)
-    np.testing.assert_allclose(named.chi(2.0), own.chi(2.0), rtol=1e-6)
+    np.testing.assert_allclose(field.q_map(20.0), density @ function(u) ** 2, rtol=1e-5)
+    np.testing.assert_allclose(field.chi(20.0), density @ derivative(u) ** 2, rtol=1e-3)
+    options = {"approximate": False} if name == "gelu" else {}
+    y = harness.numpy(keras.activations.get(name)(ops.convert_to_tensor(x, "float32"), **options))
+    harness.close(y, function(x), 1e-4)
 
 
 def test_critical_constants():
@@ -96,7 +55,6 @@ def test_critical_constants():
     for name, bias_variance, want, tolerance in (
         ("tanh", 0.0, 1.0, 1e-5),
         ("relu", 0.0, 2.0, 1e-9),
-        ("erf", 0.0, math.pi / 4, 1e-5),
         ("tanh", 2.01e-5, 1.05, 5e-3),
     ):
         found = mean_field.critical_weight_variance(name, bias_variance)
@@ -107,42 +65,37 @@ def test_critical_constants():
 
 
 @pytest.mark.parametrize(
-    ("field", "q_star", "phase"),
+    ("field", "q_star", "phase", "xi"),
     [
-        (MeanField("relu", 1.5, 0.2), 0.8, "ordered"),  # sigma_b^2 / (1 - sigma_w^2 / 2)
-        (MeanField("relu", 2.0), 1.0, "critical"),
-        (MeanField("relu", 2.5, 0.1), math.inf, "chaotic"),
-        (MeanField("tanh", 1.0), 0.0, "critical"),
-        (MeanField("erf", 1.0), 0.14192, "chaotic"),  # 2 / pi asin(2 q / (1 + 2 q)) = q
-        (MeanField("relu", 1.5, 0.2, weights=2), 0.8, "ordered"),
+        # q_star = sigma_b^2 / (1 - sigma_w^2 / 2), chi = sigma_w^2 / 2
+        (MeanField("relu", 1.5, 0.2), 0.8, "ordered", 1 / math.log(4 / 3)),
+        (MeanField("relu", 2.0), 1.0, "critical", math.inf),
+        (MeanField("relu", 2.5, 0.1), math.inf, "chaotic", 1 / math.log(5 / 4)),
+        (MeanField("relu", 0.5), 0.0, "ordered", 1 / math.log(4)),
+        (MeanField("relu", 0.0), 0.0, "ordered", 0.0),
+        (MeanField("tanh", 1.0), 0.0, "critical", math.inf),
+        (MeanField("relu", 1.5, 0.2, weights=2), 0.8, "ordered", 0.5 / math.log(4 / 3)),
     ],
     ids=lambda value: harness.label(value).partition(", shortcut")[0],
 )
-def test_fixed_points_and_phases(field, q_star, phase):
+def test_fixed_points_phases_and_depth_scales(field, q_star, phase, xi):
     np.testing.assert_allclose(field.q_star, q_star, rtol=1e-4, atol=1e-9)
     assert field.phase == phase
+    np.testing.assert_allclose(field.xi, xi, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("name", "weight_variance", "bias_variance", "weights"),
-    [("tanh", 0.7, 0.1, 2), ("tanh", 1.8, 0.1, 1), ("relu", 1.2, 0.3, 2)],
+    ("weight_variance", "bias_variance", "phase"), [(0.7, 0.1, "ordered"), (3.0, 0.1, "chaotic")]
 )
-def test_depth_scales_are_those_of_the_decay(name, weight_variance, bias_variance, weights):
-    """At depth, distances from the fixed points fall by `exp(-1 / xi)` from a unit to
-    the next.
-    """
-    field = MeanField(name, weight_variance, bias_variance, weights=weights)
-    q, c = field.q_star, field.c_star
+def test_the_depth_scale_is_that_of_the_gradients(weight_variance, bias_variance, phase):
+    """At the fixed point of the lengths, by a factor of e over xi units."""
+    field = MeanField("tanh", weight_variance, bias_variance, weights=2)
+    q = field.q_star
     np.testing.assert_allclose(field.q_map(q), q, rtol=1e-9)
-    np.testing.assert_allclose(field.c_map(c, q), c, atol=1e-9)
-    assert (c == 1) == (field.phase == "ordered")
-    distances = np.abs(field.lengths(q * (1 + 1e-4), 3) - q)
-    np.testing.assert_allclose(distances[1:] / distances[:-1], math.exp(-1 / field.xi_q), rtol=2e-3)
-    one_step = field.c_map(c - 1e-5, q) - c
-    np.testing.assert_allclose(one_step / -1e-5, math.exp(-1 / field.xi_c), rtol=5e-3)
-    if field.phase == "chaotic":
-        assert field.slope(1.0, q) > 1 > field.slope(c, q)
-    np.testing.assert_allclose(field.slope(1.0, q), field.chi(q), rtol=1e-8)
+    assert field.phase == phase
+    factor = math.exp(10 / field.xi)
+    first = field.gradients(q, 10)[0]
+    np.testing.assert_allclose(first, factor if phase == "chaotic" else 1 / factor, rtol=1e-6)
 
 
 def test_residual_relu_grows_as_a_power():
@@ -176,26 +129,6 @@ def test_batch_normalisation_in_closed_form(weights):
     np.testing.assert_allclose(field.gradients(1.0, depth), want, rtol=1e-9)
 
 
-def test_phase_diagram():
-    diagram = mean_field.phase_diagram("tanh", [0.5, 1.2, 3.0], [0.0, 0.3])
-    for (i, j), phase in np.ndenumerate(diagram.phase):
-        field = MeanField("tanh", diagram.weight_variances[i], diagram.bias_variances[j])
-        assert phase == field.phase
-        for name in ("q_star", "c_star", "xi_c"):
-            assert getattr(diagram, name)[i, j] == getattr(field, name)
-    assert diagram.phase.tolist() == [["ordered"] * 2, ["chaotic", "ordered"], ["chaotic"] * 2]
-    assert ((diagram.chi > 1) == (diagram.phase == "chaotic")).all()
-    beyond = mean_field.phase_diagram("relu", [3.0], [0.1])
-    assert beyond.q_star[0, 0] == math.inf
-    assert np.isnan([beyond.c_star[0, 0], beyond.xi_c[0, 0]]).all()
-    # ReLU without biases: lengths fall to 0, where it has no slope, and angles near 0 stay
-    below = mean_field.phase_diagram("relu", [0.5, 1.9], [0.0])
-    assert below.phase.tolist() == [["ordered"]] * 2
-    np.testing.assert_allclose(below.chi[:, 0], [0.25, 0.95])
-    assert (below.q_star == 0).all()
-    assert (below.xi_c == math.inf).all()
-
-
 WIDTH, BATCH, DEPTH, SEEDS = 400, 256, 6, 3
 
 
@@ -219,13 +152,9 @@ def network(field, seed):
 
 
 def measure(field, seed):
-    """Lengths, correlations of two halves of a batch, and squared gradient norms at x_0
-    ... x_L of one network.
-    """
+    """Lengths and squared gradient norms at x_0 ... x_L of one network."""
     rng = np.random.default_rng(seed)
-    half = rng.normal(size=(BATCH // 2, WIDTH))
-    other = 0.5 * half + math.sqrt(0.75) * rng.normal(size=half.shape)
-    outputs, pulls = [ops.convert_to_tensor(np.concatenate([half, other]), "float32")], []
+    outputs, pulls = [ops.convert_to_tensor(rng.normal(size=(BATCH, WIDTH)), "float32")], []
     for unit in network(field, seed):
         y, pull = autodiff.vjp(lambda x, unit=unit: unit(x, training=True), outputs[-1])
         outputs.append(y)
@@ -236,8 +165,7 @@ def measure(field, seed):
     norms = np.array([float(ops.sum(gradient**2)) for gradient in reversed(gradients)])
     x = np.stack([ops.convert_to_numpy(output) for output in outputs]).astype("float64")
     lengths = x.var(1).mean(-1) if field.normalization == "batch" else (x**2).mean((1, 2))
-    first, second = np.split(x / np.linalg.norm(x, axis=-1, keepdims=True), 2, axis=1)
-    return lengths, (first * second).sum(-1).mean(-1), norms / norms[-1]
+    return lengths, norms / norms[-1]
 
 
 @pytest.mark.parametrize(
@@ -261,11 +189,9 @@ def test_wide_networks(settings, tolerance):
     """
     field = MeanField(*settings[:5], weights=2, branch_factor=settings[5])
     found = [measure(field, seed) for seed in range(SEEDS)]
-    lengths, cosines, norms = np.mean(np.array(found), axis=0)
+    lengths, norms = np.mean(np.array(found), axis=0)
     np.testing.assert_allclose(lengths, field.lengths(1.0, DEPTH), rtol=tolerance)
     np.testing.assert_allclose(norms, field.gradients(1.0, DEPTH), rtol=tolerance)
-    if field.normalization == "none":
-        np.testing.assert_allclose(cosines, field.correlations(0.5, 1.0, DEPTH), atol=0.05)
 
 
 ERRORS = {
@@ -273,11 +199,8 @@ ERRORS = {
     "variance": (lambda: MeanField("tanh", -1.0), "weight_variance=-1.0"),
     "shortcut": (lambda: MeanField(shortcut="dropout"), "shortcut='dropout'"),
     "weights": (lambda: MeanField(weights=0), "weights=0"),
-    "correlation": (lambda: MeanField().c_map(1.5, 1.0), "c=1.5"),
     "phase": (lambda: MeanField(shortcut="identity").phase, "shortcut='identity'"),
-    "xi": (lambda: MeanField(shortcut="identity").xi_c, "without shortcut"),
-    "c_map": (lambda: MeanField(normalization="batch").c_map(0.5, 1.0), "normalization='batch'"),
-    "critical": (lambda: mean_field.critical_weight_variance(np.zeros_like), "No weight variance"),
+    "xi": (lambda: MeanField(normalization="batch").xi, "plain networks"),
 }
 
 
