@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from keras import KerasTensor, ops
 from keras_preact.layers.spatial import WindowPooling2D
 from keras_preact.squeeze_excitation import SqueezeExcitation
 from keras_preact.stacks import UnitStack
+from keras_preact.units import ResidualUnit
 
 #: Parts of the names of layers whose weights are no kernels, although some have several axes.
 _NO_KERNEL = ("Embedding", "Norm", "PReLU", "SqueezeExcitation")
@@ -68,25 +70,97 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Addition:
-    """A residual unit in a graph: two paths that start at one tensor and are added.
+class Unit:
+    """A residual unit of a graph, or a stack of them.
 
     Args:
-        step: Number of the addition's step.
-        start: Tensor at which both paths start.
+        step: Number of the step that is a layer of this package, or the addition.
+        names: Names of its units: one, or those of a stack.
+        start, output: Numbers of the tensors x_l and x_{l+1}.
+    """
+
+    step: int
+    names: tuple[str, ...]
+    start: int
+    output: int
+
+    @property
+    def depth(self) -> int:
+        return len(self.names)
+
+    @property
+    def is_stack(self) -> bool:
+        return False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is of a plain network, whose shortcut reads nothing."""
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerUnit(Unit):
+    """A unit or a stack of this package, which the graph keeps as one step."""
+
+    layer: ResidualUnit | UnitStack
+
+    @property
+    def is_stack(self) -> bool:
+        return isinstance(self.layer, UnitStack)
+
+    @property
+    def pattern(self) -> ResidualUnit:
+        """The unit, or the one of a stack."""
+        return self.layer.pattern if isinstance(self.layer, UnitStack) else self.layer
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.pattern.options.shortcut.layer_class.reads_input
+
+
+@dataclasses.dataclass(frozen=True)
+class Addition(Unit):
+    """Two paths that start at one tensor and are added.
+
+    `output` is the sum, or what an activation or normalisation after it returns if the
+    next unit's untouched shortcut starts there.
+
+    Args:
         shortcut, residual: Tensors that are added. The shortcut is the path with fewer
             weights; if both have as many, the shorter one.
         shortcut_steps, residual_steps: Numbers of the steps of the two paths, in order.
         total: The sum.
+        before: Start of the identity path: the sum of the previous unit; `start` if
+            there is none.
+        is_first: Whether there is no previous unit.
+        shared: Steps from `before` to `start`.
+        keeps_shape: Whether the sum has the shape of `before`, so that the shortcut
+            should be the identity.
     """
 
-    step: int
-    start: int
     shortcut: int
     residual: int
     shortcut_steps: tuple[int, ...]
     residual_steps: tuple[int, ...]
     total: int
+    before: int = -1
+    is_first: bool = True
+    shared: tuple[int, ...] = ()
+    keeps_shape: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """Steps of the identity path, from `before` to the addition."""
+        return (*self.shared, *self.shortcut_steps)
+
+    @property
+    def branch(self) -> tuple[int, ...]:
+        """Steps of the residual path that are not on the shortcut."""
+        return tuple(i for i in self.residual_steps if i not in self.shortcut_steps)
 
 
 class Graph:
@@ -256,75 +330,62 @@ class Graph:
             ]
         return nodes, symbols, actual, outputs, True
 
-    def run(
+    def values(self, inputs) -> dict[int, Any]:
+        """Return the inputs of the model as tensors by number, to `walk` from."""
+        tensors = map(ops.convert_to_tensor, keras.tree.flatten(inputs))
+        return dict(zip(self.inputs, tensors, strict=True))
+
+    def walk(
         self,
-        inputs,
-        added: Mapping[int, Any] | None = None,
-        changed: Mapping[int, Callable] | None = None,
+        values: dict[int, Any],
+        steps: Iterable[int] | None = None,
         *,
         calls: Mapping[int, Callable] | None = None,
-    ) -> dict[int, Any]:
-        """Return every tensor for these inputs, by its number.
+        until: Mapping[int, int] | None = None,
+    ) -> Iterator[int]:
+        """Run steps one by one. Between two of them the caller may read and change
+        `values`.
 
         Args:
-            inputs: Inputs of the model.
-            added: Number of a tensor to what is added to it.
-            changed: Number of a tensor to a function that is applied to it.
-            calls: Number of a step's output to a function of its input that is called
-                in its place.
-        """
-        values = dict(
-            zip(self.inputs, map(ops.convert_to_tensor, keras.tree.flatten(inputs)), strict=True)
-        )
-        for number in values:
-            values[number] = _changed(number, values[number], added, changed)
-        self.run_steps(self.steps, values, added, changed, calls)
-        return values
-
-    def walk(self, inputs, until: Mapping[int, int]) -> Iterator[tuple[int, dict[int, Any]]]:
-        """Run the steps one by one, and drop each tensor after its last use.
-
-        Args:
-            inputs: Inputs of the model.
-            until: Number of a tensor to that of the step until which it is kept,
-                although no step reads it.
+            values: Number of a tensor to the tensor. Each step reads its inputs here
+                and adds its outputs.
+            steps: Numbers of the steps; None for all.
+            calls: Number of a step to a function of its first argument that runs in its
+                place.
+            until: Drop each tensor after its last use, but keep the outputs, and those
+                in this mapping until a step has run. None: keep all.
 
         Yields:
-            The number of each step after it has run, and the kept tensors by number.
+            The number of each step after it has run.
         """
-        last = {
-            tensor: max([*readers, until.get(tensor, -1)])
-            for tensor, readers in self.consumers.items()
-        }
-        values = dict(
-            zip(self.inputs, map(ops.convert_to_tensor, keras.tree.flatten(inputs)), strict=True)
-        )
-        for i, step in enumerate(self.steps):
-            self.run_steps([step], values)
-            yield i, values
-            for tensor in [tensor for tensor in values if last[tensor] <= i]:
-                del values[tensor]
-
-    def run_steps(
-        self,
-        steps: Iterable[Step],
-        values: dict[int, Any],
-        added=None,
-        changed=None,
-        calls=None,
-    ) -> None:
-        """Run some steps: read tensors from `values`, and add what they return."""
-        for step in steps:
+        last = {} if until is None else self._last_uses(until)
+        for i in range(len(self.steps)) if steps is None else steps:
+            step = self.steps[i]
             args, kwargs = keras.tree.map_structure(
                 lambda leaf: values[leaf.tensor] if isinstance(leaf, Ref) else leaf,
                 (step.args, step.kwargs),
             )
-            if step.outputs[0] in (calls or ()):
-                results = [calls[step.outputs[0]](args[0])]
-            else:
-                results = keras.tree.flatten(step.operation(*args, **kwargs))
-            for number, value in zip(step.outputs, results, strict=True):
-                values[number] = _changed(number, value, added, changed)
+            own = (calls or {}).get(i)
+            results = step.operation(*args, **kwargs) if own is None else own(args[0])
+            values.update(zip(step.outputs, keras.tree.flatten(results), strict=True))
+            yield i
+            if until is not None:
+                for tensor in [tensor for tensor in values if last[tensor] <= i]:
+                    del values[tensor]
+
+    def run(self, values: dict[int, Any], steps: Iterable[int] | None = None) -> dict[int, Any]:
+        """Run steps as `walk` does, and return `values` with all tensors."""
+        for _ in self.walk(values, steps):
+            pass
+        return values
+
+    def _last_uses(self, until: Mapping[int, int]) -> dict[int, int]:
+        """Return the number of a tensor to that of the last step that needs it."""
+        last = {
+            tensor: max([*readers, until.get(tensor, -1)])
+            for tensor, readers in self.consumers.items()
+        }
+        return last | dict.fromkeys(self.outputs, len(self.steps))
 
     @functools.cached_property
     def producers(self) -> dict[int, int]:
@@ -377,9 +438,7 @@ class Graph:
         for i in reversed(forward):
             step = self.steps[i]
             if start not in step.outputs and not wanted.isdisjoint(step.outputs):
-                wanted.update(
-                    tensor for tensor in step.inputs if tensor in reached and tensor != start
-                )
+                wanted.update(step.inputs)
                 steps.append(i)
         return tuple(reversed(steps))
 
@@ -398,28 +457,82 @@ class Graph:
     def weights_of(self, steps) -> int:
         return sum(self.steps[i].has_kernel for i in steps)
 
-    @functools.cached_property
-    def additions(self) -> list[Addition]:
-        """The residual units that are not inside another one's branch, in order."""
+    def units(self) -> list[Unit]:
+        """Return the residual units in order, but not those inside another one's branch."""
+        layers = [
+            LayerUnit(i, names, step.inputs[0], step.outputs[0], step.operation)
+            for i, step in enumerate(self.steps)
+            if (names := _names(step))
+        ]
+        own = {unit.step for unit in layers}
         found = list(self._additions())
-        inside = {i for addition in found for i in addition.residual_steps}
-        return [addition for addition in found if addition.step not in inside]
+        inside = {i for unit in found for i in unit.residual_steps}
+        additions = [
+            unit
+            for unit in found
+            if unit.step not in inside and own.isdisjoint(unit.residual_steps)
+        ]
+        units = [*layers, *self._with_mappings(self._linked(additions))]
+        return sorted(units, key=lambda unit: unit.step)
 
     def _additions(self) -> Iterator[Addition]:
+        """Yield the additions of two paths that start at one tensor, at least one of them
+        with weights.
+        """
         for i, step in enumerate(self.steps):
             if step.kind != "Add" or len(step.inputs) != 2:
                 continue
-            a, b = step.inputs
-            start = self.dominators[step.outputs[0]]
+            [total], (a, b) = step.outputs, step.inputs
+            start = self.dominators[total]
             if start is None or self.specs[a].shape[1:] != self.specs[b].shape[1:]:
                 continue
-            paths = [(end, self.between(start, end) if end != start else ()) for end in (a, b)]
+            paths = [(end, self.between(start, end)) for end in (a, b)]
             paths.sort(key=lambda path: (self.weights_of(path[1]), len(path[1])))
             (shortcut, shortcut_steps), (residual, residual_steps) = paths
             if self.weights_of(residual_steps):
-                yield Addition(
-                    i, start, shortcut, residual, shortcut_steps, residual_steps, step.outputs[0]
+                ends = (start, total, shortcut, residual)
+                yield Addition(i, (step.name,), *ends, shortcut_steps, residual_steps, total)
+
+    def _linked(self, units: list[Addition]) -> list[Addition]:
+        """Return the units with what is between each and the one before it."""
+        totals = {unit.total for unit in units}
+        linked = []
+        for unit in units:
+            before: int | None = unit.start
+            while before is not None and before not in totals:
+                before = self.dominators[before]
+            start = unit.start if before is None else before
+            linked.append(
+                dataclasses.replace(
+                    unit,
+                    before=start,
+                    is_first=before is None,
+                    shared=self.between(start, unit.start),
+                    keeps_shape=self.specs[start].shape[1:] == self.specs[unit.total].shape[1:],
                 )
+            )
+        return linked
+
+    def _with_mappings(self, units: list[Addition]) -> Iterator[Addition]:
+        """Yield the units with what f makes of their sums: the steps between an addition
+        and the next unit's untouched shortcut. f of the last unit is that of the one
+        before.
+        """
+        kinds: list[str] = []
+        for unit, after in itertools.zip_longest(units, units[1:]):
+            output = unit.total
+            if after is None:
+                output = self.follow(output, kinds)
+            elif after.before == output and after.shortcut == after.start:
+                output, kinds = after.start, [self.steps[i].kind for i in after.shared]
+            yield dataclasses.replace(unit, output=output)
+
+
+def _names(step: Step) -> tuple[str, ...]:
+    """Return the names of the units of this package in a step; of none, nothing."""
+    if isinstance(step.operation, UnitStack):
+        return tuple(step.operation.unit_names)
+    return (step.name.rsplit("/", 1)[-1],) if isinstance(step.operation, ResidualUnit) else ()
 
 
 def has_own_kernel(layer) -> bool:

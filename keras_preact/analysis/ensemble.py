@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_preact import _checks
 from keras_preact.analysis import _inputs
-from keras_preact.analysis.sites import Observed
+from keras_preact.analysis.observed import Observed
 from keras_preact.backend import autodiff
 
 
@@ -78,7 +78,7 @@ def lesions(
     size = min(batch_size, len(x))
     observed = Observed(model, x[:size], training=False)
     _inputs.check_classes(labels, observed.graph)
-    units = len(observed.units)
+    units = len(observed.names)
     sets = (
         [(i,) for i in range(units)]
         if dropped is None
@@ -112,7 +112,7 @@ def lesions(
         return wrong / len(x)
 
     errors = np.array([error(each) for each in sets])
-    return Lesions(observed.units, tuple(sets), errors, error(()))
+    return Lesions(observed.names, tuple(sets), errors, error(()))
 
 
 def random_lesions(

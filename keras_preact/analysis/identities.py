@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import shortcuts
-from keras_preact.analysis.sites import Observed
+from keras_preact.analysis.observed import Observed
 from keras_preact.backend import autodiff
 from keras_preact.units import Trace
 
@@ -78,11 +78,7 @@ def check_identities(
     residual = [ops.convert_to_numpy(row) for rows in residuals for row in rows]
     signal = [row for rows in outputs for row in rows]
     gradient = [row.astype("float64") for rows in gradients for row in rows]
-    branches = [
-        branch
-        for site in observed.sites
-        for branch in site.branches(observed.graph, values, training)
-    ]
+    branches = [branch for unit in observed.units for branch in observed.branches(unit, values)]
 
     ends = _ends(signal)
     units = len(residual)
@@ -103,7 +99,7 @@ def check_identities(
             np.linalg.norm(through),
             np.linalg.norm(gradient[i] - gradient[end] - through) / np.linalg.norm(gradient[i]),
         )
-    return IdentityCheck(observed.units, ends, *errors)
+    return IdentityCheck(observed.names, ends, *errors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +163,7 @@ def direct_path(
         if arrived := np.count_nonzero(there):
             gain[i] = np.linalg.norm(here) / np.linalg.norm(there)
             survival[i] = np.count_nonzero((here != 0) & (there != 0)) / arrived
-    return DirectPath(observed.units, gain, survival)
+    return DirectPath(observed.names, gain, survival)
 
 
 def expected_gain(shortcut: str | shortcuts.Shortcut, units: int) -> float:

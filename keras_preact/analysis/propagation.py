@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact.analysis.sites import Observed
+from keras_preact.analysis.observed import Observed
 from keras_preact.units import Trace
 
 #: What is seen of every unit, in the order of `_look`.
@@ -122,7 +122,7 @@ def propagation(
     for name in _FIGURES[3:]:
         figures[name] = figures[name][1:]  # x_0 is no unit's
     return Propagation(
-        units=observed.units,
+        units=observed.names,
         gradient_norm=np.concatenate([_norms(gradient, len(gradient)) for gradient in gradients]),
         weight_gradients=_by_weight(
             observed, dict(zip(map(id, variables), on_weights, strict=True))
@@ -163,10 +163,10 @@ def _norms(gradient: np.ndarray, units: int) -> np.ndarray:
 def _by_weight(observed: Observed, gradients: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
     table: dict[str, np.ndarray] = {}
     before = 0
-    for site in observed.sites:
-        for name, weight in site.weights(observed.graph):
+    for unit in observed.units:
+        for name, weight in observed.weights(unit):
             if id(weight) in gradients:
-                row = table.setdefault(name, np.full(len(observed.units), np.nan))
-                row[before : before + site.depth] = _norms(gradients[id(weight)], site.depth)
-        before += site.depth
+                row = table.setdefault(name, np.full(len(observed.names), np.nan))
+                row[before : before + unit.depth] = _norms(gradients[id(weight)], unit.depth)
+        before += unit.depth
     return table

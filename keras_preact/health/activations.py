@@ -2,6 +2,7 @@
 inference.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,12 +81,12 @@ class Activations:
             return None
         [x] = self.arrays
         values = {self.graph.inputs[0]: ops.convert_to_tensor(x)}
-        for step in self.graph.steps:
+        for i, step in enumerate(self.graph.steps):
             if not step.inputs or not values.keys() >= set(step.inputs):
                 continue
             if not has_own_kernel(step.operation):
                 if not getattr(step.operation, "trainable_variables", None):
-                    self.graph.run_steps([step], values)
+                    self.graph.run(values, [i])
                 continue
             z = ops.convert_to_numpy(values[step.inputs[0]])
             is_plain = step.inputs[0] in self.graph.inputs
@@ -123,36 +124,34 @@ class Activations:
         """Run a graph; return its outputs, and for each weight layer or stack, by its
         id, the mean and deviation of its input, `(figures, 2)`.
         """
-        last = {tensor: max(readers, default=-1) for tensor, readers in graph.consumers.items()}
-        last |= dict.fromkeys(graph.outputs, len(graph.steps))
-        values = dict(zip(graph.inputs, map(ops.convert_to_tensor, inputs), strict=True))
+        values = graph.values(inputs)
         found: dict[int, Any] = {}
-        for i, step in enumerate(graph.steps):
-            layer = step.operation
-            if isinstance(layer, UnitStack):
-                y, figures = self._measured_stack(layer, values[step.inputs[0]])
-                values[step.outputs[0]] = y
-                found.setdefault(id(layer), figures)  # of several calls the first counts
-            else:
-                if has_own_kernel(layer) and id(layer) not in found:
-                    x = ops.cast(values[step.inputs[0]], "float32")
-                    found[id(layer)] = ops.reshape(ops.stack([ops.mean(x), ops.std(x)]), (1, 2))
-                graph.run_steps([step], values)
-            for tensor in [tensor for tensor in values if last[tensor] <= i]:
-                del values[tensor]
+        calls = {
+            i: functools.partial(self._measured_stack, step.operation, found)
+            for i, step in enumerate(graph.steps)
+            if isinstance(step.operation, UnitStack)
+        }
+        for i in graph.walk(values, calls=calls, until={}):
+            layer = graph.steps[i].operation
+            if has_own_kernel(layer) and id(layer) not in found:
+                x = ops.cast(values[graph.steps[i].inputs[0]], "float32")
+                found[id(layer)] = ops.reshape(ops.stack([ops.mean(x), ops.std(x)]), (1, 2))
         return [values[number] for number in graph.outputs], found
 
-    def _measured_stack(self, stack: UnitStack, x):
+    def _measured_stack(self, stack: UnitStack, found: dict[int, Any], x):
+        """Run a stack; return its output, and put its figures into `found`."""
         layers = _weight_layers(stack.pattern)
 
         def step(unit, x, slices):
-            [y], found = self._measured(self.units[id(stack)], [x])
-            return y, ops.concatenate([found.get(id(layer), _nothing(1)) for layer in layers])
+            [y], inside = self._measured(self.units[id(stack)], [x])
+            return y, ops.concatenate([inside.get(id(layer), _nothing(1)) for layer in layers])
 
         x = ops.convert_to_tensor(x, stack.compute_dtype)
         spec = keras.KerasTensor((len(layers), 2), "float32")
         y, figures = stack.run(step, x, outputs=spec, training=False)
-        return y, ops.reshape(figures, (stack.depth * len(layers), 2))
+        # if a stack is called twice, keep the first
+        found.setdefault(id(stack), ops.reshape(figures, (stack.depth * len(layers), 2)))
+        return y
 
 
 def _weight_layers(layer: keras.Layer) -> list[keras.Layer]:

@@ -63,20 +63,20 @@ def test_the_steps_compute_what_the_model_does(name):
     model, x = MODELS[name]()
     randomize(model)
     graph = Graph(model, x)
-    values = graph.run(x)
+    close(graph.run(graph.values(x))[graph.outputs[0]], model(x))
+    values = graph.values(x)
+    assert list(graph.walk(values, until={})) == list(range(len(graph.steps)))
+    assert values.keys() == set(graph.outputs)
     close(values[graph.outputs[0]], model(x))
-    last = {}
-    for i, there in graph.walk(x, {}):
-        last = {graph.steps[i].outputs[0]: there[graph.steps[i].outputs[0]]}
-    close(last[graph.outputs[0]], model(x))
 
 
 def test_a_walk_keeps_what_is_needed_and_no_more():
     model, x = MODELS["units"]()
     graph = Graph(model, x)
-    unit = graph.additions[1]
+    unit = graph.units()[1]
     most = 0
-    for i, values in graph.walk(x, {unit.start: len(graph.steps) - 1}):
+    values = graph.values(x)
+    for i in graph.walk(values, until={unit.start: len(graph.steps) - 1}):
         most = max(most, len(values))
         assert (unit.start in values) == (i >= graph.producers[unit.start])
     assert most <= 5  # both paths and the one that is held
@@ -96,18 +96,21 @@ def test_units_of_a_network():
     model = network(26, stacked=True)
     assert harness.longest_stack(model) == 3
     graph = Graph(model, IMAGES)
-    values = graph.run(IMAGES)
+    values = graph.run(graph.values(IMAGES))
     outputs = keras.Model(model.input, model.unit_outputs)(IMAGES)
-    assert len(graph.additions) == len(outputs) == 12
-    for addition, x in zip(graph.additions, outputs, strict=True):
+    units = graph.units()
+    assert len(units) == len(outputs) == 12
+    for addition, x in zip(units, outputs, strict=True):
         close(values[addition.total], x)
         close(values[addition.shortcut] + values[addition.residual], x)
         assert graph.weights_of(addition.residual_steps) == 2
         assert graph.weights_of(addition.shortcut_steps) == 0
     # the raw x where the shape stays, the activated one where it changes
-    totals = [addition.total for addition in graph.additions]
-    found = [addition.start in totals for addition in graph.additions]
-    assert found == [False, True, True, True] * 3
+    totals = [unit.total for unit in units]
+    assert [unit.start in totals for unit in units] == [False, True, True, True] * 3
+    assert [unit.before for unit in units[1:]] == totals[:-1]
+    assert [unit.is_first for unit in units] == [True] + [False] * 11
+    assert [unit.keeps_shape for unit in units] == [True] * 4 + ([False] + [True] * 3) * 2
 
 
 def test_opaque_layers_stay_one_step():
@@ -115,12 +118,14 @@ def test_opaque_layers_stay_one_step():
     graph = Graph(model, IMAGES, opaque=(kp.UnitStack, kp.ResidualUnit))
     kinds = [step.kind for step in graph.steps]
     assert kinds.count("UnitStack") == kinds.count("ResidualUnit") == 3
-    assert not graph.additions
-    stack = graph.steps[kinds.index("UnitStack")]
-    assert stack.name == "stage1_units"
-    [x], [y] = stack.inputs, stack.outputs
-    values = graph.run(IMAGES, calls={y: lambda x: 2 * x})
-    close(values[y], 2 * values[x])
+    units = graph.units()
+    assert [unit.is_stack for unit in units] == [False, True] * 3
+    assert units[1].names == ("stage1_unit2", "stage1_unit3")
+    assert graph.steps[units[1].step].name == "stage1_units"
+    values = graph.values(IMAGES)
+    for _ in graph.walk(values, calls={units[1].step: lambda x: 2 * x}):
+        pass
+    close(values[units[1].output], 2 * values[units[1].start])
 
 
 def test_dominators_are_those_of_the_definition():
@@ -148,7 +153,7 @@ def test_dominators_are_those_of_the_definition():
             chain.append(at)
             at = graph.dominators[at]
         assert set(chain) == strict
-    [unit] = [addition for addition in graph.additions if addition.step == len(graph.steps) - 2]
+    [unit] = [unit for unit in graph.units() if unit.step == len(graph.steps) - 2]
     assert (unit.start, unit.shortcut_steps) == (graph.steps[0].outputs[0], (1, 2, 3))
 
 

@@ -5,9 +5,8 @@ import numpy as np
 
 from keras_preact.analysis import _inputs
 from keras_preact.analysis.audit import measure
-from keras_preact.analysis.audit.anatomy import Anatomy
-from keras_preact.analysis.audit.check import Evidence
 from keras_preact.analysis.audit.checks import CHECKS
+from keras_preact.analysis.audit.network import Network, named_units
 from keras_preact.analysis.audit.report import Audit, AuditFinding, Status
 from keras_preact.graph import Graph
 from keras_preact.models.first_batch import expected_input
@@ -64,25 +63,26 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
             f"The model {model.name!r} is not built. Call it once on a batch, then audit it."
         )
     sample = _checked(model, _noise(model) if sample is None else sample)
-    graph = Graph(model, sample)
+    at_inference = Graph(model, sample)
     if labels is not None:
         labels = _checked_labels(labels, sample)
-        _inputs.check_classes(labels, graph)
-    at_inference = Anatomy(graph)
-    network = Anatomy(Graph(model, sample, training=True, like=graph))
-    if not network.units:
+        _inputs.check_classes(labels, at_inference)
+    graph = Graph(model, sample, training=True, like=at_inference)
+    units = named_units(graph)
+    if not units:
         raise ValueError(
             f"The model {model.name!r} has no residual unit. The audit checks models in which two "
             "paths start at one tensor and are added, with weights on at least one path."
         )
-    evidence = Evidence(
-        network,
-        inference=measure.measure(at_inference, sample),
-        training=measure.measure(network, sample),
+    network = Network(
+        graph,
+        units,
+        inference=measure.measure(at_inference, named_units(at_inference), sample),
+        training=measure.measure(graph, units, sample),
         gradients=measure.gradients(model, sample, labels),
     )
-    findings = tuple(check.run(check, evidence) for check in CHECKS)
-    return Audit(model.name, network.usual_arrangement, network.depth, len(network.units), findings)
+    findings = tuple(check.run(check, network) for check in CHECKS)
+    return Audit(model.name, network.usual_arrangement, network.depth, len(units), findings)
 
 
 def _noise(model: keras.Model) -> np.ndarray:

@@ -6,19 +6,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from keras_preact.analysis.audit.anatomy import Anatomy
-from keras_preact.analysis.audit.measure import Gradients, Measures
+from keras_preact.analysis.audit.network import Network
 from keras_preact.analysis.audit.report import AuditFinding, Status
-
-
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-    """All measurements of a network."""
-
-    network: Anatomy
-    inference: Measures
-    training: Measures
-    gradients: Gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,14 +48,14 @@ class Check:
 
     Args:
         name: Name of the check.
-        run: Function from this check and the evidence to a finding.
+        run: Function from this check and a network to a finding.
         unit: What the figure is.
         limits: Limits of the figure.
         meaning, advice, source: Texts of the `AuditFinding`.
     """
 
     name: str
-    run: Callable[["Check", Evidence], AuditFinding]
+    run: Callable[["Check", Network], AuditFinding]
     unit: str
     limits: Limits
     meaning: str

@@ -8,9 +8,9 @@ import numpy as np
 from keras import ops
 
 from keras_preact.analysis._inputs import is_softmax
-from keras_preact.analysis.audit.anatomy import PER_TOKEN, Anatomy, roles
-from keras_preact.analysis.sites import Observed
-from keras_preact.graph import Graph
+from keras_preact.analysis.audit.roles import PER_TOKEN, roles
+from keras_preact.analysis.observed import Observed
+from keras_preact.graph import Addition, Graph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,28 +54,25 @@ class Measures:
     output_size: float = float("nan")
 
 
-def measure(network: Anatomy, sample) -> Measures:
-    """Run the network on `sample` in the mode of its graph, without changing a
-    variable.
-    """
+def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
+    """Run a graph on `sample`, without changing a variable."""
     found = Measures()
-    graph = network.graph
-    units = {unit.addition.step: unit for unit in network.units}
-    on_path = {i for unit in network.units if unit.keeps_shape for i in unit.path}
+    by_step = {unit.step: unit for unit in units}
+    on_path = {i for unit in units if unit.keeps_shape for i in unit.path}
     first = any(step.channel_axis == 1 for step in graph.steps)
     logits = logits_step(graph)
 
     def spatial(x):
         return _others(x, 1 if first and x.ndim == 4 else -1)
 
-    needed_until = {unit.before: unit.addition.step for unit in network.units}
+    needed_until = {unit.before: unit.step for unit in units}
     with keras.StatelessScope():
-        for i, values in graph.walk(sample, needed_until):
+        values = graph.values(sample)
+        for i in graph.walk(values, until=needed_until):
             step = graph.steps[i]
-            if unit := units.get(i):
+            if unit := by_step.get(i):
                 before, shortcut, total = (
-                    _array(values[tensor])
-                    for tensor in (unit.before, unit.addition.shortcut, unit.addition.total)
+                    _array(values[tensor]) for tensor in (unit.before, unit.shortcut, unit.total)
                 )
                 found.mean_square[unit.name] = float(np.mean(total**2))
                 if unit.keeps_shape:
@@ -88,9 +85,8 @@ def measure(network: Anatomy, sample) -> Measures:
                 continue
             x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
             if i in on_path and "dropout" in kinds:
-                twice = dict(values)
-                graph.run_steps([step], twice)
-                found.random[i] = _relative(_array(twice[step.outputs[0]]) - y, y)
+                again = graph.run(dict(values), [i])
+                found.random[i] = _relative(_array(again[step.outputs[0]]) - y, y)
             if step.has_kernel:
                 found.gains[i] = _relative(y, x) * np.sqrt(x.size / y.size)
                 if np.issubdtype(x.dtype, np.floating):
@@ -179,22 +175,22 @@ def gradients(model: keras.Model, sample, labels) -> Gradients:
     half_square = "half the squared norm of the output"
     loss = half_square if labels is None else "the cross-entropy of the labels"
     found = Gradients([], [], [], loss)
-    for site, on_output in zip(observed.sites, on_outputs[1:], strict=True):
-        if site.is_plain:
+    for unit, on_output in zip(observed.units, on_outputs[1:], strict=True):
+        if unit.is_plain:
             continue  # it has no addition, so it is no residual unit
-        rank = 3 if site.is_stack else 2
+        rank = 3 if unit.is_stack else 2
         of_kernels = [
             by_id[id(weight)]
-            for name, weight in site.weights(observed.graph)
+            for name, weight in observed.weights(unit)
             if len(weight.shape) >= rank
-            and (site.addition is not None or name.startswith("branch/"))
+            and (isinstance(unit, Addition) or name.startswith("branch/"))
         ]
-        for i in range(site.depth):
+        for i in range(unit.depth):
             found.outputs.append(_norm([on_output[i]]))
             found.weights.append(
-                _norm([gradient[i] if site.is_stack else gradient for gradient in of_kernels])
+                _norm([gradient[i] if unit.is_stack else gradient for gradient in of_kernels])
             )
-            found.shapes.append(observed.graph.specs[site.output].shape[1:])
+            found.shapes.append(observed.graph.specs[unit.output].shape[1:])
     return found
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from keras_preact.analysis.audit.anatomy import Anatomy, AuditedUnit, roles
-from keras_preact.analysis.audit.check import Check, Evidence, count, largest_first
+from keras_preact.analysis.audit.check import Check, count, largest_first
 from keras_preact.analysis.audit.measure import Spread
+from keras_preact.analysis.audit.network import Network
 from keras_preact.analysis.audit.report import AuditFinding, Status, listed
+from keras_preact.analysis.audit.roles import roles
 from keras_preact.arrangements import ARRANGEMENTS
+from keras_preact.graph import Addition
 
 #: Recommended orders of a branch: in residual networks and in transformers.
 RECOMMENDED = ("full_preactivation", "pre_norm")
@@ -34,7 +36,7 @@ _IN_WORDS = {
 }
 
 
-def _found_on_path(network: Anatomy, unit: AuditedUnit, factor: float) -> str:
+def _found_on_path(network: Network, unit: Addition, factor: float) -> str:
     """Name the layers on the identity path of a unit."""
     kinds = [network.graph.steps[i].kind for i in unit.path]
     found = network.roles(unit.path)
@@ -46,16 +48,15 @@ def _found_on_path(network: Anatomy, unit: AuditedUnit, factor: float) -> str:
     return " and ".join(names or dict.fromkeys(kinds)) or "another tensor"
 
 
-def identity_path(check: Check, evidence: Evidence) -> AuditFinding:
+def identity_path(check: Check, network: Network) -> AuditFinding:
     """Compare what each unit adds on its identity path with the previous sum."""
-    network = evidence.network
     units = {unit.name: unit for unit in network.units if unit.keeps_shape}
     exempt = len(network.units) - len(units)
     left = f" Units that change the shape are exempt: {exempt}." if exempt else ""
     if not units:
         return check.passed(f"No unit keeps the shape.{left}")
     change = {
-        name: max(evidence.inference.change[name], evidence.training.change[name]) for name in units
+        name: max(network.inference.change[name], network.training.change[name]) for name in units
     }
     broken = check.limits.unhealthy(change, largest_first(change))
     if not broken:
@@ -63,7 +64,7 @@ def identity_path(check: Check, evidence: Evidence) -> AuditFinding:
         kept += f"{len(units)} of {count(len(units), 'unit')}."
         return check.passed(kept + left, max(change.values()))
     found = dict.fromkeys(
-        _found_on_path(network, units[name], evidence.inference.factor[name]) for name in broken
+        _found_on_path(network, units[name], network.inference.factor[name]) for name in broken
     )
     detail = f"In {len(broken)} of {count(len(units), 'unit')}, "
     detail += f"the identity path has {', or '.join(found)}."
@@ -83,7 +84,7 @@ def identity_path(check: Check, evidence: Evidence) -> AuditFinding:
     return check.finding(status, change[broken[0]], broken, detail + left, advice)
 
 
-def _activated_twice(network: Anatomy) -> list[AuditedUnit]:
+def _activated_twice(network: Network) -> list[Addition]:
     """Return the units whose shortcut starts after an activation, although their branch
     starts with a normalisation and an activation of its own: a mistake in every design.
     """
@@ -95,11 +96,11 @@ def _activated_twice(network: Anatomy) -> list[AuditedUnit]:
     ]
 
 
-def activation_after_addition(check: Check, evidence: Evidence) -> AuditFinding:
+def activation_after_addition(check: Check, network: Network) -> AuditFinding:
     """Measure the share of a sum's values that an activation changes before the next
     addition.
     """
-    network, cut = evidence.network, evidence.inference.cut
+    cut = network.inference.cut
     # The activation of each unit that changes most values.
     activations = {
         unit.name: max(shared, key=lambda i: cut[i])
@@ -139,22 +140,21 @@ def activation_after_addition(check: Check, evidence: Evidence) -> AuditFinding:
     return check.finding(status, mean, names, detail, advice)
 
 
-def _start_earlier(network: Anatomy, units: Iterable[AuditedUnit]) -> str:
+def _start_earlier(network: Network, units: Iterable[Addition]) -> str:
     """Name the layers that the shortcuts of `units` should start before."""
     first = [network.graph.steps[unit.shared[0]].name for unit in units]
     which = "each" if len(first) > 1 else "the"
     return f"Start {which} shortcut at the addition, before {listed(first, 3)}."
 
 
-def branch_order(check: Check, evidence: Evidence) -> AuditFinding:
+def branch_order(check: Check, network: Network) -> AuditFinding:
     """Find weights without a normalisation and an activation of their branch right
     before them.
     """
-    network = evidence.network
     # Name of a unit's first wrong weight to the unit: weights that have nothing right before them,
     # those whose normalisation and activation also feed the shortcut, and both.
-    missing: dict[str, AuditedUnit] = {}
-    shared: dict[str, AuditedUnit] = {}
+    missing: dict[str, Addition] = {}
+    shared: dict[str, Addition] = {}
     wrong: list[str] = []
 
     def is_fine(weight: int, stops: Iterable[int] = ()) -> bool:
@@ -164,7 +164,7 @@ def branch_order(check: Check, evidence: Evidence) -> AuditFinding:
     for unit in network.units:
         # The first activation is in the stem; a unit that changes the shape may share it between
         # both paths.
-        stops = {unit.addition.start} if unit.keeps_shape and not unit.is_first else ()
+        stops = {unit.start} if unit.keeps_shape and not unit.is_first else ()
         bad = [i for i in network.reading_weights(unit) if not is_fine(i, stops)]
         if not bad:
             continue
@@ -209,11 +209,11 @@ def branch_order(check: Check, evidence: Evidence) -> AuditFinding:
     )
 
 
-def normalized_input(check: Check, evidence: Evidence) -> AuditFinding:
+def normalized_input(check: Check, network: Network) -> AuditFinding:
     """Measure the output of the normalisation before each weight, or the weight's input
     if there is none.
     """
-    network, measured, limits = evidence.network, evidence.training, check.limits
+    measured, limits = network.training, check.limits
     steps = network.graph.steps
     spreads: dict[str, Spread] = {}
     missing: list[str] = []
@@ -221,7 +221,7 @@ def normalized_input(check: Check, evidence: Evidence) -> AuditFinding:
     inside: dict[bool, set[str]] = {True: set(), False: set()}
     without: dict[bool, set[str]] = {True: set(), False: set()}
     for unit in network.units:
-        own = [] if unit.keeps_shape else network.weights(unit.addition.shortcut_steps)
+        own = [] if unit.keeps_shape else network.weights(unit.shortcut_steps)
         for i in (*network.reading_weights(unit), *own):
             before, end = network.upstream(steps[i].inputs[0])
             norms = [j for j in before if "norm" in roles(steps[j])]
@@ -272,19 +272,18 @@ def normalized_input(check: Check, evidence: Evidence) -> AuditFinding:
     return check.finding(worst, std[where], locations, detail, is_ranked=not missing)
 
 
-def _damped(network: Anatomy) -> dict[str, float]:
+def _damped(network: Network) -> dict[str, float]:
     """Return the normalisations whose epsilon keeps small inputs from being normalised."""
     norms = [step for step in network.graph.steps if "norm" in roles(step)]
     epsilons = {step.name: getattr(step.operation, "epsilon", None) or 0.0 for step in norms}
     return {name: epsilon for name, epsilon in epsilons.items() if epsilon > EPSILON_LIMIT}
 
 
-def dropout_places(check: Check, evidence: Evidence) -> AuditFinding:
+def dropout_places(check: Check, network: Network) -> AuditFinding:
     """Call the random layers on the identity paths twice."""
-    network = evidence.network
     steps = network.graph.steps
     most = check.limits.healthy[1]
-    random = {i: value for i, value in evidence.training.random.items() if value > most}
+    random = {i: value for i, value in network.training.random.items() if value > most}
     in_branch = sum("dropout" in roles(steps[i]) for unit in network.units for i in unit.branch)
     safe = f" Dropout layers in branches, where they are safe: {in_branch}." if in_branch else ""
     if not random:
@@ -301,11 +300,10 @@ def dropout_places(check: Check, evidence: Evidence) -> AuditFinding:
     return check.finding(Status.FAIL, max(units.values()), largest_first(units), detail)
 
 
-def final_activation(check: Check, evidence: Evidence) -> AuditFinding:
+def final_activation(check: Check, network: Network) -> AuditFinding:
     """Compare the layers after the last addition with what the units need; find doubled
     norms.
     """
-    network = evidence.network
     steps = [network.graph.steps[i] for i in network.head]
     names = [step.name for step in steps if set(roles(step)) & {"norm", "activation"}]
     order = [
@@ -344,7 +342,7 @@ def _in_words(order: list[str]) -> str:
     return ", then ".join(_IN_WORDS[role] for role in order)
 
 
-def _doubled(network: Anatomy) -> list[str]:
+def _doubled(network: Network) -> list[str]:
     """Return the names of normalisations directly after another one."""
     return [
         step.name

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 from keras import ops
 
-from keras_preact.analysis.audit.anatomy import Anatomy
-from keras_preact.analysis.audit.check import Check, Evidence, largest_first
+from keras_preact.analysis.audit.check import Check, largest_first
 from keras_preact.analysis.audit.measure import Spread
+from keras_preact.analysis.audit.network import Network
 from keras_preact.analysis.audit.report import AuditFinding, Status
 from keras_preact.preprocessing import LARGEST_SIZE
 
@@ -31,18 +31,18 @@ def _judged(check: Check, values: dict[str, float], detail: str) -> AuditFinding
 
 
 def _first_to_last(
-    check: Check, evidence: Evidence, norms: Sequence[float], what: str
+    check: Check, network: Network, norms: Sequence[float], what: str
 ) -> AuditFinding:
     """Compare the gradient norms of the first and the last unit of each shape."""
-    names = [unit.name for unit in evidence.network.units]
-    loss = f"The loss is {evidence.gradients.loss}."
+    names = [unit.name for unit in network.units]
+    loss = f"The loss is {network.gradients.loss}."
     if bad := [name for name, norm in zip(names, norms, strict=True) if not math.isfinite(norm)]:
         detail = f"The gradient is not finite. {loss}"
         return check.finding(Status.FAIL, math.nan, bad, detail, is_ranked=False)
     if not any(norms):
         detail = "The gradient is 0 in every unit: a later layer with zero weights blocks it."
         return check.finding(Status.WARN, math.nan, (), f"{detail} {loss}")
-    groups = _ends(evidence.gradients.shapes)
+    groups = _ends(network.gradients.shapes)
     groups = [group for group in groups if len(group) > 1] or [list(range(len(norms)))]
     ends = {names[group[0]]: (group[0], group[-1]) for group in groups}
     ratios = {
@@ -58,20 +58,20 @@ def _first_to_last(
     )
 
 
-def signal_gradients(check: Check, evidence: Evidence) -> AuditFinding:
+def signal_gradients(check: Check, network: Network) -> AuditFinding:
     """Compare the gradients of x_l at the first and the last unit of each shape."""
-    return _first_to_last(check, evidence, evidence.gradients.outputs, "the signal")
+    return _first_to_last(check, network, network.gradients.outputs, "the signal")
 
 
-def weight_gradients(check: Check, evidence: Evidence) -> AuditFinding:
+def weight_gradients(check: Check, network: Network) -> AuditFinding:
     """Compare the kernel gradients of the first and the last unit of each shape."""
-    return _first_to_last(check, evidence, evidence.gradients.weights, "the branch weights")
+    return _first_to_last(check, network, network.gradients.weights, "the branch weights")
 
 
-def signal_growth(check: Check, evidence: Evidence) -> AuditFinding:
+def signal_growth(check: Check, network: Network) -> AuditFinding:
     """Compare the mean square of x_l at the first and the last unit of each shape."""
-    units, size = evidence.network.units, evidence.training.mean_square
-    shapes = [evidence.network.graph.specs[unit.addition.total].shape[1:] for unit in units]
+    units, size = network.units, network.training.mean_square
+    shapes = [network.graph.specs[unit.total].shape[1:] for unit in units]
     growth = {}
     for group in _ends(shapes):
         first, last = (size[units[i].name] for i in (group[0], group[-1]))
@@ -84,12 +84,11 @@ def signal_growth(check: Check, evidence: Evidence) -> AuditFinding:
     )
 
 
-def weight_scale(check: Check, evidence: Evidence) -> AuditFinding:
+def weight_scale(check: Check, network: Network) -> AuditFinding:
     """Compare the root mean square of each weight layer's output with that of its
     input.
     """
-    network = evidence.network
-    main = {i: gain for i, gain in evidence.training.gains.items() if i not in network.on_shortcuts}
+    main = {i: gain for i, gain in network.training.gains.items() if i not in network.on_shortcuts}
     gains = {network.graph.steps[i].name: gain for i, gain in main.items() if gain != 0}
     zeros = len(main) - len(gains)
     if not gains:
@@ -103,7 +102,7 @@ def weight_scale(check: Check, evidence: Evidence) -> AuditFinding:
     )
 
 
-def _kernels(network: Anatomy) -> Iterable[tuple[int, str, np.ndarray]]:
+def _kernels(network: Network) -> Iterable[tuple[int, str, np.ndarray]]:
     """Yield step, name and values of every kernel of more than one value; a shared layer
     counts once.
     """
@@ -117,11 +116,11 @@ def _kernels(network: Anatomy) -> Iterable[tuple[int, str, np.ndarray]]:
                     yield i, network.graph.steps[i].name, ops.convert_to_numpy(weight.value)
 
 
-def distinct_weights(check: Check, evidence: Evidence) -> AuditFinding:
+def distinct_weights(check: Check, network: Network) -> AuditFinding:
     """Find kernels with equal values."""
     first: dict[tuple, str] = {}
     copies: dict[str, str] = {}
-    for _, name, values in _kernels(evidence.network):
+    for _, name, values in _kernels(network):
         if values.size > 1 and values.min() != values.max():
             original = first.setdefault((values.shape, values.tobytes()), name)
             if original != name:
@@ -136,9 +135,8 @@ def distinct_weights(check: Check, evidence: Evidence) -> AuditFinding:
     return check.finding(Status.FAIL, len(copies), copies, detail, is_ranked=False)
 
 
-def live_weights(check: Check, evidence: Evidence) -> AuditFinding:
+def live_weights(check: Check, network: Network) -> AuditFinding:
     """Find kernels that are not finite or constant, and branches with only zeros."""
-    network = evidence.network
     broken: dict[str, str] = {}
     zeros = set()
     for i, name, values in _kernels(network):
@@ -159,10 +157,10 @@ def live_weights(check: Check, evidence: Evidence) -> AuditFinding:
     return check.finding(Status.FAIL, len(broken), broken, f"{name} has {what}.", is_ranked=False)
 
 
-def dead_channels(check: Check, evidence: Evidence) -> AuditFinding:
+def dead_channels(check: Check, network: Network) -> AuditFinding:
     """Measure the share of channels that are 0 for the whole sample."""
-    steps = evidence.network.graph.steps
-    dead = {steps[i].name: share for i, share in evidence.training.dead.items()}
+    steps = network.graph.steps
+    dead = {steps[i].name: share for i, share in network.training.dead.items()}
     if not dead:
         return check.passed("The network has no activation.")
     names = largest_first(dead)
@@ -177,13 +175,12 @@ def dead_channels(check: Check, evidence: Evidence) -> AuditFinding:
     return check.finding(check.limits.status(figure), figure, locations, detail)
 
 
-def sample_scale(check: Check, evidence: Evidence) -> AuditFinding:
+def sample_scale(check: Check, network: Network) -> AuditFinding:
     """Compare mean and standard deviation of the first weight layers' input with 0 and 1."""
-    network = evidence.network
     steps = network.graph.steps
     spreads = {
         steps[i].name: spread
-        for i, spread in evidence.training.inputs.items()
+        for i, spread in network.training.inputs.items()
         # only preprocessing is between the network's input and these
         if network.upstream(steps[i].inputs[0])[1] in network.graph.inputs
     }
@@ -209,8 +206,8 @@ def _status_of_input(check: Check, spread: Spread) -> Status:
     return check.limits.status(spread.std) if spread.std else Status.WARN
 
 
-def output_scale(check: Check, evidence: Evidence) -> AuditFinding:
+def output_scale(check: Check, network: Network) -> AuditFinding:
     """Measure the size of the logits."""
-    name = evidence.network.graph.steps[-1].name
+    name = network.graph.steps[-1].name
     detail = "The logits have a root mean square of {figure} ({limits})."
-    return _judged(check, {name: evidence.training.output_size}, detail)
+    return _judged(check, {name: network.training.output_size}, detail)

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact.analysis.figures import style
-from keras_preact.analysis.sites import Observed
+from keras_preact.analysis.observed import Observed
 from keras_preact.units import Trace
 
 
@@ -58,7 +58,7 @@ def channel_profile(model: keras.Model, x, *, training: bool = True) -> ChannelP
     size = np.full((max(map(len, columns)), len(columns)), np.nan)
     for i, column in enumerate(columns):
         size[: len(column), i] = column
-    return ChannelProfile(observed.units, size)
+    return ChannelProfile(observed.names, size)
 
 
 def _size(trace: Trace, axis: int):

@@ -1,116 +1,60 @@
-"""The residual units of any network, the layers on their paths, and the order of the
-layers.
+"""A network as the checks see it: its residual units, the layers on their paths, the
+order of the layers, and what was measured.
 """
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable
 from functools import cached_property
 
-import keras
-
+from keras_preact.analysis.audit.measure import Gradients, Measures
+from keras_preact.analysis.audit.roles import PER_TOKEN, roles
 from keras_preact.arrangements import ARRANGEMENTS, TRANSFORMER_ARRANGEMENTS
-from keras_preact.graph import Addition, Graph, Step
-
-#: Class names of layers and operations that are activations, in lower case.
-ACTIVATIONS = frozenset(
-    name.replace("_", "") for name in dir(keras.activations) if name[0] != "_"
-) - {"linear", "get", "serialize", "deserialize"}
-
-#: Normalisations over the features of one token, as in transformers.
-PER_TOKEN = ("LayerNorm", "RMSNorm")
+from keras_preact.graph import Addition, Graph
 
 #: Steps with several inputs that may be between a normalisation and its weight layer.
 GATES = ("Multiply", "Concatenate")
 
 
-def roles(step: Step) -> tuple[str, ...]:
-    """Return the roles of a step: any of `"weight"`, `"norm"`, `"activation"`,
-    `"dropout"`.
+def named_units(graph: Graph) -> list[Addition]:
+    """Return the residual units of a graph. Each is named after the layer that contains
+    it, or after its addition.
     """
-    operation, kind = step.operation, step.kind
-    if kind == "Activation" or step.has_kernel:
-        function = getattr(operation, "activation", None)
-        active = callable(function) and function is not keras.activations.linear
-        return ("weight",) * step.has_kernel + ("activation",) * active
-    if "Norm" in kind:
-        is_preprocessing = isinstance(operation, keras.layers.Normalization)
-        return () if is_preprocessing else ("norm",)
-    if kind.replace("_", "").lower() in ACTIVATIONS:
-        return ("activation",)
-    return ("dropout",) if getattr(operation, "seed_generator", None) is not None else ()
+    additions = [unit for unit in graph.units() if isinstance(unit, Addition)]
+    names = [_name(graph, unit) for unit in additions]
+    units = []
+    for i, (name, unit) in enumerate(zip(names, additions, strict=True)):
+        if names.count(name) > 1:
+            name += f" (addition {names[: i + 1].count(name)})"
+        units.append(dataclasses.replace(unit, names=(name,)))
+    return units
 
 
-@dataclasses.dataclass(frozen=True)
-class AuditedUnit:
-    """A residual unit of any model.
+def _name(graph: Graph, unit: Addition) -> str:
+    names = (graph.steps[i].name for i in (*unit.residual_steps, unit.step))
+    scopes = zip(*(name.split("/")[:-1] for name in names), strict=False)
+    common = itertools.takewhile(lambda scope: len(set(scope)) == 1, scopes)
+    return "/".join(scope[0] for scope in common) or unit.name
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Network:
+    """A network as the checks see it.
 
     Args:
-        name: Name of the layer that contains the unit, or of the unit's addition.
-        addition: Addition in the graph.
-        before: Tensor at the start of the identity path: the sum of the previous unit,
-            or the unit's own input if it is the first.
-        is_first: Whether it is the network's first unit.
-        keeps_shape: Whether the sum has the shape of `before`, so that the shortcut
-            should be the identity.
-        path: Steps of the identity path, from `before` to the addition.
-        shared: Steps from `before` to the point where the paths split.
-        branch: Steps from there to the addition that are not on the identity path.
+        graph: Its graph in training mode.
+        units: `named_units` of the graph.
+        inference, training: Measurements of a forward pass in both modes.
+        gradients: Measurements of a backward pass.
     """
 
-    name: str
-    addition: Addition
-    before: int
-    is_first: bool
-    keeps_shape: bool
-    path: tuple[int, ...]
-    shared: tuple[int, ...]
-    branch: tuple[int, ...]
-
-
-class Anatomy:
-    """The residual units of a graph, and the order of their layers."""
-
-    def __init__(self, graph: Graph):
-        self.graph = graph
-        totals = {addition.total for addition in graph.additions}
-        names = [self._name(addition) for addition in graph.additions]
-        self.units: list[AuditedUnit] = []
-        for i, (name, addition) in enumerate(zip(names, graph.additions, strict=True)):
-            if names.count(name) > 1:
-                name += f" (addition {names[: i + 1].count(name)})"
-            before: int | None = addition.start
-            while before is not None and before not in totals:
-                before = graph.dominators[before]
-            start = addition.start if before is None else before
-            shared = graph.between(start, addition.start) if start != addition.start else ()
-            self.units.append(
-                AuditedUnit(
-                    name=name,
-                    addition=addition,
-                    before=start,
-                    is_first=before is None,
-                    keeps_shape=graph.specs[start].shape[1:]
-                    == graph.specs[addition.total].shape[1:],
-                    path=(*shared, *addition.shortcut_steps),
-                    shared=shared,
-                    branch=tuple(
-                        i for i in addition.residual_steps if i not in addition.shortcut_steps
-                    ),
-                )
-            )
-
-    def _name(self, addition: Addition) -> str:
-        names = [
-            self.graph.steps[i].name.split("/") for i in (*addition.residual_steps, addition.step)
-        ]
-        common = []
-        for parts in zip(*(name[:-1] for name in names), strict=False):
-            if len(set(parts)) > 1:
-                break
-            common.append(parts[0])
-        return "/".join(common) or self.graph.steps[addition.step].name
+    graph: Graph
+    units: list[Addition]
+    inference: Measures
+    training: Measures
+    gradients: Gradients
 
     def roles(self, steps: Iterable[int]) -> list[str]:
         return [role for i in steps for role in roles(self.graph.steps[i])]
@@ -130,7 +74,7 @@ class Anatomy:
     @cached_property
     def on_shortcuts(self) -> frozenset[int]:
         """Steps on shortcuts, such as projections and gates."""
-        return frozenset(i for unit in self.units for i in unit.addition.shortcut_steps)
+        return frozenset(i for unit in self.units for i in unit.shortcut_steps)
 
     @cached_property
     def per_token(self) -> bool:
@@ -139,7 +83,7 @@ class Anatomy:
         """
         inside = [self.graph.steps[i] for unit in self.units for i in (*unit.shared, *unit.branch)]
         norms = [step for step in inside if "norm" in roles(step)]
-        shapes = [self.graph.specs[unit.addition.total].shape for unit in self.units]
+        shapes = [self.graph.specs[unit.total].shape for unit in self.units]
         if not norms or any(len(shape) != 3 for shape in shapes):
             return False
         return all(any(word in step.kind for word in PER_TOKEN) for step in norms)
@@ -174,19 +118,19 @@ class Anatomy:
         fused = [] if producer is None or end in stops else roles(self.graph.steps[producer])[1:]
         return [*fused, *self.order(steps)]
 
-    def reading_weights(self, unit: AuditedUnit) -> list[int]:
+    def reading_weights(self, unit: Addition) -> list[int]:
         """Return the weight layers of a branch that need a normalisation before them: in
         a transformer, only those with no other weight layer before them.
         """
         weights = self.weights(unit.branch)
         if not self.per_token:
             return weights
-        starts = {unit.addition.start, unit.before}
+        starts = {unit.start, unit.before}
         return [
             i for i in weights if self.upstream(self.graph.steps[i].inputs[0], starts)[1] in starts
         ]
 
-    def arrangement(self, unit: AuditedUnit) -> str | None:
+    def arrangement(self, unit: Addition) -> str | None:
         """Return a unit's name in `ARRANGEMENTS`, or in `TRANSFORMER_ARRANGEMENTS`."""
         shared, branch = self.order(unit.shared), self.order(unit.branch)
         if self.per_token:  # branches of transformers differ between their weights
@@ -208,7 +152,7 @@ class Anatomy:
         return None
 
     @cached_property
-    def _typical(self) -> list[AuditedUnit]:
+    def _typical(self) -> list[Addition]:
         """The units without the first and those that change the shape, if there are any."""
         return [u for u in self.units if u.keeps_shape and not u.is_first] or self.units
 
@@ -230,7 +174,7 @@ class Anatomy:
     def head(self) -> list[int]:
         """Steps from the last sum to the next weight, or to the network's output."""
         steps: list[int] = []
-        tensor = self.units[-1].addition.total
+        tensor = self.units[-1].total
         while readers := self.graph.consumers[tensor]:
             step = self.graph.steps[readers[0]]
             if step.has_kernel:

@@ -1,0 +1,236 @@
+"""Running a network while its residual units are looked at."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_preact.analysis import _inputs
+from keras_preact.backend import autodiff
+from keras_preact.graph import Addition, Graph, LayerUnit, Unit
+from keras_preact.stacks import UnitStack
+from keras_preact.units import ResidualUnit, Trace
+
+
+class Observed:
+    """A network on a batch, ready to be run while its residual units are looked at. The
+    network stays as it is.
+
+    Args:
+        model: Any Keras model with residual units.
+        x: A batch, or a list for a model with several inputs.
+        labels: Classes, or what `loss` takes; None for none.
+        loss: See `_inputs.loss_of`.
+        training: What the model is called with.
+
+    Attributes:
+        graph: With this package's units as single steps.
+        units: In order, a stack as one.
+        names: Names of all units.
+        inputs: The batch, a list of arrays.
+
+    Raises:
+        ValueError: for a batch or a model that does not fit.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        x,
+        labels=None,
+        loss: Callable | None = None,
+        training: bool = True,
+    ):
+        self.inputs = _inputs.check_sample(model, x)
+        several = isinstance(x, list | tuple)
+        self.graph = Graph(
+            model,
+            self.inputs if several else self.inputs[0],
+            training,
+            opaque=(ResidualUnit, UnitStack),
+        )
+        self.units = self.graph.units()
+        if not self.units:
+            steps = self.graph.steps
+            raise ValueError(
+                "The model has no residual unit: no two paths from one tensor are added, of which "
+                f"at least one has weights. Received: {len(steps)} operations, "
+                f"{', '.join(step.name for step in steps[:5])}, ..."
+            )
+        self.loss = _inputs.loss_of(
+            self.graph, _inputs.check_labels(labels, len(self.inputs[0])), loss
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for unit in self.units for name in unit.names)
+
+    def run(
+        self, look: Callable, *, inputs=None, added=None, residual_scale=None, detach_residual=False
+    ):
+        """Return all tensors by their numbers, and what `look` returned for each unit:
+        a list with a tensor `(depth, ...)` for each of `units`.
+
+        Args:
+            look: A function of a unit's `Trace` and the axis of its channels. It
+                returns one tensor.
+            inputs: Inputs in place of the batch.
+            added: Number of an x_{l+1} to what is added to it; for a stack `(depth,
+                *shape)`.
+            residual_scale: `(units,)`, what multiplies F(x_l) of each unit.
+            detach_residual: Whether gradients flow through the shortcuts alone.
+        """
+        added = dict(added or {})
+        found: dict[int, Any] = {}
+        calls: dict[int, Callable] = {}
+        residuals: dict[int, Callable] = {}
+        first = 0
+        for unit in self.units:
+            last = first + unit.depth
+            scale = None if residual_scale is None else residual_scale[first:last]
+            first = last
+            if isinstance(unit, LayerUnit):
+                options = {"residual_scale": scale, "detach_residual": detach_residual}
+                if unit.is_stack:
+                    options["perturbations"] = added.pop(unit.output, None)
+                calls[unit.step] = self._call(unit, look, found, options)
+            elif isinstance(unit, Addition):
+                residuals[unit.residual] = _change(scale, detach_residual)
+        values = self.graph.values(self.inputs if inputs is None else inputs)
+
+        def change(tensors: Sequence[int]) -> None:
+            for number in tensors:
+                if number in residuals:
+                    values[number] = residuals[number](values[number])
+                if number in added:
+                    values[number] = values[number] + added[number]
+
+        change(self.graph.inputs)
+        for i in self.graph.walk(values, calls=calls):
+            change(self.graph.steps[i].outputs)
+        for unit in self.units:
+            if isinstance(unit, Addition):
+                seen = look(*_trace_of_addition(self.graph, unit, values))
+                found[unit.step] = ops.expand_dims(seen, 0)
+        return values, [found[unit.step] for unit in self.units]
+
+    def _call(self, unit: LayerUnit, look: Callable, found: dict, options: dict) -> Callable:
+        def call(x):
+            y, found[unit.step] = _traced(unit, x, look, training=self.graph.training, **options)
+            return y
+
+        return call
+
+    def weights(self, unit: Unit) -> list[tuple[str, keras.Variable]]:
+        """Return the trainable weights of a unit with their names below it."""
+        if isinstance(unit, LayerUnit):
+            below = f"{unit.layer.name}/"
+            return [(w.path.split(below, 1)[-1], w) for w in unit.layer.trainable_weights]
+        assert isinstance(unit, Addition)
+        steps = (self.graph.steps[i] for i in unit.residual_steps)
+        layers = [step.operation for step in steps if step.has_kernel]
+        return [
+            (f"weight_{i}/{w.name}", w)
+            for i, layer in enumerate(layers, 1)
+            for w in layer.trainable_weights
+        ]
+
+    def branches(self, unit: Unit, values: dict[int, Any]) -> list[Callable]:
+        """Return F of each unit, a function of x_l; `values` are those of all tensors."""
+        graph = self.graph
+        if isinstance(unit, Addition):
+            return [
+                lambda x: graph.run(values | {unit.start: x}, unit.residual_steps)[unit.residual]
+            ]
+        assert isinstance(unit, LayerUnit)
+        layer = unit.layer
+        units = [layer]
+        if isinstance(layer, UnitStack):
+            units = [layer.unit(i) for i in range(unit.depth)]
+        return [
+            lambda x, unit=unit: unit.trace(x, training=graph.training).residual for unit in units
+        ]
+
+    def gradients(self, look: Callable, *, detach_residual=False, variables: Sequence = ()):
+        """Return E, what `look` returned, the gradients of x_0 and of each unit's
+        x_{l+1}, and those of `variables`.
+
+        What `look` returned and the gradients are lists of arrays with a first axis of
+        units: one array for x_0, one for each of `units`. For x_0, `look` is given a trace
+        with nothing but the output.
+        """
+        start = self.units[0].start
+        specs = self.graph.specs
+        batch = len(self.inputs[0])
+
+        def zeros(number: int, units: tuple[int, ...]) -> np.ndarray:
+            sizes = (batch if size is None else size for size in specs[number].shape)
+            return np.zeros([*units, *sizes], "float32")
+
+        numbers = [start, *(unit.output for unit in self.units)]
+        arrays = [zeros(start, ())]
+        arrays += [zeros(unit.output, (unit.depth,) * unit.is_stack) for unit in self.units]
+
+        def loss(*added):
+            values, seen = self.run(
+                look,
+                added=dict(zip(numbers, added, strict=True)),
+                detach_residual=detach_residual,
+            )
+            value = self.loss([values[number] for number in self.graph.outputs])
+            first = look(Trace(None, None, None, None, values[start]), -1)
+            return value, [ops.expand_dims(first, 0), *seen]
+
+        value, seen, gradients, on_weights = autodiff.value_and_gradients(loss, arrays, variables)
+        units = [1, *(unit.depth for unit in self.units)]
+        arrays = [
+            np.reshape(
+                ops.convert_to_numpy(gradient), (n, *gradient.shape[-len(specs[number].shape) :])
+            )
+            for gradient, n, number in zip(gradients, units, numbers, strict=True)
+        ]
+        return (
+            float(value),
+            list(map(ops.convert_to_numpy, seen)),
+            arrays,
+            list(map(ops.convert_to_numpy, on_weights)),
+        )
+
+
+def _traced(unit: LayerUnit, x, look: Callable, *, residual_scale, perturbations=None, **options):
+    """Run a unit or a stack; return its output, and what `look` returned for each unit."""
+    axis = 1 if unit.pattern.options.data_format == "channels_first" else -1
+    outputs = []
+
+    def seen(trace: Trace):
+        outputs.append(trace.output)
+        return look(trace, axis)
+
+    if isinstance(unit.layer, UnitStack):
+        found = unit.layer.trace(
+            x, look=seen, residual_scale=residual_scale, perturbations=perturbations, **options
+        )
+        return outputs[-1], found
+    scale = None if residual_scale is None else residual_scale[0]
+    found = seen(unit.layer.trace(x, residual_scale=scale, **options))
+    return outputs[-1], ops.expand_dims(found, 0)
+
+
+def _trace_of_addition(graph: Graph, unit: Addition, values: dict[int, Any]) -> tuple[Trace, int]:
+    """Return the parts of a unit, and its channel axis."""
+    reader = next(graph.steps[i] for i in unit.residual_steps if graph.steps[i].has_kernel)
+    numbers = (reader.inputs[0], unit.shortcut, unit.residual, unit.total, unit.output)
+    return Trace(*(values[number] for number in numbers)), reader.channel_axis
+
+
+def _change(scale, detach: bool) -> Callable:
+    """Return what takes the place of F(x_l) of an addition."""
+
+    def change(residual):
+        if detach:
+            residual = ops.stop_gradient(residual)
+        return residual if scale is None else residual * ops.cast(scale[0], residual.dtype)
+
+    return change
