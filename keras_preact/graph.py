@@ -515,15 +515,19 @@ class Graph:
 
     def _with_mappings(self, units: list[Addition]) -> Iterator[Addition]:
         """Yield the units with what f makes of their sums: the steps between an addition
-        and the next unit's untouched shortcut. f of the last unit is that of the one
-        before.
+        and the next unit's untouched shortcut, unless weight layers are among them. f of
+        the last unit is that of the one before.
         """
         kinds: list[str] = []
         for unit, after in itertools.zip_longest(units, units[1:]):
             output = unit.total
             if after is None:
                 output = self.follow(output, kinds)
-            elif after.before == output and after.shortcut == after.start:
+            elif (
+                after.before == output
+                and after.shortcut == after.start
+                and not self.weights_of(after.shared)
+            ):
                 output, kinds = after.start, [self.steps[i].kind for i in after.shared]
             yield dataclasses.replace(unit, output=output)
 

@@ -113,6 +113,18 @@ def test_units_of_a_network():
     assert [unit.keeps_shape for unit in units] == [True] * 4 + ([False] + [True] * 3) * 2
 
 
+def test_f_is_what_follows_an_addition_but_no_weight_layer():
+    inputs = keras.Input((4,))
+    x = layers.Dense(4)(inputs)
+    for between in (layers.ReLU(), layers.Dense(4), layers.ReLU(), layers.ReLU()):
+        x = between(layers.Add()([x, layers.Dense(4)(layers.ReLU()(x))]))
+    graph = Graph(keras.Model(inputs, x), images(2, 4))
+    units = graph.units()
+    kinds = [graph.steps[graph.producers[unit.output]].kind for unit in units]
+    assert kinds == ["ReLU", "Add", "ReLU", "ReLU"]
+    assert [graph.steps[i].kind for unit in units for i in unit.shared] == ["ReLU", "Dense", "ReLU"]
+
+
 def test_opaque_layers_stay_one_step():
     model = network(20, stacked=True)
     graph = Graph(model, IMAGES, opaque=(kp.UnitStack, kp.ResidualUnit))
