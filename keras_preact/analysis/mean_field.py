@@ -108,7 +108,6 @@ class MeanField:
 
     def q_map(self, q: float) -> float:
         """Return the length after a unit whose input has the length q."""
-        _not_negative(q, "q")
         return self._through * q + self.branch_factor * self._branch_lengths(q)[-1]
 
     def chi(self, q: float) -> float:
@@ -127,7 +126,6 @@ class MeanField:
             linear growth is in arXiv 2002.10444; their product over units is derived
             here.
         """
-        _not_negative(q, "q")
         *lengths, after = self._branch_lengths(q)
         derivative = ACTIVATIONS[self.activation][1]
         # what each weight, with the activation before it, does to a squared norm
@@ -178,10 +176,9 @@ class MeanField:
         """`"ordered"`, `"critical"` or `"chaotic"`: chi, at `q_star`, is below 1, 1, or
         above 1. Gradients vanish, keep their size, or explode.
         """
-        chi = self._final_chi
-        if abs(chi - 1) <= CRITICAL_WITHIN:
+        if self.xi == math.inf:
             return "critical"
-        return "ordered" if chi < 1 else "chaotic"
+        return "ordered" if self._final_chi < 1 else "chaotic"
 
     @property
     def xi(self) -> float:
@@ -192,9 +189,9 @@ class MeanField:
 
         Source: Sec. 4 of arXiv 1611.01232.
         """
-        if self.phase == "critical":
-            return math.inf
         chi = self._final_chi
+        if abs(chi - 1) <= CRITICAL_WITHIN:
+            return math.inf
         return 1 / abs(math.log(chi)) if chi > 0 else 0.0
 
     @property
@@ -213,6 +210,7 @@ class MeanField:
 
     def _branch_lengths(self, q: float) -> list[float]:
         """Return the lengths before each weight's activation, and after the last weight."""
+        _not_negative(q, "q")
         phi = ACTIVATIONS[self.activation][0]
         if self.normalization == "batch":
             variance = _mean_square(phi, 1.0) - _mean(phi, 1.0) ** 2

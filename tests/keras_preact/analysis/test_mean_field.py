@@ -197,6 +197,7 @@ def test_wide_networks(settings, tolerance):
 ERRORS = {
     "activation": (lambda: MeanField("tahn"), "'tanh'"),
     "variance": (lambda: MeanField("tanh", -1.0), "weight_variance=-1.0"),
+    "length": (lambda: MeanField().chi(-1.0), "q=-1.0"),
     "shortcut": (lambda: MeanField(shortcut="dropout"), "shortcut='dropout'"),
     "weights": (lambda: MeanField(weights=0), "weights=0"),
     "phase": (lambda: MeanField(shortcut="identity").phase, "shortcut='identity'"),
