@@ -5,7 +5,7 @@ the accelerator), what they run on, what memory they take.
 import contextlib
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -78,26 +78,6 @@ _ACCELERATORS = {
     "jax": _jax_has_bfloat16,
     "torch": _torch_has_bfloat16,
 }
-
-
-def compiled(function: Callable) -> Callable:
-    """Return a pure function of tensors as the backend compiles it. Nothing is kept for
-    gradients.
-    """
-    import keras
-
-    backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        return jax.jit(function)
-    if backend == "torch":
-        import torch
-
-        return torch.no_grad()(function)
-    import tensorflow as tf
-
-    return tf.function(function)
 
 
 def keep_accelerator_for_backend(backend: str) -> None:

@@ -1,6 +1,5 @@
 """The fit of a run: `model.fit` from a checkpoint on, with its callbacks."""
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,6 @@ import tensorflow as tf
 import keras_preact as kp
 
 from . import callbacks, networks, plans
-from .averages import Averages
 from .checkpoints import Best, Checkpoints, Saved, Saver
 from .cli import command
 from .progress import Progress
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
 #: Images that the activations are measured on.
 HEALTH_IMAGES = 32
-#: Training batches that the batch statistics of averaged weights are computed from.
-STATISTICS_BATCHES = 50
 #: Steps after which several processes ask each other for signals. It takes milliseconds.
 AGREE = 4
 
@@ -63,14 +59,7 @@ class Fit:
         self.first_losses = callbacks.FirstLosses(
             folder / "first_losses.csv", self.count, write=chief
         )
-        self.averages = (
-            None
-            if config.optimizer.ema is None
-            else Averages(
-                run.network,
-                lambda: run.plain_images(config.part_size, STATISTICS_BATCHES),
-            )
-        )
+        self.averages = None if config.optimizer.ema is None else keras.callbacks.SwapEMAWeights()
         self.best = self._best() if config.checkpoint.best else None
         self.health = self._health() if config.health else None
         self.saver = Saver(
@@ -102,7 +91,7 @@ class Fit:
         done = max(0, self.count.step - epoch * plan.per_epoch)
         self.saver.set_model(model)
         if self.saved is None:
-            self.saver.save_now()  # from which a divergence is explained
+            self.saver.save_now()  # a run that is killed early resumes without other files
         watching = [
             self.count,
             run.seeds(self.count),
@@ -135,8 +124,6 @@ class Fit:
             ),
             verbose=0,
         )
-        if self.averages is not None:
-            self.averages.finish()
 
     def close(self) -> None:
         self.progress.close()
@@ -186,8 +173,11 @@ class Fit:
 
     def _save(self, path: Path) -> None:
         """Save the network as it is evaluated."""
-        with contextlib.nullcontext() if self.averages is None else self.averages.active():
-            networks.save(self.run.network, path, self.run.is_chief)
+        if self.averages is not None:
+            self.averages.on_test_begin()
+        networks.save(self.run.network, path, self.run.is_chief)
+        if self.averages is not None:
+            self.averages.on_test_end()
 
     def _batches(self, done: int) -> tf.data.Dataset:
         """Return the batches from the beginning of the epoch on; those of the steps

@@ -237,6 +237,15 @@ class TestDamage:
         assert names == ["state-000000009", "state-000000007"]
 
 
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    """Else the last checkpoint would be one of a run that has diverged."""
+    model = small()
+    Checkpoints(tmp_path, keep=1).save(model, {"step": 3})
+    model.get_layer("first").kernel.assign(np.full((4, 3), np.nan))
+    assert Checkpoints(tmp_path, keep=1).save(model, {"step": 4}) is None
+    assert Checkpoints(tmp_path).newest(no_warning).step == 3
+
+
 class TestKeep:
     @staticmethod
     def steps(folder):
