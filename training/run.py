@@ -288,10 +288,6 @@ class Run:
         classes = len(self.data.classes)
         return batches.map(lambda images, labels: (images, tf.one_hot(labels, classes)))
 
-    def batches(self, step: int) -> Iterator[tuple]:
-        """Return the batches from a step on, as arrays."""
-        return self.training_data(step).as_numpy_iterator()
-
     def plain_images(self, batch_size: int, count: int) -> Iterator[np.ndarray]:
         """Return the first `count` batches of training images, not augmented."""
         batches = datasets.evaluation_batches(self.data, self.data.train, batch_size, self.size)

@@ -251,13 +251,13 @@ class TestEndings:
         assert evaluated["model"] == str(checkpoint(run, 7).path)
 
     def test_divergence(self, tmp_path, capsys):
-        options = "--optimizer.learning-rate 1e8 --schedule.length 100 --health 0"
+        options = "--optimizer.learning-rate 1e8 --schedule.length 100 --health 1"
         message = error_of(capsys, run_train, tmp_path / "run", options)
         cause = r"error: Learning rate 1e\+08 is probably too high: the loss is (nan|inf) in "
         assert re.match(cause + r"iteration \d+ \(epoch 1\)\. ", message)
-        for part in ("--optimizer.learning-rate", "checkpoints/state-000000000"):
-            assert part in message
-        unfinished = ["checkpoints/network.json", "config.json", "first_losses.csv"]
+        assert "Lower --optimizer.learning-rate or lengthen --schedule.warmup. " in message
+        assert re.search(r"pdate \d+.* (stem|stage|head)\S+/\w+ (changed most|not)", message)
+        unfinished = ["checkpoints/network.json", "config.json", "first_losses.csv", "health.csv"]
         assert names(tmp_path / "run") == sorted([*unfinished, *checkpoints(0)])
 
     def test_a_loss_above_that_of_guessing(self, run, tmp_path, capsys):
