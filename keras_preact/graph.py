@@ -115,7 +115,7 @@ class LayerUnit(Unit):
 
     @property
     def is_plain(self) -> bool:
-        return not self.pattern.options.shortcut.layer_class.reads_input
+        return not self.pattern.shortcut.reads_input
 
 
 @dataclasses.dataclass(frozen=True)

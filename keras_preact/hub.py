@@ -191,7 +191,7 @@ def _pyramid(network: ResidualNetwork) -> dict:
     """Return the last of the segments' outputs of every size."""
     levels, stride = {}, STEMS[network.get_config()["stem"]].total_stride
     for segment, output in zip(network.segments, network.segment_outputs, strict=True):
-        stride *= 1 if isinstance(segment, UnitStack) else segment.options.strides
+        stride *= 1 if isinstance(segment, UnitStack) else segment.strides
         if stride & (stride - 1):
             raise ValueError(
                 "A feature pyramid halves its maps: strides must be powers of two. Received: "

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import keras
 from keras import ops
 
-from keras_preact import _checks
+from keras_preact import _checks, initializers
 from keras_preact.layers import chains, spatial
 
 
@@ -32,6 +32,17 @@ class Shortcut(keras.Layer):
     #: Whether its own convolution can change the shape, so that no projection is needed in front of
     #: it.
     projects = False
+    #: Initialiser of its weight; None for the unit's.
+    kernel_initializer: keras.initializers.Initializer | None = None
+
+    def at(self, place: str) -> "Shortcut":
+        """Return a new shortcut like this one, whose seeds are those of a place."""
+        config = self.get_config()
+        if self.kernel_initializer is not None:
+            config["kernel_initializer"] = initializers.spawn(self.kernel_initializer, place)
+        if config.get("seed") is not None:
+            config["seed"] = initializers.derive_seed(config["seed"], place)
+        return type(self).from_config(config)
 
     def paths(self, x, residual, training=None) -> tuple:
         """Return the two tensors that are added: through the shortcut, None where there
@@ -104,7 +115,7 @@ class _WeightedShortcut(Shortcut):
         self, *, normalization="none", kernel_initializer=None, data_format=None, **kwargs
     ):
         super().__init__(**kwargs)
-        self.normalization = chains.Normalization(normalization)
+        self.normalization = chains.get_normalization(normalization)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.data_format = spatial.data_format_of(data_format)
 
@@ -127,13 +138,15 @@ class _WeightedShortcut(Shortcut):
         )
         self.transform = [
             weight,
-            *self.normalization.make(axis, filters, name="norm", dtype=self.dtype_policy),
+            *chains.normalization(
+                self.normalization, axis, filters, name="norm", dtype=self.dtype_policy
+            ),
         ]
         chains.build_chain(self.transform, input_shape)
 
     def get_config(self):
         return super().get_config() | {
-            "normalization": self.normalization.serialize(),
+            "normalization": chains.normalization_config(self.normalization),
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "data_format": self.data_format,
         }

@@ -458,10 +458,10 @@ class UnitStack(LayerStack):
     def _check_pattern(self, pattern: Any) -> None:
         if not isinstance(pattern, ResidualUnit):
             raise ValueError(f"`unit` must be a ResidualUnit. Received: unit={pattern!r}")
-        if pattern.options.strides > 1:
+        if pattern.strides > 1:
             raise ValueError(
                 "A unit of a stack must keep the shape. Received: a unit with "
-                f"strides={pattern.options.strides}"
+                f"strides={pattern.strides}"
             )
 
     def _build_unit(self, input_shape: tuple) -> tuple:
@@ -480,7 +480,7 @@ class UnitStack(LayerStack):
     @classmethod
     def from_units(cls, units: Sequence[ResidualUnit], **kwargs) -> "UnitStack":
         units = list(units)
-        rates = [unit.options.stochastic_depth for unit in units if isinstance(unit, ResidualUnit)]
+        rates = [unit.stochastic_depth for unit in units if isinstance(unit, ResidualUnit)]
         if any(rate != rates[0] for rate in rates):
             kwargs.setdefault("stochastic_depth", rates)
         return super().from_units(units, **kwargs)
@@ -689,11 +689,11 @@ def _structure(unit: keras.Layer) -> dict:
     config = {key: value for key, value in unit.get_config().items() if key not in own}
     if not isinstance(unit, ResidualUnit):
         return config
-    pattern = unit.options.shortcut
-    shortcut = {key: value for key, value in pattern.config.items() if key not in own}
+    shortcut = config["shortcut"]
+    settings = {key: value for key, value in shortcut["config"].items() if key not in own}
     return config | {
-        "shortcut": (pattern.layer_class.__name__, shortcut),
-        "stochastic_depth": unit.options.stochastic_depth is not None,
+        "shortcut": (shortcut["class_name"], settings),
+        "stochastic_depth": unit.stochastic_depth is not None,
     }
 
 

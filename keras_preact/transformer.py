@@ -48,7 +48,7 @@ class TransformerUnit(keras.Layer):
     >>> import numpy as np
     >>> import keras_preact as kp
     >>> unit = kp.TransformerUnit(16, num_heads=4, mlp="swiglu", normalization="rms")
-    >>> tuple(unit(np.zeros((2, 9, 16), "float32")).shape), unit.mlp.options.block.channels(16)
+    >>> tuple(unit(np.zeros((2, 9, 16), "float32")).shape), unit.mlp.block.channels(16)
     ((2, 9, 16), (48, 16))
 
     Source: Fig. 1 of arXiv 2002.04745; Sec. 3 of arXiv 1706.03762.
@@ -108,10 +108,10 @@ class TransformerUnit(keras.Layer):
         return [self.attention, self.mlp]
 
     def build(self, input_shape):
-        if input_shape[-1] != self.attention.options.filters:
+        if input_shape[-1] != self.attention.filters:
             raise ValueError(
                 "A token has as many features as the unit is wide, "
-                f"{self.attention.options.filters}. Received: an input of shape "
+                f"{self.attention.filters}. Received: an input of shape "
                 f"{tuple(input_shape)}"
             )
         for unit in self.units:
@@ -124,7 +124,7 @@ class TransformerUnit(keras.Layer):
         return input_shape
 
     def get_config(self):
-        attention, mlp = self.attention.options, self.mlp.options
+        attention, mlp = self.attention, self.mlp
         gated = isinstance(mlp.block, blocks.SwiGLU)
         config = attention.get_config()
         shared = ("arrangement", "normalization", "dropout", "stochastic_depth", "use_bias")

@@ -1,209 +1,14 @@
 """ResidualUnit: `x_{l+1} = f(h(x_l) + F(x_l))` with any arrangement, shortcut and branch."""
 
-import dataclasses
-import functools
-import inspect
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
-from keras_preact import _checks, arrangements, blocks, initializers, shortcuts
+from keras_preact import arrangements, blocks, initializers, options, shortcuts
 from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.layers import chains, spatial
 from keras_preact.squeeze_excitation import SqueezeExcitation
-
-#: A value of `use_bias`: a normalisation right after a weight would remove its bias again.
-UNLESS_NORM = "unless_norm"
-
-
-class Trace(NamedTuple):
-    """The parts of a residual unit on an input, by the paper's names.
-
-    Attributes:
-        activated: What the first weight of F reads.
-        shortcut: What the shortcut adds, h(x_l); None in a plain network.
-        residual: What the branch adds, F(x_l).
-        sum: h(x_l) + F(x_l).
-        output: f of the sum: x_{l+1}.
-    """
-
-    activated: Any
-    shortcut: Any
-    residual: Any
-    sum: Any
-    output: Any
-
-
-def _option(
-    default: Any = dataclasses.MISSING,
-    check: Callable[[Any, str], object] | None = None,
-    get: Callable[[Any], Any] | None = None,
-    serialize: Callable[[Any], Any] | None = None,
-) -> Any:
-    """Return a field of `UnitOptions`.
-
-    Args:
-        default: Its default.
-        check: Raises a ValueError for a bad value, with its name.
-        get: Turns what users write, or a config holds, into the value.
-        serialize: Turns the value into what a config holds.
-    """
-    return dataclasses.field(
-        default=default, metadata={"check": check, "get": get, "serialize": serialize}
-    )
-
-
-def _one_of(*allowed: object) -> Callable[[Any, str], None]:
-    return lambda value, name: _checks.one_of(value, allowed, name)
-
-
-def _shortcut(shortcut: Any) -> chains.Pattern:
-    if isinstance(shortcut, chains.Pattern):
-        return shortcut
-    return chains.Pattern.of(shortcuts.get(shortcut))
-
-
-def _kernel_initializer(initializer: Any) -> keras.initializers.Initializer:
-    return (
-        initializers.released_he() if initializer is None else keras.initializers.get(initializer)
-    )
-
-
-def _rate(rate: float | None, name: str) -> None:
-    if rate is not None:
-        _checks.fraction(rate, name)
-
-
-@dataclasses.dataclass(frozen=True)
-class UnitOptions:
-    """The options of a residual unit; `ResidualUnit` describes them.
-
-    From a field follow the argument of `ResidualUnit`, its place in the serialised
-    config, the argument of every network builder and `--model.options` of the command
-    line.
-    """
-
-    filters: int = _option(check=_checks.positive_int)
-    block: Any = _option("basic", get=blocks.get, serialize=blocks.serialize)
-    strides: int = _option(1, check=_checks.positive_int)
-    arrangement: Any = _option(
-        "full_preactivation", get=arrangements.get, serialize=arrangements.serialize
-    )
-    shortcut: Any = _option(
-        "identity", get=_shortcut, serialize=lambda pattern: pattern.serialize()
-    )
-    shape_shortcut: str = _option("auto", check=_one_of("auto", "projection", "zero_pad"))
-    activate_shape_shortcut: bool = _option(True)
-    downsampling: str = _option(
-        "strided", check=lambda value, name: _checks.lookup(DOWNSAMPLINGS, value, name)
-    )
-    normalization: Any = _option(
-        "batch", get=chains.Normalization.get, serialize=lambda kind: kind.serialize()
-    )
-    activation: Any = _option(
-        "relu", get=keras.activations.get, serialize=keras.activations.serialize
-    )
-    dropout: float = _option(0.0, check=_checks.fraction)
-    dropout_at: str = _option(
-        "between_weights", check=_one_of("between_weights", "before_addition")
-    )
-    stochastic_depth: float | None = _option(None, check=_rate)
-    use_bias: bool | str = _option(False, check=_one_of(True, False, UNLESS_NORM))
-    bias_initializer: Any = _option(
-        "zeros", get=keras.initializers.get, serialize=keras.initializers.serialize
-    )
-    kernel_initializer: Any = _option(
-        None, get=_kernel_initializer, serialize=keras.initializers.serialize
-    )
-    zero_init_last: bool = _option(False)
-    data_format: str = _option(
-        None, get=spatial.data_format_of, check=_one_of("channels_last", "channels_first")
-    )
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if get := field.metadata["get"]:
-                value = get(value)
-                object.__setattr__(self, field.name, value)
-            if check := field.metadata["check"]:
-                check(value, field.name)
-        self._check_block()
-        if self.zero_init_last and self.arrangement.last[-1:] == ("activation",):
-            raise ValueError(
-                "zero_init_last=True would keep F at 0 for ever: the activation at its end has no "
-                f"gradient there. Received: arrangement with last={self.arrangement.last}"
-            )
-
-    def _check_block(self) -> None:
-        block = self.block
-        channels = block.channels(self.filters)
-        if self.dropout and self.dropout_at == "between_weights" and len(channels) == 1:
-            raise ValueError(
-                f"block={block.name!r} has one weight and nothing between weights: use "
-                f"dropout_at='before_addition'. Received: dropout={self.dropout}, "
-                f"dropout_at={self.dropout_at!r}"
-            )
-        if block.activation:
-            # relu is the default
-            if self.activation not in map(keras.activations.get, (block.activation, "relu")):
-                raise ValueError(
-                    f"block={block.name!r} has the activation {block.activation!r}: leave "
-                    "`activation` out. Received: "
-                    f"activation={keras.activations.serialize(self.activation)!r}"
-                )
-            object.__setattr__(self, "activation", keras.activations.get(block.activation))
-        if block.strided is None:
-            object.__setattr__(self, "data_format", "channels_last")  # features are the last axis
-            if (self.strides, self.downsampling) != (1, "strided"):
-                raise ValueError(
-                    f"block={block.name!r} works on features and has no strides and no "
-                    f"downsampling. Received: strides={self.strides}, "
-                    f"downsampling={self.downsampling!r}"
-                )
-            return
-        if self.strides > 1 and block.dilation > 1:
-            raise ValueError(
-                "A unit on a dilated grid has its strides as dilation too: give dilated_strides "
-                f"in place of strides. Received: strides={self.strides}, dilation={block.dilation}"
-            )
-        if block.dilated_strides > 1 and self.downsampling != "strided":
-            raise ValueError(
-                "Only downsampling='strided' can become dilation: pooled maps have no values in "
-                f"between. Received: downsampling={self.downsampling!r}, "
-                f"dilated_strides={block.dilated_strides}"
-            )
-
-    def get_config(self) -> dict:
-        return {
-            field.name: (field.metadata["serialize"] or (lambda value: value))(
-                getattr(self, field.name)
-            )
-            for field in dataclasses.fields(self)
-        }
-
-    @classmethod
-    def check_names(cls, options: dict) -> None:
-        """Refuse options that a unit does not have.
-
-        Raises:
-            ValueError: the message names the nearest ones, or the block that has it.
-        """
-        names = [field.name for field in dataclasses.fields(cls)]
-        for name in options.keys() - set(names):
-            having = [
-                f"kp.blocks.{kind.__name__}({name}=...)"
-                for kind in blocks.BLOCKS.values()
-                if name in blocks.options_of(kind)
-            ]
-            if having:
-                raise ValueError(
-                    f"A residual unit has no option {name!r}. It is an option of a block: "
-                    f"block={' or '.join(having)}."
-                )
-            raise ValueError(_checks.unknown_option(name, names))
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -287,10 +92,112 @@ class ResidualUnit(keras.Layer):
     Source: Eq. 1 and 2, Fig. 4, Table 1 and the appendix of arXiv 1603.05027.
     """
 
-    def __init__(self, filters: int, *, name=None, dtype=None, trainable=True, **options: Any):
+    def trace(
+        self, x, *, drop_rate=None, residual_scale=None, detach_residual=False, training=None
+    ) -> "Trace":
+        """Apply the unit and return its parts.
+
+        Args:
+            x: x_l.
+            drop_rate: A scalar in place of `stochastic_depth`, if that is not None.
+            residual_scale: A scalar that multiplies F(x_l); 0 leaves the shortcut.
+            detach_residual: Whether gradients flow through the shortcut alone.
+            training: As in Keras.
+        """
+        x = self._prepared(x)
+        activated = chains.run_chain(self.first, x, training)
+        residual = chains.run_chain(self.rest, activated, training)
+        if self.drop is not None:
+            residual = self.drop(residual, drop_rate, training=training)
+        if detach_residual:
+            residual = ops.stop_gradient(residual)
+        if residual_scale is not None:
+            residual = residual * ops.cast(residual_scale, residual.dtype)
+        fitting = activated if self._activate_both else x
+        fitted = chains.run_chain(self.shape_change, fitting, training)
+        shortcut, residual = self.shortcut.paths(fitted, residual, training)
+        total = shortcuts.add(shortcut, residual)
+        output = chains.run_chain(self.after_addition, total, training)
+        return Trace(activated, shortcut, residual, total, output)
+
+    def call(self, x, drop_rate=None, training=None):
+        return self.trace(x, drop_rate=drop_rate, training=training).output
+
+    def __init__(
+        self,
+        filters: int,
+        *,
+        block: str | blocks.Block = "basic",
+        strides: int = 1,
+        arrangement: str | arrangements.Arrangement = "full_preactivation",
+        shortcut: str | shortcuts.Shortcut = "identity",
+        shape_shortcut: str = "auto",
+        activate_shape_shortcut: bool = True,
+        downsampling: str = "strided",
+        normalization: str | keras.Layer = "batch",
+        activation: Any = "relu",
+        dropout: float = 0.0,
+        dropout_at: str = "between_weights",
+        stochastic_depth: float | None = None,
+        use_bias: bool | str = False,
+        bias_initializer: Any = "zeros",
+        kernel_initializer: Any = None,
+        zero_init_last: bool = False,
+        data_format: str | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = True,
+    ):
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        UnitOptions.check_names(options)
-        self.options = UnitOptions(filters, **options)
+        self.filters = filters
+        self.block: Any = blocks.get(block)
+        self.strides = strides
+        self.arrangement = arrangements.get(arrangement)
+        self._shortcut_like = chains.like(shortcuts.get(shortcut))  # `build` makes the shortcut
+        self.shape_shortcut = shape_shortcut
+        self.activate_shape_shortcut = activate_shape_shortcut
+        self.downsampling = downsampling
+        self.normalization = chains.get_normalization(normalization)
+        self.activation = keras.activations.get(activation)
+        self.dropout = dropout
+        self.dropout_at = dropout_at
+        self.stochastic_depth = stochastic_depth
+        self.use_bias = use_bias
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_initializer = (
+            initializers.released_he()
+            if kernel_initializer is None
+            else keras.initializers.get(kernel_initializer)
+        )
+        self.zero_init_last = zero_init_last
+        self.data_format = spatial.data_format_of(data_format)
+        options.check(self)
+        if self.block.activation:
+            self.activation = keras.activations.get(self.block.activation)
+        if self.block.strided is None:
+            self.data_format = "channels_last"  # features are the last axis
+
+    def get_config(self):
+        return super().get_config() | {
+            "filters": self.filters,
+            "block": blocks.serialize(self.block),
+            "strides": self.strides,
+            "arrangement": arrangements.serialize(self.arrangement),
+            "shortcut": keras.saving.serialize_keras_object(self._shortcut_like()),
+            "shape_shortcut": self.shape_shortcut,
+            "activate_shape_shortcut": self.activate_shape_shortcut,
+            "downsampling": self.downsampling,
+            "normalization": chains.normalization_config(self.normalization),
+            "activation": keras.activations.serialize(self.activation),
+            "dropout": self.dropout,
+            "dropout_at": self.dropout_at,
+            "stochastic_depth": self.stochastic_depth,
+            "use_bias": self.use_bias,
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "zero_init_last": self.zero_init_last,
+            "data_format": self.data_format,
+        }
 
     def at(self, name: str, **changes: Any) -> "ResidualUnit":
         """Return a new unit like this one for another place in a network.
@@ -304,257 +211,236 @@ class ResidualUnit(keras.Layer):
         """
         config = self.get_config() | {
             "name": name,
-            "kernel_initializer": initializers.spawn(self.options.kernel_initializer, name),
-            "bias_initializer": initializers.spawn(self.options.bias_initializer, name),
-            "shortcut": self.options.shortcut.at(name),
+            "kernel_initializer": initializers.spawn(self.kernel_initializer, name),
+            "bias_initializer": initializers.spawn(self.bias_initializer, name),
+            "shortcut": self._shortcut_like().at(name),
         }
         return type(self).from_config(config | changes)
 
     @property
     def channels_out(self) -> int:
-        return self.options.filters * self.options.block.expansion
+        return self.filters * self.block.expansion
 
-    def trace(
-        self, x, *, drop_rate=None, residual_scale=None, detach_residual=False, training=None
-    ) -> Trace:
-        """Apply the unit and return its parts.
-
-        Args:
-            x: x_l.
-            drop_rate: A scalar in place of the option `stochastic_depth`, if that is
-                not None.
-            residual_scale: A scalar that multiplies F(x_l): 0 leaves the unit's
-                shortcut (a lesion).
-            detach_residual: Whether F(x_l) takes no part in gradients, which then flow
-                through the shortcut alone.
-            training: As in Keras.
-
-        Returns:
-            `Trace(activated, shortcut, residual, sum, output)`.
-        """
-        if not keras.backend.is_keras_tensor(x):
-            x = ops.convert_to_tensor(x, self.compute_dtype)
-        if not self.built:
-            self.build(tuple(x.shape))
-        run = functools.partial(chains.run_chain, training=training)
-        activated = run(self.first, x)
-        residual = run(self.rest, activated)
-        if self.drop is not None:
-            residual = self.drop(residual, drop_rate, training=training)
-        if detach_residual:
-            residual = ops.stop_gradient(residual)
-        if residual_scale is not None:
-            residual = residual * ops.cast(residual_scale, residual.dtype)
-        fitted = run(self.shape_change, activated if self._activate_both else x)
-        shortcut, residual = self.shortcut.paths(fitted, residual, training)
-        total = shortcuts.add(shortcut, residual)
-        return Trace(activated, shortcut, residual, total, run(self.after_addition, total))
-
-    def call(self, x, drop_rate=None, training=None):
-        return self.trace(x, drop_rate=drop_rate, training=training).output
+    def compute_output_shape(self, input_shape):
+        self._check_input(input_shape)
+        return spatial.strided_shape(input_shape, self.strides, self.data_format, self.channels_out)
 
     def build(self, input_shape):
-        options = self.options
         axis, channels = self._check_input(input_shape)
-        dilated = getattr(options.block, "dilated_strides", 1)
-        changes_shape = options.strides * dilated > 1 or channels != self.channels_out
-        kind = options.shortcut.layer_class
-        shortcut_projects = changes_shape and kind.projects and options.shape_shortcut != "zero_pad"
-        self._activate_both = changes_shape and options.activate_shape_shortcut
+        given = self._shortcut_like()
+        dilated = getattr(self.block, "dilated_strides", 1)
+        changes_shape = self.strides * dilated > 1 or channels != self.channels_out
+        shortcut_projects = changes_shape and given.projects and self.shape_shortcut != "zero_pad"
+        self._activate_both = changes_shape and self.activate_shape_shortcut
 
+        # F
         with keras.name_scope("branch"):
-            self.first = self._components(options.arrangement.first, axis, channels, "_0")
+            self.first = self.components(self.arrangement.first, axis, channels, "{}_0")
             shape = chains.build_chain(self.first, input_shape)
-            self.rest = self._weights_and_between(axis)
+            self.rest = self._rest(axis)
             shape = chains.build_chain(self.rest, shape)
             self.drop = None
-            if options.stochastic_depth is not None:
-                self.drop = chains.StochasticDepth(
-                    options.stochastic_depth, dtype=self.dtype_policy
-                )
+            if self.stochastic_depth is not None:
+                self.drop = chains.StochasticDepth(self.stochastic_depth, dtype=self.dtype_policy)
 
+        # h, after what makes x fit
         with keras.name_scope("projection"):
-            pooled = self._pooling("projection") if changes_shape and kind.reads_input else []
-            strides = 1 if pooled else options.strides
-            self.shape_change = list(pooled)
-            if changes_shape and kind.reads_input and not shortcut_projects:
-                self.shape_change += self._shape_change(axis, strides)
-            changed = chains.build_chain(self.shape_change, input_shape)
+            strides, shape_change = self.strides, []
+            if changes_shape and given.reads_input:
+                shape_change = self._pooling("projection")
+                strides = 1 if shape_change else strides
+                if not shortcut_projects:
+                    shape_change += self._fit(axis, strides)
+            self.shape_change = shape_change
+            fitted = chains.build_chain(self.shape_change, input_shape)
+        self.shortcut = self._shortcut_like(
+            name=given.place,
+            kernel_initializer=given.kernel_initializer or self._kernel("shortcut"),
+            data_format=self.data_format,
+            dtype=self.dtype_policy,
+            **({"filters": self.channels_out, "strides": strides} if shortcut_projects else {}),
+        )
+        self.shortcut.build(fitted if shortcut_projects else shape)
 
-        settings: dict = {
-            "name": kind.place,
-            "dtype": self.dtype_policy,
-            "data_format": options.data_format,
-        }
-        if options.shortcut.config.get("kernel_initializer") is None:
-            settings["kernel_initializer"] = self._kernel("shortcut")
-        if shortcut_projects:
-            settings |= {"filters": self.channels_out, "strides": strides}
-        self.shortcut = options.shortcut.make(**settings)
-        self.shortcut.build(changed if shortcut_projects else shape)
-
+        # f
         with keras.name_scope("after_addition"):
-            self.after_addition = self._components(
-                options.arrangement.after_addition, axis, self.channels_out
+            self.after_addition = self.components(
+                self.arrangement.after_addition, axis, self.channels_out
             )
             chains.build_chain(self.after_addition, shape)
         if not self.trainable:
             # made just now, they follow the unit: a frozen norm keeps its moving statistics
-            for layer in (
-                *self.first,
-                *self.rest,
-                *self.shape_change,
-                self.shortcut,
-                *self.after_addition,
-            ):
+            for layer in self._flatten_layers(include_self=False):
                 layer.trainable = False
+
+    def _prepared(self, x):
+        """Return x as a tensor, with the unit built for it."""
+        if not keras.backend.is_keras_tensor(x):
+            x = ops.convert_to_tensor(x, self.compute_dtype)
+        if not self.built:
+            self.build(tuple(x.shape))
+        return x
 
     def _check_input(self, shape) -> tuple[int, int]:
         """Return the channel axis and the channel count of an input of `shape`."""
-        block, data_format = self.options.block, self.options.data_format
-        axis = spatial.channel_axis(data_format, len(shape))
-        if len(shape) not in block.ranks or shape[axis] is None:
+        axis = spatial.channel_axis(self.data_format, len(shape))
+        if len(shape) not in self.block.ranks or shape[axis] is None:
             raise ValueError(
-                f"A unit with block={block.name!r} and data_format={data_format!r} takes "
-                f"{block.inputs} with a known number of channels. Received: shape={tuple(shape)}"
+                f"A unit with block={self.block.name!r} and data_format={self.data_format!r} "
+                f"takes {self.block.inputs} with a known number of channels. Received: "
+                f"shape={tuple(shape)}"
             )
         return axis, shape[axis]
 
-    def _kernel(self, place: str) -> keras.initializers.Initializer:
-        return initializers.spawn(self.options.kernel_initializer, place)
-
-    def _components(
-        self, names, axis: int, channels: int, suffix: str = "", **settings
-    ) -> list[keras.Layer]:
-        return chains.components(
-            names,
-            self.options.normalization,
-            self.options.activation,
-            axis=axis,
-            channels=channels,
-            name="{}" + suffix,
-            dtype=self.dtype_policy,
-            **settings,
-        )
-
-    def _pooling(self, place: str) -> list[keras.Layer]:
-        options = self.options
-        return DOWNSAMPLINGS[options.downsampling].pooling(
-            place, options.strides, options.data_format, self.dtype_policy
-        )
-
-    def _weights_and_between(self, axis: int) -> list[keras.Layer]:
-        """Return F after its first activation: every weight and the components after
-        it.
-        """
-        options, block = self.options, self.options.block
-        maxima = self._pooling("weight") if block.strided is not None else []
-        pooled = self._pooling("branch") if block.strided is not None else []
-        widths = block.channels(options.filters)
+    def _rest(self, axis: int) -> list[keras.Layer]:
+        """Return F from its first weight on."""
         layers: list[keras.Layer] = []
-        for i, channels in enumerate(widths, 1):
-            is_last, is_strided = i == len(widths), i - 1 == block.strided
-            names = options.arrangement.last if is_last else options.arrangement.between
-            zero = options.zero_init_last and is_last
-            after = self._components(
-                names, axis, channels, f"_{i}", gamma_initializer="zeros" if zero else None
-            )
-            settings: dict = {"use_bias": self.has_bias(after)}
-            if is_strided and not (maxima or pooled):
-                settings["strides"] = options.strides
-            if zero and not chains.has_gamma(after):
-                settings["kernel_initializer"] = keras.initializers.Zeros()
-            weight = self._branch_weight(i, channels, block.word, **settings)
-            chain = [weight, *(maxima if is_strided else []), *after]
-            if block.gated and not is_last:
-                gate = self._branch_weight(i, channels, "gate", use_bias=bool(options.use_bias))
+        last = len(self.block.channels(self.filters))
+        for i in range(1, last + 1):
+            if i > 1 and self.dropout_at == "between_weights":
+                layers += self._dropout(i - 1)
+            after = self._after(i, axis)
+            chain = [*self._weight(i, after), *after]
+            if self.block.gated and i < last:
+                gate = self._branch_weight(i, "gate", use_bias=bool(self.use_bias))
                 chain = [chains.Gated(chain, gate, name=f"gated_{i}", dtype=self.dtype_policy)]
-            layers += [*chain, *(pooled if is_strided else [])]
-            if is_last and getattr(block, "squeeze_excitation", None) is not None:
-                layers.append(self._squeeze_excitation(block.squeeze_excitation))
-            if options.dropout and is_last == (options.dropout_at == "before_addition"):
-                layers.append(
-                    keras.layers.Dropout(
-                        options.dropout, name=f"dropout_{i}", dtype=self.dtype_policy
-                    )
+            layers += chain
+            if i - 1 == self.block.strided:
+                layers += self._pooling("branch")
+        return layers + self._end()
+
+    def _weight(self, i: int, after: list[keras.Layer]) -> list[keras.Layer]:
+        """Return weight i of F, with a pooling that has its strides, if there is one."""
+        settings: dict = {"use_bias": self.has_bias(after)}
+        pooling = []
+        if i - 1 == self.block.strided:
+            pooling = self._pooling("weight")
+            if not (pooling or self._pooling("branch")):
+                settings["strides"] = self.strides
+        if self._starts_at_zero(i) and not any(
+            hasattr(each, "gamma_initializer") for each in after
+        ):
+            settings["kernel_initializer"] = keras.initializers.Zeros()
+        return [self._branch_weight(i, self.block.word, **settings), *pooling]
+
+    def _after(self, i: int, axis: int) -> list[keras.Layer]:
+        """Return the components after weight i of F."""
+        widths = self.block.channels(self.filters)
+        names = self.arrangement.last if i == len(widths) else self.arrangement.between
+        gamma = "zeros" if self._starts_at_zero(i) else None
+        return self.components(names, axis, widths[i - 1], f"{{}}_{i}", gamma_initializer=gamma)
+
+    def _end(self) -> list[keras.Layer]:
+        """Return what follows the components of F."""
+        layers: list[keras.Layer] = []
+        if getattr(self.block, "squeeze_excitation", None) is not None:
+            layers.append(
+                SqueezeExcitation(
+                    self.block.squeeze_excitation,
+                    kernel_initializer=self._kernel("squeeze_excitation"),
+                    data_format=self.data_format,
+                    name="squeeze_excitation",
+                    dtype=self.dtype_policy,
                 )
+            )
+        if self.dropout_at == "before_addition":
+            layers += self._dropout(len(self.block.channels(self.filters)))
         return layers
 
-    def has_bias(self, after: list[keras.Layer]) -> bool:
-        """Whether a weight has a bias with the layers of `after` after it."""
-        if self.options.use_bias == UNLESS_NORM:
-            return not (after and chains.is_norm(after[0]))
-        return bool(self.options.use_bias)
+    def _starts_at_zero(self, i: int) -> bool:
+        return self.zero_init_last and i == len(self.block.channels(self.filters))
 
-    def _branch_weight(self, i: int, channels: int, word: str, **settings) -> keras.Layer:
+    def _dropout(self, i: int) -> list[keras.Layer]:
+        if not self.dropout:
+            return []
+        return [keras.layers.Dropout(self.dropout, name=f"dropout_{i}", dtype=self.dtype_policy)]
+
+    def _branch_weight(self, i: int, word: str, **settings) -> keras.Layer:
         name = f"{word}_{i}"
-        return self.options.block.weight(
-            i,
-            channels,
-            name=name,
-            **{"kernel_initializer": self._kernel(name), **self._weight_settings(name), **settings},
-        )
+        channels = self.block.channels(self.filters)[i - 1]
+        defaults = {"kernel_initializer": self._kernel(name), **self._weight_settings(name)}
+        return self.block.weight(i, channels, name=name, **defaults | settings)
 
-    def _weight_settings(self, name: str) -> dict:
-        return {
-            "bias_initializer": initializers.spawn(self.options.bias_initializer, name, "bias"),
-            "data_format": self.options.data_format,
-            "dtype": self.dtype_policy,
-        }
-
-    def _squeeze_excitation(self, reduction: int) -> keras.Layer:
-        return SqueezeExcitation(
-            reduction,
-            kernel_initializer=self._kernel("squeeze_excitation"),
-            data_format=self.options.data_format,
-            name="squeeze_excitation",
-            dtype=self.dtype_policy,
-        )
-
-    def _shape_change(self, axis: int, strides: int) -> list[keras.Layer]:
-        options = self.options
-        if options.shape_shortcut == "zero_pad":
+    def _fit(self, axis: int, strides: int) -> list[keras.Layer]:
+        """Return the layers that make x fit F(x)."""
+        if self.shape_shortcut == "zero_pad":
             return [
                 shortcuts.ZeroPad(
                     self.channels_out,
                     strides,
-                    options.data_format,
+                    self.data_format,
                     name="zero_pad",
                     dtype=self.dtype_policy,
                 )
             ]
-        after = self._components(options.arrangement.projection, axis, self.channels_out)
-        projection = options.block.projection(
+        after = self.components(self.arrangement.projection, axis, self.channels_out)
+        projection = self.block.projection(
             self.channels_out,
             kernel_initializer=self._kernel("projection"),
             strides=strides,
             use_bias=self.has_bias(after),
-            **self._weight_settings("conv" if options.block.strided is not None else "dense"),
+            **self._weight_settings("conv" if self.block.strided is not None else "dense"),
         )
         return [projection, *after]
 
-    def compute_output_shape(self, input_shape):
-        self._check_input(input_shape)
-        return spatial.strided_shape(
-            input_shape, self.options.strides, self.options.data_format, self.channels_out
+    def _kernel(self, place: str) -> keras.initializers.Initializer:
+        return initializers.spawn(self.kernel_initializer, place)
+
+    def _weight_settings(self, name: str) -> dict:
+        return {
+            "bias_initializer": initializers.spawn(self.bias_initializer, name, "bias"),
+            "data_format": self.data_format,
+            "dtype": self.dtype_policy,
+        }
+
+    def _pooling(self, place: str) -> list[keras.Layer]:
+        return DOWNSAMPLINGS[self.downsampling].pooling(
+            place, self.strides, self.data_format, self.dtype_policy
         )
 
-    def get_config(self):
-        return super().get_config() | self.options.get_config()
+    def components(
+        self, names, axis: int, channels: int, name: str = "{}", **settings
+    ) -> list[keras.Layer]:
+        """Make components of an arrangement, as this unit has them.
+
+        Args:
+            names: Their names, such as `("norm", "activation")`.
+            axis: Axis of the channels.
+            channels: Their number.
+            name: Names of the layers, with `{}` for that of the component.
+            **settings: Other arguments of `chains.components`.
+        """
+        return chains.components(
+            names,
+            self.normalization,
+            self.activation,
+            axis=axis,
+            channels=channels,
+            name=name,
+            dtype=self.dtype_policy,
+            **settings,
+        )
+
+    def has_bias(self, after: list[keras.Layer]) -> bool:
+        """Whether a weight has a bias with the layers of `after` after it."""
+        if self.use_bias == options.UNLESS_NORM:
+            return not (after and chains.is_norm(after[0]))
+        return bool(self.use_bias)
 
 
-def _signature() -> inspect.Signature:
-    """Return the signature of `ResidualUnit`, with every option."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    options = inspect.signature(UnitOptions).parameters.values()
-    return inspect.Signature(
-        [
-            *(p if p.name == "filters" else p.replace(kind=kind) for p in options),
-            inspect.Parameter("name", kind, default=None),
-            inspect.Parameter("dtype", kind, default=None),
-            inspect.Parameter("trainable", kind, default=True),
-        ]
-    )
+class Trace(NamedTuple):
+    """The parts of a residual unit on an input, by the paper's names.
 
+    Attributes:
+        activated: What the first weight of F reads.
+        shortcut: What the shortcut adds, h(x_l); None in a plain network.
+        residual: What the branch adds, F(x_l).
+        sum: h(x_l) + F(x_l).
+        output: f of the sum: x_{l+1}.
+    """
 
-ResidualUnit.__signature__ = _signature()
+    activated: Any
+    shortcut: Any
+    residual: Any
+    sum: Any
+    output: Any

@@ -70,6 +70,7 @@ class Run:
     def __init__(self, config: Config, recipe: str, distribution: kp.distribution.Distribution):
         self.recipe = recipe
         self.distribution = distribution
+        self._health: kp.TrainingHealth | None = None
         config, self.precision = _with_policy(config)
 
         # --- Data
@@ -159,7 +160,9 @@ class Run:
         folder = self.folder
 
         # --- Restore the newest checkpoint, or begin
-        checkpoints = self.checkpoints()
+        checkpoints = Checkpoints(
+            folder / "checkpoints", self.config.checkpoint.keep, write=self.is_chief
+        )
         saved = checkpoints.newest(lambda message: self._say(f"Warning: {message}"))
         if saved is not None:
             saved.restore(self.model)
@@ -173,6 +176,7 @@ class Run:
         # --- Fit
         self._say(messages.beginning(self, saved), flush=True)
         fit = Fit(self, checkpoints, saved)
+        self._health = fit.health
         try:
             with fit.stop:
                 fit.train()
@@ -204,21 +208,9 @@ class Run:
         self._say(messages.rehearsal(self, clock.timing))
 
     def explain(self, diverged: callbacks.Diverged) -> str:
-        """Return why a run diverged: the cause and the remedy."""
+        """Return why the run diverged: the cause and the remedy."""
         rate = self.config.optimizer.learning_rate
-        saved = self.checkpoints().newest(lambda message: None)
-        if saved is None or self.distribution.processes > 1:
-            return divergence.message(diverged.loss, self.place(diverged.step), rate)
-        seeds = self.seeds(callbacks.Count(self.plan.per_epoch))
-        return divergence.explain(
-            self.model,
-            saved,
-            self.batches,
-            diverged.step,
-            learning_rate=rate,
-            before_step=seeds.before_step if seeds else lambda step: None,
-            where=self.place,
-        )
+        return divergence.message(diverged.loss, self.place(diverged.step), rate, self._health)
 
     @property
     def is_chief(self) -> bool:
@@ -238,12 +230,6 @@ class Run:
             if not self.is_chief:  # the chief is about to make it
                 return output
         return runs.new_directory(output, self.recipe)
-
-    def checkpoints(self) -> Checkpoints:
-        """Return the checkpoints of the run."""
-        return Checkpoints(
-            self.folder / "checkpoints", self.config.checkpoint.keep, write=self.is_chief
-        )
 
     def _draw(self) -> None:
         """Draw the learning curves of a finished run."""

@@ -201,7 +201,7 @@ class Observed:
 
 def _traced(unit: LayerUnit, x, look: Callable, *, residual_scale, perturbations=None, **options):
     """Run a unit or a stack; return its output, and what `look` returned for each unit."""
-    axis = 1 if unit.pattern.options.data_format == "channels_first" else -1
+    axis = 1 if unit.pattern.data_format == "channels_first" else -1
     outputs = []
 
     def seen(trace: Trace):

@@ -2,7 +2,7 @@
 of an arrangement.
 """
 
-import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from types import MappingProxyType
 import keras
 from keras import ops
 
-from keras_preact import _checks, initializers
+from keras_preact import _checks
 from keras_preact.layers.batch_norm import BatchNormalization
 from keras_preact.layers.spatial import PaddedConv2D
 
@@ -153,98 +153,73 @@ OVER_AXIS_1: dict[type, type] = {
 FASTER: dict[type, type] = {keras.layers.BatchNormalization: BatchNormalization}
 
 
-@dataclasses.dataclass(frozen=True)
-class Pattern:
-    """Class and config of a layer, to make others like it.
+def like(layer: keras.Layer) -> Callable[..., keras.Layer]:
+    """Return a function that makes layers like this one, with other settings: those that
+    its config knows and that are not None.
 
-    A layer that holds the pattern as a layer would count its weights as its own; it
-    holds this instead.
+    A layer that kept `layer` itself would count its weights as its own; it keeps the
+    function instead.
     """
-
-    layer_class: type[keras.Layer]
-    config: dict
-
-    @classmethod
-    def of(cls, layer: keras.Layer) -> "Pattern":
-        return cls(type(layer), layer.get_config())
-
-    def make(self, **settings) -> keras.Layer:
-        """Make a layer with those of `settings` that its config knows and that are not
-        None.
-        """
-        config = self.config | {
-            key: value
-            for key, value in settings.items()
-            if key in self.config and value is not None
-        }
-        return self.layer_class.from_config(config)
-
-    def at(self, place: str) -> "Pattern":
-        """Return the pattern for layers at `place`: seeds in it become that place's
-        own.
-        """
-        own: dict = {}
-        if (
-            initializer := keras.initializers.get(self.config.get("kernel_initializer"))
-        ) is not None:
-            own["kernel_initializer"] = initializers.spawn(initializer, place)
-        if (seed := self.config.get("seed")) is not None:
-            own["seed"] = initializers.derive_seed(seed, place)
-        return Pattern(self.layer_class, self.config | own)
-
-    def serialize(self) -> dict:
-        return keras.saving.serialize_keras_object(self.make())
+    return functools.partial(_remade, type(layer), layer.get_config())
 
 
-class Normalization:
-    """Makes the normalisations of a unit, all of one kind.
+def _remade(kind: type[keras.Layer], config: dict, **settings) -> keras.Layer:
+    known = {key: value for key, value in settings.items() if key in config and value is not None}
+    return kind.from_config(config | known)
+
+
+#: A name from `NORMALIZATIONS`, or what `like` returned for a layer.
+Normalization = str | Callable[..., keras.Layer]
+
+
+def get_normalization(kind: str | dict | keras.Layer) -> Normalization:
+    """Return what `components` takes.
 
     Args:
         kind: A name from `NORMALIZATIONS`, or a Keras layer as a pattern (or the config
             of one): each place gets a copy with its own weights, over the axis that
             fits there.
+
+    Raises:
+        ValueError: for an unknown name; the message holds the nearest ones.
     """
+    if isinstance(kind, dict):  # from a serialised config
+        kind = keras.saving.deserialize_keras_object(kind)
+    if isinstance(kind, keras.Layer):
+        return like(kind)
+    _checks.lookup(NORMALIZATIONS, kind, "normalization")
+    return kind
 
-    def __init__(self, kind: str | dict | keras.Layer):
-        if isinstance(kind, dict):  # from a serialised config
-            kind = keras.saving.deserialize_keras_object(kind)
-        if isinstance(kind, keras.Layer):
-            self.kind: str | Pattern = Pattern.of(kind)
-        else:
-            _checks.lookup(NORMALIZATIONS, kind, "normalization")
-            self.kind = kind
 
-    @classmethod
-    def get(cls, kind: "str | dict | keras.Layer | Normalization") -> "Normalization":
-        """Return `kind` itself if it is one already."""
-        return kind if isinstance(kind, Normalization) else cls(kind)
+def normalization_config(kind: Normalization) -> str | dict:
+    """Return what a config holds: the name, or the pattern."""
+    return kind if isinstance(kind, str) else keras.saving.serialize_keras_object(kind())
 
-    def make(
-        self, axis: int, channels: int, *, name: str, dtype=None, gamma_initializer=None
-    ) -> list[keras.Layer]:
-        """Make the layer for one place: a list of one, or of none for `"none"`."""
-        pattern = self.kind
-        if not isinstance(pattern, Pattern):
-            make = NORMALIZATIONS[pattern]
-            if make is None:
-                return []
-            pattern = Pattern.of(make(axis, channels))
-        replacements = OVER_AXIS_1 if axis == 1 else FASTER
-        pattern = Pattern(
-            replacements.get(pattern.layer_class, pattern.layer_class), pattern.config
-        )
-        return [
-            pattern.make(axis=axis, name=name, dtype=dtype, gamma_initializer=gamma_initializer)
-        ]
 
-    def serialize(self) -> str | dict:
-        """Return what a config holds: the name, or the pattern."""
-        return self.kind.serialize() if isinstance(self.kind, Pattern) else self.kind
+def normalization(kind: Normalization, axis: int, channels: int, **settings) -> list[keras.Layer]:
+    """Make the normalisation for one place: a list of one, or of none for `"none"`.
+
+    Args:
+        kind: From `get_normalization`.
+        axis: Axis of the channels.
+        channels: Their number.
+        **settings: `name`, `dtype`, `gamma_initializer`; None for the layer's own.
+    """
+    if isinstance(kind, str):
+        make = NORMALIZATIONS[kind]
+        if make is None:
+            return []
+        pattern = make(axis, channels)
+    else:
+        pattern = kind()
+    replacements = OVER_AXIS_1 if axis == 1 else FASTER
+    layer_class = replacements.get(type(pattern), type(pattern))
+    return [_remade(layer_class, pattern.get_config(), axis=axis, **settings)]
 
 
 def components(
     names,
-    normalization,
+    kind,
     activation,
     *,
     axis,
@@ -260,12 +235,13 @@ def components(
     own.
     """
     layers: list[keras.Layer] = []
+    names = tuple(names)
     is_relu = keras.activations.get(activation) is keras.activations.relu
     for i, component in enumerate(names):
         called = name.format(component) + "_again" * names[:i].count(component)
         if component == "norm":
-            layers += normalization.make(
-                axis, channels, name=called, dtype=dtype, gamma_initializer=gamma_initializer
+            layers += normalization(
+                kind, axis, channels, name=called, dtype=dtype, gamma_initializer=gamma_initializer
             )
             if layers and isinstance(layers[-1], BatchNormalization):
                 layers[-1].relu_follows = is_relu and names[i + 1 : i + 2] == ("activation",)
@@ -279,11 +255,6 @@ def components(
 def is_norm(layer: keras.Layer) -> bool:
     """Whether a layer made by `components` is a normalisation."""
     return not isinstance(layer, (keras.layers.Activation, Shift, Scale))
-
-
-def has_gamma(layers: list[keras.Layer]) -> bool:
-    """Whether one of the layers starts with its own `gamma_initializer`."""
-    return any("gamma_initializer" in layer.get_config() for layer in layers)
 
 
 class Gated(keras.Layer):

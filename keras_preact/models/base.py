@@ -271,21 +271,6 @@ def _without_marks(config):
     return [_without_marks(value) for value in config] if isinstance(config, list) else config
 
 
-def components(
-    pattern: ResidualUnit, names: Sequence[str], channels: int, axis: int, prefix: str
-) -> list[keras.Layer]:
-    """Make normalisations and activations like those of a unit, outside of the units."""
-    return chains.components(
-        names,
-        pattern.options.normalization,
-        pattern.options.activation,
-        axis=axis,
-        channels=channels,
-        name=prefix + "_{}",
-        dtype=pattern.dtype_policy,
-    )
-
-
 def plain(value):
     """Return a number or a list of numbers as JSON can hold it; None stays."""
     return None if value is None else np.asarray(value, "float64").tolist()

@@ -12,13 +12,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_preact import _checks, blocks, initializers, shortcuts
+from keras_preact import _checks, blocks, initializers, options
 from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.layers import chains, spatial
 from keras_preact.layers.whitening import Whitening2D, whitened_channels
 from keras_preact.models import base, segments
 from keras_preact.models.segments import Stage
-from keras_preact.units import ResidualUnit, UnitOptions
+from keras_preact.units import ResidualUnit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,19 +58,6 @@ STEMS: Mapping[str, Stem] = MappingProxyType(
 )
 
 
-def nested(block: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a unit: those of its block and the bias of its gate, which
-    a network takes by name as well, moved into the block and the shortcut.
-    """
-    options = dict(options)
-    block = blocks.get(block)
-    own = {name: options.pop(name) for name in blocks.options_of(block) & options.keys()}
-    gate_bias = options.pop("gate_bias", None)
-    if gate_bias is not None:
-        options["shortcut"] = shortcuts.get(options.get("shortcut", "identity"), gate_bias)
-    return {**options, "block": dataclasses.replace(block, **own)}
-
-
 def option_names() -> set[str]:
     """Return the names of all options that a builder of a `ResidualNetwork` takes:
     those of network, units, blocks and gates.
@@ -82,10 +69,15 @@ def option_names() -> set[str]:
     True
     """
     network = inspect.signature(ResidualNetwork).parameters
-    units = [field.name for field in dataclasses.fields(UnitOptions)]
     of_blocks = set().union(*(blocks.options_of(kind) for kind in blocks.BLOCKS.values()))
-    own = {"stages", "stem_filters", "unit_options", "filters", "strides"}
-    return {*network, *units, *of_blocks, "gate_bias"} - own
+    own = {"stages", "stem_filters", "unit_options"}
+    return {*network, *_unit_options(), *of_blocks, "gate_bias"} - own
+
+
+def _unit_options() -> list[str]:
+    """Return the names of the options that all units of a network share."""
+    own = ("filters", "strides", "name", "dtype", "trainable")
+    return [name for name in inspect.signature(ResidualUnit).parameters if name not in own]
 
 
 @keras.saving.register_keras_serializable("keras_preact")
@@ -165,37 +157,62 @@ class ResidualNetwork(base.UnitNetwork):
         unroll: int = 1,
         **unit_options,
     ):
+        # ---- checks ----
         stages = [stage if isinstance(stage, Stage) else Stage(*stage) for stage in stages]
         front = _checks.lookup(STEMS, stem, "stem")
         _checks.positive_int(classes, "classes")
         _checks.one_of(pooling, (None, "avg", "max"), "pooling")
         _checks.one_of(stacked, (None, True, False), "stacked")
-        # One unit checks the options, and turns them into what a config holds.
-        narrowest = min((stage.filters for stage in stages), default=1)
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
-        pattern = ResidualUnit(narrowest, dtype=policy, **nested(block, unit_options))
+        activation = classifier_activation and keras.activations.get(classifier_activation)
+        # One unit checks the options, turns them into what a config holds, and is the pattern of
+        # the others.
+        unit_options = options.nested(block, unit_options)
+        options.check_names(unit_options, _unit_options())
+        narrowest = min((stage.filters for stage in stages), default=1)
+        pattern = ResidualUnit(narrowest, dtype=policy, **unit_options)
         data_format = spatial.data_format_of(unit_options.get("data_format"))
         total_stride = front.total_stride * math.prod(stage.strides for stage in stages)
         if output_stride is not None:
             total_stride = _check_output_stride(output_stride, front, stages)
         input_shape, channels = _check_input_shape(input_shape, front, total_stride, data_format)
+        axis = spatial.channel_axis(pattern.data_format, len(input_shape) + 1)
+        kernel = initializers.of_network(
+            pattern.kernel_initializer, sum(stage.units for stage in stages)
+        )
+
+        # ---- stem ----
         if front.whitens and front.kernel_size:
             stem_filters = whitened_channels(front.kernel_size, channels)
+        inputs = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
+        stem_layers = [
+            *base.preprocessing(
+                mean, std, axis=axis, channels=channels, dtype=policy.variable_dtype
+            ),
+            *_stem_layers(front, stem_filters, pattern, kernel, axis),
+        ]
+
+        # ---- stages ----
         stacked = segments.stacks_pay(stages) if stacked is None else stacked
         stack_options = {"execution": execution, "remat": remat, "unroll": unroll}
-        activation = classifier_activation and keras.activations.get(classifier_activation)
-        variable_dtype = policy.variable_dtype
-        axis = spatial.channel_axis(pattern.options.data_format, len(input_shape) + 1)
-        kernel = initializers.of_network(
-            pattern.options.kernel_initializer, sum(stage.units for stage in stages)
+        units = segments.make(
+            pattern,
+            stages,
+            kernel,
+            stack_options if stacked else None,
+            output_stride and output_stride // front.total_stride,
         )
-        width = stages[-1].filters * pattern.options.block.expansion if stages else stem_filters
-        head = base.components(pattern, pattern.options.arrangement.head, width, axis, "head")
+
+        # ---- head ----
+        width = stages[-1].filters * pattern.block.expansion if stages else stem_filters
+        head = pattern.components(pattern.arrangement.head, axis, width, "head_{}")
         if front.kernel_size and (include_top or pooling):
             head.append(_pooling(pooling, pattern))
-        unit_stride = output_stride and output_stride // front.total_stride
-        own = ("name", "trainable", "dtype", "filters", "strides")
-        unit = pattern.get_config()
+
+        # ---- config ----
+        of_units = {
+            key: value for key, value in pattern.get_config().items() if key in _unit_options()
+        }
         arguments = {
             "stages": [list(dataclasses.astuple(stage)) for stage in stages],
             "stem": stem,
@@ -211,23 +228,18 @@ class ResidualNetwork(base.UnitNetwork):
             "dtype": keras.dtype_policies.serialize(policy),
             "stacked": stacked,
             **stack_options,
-            **{key: value for key, value in unit.items() if key not in own},
+            **of_units,
             "data_format": data_format,
         }
         super().__init__(
-            keras.Input(input_shape, dtype=variable_dtype, name="inputs"),
-            stem=[
-                *base.preprocessing(mean, std, axis=axis, channels=channels, dtype=variable_dtype),
-                *_stem_layers(front, stem_filters, pattern, kernel, axis),
-            ],
-            segments=segments.make(
-                pattern, stages, kernel, stack_options if stacked else None, unit_stride
-            ),
+            inputs,
+            stem=stem_layers,
+            segments=units,
             head=head,
             classes=classes if include_top else None,
             activation=activation,
             kernel=kernel,
-            dtype=variable_dtype,
+            dtype=policy.variable_dtype,
             arguments=arguments,
             name=name,
         )
@@ -277,14 +289,13 @@ def _stem_layers(
     stem: Stem, filters: int, pattern: ResidualUnit, kernel, axis: int
 ) -> list[keras.Layer]:
     """Return the layers from the pixels to the first unit."""
-    options, policy = pattern.options, pattern.dtype_policy
     # whitening normalises already
-    names = [name for name in options.arrangement.stem if not (stem.whitens and name == "norm")]
-    after = base.components(pattern, names, filters, axis, "stem")
+    names = [name for name in pattern.arrangement.stem if not (stem.whitens and name == "norm")]
+    after = pattern.components(names, axis, filters, "stem_{}")
     settings: dict = {
-        "data_format": options.data_format,
+        "data_format": pattern.data_format,
         "kernel_initializer": initializers.spawn(kernel, "stem"),
-        "dtype": policy,
+        "dtype": pattern.dtype_policy,
     }
     if stem.whitens and stem.kernel_size:
         return [Whitening2D(stem.kernel_size, name="stem_conv", **settings), *after]
@@ -293,21 +304,23 @@ def _stem_layers(
         stem.kernel_size,
         strides=stem.strides,
         use_bias=pattern.has_bias(after),
-        bias_initializer=initializers.spawn(options.bias_initializer, "stem"),
-        standardize=getattr(options.block, "standardize_weights", False),
+        bias_initializer=initializers.spawn(pattern.bias_initializer, "stem"),
+        standardize=getattr(pattern.block, "standardize_weights", False),
         name="stem_dense" if stem.kernel_size is None else "stem_conv",
         **settings,
     )
     if not stem.pooling:
         return [first, *after]
-    smooth = DOWNSAMPLINGS[options.downsampling].pooling("stem", 2, options.data_format, policy)
+    smooth = DOWNSAMPLINGS[pattern.downsampling].pooling(
+        "stem", 2, pattern.data_format, pattern.dtype_policy
+    )
     pool = spatial.PaddedMaxPooling2D(
         3,
         1 if smooth else 2,
         zeros=stem.pooling == "zeros",
-        data_format=options.data_format,
+        data_format=pattern.data_format,
         name="stem_pool",
-        dtype=policy,
+        dtype=pattern.dtype_policy,
     )
     return [first, *after, pool, *smooth]
 
@@ -316,9 +329,7 @@ def _pooling(pooling: str | None, pattern: ResidualUnit) -> keras.Layer:
     """Return the layer that makes a vector of the last map."""
     layers = keras.layers
     kind = layers.GlobalMaxPooling2D if pooling == "max" else layers.GlobalAveragePooling2D
-    return kind(
-        data_format=pattern.options.data_format, name="head_pool", dtype=pattern.dtype_policy
-    )
+    return kind(data_format=pattern.data_format, name="head_pool", dtype=pattern.dtype_policy)
 
 
 def _check_output_stride(output_stride: int, stem: Stem, stages: Sequence[Stage]) -> int:

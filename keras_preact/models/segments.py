@@ -62,7 +62,7 @@ def make(
         output_stride: Product of the stages' strides from which on they become
             dilation; None: never.
     """
-    last_rate, total = pattern.options.stochastic_depth, sum(stage.units for stage in stages)
+    last_rate, total = pattern.stochastic_depth, sum(stage.units for stage in stages)
     grids = _grids(pattern, stages, output_stride)
     segments: list[Segment] = []
     before = 0
@@ -84,7 +84,7 @@ def make(
             )
         ]
         if not segments:
-            own[0]["arrangement"] = pattern.options.arrangement.of_first_unit()
+            own[0]["arrangement"] = pattern.arrangement.of_first_unit()
         if subsamples := stage.strides > 1 and stage.strided_place > 0:
             own[-1] |= {"shape_shortcut": "zero_pad", "activate_shape_shortcut": False}
         single = [pattern.at(name, **changes) for name, changes in zip(names, own, strict=True)]
@@ -107,7 +107,7 @@ def make(
 
 def _grids(pattern: ResidualUnit, stages: Sequence[Stage], output_stride: int | None) -> list[dict]:
     """Return strides and, if some become dilation, the block of every unit."""
-    block = pattern.options.block
+    block = pattern.block
     grids: list[dict] = []
     stride = dilation = 1
     for stage in stages:

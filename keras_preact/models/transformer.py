@@ -191,40 +191,38 @@ class TransformerNetwork(base.UnitNetwork):
 
 def _stem(pattern: TransformerUnit, kernel, patch_size: int | None, data_format: str) -> list:
     """Return the layers from the pixels or tokens to the first unit."""
-    options, policy = pattern.attention.options, pattern.dtype_policy
+    unit, policy = pattern.attention, pattern.dtype_policy
     patches = (
         [Patches(patch_size, data_format, name="stem_patches", dtype=policy)] if patch_size else []
     )
     embedding = chains.weight(
-        options.filters,
+        unit.filters,
         None,
-        use_bias=options.use_bias,
+        use_bias=bool(unit.use_bias),
         kernel_initializer=initializers.spawn(kernel, "stem"),
-        bias_initializer=initializers.spawn(options.bias_initializer, "stem"),
+        bias_initializer=initializers.spawn(unit.bias_initializer, "stem"),
         name="stem_dense",
         dtype=policy,
     )
     positions = Positions(_seed_at(kernel, "positions"), name="stem_positions", dtype=policy)
-    after = base.components(
-        pattern.attention, options.arrangement.stem, options.filters, -1, "stem"
-    )
+    after = unit.components(unit.arrangement.stem, -1, unit.filters, "stem_{}")
     return [*patches, embedding, positions, *after]
 
 
 def _head(pattern: TransformerUnit) -> list[keras.Layer]:
     """Return the layers from the last unit to the classifier."""
-    options = pattern.attention.options
+    unit = pattern.attention
     pool = keras.layers.GlobalAveragePooling1D(
         data_format="channels_last", name="head_pool", dtype=pattern.dtype_policy
     )
     return [
-        *base.components(pattern.attention, options.arrangement.head, options.filters, -1, "head"),
+        *unit.components(unit.arrangement.head, -1, unit.filters, "head_{}"),
         pool,
     ]
 
 
 def _make_units(pattern: TransformerUnit, depth: int, kernel) -> list[ResidualUnit]:
-    last_rate = pattern.attention.options.stochastic_depth
+    last_rate = pattern.attention.stochastic_depth
     units: list[ResidualUnit] = []
     for layer in range(1, depth + 1):
         for unit in pattern.units:

@@ -98,8 +98,8 @@ def freeze_batch_norm(model: UnitNetwork) -> UnitNetwork:
 
 def _normalization(model: UnitNetwork) -> keras.Layer | None:
     """Return a normalisation as the network's, None where it has none."""
-    kind = model.get_config().get("normalization", "none")
-    return next(iter(chains.Normalization(kind).make(-1, 1, name="norm")), None)
+    kind = chains.get_normalization(model.get_config().get("normalization", "none"))
+    return next(iter(chains.normalization(kind, -1, 1, name="norm")), None)
 
 
 def _freeze_norms(layer: keras.Layer, kind: type[keras.Layer]) -> None:

@@ -368,7 +368,7 @@ def in_format(
 def _effective(key: str, value):
     """Return the part of an option that changes the outputs."""
     if key == "normalization":
-        layers = chains.Normalization(value).make(-1, 64, name="norm")
+        layers = chains.normalization(chains.get_normalization(value), -1, 64, name="norm")
         acting = ("epsilon", "center", "scale", "groups", "rms_scaling", "renorm")
         return [
             (type(layer).__name__, {k: v for k, v in layer.get_config().items() if k in acting})

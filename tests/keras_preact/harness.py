@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
-from keras_preact.models.network import nested
+from keras_preact.options import nested
 from tests import reference
 
 #: Fields of `reference.Unit` that are arguments of `ResidualUnit` as well.
@@ -167,7 +167,7 @@ def reference_of(unit, **options) -> reference.Unit:
         for key, value in options.items()
         if key in (*SHARED_OPTIONS, "training", "factors")
     }
-    return reference.Unit(weights(unit), unit.options.filters, **options)
+    return reference.Unit(weights(unit), unit.filters, **options)
 
 
 def value_and_grad(layer, x, cotangent, training=True):

@@ -137,3 +137,9 @@ def test_compiled_inference(activation, tmp_path):
     np.testing.assert_allclose(
         model.predict(images, verbose=0), harness.numpy(model(images)), atol=1e-5
     )
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_the_stem_is_fused_with_its_relu(activation):
+    model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1), activation=activation)
+    assert model.get_layer("stem_norm").relu_follows == (activation == "relu")

@@ -43,13 +43,13 @@ WRONG = [
     (lambda: kp.Arrangement(first=("relu",)), "`first`", "'activation'"),
     # options that contradict each other
     (lambda: resnet_cifar(8, gate_bias=-6), "`gate_bias`", "'identity'"),
-    (lambda: Unit(4, groups=2), "kp.blocks.Bottleneck(groups=...)"),
+    (lambda: resnet_cifar(8, groups=2), "kp.blocks.Bottleneck(groups=...)"),
     (lambda: resnet_imagenet(18, groups=32, base_width=4), "kp.blocks.Bottleneck("),
     (lambda: Unit(2, block=kp.blocks.Bottleneck(base_width=16)), "`base_width`", "filters=2"),
     (lambda: Unit(4, block="dense", strides=2), "dense", "strides=2"),
     (lambda: Unit(4, block="single", dropout=0.1), "'single'", "before_addition"),
     # options by the names of other libraries, and unknown ones
-    (lambda: Unit(4, drop_out=0.1), "'drop_out'", "Did you mean 'dropout'"),
+    (lambda: resnet_cifar(8, drop_out=0.1), "'drop_out'", "Did you mean 'dropout'"),
     (lambda: resnet_cifar(8, num_classes=5), "Did you mean classes=...?"),
     (lambda: named(pretrained=True), "Did you mean weights=...?"),
     (lambda: named(width=2), "Did you mean width_factor=...?"),

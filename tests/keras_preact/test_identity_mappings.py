@@ -23,7 +23,7 @@ BLOCKS = {
 
 def silence(unit):
     """Make F = 0: zero the last weight, and gamma and beta of a norm behind it."""
-    last = len(unit.options.block.channels(4))
+    last = len(unit.block.channels(4))
     places = [f"branch/conv_{last}/", f"branch/dense_{last}/", f"branch/norm_{last}/"]
     values = {
         path: np.zeros_like(value)

@@ -183,7 +183,7 @@ def test_both_paths_of_the_first_unit_see_the_first_activation(arrangement):
         model.input, [model.get_layer("stem_activation").output, model.units[0].output]
     )(x)
     activated, y = (harness.numpy(value) for value in ends)
-    branch = kp.ResidualUnit(4, arrangement=model.units[0].options.arrangement, shortcut="none")
+    branch = kp.ResidualUnit(4, arrangement=model.units[0].arrangement, shortcut="none")
     branch.build(activated.shape)
     branch.set_weights(model.units[0].get_weights())
     assert "branch/norm_0/gamma" not in harness.paths(
@@ -255,6 +255,6 @@ def test_units_of_every_depth(builder, depth, options, units):
     model = getattr(kp.models, builder)(depth, kernel_initializer="zeros", **width, **options)
     names = [f"stage{s}_unit{u}" for s, n in enumerate(stages, 1) for u in range(1, int(n) + 1)]
     assert [unit.name for unit in model.units] == names
-    assert {unit.options.block.name for unit in model.units} == {block}
-    strides = [unit.options.strides for unit in model.units if unit.name.endswith("unit1")]
+    assert {unit.block.name for unit in model.units} == {block}
+    strides = [unit.strides for unit in model.units if unit.name.endswith("unit1")]
     assert strides == [1] + [2] * (len(stages) - 1)

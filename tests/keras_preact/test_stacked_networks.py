@@ -150,7 +150,7 @@ def test_stochastic_depth_grows_linearly():
     """Unit l of L has l / L of the rate of the last."""
     model, single = (network(stochastic_depth=0.5, stacked=stacked) for stacked in (True, False))
     for each in (model, single):
-        rates = [unit.options.stochastic_depth for unit in each.units]
+        rates = [unit.stochastic_depth for unit in each.units]
         np.testing.assert_allclose(rates, [0.5 * i / 6 for i in range(1, 7)])
     rates = [rate for stack in model.segments[1::2] for rate in stack.stochastic_depth]
     np.testing.assert_allclose(rates, [i / 12 for i in (2, 3, 5, 6)])

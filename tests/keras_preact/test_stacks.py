@@ -336,8 +336,8 @@ def test_stochastic_depth():
     assert abs(np.corrcoef(added[1], added[2])[0, 1]) < 0.1
     at_inference = harness.numpy(stack(x, return_outputs=True, training=False))
     np.testing.assert_array_equal(np.diff(at_inference[..., 0], axis=0, prepend=x[None, :, 0]), 1)
-    assert [stack.unit(i).options.stochastic_depth for i in range(3)] == rates
-    assert (unit.built, unit.options.stochastic_depth) == (False, 0.6)  # the pattern stays
+    assert [stack.unit(i).stochastic_depth for i in range(3)] == rates
+    assert (unit.built, unit.stochastic_depth) == (False, 0.6)  # the pattern stays
 
 
 # Initial values

@@ -165,10 +165,15 @@ def test_kernels_are_standardised_in_float32(policy, limit):
         ({"zero_init_last": True, "arrangement": "relu_before_addition"}, "zero_init_last"),
         ({"dilation": 2, "strides": 2}, "dilated_strides"),
         ({"dilated_strides": 2, "downsampling": "average"}, "downsampling='strided'"),
-        ({"block": "dense", "squeeze_excitation": 4}, "kp.blocks.Basic(squeeze_excitation=...)"),
-        ({"block": "dense", "standardize_weights": True}, "kp.blocks.Basic(standardize_weights="),
     ],
     ids=harness.label,
 )
 def test_wrong_options(options, word):
     assert word in harness.error_of(lambda: harness.unit_of(4, **options))
+
+
+@pytest.mark.parametrize("options", [{"squeeze_excitation": 4}, {"standardize_weights": True}])
+def test_options_of_another_block(options):
+    [name] = options
+    message = harness.error_of(lambda: kp.models.dense_resnet(4, **options))
+    assert f"kp.blocks.Basic({name}=...)" in message

@@ -24,8 +24,8 @@ def described(network) -> dict:
     """
     config = network.get_config()
     config["shortcut"] = config["shortcut"]["class_name"]
-    config["block"] = type(network.units[0].options.block).__name__.lower()
-    return config | vars(network.units[0].options.block)
+    config["block"] = type(network.units[0].block).__name__.lower()
+    return config | vars(network.units[0].block)
 
 
 @pytest.fixture(scope="module")

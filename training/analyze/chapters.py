@@ -72,14 +72,14 @@ class Chapter:
 
 def unit(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     # the last unit of each block: the first activation of the first unit is in the stem
-    last = {each.options.block.name: each for each in _units(specimen)}
+    last = {each.block.name: each for each in _units(specimen)}
     diagrams = {block: _diagram(each) for block, each in last.items()}
     alt = " ".join(
         f"Unit ({block}): on the branch {', '.join(box.text for box in parts.branch)}; after the "
         f"addition {', '.join(box.text for box in parts.after_addition) or 'nothing'}."
         for block, parts in diagrams.items()
     )
-    shortcuts = {block: each.options.shortcut.layer_class.__name__ for block, each in last.items()}
+    shortcuts = {block: type(each.shortcut).__name__ for block, each in last.items()}
     found = (
         f"Block: {', '.join(diagrams)}. Shortcut: {', '.join(set(shortcuts.values()))}. A unit "
         "that changes the shape does so before h."
@@ -196,7 +196,7 @@ def identities(specimen: Specimen, quick: bool) -> Iterator[Picture]:
 
 
 def ensemble(specimen: Specimen, quick: bool) -> Iterator[Picture]:
-    if not any(each.options.shortcut.layer_class.reads_input for each in _units(specimen)):
+    if not any(each.shortcut.reads_input for each in _units(specimen)):
         raise LeftOut("a network without shortcuts has one path")
     units = len(_units(specimen))
     shares = kp.analysis.path_lengths(units)
@@ -253,7 +253,7 @@ def mean_field(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     kind = _units(specimen)[-1]
     if quick:
         raise LeftOut(QUICK)
-    name = keras.activations.serialize(kind.options.activation)
+    name = keras.activations.serialize(kind.activation)
     if name not in theory.ACTIVATIONS:
         raise LeftOut(f"the theory has no row for the activation {name}")
     variance = _weight_variance(specimen)
@@ -290,13 +290,11 @@ def _units(specimen: Specimen) -> list:
 
 def _diagram(unit):
     names = {
-        "normalization": unit.options.normalization.serialize(),
-        "activation": keras.activations.serialize(unit.options.activation),
+        "normalization": unit.get_config()["normalization"],
+        "activation": keras.activations.serialize(unit.activation),
     }
     words = {key: name if isinstance(name, str) else "custom" for key, name in names.items()}
-    return figures.diagram(
-        unit.options.arrangement, unit.options.shortcut.make(), unit.options.block, **words
-    )
+    return figures.diagram(unit.arrangement, unit.shortcut, unit.block, **words)
 
 
 def _variants(specimen: Specimen) -> dict[str, Any]:

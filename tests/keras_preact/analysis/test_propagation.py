@@ -30,9 +30,9 @@ def numpy_units(model, **options):
     """The network's units in NumPy, float64; `options` are those of the builder."""
     units = []
     for unit in model.units:
-        own = {"block": unit.options.block.name, "strides": unit.options.strides}
+        own = {"block": unit.block.name, "strides": unit.strides}
         units.append(harness.reference_of(unit, **own, **options))
-        units[-1].shape_shortcut = model.units[0].options.shape_shortcut
+        units[-1].shape_shortcut = model.units[0].shape_shortcut
     units[0].activated_input = True
     return units
 

@@ -1,0 +1,116 @@
+"""Which options of a residual unit are valid, and which fit together."""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from keras_preact import _checks, blocks, shortcuts
+from keras_preact.downsampling import DOWNSAMPLINGS
+
+if TYPE_CHECKING:
+    from keras_preact.units import ResidualUnit
+
+#: A value of `use_bias`: a normalisation right after a weight would remove its bias again.
+UNLESS_NORM = "unless_norm"
+
+
+def check(unit: "ResidualUnit") -> None:
+    """Check the options of a unit, alone and together.
+
+    Raises:
+        ValueError: for the first that is wrong.
+    """
+    _checks.positive_int(unit.filters, "filters")
+    _checks.positive_int(unit.strides, "strides")
+    _checks.one_of(unit.shape_shortcut, ("auto", "projection", "zero_pad"), "shape_shortcut")
+    _checks.lookup(DOWNSAMPLINGS, unit.downsampling, "downsampling")
+    _checks.fraction(unit.dropout, "dropout")
+    _checks.one_of(unit.dropout_at, ("between_weights", "before_addition"), "dropout_at")
+    if unit.stochastic_depth is not None:
+        _checks.fraction(unit.stochastic_depth, "stochastic_depth")
+    _checks.one_of(unit.use_bias, (True, False, UNLESS_NORM), "use_bias")
+    _checks.one_of(unit.data_format, ("channels_last", "channels_first"), "data_format")
+    _check_branch(unit)
+    _check_strides(unit)
+
+
+def _check_branch(unit: "ResidualUnit") -> None:
+    block = unit.block
+    weights = len(block.channels(unit.filters))
+    if unit.dropout and unit.dropout_at == "between_weights" and weights == 1:
+        raise ValueError(
+            f"block={block.name!r} has one weight and nothing between weights: use "
+            f"dropout_at='before_addition'. Received: dropout={unit.dropout}, "
+            f"dropout_at={unit.dropout_at!r}"
+        )
+    if unit.zero_init_last and unit.arrangement.last[-1:] == ("activation",):
+        raise ValueError(
+            "zero_init_last=True would keep F at 0 for ever: the activation at its end has no "
+            f"gradient there. Received: arrangement with last={unit.arrangement.last}"
+        )
+    # relu is the default
+    own = (block.activation, "relu")
+    if block.activation and unit.activation not in map(keras.activations.get, own):
+        raise ValueError(
+            f"block={block.name!r} has the activation {block.activation!r}: leave `activation` "
+            f"out. Received: activation={keras.activations.serialize(unit.activation)!r}"
+        )
+
+
+def _check_strides(unit: "ResidualUnit") -> None:
+    block = unit.block
+    if block.strided is None and (unit.strides, unit.downsampling) != (1, "strided"):
+        raise ValueError(
+            f"block={block.name!r} works on features and has no strides and no downsampling. "
+            f"Received: strides={unit.strides}, downsampling={unit.downsampling!r}"
+        )
+    if not isinstance(block, blocks.Convolutional):
+        return
+    if unit.strides > 1 and block.dilation > 1:
+        raise ValueError(
+            "A unit on a dilated grid has its strides as dilation too: give dilated_strides in "
+            f"place of strides. Received: strides={unit.strides}, dilation={block.dilation}"
+        )
+    if block.dilated_strides > 1 and unit.downsampling != "strided":
+        raise ValueError(
+            "Only downsampling='strided' can become dilation: pooled maps have no values in "
+            f"between. Received: downsampling={unit.downsampling!r}, "
+            f"dilated_strides={block.dilated_strides}"
+        )
+
+
+def check_names(given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse options of a network's units that are not among the `known` ones.
+
+    Raises:
+        ValueError: the message names the nearest ones, or the block that has it.
+    """
+    for name in given:
+        if name in known:
+            continue
+        having = [
+            f"kp.blocks.{kind.__name__}({name}=...)"
+            for kind in blocks.BLOCKS.values()
+            if name in blocks.options_of(kind)
+        ]
+        if having:
+            raise ValueError(
+                f"A residual unit has no option {name!r}. It is an option of a block: "
+                f"block={' or '.join(having)}."
+            )
+        raise ValueError(_checks.unknown_option(name, known))
+
+
+def nested(block: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a unit: those of its block and the bias of its gate, which
+    a network takes by name as well, moved into the block and the shortcut.
+    """
+    options = dict(options)
+    block = blocks.get(block)
+    own = {name: options.pop(name) for name in blocks.options_of(block) & options.keys()}
+    gate_bias = options.pop("gate_bias", None)
+    if gate_bias is not None:
+        options["shortcut"] = shortcuts.get(options.get("shortcut", "identity"), gate_bias)
+    return {**options, "block": dataclasses.replace(block, **own)}
