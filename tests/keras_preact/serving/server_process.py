@@ -63,9 +63,10 @@ class Server:
 
     def __init__(self, directory, log, *options):
         self._log = log
-        command = [sys.executable, "-m", "training", "serve", directory, "--port", 0, *options]
+        command = [sys.executable, "-m", "training", "serve", directory, "--port", 0]
         for limit in ("header", "body", "deadline", "drain"):
             command += [f"--{limit}-seconds", PATIENCE]
+        command += options
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
         with open(log, "wb") as file:
             self.process = subprocess.Popen(

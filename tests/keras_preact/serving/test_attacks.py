@@ -1,0 +1,274 @@
+"""Hostile clients of a server process: each attack ends, costs less than 100 MB, and other
+clients are answered meanwhile.
+"""
+
+import contextlib
+import http.client
+import re
+import resource
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.keras_preact.serving.server_process import (
+    PATIENCE,
+    PREDICT,
+    Server,
+    predict_body,
+    random_images,
+    wait_for,
+)
+
+pytestmark = pytest.mark.process
+
+MOST = 100 * 2**20
+POST = f"POST {PREDICT} HTTP/1.1\r\nHost: localhost\r\n".encode()
+GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BODY = predict_body(random_images(0))
+
+
+@pytest.fixture(scope="module")
+def server(directory, tmp_path_factory):
+    """A server that no attack may hurt. The first request costs some memory."""
+    options = ("--header-seconds", 4, "--body-seconds", 2)
+    with Server(directory, tmp_path_factory.mktemp("attacks") / "log", *options) as running:
+        for _ in range(50):
+            assert ask(running) == 200
+        yield running
+
+
+def ask(server):
+    with contextlib.closing(server.connect()) as connection:
+        connection.request("POST", PREDICT, BODY)
+        return connection.getresponse().status
+
+
+def memory(server):
+    """Return the server's memory now and its most so far, in bytes."""
+    with open(f"/proc/{server.process.pid}/status") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return tuple(int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+
+
+@contextlib.contextmanager
+def attacked(server):
+    """Check that a block costs little memory at any time, and that the server is well
+    afterwards.
+    """
+    with open(f"/proc/{server.process.pid}/clear_refs", "w") as file:
+        file.write("5")  # forget the most so far
+    before, _ = memory(server)
+    yield
+    assert memory(server)[1] - before < MOST
+    assert ask(server) == 200
+
+
+@contextlib.contextmanager
+def connections(server, number):
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+            )
+            for _ in range(number)
+        ]
+
+
+def received(connection):
+    """Return what comes until the server closes the connection."""
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while chunk := connection.recv(65536):
+            data += chunk
+    return data
+
+
+def send(connection, data):
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(data)
+
+
+def statuses(answers):
+    return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d+)", answers)]
+
+
+@pytest.mark.parametrize("start", [b"", POST + b"X-", GET], ids=["silent", "half", "idle"])
+def test_connections_that_make_no_progress_are_closed(server, start):
+    with attacked(server), connections(server, 100) as some:
+        for one in some:
+            send(one, start)
+        assert server.get("/v2/health/live")[0] == 200
+        for one in some:
+            assert statuses(received(one)) == ([200] if start == GET else [])
+
+
+def test_a_body_of_a_byte_a_second_ends(server):
+    with attacked(server), connections(server, 20) as some:
+        for one in some:
+            send(one, POST + b"Content-Length: 1000\r\n\r\n{")
+        assert server.get("/v2/health/live")[0] == 200
+        done = threading.Event()
+
+        def drip():
+            while not done.wait(0.3):
+                for one in some:
+                    send(one, b" ")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            for one in some:
+                assert one.recv(12) == b"HTTP/1.1 408"
+        finally:
+            done.set()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 10**7,
+        b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 10**6,
+    ],
+    ids=["long", "many"],
+)
+def test_a_header_without_end_is_cut(server, flood):
+    with attacked(server), connections(server, 4) as some:
+        for one in some:
+            send(one, flood)
+        for one in some:
+            assert statuses(received(one)) in ([431], [])
+
+
+def test_bodies_beyond_the_limit_are_refused_before_they_are_read(server):
+    with attacked(server), connections(server, 6) as some:
+        for one in some:
+            send(one, POST + b"Content-Length: 100000000\r\n\r\n")
+            assert one.recv(12) == b"HTTP/1.1 413"
+        for one in some:
+            send(one, bytes(10**7))  # what nobody waits for is not kept
+        with contextlib.closing(server.connect()) as connection:
+            connection.putrequest("POST", PREDICT)
+            connection.putheader("Transfer-Encoding", "chunked")
+            connection.endheaders()
+            with contextlib.suppress(ConnectionError):
+                for _ in range(50):
+                    connection.send(b"100000\r\n" + b" " * 2**20 + b"\r\n")
+            with contextlib.suppress(ConnectionError, http.client.BadStatusLine):
+                assert connection.getresponse().status == 413
+
+
+def test_thirty_megabytes_of_lists_are_refused(server):
+    body = b'{"instances": [' + b"[]," * 10**7 + b"[]]}"
+    with attacked(server), contextlib.closing(server.connect()) as connection:
+        connection.request("POST", PREDICT, body)
+        assert connection.getresponse().status == 400
+
+
+def test_answers_that_nobody_reads_do_not_pile_up(server):
+    """Pipelined requests, on connections that read nothing, as fast as the server takes
+    them.
+    """
+    end = time.monotonic() + 5
+    with attacked(server), connections(server, 4) as some, selectors.DefaultSelector() as ready:
+        for one in some:
+            one.setblocking(False)
+            ready.register(one, selectors.EVENT_WRITE)
+        while time.monotonic() < end:
+            for key, _ in ready.select(0.1):
+                try:
+                    key.fileobj.send(GET * 500)
+                except BlockingIOError:
+                    pass
+                except ConnectionError:
+                    ready.unregister(key.fileobj)
+        assert server.get("/v2/health/live")[0] == 200
+
+
+def test_images_of_clients_that_left_hold_nobody_up(server):
+    request = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    with attacked(server):
+        with connections(server, 40) as some:
+            for one in some:
+                send(one, request)
+        assert ask(server) == 200
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"hello\r\n\r\n",
+        b"GET /v2 HTTP/9.9\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        POST + b"Content-Length: -1\r\n\r\n",
+        POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n",
+        b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n",  # without a host
+        GET[:-2] + b"Host: localhost\r\nConnection: close\r\n\r\n",  # with two
+    ],
+)
+def test_what_is_not_http(server, request_):
+    with attacked(server), connections(server, 1) as [one]:
+        send(one, request_)
+        assert statuses(received(one)) == [400]
+
+
+def test_pipelined_requests_are_answered_in_order(server):
+    ids = [b"X-Request-ID: %d\r\n" % i for i in range(5)]
+    ends = [b"", b"", b"", b"", b"Connection: close\r\n"]
+    head = POST + b"Content-Length: %d\r\n" % len(BODY)
+    with connections(server, 1) as [one]:
+        requests = zip(ids, ends, strict=True)
+        send(one, b"".join(head + field + end + b"\r\n" + BODY for field, end in requests))
+        answers = received(one)
+    assert statuses(answers) == [200] * 5
+    places = [answers.index(field.strip().lower()) for field in ids]
+    assert places == sorted(places)
+
+
+# Opens 600 connections before it sends anything, and prints the statuses of the answers.
+CLIENTS = """
+import collections, socket, sys
+
+port, body = int(sys.argv[1]), sys.stdin.buffer.read()
+found = collections.Counter()
+some = [socket.create_connection(("127.0.0.1", port), timeout=100) for _ in range(600)]
+for one in some:
+    one.sendall(body)
+for one in some:
+    try:
+        found[one.recv(12).decode()] += 1
+    except OSError as error:
+        found[repr(error)] += 1
+print(dict(found))
+"""
+
+
+def test_six_hundred_clients_at_once(server):
+    """Each is answered or told to come again; no connection is cut."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1024:
+        pytest.skip("needs 1,024 file descriptors")
+    request = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    with attacked(server):
+        done = subprocess.run(
+            [sys.executable, "-c", CLIENTS, str(server.port)],
+            input=request,
+            capture_output=True,
+            timeout=PATIENCE,
+        )
+    found = eval(done.stdout, {})
+    assert sum(found.values()) == 600
+    assert found.keys() <= {"HTTP/1.1 200", "HTTP/1.1 429"}, found
+
+
+def test_sigterm_ends_it_with_status_0(directory, tmp_path):
+    with Server(directory, tmp_path / "log") as server:
+        server.terminate()
+        assert server.process.wait(PATIENCE) == 0
+        wait_for(lambda: server.get("/v2/health/ready")[0] == 0)
