@@ -31,7 +31,7 @@ _MODULES = {
     "hub": "keras_hub",
     "benchmark": "timm",
     "weights": "safetensors",
-    "serving": "starlette uvicorn httptools orjson prometheus_client pydantic",
+    "serving": "starlette granian orjson prometheus_client pydantic",
     "onnx": "onnx onnxruntime tf2onnx",
     "litert": "ai_edge_litert",
 } | {name: name for name in ("jax", "openvino", "ray", "torch")}

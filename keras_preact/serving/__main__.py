@@ -8,7 +8,7 @@ import gc
 import importlib.util
 import ipaddress
 import os
-import socket
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -34,43 +34,28 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         usage=f"{PROGRAM} DIRECTORY [OPTIONS]",
-        description="\n".join(
-            [
-                *(["Examples:", *(f"  {line}" for line in examples), ""] if examples else []),
-                "Serve exported models over HTTP: TensorFlow Serving's REST API, the Open "
-                "Inference Protocol, and a page at /.",
-            ]
-        ),
+        description="Serve exported models over HTTP: TensorFlow Serving's REST API, the Open "
+        "Inference Protocol, and a page at /.",
+        epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
     for field in dataclasses.fields(Settings):
-        if field.name == "token":  # others could read it on the command line
-            parser.add_argument(
-                "--token-file",
-                type=Path,
-                metavar="PATH",
-                help="file with the token that clients must send (or set the environment variable "
-                f"{TOKEN_VARIABLE})",
-            )
-            continue
         about: Any = field.default  # pydantic's description of it
-        if field.name == "directory":
+        option = f"--{field.name.replace('_', '-')}"
+        if field.name == "token":  # others could read it on the command line
+            about = "file with the token that clients must send (or set the environment variable "
+            parser.add_argument("--token-file", type=Path, help=f"{about}{TOKEN_VARIABLE})")
+        elif field.name == "directory":
             parser.add_argument("directory", metavar="DIRECTORY", help=about.description)
         elif isinstance(about.default, bool):
-            parser.add_argument(
-                f"--{field.name.replace('_', '-')}",
-                action=argparse.BooleanOptionalAction,
-                help=f"{about.description} (default: {'on' if about.default else 'off'})",
-            )
+            default = f"(default: {'on' if about.default else 'off'})"
+            action = argparse.BooleanOptionalAction
+            parser.add_argument(option, action=action, help=f"{about.description} {default}")
         else:
             default = "" if about.default is None else f" (default: {about.default})"
-            parser.add_argument(
-                f"--{field.name.replace('_', '-')}",
-                metavar="VALUE",
-                help=f"{about.description}{default}",
-            )
+            parser.add_argument(option, metavar="VALUE", help=f"{about.description}{default}")
     return parser
 
 
@@ -85,10 +70,8 @@ def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = (
     if unknown:
         known = [text for action in options._actions for text in action.option_strings]
         near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
-        _fail(
-            f"unknown option {unknown[0]}.{f' Did you mean {near[0]}?' if near else ''} {PROGRAM} "
-            "--help lists the options."
-        )
+        hint = f" Did you mean {near[0]}?" if near else ""
+        _fail(f"unknown option {unknown[0]}.{hint} {PROGRAM} --help lists the options.")
     given = vars(found)
     try:
         if "token_file" in given:
@@ -108,7 +91,7 @@ def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = (
 
 
 def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT, and end the process.
 
     Args:
         arguments: Command line. Default: that of this process.
@@ -118,33 +101,64 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
         chosen = settings(arguments, examples)
         import prometheus_client
 
-        from keras_preact.serving import app, logs
-        from keras_preact.serving.server import bind
+        from keras_preact.serving import app, logs, server
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         _fail(f"serving needs {package}: pip install 'keras-preact[serving]'")
     try:
-        bound = bind(chosen.host, chosen.port)
+        address = server.free_address(chosen.host, chosen.port)
     except OSError as error:
         _fail(f"cannot listen on {chosen.host} port {chosen.port}: {error.strerror or error}")
-    log = logs.configure()
     prometheus_client.disable_created_metrics()  # they double the series, and nothing reads them
-    host, port = bound.getsockname()[:2]
-    if chosen.token is None and not ipaddress.ip_address(host).is_loopback:
-        print(
-            f"Warning: no token is set: everybody who can reach {host} can use this server. "
-            "Set one with --token-file.",
-            file=sys.stderr,
-            flush=True,
-        )
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    print(f"Loading the models of {chosen.directory}.", file=sys.stderr, flush=True)
     served = app.create_app(chosen)
-    served.state.metrics.count_dropped_lines(lambda: log.dropped)
-    try:
-        asyncio.run(_serve(served, chosen, bound, address))
-    finally:
-        log.stop(1.0)
+    log = logs.configure(served.state.metrics.dropped_lines.inc)
+    if chosen.token is None and not ipaddress.ip_address(address[0]).is_loopback:
+        _say(
+            f"Warning: no token is set: everybody who can reach {address[0]} can use this server. "
+            "Set one with --token-file."
+        )
+    _say(f"Loading the models of {chosen.directory}.")
+    asyncio.run(_serve(served, chosen, address))
+    log.finish(1.0)
+    # A thread of the HTTP server, or one that hangs in a computation, would hold up Python's end.
+    os._exit(0)
+
+
+async def _serve(app: "Starlette", chosen: "Settings", address: tuple[str, int]) -> None:
+    from keras_preact.serving import server
+
+    repository, stop, loop = app.state.repository, asyncio.Event(), asyncio.get_running_loop()
+
+    def ready() -> None:
+        # models and libraries stay: the collector need not look at them again and again
+        gc.freeze()
+        # Requests leave no cycles, and lists of a million values would start it a thousand times.
+        gc.set_threshold(50_000, 20, 100)
+        models = [
+            f"{name} {'+'.join(map(str, repository.available(name))) or '(not available)'}"
+            for name in repository.names()
+        ]
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        where = f"http://{host}:{address[1]}"
+        print(f"Serving at {where}: {', '.join(models) or 'no models yet'}", flush=True)
+        for name in filter(repository.available, repository.names()):
+            with repository.lease(name) as servable:
+                if "predict_bytes" in servable.signatures:
+                    print(example(where, name, chosen.token is not None), flush=True)
+                    break
+
+    def end() -> None:
+        stop.set()
+        for number in (signal.SIGTERM, signal.SIGINT):  # a second one ends it at once
+            loop.remove_signal_handler(number)
+        # A computation that hangs in a thread would keep the process for ever.
+        timer = threading.Timer(chosen.drain_seconds + END_SECONDS, os._exit, [1])
+        timer.daemon = True
+        timer.start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    await server.serve(app, chosen, address, stop, ready)
 
 
 def example(address: str, model: str, with_token: bool) -> str:
@@ -156,38 +170,12 @@ def example(address: str, model: str, with_token: bool) -> str:
     return f"Try: {body} | curl{token} -d @- {address}/v1/models/{model}:classify"
 
 
-async def _serve(app: "Starlette", chosen: "Settings", bound: socket.socket, address: str) -> None:
-    from keras_preact.serving.server import Server
-
-    repository = app.state.repository
-
-    def ready() -> None:
-        # models and libraries stay: the collector need not look at them again and again
-        gc.freeze()
-        # Requests leave no cycles, and lists of a million values would start it a thousand times.
-        gc.set_threshold(50_000, 20, 100)
-        models = [
-            f"{name} {'+'.join(map(str, repository.available(name))) or '(not available)'}"
-            for name in repository.names()
-        ]
-        print(f"Serving at {address}: {', '.join(models) or 'no models yet'}", flush=True)
-        for name in filter(repository.available, repository.names()):
-            with repository.lease(name) as servable:
-                if "predict_bytes" in servable.signatures:
-                    print(example(address, name, chosen.token is not None), flush=True)
-                    break
-
-    def stopping() -> None:
-        # A computation that hangs in a thread would keep the process for ever.
-        end = threading.Timer(chosen.drain_seconds + END_SECONDS, os._exit, [1])
-        end.daemon = True
-        end.start()
-
-    await Server(app, chosen, ready, stopping).serve(sockets=[bound])
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
+    _say(f"{PROGRAM}: error: {' '.join(message.split())}")
     raise SystemExit(2)
 
 

@@ -2,13 +2,13 @@
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
 from starlette.applications import Starlette
-from starlette.types import ASGIApp
 
 from keras_preact.serving import loading, metrics, open_inference_api, tf_serving_api, webpage
-from keras_preact.serving.gate import Admission, Gate, Workers, inference
+from keras_preact.serving.gate import Admission, Gate
 from keras_preact.serving.metrics import Metrics
 from keras_preact.serving.repository import Repository
 from keras_preact.serving.settings import Settings
@@ -31,67 +31,43 @@ def create_app(
 
     Example:
         >>> app = create_app(Settings("saved_models"))  # doctest: +SKIP
-        >>> uvicorn.run(app, port=8501)  # doctest: +SKIP
     """
-    admission = Admission(settings)
-    measured = Metrics(
-        lambda: admission.requests,
-        lambda: _waiting(app.state.repository),
-        lambda: _available(app.state.repository),
-        replica,
-    )
-    if repository is None:
-        repository = Repository(settings, functools.partial(loading.load, metrics=measured))
+
+    def waiting() -> dict[str, dict[int, int]]:
+        found: dict[str, dict[int, int]] = {}
+        for name in app.state.repository.names():
+            found[name] = {}
+            for version in app.state.repository.available(name):
+                with app.state.repository.lease(name, version) as servable:
+                    found[name][version] = servable.waiting
+        return found
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.workers = Workers()
+        app.state.parser = ThreadPoolExecutor(1, "parser")
         try:
             await app.state.repository.start()
             yield
         finally:
             app.state.stopping = True
             await app.state.repository.stop()
-            app.state.workers.close()
+            app.state.parser.shutdown(wait=False)
 
+    measured = Metrics(waiting, replica)
     routes = [
         *tf_serving_api.routes,
         *open_inference_api.routes,
         *metrics.routes,
         *webpage.routes,
     ]
-    # The router tries one after the other, and no two match the same path.
-    routes.sort(key=lambda route: not isinstance(getattr(route, "endpoint", None), inference))
-    app = _App(lambda router: Gate(router, settings, measured), routes, lifespan)
+    app = Starlette(routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False  # a redirect would be the only answer that is not JSON
+    # in place of layers that do the same a second time
+    app.middleware_stack = Gate(app.router, settings, measured)
+    load = functools.partial(loading.load, metrics=measured)
     app.state.settings = settings
-    app.state.repository = repository
-    app.state.admission = admission
+    app.state.repository = repository or Repository(settings, load)
+    app.state.admission = Admission(settings, measured)
     app.state.metrics = measured
     app.state.stopping = False
     return app
-
-
-class _App(Starlette):
-    """Starlette's router with a gate around it in place of its own layers, which would
-    do what the gate does a second time.
-    """
-
-    def __init__(self, gate: Callable[[ASGIApp], ASGIApp], routes, lifespan):
-        self._gate = gate
-        super().__init__(routes=routes, lifespan=lifespan)
-
-    def build_middleware_stack(self) -> ASGIApp:
-        return self._gate(self.router)
-
-
-def _waiting(repository: Repository) -> Iterator[tuple[str, int, int]]:
-    for name in repository.names():
-        for version in repository.available(name):
-            with repository.lease(name, version) as one:
-                yield name, version, one.waiting
-
-
-def _available(repository: Repository) -> Iterator[tuple[str, int]]:
-    for name in repository.names():
-        yield name, len(repository.available(name))

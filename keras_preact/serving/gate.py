@@ -4,7 +4,6 @@ plain errors, the log.
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import hmac
 import logging
@@ -12,13 +11,11 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
-from prometheus_client import Counter, Histogram
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,31 +25,19 @@ from keras_preact.serving.errors import (
     RequestError,
     TooBusy,
     TooLarge,
-    Unavailable,
 )
 from keras_preact.serving.metrics import Metrics
 from keras_preact.serving.settings import Settings
-from keras_preact.serving.tensors import described
+from keras_preact.serving.tensors import shortened
 
 log = logging.getLogger("keras_preact.serving")
 
 #: Paths without a token: probes have none, and the page asks for it.
 OPEN = re.compile(r"/|/static/.*|/v2/health/(live|ready)")
 PROBES = re.compile(r"/v2/health/(live|ready)|/metrics")
-CLIENT_GONE = 499  # as in the logs of other servers: nobody is left to get an answer
-LINGER_SECONDS = 2.0
-WATCH_SECONDS = 0.2
 #: Work on fewer bytes takes less time than its way to a thread and back.
 INLINE_BYTES = 32 * 1024
-
-_random = random.Random()
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-Result = TypeVar("Result")
-
-
-class Disconnected(Exception):
-    """The client has gone: nobody waits for an answer."""
 
 
 class Gate:
@@ -62,76 +47,62 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics):
         self._app = app
-        self._series: dict[tuple[str, ...], tuple[Counter, Histogram]] = {}
-        self._token = settings.token
-        self._open_metrics = settings.open_metrics
+        self._settings = settings
         self._hosts = settings.hosts()
-        self._access_log = settings.access_log
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = time.perf_counter()
-        exchange = _Exchange(scope, receive, send)
-        try:
-            await self._answer(scope, exchange)
-        finally:
-            self._record(scope, exchange, time.perf_counter() - started)
-        await exchange.end()
+        began = time.perf_counter()
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        name = given if _ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
+        sent = {"status": 500, "bytes": 0, "started": False}
 
-    async def _answer(self, scope: Scope, exchange: "_Exchange") -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                sent.update(status=message["status"], started=True)
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
+            sent["bytes"] += len(message.get("body", b""))
+            await send(message)
+
         try:
-            self._check_host(scope)
-            self._check_token(scope["path"], exchange.headers.get(b"authorization", b""))
-            await self._app(scope, exchange.receive, exchange.send)
-            return
-        except RequestError as error:
-            _release(error)
-            response = error_response(error)
-        except HTTPException as error:
-            response = error_response(_no_route(scope, error))
-        except Disconnected as error:
-            _release(error)
-            exchange.status = CLIENT_GONE
-            return
-        except asyncio.CancelledError as error:  # the time to finish is over
-            _release(error)
-            response = error_response(Unavailable("The server is stopping."))
+            self._check(scope)
+            await self._app(scope, receive, sending)
         except Exception as error:
-            log.exception("internal error", extra={"id": exchange.id})
-            _release(error)
-            message = f"internal error; the log has it under {exchange.id}"
-            response = error_response(RequestError(message, 500))
-        if exchange.status is None:  # else half an answer is out, and the connection is closed
-            await response(scope, exchange.receive, exchange.send)
+            response = self._refusal(scope, error, name)
+            # Frames hold the request's body, and some hold the error in turn: such a cycle would
+            # keep the body until Python's collector runs.
+            cause: BaseException | None = error
+            while cause is not None:
+                cause.__traceback__ = None
+                cause = cause.__cause__ or cause.__context__
+            if not sent["started"]:
+                await response(scope, receive, sending)
+        self._record(scope, name, sent["status"], sent["bytes"], time.perf_counter() - began)
 
-    def _check_host(self, scope: Scope) -> None:
+    def _check(self, scope: Scope) -> None:
+        """Check the host that the request is for, and its token."""
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) > 1 or (not hosts and scope.get("http_version") == "1.1"):
-            raise RequestError(
-                f"A request of HTTP/1.1 must have one Host header. Received: {len(hosts)}"
-            )
-        if self._hosts is None or not hosts:
+        if len(hosts) > 1 or (hosts in ([], [b""]) and scope.get("http_version") == "1.1"):
+            raise RequestError("A request of HTTP/1.1 must have one Host header.")
+        if self._hosts is not None and hosts:
+            # without the port; an address of IPv6 is in brackets
+            host = re.sub(r":\d*$", "", hosts[0].decode("latin-1")).strip("[]").lower()
+            if host not in self._hosts:
+                raise RequestError(
+                    f"This server answers to {', '.join(sorted(self._hosts))}. Received: "
+                    f"{shortened(host)}. Start it with --allowed-hosts to allow another name."
+                )
+        token, path = self._settings.token, scope["path"]
+        if token is None or OPEN.fullmatch(path):
             return
-        # without the port; an address of IPv6 is in brackets
-        name = re.sub(r":\d*$", "", hosts[0].decode("latin-1")).strip("[]").lower()
-        if name not in self._hosts:
-            raise RequestError(
-                f"This server answers to {', '.join(sorted(self._hosts))}. Received: "
-                f"{described(name)}. Start it with --allowed-hosts to allow another name."
-            )
-
-    def _check_token(self, path: str, authorization: bytes) -> None:
-        if self._token is None or OPEN.fullmatch(path):
+        if self._settings.open_metrics and path == "/metrics":
             return
-        if self._open_metrics and path == "/metrics":
-            return
-        scheme, _, token = authorization.partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(
-            token.strip(), self._token.encode()
-        ):
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        scheme, _, value = given.partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(value.strip(), token.encode()):
             raise RequestError(
                 "This server wants a token: the header Authorization with the word Bearer and the "
                 "token.",
@@ -139,111 +110,41 @@ class Gate:
                 {"WWW-Authenticate": "Bearer"},
             )
 
-    def _record(self, scope: Scope, exchange: "_Exchange", seconds: float) -> None:
-        status = exchange.status or 500
+    def _refusal(self, scope: Scope, error: Exception, name: str) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == 404:
+            error = NotFound("Nothing is served at this path. GET /v1/models lists the models.")
+        elif isinstance(error, HTTPException):
+            headers = error.headers or {}
+            received = f"{error.detail}. Received: {scope['method']}"
+            error = RequestError(received, error.status_code, headers)
+        elif isinstance(error, ClientDisconnect):  # or its chunks are damaged
+            error = RequestError("The body ended before it was complete.")
+        elif not isinstance(error, RequestError):
+            log.error("internal error", exc_info=error, extra={"id": name})
+            error = RequestError(f"internal error; the log has it under {name}", 500)
+        return json_response({"error": error.message}, error.status, error.headers)
+
+    def _record(self, scope: Scope, name: str, status: int, size: int, seconds: float) -> None:
         state = scope.get("state", {})
         model, version = state.get("model", ""), str(state.get("version", ""))
-        labels = getattr(scope.get("endpoint"), "__name__", "none"), model, version, str(status)
-        if labels not in self._series:
-            requests, times = self._metrics.requests, self._metrics.request_seconds
-            self._series[labels] = requests.labels(*labels), times.labels(*labels[:-1])
-        number, times = self._series[labels]
-        number.inc()
-        times.observe(seconds)
+        labels = getattr(scope.get("endpoint"), "__name__", "none"), model, version
+        self._metrics.requests.labels(*labels, str(status)).inc()
+        self._metrics.request_seconds.labels(*labels).observe(seconds)
         is_probe = PROBES.fullmatch(scope["path"]) is not None
-        if self._access_log == "none" or (is_probe and self._access_log != "all"):
+        wanted = self._settings.access_log
+        if wanted == "none" or (is_probe and wanted != "all"):
             return
         fields = {
-            "id": exchange.id,
+            "id": name,
             "method": scope["method"],
             "path": scope["path"],
             "model": model,
             "version": version,
             "status": status,
             "ms": round(seconds * 1000, 3),
-            "bytes": exchange.bytes,
+            "bytes": size,
         }
         log.info("request", extra=fields)
-
-
-def _no_route(scope: Scope, error: HTTPException) -> RequestError:
-    """Return the error for what the router found no route for."""
-    if error.status_code == 405:
-        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-        message = f"This path takes {allowed}. Received: {scope['method']}"
-        return RequestError(message, 405, {"Allow": allowed})
-    if error.status_code == 404:
-        return NotFound("Nothing is served at this path. GET /v1/models lists the models.")
-    return RequestError(error.detail)
-
-
-def _release(error: BaseException | None) -> None:
-    """Free what an error and those before it hold through their tracebacks.
-
-    Frames hold the body of the request, and some, also of libraries, hold the error in
-    turn: such a cycle keeps the body until Python's collector runs.
-    """
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
-
-
-class _Exchange:
-    """A request and its answer, as they pass."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send):
-        self.headers = dict(scope["headers"])
-        given = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        self.id = given if _ID.fullmatch(given) else f"{_random.getrandbits(128):032x}"
-        self.status: int | None = None
-        self.bytes = 0
-        self._receive = receive
-        self._send = send
-        self._unread = (
-            self.headers.get(b"content-length", b"0") != b"0"
-            or b"transfer-encoding" in self.headers
-        )
-        self._ended = False
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        self._unread = message.get("more_body", False)
-        return message
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
-            if self._unread:
-                headers.append((b"connection", b"close"))
-            message = {**message, "headers": headers}
-        else:
-            self.bytes += len(message.get("body", b""))
-            self._ended = not message.get("more_body", False)
-            message = {**message, "more_body": self._unread or not self._ended}
-        await self._send(message)
-
-    async def end(self) -> None:
-        """Complete an answer that went out before all of the request came in: take in
-        the rest, for a while.
-
-        A connection that is closed over unread bytes is reset, and the client may never
-        see the answer.
-        """
-        if not (self._ended and self._unread):
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_SECONDS):
-                while self._unread:
-                    await self.receive()
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-@dataclasses.dataclass
-class _Slot:
-    """A request in progress. `bytes`: those of its body."""
-
-    bytes: int = 0
 
 
 class Admission:
@@ -251,183 +152,109 @@ class Admission:
     beyond the settings.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, metrics: Metrics):
         self._settings = settings
-        self.requests = 0
+        self._metrics = metrics
+        self._end = float("inf")
+        self._limits: set[asyncio.Timeout] = set()
         self.bytes = 0
 
-    @contextlib.contextmanager
-    def slot(self) -> Iterator["_Slot"]:
-        """Count a request, and the bytes that `body` receives for it, until the context
-        ends.
+    @property
+    def requests(self) -> int:
+        return len(self._limits)
+
+    def finish_by(self, end: float) -> None:
+        """Have no request last beyond this time of the event loop."""
+        self._end = end
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(min(end, limit.when() or end))
+
+    @contextlib.asynccontextmanager
+    async def admit(self, request: Request):
+        """Give the body of a request and its deadline, until the context ends.
 
         Raises:
-            TooBusy: for more than `max_requests`.
+            RequestError: if it cannot be accepted, takes too long to come or to be
+                answered. What remains of the body is not read.
         """
-        if self.requests >= self._settings.max_requests:
+        settings, now = self._settings, asyncio.get_running_loop().time
+        if self.requests >= settings.max_requests:
             raise TooBusy(
                 f"{self.requests} requests are in progress, the most at once. Send it again later."
             )
-        self.requests += 1
-        slot = _Slot()
-        try:
-            yield slot
-        finally:
-            self.requests -= 1
-            self.bytes -= slot.bytes
-
-    async def body(self, request: Request, slot: "_Slot") -> bytes:
-        """Receive the body of a request.
-
-        Raises:
-            RequestError: if it cannot be accepted; the rest of it is not read.
-            Disconnected: if the client goes before it is complete.
-        """
-        self._check_headers(request)
         chunks: list[bytes] = []
-        more = True
-        while more:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            chunk, more = message.get("body", b""), message.get("more_body", False)
-            slot.bytes += len(chunk)
-            self.bytes += len(chunk)
-            self._check_size(slot.bytes)
-            chunks.append(chunk)
-        return b"".join(chunks)
+        size, reading = 0, True
+        limit = asyncio.timeout_at(min(self._end, now() + settings.body_seconds))
+        self._limits.add(limit)
+        self._metrics.in_progress.inc()
+        try:
+            async with limit:
+                self._check(request)
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    self.bytes += len(chunk)
+                    self._check_size(size)
+                    chunks.append(chunk)
+                body, reading = b"".join(chunks), False
+                chunks.clear()
+                deadline = min(self._end, now() + settings.deadline_seconds)
+                limit.reschedule(deadline)
+                yield body, deadline
+        except TimeoutError:
+            if reading:
+                raise RequestError(
+                    f"The body was not complete after {settings.body_seconds:g} seconds.", 408
+                ) from None
+            raise DeadlineExceeded(
+                f"The answer did not come within {settings.deadline_seconds:g} seconds. Send it "
+                "again later."
+            ) from None
+        finally:
+            self._limits.discard(limit)
+            self._metrics.in_progress.dec()
+            self.bytes -= size
 
-    def _check_headers(self, request: Request) -> None:
+    def _check(self, request: Request) -> None:
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", ""):
-            raise RequestError(
-                "Send the body without a Content-Encoding such as gzip.",
-                415,
-                {"Accept-Encoding": "identity"},
-            )
+            raise RequestError("Send the body without a Content-Encoding such as gzip.", 415)
         length = request.headers.get("content-length", "0")
-        if not length.isascii() or not length.isdecimal():
+        if not (length.isascii() and length.isdecimal()):
             raise RequestError("Content-Length must be a whole number.")
-        self._check_size(int(length), announced=True)
+        self._check_size(int(length), int(length))
 
-    def _check_size(self, size: int, announced: bool = False) -> None:
+    def _check_size(self, size: int, more: int = 0) -> None:
+        """Check the size of a body, of which so many bytes are not counted yet."""
         limit, total = self._settings.max_body_bytes, self._settings.max_pending_bytes
         if size > limit:
-            received = f"one of {size} bytes" if announced else "a longer one"
-            raise TooLarge(
-                f"A body may have {limit} bytes. Received: {received}. Send fewer rows at once."
-            )
-        if self.bytes + (size if announced else 0) > total:
+            raise TooLarge(f"A body may have {limit} bytes. Send fewer rows at once.")
+        if self.bytes + more > total:
             raise TooBusy(
                 f"The bodies of the requests in progress hold {total} bytes, the most at once. "
                 "Send it again later."
             )
 
 
-class Workers:
-    """Threads that read and write large bodies: by default one, which limits the memory
-    that parsing takes, and leaves Python's lock to the event loop between its steps.
+def inference(handler: Callable[[Request, bytes, float], Awaitable[Response]]):
+    """Return the endpoint of a `handler(request, body, deadline)`."""
 
-    A body waits outside of the threads' own queue: that would hold the body of a
-    request that is cancelled until a thread comes to it.
+    @functools.wraps(handler)
+    async def endpoint(request: Request) -> Response:
+        async with request.app.state.admission.admit(request) as (body, deadline):
+            return await handler(request, body, deadline)
+
+    return endpoint
+
+
+async def in_thread(request: Request, size: int, function: Callable, *arguments: Any) -> Any:
+    """Return `function(*arguments)`, which handles `size` bytes; computed in a thread if
+    that takes long. There is one, which limits the memory that parsing takes.
     """
-
-    def __init__(self, threads: int = 1):
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bodies")
-        self._free = asyncio.Semaphore(threads)
-
-    async def run(self, size: int, function: Callable[..., Result], *args: Any) -> Result:
-        """Return `function(*args)`, which handles `size` bytes; computed in a thread if
-        that takes long.
-        """
-        if size <= INLINE_BYTES:
-            return function(*args)
-        loop = asyncio.get_running_loop()
-        await self._free.acquire()
-        job = self._pool.submit(function, *args)
-
-        def free(_) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._free.release)
-
-        job.add_done_callback(free)
-        return await asyncio.wrap_future(job)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-class inference:  # a decorator
-    """The endpoint of a `handler(request, body, deadline)`, which ends at the deadline,
-    or when the client goes.
-
-    It is an ASGI app, since Starlette wraps functions, and has one time limit and no
-    task of its own: of a request's 355 us in the event loop these took 60.
-    """
-
-    def __init__(self, handler: Callable[[Request, bytes, float], Awaitable[Response]]):
-        self._handler = handler
-        functools.update_wrapper(self, handler)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._respond(Request(scope, receive))
-        await response(scope, receive, send)
-
-    async def _respond(self, request: Request) -> Response:
-        state = request.app.state
-        settings, admission = state.settings, state.admission
-        time = asyncio.get_running_loop().time
-        deadline = watch = None
-        with admission.slot() as slot:
-            try:
-                async with asyncio.timeout_at(time() + settings.body_seconds) as limit:
-                    body = await admission.body(request, slot)
-                    deadline = time() + settings.deadline_seconds
-                    limit.reschedule(deadline)
-                    watch = _Watch(request, limit)
-                    return await self._handler(request, body, deadline)
-            except TimeoutError:
-                if deadline is None:
-                    raise RequestError(
-                        f"The body was not complete after {settings.body_seconds:g} seconds.", 408
-                    ) from None
-                if watch is not None and watch.gone:
-                    raise Disconnected from None
-                raise DeadlineExceeded(
-                    f"The answer did not come within {settings.deadline_seconds:g} seconds. Send "
-                    "it again later."
-                ) from None
-            finally:
-                if watch is not None:
-                    watch.stop()
-
-
-class _Watch:
-    """Ends a time limit when the client goes; looks for that after `WATCH_SECONDS`: most
-    requests are answered before, and need no task.
-    """
-
-    def __init__(self, request: Request, limit: asyncio.Timeout):
-        self.gone = False
-        self._request = request
-        self._limit = limit
-        self._task: asyncio.Task | None = None
-        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._start)
-
-    def stop(self) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    def _start(self) -> None:
-        self._task = asyncio.ensure_future(self._watch())
-
-    async def _watch(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
-        self.gone = True
-        if not self._limit.expired():
-            self._limit.reschedule(0)  # long over: the handler is cancelled
+    if size <= INLINE_BYTES:
+        return function(*arguments)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(request.app.state.parser, function, *arguments)
 
 
 @contextlib.contextmanager
@@ -458,17 +285,7 @@ def version_of(request: Request) -> int | None:
     return int(text)
 
 
-def json_response(content: Any, status: int = 200) -> Response:
+def json_response(content: Any, status: int = 200, headers: Any = None) -> Response:
     """Return an answer of JSON, which may hold NumPy arrays."""
-    return Response(
-        orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY),
-        status,
-        media_type="application/json",
-    )
-
-
-def error_response(error: RequestError) -> Response:
-    """Return the answer that tells a client of an error."""
-    response = json_response({"error": error.message}, error.status)
-    response.headers.update(error.headers)
-    return response
+    data = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(data, status, headers, media_type="application/json")

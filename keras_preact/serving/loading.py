@@ -3,18 +3,14 @@ SavedModel, its warm-up requests.
 """
 
 import asyncio
-import contextlib
 import dataclasses
-import errno
 import gc
-import os
-import time
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pydantic
 
 from keras_preact.export import _directory
 from keras_preact.preprocessing import InputRange
@@ -22,56 +18,9 @@ from keras_preact.serving import engines
 from keras_preact.serving.batching import Batcher, ComputationError
 from keras_preact.serving.errors import RequestError, TooLarge
 from keras_preact.serving.metrics import Metrics
-from keras_preact.serving.servable import DirectDecoder, ImageDecoder, Servable
+from keras_preact.serving.servable import ImageDecoder, Servable
 from keras_preact.serving.settings import Settings
-from keras_preact.serving.tensors import DEFAULT_SIGNATURE, Signature, TensorSpec
-
-
-class _Tensor(pydantic.BaseModel):
-    dtype: str
-    shape: tuple[int | None, ...]
-    mean: list[float] | None = None
-    std: list[float] | None = None
-
-    @property
-    def expected(self) -> InputRange | None:
-        if self.mean is None or self.std is None:
-            return None
-        return InputRange(np.array(self.mean), np.array(self.std))
-
-
-class _Function(pydantic.BaseModel):
-    inputs: dict[str, _Tensor]
-    outputs: dict[str, _Tensor]
-
-
-class Card(pydantic.BaseModel):
-    """The part of a model card that serving needs."""
-
-    classes: list[str]
-    signatures: dict[str, _Function]
-    batch_sizes: list[int]
-    precision: str
-    top_k: int
-    files: dict[str, str]
-    preprocessing: dict[str, Any] | None = None
-    pixels: bool = False
-    max_image_pixels: int = 0
-
-    @property
-    def direct_decoder(self) -> DirectDecoder | None:
-        """What decodes files of the network's size without the graph; None if the graph
-        does more with them.
-        """
-        [images] = self.signatures[DEFAULT_SIGNATURE].inputs.values()
-        match images.shape:
-            case (_, int(height), int(width), 1 | 3 as channels) if (
-                self.pixels
-                and height * width <= self.max_image_pixels
-                and (self.preprocessing is None or self.preprocessing["crop"] is None)
-            ):
-                return DirectDecoder(height, width, channels)
-        return None
+from keras_preact.serving.tensors import Signature, TensorSpec
 
 
 class LoadError(Exception):
@@ -85,101 +34,97 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     Args:
         path: `.../NAME/VERSION`.
         settings: The server's settings.
-        metrics: Count the attempt, and every batch that is computed.
+        metrics: Count every batch that is computed.
 
     Raises:
         LoadError: for whatever is wrong with it, in a sentence without a path.
     """
-    name, began = path.parent.name, time.monotonic()
-    try:
-        servable = _load(path, settings, metrics)
-    except BaseException:
-        metrics.loads.labels(name, "failure").inc()
-        raise
-    metrics.loads.labels(name, "success").inc()
-    metrics.load_seconds.labels(name).observe(time.monotonic() - began)
-    return servable
-
-
-def _load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
-    name, version = path.parent.name, int(path.name)
+    labels = path.parent.name, path.name
     card = read_card(path)
-    check_files(path, card.files)
-    signatures = {
-        key: Signature(key, _specs(one.inputs), _specs(one.outputs))
-        for key, one in card.signatures.items()
-    }
-    with _collected_at_the_end():
-        engines.use_threads(settings.threads)
-        frozen, decode = read_functions(path)
-    takes_files = any(
-        spec.dtype == "string" for one in signatures.values() for spec in one.inputs.values()
-    )
-    if takes_files and decode is None:
+    check_files(path, card["files"])
+    try:
+        signatures = {name: _signature(name, one) for name, one in card["signatures"].items()}
+        classes, top_k, precision = card["classes"], int(card["top_k"]), card["precision"]
+        max_batch_size = settings.max_batch_size or max(card["batch_sizes"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _unreadable(repr(error)) from error
+    engines.use_threads(settings.threads)
+    frozen, decode = read_functions(path)
+    # The variables of a loaded SavedModel hold every weight a second time, in reference cycles.
+    gc.collect()
+    if decode is None and any(one.input.dtype == "string" for one in signatures.values()):
         raise LoadError(
             "Its SavedModel has no function `decode`, which its model card promises: export it "
             "again."
         )
-    batcher = Batcher(
-        _start_engine(settings, frozen, card.precision),
-        max_batch_size=settings.max_batch_size or max(card.batch_sizes),
-        wait_seconds=settings.batch_wait_ms / 1000,
-        max_queue=settings.max_queue,
-        workers=1 if settings.batching else settings.threads or os.cpu_count() or 1,
-        together=settings.batching,
-        observe_rows=metrics.batch_rows.labels(name, str(version)).observe,
-        observe_seconds=metrics.batch_seconds.labels(name, str(version)).observe,
-    )
-    decoder = decode and ImageDecoder(
-        decode, settings.max_queue, settings.threads, card.direct_decoder
-    )
+
+    def observe(rows: int, seconds: float) -> None:
+        metrics.batch_rows.labels(*labels).observe(rows)
+        metrics.batch_seconds.labels(*labels).observe(seconds)
+
     servable = Servable(
-        name,
-        version,
-        card.classes,
-        card.top_k,
+        path.parent.name,
+        int(path.name),
+        classes,
+        top_k,
         signatures,
         read_signature_defs(path),
-        batcher,
-        decoder,
+        Batcher(
+            _start_engine(settings, frozen, precision),
+            max_batch_size,
+            settings.max_queue,
+            together=settings.batching,
+            observe=observe,
+        ),
+        decode and ImageDecoder(decode, settings.max_queue, settings.threads),
     )
-    try:
-        asyncio.run(_warm_up(servable, path))
-    except BaseException:
-        servable.close_now()
-        raise
+    asyncio.run(_warm_up(servable, path))
     return servable
 
 
-def read_card(version: Path) -> Card:
+def _unreadable(reason: str) -> LoadError:
+    return LoadError(
+        f"Its {_directory.OWN_CARD.as_posix()} cannot be read: {reason}. Export it again with this "
+        "release of keras-preact."
+    )
+
+
+def read_card(version: Path) -> dict[str, Any]:
     """Return the card of a version.
 
     Raises:
         LoadError: if there is none, or it is not complete.
     """
     name = _directory.OWN_CARD.as_posix()
-    if (version / name).exists() and not (version / name).is_file():
-        raise LoadError(f"Its {name} is not a regular file.")
-    try:
-        return Card.model_validate_json((version / name).read_bytes())
-    except FileNotFoundError:
+    if not (version / name).is_file():  # a read of a pipe or a device may never end
         raise LoadError(
             f"It has no {name}: only exports of keras_preact.export.save can be served."
-        ) from None
-    except OSError as error:
-        raise LoadError(f"Its {name} cannot be read ({error.strerror}).") from error
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise LoadError(
-            f"Its {name} cannot be read: {place}: {first['msg']}. Export it again with this "
-            "release of keras-preact."
-        ) from error
+        )
+    try:
+        card = json.loads((version / name).read_bytes())
+    except (OSError, ValueError) as error:
+        raise _unreadable(type(error).__name__) from error
+    if not (isinstance(card, dict) and isinstance(card.get("files"), dict)):
+        raise _unreadable("it has no `files`")
+    return card
 
 
-def _specs(tensors: dict[str, _Tensor]) -> dict[str, TensorSpec]:
+def _signature(name: str, function: dict[str, Any]) -> Signature:
+    [only] = _specs(function["inputs"]).values()
+    return Signature(name, only, _specs(function["outputs"]))
+
+
+def _specs(tensors: dict[str, Any]) -> dict[str, TensorSpec]:
     return {
-        name: TensorSpec(name, one.dtype, one.shape, one.expected) for name, one in tensors.items()
+        name: TensorSpec(
+            name,
+            one["dtype"],
+            tuple(one["shape"]),
+            None
+            if one.get("mean") is None
+            else InputRange(np.array(one["mean"]), np.array(one["std"])),
+        )
+        for name, one in tensors.items()
     }
 
 
@@ -190,26 +135,16 @@ def check_files(version: Path, hashes: dict[str, str]) -> None:
         LoadError: if one is missing, damaged, or not in the card. Hidden files do not
             count.
     """
-    found = set()
-    for path in version.rglob("*"):
-        name = path.relative_to(version).as_posix()
-        if path.is_dir() or path.name.startswith("."):
-            continue
-        if not path.is_file():  # a read of a pipe or a device may never end
-            raise LoadError(f"Its {name} is not a regular file.")
-        found.add(name)
+    paths = {path.relative_to(version).as_posix(): path for path in version.rglob("*")}
+    found = {n for n, path in paths.items() if not path.is_dir() and not path.name.startswith(".")}
     for name in sorted(found - {_directory.OWN_CARD.as_posix(), *hashes}):
         raise LoadError(f"It holds {name}, which its model card does not know.")
     for name, expected in hashes.items():
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise LoadError("Its model card lists a file outside of its folder.")
-        try:
-            if not (version / name).is_file():
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            actual = _directory.sha256(version / name)
-        except OSError as error:
-            raise LoadError(f"Its {name} cannot be read ({error.strerror}).") from error
-        if actual != expected:
+        if not (version / name).is_file():
+            raise LoadError(f"Its {name} is missing, or not a regular file.")
+        if _directory.sha256(version / name) != expected:
             raise LoadError(
                 f"Its {name} is damaged: the SHA-256 hash is not the one in the model card."
             )
@@ -258,23 +193,6 @@ def read_functions(version: Path) -> tuple[engines.Frozen, Callable | None]:
     return frozen, getattr(loaded, "decode", None)
 
 
-@contextlib.contextmanager
-def _collected_at_the_end() -> Iterator[None]:
-    """Pause Python's collector, then look through what came meanwhile: the variables of
-    a loaded SavedModel hold every weight a second time, and are in reference cycles.
-
-    A collection of everything takes 0.4 s with TensorFlow imported.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.collect(0)
-        if enabled:
-            gc.enable()
-
-
 def _start_engine(settings: Settings, frozen: engines.Frozen, precision: str) -> engines.Engine:
     try:
         return engines.ENGINES[settings.engine](frozen, settings, precision)
@@ -298,19 +216,17 @@ async def _warm_up(servable: Servable, path: Path) -> None:
         raise LoadError(str(error)) from error
     except ValueError as error:
         raise LoadError("Its warm-up requests cannot be read.") from error
-    signatures, sizes = set(), set()
+    done: set[object] = set()
     for name, inputs in requests:
-        rows = len(next(iter(inputs.values()), ()))
-        if name in signatures and rows in sizes:
-            continue  # one network computes them all
-        signatures.add(name)
-        sizes.add(rows)
-        signature = servable.signatures.get(name)
-        if signature is None:
-            raise LoadError("A warm-up request is for a signature that it does not have.")
+        [array] = inputs.values()
+        if {name, len(array)} <= done:
+            continue  # one network computes all signatures
+        done |= {name, len(array)}
         try:
-            await servable.predict(name, signature.check(inputs), None)
+            array = servable.signatures[name].input.check(array)
+            await servable.predict(name, array, None)
         except TooLarge:
             pass  # this server computes smaller batches than the model was exported for
-        except (RequestError, ComputationError) as error:
+        except (RequestError, ComputationError, KeyError) as error:
+            await servable.close()
             raise LoadError(f"A warm-up request of it fails: {error}") from error

@@ -1,5 +1,6 @@
 """The server's log: one JSON object a line, on stderr."""
 
+import contextlib
 import datetime
 import json
 import logging
@@ -7,19 +8,10 @@ import os
 import queue
 import threading
 import time
-
-import orjson
+from collections.abc import Callable
 
 # What every record has; the rest is what the call passed as `extra`.
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
-    "message",
-    "asctime",
-    "taskName",
-    "color_message",
-}
-
-
-PAUSE_SECONDS = 0.01
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
@@ -35,10 +27,7 @@ class JsonFormatter(logging.Formatter):
         line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        try:
-            return orjson.dumps(line, default=str).decode()
-        except TypeError:  # a lone surrogate of a file's name, an integer of many bits
-            return json.dumps(line, default=str)
+        return json.dumps(line, default=str)
 
 
 class Log(logging.Handler):
@@ -48,59 +37,53 @@ class Log(logging.Handler):
     Args:
         descriptor: File descriptor to write to.
         capacity: Most lines that wait.
+        dropped: Called for each line that is dropped.
     """
 
-    def __init__(self, descriptor: int = 2, capacity: int = 10_000):
+    def __init__(
+        self,
+        descriptor: int = 2,
+        capacity: int = 10_000,
+        dropped: Callable[[], None] = lambda: None,
+    ):
         super().__init__()
         self.setFormatter(JsonFormatter())
-        self.dropped = 0
+        self._dropped = dropped
         self._descriptor = descriptor
-        self._capacity = capacity
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._taken: list[str] = []  # those that the thread writes
+        self._lines: queue.Queue[str] = queue.Queue(capacity)
         # os.write and a daemon: a thread that hangs in it holds no lock, and not the process
-        self._writer = threading.Thread(target=self._write, name="log", daemon=True)
-        self._writer.start()
+        threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._lines.qsize() + len(self._taken) < self._capacity:
-            self._lines.put(self.format(record) + "\n")
-        else:
-            self.dropped += 1
+        try:
+            self._lines.put_nowait(self.format(record) + "\n")
+        except queue.Full:
+            self._dropped()
 
-    def stop(self, seconds: float) -> None:
+    def finish(self, seconds: float) -> None:
         """Wait until the lines are written, at most so long."""
-        self._lines.put(None)
-        self._writer.join(seconds)
+        end = time.monotonic() + seconds
+        while self._lines.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.01)
 
     def _write(self) -> None:
-        told = 0
-        while (line := self._lines.get()) is not None:
-            self._taken.append(line)
+        while True:
+            lines = [self._lines.get()]
             # Others follow soon in a busy server: to wake for each takes 40 us a request.
-            time.sleep(PAUSE_SECONDS)
-            while not self._lines.empty() and (line := self._lines.get()) is not None:
-                self._taken.append(line)
-            data = "".join(self._taken).encode()
-            if self.dropped > told:
-                told = self.dropped
-                note = {"level": "warning", "message": "log lines were dropped", "dropped": told}
-                data = json.dumps(note).encode() + b"\n" + data
-            try:
+            time.sleep(0.01)
+            with contextlib.suppress(queue.Empty):
+                while len(lines) < 1000:
+                    lines.append(self._lines.get_nowait())
+            data = "".join(lines).encode()
+            with contextlib.suppress(OSError):  # nobody can read it any more
                 while data:
                     data = data[os.write(self._descriptor, data) :]
-            except OSError:  # nobody can read it any more
-                self.dropped += len(self._taken)
-            self._taken.clear()
-            if line is None:
-                return
+            for _ in lines:
+                self._lines.task_done()
 
 
-def configure() -> Log:
+def configure(dropped: Callable[[], None]) -> Log:
     """Send all logging of this process to stderr as JSON lines."""
-    handler = Log()
+    handler = Log(dropped=dropped)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("uvicorn").setLevel(
-        logging.WARNING
-    )  # what it says besides, the request lines and the command say
     return handler

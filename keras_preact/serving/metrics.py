@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_LOAD_SECONDS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_VERSION = ["model", "version"]
 
 
 class Metrics(Collector):
@@ -21,23 +21,17 @@ class Metrics(Collector):
     models and versions that were loaded.
 
     Args:
-        in_progress: Returns the number of requests in progress.
-        waiting: Returns the images that wait, as `(model, version, images)`.
-        available: Returns the number of available versions, as `(model, versions)`.
+        waiting: Returns the images that wait, for each available version of each model:
+            `{model: {version: images}}`.
         replica: The name of one of several processes behind one address: a label of
             each sample, without which their counters would look like one.
     """
 
     def __init__(
-        self,
-        in_progress: Callable[[], int],
-        waiting: Callable[[], Iterable[tuple[str, int, int]]],
-        available: Callable[[], Iterable[tuple[str, int]]] = list,
-        replica: str | None = None,
+        self, waiting: Callable[[], dict[str, dict[int, int]]], replica: str | None = None
     ):
         self._waiting = waiting
-        self._available = available
-        self._replica = replica
+        self._labels = {} if replica is None else {"replica": replica}
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(self)
@@ -45,104 +39,73 @@ class Metrics(Collector):
             "keras_preact_requests",
             "Requests answered. `api`: the operation; `model`, `version`: empty where none was "
             "reached.",
-            ["api", "model", "version", "status"],
+            ["api", *_VERSION, "status"],
             registry=registry,
         )
         self.request_seconds = Histogram(
             "keras_preact_request_seconds",
             "Seconds from the headers of a request to its answer.",
-            ["api", "model", "version"],
+            ["api", *_VERSION],
             buckets=_SECONDS,
             registry=registry,
         )
         self.batch_rows = Histogram(
             "keras_preact_batch_rows",
             "Images that the network computed at once.",
-            ["model", "version"],
+            _VERSION,
             buckets=_ROWS,
             registry=registry,
         )
         self.batch_seconds = Histogram(
             "keras_preact_batch_seconds",
             "Seconds that the network took for a batch.",
-            ["model", "version"],
+            _VERSION,
             buckets=_SECONDS,
             registry=registry,
         )
-        self.load_seconds = Histogram(
-            "keras_preact_model_load_seconds",
-            "Seconds that loading a version and its warm-up took.",
-            ["model"],
-            buckets=_LOAD_SECONDS,
-            registry=registry,
-        )
-        self.loads = Counter(
-            "keras_preact_model_loads",
-            "Versions loaded, or tried in vain.",
-            ["model", "outcome"],
-            registry=registry,
-        )
-        Gauge(
+        self.in_progress = Gauge(
             "keras_preact_requests_in_progress", "Requests in progress.", registry=registry
-        ).set_function(in_progress)
+        )
+        self.dropped_lines = Gauge(
+            "keras_preact_log_lines_dropped",
+            "Lines of the log that were dropped: what reads it is too slow.",
+            registry=registry,
+        )
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         """Read the queues: those of models that are gone leave no series."""
-        gauge = GaugeMetricFamily(
+        images = GaugeMetricFamily(
             "keras_preact_queue_images",
             "Images that wait for the network, or to be decoded.",
-            labels=["model", "version"],
+            labels=_VERSION,
         )
-        for model, version, images in self._waiting():
-            gauge.add_metric([model, str(version)], images)
-        yield gauge
-        gauge = GaugeMetricFamily(
+        available = GaugeMetricFamily(
             "keras_preact_model_available_versions",
             "Versions that answer requests; 0 for a model of which none could be loaded.",
             labels=["model"],
         )
-        for model, versions in self._available():
-            gauge.add_metric([model], versions)
-        yield gauge
+        for model, versions in self._waiting().items():
+            available.add_metric([model], len(versions))
+            for version, waiting in versions.items():
+                images.add_metric([model, str(version)], waiting)
+        return [images, available]
 
-    def shown(self) -> CollectorRegistry:
-        """Return what to show: the registry, with a label for the replica if there is one."""
-        if self._replica is None:
-            return self.registry
-        registry = CollectorRegistry()
-        registry.register(_Labelled(self.registry, {"replica": self._replica}))
-        return registry
-
-    def count_dropped_lines(self, dropped: Callable[[], int]) -> None:
-        """Show how many lines of the log nobody read in time."""
-        Gauge(
-            "keras_preact_log_lines_dropped",
-            "Lines of the log that were dropped: what reads it is too slow.",
-            registry=self.registry,
-        ).set_function(dropped)
-
-
-class _Labelled(Collector):
-    """The metrics of a registry with more labels."""
-
-    def __init__(self, registry: CollectorRegistry, labels: dict[str, str]):
-        self._registry = registry
-        self._labels = labels
-
-    def collect(self) -> Iterable[Metric]:
-        for family in self._registry.collect():
+    def shown(self, accept: str) -> Response:
+        """Return the answer to a scrape."""
+        families = list(self.registry.collect())
+        for family in families:
             family.samples = [
-                sample._replace(labels=sample.labels | self._labels) for sample in family.samples
+                one._replace(labels=one.labels | self._labels) for one in family.samples
             ]
-            yield family
+        registry = CollectorRegistry()
+        registry.collect = lambda: families  # type: ignore[method-assign]
+        encode, content_type = choose_encoder(accept)
+        return Response(encode(registry), headers={"Content-Type": content_type})
 
 
 async def metrics(request: Request) -> Response:
     """Answer Prometheus."""
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(
-        encode(request.app.state.metrics.shown()), headers={"Content-Type": content_type}
-    )
+    return request.app.state.metrics.shown(request.headers.get("accept", ""))
 
 
 routes = [Route("/metrics", metrics)]

@@ -56,9 +56,6 @@ class Settings:
     max_batch_size: _Count | None = option(
         None, "largest batch (default: the largest that the model was exported for)"
     )
-    batch_wait_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = option(
-        0.0, "milliseconds that an image waits for others"
-    )
     batching: bool = option(True, "compute images of several requests in one batch")
     max_queue: _Count = option(256, "images that may wait, per version of a model")
     max_body_bytes: _Count = option(32 * MIB, "largest request body")

@@ -7,14 +7,12 @@ the model's folder, in the words of TensorFlow Serving's model configuration.
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import pydantic
 from pydantic import Field
 
 FILE = "version_policy.json"
-
-T = TypeVar("T")
 
 _Version = Annotated[int, Field(ge=0)]
 
@@ -36,49 +34,47 @@ class _Choice(_Strict):
     specific: _Specific | None = None
     all: _Strict | None = None
 
-    @pydantic.model_validator(mode="after")
-    def _check_one(self):
-        if len(self.model_fields_set) != 1:
-            raise ValueError("it must hold one of latest, specific and all")
-        return self
-
 
 class Policy(_Strict):
     """A version policy. Without a choice, that of the server's settings counts."""
 
-    model_version_policy: _Choice | None = None
+    model_version_policy: _Choice = _Choice()
     version_labels: dict[str, _Version] = {}
 
-    def select(self, versions: dict[int, T], highest: int | None) -> tuple[dict[int, T], int]:
+    def select(self, versions: Collection[int], highest: int | None) -> tuple[list[int], int]:
         """Return the versions that may be served, and how many of them, the highest first.
 
         Args:
             versions: What there is.
             highest: The number without a choice; None: all.
+
+        Raises:
+            OSError: if it chooses none of them, or in two ways.
         """
         choice = self.model_version_policy
-        if choice and choice.specific:
-            versions = {n: one for n, one in versions.items() if n in choice.specific.versions}
-            return versions, len(versions)
-        if choice:
-            highest = choice.latest.num_versions if choice.latest else None
-        return versions, len(versions) if highest is None else highest
+        if len(choice.model_fields_set) > 1:
+            raise OSError(f"{FILE} must hold one of latest, specific and all")
+        wanted = [n for n in versions if not choice.specific or n in choice.specific.versions]
+        if not wanted:
+            raise OSError(f"{FILE} chooses none of the versions {sorted(versions)}")
+        if choice.latest:
+            highest = choice.latest.num_versions
+        elif choice.model_fields_set:
+            highest = None
+        return wanted, len(wanted) if highest is None else highest
 
 
-def read(file: Path, versions: Collection[int]) -> Policy:
+def read(file: Path) -> Policy:
     """Return the policy in a file, or the default if there is none.
 
     Raises:
-        OSError: if it cannot be read, is none, or chooses none of these versions.
+        OSError: if it cannot be read, or is none.
     """
     try:
-        policy = Policy.model_validate_json(file.read_bytes())
+        return Policy.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         return Policy()
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
-        raise OSError(f"{place}: {first['msg']}") from None
-    if not policy.select(dict.fromkeys(versions), None)[0]:
-        raise OSError(f"it chooses none of the versions {sorted(versions)}")
-    return policy
+        raise OSError(f"{FILE}: {place}: {first['msg']}") from None

@@ -8,7 +8,7 @@ import keras
 import pytest
 
 # Nothing here depends on the backend of Keras: the server needs TensorFlow alone.
-if keras.backend.backend() != "tensorflow" or importlib.util.find_spec("uvicorn") is None:
+if keras.backend.backend() != "tensorflow" or importlib.util.find_spec("granian") is None:
     collect_ignore_glob = ["test_*.py"]
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import email.message
 import http.client
 import json
+import queue
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -16,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from keras_preact.preprocessing import InputRange
+from keras_preact.serving import server
 from keras_preact.serving.app import create_app
 from keras_preact.serving.errors import NotFound, RequestError, Unavailable
 from keras_preact.serving.repository import VersionStatus
-from keras_preact.serving.server import Server, bind
 from keras_preact.serving.settings import Settings
 from keras_preact.serving.tensors import Signature, TensorSpec
 
@@ -31,25 +32,21 @@ PIXELS = dataclasses.replace(
     IMAGES, name="pixels", expected=InputRange(np.array([125.0]), np.array([64.0]))
 )
 OUTPUTS = {
-    "serving_default": ([IMAGES], {"logits": ("float32", 3), "probabilities": ("float32", 3)}),
-    "features": ([IMAGES], {"features": ("float32", 4)}),
-    "of_pixels": ([PIXELS], {"features": ("float32", 4)}),
+    "serving_default": (IMAGES, {"logits": ("float32", 3), "probabilities": ("float32", 3)}),
+    "features": (IMAGES, {"features": ("float32", 4)}),
+    "of_pixels": (PIXELS, {"features": ("float32", 4)}),
     "predict_bytes": (
-        [BYTES],
+        BYTES,
         {"classes": ("string", 2), "scores": ("float32", 2), "indices": ("int32", 2)},
-    ),
-    "pair": (
-        [TensorSpec("number", "int32", (None,)), TensorSpec("flag", "bool", (None,))],
-        {"text_bytes": ("string",), "twice": ("int32",)},
     ),
 }
 SIGNATURES = {
     name: Signature(
         name,
-        {spec.name: spec for spec in inputs},
+        spec,
         {key: TensorSpec(key, dtype, (None, *rest)) for key, (dtype, *rest) in outputs.items()},
     )
-    for name, (inputs, outputs) in OUTPUTS.items()
+    for name, (spec, outputs) in OUTPUTS.items()
 }
 
 
@@ -71,7 +68,7 @@ class FakeServable:
         self.started = threading.Event()
         self.cancelled = threading.Event()
 
-    async def predict(self, signature, inputs, deadline):
+    async def predict(self, signature, images, deadline):
         self.started.set()
         try:
             while self.hold is not None and not self.hold.is_set():
@@ -79,14 +76,6 @@ class FakeServable:
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        if signature == "pair":
-            number, flag = inputs["number"], inputs["flag"]
-            if len(number) != len(flag):
-                raise RequestError("`number` and `flag` must have as many rows.")
-            pairs = zip(number.tolist(), flag.tolist(), strict=True)
-            texts = np.array([f"{n}{f}".encode() for n, f in pairs], object)
-            return {"text_bytes": texts, "twice": number + number}
-        [images] = inputs.values()
         if signature == "predict_bytes":
             if not all(data.isdigit() for data in images):
                 raise RequestError("Not an image.")
@@ -230,10 +219,13 @@ def in_process(
 class Running:
     """A server on a port of its own. `ask` sends one request over a new connection."""
 
-    def __init__(self, port, app, server, loop):
-        self.port, self.app, self.server, self.loop = port, app, server, loop
+    def __init__(self, port, app, loop, stop):
+        self.port, self.app, self._loop, self._stop = port, app, loop, stop
         self.repository = app.state.repository
         self.servable = getattr(self.repository, "servable", None)
+
+    def stop(self):
+        self._loop.call_soon_threadsafe(self._stop.set)
 
     def ask(self, method, path, body=None, headers=()):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=100)
@@ -267,22 +259,21 @@ def serving(directory: Path | None = None, **options) -> Iterator[Running]:
     options = dict.fromkeys(("header_seconds", "body_seconds", "deadline_seconds"), 60) | options
     settings = Settings(directory or Path("nowhere"), **options)
     app = create_app(settings, None if directory else FakeRepository())
-    bound = bind("127.0.0.1", 0)
-    ready = threading.Event()
-    server = Server(app, settings, ready.set)
-    loops: list[asyncio.AbstractEventLoop] = []
+    address = server.free_address("127.0.0.1", 0)
+    started: queue.Queue[Running] = queue.Queue()
 
     async def run() -> None:
-        loops.append(asyncio.get_running_loop())
-        await server.serve(sockets=[bound])
+        stop = asyncio.Event()
+        running = Running(address[1], app, asyncio.get_running_loop(), stop)
+        await server.serve(app, settings, address, stop, lambda: started.put(running))
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
+    running = started.get(timeout=60)
     try:
-        assert ready.wait(60)
-        yield Running(bound.getsockname()[1], app, server, *loops)
+        yield running
     finally:
-        server.should_exit = True
+        with contextlib.suppress(RuntimeError):  # it has ended
+            running.stop()
         thread.join(60)
-        bound.close()
     assert not thread.is_alive()

@@ -51,18 +51,17 @@ def rows(number: int, start: float = 0) -> np.ndarray:
 
 
 @contextlib.asynccontextmanager
-async def batching(
-    network, max_batch_size=8, wait_seconds=0.0, max_queue=100, workers=1, **options
-):
+async def batching(network, max_batch_size=8, max_queue=100, **options):
     """Give a batcher; it is closed afterwards, and must leave no thread."""
     before = set(threading.enumerate())
-    batcher = Batcher(network, max_batch_size, wait_seconds, max_queue, workers, **options)
+    batcher = Batcher(network, max_batch_size, max_queue, **options)
     try:
         async with asyncio.timeout(GENEROUS):
             yield batcher
     finally:
         network.release()
-        batcher.close()
+        await batcher.close()
+        batcher._thread.shutdown()
     after = set(threading.enumerate()) - before
     assert not [one for one in after if one.name.startswith("batcher-")]
 
@@ -111,21 +110,17 @@ async def test_images_of_different_sizes_are_not_put_into_one_batch():
     assert [batch.shape for batch in network.batches] == [(1, 2), (3, 2), (1, 3), (1, 2)]
 
 
-async def test_without_batching_every_request_runs_by_itself_in_one_of_the_workers():
+async def test_without_batching_every_request_runs_by_itself():
     network = Network(free=False)
-    options = {"together": False, "wait_seconds": 100 * GENEROUS}
-    async with batching(network, workers=3, **options) as batcher:
-        tasks = await start(*(batcher.submit(rows(n), None) for n in (1, 2, 3, 4, 5)))
-        for _ in range(3):
-            await network.is_entered()
-        assert len(network.batches) == 3
+    async with batching(network, together=False) as batcher:
+        tasks = await start(*(batcher.submit(rows(n), None) for n in (1, 2, 3)))
+        await network.is_entered()
         assert batcher.busy_seconds > 0
         network.release()
         for n, task in enumerate(tasks, 1):
             check_answer(await task, rows(n))
-        while batcher.busy_seconds:
-            await asyncio.sleep(0.001)
-    assert sorted(len(batch) for batch in network.batches) == [1, 2, 3, 4, 5]
+        assert batcher.busy_seconds == 0
+    assert [len(batch) for batch in network.batches] == [1, 2, 3]
 
 
 async def test_the_queue_does_not_grow():
@@ -169,10 +164,10 @@ async def test_a_failure_goes_to_everyone_in_the_batch_and_to_nobody_else():
 
 async def test_closing_computes_what_waits_and_takes_nothing_more():
     network = Network(free=False)
-    async with batching(network, wait_seconds=100 * GENEROUS) as batcher:
+    async with batching(network) as batcher:
         tasks = await start(*(batcher.submit(rows(n), None) for n in (8, 3, 4)))
         await network.is_entered()
-        closing = asyncio.create_task(asyncio.to_thread(batcher.close))
+        closing = asyncio.create_task(batcher.close())
         while not batcher._closed:
             await asyncio.sleep(0)
         with pytest.raises(Unavailable):
@@ -196,11 +191,9 @@ STEPS = st.one_of(
 @given(
     steps=st.lists(STEPS, max_size=40),
     max_queue=st.integers(1, 30),
-    workers=st.integers(1, 3),
     together=st.booleans(),
-    wait=st.sampled_from([0, 0.001]),
 )
-def test_any_schedule(steps, max_queue, workers, together, wait):
+def test_any_schedule(steps, max_queue, together):
     """No two rows are equal, so an answer that holds another's rows, or its own in
     another order, shows.
     """
@@ -208,8 +201,7 @@ def test_any_schedule(steps, max_queue, workers, together, wait):
     requests: list[tuple[np.ndarray, asyncio.Task, float | None]] = []
 
     async def scenario():
-        options = {"max_queue": max_queue, "workers": workers, "together": together}
-        async with batching(network, wait_seconds=wait, **options) as batcher:
+        async with batching(network, max_queue=max_queue, together=together) as batcher:
             loop = asyncio.get_running_loop()
             for number, (step, value, seconds) in enumerate(steps):
                 if step == "submit":
@@ -244,5 +236,4 @@ def test_any_schedule(steps, max_queue, workers, together, wait):
     for batch in network.batches:
         assert len(batch) <= 8
         assert together or tuple(batch.ravel().tolist()) in submitted
-    if workers == 1:
-        assert computed == sorted(computed)  # first come, first served
+    assert computed == sorted(computed)  # first come, first served

@@ -15,8 +15,6 @@ PREDICT, CLASSIFY, INFER = (
 )
 ROW = [[[1.5], [2]], [[3], [4]]]
 TENSOR = {"name": "images", "datatype": "FP32", "shape": [1, 2, 2, 1], "data": [1, 2.5, 3, 4]}
-FLAG = {"name": "flag", "datatype": "BOOL", "shape": [1], "data": [True]}
-NUMBER = {"name": "number", "datatype": "INT8", "shape": [1], "data": [1]}
 FILE = {"name": "image_bytes", "datatype": "BYTES", "shape": [1], "data": ["MQ"]}
 LOGITS = {"name": "logits", "parameters": {"binary_data": False}}
 VALID = [
@@ -24,14 +22,11 @@ VALID = [
     (PREDICT, {"instances": [{"images": ROW}], "signature_name": "features"}),
     (PREDICT, {"inputs": {"images": [ROW]}}),
     (PREDICT, {"instances": [{"b64": "MTI="}, "7"], "signature_name": "predict_bytes"}),
-    (PREDICT, {"instances": [{"number": 1, "flag": True}], "signature_name": "pair"}),
-    (PREDICT, {"inputs": {"number": [1], "flag": [False]}, "signature_name": "pair"}),
     (CLASSIFY, {"examples": [{"image_bytes": {"b64": "MTI="}}, {"image_bytes": "3"}]}),
     (CLASSIFY, {"examples": [{"images": ROW}], "context": {}}),
     (INFER, {"id": "1", "inputs": [TENSOR], "outputs": [LOGITS]}),
     (INFER, {"inputs": [TENSOR], "parameters": {"signature_name": "features"}}),
     (INFER, {"inputs": [FILE | {"parameters": {"content_type": "base64"}}]}),
-    (INFER, {"inputs": [NUMBER, FLAG]}),
 ]
 
 

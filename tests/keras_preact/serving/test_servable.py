@@ -13,16 +13,14 @@ import weakref
 
 import numpy as np
 import pytest
-from PIL import Image, PngImagePlugin
 
-from keras_preact.export import _images
 from keras_preact.serving import loading
 from keras_preact.serving.errors import DeadlineExceeded, RequestError, TooBusy, TooLarge
 from keras_preact.serving.loading import LoadError
 from keras_preact.serving.metrics import Metrics
-from keras_preact.serving.servable import DirectDecoder, ImageDecoder
+from keras_preact.serving.servable import ImageDecoder
 from keras_preact.serving.settings import Settings
-from tests.keras_preact.export.image_files import encode, noise
+from tests.keras_preact.export.image_files import noise
 from tests.keras_preact.serving.server_process import CLASSES, NAME, encoded, random_images
 
 GENEROUS = 60
@@ -31,7 +29,7 @@ PIXELS = np.stack([noise(32, 32, seed=seed) for seed in range(4)]).astype("float
 
 
 def load(version, **options):
-    return loading.load(version, Settings(version.parent.parent, **options), Metrics(int, list))
+    return loading.load(version, Settings(version.parent.parent, **options), Metrics(dict))
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +39,9 @@ def servable(version):
     asyncio.run(servable.close())
 
 
-def predict(servable, signature, **inputs):
-    checked = servable.signatures[signature].check(
-        {name: np.asarray(value) for name, value in inputs.items()}
-    )
-    return asyncio.run(asyncio.wait_for(servable.predict(signature, checked, None), GENEROUS))
+def predict(servable, signature, value):
+    array = servable.signatures[signature].input.check(np.asarray(value))
+    return asyncio.run(asyncio.wait_for(servable.predict(signature, array, None), GENEROUS))
 
 
 def files_of(*files) -> np.ndarray:
@@ -58,7 +54,7 @@ def test_numbers_of_every_type(dtype, servable, saved_model):
     wanted = saved_model.loaded.core(images.astype("float32"))
     outputs = {"serving_default": ["logits", "probabilities"], "features": ["features"]}
     for signature, names in outputs.items():
-        answer = predict(servable, signature, images=images.astype(dtype))
+        answer = predict(servable, signature, images.astype(dtype))
         assert sorted(answer) == names
         for name in names:
             np.testing.assert_allclose(answer[name], wanted[name], rtol=1e-4, atol=1e-4)
@@ -66,7 +62,7 @@ def test_numbers_of_every_type(dtype, servable, saved_model):
 
 def test_files_of_images_are_answered_with_the_best_classes(servable, saved_model):
     files = [*FILES[:2], encoded(2), encoded(3, "JPEG")]  # the last two are of another size
-    answer = predict(servable, "predict_bytes", image_bytes=files_of(*files))
+    answer = predict(servable, "predict_bytes", files_of(*files))
     probabilities = saved_model.probabilities(saved_model.loaded.decode(files).numpy())
     best = -np.sort(-probabilities, axis=1)[:, :5]
     np.testing.assert_allclose(answer["scores"], best, rtol=1e-4)
@@ -87,40 +83,37 @@ BYTES = "predict_bytes"
 
 
 @pytest.mark.parametrize(
-    ("signature", "inputs", "message"),
+    ("signature", "value", "message"),
     [
-        ("features", {}, "features takes images. Received: nothing"),
-        ("features", {"images": GOOD, "more": GOOD}, "takes images. Received: images, more"),
-        ("features", {"images": GOOD > 0}, "`images` must hold float32. Received: bool"),
-        ("features", {"images": np.array([b"a", None])}, "must hold float32. Received: texts"),
-        ("features", {"images": GOOD[:, 1:]}, "Received: (2, 31, 32, 3)"),
-        ("features", {"images": np.float32(3)}, "Received: ()"),
-        ("features", {"images": GOOD[:0]}, "at least one example. Received: (0, 32, 32, 3)"),
-        ("features", {"images": spoiled(np.nan)}, "another one in example 1"),
-        ("features", {"images": spoiled(1e300)}, "another one in example 1"),
-        ("features", {"images": np.concatenate([GOOD] * 5)}, "at most 8 examples. Received: 10"),
-        (BYTES, {"image_bytes": GOOD}, "`image_bytes` must hold string. Received: float32"),
-        (BYTES, {"image_bytes": files_of(b"")}, "image 0 is"),
-        (BYTES, {"image_bytes": files_of(*[b""] * 9)}, "at most 8 examples. Received: 9"),
+        ("features", GOOD > 0, "`images` must hold float32. Received: bool"),
+        ("features", np.array([b"a", None]), "must hold float32. Received: texts"),
+        ("features", GOOD[:, 1:], "Received: (2, 31, 32, 3)"),
+        ("features", np.float32(3), "Received: ()"),
+        ("features", GOOD[:0], "at least one example. Received: (0, 32, 32, 3)"),
+        ("features", spoiled(np.nan), "another one in example 1"),
+        ("features", spoiled(1e300), "another one in example 1"),
+        ("features", np.concatenate([GOOD] * 5), "at most 8 examples. Received: 10"),
+        (BYTES, GOOD, "`image_bytes` must hold string. Received: float32"),
+        (BYTES, files_of(b""), "image 0 is"),
+        (BYTES, files_of(*[b""] * 9), "at most 8 examples. Received: 9"),
     ],
 )
-def test_what_cannot_be_answered(signature, inputs, message, servable):
+def test_what_cannot_be_answered(signature, value, message, servable):
     with pytest.raises(RequestError) as caught:
-        predict(servable, signature, **inputs)
+        predict(servable, signature, value)
     assert caught.value.status == (413 if "at most" in message else 400)
     assert message in caught.value.message
 
 
 @pytest.mark.anyio
 async def test_a_damaged_image_is_named_and_spoils_nobodys_batch(version, saved_model):
-    """Bad and good requests wait for each other to fill one batch."""
     first, second, third, last = FILES
     requests = [[first], [second, third[:-9], first], [second[:60], first], [last]]
-    servable = await asyncio.to_thread(load, version, batch_wait_ms=50)
+    servable = await asyncio.to_thread(load, version)
     try:
         async with asyncio.timeout(GENEROUS):
             good, *bad, other = await asyncio.gather(
-                *(servable.predict(BYTES, {"image_bytes": files_of(*r)}, None) for r in requests),
+                *(servable.predict(BYTES, files_of(*r), None) for r in requests),
                 return_exceptions=True,
             )
     finally:
@@ -167,7 +160,7 @@ async def test_images_that_wait_to_be_decoded_are_bounded_and_late_ones_are_drop
 
 def test_a_closed_version_leaves_no_memory(version):
     servable = load(version, batching=False)
-    predict(servable, BYTES, image_bytes=files_of(*FILES))
+    predict(servable, BYTES, files_of(*FILES))
     asyncio.run(servable.close())
     closed = weakref.ref(servable)
     del servable
@@ -225,16 +218,19 @@ DAMAGE = [
     (lambda v: flip_a_bit(v / "saved_model.pb"), "Its saved_model.pb is damaged: the SHA-256"),
     (lambda v: flip_a_bit(v / WEIGHTS), f"Its {WEIGHTS} is damaged: the SHA-256 hash is not"),
     (lambda v: flip_a_bit(v / WARM_UP), f"Its {WARM_UP} is damaged: the SHA-256 hash is not"),
-    (lambda v: (v / WEIGHTS).unlink(), f"Its {WEIGHTS} cannot be read (No such file"),
+    (lambda v: (v / WEIGHTS).unlink(), f"Its {WEIGHTS} is missing"),
     (lambda v: (v / "more.txt").touch(), "more.txt, which its model card does not know"),
     (lambda v: change_card(v, lambda c: c["files"].update({"../x": "0"})), "outside of its folder"),
     (lambda v: change_card(v, lambda c: c["files"].update({"/x": "0"})), "outside of its folder"),
-    (lambda v: endless(v / "saved_model.pb"), "Its saved_model.pb is not a regular file."),
-    (lambda v: endless(v / CARD), f"Its {CARD} is not a regular file."),
-    (lambda v: os.mkfifo(v / "pipe"), "Its pipe is not a regular file."),
+    (
+        lambda v: endless(v / "saved_model.pb"),
+        "Its saved_model.pb is missing, or not a regular file.",
+    ),
+    (lambda v: endless(v / CARD), f"It has no {CARD}"),
+    (lambda v: os.mkfifo(v / "pipe"), "It holds pipe, which"),
     (lambda v: (v / CARD).unlink(), f"It has no {CARD}"),
-    (lambda v: (v / CARD).write_text("{"), "cannot be read: the whole: Invalid JSON"),
-    (lambda v: change_card(v, lambda c: c.update(top_k="some")), "cannot be read: top_k: "),
+    (lambda v: (v / CARD).write_text("{"), "cannot be read: JSONDecodeError"),
+    (lambda v: change_card(v, lambda c: c.update(top_k="some")), "cannot be read: ValueError"),
     (without_core, "no function `core`"),
     (no_saved_model, "cannot load its SavedModel"),
     (lambda v: change_card(v, of_another_size), "A warm-up request of it fails: `images` must"),
@@ -258,53 +254,6 @@ def test_without_warm_up_and_with_smaller_batches_than_it_was_exported_for(versi
     change_card(other, lambda card: card["files"].pop(WARM_UP))
     servable = load(other, max_batch_size=2)
     with pytest.raises(TooLarge, match="at most 2"):
-        predict(servable, "features", images=np.concatenate([GOOD, GOOD]))
-    assert predict(servable, "features", images=GOOD)["features"].shape == (2, 16)
+        predict(servable, "features", np.concatenate([GOOD, GOOD]))
+    assert predict(servable, "features", GOOD)["features"].shape == (2, 16)
     asyncio.run(servable.close())
-
-
-def files_of_every_kind() -> dict[str, bytes]:
-    """Return files of 8 x 8 pixels."""
-    colours = Image.fromarray(noise(8, 8, 4), "RGBA")
-    rgb, palette = colours.convert("RGB"), colours.convert("RGB").quantize(7)
-    deep = np.random.default_rng(0).integers(0, 2**16, (8, 8), "uint16")
-    modes = ("1", "L", "LA", "RGB", "RGBA")
-    return {
-        **{f"PNG {mode}": encode(colours.convert(mode)) for mode in modes},
-        "PNG of a palette": encode(palette),
-        "PNG with transparency": encode(palette, transparency=bytes([0, 90, 255])),
-        "PNG of 16 bits": encode(deep),
-        **{f"JPEG {m}": encode(colours.convert(m), "JPEG") for m in ("L", "RGB", "CMYK")},
-        "progressive JPEG": encode(rgb, "JPEG", progressive=True),
-        "JPEG with all colours": encode(rgb, "JPEG", subsampling=0),
-    }
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_the_direct_decoder_does_what_an_exported_graph_does(channels):
-    exported = _images.Decoder((8, 8), channels)
-    direct = DirectDecoder(8, 8, channels)
-    left = []
-    for name, file in files_of_every_kind().items():
-        found = direct(file)
-        if found is None:
-            left.append(name)
-        else:
-            assert found.dtype == np.float32
-            np.testing.assert_array_equal(found[np.newaxis], exported([file]), err_msg=name)
-    assert left == (["JPEG CMYK"] if channels == 1 else [])
-
-
-def test_the_direct_decoder_leaves_the_rest_to_the_graph():
-    direct, rgb = DirectDecoder(8, 8, 3), noise(8, 8)
-    png, jpeg = encode(rgb), encode(rgb, "JPEG")
-    assert direct(png, max_pixels=64) is not None
-    assert direct(png, max_pixels=63) is None
-    for decoder in (DirectDecoder(8, 9, 3), DirectDecoder(9, 8, 3)):
-        assert decoder(png) is decoder(jpeg) is None
-    text = PngImagePlugin.PngInfo()
-    text.add_text("Comment", "a" * 1000, zip=True)
-    many_scans = jpeg[:-2] + b"\xff\xda\0\x08\1" * 51 + jpeg[-2:]
-    damaged = [png[:20], png[:-20], jpeg[:20], jpeg[:-20], b"", b"GIF89a"]
-    for file in [encode(rgb, pnginfo=text), many_scans, *damaged]:
-        assert direct(file) is None

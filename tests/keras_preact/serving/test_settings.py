@@ -13,7 +13,7 @@ BAD = [
     ("port", "65536"),
     ("versions", "newest"),
     ("max_queue", 0),
-    ("batch_wait_ms", float("nan")),
+    ("hang_seconds", float("nan")),
     ("deadline_seconds", float("inf")),
     ("drain_seconds", None),
     ("engine", "abacus"),
@@ -44,7 +44,7 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_repeated(token):
 #: Another value than the default for every setting but the directory.
 TEXT = """
 host=0.0.0.0 port=0 engine=openvino versions=all poll_seconds=0.5 threads=3 max_batch_size=8
-batch_wait_ms=2.5 batching=false max_queue=7 max_body_bytes=1000 max_pending_bytes=5000
+batching=false max_queue=7 max_body_bytes=1000 max_pending_bytes=5000
 max_requests=9 deadline_seconds=1.5 body_seconds=2.5 header_seconds=3.5 drain_seconds=4.5
 hang_seconds=5.5 allowed_hosts=a.example access_log=all open_metrics=true token=secret
 """
