@@ -102,7 +102,7 @@ def test_options_build_a_network(depth, task):
         unit = model.units[0]
         assert unit.activation is keras.activations.get(got["activation"])
         assert unit.dropout_at == got["dropout_at"]
-    assert (unit.dropout, unit.normalization.serialize()) == (0.1, got["normalization"])
+    assert (unit.dropout, unit.normalization) == (0.1, got["normalization"])
 
 
 @pytest.mark.parametrize("depth", [1, 50, 200, 1000])
