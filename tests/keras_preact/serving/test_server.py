@@ -145,7 +145,10 @@ def test_it_is_not_ready_from_the_moment_that_it_stops():
 
 
 def test_what_does_not_finish_in_time_is_told_so():
-    with fakes.serving(drain_seconds=0.2) as server, held(server) as [answer]:
+    with (
+        fakes.serving(drain_seconds=0.2, deadline_seconds=1000) as server,
+        held(server) as [answer],
+    ):
         server.stop()
         assert answer.result(60).status == 503
         wait_for(lambda: not server.repository.running)
