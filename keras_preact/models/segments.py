@@ -1,7 +1,8 @@
 """The segments of a network: its residual units, by themselves or as stacks."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from keras_preact import _checks, initializers
 from keras_preact.stacks import UnitStack
@@ -62,69 +63,66 @@ def make(
         output_stride: Product of the stages' strides from which on they become
             dilation; None: never.
     """
-    last_rate, total = pattern.stochastic_depth, sum(stage.units for stage in stages)
-    grids = _grids(pattern, stages, output_stride)
     segments: list[Segment] = []
-    before = 0
-    for s, stage in enumerate(stages, 1):
-        names = [f"stage{s}_unit{u}" for u in range(1, stage.units + 1)]
-        rates: list = [
-            None if last_rate is None else last_rate * (before + u) / total
-            for u in range(1, stage.units + 1)
-        ]
-        own: list[dict] = [
-            {
-                "filters": stage.filters,
-                "kernel_initializer": initializers.spawn(kernel, name),
-                "stochastic_depth": rate,
-                **grid,
-            }
-            for name, rate, grid in zip(
-                names, rates, grids[before : before + stage.units], strict=True
-            )
-        ]
-        if not segments:
-            own[0]["arrangement"] = pattern.arrangement.of_first_unit()
-        if subsamples := stage.strides > 1 and stage.strided_place > 0:
-            own[-1] |= {"shape_shortcut": "zero_pad", "activate_shape_shortcut": False}
-        single = [pattern.at(name, **changes) for name, changes in zip(names, own, strict=True)]
-        stop = stage.units - 1 if subsamples else stage.units
-        if stack_options is None or stop < 2:
-            segments += single
-        else:
+    rows = zip(stages, _changes(pattern, stages, kernel, output_stride), strict=True)
+    for s, (stage, changes) in enumerate(rows, 1):
+        units: list[Segment] = [pattern.at(**own) for own in changes]
+        subsamples = stage.strides > 1 and stage.strided_place > 0
+        equal = slice(1, -1 if subsamples else None)
+        if stack_options is not None and units[equal]:
             # a stack draws its units' values itself, from the network's initialisers and their
             # names
-            changes = own[1] | {"name": names[1], "kernel_initializer": kernel}
-            unit = type(pattern).from_config(pattern.get_config() | changes)
-            drops = None if last_rate is None else rates[1:stop]
-            stack = UnitStack(
-                unit, stop - 1, stochastic_depth=drops, name=f"stage{s}_units", **stack_options
-            )
-            segments += [single[0], stack, *single[stop:]]
-        before += stage.units
+            own = changes[1] | {"kernel_initializer": kernel}
+            rates = None
+            if pattern.stochastic_depth is not None:
+                rates = [each["stochastic_depth"] for each in changes[equal]]
+            units[equal] = [
+                UnitStack(
+                    type(pattern).from_config(pattern.get_config() | own),
+                    len(changes[equal]),
+                    stochastic_depth=rates,
+                    name=f"stage{s}_units",
+                    **stack_options,
+                )
+            ]
+        segments += units
     return segments
 
 
-def _grids(pattern: ResidualUnit, stages: Sequence[Stage], output_stride: int | None) -> list[dict]:
-    """Return strides and, if some become dilation, the block of every unit."""
-    block = pattern.block
-    grids: list[dict] = []
-    stride = dilation = 1
-    for stage in stages:
+def _changes(
+    pattern: ResidualUnit, stages: Sequence[Stage], kernel, output_stride: int | None
+) -> Iterator[list[dict]]:
+    """Yield for each stage what is different in its units, as arguments of
+    `ResidualUnit.at`.
+    """
+    total = sum(stage.units for stage in stages)
+    done, stride, dilation = 0, 1, 1
+    for s, stage in enumerate(stages, 1):
+        changes = []
         for place in range(stage.units):
             step = stage.strides if place == stage.strided_place else 1
             dilates = output_stride is not None and stride * step > output_stride
-            grid: dict = {"strides": 1 if dilates else step}
-            if dilation > 1 or dilates:
-                grid["block"] = dataclasses.replace(
-                    block, dilation=dilation, dilated_strides=step if dilates else 1
+            name = f"stage{s}_unit{place + 1}"
+            done += 1
+            own: dict[str, Any] = {
+                "name": name,
+                "filters": stage.filters,
+                "kernel_initializer": initializers.spawn(kernel, name),
+                "strides": 1 if dilates else step,
+            }
+            if pattern.stochastic_depth is not None:
+                own["stochastic_depth"] = pattern.stochastic_depth * done / total
+            if dilates or dilation > 1:
+                own["block"] = dataclasses.replace(
+                    pattern.block, dilation=dilation, dilated_strides=step if dilates else 1
                 )
-            grids.append(grid)
-            if dilates:
-                dilation *= step
-            else:
-                stride *= step
-    return grids
+            if done == 1:
+                own["arrangement"] = pattern.arrangement.of_first_unit()
+            if step > 1 and place > 0:  # the last unit, which subsamples as in TF-slim
+                own |= {"shape_shortcut": "zero_pad", "activate_shape_shortcut": False}
+            changes.append(own)
+            stride, dilation = (stride, dilation * step) if dilates else (stride * step, dilation)
+        yield changes
 
 
 def unit_names(segment: Segment) -> list[str]:
