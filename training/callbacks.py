@@ -20,7 +20,12 @@ class Diverged(Exception):
         loss: That loss.
         step: Step of `fit`, from 0 on, over all epochs; with several steps per
             execution the last of them.
+
+    Attributes:
+        explanation: The likely mistake and the remedy, for a person.
     """
+
+    explanation = ""
 
     def __init__(self, loss: float, step: int):
         super().__init__(f"The loss is {loss} in step {step}.")

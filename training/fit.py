@@ -1,27 +1,108 @@
-"""The fit of a run: `model.fit` from a checkpoint on, with its callbacks."""
+"""The training of a run, from its beginning or a checkpoint to its end or an
+interruption: restore or begin, `model.fit` with its callbacks, finish.
+"""
 
+import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
 
 import keras_preact as kp
 
-from . import callbacks, networks, plans
+from . import callbacks, curves, divergence, histories, messages, networks, plans, runs
 from .checkpoints import Best, Checkpoints, Saved, Saver
 from .cli import command
+from .estimates import Clock
 from .progress import Progress
+from .run import Run
 from .signals import Stop
 
-if TYPE_CHECKING:
-    from .run import Run
-
+#: Executions of a dry run: one that compiles, and those that are timed.
+TIMED = 4
 #: Images that the activations are measured on.
 HEALTH_IMAGES = 32
 #: Steps after which several processes ask each other for signals. It takes milliseconds.
 AGREE = 4
+
+
+def train(run: Run) -> Path:
+    """Train the rest of a run and return its directory.
+
+    Raises:
+        UserError: for a directory that is not empty or in which another process trains,
+            a full disk.
+        callbacks.Diverged: for a loss that is not finite, with an explanation.
+        KeyboardInterrupt: after the step in which Ctrl-C was pressed; a checkpoint is
+            saved.
+        SystemExit: with status 75 after the step in which SIGTERM came; a checkpoint is
+            saved.
+    """
+    folder = _directory(run)
+    if (folder / "model.keras").is_file():
+        run.network.set_weights(networks.load(folder / "model.keras").get_weights())
+        if not (folder / "curves.png").is_file():  # the process was killed before it drew them
+            _draw(run, folder)
+        _say_end(run, folder, "Already finished")
+    elif run.is_chief:
+        folder.mkdir(parents=True, exist_ok=True)
+        with runs.held(folder):
+            _directory(run, folder)  # another process may have begun a run in it since
+            _train(run, folder)
+    else:
+        _train(run, folder)
+    return folder
+
+
+def _train(run: Run, folder: Path) -> None:
+    # --- Restore the newest checkpoint, or begin
+    checkpoints = Checkpoints(
+        folder / "checkpoints", run.config.checkpoint.keep, write=run.is_chief
+    )
+    saved = checkpoints.newest(lambda message: run.say(f"Warning: {message}"))
+    if saved is not None:
+        saved.restore(run.model)
+    elif run.is_chief:
+        # the configuration first: a run that is killed here can be started again
+        runs.write_json(folder / "config.json", run.described())
+        (folder / "checkpoints").mkdir(exist_ok=True)
+        with runs.replacing(folder / "checkpoints" / networks.ARCHITECTURE) as temporary:
+            temporary.write_text(run.network.to_json())
+
+    # --- Fit
+    run.say(messages.beginning(run, folder, saved))
+    fit = Fit(run, folder, checkpoints, saved)
+    try:
+        with fit.stop:
+            fit.train()
+    except (KeyboardInterrupt, SystemExit) as ended:
+        fit.close()
+        run.say(fit.interruption(ended))
+        raise
+    finally:
+        fit.close()
+
+    # --- Finish
+    fit.saver.save_now()
+    networks.save(run.network, folder / "model.keras", write=run.is_chief)
+    _draw(run, folder)
+    _say_end(run, folder, "Finished")
+
+
+def rehearse(run: Run) -> None:
+    """Train a few steps and print a description of the run and its costs; write
+    nothing.
+    """
+    clock = Clock()
+    run.model.fit(
+        run.distribution.training_data(run.training_data()),
+        steps_per_epoch=TIMED * run.config.steps_per_execution,
+        shuffle=False,
+        callbacks=[clock],
+        verbose=0,
+    )
+    run.say(messages.rehearsal(run, clock.timing))
 
 
 class Fit:
@@ -29,14 +110,16 @@ class Fit:
 
     Args:
         run: The run.
+        folder: Its directory.
         checkpoints: Its checkpoints.
         saved: Checkpoint that the model was restored from; None for a new run.
     """
 
-    def __init__(self, run: "Run", checkpoints: Checkpoints, saved: Saved | None):
+    def __init__(self, run: Run, folder: Path, checkpoints: Checkpoints, saved: Saved | None):
         self.run = run
+        self.folder = folder
         self.saved = saved
-        config, plan, folder, chief = run.config, run.plan, run.folder, run.is_chief
+        config, plan, chief = run.config, run.plan, run.is_chief
         done = 0 if saved is None else saved.step
         self.count = callbacks.Count(plan.per_epoch, done)
         self.progress = Progress(
@@ -84,7 +167,23 @@ class Fit:
                     callback.restore(state)
 
     def train(self) -> None:
-        """Train to the end of the run."""
+        """Train to the end of the run.
+
+        Raises:
+            callbacks.Diverged: for a loss that is not finite, with an explanation.
+        """
+        try:
+            self._fit()
+        except callbacks.Diverged as diverged:
+            diverged.explanation = divergence.message(
+                diverged.loss,
+                self.run.place(diverged.step),
+                self.run.config.optimizer.learning_rate,
+                self.health,
+            )
+            raise
+
+    def _fit(self) -> None:
         run, plan = self.run, self.run.plan
         model = run.model
         epoch = min(len(self.history.rows), plan.epochs)
@@ -142,7 +241,7 @@ class Fit:
         )
         return (
             f"{what} after iteration {self.count.step // plan.parts:,} of {plan.iterations:,}; "
-            f"{saved}. Resume: {command('train')} --resume {self.run.folder}"
+            f"{saved}. Resume: {command('train')} --resume {self.folder}"
         )
 
     def _state(self) -> dict:
@@ -169,7 +268,7 @@ class Fit:
         the training loss.
         """
         monitor = ("val_accuracy", True) if self.run.data.holdout else ("loss", False)
-        return Best(self.run.folder / "checkpoints", *monitor, save=self._save)
+        return Best(self.folder / "checkpoints", *monitor, save=self._save)
 
     def _save(self, path: Path) -> None:
         """Save the network as it is evaluated."""
@@ -200,7 +299,41 @@ class Fit:
         return kp.TrainingHealth(
             run.config.health,
             sample=next(run.plain_images(HEALTH_IMAGES, 1)) if one_process else None,
-            csv=run.folder / "health.csv" if run.is_chief else None,
-            tensorboard=run.folder / "tensorboard" / "health" if run.is_chief else None,
+            csv=self.folder / "health.csv" if run.is_chief else None,
+            tensorboard=self.folder / "tensorboard" / "health" if run.is_chief else None,
             report=lambda message: self.progress.report(f"Health: {message}"),
         )
+
+
+def _directory(run: Run, output: Path | None = None) -> Path:
+    """Return the directory of a run: a new one, or that of the run to resume."""
+    output = output or run.config.output
+    if output is not None and (run.config.resume or not run.is_chief):
+        if (output / "config.json").is_file():
+            runs.check_same(output, run.config)
+            return output
+        if not run.is_chief:  # the chief is about to make it
+            return output
+    return runs.new_directory(output, run.recipe)
+
+
+def _draw(run: Run, folder: Path) -> None:
+    """Draw the learning curves of a finished run."""
+    if run.is_chief:
+        title = f"{run.network.name}, {folder.name}"
+        with runs.replacing(folder / "curves.png") as temporary:
+            curves.draw(
+                {title: histories.read(folder / "history.csv")}, temporary, title, run.watched
+            )
+
+
+def _say_end(run: Run, folder: Path, what: str) -> None:
+    """Print the result of a run, whose weights the model has."""
+    history = histories.read(folder / "history.csv") if run.is_chief else {}
+    if run.split is None:
+        accuracy = run.model.evaluate(
+            run.evaluation_data(run.data.test), verbose=0, return_dict=True
+        )["accuracy"]
+    else:
+        accuracy = history["val_accuracy"][-1] if "val_accuracy" in history else math.nan
+    run.say(messages.end(run, folder, what, history, accuracy))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -12,16 +12,14 @@ from .checkpoints import Saved
 from .cli import command
 from .config import Data
 from .estimates import Timing, describe_run
+from .run import Run
 from .terminal import duration
-
-if TYPE_CHECKING:
-    from .run import Run
 
 #: A training that ends with so many times the loss of guessing had too high a learning rate.
 WORSE = 10
 
 
-def beginning(run: "Run", saved: Saved | None) -> str:
+def beginning(run: Run, folder: Path, saved: Saved | None) -> str:
     """Describe a run that begins, or that resumes from a checkpoint."""
     config, plan, data = run.config, run.plan, run.data
     replicas = run.distribution.replicas
@@ -39,18 +37,21 @@ def beginning(run: "Run", saved: Saved | None) -> str:
         f"Training {run.network.name} ({run.parameters:,} {trained}) on {data.train.size:,} images "
         f"of {images} for {length}, batch {config.batch_size}{parts} ({keras.backend.backend()}"
         f"{devices}{precision}).",
-        f"Run directory: {run.folder}",
+        f"Run directory: {folder}",
     ]
     if saved is not None:
         lines.append(f"Resuming after iteration {saved.step // plan.parts:,}.")
     return "\n".join(lines)
 
 
-def end(run: "Run", what: str, history: Mapping[str, np.ndarray], accuracy: float) -> str:
+def end(
+    run: Run, folder: Path, what: str, history: Mapping[str, np.ndarray], accuracy: float
+) -> str:
     """Describe the result of a finished run, and what can be done next.
 
     Args:
         run: The run.
+        folder: Its directory.
         what: "Finished" or "Already finished".
         history: Columns of history.csv.
         accuracy: Accuracy of the watched images.
@@ -71,14 +72,14 @@ def end(run: "Run", what: str, history: Mapping[str, np.ndarray], accuracy: floa
     return "\n".join(
         [
             *lines,
-            f"{what}{time}: {run.folder / 'model.keras'}",
+            f"{what}{time}: {folder / 'model.keras'}",
             f"Accuracy: {100 * accuracy:.2f} % of the {split.size:,} {run.watched} images.",
-            f"Next: {command('evaluate')} {run.folder}",
+            f"Next: {command('evaluate')} {folder}",
         ]
     )
 
 
-def rehearsal(run: "Run", timing: Timing) -> str:
+def rehearsal(run: Run, timing: Timing) -> str:
     """Describe a run and its costs before it begins.
 
     Args:

@@ -1,12 +1,9 @@
-"""A training run, in the order of time: data, schedule, network, then training from the
-beginning or a checkpoint to the end or an interruption.
-"""
+"""What a run trains, in the order in which it is made: data, schedule, batches, network."""
 
 import dataclasses
 import math
 import platform
 from collections.abc import Iterator
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -17,23 +14,16 @@ import keras_preact as kp
 from . import (
     backends,
     callbacks,
-    curves,
-    divergence,
     finetune,
-    histories,
-    messages,
     networks,
     plans,
     runs,
 )
 from . import data as datasets
-from .checkpoints import Checkpoints
 from .cli import UserError
 from .config import Config, from_json
 from .data.crops import PADDINGS
 from .data.resident import Cut
-from .estimates import Clock
-from .fit import Fit
 from .on_device import OnDevice
 
 #: Training images that a whitening stem is computed from.
@@ -70,7 +60,6 @@ class Run:
     def __init__(self, config: Config, recipe: str, distribution: kp.distribution.Distribution):
         self.recipe = recipe
         self.distribution = distribution
-        self._health: kp.TrainingHealth | None = None
         config, self.precision = _with_policy(config)
 
         # --- Data
@@ -87,7 +76,7 @@ class Run:
         self.plan = plans.plan(config, self.data.train.size)
         for warning in (*self.data.notes, plans.check_warmup(config, self.plan)):
             if warning is not None:
-                self._say(f"Warning: {warning}")
+                self.say(f"Warning: {warning}")
         self.rate = plans.learning_rate(config, self.plan)
 
         # --- Batches
@@ -127,132 +116,15 @@ class Run:
             steps_per_execution=config.steps_per_execution,
         )
 
-    # --- Training
-
-    def train(self) -> Path:
-        """Train the rest of the run and return its directory.
-
-        Raises:
-            UserError: for a directory that is not empty or in which another process
-                trains, a full disk.
-            callbacks.Diverged: for a loss that is not finite; `explain` says why.
-            KeyboardInterrupt: after the step in which Ctrl-C was pressed; a checkpoint
-                is saved.
-            SystemExit: with status 75 after the step in which SIGTERM came; a
-                checkpoint is saved.
-        """
-        self.folder = folder = self._directory(self.config.output)
-        if (folder / "model.keras").is_file():
-            self.network.set_weights(networks.load(folder / "model.keras").get_weights())
-            if not (folder / "curves.png").is_file():  # the process was killed before it drew them
-                self._draw()
-            self._end("Already finished")
-        elif self.is_chief:
-            folder.mkdir(parents=True, exist_ok=True)
-            with runs.held(folder):
-                self._directory(folder)  # another process may have begun a run in it since
-                self._train()
-        else:
-            self._train()
-        return folder
-
-    def _train(self) -> None:
-        folder = self.folder
-
-        # --- Restore the newest checkpoint, or begin
-        checkpoints = Checkpoints(
-            folder / "checkpoints", self.config.checkpoint.keep, write=self.is_chief
-        )
-        saved = checkpoints.newest(lambda message: self._say(f"Warning: {message}"))
-        if saved is not None:
-            saved.restore(self.model)
-        elif self.is_chief:
-            # the configuration first: a run that is killed here can be started again
-            runs.write_json(folder / "config.json", self.described())
-            (folder / "checkpoints").mkdir(exist_ok=True)
-            with runs.replacing(folder / "checkpoints" / networks.ARCHITECTURE) as temporary:
-                temporary.write_text(self.network.to_json())
-
-        # --- Fit
-        self._say(messages.beginning(self, saved), flush=True)
-        fit = Fit(self, checkpoints, saved)
-        self._health = fit.health
-        try:
-            with fit.stop:
-                fit.train()
-        except (KeyboardInterrupt, SystemExit) as ended:
-            fit.close()
-            self._say(fit.interruption(ended))
-            raise
-        finally:
-            fit.close()
-
-        # --- Finish
-        fit.saver.save_now()
-        networks.save(self.network, folder / "model.keras", write=self.is_chief)
-        self._draw()
-        self._end("Finished")
-
-    def rehearse(self) -> None:
-        """Train a few steps and print a description of the run and its costs; write
-        nothing.
-        """
-        clock = Clock()
-        self.model.fit(
-            self.distribution.training_data(self.training_data()),
-            steps_per_epoch=TIMED * self.config.steps_per_execution,
-            shuffle=False,
-            callbacks=[clock],
-            verbose=0,
-        )
-        self._say(messages.rehearsal(self, clock.timing))
-
-    def explain(self, diverged: callbacks.Diverged) -> str:
-        """Return why the run diverged: the cause and the remedy."""
-        rate = self.config.optimizer.learning_rate
-        return divergence.message(diverged.loss, self.place(diverged.step), rate, self._health)
-
     @property
     def is_chief(self) -> bool:
         """Whether this process writes the files of the run."""
         return self.distribution.is_chief
 
-    def _say(self, message: str, **options) -> None:
+    def say(self, message: str) -> None:
+        """Print a message, in the process that writes."""
         if self.is_chief:
-            print(message, **options)
-
-    def _directory(self, output: Path | None) -> Path:
-        """Return the run's directory: a new one, or that of the run to resume."""
-        if output is not None and (self.config.resume or not self.is_chief):
-            if (output / "config.json").is_file():
-                runs.check_same(output, self.config)
-                return output
-            if not self.is_chief:  # the chief is about to make it
-                return output
-        return runs.new_directory(output, self.recipe)
-
-    def _draw(self) -> None:
-        """Draw the learning curves of a finished run."""
-        if self.is_chief:
-            title = f"{self.network.name}, {self.folder.name}"
-            with runs.replacing(self.folder / "curves.png") as temporary:
-                curves.draw(
-                    {title: histories.read(self.folder / "history.csv")},
-                    temporary,
-                    title,
-                    self.watched,
-                )
-
-    def _end(self, what: str) -> None:
-        """Print the result of the run, whose weights the model has."""
-        history = histories.read(self.folder / "history.csv") if self.is_chief else {}
-        if self.split is None:
-            accuracy = self.model.evaluate(
-                self.evaluation_data(self.data.test), verbose=0, return_dict=True
-            )["accuracy"]
-        else:
-            accuracy = history["val_accuracy"][-1] if "val_accuracy" in history else math.nan
-        self._say(messages.end(self, what, history, accuracy), flush=True)
+            print(message, flush=True)
 
     # --- Images
 
@@ -349,7 +221,7 @@ def _image_size(config: Config, data: datasets.ImageData) -> int:
 
 
 def _with_policy(config: Config) -> tuple[Config, str | None]:
-    """Return the configuration with the policy that `auto` stands for, and why. A run that
+    """Return the configuration with the policy that `auto` chooses, and why. A run that
     is resumed keeps its own, also on another machine.
     """
     if config.model.dtype != "auto":

@@ -51,16 +51,17 @@ def train(config: Config, recipe: str) -> Path | None:
     Raises:
         ValueError: for a configuration that does not fit; nothing is written then.
     """
+    from . import fit
     from .callbacks import Diverged
 
     with started(config, recipe) as run:
         if config.dry_run:
-            run.rehearse()
+            fit.rehearse(run)
             return None
         try:
-            return run.train()
+            return fit.train(run)
         except Diverged as diverged:
-            raise cli.UserError(run.explain(diverged)) from diverged
+            raise cli.UserError(diverged.explanation) from diverged
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def train(job: Job) -> None:
     """
     import keras
 
-    from .. import backends
+    from .. import backends, fit
     from ..callbacks import Diverged
     from ..evaluate import evaluate
     from ..train import started
@@ -86,7 +86,7 @@ def train(job: Job) -> None:
         views: dict[str, dict[str, float]] = {}
         with log.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream):
             try:
-                running.train()
+                fit.train(running)
             except Diverged as diverged:
                 diverged_at = diverged.step // running.plan.parts + 1
             for view in trial.views if diverged_at is None else ():
