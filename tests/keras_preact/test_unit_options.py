@@ -90,7 +90,8 @@ ZEROS = [("basic", "batch"), ("bottleneck", "rms"), ("single", "none"), ("dense"
 
 @pytest.mark.parametrize(("block", "normalization"), ZEROS)
 @pytest.mark.parametrize(
-    "arrangement", [name for name in kp.ARRANGEMENTS if name != "relu_before_addition"]
+    "arrangement",
+    [*(name for name in kp.ARRANGEMENTS if name != "relu_before_addition"), kp.arrangements.FIXUP],
 )
 def test_zeros_at_the_end_of_the_branch(arrangement, block, normalization):
     """The unit starts as its shortcut, and is trained away from it."""
