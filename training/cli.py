@@ -123,6 +123,37 @@ def listing(name: str, description: str, rows: Mapping[str, str], word: str = "C
     )
 
 
+def choose(
+    name: str,
+    description: str,
+    rows: Mapping[str, str],
+    start: Callable[[str, Sequence[str]], object],
+    argv: Sequence[str] | None,
+) -> None:
+    """Run a command that takes the name of something first: `start` gets that name and
+    the arguments after it. Without a name, or for --help, print what there is.
+
+    Errors end as in `main`.
+
+    Args:
+        name: Command, as the help text shows it.
+        description: Part of the help text.
+        rows: Name to a line of the help text.
+        start: Does the work.
+        argv: Arguments. None: those of the process.
+    """
+    words, verbose = split_verbose(sys.argv[1:] if argv is None else argv)
+
+    def act() -> None:
+        if not words or words[0] in ("-h", "--help"):
+            print(listing(name, description, rows))
+            return
+        lookup(rows, words[0], f"command of {name}")
+        start(words[0], words[1:])
+
+    guard(act, verbose)
+
+
 def _registry() -> Any:
     """Return rules for options that tyro would show as `{None}|STR` or `[FLOAT [FLOAT
     ...]]`: `NAME`, `FLOAT ...`.

@@ -35,17 +35,12 @@ COMMANDS: Mapping[str, tuple[str, Callable[..., Question | None]]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the arguments and measure."""
-    argv, verbose = cli.split_verbose(sys.argv[1:] if argv is None else argv)
-    cli.guard(lambda: _start(argv), verbose)
+    lines = {name: about for name, (about, _) in COMMANDS.items()}
+    cli.choose("benchmark", DESCRIPTION, lines, _start, argv)
 
 
-def _start(argv: Sequence[str]) -> None:
-    if not argv or argv[0] in ("-h", "--help"):
-        lines = {name: about for name, (about, _) in COMMANDS.items()}
-        print(cli.listing("benchmark", DESCRIPTION, lines))
-        return
-    _, kind = cli.lookup(COMMANDS, argv[0], "command of benchmark")
-    question = cli.parse(f"benchmark {argv[0]}", kind, argv[1:])
+def _start(command: str, argv: Sequence[str]) -> None:
+    question = cli.parse(f"benchmark {command}", COMMANDS[command][1], argv)
     if question is not None:
         from . import comparison  # brings Keras, which a help text must not
 

@@ -80,21 +80,16 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...] | Callable[..., None]]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the arguments and do what they say."""
-    argv, verbose = cli.split_verbose(sys.argv[1:] if argv is None else argv)
-    cli.guard(lambda: _start(argv), verbose)
+    lines = {name: about for name, (about, _) in COMMANDS.items()}
+    cli.choose("reproduce", DESCRIPTION, lines, _start, argv)
 
 
-def _start(argv: Sequence[str]) -> None:
-    if not argv or argv[0] in ("-h", "--help"):
-        lines = {name: about for name, (about, _) in COMMANDS.items()}
-        print(cli.listing("reproduce", DESCRIPTION, lines))
-        return
-    about, what = cli.lookup(COMMANDS, argv[0], "command of reproduce")
-    name = f"reproduce {argv[0]}"
+def _start(command: str, argv: Sequence[str]) -> None:
+    about, what = COMMANDS[command]
     if callable(what):
-        cli.parse(name, what, argv[1:])
+        cli.parse(f"reproduce {command}", what, argv)
     else:
-        train(cli.parse(name, Train, argv[1:], about), what)
+        train(cli.parse(f"reproduce {command}", Train, argv, about), what)
 
 
 def train(options: Train, tables: Sequence[str]) -> None:
