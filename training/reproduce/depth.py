@@ -2,6 +2,7 @@
 command, its files, table and figure.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -65,18 +66,7 @@ def depth(
     if smoke:
         layers, networks = layers[:2], networks[:2]
     folder = output / "depth"
-    jobs = {}
-    for network in dict.fromkeys(networks):
-        for count in layers:
-            file = folder / f"{network}-{count}.json"
-            settings = settings_of(network, count, batch, seed)
-            if count > NETWORKS[network].deepest:
-                print(f"{file.stem}: left out, its gradients overflow float32")
-            elif file.exists():
-                _check_same(file, settings)
-                print(f"{file.stem}: kept, {file}")
-            else:
-                jobs[file] = settings
+    jobs = _missing(folder, networks, layers, batch, seed)
     folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for file, settings in jobs.items():
@@ -87,13 +77,35 @@ def depth(
             print(f"{file.stem}: {error}", file=sys.stderr, flush=True)
         else:
             runs.write_json(file, record | {"code": runs.code()}, indent=None)
-            print(f"{file.stem}: {', '.join(_figures(record))}", flush=True)
+            growth, ratio, *cost = _figures(record)
+            figures = [f"activations x {growth}", f"gradients x {ratio} on the way back", *cost]
+            print(f"{file.stem}: {', '.join(figures)}", flush=True)
     if failed:
         print(
             f"{len(failed)} of {len(jobs)} could not be measured: {', '.join(failed)}",
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _missing(
+    folder: Path, networks: Sequence[Name], layers: Sequence[int], batch: int, seed: int
+) -> dict[Path, dict[str, Any]]:
+    """Return the files that are not there, each with the settings of its measurement, and
+    say which ones are.
+    """
+    found = {}
+    for network, count in itertools.product(dict.fromkeys(networks), layers):
+        file = folder / f"{network}-{count}.json"
+        settings = settings_of(network, count, batch, seed)
+        if count > NETWORKS[network].deepest:
+            print(f"{file.stem}: left out, its gradients overflow float32")
+        elif file.exists():
+            _check_same(file, settings)
+            print(f"{file.stem}: kept, {file}")
+        else:
+            found[file] = settings
+    return found
 
 
 def measured_apart(settings: Mapping[str, Any], limit: float) -> dict:
@@ -144,13 +156,12 @@ def _check_same(file: Path, settings: Mapping[str, Any]) -> None:
 
 def _figures(record: Mapping[str, Any]) -> list[str]:
     """Return growth, ratio of the gradients, time and memory as text."""
-    growths = ["not finite" if each is None else f"{each:.3g}" for each in _growths(record)]
+    growths = [
+        "not finite" if record[key] is None else f"{record[key]:.3g}"
+        for key in ("growth", "gradient_ratio")
+    ]
     memory = record["cost"]["peak_resident_bytes"] / 1e9
     return [*growths, f"{record['cost']['seconds']:.1f} s", f"{memory:.1f} GB"]
-
-
-def _growths(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    return record["growth"], record["gradient_ratio"]
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
