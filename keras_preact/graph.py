@@ -553,12 +553,6 @@ def _holds_kernels(operation) -> bool:
     )
 
 
-def _changed(number: int, value, added, changed):
-    if number in (changed or ()):
-        value = changed[number](value)
-    return value + added[number] if number in (added or ()) else value
-
-
 def _takes_training(operation) -> bool:
     return (
         isinstance(operation, keras.Layer)

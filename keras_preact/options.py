@@ -2,22 +2,19 @@
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
 from keras_preact import _checks, blocks, shortcuts
 from keras_preact.downsampling import DOWNSAMPLINGS
 
-if TYPE_CHECKING:
-    from keras_preact.units import ResidualUnit
-
 #: A value of `use_bias`: a normalisation right after a weight would remove its bias again.
 UNLESS_NORM = "unless_norm"
 
 
-def check(unit: "ResidualUnit") -> None:
-    """Check the options of a unit, alone and together.
+def check(unit: keras.Layer) -> None:
+    """Check the options of a `ResidualUnit`, alone and together.
 
     Raises:
         ValueError: for the first that is wrong.
@@ -36,7 +33,7 @@ def check(unit: "ResidualUnit") -> None:
     _check_strides(unit)
 
 
-def _check_branch(unit: "ResidualUnit") -> None:
+def _check_branch(unit: keras.Layer) -> None:
     block = unit.block
     weights = len(block.channels(unit.filters))
     if unit.dropout and unit.dropout_at == "between_weights" and weights == 1:
@@ -59,7 +56,7 @@ def _check_branch(unit: "ResidualUnit") -> None:
         )
 
 
-def _check_strides(unit: "ResidualUnit") -> None:
+def _check_strides(unit: keras.Layer) -> None:
     block = unit.block
     if block.strided is None and (unit.strides, unit.downsampling) != (1, "strided"):
         raise ValueError(

@@ -60,7 +60,7 @@ class ResidualUnit(keras.Layer):
             the normalisation at the end of F, or without one, as in pre-activation, the
             last kernel of F (arXiv 1706.02677, Sec. 5.1).
         data_format: `"channels_last"` or `"channels_first"`; None for Keras' setting.
-        name, dtype, trainable: As in Keras; dtype is a policy such as
+        name, dtype, trainable: Keras' arguments of every layer; dtype is a policy such as
             `"mixed_bfloat16"`.
 
     Input: `(batch, height, width, channels)`; `(batch, ..., features)` for dense
@@ -102,7 +102,7 @@ class ResidualUnit(keras.Layer):
             drop_rate: A scalar in place of `stochastic_depth`, if that is not None.
             residual_scale: A scalar that multiplies F(x_l); 0 leaves the shortcut.
             detach_residual: Whether gradients flow through the shortcut alone.
-            training: As in Keras.
+            training: Whether the unit is in training, as for every Keras layer.
         """
         x = self._prepared(x)
         activated = chains.run_chain(self.first, x, training)
