@@ -158,7 +158,9 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
         if self.coupled_weight_decay and self._decayed[place]:
             decay = ops.cast(self.coupled_weight_decay, gradient.dtype)
             gradient = ops.add(gradient, ops.multiply(ops.cast(variable, gradient.dtype), decay))
-        super().update_step(gradient, variable, learning_rate * self._factors[place])
+        if self._factors[place] != 1:  # else every weight would add a product to the step
+            learning_rate = learning_rate * self._factors[place]
+        super().update_step(gradient, variable, learning_rate)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         # A class derived from this one may update single weights in its own way.
