@@ -10,7 +10,7 @@ import json
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ from keras_preact.layers import spatial
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.cifar import fast_resnet, resnet_cifar, wide_resnet
 from keras_preact.models.dense import dense_resnet
+from keras_preact.models.imagenet import DEPTHS as IMAGENET_DEPTHS
 from keras_preact.models.imagenet import resnet_imagenet
 from keras_preact.models.transformer import pre_ln_transformer
 from keras_preact.models.vanilla import vanilla_cnn
@@ -64,139 +65,116 @@ class ModelEntry:
 
 
 #: Suffix of a name to arrangement.
-PREACT_OR_ORIGINAL = {"preact": "full_preactivation", "original": "original"}
-OTHER_ARRANGEMENTS = {
+PREACT_AND_ORIGINAL = {"preact": "full_preactivation", "original": "original"}
+#: The arrangements of Table 2.
+ALL_ARRANGEMENTS = {
+    **PREACT_AND_ORIGINAL,
     "bn_after_addition": "bn_after_addition",
     "relu_before_addition": "relu_before_addition",
     "relu_only_preact": "relu_only_preactivation",
     "bn_only_preact": "bn_only_preactivation",
 }
 
-BASIC_DEPTHS = (20, 32, 44, 56, 110, 1202)
-BOTTLENECK_DEPTHS = (164, 1001)
-#: Depths at which the paper compares all arrangements (Table 2).
-COMPARED_DEPTHS = (110, 164)
-IMAGENET_DEPTHS = (18, 34, 50, 101, 152, 200)
-#: Depth, groups, width of a group: arXiv 1611.05431.
-RESNEXTS = ((50, 32, 4), (101, 32, 8))
-#: Depth, width factor: arXiv 1605.07146.
-WIDE_RESNETS = ((16, 8), (28, 10), (40, 4))
-
-DIGITS_DEPTHS = (8, 20)
-#: Of one residual and one plain network; both recompute groups of units for the gradient.
-VERY_DEEP = {"residual": 10_001, "plain": 10_000}
-DENSE_DEPTHS = (6, 12)
-#: Layers of two units each; suffix of a name to arrangement.
-TRANSFORMER_DEPTHS = (6,)
-TRANSFORMER_ARRANGEMENTS = {"preln": "pre_norm", "postln": "post_norm"}
-
-
-def _entries() -> Iterator[ModelEntry]:
-    for depth in (*BASIC_DEPTHS, *BOTTLENECK_DEPTHS):
-        suffixes = PREACT_OR_ORIGINAL | (OTHER_ARRANGEMENTS if depth in COMPARED_DEPTHS else {})
-        for suffix, arrangement in suffixes.items():
-            counted = depth in BASIC_DEPTHS or arrangement == "full_preactivation"
-            yield _entry(
-                f"cifar_resnet{depth}_{suffix}",
-                resnet_cifar,
-                {"depth": depth, "arrangement": arrangement},
-                parameters=PARAMETER_COUNTS[f"ResNet-{depth}"] if counted else None,
-            )
-    for depth, width_factor in WIDE_RESNETS:
-        yield _entry(
-            f"cifar_wide_resnet{depth}_{width_factor}",
-            wide_resnet,
-            {"depth": depth, "width_factor": width_factor},
-        )
-    yield _entry("cifar_fast_resnet8", fast_resnet, {"units": 1})
-    for depth in IMAGENET_DEPTHS:
-        for suffix, arrangement in PREACT_OR_ORIGINAL.items():
-            yield _entry(
-                f"imagenet_resnet{depth}_{suffix}",
-                resnet_imagenet,
-                {"depth": depth, "arrangement": arrangement},
-            )
-    for depth, groups, width in RESNEXTS:
-        arguments = {
-            "depth": depth,
-            "arrangement": "full_preactivation",
-            "groups": groups,
-            "base_width": width,
-        }
-        yield _entry(
-            f"imagenet_resnext{depth}_{groups}x{width}d_preact", resnet_imagenet, arguments
-        )
-    for depth in DIGITS_DEPTHS:
-        arguments = {"depth": depth, "arrangement": "full_preactivation"}
-        yield _entry(f"digits_resnet{depth}_preact", resnet_cifar, arguments)
-    arguments = {
-        "depth": VERY_DEEP["residual"],
-        "arrangement": "full_preactivation",
-        "kernel_initializer": "keras_preact>DepthScaledHe",
-        "remat": 33,
-    }
-    yield _entry(f"digits_resnet{VERY_DEEP['residual']}_preact", resnet_cifar, arguments)
-    arguments = {"depth": VERY_DEEP["plain"], "filters": 16, "remat": 100}
-    yield _entry(f"digits_vanilla{VERY_DEEP['plain']}", vanilla_cnn, arguments)
-    for depth in DENSE_DEPTHS:
-        yield _entry(f"dense_resnet{depth}", dense_resnet, {"depth": depth})
-    for depth in TRANSFORMER_DEPTHS:
-        for suffix, arrangement in TRANSFORMER_ARRANGEMENTS.items():
-            arguments = {"depth": depth, "arrangement": arrangement, "width": 32, "patch_size": 2}
-            yield _entry(f"digits_transformer{depth}_{suffix}", pre_ln_transformer, arguments)
-
-
-#: First word of a name to input shape, classes and preprocessing. The dense nets take digits too,
-#: as vectors.
-_INPUTS: Mapping[str, tuple[tuple[int, ...], int, str]] = MappingProxyType(
+#: First word of a name to input shape, classes and preprocessing. The dense nets take digits as
+#: vectors.
+INPUTS: Mapping[str, tuple[tuple[int, ...], int, Preprocessing]] = MappingProxyType(
     {
-        "cifar": ((32, 32, 3), 10, "cifar10"),
-        "imagenet": ((224, 224, 3), 1000, "imagenet"),
-        "digits": ((8, 8, 1), 10, "digits"),
-        "dense": ((64,), 10, "digits"),
+        "cifar": ((32, 32, 3), 10, PREPROCESSING["cifar10"]),
+        "imagenet": ((224, 224, 3), 1000, PREPROCESSING["imagenet"]),
+        "digits": ((8, 8, 1), 10, PREPROCESSING["digits"]),
+        "dense": ((64,), 10, PREPROCESSING["digits"]),
     }
 )
 
 
-def _entry(
-    name: str,
-    builder: Callable[..., UnitNetwork],
-    arguments: dict,
-    parameters: ParameterCount | None = None,
-) -> ModelEntry:
+def _table() -> dict[str, tuple[Callable[..., UnitNetwork], dict[str, Any]]]:
+    """Return each name with a builder and its arguments."""
+    preact = {"arrangement": "full_preactivation"}
+    of_digits = {"depth": 6, "width": 32, "patch_size": 2}
+    table: dict[str, tuple[Callable[..., UnitNetwork], dict[str, Any]]] = {
+        "cifar_fast_resnet8": (fast_resnet, {"units": 1}),
+        "cifar_wide_resnet16_8": (wide_resnet, {"depth": 16, "width_factor": 8}),
+        "cifar_wide_resnet28_10": (wide_resnet, {"depth": 28, "width_factor": 10}),
+        "cifar_wide_resnet40_4": (wide_resnet, {"depth": 40, "width_factor": 4}),
+        "imagenet_resnext50_32x4d_preact": (
+            resnet_imagenet,
+            {"depth": 50, **preact, "groups": 32, "base_width": 4},
+        ),
+        "imagenet_resnext101_32x8d_preact": (
+            resnet_imagenet,
+            {"depth": 101, **preact, "groups": 32, "base_width": 8},
+        ),
+        "digits_resnet8_preact": (resnet_cifar, {"depth": 8, **preact}),
+        "digits_resnet20_preact": (resnet_cifar, {"depth": 20, **preact}),
+        "digits_resnet10001_preact": (
+            resnet_cifar,
+            {
+                "depth": 10_001,
+                **preact,
+                "kernel_initializer": "keras_preact>DepthScaledHe",
+                "remat": 33,
+            },
+        ),
+        "digits_vanilla10000": (vanilla_cnn, {"depth": 10_000, "filters": 16, "remat": 100}),
+        "digits_transformer6_preln": (pre_ln_transformer, {"arrangement": "pre_norm", **of_digits}),
+        "digits_transformer6_postln": (
+            pre_ln_transformer,
+            {"arrangement": "post_norm", **of_digits},
+        ),
+        "dense_resnet6": (dense_resnet, {"depth": 6}),
+        "dense_resnet12": (dense_resnet, {"depth": 12}),
+    }
+    for depth in (20, 32, 44, 56, 110, 164, 1001, 1202):
+        # the paper compares all arrangements at two depths
+        arrangements = ALL_ARRANGEMENTS if depth in (110, 164) else PREACT_AND_ORIGINAL
+        for suffix, arrangement in arrangements.items():
+            arguments = {"depth": depth, "arrangement": arrangement}
+            table[f"cifar_resnet{depth}_{suffix}"] = (resnet_cifar, arguments)
+    for depth in IMAGENET_DEPTHS:
+        for suffix, arrangement in PREACT_AND_ORIGINAL.items():
+            arguments = {"depth": depth, "arrangement": arrangement}
+            table[f"imagenet_resnet{depth}_{suffix}"] = (resnet_imagenet, arguments)
+    return table
+
+
+def _entry(name: str, builder: Callable[..., UnitNetwork], arguments: dict) -> ModelEntry:
+    """Add to a row of the table what follows from it."""
     family = name.split("_")[0]
-    input_shape, classes, preprocessing = _INPUTS[family]
+    input_shape, classes, preprocessing = INPUTS[family]
 
     def is_published(result: Result) -> bool:
-        without_classes = {
-            key: value for key, value in result.arguments.items() if key != "classes"
-        }
-        same_data = result.dataset.startswith(
-            family
-        )  # the nets for digits have arguments of those for CIFAR
-        return same_data and result.builder == builder.__name__ and without_classes == arguments
+        own = {key: value for key, value in result.arguments.items() if key != "classes"}
+        # the nets for digits have the arguments of nets for CIFAR
+        on_this_data = result.dataset.startswith(family)
+        return on_this_data and result.builder == builder.__name__ and own == arguments
 
+    parameters = None
+    if family == "cifar" and builder is resnet_cifar:
+        depth, arrangement = arguments["depth"], arguments["arrangement"]
+        # counted are basic units in every arrangement, bottlenecks in one
+        if arrangement == "full_preactivation" or depth not in (164, 1001):
+            parameters = PARAMETER_COUNTS[f"ResNet-{depth}"]
     return ModelEntry(
         name=name,
         builder=builder,
         arguments=MappingProxyType(arguments),
         input_shape=input_shape,
         classes=classes,
-        preprocessing=PREPROCESSING[preprocessing],
+        preprocessing=preprocessing,
         published=tuple(filter(is_published, RESULTS)),
         weights=tuple(path.name.split(".")[1] for path in sorted(TRAINED.glob(f"{name}.*.h5"))),
         parameters=parameters,
     )
 
 
-def _natural(name: str) -> list[int | str]:
-    """Return a sort key in which resnet20 comes before resnet110."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+def _natural(row: tuple[str, Any]) -> list[int | str]:
+    """Return a sort key of a row in which resnet20 comes before resnet110."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", row[0])]
 
 
 #: Name to `ModelEntry`, in natural order.
 MODELS: Mapping[str, ModelEntry] = MappingProxyType(
-    {entry.name: entry for entry in sorted(_entries(), key=lambda entry: _natural(entry.name))}
+    {name: _entry(name, *row) for name, row in sorted(_table().items(), key=_natural)}
 )
 
 
