@@ -11,14 +11,7 @@ import tensorflow as tf
 
 import keras_preact as kp
 
-from . import (
-    backends,
-    callbacks,
-    finetune,
-    networks,
-    plans,
-    runs,
-)
+from . import backends, callbacks, finetune, networks, plans, runs
 from . import data as datasets
 from .cli import UserError
 from .config import Config, from_json
@@ -28,8 +21,6 @@ from .on_device import OnDevice
 
 #: Training images that a whitening stem is computed from.
 ADAPTED_IMAGES = 5000
-#: Executions of a dry run: one that compiles, and those that are timed.
-TIMED = 4
 
 
 class Run:
