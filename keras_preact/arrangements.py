@@ -1,11 +1,10 @@
-"""Fig. 4 of the paper as data: where the normalisation and the activation stand around
-the weights.
+"""Fig. 4 of the paper as data: the order of normalisation, activation and weights.
 
 A residual unit is `x_{l+1} = f(h(x_l) + F(x_l))`. The six arrangements hold the same
-components and differ in their order alone, so each is a row of `ARRANGEMENTS`: what
-stands in front of the first weight, between two weights, behind the last weight (these
-three make F) and after the addition (f). Three more columns say what the arrangement
-asks of the network around its units.
+components and differ only in their order, so each is a row of `ARRANGEMENTS`: what
+comes before the first weight, between two weights, after the last weight (these three
+make F) and after the addition (f). Three more columns say what the arrangement needs in
+the network around its units.
 """
 
 import dataclasses
@@ -36,16 +35,16 @@ class Arrangement:
     name by itself is a tuple of one.
 
     Args:
-        first: In front of the first weight of F.
-        between: Between two weights of F.
-        last: Behind the last weight of F.
-        after_addition: f, applied to the sum.
-        stem: Between the network's first convolution and the first unit. Where `first`
-            is not empty, the paper's appendix applies the first activation right after
-            that convolution, before the two paths split: it stands here, and the first
-            unit is built without it (`of_first_unit`).
-        head: Between the last unit and the pooling.
-        projection: Behind the 1x1 projection of a unit that changes the shape.
+        first: Components before the first weight of F.
+        between: Components between two weights of F.
+        last: Components after the last weight of F.
+        after_addition: Components of f, which is applied to the sum.
+        stem: Components between the network's first convolution and the first unit. If
+            `first` is not empty, the paper's appendix applies the first activation right
+            after that convolution, before the two paths split: it is listed here, and the
+            first unit is built without it (`of_first_unit`).
+        head: Components between the last unit and the pooling.
+        projection: Components after the 1x1 projection of a unit that changes the shape.
 
     Example:
 
@@ -115,7 +114,7 @@ ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
 #: timm.
 RAW_STEM = dataclasses.replace(ARRANGEMENTS["full_preactivation"], stem=())
 
-#: Full pre-activation for networks without normalisation: a shift in front of every weight and
+#: Full pre-activation for networks without normalisation: a shift before every weight and
 #: activation, a scale at the end of the branch (arXiv 1901.09321, Sec. 3; that paper has the
 #: original order). `kp.initializers.Fixup` is its initialiser.
 FIXUP = Arrangement(
@@ -126,8 +125,8 @@ FIXUP = Arrangement(
     head=("shift", "activation", "shift"),
 )
 
-#: Name to `Arrangement` of a transformer's units; the activation alone stands between their two
-#: dense layers. Source: Fig. 1 of arXiv 2002.04745; the second is that of arXiv 1706.03762.
+#: Name to `Arrangement` of a transformer's units; only the activation is between their two dense
+#: layers. Source: Fig. 1 of arXiv 2002.04745; arXiv 1706.03762 has the second.
 TRANSFORMER_ARRANGEMENTS: Mapping[str, Arrangement] = MappingProxyType(
     {
         "pre_norm": Arrangement(first=NORM, between=ACTIVATION, stem=(), head=NORM),

@@ -54,7 +54,7 @@ class Block:
         return (self.word,)
 
     def channels(self, filters: int) -> tuple[int, ...]:
-        """Return the channels behind each weight.
+        """Return the channels after each weight.
 
         Raises:
             ValueError: if `filters` does not fit the options.
@@ -96,8 +96,8 @@ class Convolutional(Block):
             normalisation that does not look at the batch, such as `"group"`.
         dilation: Dilation rate of the 3x3 convolutions.
         dilated_strides: Strides that are left out and become dilation, after the weight
-            that would have them. The weights are those of a unit with `strides`; its
-            output is every `dilated_strides`-th place of this unit's.
+            that would have them. A unit with `strides` has the same weights; its output is
+            every `dilated_strides`-th place of this unit's.
         stride_on: Which convolution has the unit's strides: the `"first"`, or the first
             `"3x3"`. None: the first, and in `kp.models.resnet_imagenet` the 3x3.
     """

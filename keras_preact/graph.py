@@ -75,7 +75,7 @@ class Unit:
 
     Args:
         step: Number of the step that is a layer of this package, or the addition.
-        names: Names of its units: one, or those of a stack.
+        names: Name of the unit, or names of the units of a stack.
         start, output: Numbers of the tensors x_l and x_{l+1}.
     """
 
@@ -244,8 +244,8 @@ class Graph:
         return [numbers[id(symbol)] for symbol in results]
 
     def _name(self, operation, is_fresh: bool) -> str:
-        """Return the name of an operation. Keras numbers those of a traced call on and
-        on; here they have the same numbers in every graph of a model.
+        """Return the name of an operation. Keras numbers the operations of traced calls
+        ever higher; here they have the same numbers in every graph of a model.
         """
         if isinstance(operation, keras.Layer) or not is_fresh:
             return operation.name
@@ -380,7 +380,7 @@ class Graph:
         return values
 
     def _last_uses(self, until: Mapping[int, int]) -> dict[int, int]:
-        """Return the number of a tensor to that of the last step that needs it."""
+        """Return a dictionary from tensors to the last step that needs each."""
         last = {
             tensor: max([*readers, until.get(tensor, -1)])
             for tensor, readers in self.consumers.items()
@@ -389,12 +389,12 @@ class Graph:
 
     @functools.cached_property
     def producers(self) -> dict[int, int]:
-        """Number of a tensor to that of the step that returns it; inputs have none."""
+        """Tensors to the step that returns each; inputs have none."""
         return {tensor: i for i, step in enumerate(self.steps) for tensor in step.outputs}
 
     @functools.cached_property
     def consumers(self) -> dict[int, list[int]]:
-        """Number of a tensor to those of the steps that read it."""
+        """Tensors to the steps that read each."""
         readers: dict[int, list[int]] = {number: [] for number in range(len(self.specs))}
         for i, step in enumerate(self.steps):
             for tensor in dict.fromkeys(step.inputs):
@@ -403,8 +403,8 @@ class Graph:
 
     @functools.cached_property
     def dominators(self) -> dict[int | None, int | None]:
-        """Number of a tensor to that of the nearest tensor on every path to it; None if
-        there is none.
+        """Tensors to the nearest tensor that is on every path to each; None if there is
+        none.
         """
         nearest: dict[int | None, int | None] = dict.fromkeys(self.inputs)
         height: dict[int | None, int] = {None: 0} | dict.fromkeys(self.inputs, 1)
@@ -515,8 +515,8 @@ class Graph:
 
     def _with_mappings(self, units: list[Addition]) -> Iterator[Addition]:
         """Yield the units with what f makes of their sums: the steps between an addition
-        and the next unit's untouched shortcut, unless weight layers are among them. f of
-        the last unit is that of the one before.
+        and the next unit's untouched shortcut, unless weight layers are among them. The
+        last unit has the f of the one before.
         """
         kinds: list[str] = []
         for unit, after in itertools.zip_longest(units, units[1:]):

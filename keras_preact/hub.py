@@ -36,17 +36,16 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
 
     Args:
         stages: `Stage(filters, units, strides)`, in order.
-        stem, stem_filters, block: As in `ResidualNetwork`.
-        image_shape: In the order of `data_format`; a size may be None.
-        dtype: As in Keras.
-        **options: `name` and `trainable`, and those of `ResidualNetwork`:
+        stem, stem_filters, block: Arguments of `ResidualNetwork`.
+        image_shape: Shape of an image in the order of `data_format`; a size may be None.
+        dtype: A dtype or a policy.
+        **options: `name`, `trainable` and the options of `ResidualNetwork`:
             `stacked=True`, `normalization="group"`, `mean=127.5, std=127.5`, ...
 
     Attributes:
         network: The `ResidualNetwork` of the same layers: its stages, units, stacks.
-        pyramid_outputs: Dictionary of Keras tensors: `P2` is the last map of a fourth
-            of the image's size, as it leaves a unit (raw); `P3`, `P4`, `P5` those of an
-            eighth, a sixteenth, a thirty-second.
+        pyramid_outputs: Dictionary of Keras tensors: `P2` is the last map at 1/4 of the
+            image's size, as it leaves a unit (raw); `P3`, `P4`, `P5` at 1/8, 1/16, 1/32.
 
     Output: the last activated maps. `from_preset` and `save_to_preset` are keras-hub's;
         with `import keras_preact.hub` its own
@@ -158,9 +157,9 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
 class PreActResNetImageClassifier(keras_hub.models.ImageClassifier):
     """keras-hub's image classifier around a `PreActResNetBackbone`.
 
-    Arguments, input and output are those of `keras_hub.models.ImageClassifier`, whose
-    `from_preset` finds this class. That one takes the backbone as well, but nothing can
-    read a preset of it: keras-hub looks for a class that names the backbone's.
+    Arguments, input and output as in `keras_hub.models.ImageClassifier`, whose
+    `from_preset` finds this class. That class takes the backbone too, but its presets
+    cannot be read: keras-hub looks for a classifier that names the backbone's class.
 
     Example:
 

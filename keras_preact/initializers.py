@@ -49,7 +49,7 @@ class DeltaOrthogonal(keras.initializers.Initializer):
 
     Args:
         gain: Factor on the matrix.
-        seed: As in Keras.
+        seed: An integer for the same values every time; None for new ones.
 
     Shapes: `(size, size, channels in, channels out)` with an odd size, or `(features
         in, features out)`. Norms are kept if there are at least as many channels out
@@ -95,7 +95,7 @@ class _ForDepth(keras.initializers.Initializer):
 
     Args:
         units: L, the number of units; None if the network is to set it.
-        seed: As in Keras.
+        seed: An integer for the same values every time; None for new ones.
     """
 
     def __init__(self, units: int | None = None, seed: int | None = None):
@@ -141,7 +141,7 @@ class Fixup(_ForDepth):
 
     Args:
         units: L; None if the network is to set it.
-        seed: As in Keras.
+        seed: An integer for the same values every time; None for new ones.
 
     Source: Sec. 3 of arXiv 1901.09321.
     """
@@ -162,7 +162,7 @@ class DepthScaledHe(_ForDepth):
 
     Args:
         units: L, the number of units; None if the network is to set it.
-        seed: As in Keras.
+        seed: An integer for the same values every time; None for new ones.
 
     Example:
 
@@ -189,7 +189,7 @@ def of_branch(initializer, index: int, weights: int) -> keras.initializers.Initi
 
 
 def of_classifier(initializer) -> keras.initializers.Initializer:
-    """Return the initialiser of the classifier, given that of the other kernels."""
+    """Return the initialiser of the classifier, given the one of the other kernels."""
     if isinstance(initializer, Fixup):
         return keras.initializers.Zeros()
     return spawn(released_linear(seed_of(initializer)), "head")

@@ -23,20 +23,19 @@ class Shortcut(keras.Layer):
     `keras.saving.register_keras_serializable`.
     """
 
-    #: The word that stands in the paths of its weights.
+    #: Part of its weights' paths.
     place = "shortcut"
     #: Whether it has a gate, and so a gate bias.
     gated = False
     #: Whether it reads x at all.
     reads_input = True
-    #: Whether its own convolution can change the shape, so that no projection is needed in front of
-    #: it.
+    #: Whether its own convolution can change the shape, so that no projection is needed before it.
     projects = False
     #: Initialiser of its weight; None for the unit's.
     kernel_initializer: keras.initializers.Initializer | None = None
 
     def at(self, place: str) -> "Shortcut":
-        """Return a new shortcut like this one, whose seeds are those of a place."""
+        """Return a new shortcut like this one, with the seeds of a place."""
         config = self.get_config()
         if self.kernel_initializer is not None:
             config["kernel_initializer"] = initializers.spawn(self.kernel_initializer, place)
@@ -120,7 +119,7 @@ class _WeightedShortcut(Shortcut):
         self.data_format = spatial.data_format_of(data_format)
 
     def _build_weight(self, input_shape, filters=None, strides=1, **kwargs):
-        """Make and build the convolution, and the normalisation behind it if there is
+        """Make and build the convolution, and the normalisation after it if there is
         one.
         """
         rank = len(input_shape)
@@ -214,8 +213,8 @@ class Conv1x1(_WeightedShortcut):
 
     Args:
         filters: Channels out; None for as many as come in.
-        strides: Of the convolution. A unit that changes the shape sets both.
-        normalization: Behind the convolution; the paper does not speak of one.
+        strides: Step of the convolution. A unit that changes the shape sets both.
+        normalization: Normalisation after the convolution; the paper mentions none.
 
     Source: Sec. 3.1, Fig. 2 (e) and Table 1.
     """
@@ -307,7 +306,7 @@ def get(shortcut: str | dict | Shortcut, gate_bias: float | None = None) -> Shor
 
 @keras.saving.register_keras_serializable("keras_preact")
 class ZeroPad(keras.Layer):
-    """Every `strides`-th pixel of x, with zero channels behind its own: option A of
+    """Every `strides`-th pixel of x, with zero channels after its own: option A of
     arXiv 1512.03385, without weights.
 
     Args:

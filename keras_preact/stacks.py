@@ -73,8 +73,8 @@ class LayerStack(keras.Layer):
     Input and output: as the unit's, which are of one shape.
 
     Every unit starts with its own values, drawn by the unit's initialisers, and has its
-    own seeds for dropout. The units' names count on from that of `unit`:
-    `stage1_unit2`, `stage1_unit3`, ... The path of a weight is that of a unit's:
+    own seeds for dropout. The units' names count on from the name of
+    `unit`: `stage1_unit2`, `stage1_unit3`, ... A weight has the same path as in a unit:
     `NAME/branch/conv_1/kernel`, of shape `(depth, 3, 3, channels in, channels out)`.
 
     The unit computes from its input and its variables alone. It must not keep anything
@@ -202,8 +202,8 @@ class LayerStack(keras.Layer):
         """
         if variable.constraint is not None:
             raise ValueError(
-                "A constraint looks at one unit's weight, and a stack holds those of all units in "
-                f"one. Received: {variable.path} with {variable.constraint!r}"
+                "A constraint looks at the weight of one unit, but a stack holds the weights of "
+                f"all units in one. Received: {variable.path} with {variable.constraint!r}"
             )
         *scopes, name = variable.path.split(f"{self._body.unit.name}/", 1)[-1].split("/")
         with contextlib.ExitStack() as place:
@@ -234,10 +234,10 @@ class LayerStack(keras.Layer):
         Args:
             x: The input of the first unit.
             perturbations: `(depth, *x.shape)`, what is added to the output of each
-                unit. With zeros, its gradient is that of every unit's output.
+                unit. With zeros, its gradient is the gradient of every unit's output.
             return_outputs: Whether to return the outputs of all units, `(depth,
                 *x.shape)`; the last one is the stack's.
-            training: As in Keras.
+            training: Whether to run in training mode.
         """
 
         def step(unit, x, slices):
@@ -266,7 +266,7 @@ class LayerStack(keras.Layer):
             unrolled: Whether to run a Python loop without recomputing, whatever the
                 stack's own execution: a loop that runs once is not worth compiling, and
                 `outputs` may be left out.
-            training: As in Keras.
+            training: Whether to run in training mode.
 
         Returns:
             The last x, and what the steps returned, with a leading axis of units.
@@ -423,7 +423,7 @@ class UnitStack(LayerStack):
 
     Args:
         unit: A `ResidualUnit` that keeps the shape, as a pattern.
-        depth, execution, remat, unroll: As in `LayerStack`.
+        depth, execution, remat, unroll: Arguments of `LayerStack`.
         stochastic_depth: A rate for each unit, in place of the one rate of `unit`.
         **kwargs: `name`, `trainable`. The dtype policy is the unit's.
 
@@ -516,8 +516,8 @@ class UnitStack(LayerStack):
             perturbations: `(depth, *x.shape)`, what is added to the output of each
                 unit.
             residual_scale: `(depth,)`, what multiplies F(x) of each unit.
-            detach_residual: As in `ResidualUnit.trace`.
-            training: As in Keras.
+            detach_residual: See `ResidualUnit.trace`.
+            training: Whether to run in training mode.
 
         Returns:
             What `look` returned for each unit, with a leading axis of units.

@@ -1,5 +1,5 @@
-"""TransformerUnit: a transformer's layer, which is two residual units behind one
-another.
+"""TransformerUnit: a transformer's layer, which is two residual units, one after the
+other.
 """
 
 import keras
@@ -16,9 +16,9 @@ class TransformerUnit(keras.Layer):
 
     Args:
         width: Features of a token.
-        num_heads: Of the attention; divides `width`.
-        arrangement: `"pre_norm"` (as above: nothing stands on the path from x to the
-            output), `"post_norm"` (`LN(x + F(x))`, as in the first transformers), or an
+        num_heads: Number of attention heads; divides `width`.
+        arrangement: `"pre_norm"` (as above: nothing is on the path from x to the output),
+            `"post_norm"` (`LN(x + F(x))`, as in the first transformers), or an
             `Arrangement`.
         mlp: `"swiglu"` (arXiv 2002.05202), or the activation of an MLP of two dense
             layers.
@@ -26,12 +26,12 @@ class TransformerUnit(keras.Layer):
             rounded up to a multiple of 8.
         normalization: `"layer"`, `"rms"`, or any other of `ResidualUnit`.
         dropout: Rate of the dropout on both branches, at their ends.
-        stochastic_depth: As in `ResidualUnit`; attention and MLP are left out by
-            themselves.
-        causal: Whether a token sees those up to itself alone.
+        stochastic_depth: Rate at which each branch is dropped, see `ResidualUnit`;
+            attention and MLP are dropped independently.
+        causal: Whether a token sees only itself and the tokens before it.
         use_bias: Whether the dense layers have a bias.
-        bias_initializer, kernel_initializer: As in `ResidualUnit`. None: Glorot's
-            normal, as in arXiv 2002.04745.
+        bias_initializer, kernel_initializer: See `ResidualUnit`. None: Glorot's normal,
+            as in arXiv 2002.04745.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Attributes:

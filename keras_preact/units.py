@@ -407,7 +407,7 @@ class ResidualUnit(keras.Layer):
             names: Their names, such as `("norm", "activation")`.
             axis: Axis of the channels.
             channels: Their number.
-            name: Names of the layers, with `{}` for that of the component.
+            name: Name of each layer, with `{}` for the name of the component.
             **settings: Other arguments of `chains.components`.
         """
         return chains.components(

@@ -62,8 +62,8 @@ def value_and_gradients(
 
 
 def vjp(function: Callable, x) -> tuple:
-    """Return `function(x)`, one tensor, and the function that turns a cotangent of its
-    shape into that of x: `u -> J^T u`.
+    """Return `function(x)`, one tensor, and the function that maps a cotangent of its
+    shape to the cotangent of x: `u -> J^T u`.
     """
     return _VJP[keras.backend.backend()](_without_side_effects(function), ops.convert_to_tensor(x))
 

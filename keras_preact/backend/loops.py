@@ -160,8 +160,8 @@ def _loop(step: Step, carry, stacked: list, length: int, outputs: Sequence):
 
 def _unstack(tensor, length: int) -> list:
     if keras.backend.backend() == "jax":
-        # The gradient of n single slices is a sum of n arrays of the full size, that of a split one
-        # concatenation.
+        # The gradient of n single slices is a sum of n arrays of the full size, the gradient of a
+        # split is one concatenation.
         return [ops.squeeze(part, 0) for part in ops.split(tensor, length)]
     return ops.unstack(tensor, length)
 

@@ -15,7 +15,7 @@ def convolve(images, kernel, groups: int = 1, dilation: int = 1):
     Args:
         images: `(batch, height, width, channels)`.
         kernel: `(size, size, channels // groups, filters)` with an odd size.
-        groups: As in `keras.layers.Conv2D`.
+        groups: Groups of channels that are convolved separately.
         dilation: Pixels from one element of the kernel to the next.
 
     Returns:

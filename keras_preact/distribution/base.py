@@ -44,7 +44,7 @@ class Distribution:
         _checks.one_of(batch_norm, BATCH_NORMS, "batch_norm")
         if devices is not None and not self._takes_devices:
             raise ValueError(
-                f"kind={kind!r} takes no `devices`: it uses those of each process. Received: "
+                f"kind={kind!r} takes no `devices`: it uses the devices of each process. Received: "
                 f"devices={devices}"
             )
         self.kind = kind

@@ -3,8 +3,8 @@
 Keras' variables work on all backends: KERAS_DISTRIBUTION_JOB_ADDRESSES
 (`host:port,host:port`), KERAS_DISTRIBUTION_NUM_PROCESSES and
 KERAS_DISTRIBUTION_PROCESS_ID. Without them each framework looks for its own: JAX for
-those of SLURM, Kubernetes, MPI or a cloud, TensorFlow for TF_CONFIG, torch for RANK,
-WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun).
+the variables of SLURM, Kubernetes, MPI or a cloud, TensorFlow for TF_CONFIG, torch for
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun).
 """
 
 import dataclasses

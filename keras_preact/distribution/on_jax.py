@@ -188,5 +188,5 @@ def _normalize(mesh: jax.sharding.Mesh) -> Callable:
 
 
 def _devices(devices) -> list:
-    """Return `devices`, or all: those of process 0 first."""
+    """Return `devices`, or all: first the devices of process 0."""
     return keras.distribution.list_devices() if devices is None else devices

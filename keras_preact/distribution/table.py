@@ -34,11 +34,11 @@ def start(kind: str = "none", *, devices=None, batch_norm: str = "synchronized")
     | `data_parallel` | JAX | this machine's or `devices`: each has all weights |
     | `model_parallel` | JAX | the same: each has a part of the output channels |
     | `mirrored` | TensorFlow | this machine's or `devices`: each has all weights |
-    | `multi_worker` | all | those of all processes; on torch one per process |
+    | `multi_worker` | all | the devices of all processes; on torch one per process |
 
     Each device computes a part of the batch; `model_parallel` splits it over rows of
     devices. With the same batch, synchronised batch normalisation and no dropout, loss
-    and weights are those of one device.
+    and weights are the same as on one device.
 
     Args:
         kind: A row of the table.

@@ -7,20 +7,19 @@ from keras_preact import initializers
 
 
 class SelfAttention(keras.Layer):
-    """In each head `softmax(Q K^T / sqrt(size)) V`; a dense layer over all heads behind
-    them.
+    """In each head `softmax(Q K^T / sqrt(size)) V`, then a dense layer over all heads.
 
-    Keras' `MultiHeadAttention` starts query, key and value alike where its initialiser
-    has a seed, does not tell one for depth which weight is the last of the branch, and
-    on PyTorch has no forward derivative.
+    Keras' `MultiHeadAttention` initialises query, key and value alike if its initialiser
+    has a seed, does not tell an initialiser for depth which weight is the last of the
+    branch, and has no forward derivative on PyTorch.
 
     Args:
         filters: Features out, `num_heads` times the size of a head.
-        num_heads: How many heads.
-        causal: Whether a token sees those up to itself alone.
-        use_bias, kernel_initializer, bias_initializer: Of the four dense layers; each
-            draws its own values. The one behind the heads is the last weight of its
-            branch, the three in front of them are the first.
+        num_heads: Number of heads.
+        causal: Whether a token sees only itself and the tokens before it.
+        use_bias, kernel_initializer, bias_initializer: Arguments of the four dense
+            layers; each draws its own values. The one after the heads is the last
+            weight of its branch, the three before them are the first.
 
     Input: `(batch, tokens, features)`, output: `(batch, tokens, filters)`.
 

@@ -48,7 +48,7 @@ class StochasticDepth(keras.Layer):
     """Sets F(x) to 0 for a share of `rate` of the examples and multiplies the rest by
     `1 / (1 - rate)`, in training only.
 
-    The paper scales at inference instead: the same network with the weights behind F
+    The paper scales at inference instead: the same network with the weights after F
     scaled. `rate` is in [0, 1).
 
     Source: arXiv 1603.09382, Sec. 3.
@@ -117,7 +117,7 @@ NORMALIZATIONS: Mapping[str, Callable[[int, int], keras.Layer] | None] = Mapping
 
 
 class _OverAxis1(keras.Layer):
-    """Normalises axis 1: moves it behind the others, and back.
+    """Normalises axis 1: moves it to the end, and back.
 
     Keras' own layer normalisation does not work there on Torch, and its RMS
     normalisation on no backend.
@@ -144,8 +144,7 @@ class _RMSNormalizationOverAxis1(_OverAxis1, keras.layers.RMSNormalization):
     pass
 
 
-#: Layers to take in place of Keras' own: where the channels stand second, and where they stand
-#: last.
+#: Layers to use in place of Keras' own if the channels are second, and if they are last.
 OVER_AXIS_1: dict[type, type] = {
     keras.layers.LayerNormalization: _LayerNormalizationOverAxis1,
     keras.layers.RMSNormalization: _RMSNormalizationOverAxis1,
@@ -200,7 +199,7 @@ def normalization(kind: Normalization, axis: int, channels: int, **settings) -> 
     """Make the normalisation for one place: a list of one, or of none for `"none"`.
 
     Args:
-        kind: From `get_normalization`.
+        kind: What `get_normalization` returned.
         axis: Axis of the channels.
         channels: Their number.
         **settings: `name`, `dtype`, `gamma_initializer`; None for the layer's own.
@@ -279,8 +278,8 @@ class Gated(keras.Layer):
 
 
 def build_chain(chain: list[keras.Layer], shape: tuple) -> tuple:
-    """Build layers that stand one behind the other for an input of `shape`; return the
-    shape of the last one's output.
+    """Build layers that follow one another, for an input of `shape`; return the shape
+    of the last one's output.
     """
     for layer in chain:
         layer.build(shape)
@@ -289,7 +288,7 @@ def build_chain(chain: list[keras.Layer], shape: tuple) -> tuple:
 
 
 def run_chain(chain: Iterable[keras.Layer], x, training: bool | None = None):
-    """Apply the layers in turn; `training` None is that of the call around."""
+    """Apply the layers in turn. With `training=None` they follow the call around."""
     for layer in chain:
         x = layer(x, training=training)
     return x

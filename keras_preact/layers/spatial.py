@@ -27,10 +27,10 @@ class PaddedConv2D(keras.layers.Conv2D):
 
     Input: `(batch, height, width, channels)`, output: `(batch, ceil(height / strides),
         ceil(width / strides), filters)`; with
-    `data_format="channels_first"` the channels stand second in both.
+    `data_format="channels_first"` the channels are second in both.
     """
 
-    #: What is added to the variance of a filter: that of the published BiT networks (arXiv
+    #: What is added to the variance of a filter, as in the published BiT networks (arXiv
     #: 1912.11370).
     EPSILON = 1e-8
 
@@ -230,8 +230,8 @@ class WindowPooling2D(keras.Layer):
         data_format: `"channels_last"` or `"channels_first"`.
 
     Pixels beyond the edge are the map's own, so that a constant map stays as it is:
-    three mirror the map around its outermost pixels; two, of which none is beyond the
-    left, repeat the last: an average there is that of what is left of the map.
+    three weights mirror the map around its outermost pixels; two repeat the last pixel, so
+    an average at the edge is the average of the rest of the map.
 
     Input and output: as `PaddedConv2D`, with the channels unchanged; a map has at least
     2 pixels a side for a window of 3.

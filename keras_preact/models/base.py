@@ -43,13 +43,13 @@ class UnitNetwork(keras.Model):
         classes, activation: Outputs of the classifier and their activation; None for
             none.
         kernel: The network's initialiser.
-        dtype: Of the classifier.
+        dtype: Dtype of the classifier.
         arguments: What the config holds: the arguments of the subclass.
-        name: As in Keras.
+        name: Name of the model.
 
     Attributes:
         segments: The residual units and stacks of them, in order.
-        units: The residual units in order; those of a stack are copies.
+        units: The residual units in order; units of a stack are copies.
         unit_outputs: x_1 ... x_L as Keras tensors: `keras.Model(model.input,
             model.unit_outputs)` computes them.
         logits: The classifier's output before its activation, a Keras tensor; None
@@ -136,8 +136,8 @@ class UnitNetwork(keras.Model):
         """Return a model with the same layers that has something added to every x_l,
         and returns every x_l.
 
-        With zeros added, the gradients of the added tensors are those of the x_l,
-        whatever the loss.
+        With zeros added, the gradients of the added tensors are the gradients of the
+        x_l, for any loss.
 
         Input: `[images, p_1, p_2, ...]`, for every segment a tensor of shape `(units,
             batch, *shape of x_l)`: what is added to
@@ -186,7 +186,7 @@ class UnitNetwork(keras.Model):
                 warnings.warn(problem, stacklevel=2)
 
     def compile_from_config(self, config):
-        # Keras leaves it to models with a `compile` of their own.
+        # Keras expects this of models with their own `compile`.
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)

@@ -38,7 +38,7 @@ def resnet_cifar(
         classes: Outputs of the classifier.
         input_shape: 32 x 32 x 3 by default, in the order of `data_format`; a size may
             be None.
-        **options: Of `ResidualNetwork` and `ResidualUnit`. `shape_shortcut="auto"` is a
+        **options: Options of `ResidualNetwork` and `ResidualUnit`. `shape_shortcut="auto"` is a
             projection for bottlenecks and under the shortcut `"conv1x1"`, zero padding
             (option A) else.
 

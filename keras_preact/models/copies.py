@@ -18,7 +18,7 @@ def changed_copy(model: UnitNetwork, new: Collection[str] = (), **changes: Any) 
 
     For changes that keep the weights: images of another size, `data_format`, `dtype`,
     `dropout`, `stacked`, `execution`, `remat`, the preprocessing (`mean` and `std`).
-    Layers are frozen if those of `model` are.
+    A layer is frozen if it is frozen in `model`.
 
     Args:
         model: A network of residual units. It stays as it is.
@@ -174,7 +174,7 @@ def _values(layer: keras.Layer) -> dict[str, _Values]:
 
 
 def _assign(layer: keras.Layer, values: dict[str, _Values]) -> None:
-    """Give a layer, or the units of a stack, the values of those of its name."""
+    """Give a layer, or the units of a stack, the values under their names."""
     stacked = isinstance(layer, UnitStack)
     names = layer.unit_names if stacked else [layer.name]
     if any(name not in values for name in names):

@@ -20,10 +20,10 @@ def dense_resnet(
 
     Args:
         depth: Weight layers, `2n+2`: one in the stem, n units of two, the classifier.
-        width: Of every unit.
+        width: Width of every unit.
         classes: Outputs of the classifier.
         input_shape: `(features,)`.
-        **options: Of `ResidualNetwork` and `ResidualUnit`.
+        **options: Options of `ResidualNetwork` and `ResidualUnit`.
 
     Raises:
         ValueError: for a depth that fits no n, and as `ResidualUnit`.

@@ -40,7 +40,7 @@ def resnet_imagenet(
     Args:
         depth: 18, 34, 50, 101, 152 or 200; or the units of every stage, such as `(3, 4,
             6, 3)`.
-        block: `"basic"` or `"bottleneck"`. None: that of the depth; bottleneck for
+        block: `"basic"` or `"bottleneck"`. None: the usual one at that depth; bottleneck for
             explicit stages.
         width_factor: Multiplies the widths 64, 128, 256, 512 of the stages.
         stem: `"7x7"`, or `"7x7_zero_padded"` as in TF-slim.
@@ -50,7 +50,7 @@ def resnet_imagenet(
         classes: Outputs of the classifier.
         input_shape: 224 x 224 x 3 by default, in the order of `data_format`; a size may
             be None.
-        **options: Of `ResidualNetwork` and `ResidualUnit`. `stride_on` is `"3x3"` by
+        **options: Options of `ResidualNetwork` and `ResidualUnit`. `stride_on` is `"3x3"` by
             default, as in fb.resnet.torch; `groups=32, base_width=4` makes a ResNeXt.
 
     Raises:

@@ -27,7 +27,7 @@ class Stem:
     components, perhaps a pooling.
 
     Args:
-        kernel_size: Of the convolution; None: a dense layer.
+        kernel_size: Kernel size of the convolution; None: a dense layer.
         strides: Its step.
         pooling: What a 3x3 max pooling at stride 2 pads with: `"infinity"`, minus
             infinity, or `"zeros"`; None: no pooling.
@@ -60,7 +60,7 @@ STEMS: Mapping[str, Stem] = MappingProxyType(
 
 def option_names() -> set[str]:
     """Return the names of all options that a builder of a `ResidualNetwork` takes:
-    those of network, units, blocks and gates.
+    the options of network, units, blocks and gates.
 
     Example:
 
@@ -100,20 +100,21 @@ class ResidualNetwork(base.UnitNetwork):
         pooling: `"avg"` or `"max"` over the last map; None: the average with top, no
             pooling without.
         classifier_activation: None for logits, or `"softmax"`, ...
-        mean, std: In pixel values, a number or one per channel: the network then starts
-            with `(x - mean) / std` and takes raw pixels. None: no such layer.
+        mean, std: Mean and standard deviation of the pixels, a number or one per
+            channel: the network then starts with `(x - mean) / std` and takes raw pixels.
+            None: no such layer.
         output_stride: How many pixels of the image make one of the last map, such as 8,
-            16 or 32: strides beyond it become dilation. The weights are those of the
-            network without it, whose maps are every so-many-th pixel of these.
-        data_format, dtype, name: As in Keras. Logits are computed in the variables'
-            dtype, whatever the policy.
+            16 or 32: strides beyond it become dilation. The weights are the same as
+            without it; the maps without it are a subset of the pixels of these.
+        data_format, dtype, name: See `keras.layers.Conv2D`. Logits are computed in the
+            variables' dtype, whatever the policy.
         stochastic_depth: Rate of the last unit; unit l of L has `l / L` of it. None for
             none.
         stacked: Whether the equal units of a stage, all but its first, are one
             `UnitStack`. None: in every stage if one has 16 of them. The weights are the
             same, in stacks; `kp.models.stack` and `unstack` turn one into the other.
         execution, remat, unroll: Arguments of the stacks, see `UnitStack`.
-        **unit_options: Options of every unit, see `ResidualUnit`, and by name those of
+        **unit_options: Options of every unit, see `ResidualUnit`, and by name options of
             its block (`squeeze_excitation=16`, `groups=32`; see `kp.blocks`) and
             `gate_bias`, the first bias of a shortcut with a gate. The stem has those
             that concern it.
@@ -374,8 +375,8 @@ def _check_input_shape(
 def image_shape(
     shape: Sequence[int | None] | None, size: int | None, data_format: str | None
 ) -> tuple[int | None, ...]:
-    """Return `shape`, or that of a square colour image of `size` in the order of
-    `data_format` where it is None.
+    """Return `shape`, or if it is None the shape of a square colour image of `size`, in
+    the order of `data_format`.
     """
     if shape is not None:
         return tuple(shape)

@@ -41,12 +41,13 @@ class ModelEntry:
     """A named model.
 
     Args:
-        name: As in `kp.list_models()`; a created model has the same name.
+        name: Name in `kp.list_models()`; a created model has the same name.
         builder: The function of `kp.models` that builds it.
-        arguments: Of the builder, without classes and input shape. JSON can hold them.
+        arguments: Arguments of the builder, without classes and input shape, as JSON can
+            hold them.
         input_shape: Without the batch, channels last.
         classes: Outputs of the classifier.
-        preprocessing: Of the data set that it was made for.
+        preprocessing: Preprocessing of the data set that it was made for.
         published: Its rows of the papers' tables, those on CIFAR-100 too.
         weights: Names of its weights in this package, such as `"cifar10"`.
         parameters: Its exact numbers of parameters where
@@ -229,9 +230,9 @@ def create_model(
     """Build the model of that name.
 
     Args:
-        name: From `kp.list_models()`.
-        classes: Outputs of the classifier, such as 100 for CIFAR-100; None for those of
-            the entry.
+        name: A name in `kp.list_models()`.
+        classes: Outputs of the classifier, such as 100 for CIFAR-100; None for the
+            entry's number.
         weights: A name of weights in this package, such as `"cifar10"` (`weights` of the
             entry; models.md in the documentation has their accuracy), or a `.weights.h5`
             or `.keras` file of the same network. None for new ones.
@@ -304,8 +305,8 @@ def _packaged(entry: ModelEntry, weights: str, options: Mapping[str, Any]) -> Pa
     )
     if other:
         raise ValueError(
-            f"The weights {weights!r} are those of {entry.name!r} without {other}. Leave that "
-            "out, or change the loaded network: kp.transfer.reset_classifier for other classes, "
+            f"The weights {weights!r} are for {entry.name!r} without {other}. Leave that out, "
+            "or change the loaded network: kp.transfer.reset_classifier for other classes, "
             f"kp.models.stack for stacks. Received: weights={weights!r}, {other}"
         )
     path = TRAINED / f"{entry.name}.{weights}.weights.h5"

@@ -10,7 +10,7 @@ from keras_preact.units import ResidualUnit
 
 Segment = ResidualUnit | UnitStack
 
-#: Equal units in a stage from which on a network is made of stacks, unless told otherwise.
+#: A network with this many equal units in a stage is made of stacks by default.
 STACKED_FROM = 16
 
 
@@ -41,7 +41,7 @@ class Stage:
 
 
 def stacks_pay(stages: Sequence[Stage]) -> bool:
-    """Whether a network of these stages is made of stacks unless told otherwise."""
+    """Whether a network of these stages is made of stacks by default."""
     return max((stage.units - 1 for stage in stages), default=0) >= STACKED_FROM
 
 
@@ -126,12 +126,12 @@ def _changes(
 
 
 def unit_names(segment: Segment) -> list[str]:
-    """Return the name of the unit, or those of a stack's."""
+    """Return the name of the unit, or the names of a stack's units."""
     return segment.unit_names if isinstance(segment, UnitStack) else [segment.name]
 
 
 def units_of(segment: Segment) -> list[ResidualUnit]:
-    """Return the unit, or copies of those of a stack."""
+    """Return the unit, or copies of a stack's units."""
     if isinstance(segment, UnitStack):
         return [segment.unit(i) for i in range(segment.depth)]
     return [segment]

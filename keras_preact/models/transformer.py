@@ -23,8 +23,8 @@ class Patches(keras.Layer):
     top, in each the rows of its pixels.
 
     Args:
-        size: Of a side, in pixels; divides height and width.
-        data_format: As in Keras.
+        size: Side of a square in pixels; divides height and width.
+        data_format: `"channels_last"` or `"channels_first"`; None for Keras' setting.
 
     Input: `(batch, height, width, channels)`, or with the channels second; output:
         `(batch, tokens, size * size * channels)`.
@@ -61,7 +61,8 @@ class Positions(keras.Layer):
     """Adds a trained vector to each token, another one at each place.
 
     Args:
-        seed: Of their first values, normal with a standard deviation of 0.02.
+        seed: Seed of the initial values, which are normal with a standard deviation of
+            0.02.
 
     Input and output: `(batch, tokens, features)`.
 
@@ -95,16 +96,16 @@ class TransformerNetwork(base.UnitNetwork):
     Args:
         depth: Layers, of two units each: attention and MLP.
         width: Features of a token.
-        num_heads: Of each attention.
-        input_shape: Of images in the order of `data_format`, or `(tokens, features)`;
-            without the batch.
+        num_heads: Number of attention heads.
+        input_shape: Shape of an image in the order of `data_format`, or `(tokens,
+            features)`; without the batch.
         patch_size: Side of the squares that become tokens; None for an input of tokens.
         classes: Outputs of the classifier.
         classifier_activation: None for logits, or `"softmax"`, ...
-        mean, std, data_format, dtype, name: As in `ResidualNetwork`.
-        stochastic_depth: The rate of the last unit; that of unit l of L is `l / L` of
-            it. None for none.
-        **unit_options: Of `TransformerUnit`: arrangement, mlp, hidden, normalization,
+        mean, std, data_format, dtype, name: See `ResidualNetwork`.
+        stochastic_depth: Rate of the last unit; unit l of L has `l / L` of it. None for
+            none.
+        **unit_options: Options of `TransformerUnit`: arrangement, mlp, hidden, normalization,
             dropout, causal, use_bias, bias_initializer, kernel_initializer.
 
     Attributes: `segments`, `units`, `unit_outputs` and `logits`, see `UnitNetwork`.
@@ -114,7 +115,7 @@ class TransformerNetwork(base.UnitNetwork):
     `layer2_attention`, ..., `head_norm`, `head_pool` (the mean over the tokens),
     `head_classifier`, `head_predictions`, as far as they exist.
 
-    Source: arXiv 2002.04745; the embedding of images is that of arXiv 2010.11929.
+    Source: arXiv 2002.04745; the embedding of images: arXiv 2010.11929.
     """
 
     def __init__(
@@ -286,12 +287,12 @@ def pre_ln_transformer(
     Args:
         depth: Layers, each an attention and an MLP unit.
         width: Features of a token.
-        num_heads: Of each attention; divides `width`.
+        num_heads: Number of attention heads; divides `width`.
         classes: Outputs of the classifier.
         input_shape: 32 x 32 x 3 by default, in the order of `data_format`; `(tokens,
             features)` with `patch_size=None`.
         patch_size: Side of the squares of an image that become tokens.
-        **options: Of `TransformerNetwork` and `TransformerUnit`.
+        **options: Options of `TransformerNetwork` and `TransformerUnit`.
 
     Raises:
         ValueError: for sizes that do not fit, and as `TransformerUnit`.

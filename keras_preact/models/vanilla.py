@@ -32,12 +32,12 @@ def vanilla_cnn(
 
     Args:
         depth: Weight layers, `n+2`: one in the stem, n units of one, the classifier.
-        filters: Of every convolution.
-        strides: Of the first unit.
+        filters: Width of every convolution.
+        strides: Step of the first unit.
         classes: Outputs of the classifier.
         input_shape: 32 x 32 x 3 by default, in the order of `data_format`; a size may
             be None.
-        **options: Of `ResidualNetwork` and `ResidualUnit`.
+        **options: Options of `ResidualNetwork` and `ResidualUnit`.
 
     Raises:
         ValueError: for a depth below 3, and as `ResidualUnit`.

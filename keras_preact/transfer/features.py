@@ -17,7 +17,7 @@ def feature_extractor(
     places.
 
     The features of stages and units are x_l, the output of their last unit. In a
-    pre-activation network they are raw: normalisation and ReLU stand in the next unit's
+    pre-activation network they are raw: normalisation and ReLU are in the next unit's
     branch, so a layer that reads them should start with its own. `"head"` is x_L after
     the network's last normalisation and ReLU. In the original arrangement, the ReLU
     follows the addition, and x_l is activated.
@@ -86,8 +86,8 @@ def _name(model: UnitNetwork, place: str | int, counted: list[str]) -> str:
 
 
 def _tensors(model: UnitNetwork, wanted: set[str]) -> dict[str, Any]:
-    """Return the Keras tensors of all places; those of units inside a stack only if one
-    of that stack is wanted.
+    """Return the Keras tensors of all places; of units inside a stack only if one of
+    that stack is wanted.
     """
     x = model.first_input
     found = {"stem": x}
