@@ -3,9 +3,7 @@
 import argparse
 import asyncio
 import dataclasses
-import difflib
 import gc
-import importlib.util
 import ipaddress
 import os
 import signal
@@ -13,12 +11,17 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
+try:
+    import prometheus_client
     from starlette.applications import Starlette
 
-    from keras_preact.serving.settings import Settings
+    from keras_preact.serving import logs, server
+    from keras_preact.serving.app import create_app
+    from keras_preact.serving.settings import TOKEN_VARIABLE, Settings, read
+except ModuleNotFoundError as error:
+    raise ImportError(f"Serving needs {error.name}: pip install 'keras-preact[serving]'") from error
 
 PROGRAM = "keras-preact serve"
 # Time to close the models and Python itself, after the time to drain.
@@ -29,8 +32,6 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the command's options, one for each field of `Settings`. Their values are
     texts; `Settings` converts and checks them.
     """
-    from keras_preact.serving.settings import TOKEN_VARIABLE, Settings
-
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         usage=f"{PROGRAM} DIRECTORY [OPTIONS]",
@@ -59,31 +60,18 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
     return parser
 
 
-def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -> "Settings":
+def settings(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -> Settings:
     """Return the settings from command-line arguments; a mistake ends the process with
-    status 2 and one line.
+    status 2 and a message.
     """
-    from keras_preact.serving import settings as module
-
-    options = parser(examples)
-    found, unknown = options.parse_known_args(arguments)
-    if unknown:
-        known = [text for action in options._actions for text in action.option_strings]
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        _fail(f"unknown option {unknown[0]}.{hint} {PROGRAM} --help lists the options.")
-    given = vars(found)
+    given = vars(parser(examples).parse_args(arguments))
     try:
         if "token_file" in given:
             given["token"] = given.pop("token_file").read_text(encoding="utf-8").strip()
-        result = module.read(module.Settings, given)
+        result = read(Settings, given)
         if not result.directory.is_dir():
             raise ValueError(
                 f"`directory` must be a folder of models. Received: {result.directory}"
-            )
-        if result.engine == "openvino" and importlib.util.find_spec("openvino") is None:
-            raise ValueError(
-                "The engine 'openvino' needs OpenVINO: pip install 'keras-preact[openvino]'"
             )
     except (OSError, ValueError) as error:
         _fail(str(error))
@@ -97,55 +85,28 @@ def main(arguments: Sequence[str] | None = None, examples: Sequence[str] = ()) -
         arguments: Command line. Default: that of this process.
         examples: Lines for the help text.
     """
-    try:
-        chosen = settings(arguments, examples)
-        import prometheus_client
-
-        from keras_preact.serving import app, logs, server
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        _fail(f"serving needs {package}: pip install 'keras-preact[serving]'")
+    chosen = settings(arguments, examples)
     try:
         address = server.free_address(chosen.host, chosen.port)
     except OSError as error:
         _fail(f"cannot listen on {chosen.host} port {chosen.port}: {error.strerror or error}")
     prometheus_client.disable_created_metrics()  # they double the series, and nothing reads them
-    served = app.create_app(chosen)
-    log = logs.configure(served.state.metrics.dropped_lines.inc)
+    app = create_app(chosen)
+    log = logs.configure(app.state.metrics.dropped_lines.inc)
     if chosen.token is None and not ipaddress.ip_address(address[0]).is_loopback:
         _say(
             f"Warning: no token is set: everybody who can reach {address[0]} can use this server. "
             "Set one with --token-file."
         )
     _say(f"Loading the models of {chosen.directory}.")
-    asyncio.run(_serve(served, chosen, address))
+    asyncio.run(_serve(app, chosen, address))
     log.finish(1.0)
     # A thread of the HTTP server, or one that hangs in a computation, would hold up Python's end.
     os._exit(0)
 
 
-async def _serve(app: "Starlette", chosen: "Settings", address: tuple[str, int]) -> None:
-    from keras_preact.serving import server
-
-    repository, stop, loop = app.state.repository, asyncio.Event(), asyncio.get_running_loop()
-
-    def ready() -> None:
-        # models and libraries stay: the collector need not look at them again and again
-        gc.freeze()
-        # Requests leave no cycles, and lists of a million values would start it a thousand times.
-        gc.set_threshold(50_000, 20, 100)
-        models = [
-            f"{name} {'+'.join(map(str, repository.available(name))) or '(not available)'}"
-            for name in repository.names()
-        ]
-        host = f"[{address[0]}]" if ":" in address[0] else address[0]
-        where = f"http://{host}:{address[1]}"
-        print(f"Serving at {where}: {', '.join(models) or 'no models yet'}", flush=True)
-        for name in filter(repository.available, repository.names()):
-            with repository.lease(name) as servable:
-                if "predict_bytes" in servable.signatures:
-                    print(example(where, name, chosen.token is not None), flush=True)
-                    break
+async def _serve(app: Starlette, chosen: Settings, address: tuple[str, int]) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def end() -> None:
         stop.set()
@@ -158,16 +119,20 @@ async def _serve(app: "Starlette", chosen: "Settings", address: tuple[str, int])
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    await server.serve(app, chosen, address, stop, ready)
-
-
-def example(address: str, model: str, with_token: bool) -> str:
-    """Return a command that asks a model for the classes of an image file."""
-    token = ' -H "Authorization: Bearer $TOKEN"' if with_token else ""
-    # through a pipe: an argument may have 128 KiB
-    body = """(printf '{"examples": [{"image_bytes": {"b64": "'; base64 < image.png | tr -d '\\n'"""
-    body += """; printf '"}}]}')"""
-    return f"Try: {body} | curl{token} -d @- {address}/v1/models/{model}:classify"
+    async with server.running(app, chosen, address):
+        # models and libraries stay: the collector need not look at them again and again
+        gc.freeze()
+        # Requests leave no cycles, and lists of a million values would start it a thousand times.
+        gc.set_threshold(50_000, 20, 100)
+        repository = app.state.repository
+        models = [
+            f"{name} {'+'.join(map(str, repository.available(name))) or '(not available)'}"
+            for name in repository.names()
+        ]
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        where = f"http://{host}:{address[1]}"
+        print(f"Serving at {where}: {', '.join(models) or 'no models yet'}", flush=True)
+        await stop.wait()
 
 
 def _say(message: str) -> None:

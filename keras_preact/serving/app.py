@@ -26,21 +26,12 @@ def create_app(
     Args:
         settings: The server's settings.
         repository: Lends the models. Default: a `Repository` of `settings.directory`.
-        replica: The name of this process among several behind one address, for the
-            metrics.
+        replica: The name of this process among several behind one address: a label of
+            its metrics, without which their counters would look like one.
 
     Example:
         >>> app = create_app(Settings("saved_models"))  # doctest: +SKIP
     """
-
-    def waiting() -> dict[str, dict[int, int]]:
-        found: dict[str, dict[int, int]] = {}
-        for name in app.state.repository.names():
-            found[name] = {}
-            for version in app.state.repository.available(name):
-                with app.state.repository.lease(name, version) as servable:
-                    found[name][version] = servable.waiting
-        return found
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -53,7 +44,6 @@ def create_app(
             await app.state.repository.stop()
             app.state.parser.shutdown(wait=False)
 
-    measured = Metrics(waiting, replica)
     routes = [
         *tf_serving_api.routes,
         *open_inference_api.routes,
@@ -62,6 +52,7 @@ def create_app(
     ]
     app = Starlette(routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False  # a redirect would be the only answer that is not JSON
+    measured = Metrics()
     # in place of layers that do the same a second time
     app.middleware_stack = Gate(app.router, settings, measured)
     load = functools.partial(loading.load, metrics=measured)
@@ -69,5 +60,6 @@ def create_app(
     app.state.repository = repository or Repository(settings, load)
     app.state.admission = Admission(settings, measured)
     app.state.metrics = measured
+    app.state.replica = replica
     app.state.stopping = False
     return app

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from keras_preact.serving.errors import DeadlineExceeded, TooBusy, TooLarge, Unavailable
-
 Outputs = dict[str, np.ndarray]
 
 
@@ -28,9 +26,7 @@ class Batcher:
 
     Args:
         run: Rows `(n, ...)` to named arrays `(n, ...)`.
-        max_batch_size: Largest number of rows in a call of `run`.
-        max_queue: Largest number of rows that wait. (One request of up to
-            `max_batch_size` rows may wait in any case.)
+        max_batch_size: Largest number of rows in a call of `run`, and in a request.
         together: Whether rows of different requests are computed together.
         observe: Called with the rows of every batch, and the seconds that it took.
     """
@@ -39,84 +35,48 @@ class Batcher:
         self,
         run: Callable[[np.ndarray], Outputs],
         max_batch_size: int,
-        max_queue: int,
         *,
         together: bool = True,
         observe: Callable[[int, float], None] = lambda rows, seconds: None,
     ):
         self._run = run
-        self._max_batch_size = max_batch_size
-        self._max_queue = max_queue
+        self.max_batch_size = max_batch_size
         self._together = together
         self._observe = observe
         self._waiting: deque[tuple[np.ndarray, asyncio.Future[Outputs]]] = deque()
         self._worker: asyncio.Task | None = None
         self._began: float | None = None
-        self._closed = False
         self._thread = ThreadPoolExecutor(1, "batcher")
-
-    @property
-    def waiting(self) -> int:
-        """Rows that wait to be computed."""
-        return sum(len(images) for images, _ in self._waiting)
 
     @property
     def busy_seconds(self) -> float:
         """Seconds that the present batch has been computed; 0 without any."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
-    def check_rows(self, rows: int) -> None:
-        """Raise TooLarge for a request that fits into no batch."""
-        if rows > self._max_batch_size:
-            raise TooLarge(
-                f"One request may hold at most {self._max_batch_size} examples. Received: {rows}. "
-                "Send several requests."
-            )
-
-    async def submit(self, images: np.ndarray, deadline: float | None) -> Outputs:
+    async def submit(self, images: np.ndarray) -> Outputs:
         """Return the outputs of `run` for these rows.
 
-        A request that is cancelled, or whose time is over, leaves the queue at once.
+        A request that is cancelled leaves the queue at once.
 
         Args:
             images: Rows `(n, ...)`.
-            deadline: Time of the running event loop at which the request ends. `None`:
-                never.
 
         Raises:
-            TooLarge: for more rows than a batch may have.
-            TooBusy: if too many rows wait.
-            DeadlineExceeded: if the answer did not come in time.
-            Unavailable: after `close`.
             ComputationError: if `run` failed.
         """
-        self.check_rows(len(images))
-        if self._closed:
-            raise Unavailable("This version of the model is being unloaded.")
-        if self._waiting and self.waiting + len(images) > self._max_queue:
-            raise TooBusy(
-                f"{self.waiting} examples wait for this model already; at most {self._max_queue} "
-                "may."
-            )
         loop = asyncio.get_running_loop()
         entry = images, loop.create_future()
         self._waiting.append(entry)
         if self._worker is None:
             self._worker = loop.create_task(self._work())
         try:
-            async with asyncio.timeout_at(deadline):
-                return await entry[1]
-        except TimeoutError:
-            raise DeadlineExceeded(
-                "The request's time was over before its answer was computed."
-            ) from None
+            return await entry[1]
         finally:
             if entry[1].cancelled():
                 self._waiting = deque(one for one in self._waiting if one is not entry)
 
     async def close(self) -> None:
-        """Compute the waiting rows, refuse others, and end the thread."""
-        self._closed = True
+        """Compute the waiting rows and end the thread. No request may follow."""
         if self._worker is not None:
             await self._worker
         self._thread.shutdown(wait=False)
@@ -152,7 +112,7 @@ class Batcher:
         while self._together and self._waiting:
             following = self._waiting[0][0]
             rows += len(following)
-            if rows > self._max_batch_size or following.shape[1:] != batch[0][0].shape[1:]:
+            if rows > self.max_batch_size or following.shape[1:] != batch[0][0].shape[1:]:
                 break
             batch.append(self._waiting.popleft())
         return batch

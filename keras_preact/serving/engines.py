@@ -128,16 +128,8 @@ def openvino_model(frozen: Frozen) -> Any:
 def openvino(frozen: Frozen, settings: Settings, precision: str) -> Engine:
     """Compute with OpenVINO on the CPU: in 8 bits from `frozen.int8`, otherwise the
     graph, in float32 or bfloat16.
-
-    Raises:
-        ImportError: if OpenVINO is not installed.
     """
-    try:
-        import openvino as ov
-    except ImportError:
-        raise ImportError(
-            "The engine 'openvino' needs OpenVINO: pip install 'keras-preact[openvino]'"
-        ) from None
+    import openvino as ov
 
     options: dict[str, Any] = {
         # By itself OpenVINO rounds float32 networks to bfloat16 on a CPU that is faster at it. In

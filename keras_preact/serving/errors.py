@@ -53,7 +53,3 @@ class Unavailable(RequestError):
 
     status = 503
     retry_after = 1
-
-
-class DeadlineExceeded(Unavailable):
-    """The answer did not come within the time of a request."""

@@ -13,19 +13,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import numpy as np
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from keras_preact.serving.errors import (
-    DeadlineExceeded,
-    NotFound,
-    RequestError,
-    TooBusy,
-    TooLarge,
-)
+from keras_preact.serving.errors import NotFound, RequestError, TooBusy, TooLarge, Unavailable
 from keras_preact.serving.metrics import Metrics
 from keras_preact.serving.settings import Settings
 from keras_preact.serving.tensors import shortened
@@ -172,7 +167,8 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def admit(self, request: Request):
-        """Give the body of a request and its deadline, until the context ends.
+        """Give the body of a request, and cancel what the context does with it at the
+        request's deadline.
 
         Raises:
             RequestError: if it cannot be accepted, takes too long to come or to be
@@ -198,15 +194,14 @@ class Admission:
                     chunks.append(chunk)
                 body, reading = b"".join(chunks), False
                 chunks.clear()
-                deadline = min(self._end, now() + settings.deadline_seconds)
-                limit.reschedule(deadline)
-                yield body, deadline
+                limit.reschedule(min(self._end, now() + settings.deadline_seconds))
+                yield body
         except TimeoutError:
             if reading:
                 raise RequestError(
                     f"The body was not complete after {settings.body_seconds:g} seconds.", 408
                 ) from None
-            raise DeadlineExceeded(
+            raise Unavailable(
                 f"The answer did not come within {settings.deadline_seconds:g} seconds. Send it "
                 "again later."
             ) from None
@@ -236,13 +231,13 @@ class Admission:
             )
 
 
-def inference(handler: Callable[[Request, bytes, float], Awaitable[Response]]):
-    """Return the endpoint of a `handler(request, body, deadline)`."""
+def inference(handler: Callable[[Request, bytes], Awaitable[Response]]):
+    """Return the endpoint of a `handler(request, body)`."""
 
     @functools.wraps(handler)
     async def endpoint(request: Request) -> Response:
-        async with request.app.state.admission.admit(request) as (body, deadline):
-            return await handler(request, body, deadline)
+        async with request.app.state.admission.admit(request) as body:
+            return await handler(request, body)
 
     return endpoint
 
@@ -287,5 +282,10 @@ def version_of(request: Request) -> int | None:
 
 def json_response(content: Any, status: int = 200, headers: Any = None) -> Response:
     """Return an answer of JSON, which may hold NumPy arrays."""
-    data = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(data, status, headers, media_type="application/json")
+    return Response(as_json(content), status, headers, media_type="application/json")
+
+
+def as_json(content: Any) -> bytes:
+    """Return JSON of a value that may hold NumPy arrays."""
+    # orjson itself writes contiguous arrays of numbers
+    return orjson.dumps(content, np.ndarray.tolist, orjson.OPT_SERIALIZE_NUMPY)

@@ -57,26 +57,27 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
             "Its SavedModel has no function `decode`, which its model card promises: export it "
             "again."
         )
+    try:
+        engine = engines.ENGINES[settings.engine](frozen, settings, precision)
+    except Exception as error:  # of whatever kind the engine has for it
+        raise LoadError(
+            f"The engine {settings.engine!r} cannot compute this network ({type(error).__name__})."
+        ) from error
 
     def observe(rows: int, seconds: float) -> None:
         metrics.batch_rows.labels(*labels).observe(rows)
         metrics.batch_seconds.labels(*labels).observe(seconds)
 
     servable = Servable(
-        path.parent.name,
-        int(path.name),
-        classes,
-        top_k,
-        signatures,
-        read_signature_defs(path),
-        Batcher(
-            _start_engine(settings, frozen, precision),
-            max_batch_size,
-            settings.max_queue,
-            together=settings.batching,
-            observe=observe,
-        ),
-        decode and ImageDecoder(decode, settings.max_queue, settings.threads),
+        name=path.parent.name,
+        version=int(path.name),
+        classes=classes,
+        top_k=top_k,
+        signatures=signatures,
+        signature_defs=read_signature_defs(path),
+        batcher=Batcher(engine, max_batch_size, together=settings.batching, observe=observe),
+        decoder=decode and ImageDecoder(decode, settings.threads),
+        max_queue=settings.max_queue,
     )
     asyncio.run(_warm_up(servable, path))
     return servable
@@ -135,14 +136,13 @@ def check_files(version: Path, hashes: dict[str, str]) -> None:
         LoadError: if one is missing, damaged, or not in the card. Hidden files do not
             count.
     """
-    paths = {path.relative_to(version).as_posix(): path for path in version.rglob("*")}
-    found = {n for n, path in paths.items() if not path.is_dir() and not path.name.startswith(".")}
+    paths = [path for path in version.rglob("[!.]*") if not path.is_dir()]
+    found = {path.relative_to(version).as_posix() for path in paths}
     for name in sorted(found - {_directory.OWN_CARD.as_posix(), *hashes}):
         raise LoadError(f"It holds {name}, which its model card does not know.")
     for name, expected in hashes.items():
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise LoadError("Its model card lists a file outside of its folder.")
-        if not (version / name).is_file():
+        # a name that leads out of the folder is not found, and a pipe is no file
+        if name not in found or not (version / name).is_file():
             raise LoadError(f"Its {name} is missing, or not a regular file.")
         if _directory.sha256(version / name) != expected:
             raise LoadError(
@@ -193,17 +193,6 @@ def read_functions(version: Path) -> tuple[engines.Frozen, Callable | None]:
     return frozen, getattr(loaded, "decode", None)
 
 
-def _start_engine(settings: Settings, frozen: engines.Frozen, precision: str) -> engines.Engine:
-    try:
-        return engines.ENGINES[settings.engine](frozen, settings, precision)
-    except ImportError as error:
-        raise LoadError(str(error)) from error
-    except Exception as error:  # of whatever kind the engine has for it
-        raise LoadError(
-            f"The engine {settings.engine!r} cannot compute this network ({type(error).__name__})."
-        ) from error
-
-
 async def _warm_up(servable: Servable, path: Path) -> None:
     """Run the version's warm-up requests, so that no client waits for what is slow the
     first time.
@@ -212,8 +201,6 @@ async def _warm_up(servable: Servable, path: Path) -> None:
 
     try:
         requests = _warmup.read(path)
-    except ImportError as error:
-        raise LoadError(str(error)) from error
     except ValueError as error:
         raise LoadError("Its warm-up requests cannot be read.") from error
     done: set[object] = set()
@@ -224,7 +211,7 @@ async def _warm_up(servable: Servable, path: Path) -> None:
         done |= {name, len(array)}
         try:
             array = servable.signatures[name].input.check(array)
-            await servable.predict(name, array, None)
+            await servable.predict(name, array)
         except TooLarge:
             pass  # this server computes smaller batches than the model was exported for
         except (RequestError, ComputationError, KeyError) as error:

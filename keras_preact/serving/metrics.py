@@ -1,12 +1,13 @@
 """The metrics that Prometheus reads at `/metrics`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,25 +17,14 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _VERSION = ["model", "version"]
 
 
-class Metrics(Collector):
-    """The metrics of one server, in a registry of its own. Labels take few values:
-    models and versions that were loaded.
-
-    Args:
-        waiting: Returns the images that wait, for each available version of each model:
-            `{model: {version: images}}`.
-        replica: The name of one of several processes behind one address: a label of
-            each sample, without which their counters would look like one.
+class Metrics:
+    """What one server counts, in a registry of its own. Labels take few values: models
+    and versions that were loaded.
     """
 
-    def __init__(
-        self, waiting: Callable[[], dict[str, dict[int, int]]], replica: str | None = None
-    ):
-        self._waiting = waiting
-        self._labels = {} if replica is None else {"replica": replica}
+    def __init__(self):
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        registry.register(self)
         self.requests = Counter(
             "keras_preact_requests",
             "Requests answered. `api`: the operation; `model`, `version`: empty where none was "
@@ -72,40 +62,42 @@ class Metrics(Collector):
             registry=registry,
         )
 
-    def collect(self) -> Iterable[Metric]:
-        """Read the queues: those of models that are gone leave no series."""
+
+class _Scrape(Collector):
+    """All metrics of an app now. Models that are gone leave no series of a queue."""
+
+    def __init__(self, state: State):
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        repository, replica = self._state.repository, self._state.replica
         images = GaugeMetricFamily(
             "keras_preact_queue_images",
-            "Images that wait for the network, or to be decoded.",
+            "Images that are decoded or computed, or wait for it.",
             labels=_VERSION,
         )
+        for servable in repository.servables():
+            images.add_metric([servable.name, str(servable.version)], servable.waiting)
         available = GaugeMetricFamily(
             "keras_preact_model_available_versions",
             "Versions that answer requests; 0 for a model of which none could be loaded.",
             labels=["model"],
         )
-        for model, versions in self._waiting().items():
-            available.add_metric([model], len(versions))
-            for version, waiting in versions.items():
-                images.add_metric([model, str(version)], waiting)
-        return [images, available]
-
-    def shown(self, accept: str) -> Response:
-        """Return the answer to a scrape."""
-        families = list(self.registry.collect())
-        for family in families:
+        for name in repository.names():
+            available.add_metric([name], len(repository.available(name)))
+        of_process = {} if replica is None else {"replica": replica}
+        for family in [*self._state.metrics.registry.collect(), images, available]:
             family.samples = [
-                one._replace(labels=one.labels | self._labels) for one in family.samples
+                one._replace(labels=one.labels | of_process) for one in family.samples
             ]
-        registry = CollectorRegistry()
-        registry.collect = lambda: families  # type: ignore[method-assign]
-        encode, content_type = choose_encoder(accept)
-        return Response(encode(registry), headers={"Content-Type": content_type})
+            yield family
 
 
 async def metrics(request: Request) -> Response:
     """Answer Prometheus."""
-    return request.app.state.metrics.shown(request.headers.get("accept", ""))
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    content = encode(_Scrape(request.app.state))
+    return Response(content, headers={"Content-Type": content_type})
 
 
 routes = [Route("/metrics", metrics)]

@@ -6,11 +6,9 @@ import importlib.metadata
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import orjson
 import pydantic
 from pydantic import Field
 from starlette.requests import Request
@@ -19,7 +17,7 @@ from starlette.routing import Route
 
 from keras_preact.serving import tensors
 from keras_preact.serving.errors import NotFound, RequestError, Unavailable
-from keras_preact.serving.gate import in_thread, inference, json_response, leased
+from keras_preact.serving.gate import as_json, in_thread, inference, json_response, leased
 from keras_preact.serving.tensors import DEFAULT_SIGNATURE, Call, Signature, TensorSpec
 
 HEADER = "Inference-Header-Content-Length"
@@ -72,31 +70,23 @@ class _Infer(pydantic.BaseModel):
     id: str | None = None
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What the answer holds. `outputs`: the tensors by name; True: in binary."""
-
-    outputs: dict[str, bool]
-    id: str | None
-
-
 @inference
-async def infer(request: Request, body: bytes, deadline: float) -> Response:
+async def infer(request: Request, body: bytes) -> Response:
     """Compute the outputs that the request names; tensors are JSON, or bytes after it."""
     length = request.headers.get(HEADER, str(len(body)))
     if not (length.isascii() and length.isdecimal() and len(length) <= 18):
         raise RequestError(f"{HEADER} must be the length of the JSON, a whole number.")
     with leased(request) as servable:
-        call, wanted = await in_thread(
+        call, wanted, number = await in_thread(
             request, len(body), parse, body, int(length), servable.signatures
         )
-        outputs = await servable.predict(call.signature, call.array, deadline)
+        outputs = await servable.predict(call.signature, call.array)
     answer: dict[str, Any] = {"model_name": servable.name, "model_version": str(servable.version)}
-    if wanted.id is not None:
-        answer["id"] = wanted.id
+    if number is not None:
+        answer["id"] = number
     if call.warning is not None:
         answer["parameters"] = {"warning": call.warning}
-    size = sum(outputs[name].nbytes for name in wanted.outputs)
+    size = sum(outputs[name].nbytes for name in wanted)
     return await in_thread(request, size, _response, answer, wanted, outputs)
 
 
@@ -114,22 +104,20 @@ async def server_metadata(request: Request) -> Response:
 async def live(request: Request) -> Response:
     """200 as long as the process answers and no network is computed without end."""
     state = request.app.state
-    repository, limit = state.repository, state.settings.hang_seconds
-    for name in repository.names():
-        for version in repository.available(name):
-            with repository.lease(name, version) as servable:
-                if servable.busy_seconds > limit:
-                    raise Unavailable(
-                        f"Version {version} of {name} has computed one batch for more than "
-                        f"{limit:g} seconds."
-                    )
+    limit = state.settings.hang_seconds
+    for servable in state.repository.servables():
+        if servable.busy_seconds > limit:
+            raise Unavailable(
+                f"Version {servable.version} of {servable.name} has computed one batch for more "
+                f"than {limit:g} seconds."
+            )
     return json_response({"live": True})
 
 
 async def ready(request: Request) -> Response:
     """503 until a model is available, and after the server is told to stop."""
     state = request.app.state
-    is_ready = not state.stopping and state.repository.ready()
+    is_ready = not state.stopping and bool(state.repository.servables())
     return json_response({"ready": is_ready}, 200 if is_ready else 503)
 
 
@@ -162,13 +150,17 @@ async def model_ready(request: Request) -> Response:
 
 def parse(
     body: bytes, json_length: int, signatures: Mapping[str, Signature]
-) -> tuple[Call, Wanted]:
+) -> tuple[Call, dict[str, bool], str | None]:
     """Read the body of an infer request.
 
     Args:
         body: JSON, and the bytes of a binary tensor.
         json_length: Bytes of the JSON.
         signatures: Those of the model.
+
+    Returns:
+        The call, the names of the wanted outputs with whether each is wanted in binary,
+        and the request's own id.
 
     Raises:
         RequestError: if it is not one, or fits no signature.
@@ -194,8 +186,8 @@ def parse(
         for one in asked.outputs
     }
     array = _tensor(given, signature.input, memoryview(body)[json_length:])
-    wanted = Wanted(outputs or dict.fromkeys(signature.outputs, by_default), asked.id)
-    return Call.of(signature, array), wanted
+    wanted = outputs or dict.fromkeys(signature.outputs, by_default)
+    return Call.of(signature, array), wanted, asked.id
 
 
 def _signature(asked: _Infer, name: str, signatures: Mapping[str, Signature]) -> Signature:
@@ -286,11 +278,11 @@ def to_bytes(array: np.ndarray) -> bytes:
 
 
 def _response(
-    answer: dict[str, Any], wanted: Wanted, outputs: Mapping[str, np.ndarray]
+    answer: dict[str, Any], wanted: Mapping[str, bool], outputs: Mapping[str, np.ndarray]
 ) -> Response:
     described: list[dict[str, Any]] = []
     tail = []
-    for name, binary in wanted.outputs.items():
+    for name, binary in wanted.items():
         array = outputs[name]
         datatype = TEXT if array.dtype.kind == "O" else DATATYPES[array.dtype.name]
         tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
@@ -298,11 +290,12 @@ def _response(
             tail.append(to_bytes(array))
             tensor["parameters"] = {"binary_data_size": len(tail[-1])}
         else:
-            tensor["data"] = array.ravel().tolist() if array.dtype.kind == "O" else array.ravel()
+            tensor["data"] = array.ravel()
         described.append(tensor)
+    answer["outputs"] = described
     if not tail:
-        return json_response(answer | {"outputs": described})
-    head = orjson.dumps(answer | {"outputs": described}, option=orjson.OPT_SERIALIZE_NUMPY)
+        return json_response(answer)
+    head = as_json(answer)
     headers = {HEADER: str(len(head))}
     return Response(b"".join([head, *tail]), media_type="application/octet-stream", headers=headers)
 

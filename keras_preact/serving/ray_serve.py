@@ -82,13 +82,11 @@ class ModelServer:
         would be lost, and it would fail again.
         """
         repository = self._repository_app.state.repository
-        found = [
-            (name, version) for name in repository.names() for version in repository.status(name)
-        ]
-        if not any(version.state == "AVAILABLE" for _, version in found):
+        if not repository.servables():
             reasons = [
                 f"{name} version {version.version}: {version.state}. {version.error_message}"
-                for name, version in found
+                for name in repository.names()
+                for version in repository.status(name)
             ]
             raise RuntimeError(
                 f"No model is available in {self._settings.directory}. {' '.join(reasons)}"

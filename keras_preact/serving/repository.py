@@ -9,9 +9,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from keras_preact import _checks
 from keras_preact.serving import version_policy
@@ -23,44 +22,41 @@ from keras_preact.serving.tensors import shortened
 
 log = logging.getLogger("keras_preact.serving")
 
-State = Literal["LOADING", "AVAILABLE", "UNLOADING", "END"]
 #: The path, size and time of the last change of each file and folder.
 Files = frozenset[tuple[str, int, int]]
 
 
-@dataclass(frozen=True)
-class VersionStatus:
-    """The state of a version, in TensorFlow Serving's words.
+@dataclass(eq=False)
+class Version:
+    """A version of a model, which belongs to the event loop, and its state in
+    TensorFlow Serving's words.
 
     Args:
+        model: The model's name.
         version: Its number.
         state: LOADING, AVAILABLE, UNLOADING (no new requests) or END (closed, or failed
             to load).
         error_code: OK, or why it failed to load.
         error_message: A sentence for clients; empty without an error.
+        servable: What is lent, once it is loaded and until it is closed.
+        failed_files: The files that could not be loaded.
+        leases: How often it is lent now.
+        unused: Set when the last lease ends.
     """
 
+    model: str
     version: int
-    state: State
+    state: str = "LOADING"
     error_code: str = "OK"
     error_message: str = ""
+    servable: Servable | None = None
+    failed_files: Files | None = None
+    leases: int = 0
+    unused: asyncio.Event = field(default_factory=asyncio.Event)
 
-
-class _Version:
-    """A version, which belongs to the event loop."""
-
-    def __init__(self, name: str, number: int):
-        self.name = name
-        self.number = number
-        self.status = VersionStatus(number, "LOADING")
-        self.servable: Servable | None = None
-        self.failed_files: Files | None = None
-        self.leases = 0
-        self.unused = asyncio.Event()
-
-    def enter(self, state: State, code: str = "OK", message: str = "") -> None:
-        self.status = VersionStatus(self.number, state, code, message)
-        fields = {"model": self.name, "version": self.number}
+    def enter(self, state: str, code: str = "OK", message: str = "") -> None:
+        self.state, self.error_code, self.error_message = state, code, message
+        fields = {"model": self.model, "version": self.version}
         level = logging.INFO if code == "OK" else logging.WARNING
         log.log(level, "%s version %d: %s. %s", *fields.values(), state, message, extra=fields)
 
@@ -84,7 +80,7 @@ class _Version:
         try:
             await self.servable.close()
         except Exception:
-            log.exception("%s version %d could not be closed properly", self.name, self.number)
+            log.exception("%s version %d could not be closed properly", self.model, self.version)
         self.servable = None
         self.enter("END")
 
@@ -112,13 +108,13 @@ class Repository:
         >>> repository = Repository(Settings("saved_models"), loading.load)  # doctest: +SKIP
         >>> await repository.start()  # doctest: +SKIP
         >>> with repository.lease("cifar10_resnet20") as servable:  # doctest: +SKIP
-        ...     await servable.predict("serving_default", images, deadline)
+        ...     await servable.predict("serving_default", images)
     """
 
     def __init__(self, settings: Settings, load: Callable[[Path, Settings], Servable]):
         self._settings = settings
         self._load = load
-        self._models: dict[str, dict[int, _Version]] = {}
+        self._models: dict[str, dict[int, Version]] = {}
         self._labels: dict[str, dict[str, int]] = {}
         self._complaint = ""
         self._closing: set[asyncio.Task] = set()
@@ -166,11 +162,11 @@ class Repository:
             with self._models[name][number].lend() as servable:
                 yield servable
             return
-        for status in self.status(name):
-            if version in (None, status.version):
-                if status.state == "LOADING":
+        for one in self.status(name):
+            if version in (None, one.version):
+                if one.state == "LOADING":
                     raise Unavailable(f"Model {name!r} is being loaded.")
-                if version is None or status.error_code != "OK":
+                if version is None or one.error_code != "OK":
                     raise Unavailable(f"Model {name!r} is not available; its status says why.")
         raise NotFound(
             f"Model {name!r} is served in the versions {available}. Received: version {version}"
@@ -197,12 +193,12 @@ class Repository:
         return [
             name
             for name, versions in sorted(self._models.items())
-            if any((v.status.state, v.status.error_code) not in drained for v in versions.values())
+            if any((one.state, one.error_code) not in drained for one in versions.values())
         ]
 
-    def status(self, name: str) -> list[VersionStatus]:
-        """Return the states of a model's versions, in their order. Versions that were
-        never wanted are not among them.
+    def status(self, name: str) -> list[Version]:
+        """Return a model's versions, in their order. Those that were never wanted are
+        not among them.
 
         Raises:
             NotFound: if there is no such model.
@@ -212,7 +208,7 @@ class Repository:
             name = shortened(name)
             hint = _checks.nearest(name, names) if names else "There is none now."
             raise NotFound(f"Unknown model. {hint} Received: {name!r}")
-        return [version.status for _, version in sorted(self._models[name].items())]
+        return [version for _, version in sorted(self._models[name].items())]
 
     def available(self, name: str) -> list[int]:
         """Return the numbers of a model's versions that can be lent, in order.
@@ -220,13 +216,16 @@ class Repository:
         Raises:
             NotFound: if there is no such model.
         """
-        return [status.version for status in self.status(name) if status.state == "AVAILABLE"]
+        return [one.version for one in self.status(name) if one.state == "AVAILABLE"]
 
-    def ready(self) -> bool:
-        """Return whether there is a model with an available version: one that is broken
-        or being loaded takes nothing from the others.
-        """
-        return any(map(self.available, self.names()))
+    def servables(self) -> list[Servable]:
+        """Return what can be lent, to look at it; who computes with one leases it."""
+        return [
+            one.servable
+            for name in self.names()
+            for one in self.status(name)
+            if one.state == "AVAILABLE" and one.servable
+        ]
 
     async def _poll(self, tried: asyncio.Event) -> None:
         while not self._stopping.is_set():
@@ -273,21 +272,21 @@ class Repository:
         for number in sorted(wanted, reverse=True):
             if len(kept) == count:
                 break
-            version = versions.setdefault(number, _Version(name, number))
-            if version.status.state in ("LOADING", "END"):
+            version = versions.setdefault(number, Version(name, number))
+            if version.state in ("LOADING", "END"):
                 await self._try(version, paths[number])
-            if version.status.state == "AVAILABLE":
+            if version.state == "AVAILABLE":
                 kept.add(number)
         if paths and not kept:  # its folder went, but nothing that loads came in its place
-            kept = {n for n, one in versions.items() if one.status.state == "AVAILABLE"}
+            kept = {n for n, one in versions.items() if one.state == "AVAILABLE"}
         self._keep(name, kept)
         for number, version in list(versions.items()):
-            if version.status.state in ("LOADING", "END") and number not in wanted:
+            if version.state in ("LOADING", "END") and number not in wanted:
                 del versions[number]
         if not versions:
             del self._models[name]
 
-    async def _try(self, version: _Version, path: Path) -> None:
+    async def _try(self, version: Version, path: Path) -> None:
         """Load a version, unless these very files failed before. The status quotes no
         other library.
         """
@@ -296,26 +295,27 @@ class Repository:
             return
         version.enter("LOADING")
         began = time.monotonic()
-        loaded = await self._in_thread(_attempt, self._load, path, self._settings)
-        if isinstance(loaded, BaseException):
-            version.failed_files = files
-            if isinstance(loaded, LoadError):
-                version.enter("END", "INVALID_ARGUMENT", str(loaded))
-                return
-            log.error("loading failed", exc_info=loaded)
-            reason = f"Loading it failed ({type(loaded).__name__}); the server's log says more."
+        version.failed_files = files
+        try:
+            version.servable = await self._in_thread(self._load, path, self._settings)
+        except LoadError as error:
+            version.enter("END", "INVALID_ARGUMENT", str(error))
+            return
+        except (Exception, SystemExit) as error:
+            log.exception("loading failed")
+            reason = f"Loading it failed ({type(error).__name__}); the server's log says more."
             version.enter("END", "INTERNAL", reason)
             return
-        version.servable, version.failed_files = loaded, None
+        version.failed_files = None
         version.enter("AVAILABLE")
         log.info("loaded in %.1f s", time.monotonic() - began)
         if self._stopping.is_set():
-            self._keep(version.name, set())
+            self._keep(version.model, set())
 
     def _keep(self, name: str, kept: set[int]) -> None:
         """Drain what is available and not kept."""
         for number, version in self._models[name].items():
-            if version.status.state == "AVAILABLE" and number not in kept:
+            if version.state == "AVAILABLE" and number not in kept:
                 version.enter("UNLOADING")
                 task = asyncio.create_task(version.close())
                 self._closing.add(task)
@@ -323,16 +323,6 @@ class Repository:
 
     async def _in_thread(self, function: Callable, *arguments: object):
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
-
-
-def _attempt(load: Callable, *arguments: object) -> "Servable | BaseException":
-    """Call `load`, and return its error: the thread survives whatever a broken file
-    causes.
-    """
-    try:
-        return load(*arguments)
-    except BaseException as error:
-        return error
 
 
 def models(directory: Path) -> dict[str, dict[int, Path] | OSError]:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from keras_preact.serving.batching import Batcher
-from keras_preact.serving.errors import DeadlineExceeded, RequestError, TooBusy
-from keras_preact.serving.tensors import Signature, highest
+from keras_preact.serving.errors import RequestError, TooBusy, TooLarge
+from keras_preact.serving.tensors import Signature
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Servable:
     """A loaded version of a model; `loading.load` makes it.
 
@@ -31,6 +31,9 @@ class Servable:
         batcher: Computes the network.
         decoder: Makes the network's input from image files. `None` if no signature
             takes them.
+        max_queue: Largest number of images in progress. (One request of up to a batch
+            may be in any case.)
+        waiting: Images in progress: being decoded or computed, or waiting for it.
     """
 
     name: str
@@ -41,27 +44,20 @@ class Servable:
     signature_defs: dict[str, Any]
     batcher: Batcher
     decoder: "ImageDecoder | None"
-
-    @property
-    def waiting(self) -> int:
-        """Images that wait for the network, or to be decoded."""
-        return self.batcher.waiting + (self.decoder.pending if self.decoder else 0)
+    max_queue: int
+    waiting: int = 0
 
     @property
     def busy_seconds(self) -> float:
         """Seconds that the batch now has been computed."""
         return self.batcher.busy_seconds
 
-    async def predict(
-        self, signature: str, array: np.ndarray, deadline: float | None
-    ) -> dict[str, np.ndarray]:
+    async def predict(self, signature: str, array: np.ndarray) -> dict[str, np.ndarray]:
         """Return a signature's outputs by name.
 
         Args:
             signature: Its name.
             array: Its input, as `TensorSpec.check` returns it.
-            deadline: Time of the running event loop at which the request ends. `None`:
-                never.
 
         Returns:
             Arrays with an entry for each example; strings are `str` in arrays of
@@ -71,17 +67,41 @@ class Servable:
             RequestError: if it cannot be answered; the message is for the client.
             ComputationError: if the network failed.
         """
-        self.batcher.check_rows(len(array))
-        if array.dtype == object:
-            assert self.decoder is not None  # `load` made sure
-            array = await self.decoder(array.tolist(), deadline)
-        outputs = await self.batcher.submit(array, deadline)
+        rows, most = len(array), self.batcher.max_batch_size
+        if rows > most:
+            raise TooLarge(
+                f"One request may hold at most {most} examples. Received: {rows}. Send several "
+                "requests."
+            )
+        if self.waiting and self.waiting + rows > self.max_queue:
+            raise TooBusy(
+                f"{self.waiting} examples wait for this model already; at most {self.max_queue} "
+                "may."
+            )
+        self.waiting += rows
+        try:
+            if array.dtype == object:
+                assert self.decoder is not None  # `load` made sure
+                array = await self.decoder(array.tolist())
+            outputs = await self.batcher.submit(array)
+        finally:
+            self.waiting -= rows
         wanted = self.signatures[signature].outputs
         if "classes" in wanted:
-            indices, scores = highest(outputs["probabilities"], self.top_k)
-            classes = np.array(self.classes, dtype=object)[indices]
-            outputs = outputs | {"classes": classes, "scores": scores, "indices": indices}
+            outputs = outputs | self.best(outputs["probabilities"])
         return {name: outputs[name] for name in wanted}
+
+    def best(self, probabilities: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the most probable classes of each example, `(n, top_k)`: their names,
+        scores and int32 indices. The first of equal classes comes first.
+        """
+        order = (-probabilities).argsort(axis=-1, kind="stable")
+        indices = order[:, : self.top_k].astype(np.int32)
+        return {
+            "classes": np.array(self.classes, dtype=object)[indices],
+            "scores": np.take_along_axis(probabilities, indices, axis=1),
+            "indices": indices,
+        }
 
     async def close(self) -> None:
         """Answer the waiting requests and end all threads. No request may follow."""
@@ -96,49 +116,24 @@ class ImageDecoder:
     Args:
         decode: The TensorFlow function of an exported model for it: strings `(n,)` to
             images `(n, ...)`.
-        max_queue: Largest number of images that are being decoded or wait for it. (One
-            request of any size may in any case.)
         threads: Threads. None: one per core.
     """
 
-    def __init__(self, decode: Callable, max_queue: int, threads: int | None = None):
+    def __init__(self, decode: Callable, threads: int | None = None):
         self._decode = decode
-        self._max_queue = max_queue
         self._threads = ThreadPoolExecutor(threads or os.cpu_count(), thread_name_prefix="decoder")
-        #: Images that are being decoded or wait for it.
-        self.pending = 0
 
-    async def __call__(self, files: Sequence[bytes], deadline: float | None) -> np.ndarray:
-        """Return the images `(n, ...)` in `files`.
-
-        Args:
-            files: Their contents.
-            deadline: Time of the running event loop at which the request ends. `None`:
-                never.
+    async def __call__(self, files: Sequence[bytes]) -> np.ndarray:
+        """Return the images `(n, ...)` in files with these contents. If it is
+        cancelled, those that still wait are dropped.
 
         Raises:
             RequestError: for a file that is not a whole image, or is not accepted; the
                 message says which.
-            TooBusy: if too many images wait.
-            DeadlineExceeded: if they could not be decoded in time; those that still
-                wait are dropped.
         """
-        if self.pending and self.pending + len(files) > self._max_queue:
-            raise TooBusy(
-                f"{self.pending} images wait to be decoded already; at most {self._max_queue} may."
-            )
         loop = asyncio.get_running_loop()
-        self.pending += len(files)
-        try:
-            jobs = [loop.run_in_executor(self._threads, self._decode_one, one) for one in files]
-            async with asyncio.timeout_at(deadline):
-                results = await asyncio.gather(*jobs, return_exceptions=True)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                "The request's time was over before its images were decoded."
-            ) from None
-        finally:
-            self.pending -= len(files)
+        jobs = [loop.run_in_executor(self._threads, self._decode_one, one) for one in files]
+        results = await asyncio.gather(*jobs, return_exceptions=True)
         for number, result in enumerate(results):
             if isinstance(result, BaseException):
                 raise _translated(result, f"image {number}") from result

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
@@ -35,24 +35,19 @@ def free_address(host: str, port: int) -> tuple[str, int]:
         return probe.getsockname()[:2]
 
 
-async def serve(
-    app: Starlette,
-    settings: Settings,
-    address: tuple[str, int],
-    stop: asyncio.Event,
-    ready: Callable[[], None] = lambda: None,
-) -> None:
-    """Serve an app until an event.
+@contextlib.asynccontextmanager
+async def running(
+    app: Starlette, settings: Settings, address: tuple[str, int]
+) -> AsyncIterator[None]:
+    """Serve an app until the context ends; it begins when connections are accepted.
 
-    Then the app says at once that it is not ready, no connection is accepted any more,
-    and requests in progress have `settings.drain_seconds` to finish.
+    At the end the app says at once that it is not ready, no connection is accepted any
+    more, and requests in progress have `settings.drain_seconds` to finish.
 
     Args:
         app: The result of `create_app`.
         settings: The server's settings.
         address: A result of `free_address`.
-        stop: Ends it.
-        ready: Called once, when the server accepts connections.
     """
     server = embed.Server(
         app,
@@ -70,15 +65,14 @@ async def serve(
         log_dictconfig={"incremental": True, "handlers": {}, "loggers": {}},  # keep the process's
     )
     async with app.router.lifespan_context(app):
-        running = asyncio.create_task(server.serve())
+        serving = asyncio.create_task(server.serve())
         await _connected(address)
-        ready()
-        await stop.wait()
+        yield
         app.state.stopping = True
         app.state.admission.finish_by(asyncio.get_running_loop().time() + settings.drain_seconds)
         server.stop()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(running, settings.drain_seconds + 1)
+            await asyncio.wait_for(serving, settings.drain_seconds + 1)
 
 
 async def _connected(address: tuple[str, int]) -> None:

@@ -1,6 +1,7 @@
 """The settings of a server, one for each option of the command."""
 
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +58,7 @@ class Settings:
         None, "largest batch (default: the largest that the model was exported for)"
     )
     batching: bool = option(True, "compute images of several requests in one batch")
-    max_queue: _Count = option(256, "images that may wait, per version of a model")
+    max_queue: _Count = option(256, "images in progress, per version of a model")
     max_body_bytes: _Count = option(32 * MIB, "largest request body")
     max_pending_bytes: _Count = option(256 * MIB, "request bodies held in memory, in bytes")
     max_requests: _Count = option(256, "requests at the same time")
@@ -106,6 +107,15 @@ class Settings:
         if self.host in local or self.host.startswith("127."):
             return frozenset(local | {self.host})
         return None
+
+    @pydantic.field_validator("engine")
+    @classmethod
+    def _installed(cls, value: str) -> str:
+        if value == "openvino" and importlib.util.find_spec("openvino") is None:
+            raise ValueError(
+                "The engine 'openvino' needs OpenVINO: pip install 'keras-preact[openvino]'"
+            )
+        return value
 
     @pydantic.model_validator(mode="after")
     def _check_bytes(self):

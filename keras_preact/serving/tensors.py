@@ -235,14 +235,6 @@ def _to_bytes(value: Any, name: str) -> bytes:
     )
 
 
-def highest(probabilities: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the classes with the highest probabilities, int32 `(n, k)`, and these
-    probabilities. The first of equal classes comes first.
-    """
-    indices = (-probabilities).argsort(axis=-1, kind="stable")[:, :k].astype(np.int32)
-    return indices, np.take_along_axis(probabilities, indices, axis=1)
-
-
 def described(value: Any) -> str:
     """Return a short phrase for a JSON value."""
     if isinstance(value, list):

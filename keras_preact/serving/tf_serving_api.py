@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keras_preact.serving import tensors
-from keras_preact.serving.errors import NotFound, RequestError, Unavailable
+from keras_preact.serving.errors import NotFound, RequestError
 from keras_preact.serving.gate import in_thread, inference, json_response, leased, version_of
 from keras_preact.serving.tensors import DEFAULT_SIGNATURE, Call, Signature, described
 
@@ -26,7 +26,7 @@ register_url_convertor("model", _ModelName())
 
 
 @inference
-async def predict(request: Request, body: bytes, deadline: float) -> Response:
+async def predict(request: Request, body: bytes) -> Response:
     """Compute a signature's outputs: one object per example, or one tensor per output,
     in the form of the request.
     """
@@ -34,23 +34,21 @@ async def predict(request: Request, body: bytes, deadline: float) -> Response:
         call, by_rows = await in_thread(
             request, len(body), parse_predict, body, servable.signatures
         )
-        outputs = await servable.predict(call.signature, call.array, deadline)
+        outputs = await servable.predict(call.signature, call.array)
     size = sum(array.nbytes for array in outputs.values())
     return await in_thread(request, size, _predicted, outputs, by_rows, call.warning)
 
 
 @inference
-async def classify(request: Request, body: bytes, deadline: float) -> Response:
+async def classify(request: Request, body: bytes) -> Response:
     """Name the most probable classes of each example, highest first."""
     with leased(request) as servable:
         call = await in_thread(request, len(body), parse_classify, body, servable.signatures)
-        outputs = await servable.predict(call.signature, call.array, deadline)
-    if "classes" in outputs:
-        labels, scores = outputs["classes"].tolist(), outputs["scores"]
-    else:
-        indices, scores = tensors.highest(outputs["probabilities"], servable.top_k)
-        labels = [[servable.classes[index] for index in row] for row in indices]
-    results = [list(zip(*pair, strict=True)) for pair in zip(labels, scores, strict=True)]
+        outputs = await servable.predict(call.signature, call.array)
+    if "classes" not in outputs:
+        outputs = servable.best(outputs["probabilities"])
+    pairs = zip(outputs["classes"], outputs["scores"], strict=True)
+    results = [list(zip(*pair, strict=True)) for pair in pairs]
     return _answer({"results": results}, call.warning)
 
 
@@ -98,22 +96,20 @@ async def models(request: Request) -> Response:
     TensorFlow Serving has no such list.
     """
     repository = request.app.state.repository
+    newest = {one.name: one for one in repository.servables()}  # the last is the highest version
     found = []
     for name in repository.names():
         states = [
-            {"version": str(status.version), "state": status.state}
-            for status in repository.status(name)
+            {"version": str(one.version), "state": one.state} for one in repository.status(name)
         ]
         about: dict[str, Any] = {"classes": None, "input": None, "takes_images": False}
-        try:
-            with repository.lease(name) as servable:
-                about = {
-                    "classes": len(servable.classes),
-                    "input": {"shape": servable.signatures[DEFAULT_SIGNATURE].input.shape},
-                    "takes_images": "predict_bytes" in servable.signatures,
-                }
-        except (NotFound, Unavailable):
-            pass  # the states say it
+        if name in newest:
+            signatures = newest[name].signatures
+            about = {
+                "classes": len(newest[name].classes),
+                "input": {"shape": signatures[DEFAULT_SIGNATURE].input.shape},
+                "takes_images": "predict_bytes" in signatures,
+            }
         found.append({"name": name, "versions": states} | about)
     return json_response({"models": found})
 
@@ -152,14 +148,13 @@ def parse_predict(body: bytes, signatures: Mapping[str, Signature]) -> tuple[Cal
 
 def _predicted(outputs: Mapping[str, np.ndarray], by_rows: bool, warning: str | None) -> Response:
     """Write the answer to a `:predict` request. One output is not named."""
-    values: dict[str, Any] = {name: _for_json(array) for name, array in outputs.items()}
-    alone = next(iter(values.values())) if len(values) == 1 else None
-    if not by_rows:
-        return _answer({"outputs": values if alone is None else alone}, warning)
-    if alone is None:
-        rows = zip(*values.values(), strict=True)
-        alone = [dict(zip(values, row, strict=True)) for row in rows]
-    return _answer({"predictions": alone}, warning)
+    answer: Any = outputs
+    if len(outputs) == 1:
+        [answer] = outputs.values()
+    elif by_rows:
+        rows = zip(*outputs.values(), strict=True)
+        answer = [dict(zip(outputs, row, strict=True)) for row in rows]
+    return _answer({"predictions" if by_rows else "outputs": answer}, warning)
 
 
 def parse_classify(body: bytes, signatures: Mapping[str, Signature]) -> Call:
@@ -204,10 +199,6 @@ def parse_classify(body: bytes, signatures: Mapping[str, Signature]) -> Call:
 
 def _answer(content: dict[str, Any], warning: str | None) -> Response:
     return json_response(content if warning is None else content | {"warning": warning})
-
-
-def _for_json(array: np.ndarray) -> Any:
-    return array.tolist() if array.dtype.kind == "O" else np.ascontiguousarray(array)
 
 
 def _signature(document: dict[str, Any], signatures: Mapping[str, Signature]) -> Signature:

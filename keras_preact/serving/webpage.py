@@ -1,19 +1,17 @@
 """The page at `/`, where a person drops images and sees their classes.
 
-Its files lie in `static/`, are read once and served from memory. The page loads nothing
-from anywhere else, and its Content Security Policy holds the browser to that. A class
-or a file name that looks like HTML stays text; if not, it would not run.
+Its files are in `static/`. The page loads nothing from anywhere else, and its Content
+Security Policy holds the browser to that. A class or a file name that looks like HTML
+stays text; if not, it would not run.
 """
 
-import hashlib
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
 
-_STATIC = Path(__file__).with_name("static")
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -33,28 +31,16 @@ _HEADERS = {
     # kept, but asked about each time: a new server's page is seen at once
     "Cache-Control": "no-cache",
 }
+_FILES = StaticFiles(directory=Path(__file__).with_name("static"))
 
 
-def _route(path: str, file: Path) -> Route:
-    """Return the route that serves a file, or 304 to a browser that has it."""
-    content = file.read_bytes()
-    headers = _HEADERS | {"ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
-
-    async def serve(request: Request) -> Response:
-        if headers["ETag"] in request.headers.get("If-None-Match", ""):
-            return Response(status_code=304, headers=headers)
-        return Response(content, media_type=_TYPES[file.suffix], headers=headers)
-
-    return Route(path, serve, name=file.name)
+async def page(request: Request) -> Response:
+    """The page, or a file that it loads; 304 to a browser that has it."""
+    file = request.path_params.get("file", "index.html")
+    response = await _FILES.get_response(file, request.scope)
+    response.headers.update(_HEADERS)
+    return response
 
 
-#: The page at `/` and what it loads, at `/static/...`. None of it is secret: they are served
-#: without a token.
-routes = [
-    _route("/", _STATIC / "index.html"),
-    *(
-        _route(f"/static/{file.name}", file)
-        for file in sorted(_STATIC.iterdir())
-        if file.suffix in (".css", ".js")
-    ),
-]
+#: None of it is secret: it is served without a token.
+routes = [Route("/", page), Route("/static/{file:path}", page)]

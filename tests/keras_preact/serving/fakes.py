@@ -1,5 +1,5 @@
-"""A model computed by hand, a repository that lends it, an app of them in this process,
-and a server of it in a thread.
+"""A model computed by hand, an app that serves it in this process, and a server of it in
+a thread.
 """
 
 import asyncio
@@ -9,18 +9,22 @@ import email.message
 import http.client
 import json
 import queue
+import tempfile
 import threading
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 
 from keras_preact.preprocessing import InputRange
 from keras_preact.serving import server
 from keras_preact.serving.app import create_app
-from keras_preact.serving.errors import NotFound, RequestError, Unavailable
-from keras_preact.serving.repository import VersionStatus
+from keras_preact.serving.batching import Batcher
+from keras_preact.serving.loading import LoadError
+from keras_preact.serving.repository import Repository
+from keras_preact.serving.servable import ImageDecoder, Servable
 from keras_preact.serving.settings import Settings
 from keras_preact.serving.tensors import Signature, TensorSpec
 
@@ -48,113 +52,73 @@ SIGNATURES = {
     )
     for name, (spec, outputs) in OUTPUTS.items()
 }
+DEFS = {"serving_default": {"method_name": "tensorflow/serving/predict"}}
 
 
-class FakeServable:
-    """Logits: the first value of an image, the sum of all, zero. Bytes: as many as the
-    digits they are.
+class Network:
+    """Logits: the first value of an image, the sum of all, zero. Computes while `free` is
+    set.
     """
 
-    name, version = "toy", 7
-    classes = CLASSES
-    signatures = SIGNATURES
-    signature_defs = {"serving_default": {"method_name": "tensorflow/serving/predict"}}  # noqa: RUF012
-    top_k = 2
-    waiting = 0
-    busy_seconds = 0.0
-
     def __init__(self):
-        self.hold: threading.Event | None = None
-        self.started = threading.Event()
-        self.cancelled = threading.Event()
+        self.free = threading.Event()
+        self.free.set()
 
-    async def predict(self, signature, images, deadline):
-        self.started.set()
-        try:
-            while self.hold is not None and not self.hold.is_set():
-                await asyncio.sleep(0.005)
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        if signature == "predict_bytes":
-            if not all(data.isdigit() for data in images):
-                raise RequestError("Not an image.")
-            images = np.array([np.full(SHAPE, int(data[:3]), np.float32) for data in images])
+    def __call__(self, images):
+        assert self.free.wait(60)
         assert images.dtype == np.float32
-        assert images.shape[1:] == SHAPE
         if (images == 666).any():
             raise KeyError("/secret/path of TensorFlow")
         logits = np.stack(
             [images[:, 0, 0, 0], images.sum((1, 2, 3)), np.zeros(len(images))], 1
         ).astype(np.float32)
         exponents = np.exp(logits - logits.max(1, keepdims=True))
-        probabilities = exponents / exponents.sum(1, keepdims=True)
-        order = np.argsort(-probabilities, axis=1, kind="stable")[:, :2]
-        outputs = {
+        return {
             "logits": logits,
-            "probabilities": probabilities,
+            "probabilities": exponents / exponents.sum(1, keepdims=True),
             "features": images.reshape(len(images), 4),
-            "classes": np.array(CLASSES, dtype=object)[order],
-            "scores": np.take_along_axis(probabilities, order, 1),
-            "indices": order.astype(np.int32),
         }
-        return {spec.name: outputs[spec.name] for spec in SIGNATURES[signature].outputs.values()}
 
 
-class FakeRepository:
-    """Lends one model, `toy`; there are also `slow`, which is being loaded, and `bad`,
-    which failed.
-    """
+def decode(files):
+    """Return images whose values are the number that a file is."""
+    [file] = files.numpy()
+    if not file.isdigit():
+        raise tf.errors.InvalidArgumentError(None, None, "<<image 0 is no number>>")
+    return tf.fill((1, *SHAPE), float(file[:3]))
 
-    def __init__(self):
-        self.servable = FakeServable()
-        self.running = False
-        self.leases = 0
-        self.is_ready = True
 
-    async def start(self):
-        self.running = True
+def load(path: Path, settings: Settings) -> Servable:
+    """Load the version 7 of `toy`; every other one is broken."""
+    if path.parts[-2:] != ("toy", "7"):
+        raise LoadError("It is broken.")
+    return Servable(
+        "toy",
+        7,
+        CLASSES,
+        2,
+        SIGNATURES,
+        DEFS,
+        Batcher(Network(), 8),
+        ImageDecoder(decode),
+        settings.max_queue,
+    )
 
-    async def stop(self):
-        while self.leases:
-            await asyncio.sleep(0.005)
-        self.running = False
 
-    @contextlib.contextmanager
-    def lease(self, name, version=None):
-        if name in ("slow", "bad"):
-            raise Unavailable(f"The model {name} is not available.")
-        if name != "toy" or version not in (None, self.servable.version):
-            raise NotFound("There is no such model.")
-        self.leases += 1
-        try:
-            yield self.servable
-        finally:
-            self.leases -= 1
-
-    def labelled(self, name, label):
-        if (name, label) != ("toy", "stable"):
-            raise NotFound("There is no such label.")
-        return self.servable.version
-
-    def names(self):
-        return ["bad", "slow", "toy"]
-
-    def status(self, name):
-        states = {
-            "bad": VersionStatus(1, "END", "INTERNAL", "It is broken."),
-            "slow": VersionStatus(1, "LOADING"),
-            "toy": VersionStatus(self.servable.version, "AVAILABLE"),
-        }
-        if name not in states:
-            raise NotFound("There is no such model.")
-        return [states[name]]
-
-    def available(self, name):
-        return [one.version for one in self.status(name) if one.state == "AVAILABLE"]
-
-    def ready(self):
-        return self.is_ready
+@contextlib.contextmanager
+def app_of(directory: Path | None, replica: str | None = None, **options):
+    """Give an app of a directory; without one, of the models `toy` and `bad`."""
+    if directory:
+        yield create_app(Settings(directory, **options), None, replica)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        for version in ("toy/7", "bad/1"):
+            (Path(temporary) / version).mkdir(parents=True)
+            (Path(temporary) / version / "saved_model.pb").touch()
+        policy = {"version_labels": {"stable": 7}}
+        (Path(temporary) / "toy" / "version_policy.json").write_text(json.dumps(policy))
+        settings = Settings(Path(temporary), **options)
+        yield create_app(settings, Repository(settings, load), replica)
 
 
 class InProcess:
@@ -162,8 +126,8 @@ class InProcess:
 
     def __init__(self, app, loop):
         self.app, self._loop = app, loop
-        self.repository = app.state.repository
-        self.servable = getattr(self.repository, "servable", None)
+        self.servable = app.state.repository.servables()[-1]
+        self.network = self.servable.batcher._run
 
     def ask(self, method, path, body=None, headers=()):
         answer = self._loop.run_until_complete(self._ask(method, path, body, dict(headers)))
@@ -201,13 +165,9 @@ class InProcess:
 
 
 @contextlib.contextmanager
-def in_process(
-    directory: Path | None = None, replica: str | None = None, **options
-) -> Iterator[InProcess]:
-    """Give an app of a fake repository, or of a real one of `directory`."""
-    with asyncio.Runner() as runner:
-        settings = Settings(directory or Path("nowhere"), **options)
-        app = create_app(settings, None if directory else FakeRepository(), replica)
+def in_process(directory: Path | None = None, **options) -> Iterator[InProcess]:
+    """Give an app in this process."""
+    with app_of(directory, **options) as app, asyncio.Runner() as runner:
         lifespan = app.router.lifespan_context(app)
         runner.run(lifespan.__aenter__())
         try:
@@ -216,13 +176,12 @@ def in_process(
             runner.run(lifespan.__aexit__(None, None, None))
 
 
-class Running:
+class Running(InProcess):
     """A server on a port of its own. `ask` sends one request over a new connection."""
 
-    def __init__(self, port, app, loop, stop):
-        self.port, self.app, self._loop, self._stop = port, app, loop, stop
-        self.repository = app.state.repository
-        self.servable = getattr(self.repository, "servable", None)
+    def __init__(self, app, loop, port, stop):
+        super().__init__(app, loop)
+        self.port, self._stop = port, stop
 
     def stop(self):
         self._loop.call_soon_threadsafe(self._stop.set)
@@ -253,27 +212,25 @@ class Answer:
 
 @contextlib.contextmanager
 def serving(directory: Path | None = None, **options) -> Iterator[Running]:
-    """Run a server in a thread until the context ends: of a fake repository, or of a real
-    one of `directory`. Its limits on time are generous.
-    """
+    """Run a server in a thread until the context ends. Its limits on time are generous."""
     options = dict.fromkeys(("header_seconds", "body_seconds", "deadline_seconds"), 60) | options
-    settings = Settings(directory or Path("nowhere"), **options)
-    app = create_app(settings, None if directory else FakeRepository())
     address = server.free_address("127.0.0.1", 0)
     started: queue.Queue[Running] = queue.Queue()
 
-    async def run() -> None:
+    async def run(app) -> None:
         stop = asyncio.Event()
-        running = Running(address[1], app, asyncio.get_running_loop(), stop)
-        await server.serve(app, settings, address, stop, lambda: started.put(running))
+        async with server.running(app, app.state.settings, address):
+            started.put(Running(app, asyncio.get_running_loop(), address[1], stop))
+            await stop.wait()
 
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    running = started.get(timeout=60)
-    try:
-        yield running
-    finally:
-        with contextlib.suppress(RuntimeError):  # it has ended
-            running.stop()
-        thread.join(60)
-    assert not thread.is_alive()
+    with app_of(directory, **options) as app:
+        thread = threading.Thread(target=lambda: asyncio.run(run(app)))
+        thread.start()
+        running = started.get(timeout=60)
+        try:
+            yield running
+        finally:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                running.stop()
+            thread.join(60)
+        assert not thread.is_alive()

@@ -7,7 +7,6 @@ import socket
 import pytest
 
 from keras_preact.serving import __main__ as command
-from keras_preact.serving import server as module
 from tests.keras_preact.serving.server_process import (
     NAME,
     PATIENCE,
@@ -64,7 +63,7 @@ def refuse(host, port):
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host"])
 def test_an_address_that_cannot_be_taken_is_said_in_one_line(tmp_path, capsys, monkeypatch, host):
     if host != "127.0.0.1":
-        monkeypatch.setattr(module, "free_address", refuse)
+        monkeypatch.setattr(command.server, "free_address", refuse)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SystemExit) as ended:

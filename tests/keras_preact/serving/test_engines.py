@@ -1,7 +1,6 @@
 """The engines compute what the SavedModel does."""
 
 import gc
-import sys
 import threading
 import weakref
 from typing import get_args, get_type_hints
@@ -76,9 +75,3 @@ def test_a_frozen_function_holds_no_variable(version, tmp_path):
     assert {variable() for variable in variables} == {None}
     outputs = engines.tensorflow(frozen, Settings(tmp_path), "float32")(images(2))
     assert outputs.keys() == set(frozen.outputs)
-
-
-def test_without_openvino_the_error_says_how_to_install_it(frozen, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(ImportError, match=r"pip install 'keras-preact\[openvino\]'"):
-        engines.openvino(frozen, Settings(tmp_path), "float32")

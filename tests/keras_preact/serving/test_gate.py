@@ -1,6 +1,4 @@
-"""The gate around the APIs: errors that tell nothing of the inside, ids, tokens, logs,
-metrics, bad JSON of every kind.
-"""
+"""The gate around the APIs: ids, hosts, tokens, the log, metrics."""
 
 import contextlib
 import itertools
@@ -12,73 +10,13 @@ import re
 import pytest
 from prometheus_client import parser
 
-from keras_preact.serving import logs, tensors
+from keras_preact.serving import logs
 from tests.keras_preact.serving import fakes
 
-PREDICT, CLASSIFY, INFER = (
-    "/v1/models/toy:predict",
-    "/v1/models/toy:classify",
-    "/v2/models/toy/infer",
-)
-ROW = [[[1.0], [2.0]], [[3.0], [4.0]]]
-EVIL = [[[666.0], [2.0]], [[3.0], [4.0]]]  # on which the model raises
-INSTANCES = {"instances": [ROW]}
-TENSOR = {"name": "images", "shape": [1, 2, 2, 1], "datatype": "FP32", "data": [666, 1, 1, 1]}
+PREDICT, INFER = "/v1/models/toy:predict", "/v2/models/toy/infer"
+INSTANCES = {"instances": [[[[1.0], [2.0]], [[3.0], [4.0]]]]}
 TOKEN = "a-secret-token"
 LOGGER = "keras_preact.serving"
-
-
-BAD_JSON = [
-    b"",
-    b"instances=1",
-    b'{"instances": [',
-    b"[]",
-    b"null",
-    b'{"instances": [[[[-Infinity],[1]],[[1],[1]]]]}',
-    b'{"instances": ' + b"[" * 100_000,
-    b'{"a":' * 1000 + b"1" + b"}" * 1000,
-    b'{"instances": [' + b"[]," * tensors.MAX_CONTAINERS + b"[]]}",
-    b'{"instances": ["\\ud800"]}',
-    b'{"instances": ["\xff\xfe"]}',
-    '{"instances": []}'.encode("utf-16"),
-    b"\xef\xbb\xbf{}",
-    b'{"instances": [' + b"9" * 10_000 + b"]}",
-]
-ERRORS = [
-    *(("POST", path, body) for path in (PREDICT, CLASSIFY, INFER) for body in BAD_JSON),
-    ("POST", PREDICT, {"instances": [EVIL]}),
-    ("POST", CLASSIFY, {"examples": [{"images": EVIL}]}),
-    ("POST", INFER, {"inputs": [TENSOR]}),
-    ("POST", "/v1/models/toy:regress", {}),
-    ("POST", "/v1/models/..%2F..%2Fetc:predict", {}),
-    *(("GET", path, None) for path in ("/nope", "/v1/models/nope", "/v2/models/slow")),
-    ("GET", "/static/../app.py", None),
-    ("GET", "/v1/models/" + "x" * 20_000, None),
-    *(("PATCH", path, None) for path in ("/", "/metrics", "/v2", "/v1/models", PREDICT, INFER)),
-]
-
-
-@pytest.mark.parametrize("number", range(len(ERRORS)))
-def test_no_error_tells_of_the_inside(server, number, caplog):
-    method, path, body = ERRORS[number]
-    answer = server.ask(method, path, body)
-    assert answer.headers["Content-Type"] == "application/json"
-    assert answer.json.keys() == {"error"}
-    text = answer.json["error"]
-    assert len(text) < 1000
-    assert (answer.headers["Allow"] is not None) == (answer.status == 405)
-    # The paths of the API are the only ones that a client hears of.
-    assert "/" not in text.replace("GET /v1/models lists", "")
-    assert not re.search(r"[Tt]ensor[Ff]low|[Kk]eras|Traceback|\.py|[a-z]Error\b", text)
-    if answer.status == 500:
-        [record] = [one for one in caplog.records if one.exc_info and one.name == LOGGER]
-        assert record.id in text
-        assert record.id == answer.headers["X-Request-ID"]
-        assert "secret" in logs.JsonFormatter().format(record)
-    evil = "666" in json.dumps(body) if isinstance(body, dict) else False
-    assert answer.status == 500 if evil else answer.status in (400, 404, 405, 503)
-    if body in BAD_JSON:
-        assert answer.status == 400
 
 
 @pytest.mark.parametrize(
@@ -95,6 +33,7 @@ def test_the_log_has_a_line_of_json_for_each_request(server, caplog):
     caplog.set_level(logging.INFO, LOGGER)
     server.ask("POST", PREDICT, INSTANCES, {"X-Request-ID": "one"})
     server.ask("GET", "/v1/models/no%20%22such", headers={"X-Request-ID": "two"})
+    server.ask("GET", "/metrics")  # not at each scrape
     records = [record for record in caplog.records if record.name == LOGGER]
     text = [logs.JsonFormatter().format(record) for record in records]
     assert "\n" not in "".join(text)
@@ -106,12 +45,6 @@ def test_the_log_has_a_line_of_json_for_each_request(server, caplog):
     assert one["time"].endswith("+00:00")
     about = {"id": "two", "path": '/v1/models/no "such', "model": "", "version": "", "status": 404}
     assert two.items() >= about.items()
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "br"])
-def test_compressed_bodies_are_refused(server, encoding):
-    answer = server.ask("POST", PREDICT, INSTANCES, {"Content-Encoding": encoding})
-    assert (answer.status, "Content-Encoding" in answer.json["error"]) == (415, True)
 
 
 LOCAL: dict[str, str] = {}
@@ -183,15 +116,16 @@ def metrics(server):
     }
 
 
-def test_metrics_count_requests():
-    with fakes.in_process() as server, fakes.in_process() as other:
+@pytest.mark.parametrize("of_process", [{}, {"replica": "a"}])
+def test_metrics_count_requests(of_process):
+    with fakes.in_process(**of_process) as server, fakes.in_process() as other:
         for body in [INSTANCES] * 3 + [{}]:
             server.ask("POST", PREDICT, body)
         server.servable.waiting = 5
         found, others = metrics(server), metrics(other)
 
     def value(name, **labels):
-        return found[f"keras_preact_{name}", frozenset(labels.items())]
+        return found[f"keras_preact_{name}", frozenset((labels | of_process).items())]
 
     toy = {"model": "toy", "version": "7"}
     assert value("requests_total", api="predict", status="200", **toy) == 3
@@ -199,7 +133,7 @@ def test_metrics_count_requests():
     assert value("request_seconds_count", api="predict", **toy) == 4
     assert value("requests_in_progress") == 0
     assert value("queue_images", **toy) == 5
-    for model, versions in (("toy", 1), ("bad", 0), ("slow", 0)):
+    for model, versions in (("toy", 1), ("bad", 0)):
         assert value("model_available_versions", model=model) == versions
     assert not any(("api", "predict") in labels for _, labels in others)
 

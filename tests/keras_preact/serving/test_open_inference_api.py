@@ -1,9 +1,8 @@
-"""The Open Inference Protocol: JSON and binary tensors, against a
-model computed by hand.
+"""The Open Inference Protocol: JSON and binary tensors, against a model computed by
+hand.
 """
 
 import json
-import re
 import struct
 
 import numpy as np
@@ -20,6 +19,7 @@ TENSOR = {
     "data": IMAGES.ravel().tolist(),
 }
 FEATURES = {"outputs": [{"name": "features"}]}
+LOGITS = [[image[0, 0, 0], image.sum(), 0] for image in IMAGES]
 
 
 def ask_binary(server, document, *parts, **tensor):
@@ -55,9 +55,6 @@ def outputs_of(answer):
         found[tensor["name"]] = values.reshape(tensor["shape"])
     assert not rest
     return found
-
-
-LOGITS = [[image[0, 0, 0], image.sum(), 0] for image in IMAGES]
 
 
 def test_an_answer_in_json(server):
@@ -102,19 +99,16 @@ def test_numbers_of_every_type_become_the_inputs(server, datatype, dtype):
 def test_binary_answers(server):
     document = {"inputs": [TENSOR], "parameters": {"binary_data_output": True}}
     plain = outputs_of(server.ask("POST", INFER, {"inputs": [TENSOR]}))
-    answer = server.ask("POST", INFER, document)
-    assert answer.headers["Content-Type"] == "application/octet-stream"
-    for name, array in outputs_of(answer).items():
-        np.testing.assert_array_equal(array, plain[name])
     # An output's own word counts more than the request's.
     logits = {"name": "logits", "parameters": {"binary_data": False}}
-    document["outputs"] = [logits, {"name": "probabilities"}]
-    answer = server.ask("POST", INFER, document)
-    length = int(answer.headers["Inference-Header-Content-Length"])
-    tensors = json.loads(answer.body[:length])["outputs"]
-    assert ["data" in tensor for tensor in tensors] == [True, False]
-    for name, array in outputs_of(answer).items():
-        np.testing.assert_array_equal(array, plain[name])
+    chosen = document | {"outputs": [logits, {"name": "probabilities"}]}
+    for request, in_json in ((document, [False, False]), (chosen, [True, False])):
+        answer = server.ask("POST", INFER, request)
+        assert answer.headers["Content-Type"] == "application/octet-stream"
+        length = int(answer.headers["Inference-Header-Content-Length"])
+        assert ["data" in one for one in json.loads(answer.body[:length])["outputs"]] == in_json
+        for name, array in outputs_of(answer).items():
+            np.testing.assert_array_equal(array, plain[name])
 
 
 @pytest.mark.parametrize(
@@ -138,60 +132,6 @@ def test_images_as_bytes(server, tensor, tail):
         assert outputs["indices"].tolist() == [[1, 0], [0, 1]]
 
 
-REFUSED = [
-    ({"inputs": []}, "`inputs`: .*at least 1 item"),
-    ({"inputs": [TENSOR, TENSOR]}, "at most 1 item"),
-    ({"inputs": [TENSOR | {"name": "nope"}]}, 'images to .*Received: the text "nope"'),
-    ({"inputs": [TENSOR], "outputs": [{"name": "nope"}]}, "nope"),
-    ({"inputs": [TENSOR], "outputs": [{"name": "features"}, {"name": "logits"}]}, "one signature"),
-    ({"inputs": [TENSOR], "parameters": {"signature_name": 7}}, "signature_name`: .*Received: 7"),
-    ({"inputs": [TENSOR | {"datatype": "FP8"}]}, "`inputs.0.datatype`: .*FP8"),
-    ({"inputs": [TENSOR | {"datatype": "BYTES", "data": ["a"] * 8}]}, "must hold float32"),
-    ({"inputs": [TENSOR | {"datatype": "INT32", "data": [0.5] * 8}]}, "whole numbers"),
-    ({"inputs": [TENSOR | {"shape": [2, 4]}]}, "must have 4 numbers"),
-    ({"inputs": [TENSOR | {"shape": [2, 2, 2, 2]}]}, "must have 16 values"),
-    ({"inputs": [TENSOR | {"shape": [2**31 - 1] * 4}]}, "values"),
-    ({"inputs": [TENSOR | {"shape": [10**30, 2, 2, 1]}]}, "`inputs.0.shape.0`: "),
-    ({"inputs": [TENSOR | {"data": [1, [2]] * 4}]}, "a list of 1"),
-    ({"inputs": [TENSOR | {"data": [1e39] * 8}]}, "fit float32"),
-    ({"inputs": [TENSOR | {"parameters": {"binary_data_size": 32}}]}, "either `data` or"),
-    ({"inputs": [{key: TENSOR[key] for key in ("name", "datatype", "shape")}]}, "either `data` or"),
-    ({"inputs": [TENSOR | {"shape": [0, 2, 2, 1], "data": []}]}, "images"),
-]
-
-
-@pytest.mark.parametrize(("body", "message"), REFUSED)
-def test_what_does_not_fit_is_refused_with_its_reason(server, body, message):
-    answer = server.ask("POST", INFER, body)
-    assert answer.status == 400
-    assert re.search(message, answer.json["error"])
-
-
-@pytest.mark.parametrize(
-    ("datatype", "size", "tail", "message"),
-    [
-        ("FP32", 31, bytes(31), "must have 32 bytes"),
-        ("FP32", 32, bytes(31), "32 for 31 bytes"),
-        ("FP32", 32, bytes(33), "32 for 33 bytes"),
-        ("FP32", -1, bytes(32), "binary_data_size"),
-        ("BOOL", 8, b"\2" * 8, "0 and 1"),
-        ("BYTES", 8, b"\xff" * 8, "8 elements"),
-        ("BYTES", 36, bytes(36), "8 elements"),
-    ],
-)
-def test_bytes_that_do_not_fit_are_refused(server, datatype, size, tail, message):
-    parameters = {"binary_data_size": size}
-    answer = ask_binary(server, {}, tail, datatype=datatype, parameters=parameters)
-    assert answer.status == 400
-    assert message in answer.json["error"]
-
-
-@pytest.mark.parametrize("length", ["-1", "x", "1" * 30, "100000", "\xb2"])
-def test_a_length_of_the_json_that_is_none(server, length):
-    headers = {"Inference-Header-Content-Length": length}
-    assert server.ask("POST", INFER, {"inputs": [TENSOR]}, headers).status == 400
-
-
 def test_metadata_and_health(server):
     assert server.ask("GET", "/v2").json["extensions"] == ["binary_tensor_data"]
     assert server.ask("GET", "/v2/health/live").json == {"live": True}
@@ -206,21 +146,6 @@ def test_metadata_and_health(server):
         {"name": "image_bytes", "datatype": "BYTES", "shape": [-1]}
     ]
     assert server.ask("GET", "/v2/models/toy/ready").json == {"name": "toy", "ready": True}
-    for path, status in [("slow", 503), ("nope", 404), ("toy/versions/8", 404)]:
+    for path, status in [("bad", 503), ("nope", 404), ("toy/versions/8", 404)]:
         answer = server.ask("GET", f"/v2/models/{path}/ready")
         assert (answer.status, answer.json["ready"]) == (status, False)
-        assert server.ask("GET", f"/v2/models/{path}").status == status
-        assert server.ask("POST", f"/v2/models/{path}/infer", {"inputs": [TENSOR]}).status == status
-
-
-def test_health_when_nothing_is_ready_or_a_batch_does_not_end():
-    with fakes.in_process() as server:
-        server.repository.is_ready = False
-        assert server.ask("GET", "/v2/health/ready").status == 503
-        assert server.ask("GET", "/v2/health/live").status == 200
-        server.servable.busy_seconds = 119.0
-        assert server.ask("GET", "/v2/health/live").status == 200
-        server.servable.busy_seconds = 121.0
-        answer = server.ask("GET", "/v2/health/live")
-        assert answer.status == 503
-        assert answer.json["error"].startswith("Version 7 of toy has computed one batch for more")

@@ -16,7 +16,7 @@ import pytest
 from keras_preact.serving import repository as module
 from keras_preact.serving.errors import NotFound, Unavailable
 from keras_preact.serving.loading import LoadError
-from keras_preact.serving.repository import Repository, VersionStatus
+from keras_preact.serving.repository import Repository
 from keras_preact.serving.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -140,7 +140,6 @@ async def test_what_is_a_model(tmp_path):
         assert repository.names() == ["one", "two"]
         assert states(repository, "one") == {1: "AVAILABLE", 12: "AVAILABLE"}
         assert states(repository, "two") == {3: "AVAILABLE"}
-        assert repository.ready()
 
 
 def set_policy(model: Path, choice=None, **labels) -> None:
@@ -177,30 +176,6 @@ async def test_the_highest_versions_are_served_or_those_of_a_policy(
         assert len(loader.attempts) == len(served)
 
 
-async def test_a_policy_rolls_back_without_a_gap(tmp_path, polled):
-    model = tmp_path / "model"
-    for version in (1, 2):
-        export(model, version)
-    loader = Loader()
-    async with serving(tmp_path, loader) as repository:
-        assert leased(repository, "model") == 2
-        loader.open.clear()
-        set_policy(model, {"specific": {"versions": [1]}}, stable=1)
-        await until(lambda: ("model", 1) in loader.attempts)
-        assert leased(repository, "model") == 2
-        loader.open.set()
-        await until(lambda: leased(repository, "model") == 1)
-        assert repository.labelled("model", "stable") == 1
-        export(model, 3)  # not chosen
-        await polled()
-        assert states(repository, "model")[1] == "AVAILABLE"
-        assert 3 not in states(repository, "model")
-        with pytest.raises(NotFound, match=r"labels \['stable'\].* Received: 'canary'"):
-            repository.labelled("model", "canary")
-        (model / "version_policy.json").unlink()
-        await until(lambda: leased(repository, "model") == 3)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -211,12 +186,21 @@ async def test_a_policy_rolls_back_without_a_gap(tmp_path, polled):
         '{"version_label": {"stable": 1}}',
     ],
 )
-async def test_a_policy_that_cannot_be_followed_changes_nothing(tmp_path, polled, text):
+async def test_a_policy_rolls_back_and_one_that_cannot_be_followed_changes_nothing(
+    tmp_path, polled, text
+):
     model = tmp_path / "model"
     for version in (1, 2):
         export(model, version)
-    set_policy(model, {"specific": {"versions": [1]}}, stable=1)
-    async with serving(tmp_path, Loader()) as repository:
+    loader = Loader()
+    async with serving(tmp_path, loader) as repository:
+        loader.open.clear()
+        set_policy(model, {"specific": {"versions": [1]}}, stable=1)
+        await until(lambda: ("model", 1) in loader.attempts)
+        assert leased(repository, "model") == 2
+        loader.open.set()
+        await until(lambda: leased(repository, "model") == 1)
+        await polled()
         (model / ".new").write_text(text)
         (model / ".new").rename(model / "version_policy.json")
         await polled()
@@ -224,8 +208,10 @@ async def test_a_policy_that_cannot_be_followed_changes_nothing(tmp_path, polled
         await polled()
         assert states(repository, "model") == {1: "AVAILABLE"}
         assert repository.labelled("model", "stable") == 1
-        set_policy(model, {"specific": {"versions": [2]}})
-        await until(lambda: leased(repository, "model") == 2)
+        with pytest.raises(NotFound, match=r"labels \['stable'\].* Received: 'canary'"):
+            repository.labelled("model", "canary")
+        (model / "version_policy.json").unlink()
+        await until(lambda: leased(repository, "model") == 3)
 
 
 async def test_a_new_version_takes_over_without_a_gap(tmp_path):
@@ -270,17 +256,16 @@ INTERNAL = "Loading it failed ({}); the server's log says more."
     ],
 )
 async def test_a_broken_version_takes_nothing_away(tmp_path, polled, error, status):
-    export(tmp_path / "model", 1)
+    loaded = export(tmp_path / "model", 1)
     loader = Loader(error)
     async with serving(tmp_path, loader) as repository:
+        (loaded / "saved_model.pb").write_text(BROKEN)  # which is not loaded again
         broken = export(tmp_path / "model", 2, BROKEN)
         await until(lambda: states(repository, "model").get(2) == "END")
-        assert repository.status("model") == [
-            VersionStatus(1, "AVAILABLE"),
-            VersionStatus(2, "END", *status),
-        ]
+        assert states(repository, "model") == {1: "AVAILABLE", 2: "END"}
+        one = repository.status("model")[1]
+        assert (one.error_code, one.error_message) == status
         assert leased(repository, "model") == 1
-        assert repository.ready()
         with pytest.raises(Unavailable, match="its status says why"), repository.lease("model", 2):
             pass
         await polled()
@@ -311,32 +296,14 @@ async def test_what_vanishes_is_drained(tmp_path):
                 repository.lease("two"),
             ):
                 pass
-            assert repository.ready()
             assert not servable.closed
         await until(lambda: servable.closed)
         directory.rename(tmp_path / "away")
         await until(lambda: all(loaded.closed for loaded in loader.loaded))
-        assert repository.names() == []
-        assert not repository.ready()
+        assert repository.names() == repository.servables() == []
         (tmp_path / "away").rename(directory)
-        await until(repository.ready)
+        await until(repository.servables)
         assert leased(repository, "one") == 1
-
-
-async def test_the_last_version_stays_while_nothing_takes_its_place(tmp_path, polled):
-    loaded = export(tmp_path / "model", 1)
-    loader = Loader()
-    async with serving(tmp_path, loader) as repository:
-        (loaded / "saved_model.pb").write_text(BROKEN)
-        await polled()
-        assert leased(repository, "model") == 1
-        assert len(loader.attempts) == 1
-        repaired = export(tmp_path / "model", 2, BROKEN)
-        shutil.rmtree(tmp_path / "model" / "1")
-        await polled()
-        assert leased(repository, "model") == 1
-        (repaired / "saved_model.pb").write_text("good")
-        await until(lambda: states(repository, "model") == {2: "AVAILABLE"})
 
 
 async def test_stop_leaves_what_is_in_use_to_its_last_lease(tmp_path):
@@ -362,7 +329,7 @@ async def test_stop_while_a_version_is_being_loaded(tmp_path):
     starting = asyncio.create_task(repository.start())
     await until(lambda: loader.attempts)
     assert states(repository, "first") == {1: "LOADING"}
-    assert not repository.ready()
+    assert not repository.servables()
     starting.cancel()
     stopping = asyncio.create_task(repository.stop())
     loader.open.set()
@@ -442,7 +409,7 @@ async def test_leases_while_versions_come_and_go(tmp_path, polled, seed, version
                 await asyncio.sleep(0)
             if world.random.random() < 0.3:
                 await polled()
-            assert repository.ready()
+            assert repository.servables()
         world.add("good")
 
         good = sorted(number for number, content in world.versions.items() if content == "good")
@@ -485,7 +452,6 @@ async def test_an_error_of_the_file_system_changes_nothing(tmp_path, polled):
         point(link)  # to itself: OSError, too many levels of symbolic links
         await polled()
         assert leased(repository, "model") == 1
-        assert repository.ready()
         point(tmp_path / "disk")
         export(tmp_path / "disk" / "model", 2)
         await until(lambda: leased(repository, "model") == 2)

@@ -21,12 +21,20 @@ POST = f"POST {PREDICT} HTTP/1.1\r\nHost: localhost\r\n".encode()
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
 
 
-def exchange(server, request):
-    """Send bytes, and return the status and the JSON of the answer."""
+def exchange(server, request, drip=b""):
+    """Send bytes, perhaps one more again and again, and return the status and the JSON of
+    the answer.
+    """
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(request)
         data = b""
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionError):
+            connection.settimeout(0.05 if drip else 60)
+            while not data and drip:
+                with contextlib.suppress(TimeoutError):
+                    data += connection.recv(65536)
+                connection.sendall(drip)
+            connection.settimeout(60)
             while chunk := connection.recv(65536):
                 data += chunk
     head, _, body = data.partition(b"\r\n\r\n")
@@ -36,7 +44,7 @@ def exchange(server, request):
 def still_serves(server):
     assert server.ask("POST", PREDICT, BODY).status == 200
     admission = server.app.state.admission
-    wait_for(lambda: not server.repository.leases and admission.requests == admission.bytes == 0)
+    wait_for(lambda: admission.requests == admission.bytes == server.servable.waiting == 0)
 
 
 @contextlib.contextmanager
@@ -44,35 +52,36 @@ def held(server, number=1):
     """Keep requests in progress until the context ends; gives the futures of their
     answers.
     """
-    server.servable.hold = threading.Event()
+    server.network.free.clear()
     with concurrent.futures.ThreadPoolExecutor(number) as pool:
         try:
-            before = server.repository.leases
             answers = [pool.submit(server.ask, "POST", PREDICT, BODY) for _ in range(number)]
-            wait_for(lambda: server.repository.leases == before + number)
+            wait_for(lambda: server.servable.waiting == number)
             yield answers
         finally:
-            server.servable.hold.set()
+            server.network.free.set()
 
 
-@pytest.mark.parametrize("framing", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
-def test_a_body_that_does_not_come_ends(framing):
-    with fakes.serving(body_seconds=0.2) as server:
-        part = b'{"instances": [' if framing.startswith(b"Content") else b'3\r\n{"i\r\n'
-        request = POST + b"Connection: close\r\n" + framing + b"\r\n\r\n" + part
-        status, answer = exchange(server, request)
-        assert (status, "0.2 seconds" in answer["error"]) == (408, True)
+@pytest.mark.parametrize("framing", [b"Content-Length: 1000", b"Transfer-Encoding: chunked"])
+def test_a_body_that_comes_too_slowly_ends(framing):
+    with fakes.serving(body_seconds=0.3) as server:
+        drip = b" " if framing.startswith(b"Content") else b"1\r\n \r\n"
+        request = POST + b"Connection: close\r\n" + framing + b"\r\n\r\n" + drip
+        status, answer = exchange(server, request, drip)
+        assert (status, "0.3 seconds" in answer["error"]) == (408, True)
         wait_for(lambda: server.app.state.admission.bytes == 0)
 
 
 def test_an_answer_that_takes_too_long():
-    with fakes.serving(deadline_seconds=0.2) as server:
-        server.servable.hold = threading.Event()
-        late = server.ask("POST", PREDICT, BODY)
+    with fakes.serving(deadline_seconds=0.2, hang_seconds=1e-6) as server, held(server) as [answer]:
+        late = answer.result(60)
         assert (late.status, "0.2 seconds" in late.json["error"]) == (503, True)
         assert int(late.headers["Retry-After"]) >= 1
-        assert server.servable.cancelled.wait(60)
-        wait_for(lambda: not server.repository.leases)
+        assert server.servable.waiting == 0
+        hung = server.ask("GET", "/v2/health/live")  # the network computes on
+        assert (hung.status, "Version 7 of toy" in hung.json["error"]) == (503, True)
+        server.network.free.set()
+        wait_for(lambda: server.ask("GET", "/v2/health/live").status == 200)
 
 
 def test_bodies_that_are_too_large():
@@ -97,7 +106,7 @@ def test_requests_beyond_the_limit_are_refused_before_their_body_is_read():
         for path in ("/v2/health/live", "/v2/health/ready", "/v1/models", "/metrics"):
             assert server.ask("GET", path).status == 200
         assert b"keras_preact_requests_in_progress 2.0" in server.ask("GET", "/metrics").body
-        server.servable.hold.set()
+        server.network.free.set()
         assert [answer.result(60).status for answer in answers] == [200, 200]
         still_serves(server)
 
@@ -108,7 +117,7 @@ def test_the_bodies_of_all_requests_are_limited_together():
         with held(server):  # a small one
             first = threading.Thread(target=server.ask, args=("POST", PREDICT, large))
             first.start()
-            wait_for(lambda: server.repository.leases == 2)
+            wait_for(lambda: server.servable.waiting == 2)
             assert server.ask("POST", PREDICT, large).status == 429
         first.join(60)
         assert server.ask("POST", PREDICT, large).status == 200
@@ -125,15 +134,16 @@ def refuses(server):
 
 def test_a_server_that_stops_finishes_what_it_began():
     with fakes.serving() as server:
+        state = server.app.state
         with held(server) as [answer]:
             server.stop()
             wait_for(lambda: refuses(server))
-            assert server.app.state.stopping
+            assert state.stopping
             assert not answer.done()
-            assert server.repository.running
-            server.servable.hold.set()
+            assert state.repository.names() == ["bad", "toy"]
+            server.network.free.set()
             assert answer.result(60).status == 200
-        wait_for(lambda: not server.repository.running)
+        wait_for(lambda: not state.repository.servables())
 
 
 def test_it_is_not_ready_from_the_moment_that_it_stops():
@@ -151,4 +161,3 @@ def test_what_does_not_finish_in_time_is_told_so():
     ):
         server.stop()
         assert answer.result(60).status == 503
-        wait_for(lambda: not server.repository.running)
