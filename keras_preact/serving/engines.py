@@ -5,7 +5,6 @@ same frozen graph.
 import dataclasses
 import logging
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -142,15 +141,12 @@ def openvino(frozen: Frozen, settings: Settings, precision: str) -> Engine:
         options["INFERENCE_NUM_THREADS"] = settings.threads
     # The graph itself is not held: OpenVINO has its own copy of the weights.
     model = ov.Core().read_model(frozen.int8) if frozen.int8 else openvino_model(frozen)
-    compiled = ov.Core().compile_model(model, "CPU", options)
-    names = frozen.outputs
-    of_thread = threading.local()  # a request of OpenVINO is for one thread
+    # for one thread, as the batcher has it
+    request = ov.Core().compile_model(model, "CPU", options).create_infer_request()
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
-        if not hasattr(of_thread, "request"):
-            of_thread.request = compiled.create_infer_request()
-        of_thread.request.infer([images], share_inputs=True)
-        return {name: of_thread.request.get_tensor(name).data.copy() for name in names}
+        request.infer([images], share_inputs=True)
+        return {name: request.get_tensor(name).data.copy() for name in frozen.outputs}
 
     return run
 

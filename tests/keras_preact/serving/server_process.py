@@ -1,6 +1,5 @@
 """An exported model, what it should answer, and a server of it in a process."""
 
-import base64
 import contextlib
 import http.client
 import json
@@ -25,15 +24,13 @@ CLASSES = [f"class {i}" for i in range(10)]
 PATIENCE = 120
 
 
-def export(directory, version=1, seed=0):
-    """Export a small CIFAR model, without a check of it; another seed gives other weights."""
-    keras.utils.set_random_seed(seed)
+def export(directory):
+    """Export a small CIFAR model, without a check of it."""
+    keras.utils.set_random_seed(0)
     model = kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(32, 32, 3), mean=120, std=60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_check, "compare", lambda *_: {})
-        return kp.export.save(
-            model, directory / NAME, classes=CLASSES, version=version, batch_sizes=[1, 2, 4, 8]
-        )
+        kp.export.save(model, directory / NAME, classes=CLASSES, batch_sizes=[1, 2, 4, 8])
 
 
 class SavedModel:
@@ -110,15 +107,6 @@ class Server:
             except ConnectionError:
                 return 0, b""
 
-    def states(self):
-        """Return the state and the error message of each version."""
-        status, body = self.get(f"/v1/models/{NAME}")
-        assert status == 200, body
-        return {
-            int(one["version"]): (one["state"], one["status"]["error_message"])
-            for one in json.loads(body)["model_version_status"]
-        }
-
 
 def wait_for(condition):
     """Return the first true value of `condition()`."""
@@ -131,17 +119,10 @@ def wait_for(condition):
 
 
 PREDICT = f"/v1/models/{NAME}:predict"
-CLASSIFY = f"/v1/models/{NAME}:classify"
 
 
 def predict_body(images):
     return json.dumps({"instances": np.asarray(images).tolist()}).encode()
-
-
-def classify_body(*files):
-    return json.dumps(
-        {"examples": [{"image_bytes": {"b64": base64.b64encode(file).decode()}} for file in files]}
-    ).encode()
 
 
 def random_images(seed, n=1):
@@ -160,16 +141,3 @@ def check_probabilities(answer, expected):
     np.testing.assert_allclose(
         [row["probabilities"] for row in answer["predictions"]], expected, rtol=1e-4, atol=1e-6
     )
-
-
-def check_answers(server, saved_model):
-    images, file = random_images(0, 3), encoded(0)
-    answer = server.ask("POST", PREDICT, predict_body(images))
-    assert answer.status == 200, answer.body
-    check_probabilities(answer.json, saved_model.probabilities(images))
-    answer = server.ask("POST", CLASSIFY, classify_body(file))
-    assert answer.status == 200, answer.body
-    [result] = answer.json["results"]
-    names, scores = saved_model.classes(file)
-    assert [name for name, _ in result] == names
-    np.testing.assert_allclose([score for _, score in result], scores, rtol=1e-4, atol=1e-6)

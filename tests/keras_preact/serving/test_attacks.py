@@ -8,9 +8,6 @@ import re
 import resource
 import selectors
 import socket
-import subprocess
-import sys
-import threading
 import time
 
 import pytest
@@ -21,7 +18,6 @@ from tests.keras_preact.serving.server_process import (
     Server,
     predict_body,
     random_images,
-    wait_for,
 )
 
 pytestmark = pytest.mark.process
@@ -105,28 +101,6 @@ def test_connections_that_make_no_progress_are_closed(server, start):
         assert server.get("/v2/health/live")[0] == 200
         for one in some:
             assert statuses(received(one)) == ([200] if start == GET else [])
-
-
-def test_a_body_of_a_byte_a_second_ends(server):
-    with attacked(server), connections(server, 20) as some:
-        for one in some:
-            send(one, POST + b"Content-Length: 1000\r\n\r\n{")
-        assert server.get("/v2/health/live")[0] == 200
-        done = threading.Event()
-
-        def drip():
-            while not done.wait(0.3):
-                for one in some:
-                    send(one, b" ")
-
-        thread = threading.Thread(target=drip)
-        thread.start()
-        try:
-            for one in some:
-                assert one.recv(12) == b"HTTP/1.1 408"
-        finally:
-            done.set()
-            thread.join()
 
 
 @pytest.mark.parametrize(
@@ -232,43 +206,12 @@ def test_pipelined_requests_are_answered_in_order(server):
     assert places == sorted(places)
 
 
-# Opens 600 connections before it sends anything, and prints the statuses of the answers.
-CLIENTS = """
-import collections, socket, sys
-
-port, body = int(sys.argv[1]), sys.stdin.buffer.read()
-found = collections.Counter()
-some = [socket.create_connection(("127.0.0.1", port), timeout=100) for _ in range(600)]
-for one in some:
-    one.sendall(body)
-for one in some:
-    try:
-        found[one.recv(12).decode()] += 1
-    except OSError as error:
-        found[repr(error)] += 1
-print(dict(found))
-"""
-
-
 def test_six_hundred_clients_at_once(server):
     """Each is answered or told to come again; no connection is cut."""
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1024:
         pytest.skip("needs 1,024 file descriptors")
     request = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
-    with attacked(server):
-        done = subprocess.run(
-            [sys.executable, "-c", CLIENTS, str(server.port)],
-            input=request,
-            capture_output=True,
-            timeout=PATIENCE,
-        )
-    found = eval(done.stdout, {})
-    assert sum(found.values()) == 600
-    assert found.keys() <= {"HTTP/1.1 200", "HTTP/1.1 429"}, found
-
-
-def test_sigterm_ends_it_with_status_0(directory, tmp_path):
-    with Server(directory, tmp_path / "log") as server:
-        server.terminate()
-        assert server.process.wait(PATIENCE) == 0
-        wait_for(lambda: server.get("/v2/health/ready")[0] == 0)
+    with attacked(server), connections(server, 600) as some:
+        for one in some:
+            one.sendall(request)
+        assert {one.recv(12) for one in some} <= {b"HTTP/1.1 200", b"HTTP/1.1 429"}

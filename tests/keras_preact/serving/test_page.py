@@ -38,11 +38,6 @@ def test_files_come_with_a_policy_and_are_checked_again(server, path, kind):
     assert (again.status, again.body, again.headers["ETag"]) == (304, b"", headers["ETag"])
 
 
-@pytest.mark.parametrize("path", ["", "../webpage.py", "%2e%2e/webpage.py", "index.html.bak"])
-def test_serves_nothing_else(server, path):
-    assert server.ask("GET", f"/static/{path}").status == 404
-
-
 @pytest.mark.soak
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
 def test_shows_in_a_browser_what_the_model_answers(directory, saved_model):
