@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -51,19 +52,19 @@ class Gate:
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
         name = given if _ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
-        sent = {"status": 500, "bytes": 0, "started": False}
+        start: Message = {}
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                sent.update(status=message["status"], started=True)
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
-            sent["bytes"] += len(message.get("body", b""))
+                message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
+                start.update(message)
             await send(message)
 
         try:
-            self._check(scope)
+            self._check(scope, headers)
             await self._app(scope, receive, sending)
         except Exception as error:
             response = self._refusal(scope, error, name)
@@ -73,18 +74,18 @@ class Gate:
             while cause is not None:
                 cause.__traceback__ = None
                 cause = cause.__cause__ or cause.__context__
-            if not sent["started"]:
+            if not start:
                 await response(scope, receive, sending)
-        self._record(scope, name, sent["status"], sent["bytes"], time.perf_counter() - began)
+        self._record(scope, name, start, time.perf_counter() - began)
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope, headers: Headers) -> None:
         """Check the host that the request is for, and its token."""
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) > 1 or (hosts in ([], [b""]) and scope.get("http_version") == "1.1"):
+        hosts = headers.getlist("host")
+        if len(hosts) > 1 or (hosts in ([], [""]) and scope.get("http_version") == "1.1"):
             raise RequestError("A request of HTTP/1.1 must have one Host header.")
         if self._hosts is not None and hosts:
             # without the port; an address of IPv6 is in brackets
-            host = re.sub(r":\d*$", "", hosts[0].decode("latin-1")).strip("[]").lower()
+            host = re.sub(r":\d*$", "", hosts[0]).strip("[]").lower()
             if host not in self._hosts:
                 raise RequestError(
                     f"This server answers to {', '.join(sorted(self._hosts))}. Received: "
@@ -95,8 +96,7 @@ class Gate:
             return
         if self._settings.open_metrics and path == "/metrics":
             return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, value = given.partition(b" ")
+        scheme, _, value = headers.get("authorization", "").encode().partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(value.strip(), token.encode()):
             raise RequestError(
                 "This server wants a token: the header Authorization with the word Bearer and the "
@@ -109,9 +109,8 @@ class Gate:
         if isinstance(error, HTTPException) and error.status_code == 404:
             error = NotFound("Nothing is served at this path. GET /v1/models lists the models.")
         elif isinstance(error, HTTPException):
-            headers = error.headers or {}
             received = f"{error.detail}. Received: {scope['method']}"
-            error = RequestError(received, error.status_code, headers)
+            error = RequestError(received, error.status_code, error.headers)
         elif isinstance(error, ClientDisconnect):  # or its chunks are damaged
             error = RequestError("The body ended before it was complete.")
         elif not isinstance(error, RequestError):
@@ -119,8 +118,8 @@ class Gate:
             error = RequestError(f"internal error; the log has it under {name}", 500)
         return json_response({"error": error.message}, error.status, error.headers)
 
-    def _record(self, scope: Scope, name: str, status: int, size: int, seconds: float) -> None:
-        state = scope.get("state", {})
+    def _record(self, scope: Scope, name: str, start: Message, seconds: float) -> None:
+        state, status = scope.get("state", {}), start.get("status", 500)
         model, version = state.get("model", ""), str(state.get("version", ""))
         labels = getattr(scope.get("endpoint"), "__name__", "none"), model, version
         self._metrics.requests.labels(*labels, str(status)).inc()
@@ -137,7 +136,8 @@ class Gate:
             "version": version,
             "status": status,
             "ms": round(seconds * 1000, 3),
-            "bytes": size,
+            # the HTTP server itself reads the page's files
+            "bytes": int(Headers(raw=start.get("headers", [])).get("content-length", 0)),
         }
         log.info("request", extra=fields)
 
@@ -214,10 +214,8 @@ class Admission:
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", ""):
             raise RequestError("Send the body without a Content-Encoding such as gzip.", 415)
-        length = request.headers.get("content-length", "0")
-        if not (length.isascii() and length.isdecimal()):
-            raise RequestError("Content-Length must be a whole number.")
-        self._check_size(int(length), int(length))
+        length = int(request.headers.get("content-length", 0))  # the HTTP server checked it
+        self._check_size(length, length)
 
     def _check_size(self, size: int, more: int = 0) -> None:
         """Check the size of a body, of which so many bytes are not counted yet."""

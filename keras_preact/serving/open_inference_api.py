@@ -18,7 +18,7 @@ from starlette.routing import Route
 from keras_preact.serving import tensors
 from keras_preact.serving.errors import NotFound, RequestError, Unavailable
 from keras_preact.serving.gate import as_json, in_thread, inference, json_response, leased
-from keras_preact.serving.tensors import DEFAULT_SIGNATURE, Call, Signature, TensorSpec
+from keras_preact.serving.tensors import DEFAULT_SIGNATURE, MAX_AXES, Call, Signature, TensorSpec
 
 HEADER = "Inference-Header-Content-Length"
 TEXT = "BYTES"
@@ -57,7 +57,7 @@ class _Output(pydantic.BaseModel):
 
 class _Input(_Output):
     datatype: Literal[tuple(DATATYPES.values())]  # type: ignore[valid-type]
-    shape: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_AXES)]
     data: list | None = None
 
 
@@ -185,7 +185,7 @@ def parse(
         one.name: by_default if one.parameters.binary_data is None else one.parameters.binary_data
         for one in asked.outputs
     }
-    array = _tensor(given, signature.input, memoryview(body)[json_length:])
+    array = _tensor(given, memoryview(body)[json_length:])
     wanted = outputs or dict.fromkeys(signature.outputs, by_default)
     return Call.of(signature, array), wanted, asked.id
 
@@ -209,14 +209,9 @@ def _signature(asked: _Infer, name: str, signatures: Mapping[str, Signature]) ->
     )
 
 
-def _tensor(tensor: _Input, spec: TensorSpec, rest: memoryview) -> np.ndarray:
+def _tensor(tensor: _Input, rest: memoryview) -> np.ndarray:
     """Return an input as an array of its own datatype and shape."""
     name, shape, count = tensor.name, tensor.shape, math.prod(tensor.shape)
-    if len(shape) != len(spec.shape):
-        raise RequestError(
-            f"`shape` of `{name}` must have {len(spec.shape)} numbers, for "
-            f"{tensors.shown(spec.shape)}. Received: {tensors.shown(tuple(shape))[:200]}"
-        )
     size = tensor.parameters.binary_data_size
     if (size is None) == (tensor.data is None):
         raise RequestError(f"`{name}` must have either `data` or the parameter `binary_data_size`.")

@@ -21,7 +21,8 @@ DEFAULT_SIGNATURE = "serving_default"
 # Lists and objects need far more memory and time than their two characters: without a limit, 30 MB
 # of "[]," stop the server for seconds. An image of 224 x 224 pixels as nested lists has 50,000.
 MAX_CONTAINERS = 1_000_000
-_MAX_AXES = 32
+#: More than any network takes, and fewer than NumPy can have.
+MAX_AXES = 32
 
 # The JSON values that each kind of dtype takes, and their name in a sentence.
 _JSON_TYPES: dict[str, tuple[set[type], str]] = {
@@ -181,8 +182,8 @@ def from_json(value: Any, name: str, dtype: str) -> np.ndarray:
     shape: list[int] = []
     leaves = [value]
     while leaves and isinstance(leaves[0], list):
-        if len(shape) == _MAX_AXES:
-            raise RequestError(f"The lists of `{name}` must be nested at most {_MAX_AXES} deep.")
+        if len(shape) == MAX_AXES:
+            raise RequestError(f"The lists of `{name}` must be nested at most {MAX_AXES} deep.")
         if set(map(type, leaves)) != {list}:
             raise RequestError(f"`{name}` must hold lists or values at each depth, not both.")
         lengths = set(map(len, leaves))

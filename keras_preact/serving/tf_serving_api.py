@@ -202,9 +202,9 @@ def _answer(content: dict[str, Any], warning: str | None) -> Response:
 
 
 def _signature(document: dict[str, Any], signatures: Mapping[str, Signature]) -> Signature:
-    name = document.get("signature_name", DEFAULT_SIGNATURE)
     # Clients send an empty name for an unset field.
-    return tensors.signature_named(DEFAULT_SIGNATURE if name == "" else name, signatures)
+    name = document.get("signature_name") or DEFAULT_SIGNATURE
+    return tensors.signature_named(name, signatures)
 
 
 def _is_named(value: Any) -> bool:
