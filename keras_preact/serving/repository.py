@@ -244,27 +244,24 @@ class Repository:
         """Bring what is loaded to what is in the directory now."""
         problems = []
         try:
-            found = await self._in_thread(models, self._settings.directory)
+            folders = await self._in_thread(models, self._settings.directory)
+            for name in sorted(folders.keys() | self._models.keys()):
+                try:
+                    await self._update_model(name, folders.get(name))
+                except OSError as error:
+                    problems.append(f"{name}: {error}")
         except OSError as error:
-            found = dict.fromkeys(self._models, error)
-        for name in sorted(found.keys() | self._models.keys()):
-            paths = found.get(name, {})
-            try:
-                if isinstance(paths, OSError):
-                    raise paths
-                await self._update_model(name, paths)
-            except OSError as error:
-                problems.append(f"{name}: {error}")
+            problems.append(str(error))
         complaint = "; ".join(problems)
         if complaint and complaint != self._complaint:  # not at each look
             log.warning("models could not be read, and stay as they are: %s", complaint)
         self._complaint = complaint
 
-    async def _update_model(self, name: str, paths: dict[int, Path]) -> None:
+    async def _update_model(self, name: str, folder: Path | None) -> None:
+        paths = await self._in_thread(versions_in, folder) if folder else {}
         wanted, count = list(paths), len(paths)
-        if paths:
-            file = next(iter(paths.values())).parent / version_policy.FILE
-            policy = await self._in_thread(version_policy.read, file)
+        if folder and paths:
+            policy = await self._in_thread(version_policy.read, folder / version_policy.FILE)
             wanted, count = policy.select(paths, self._settings.versions)
             self._labels[name] = policy.version_labels
         versions = self._models.setdefault(name, {})
@@ -325,32 +322,22 @@ class Repository:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
-def models(directory: Path) -> dict[str, dict[int, Path] | OSError]:
-    """Return the paths of each model's versions, or the error of a folder that could
-    not be read.
-
-    `directory` holds folders of models, or is itself one model. A version is a folder
-    with a number for its name and a `saved_model.pb` in it. Everything else is ignored.
+def models(directory: Path) -> dict[str, Path]:
+    """Return the folders that may hold versions of a model, by its name: those in
+    `directory`, or `directory` itself if it has versions.
 
     Raises:
         OSError: if `directory` exists and cannot be read.
     """
     directory = Path(os.path.abspath(directory))  # "." has a name too
-    if own := versions(directory):
-        return {directory.name: own}
-    found: dict[str, dict[int, Path] | OSError] = {}
-    for name in _names(directory):
-        try:
-            in_folder: dict[int, Path] | OSError = versions(directory / name)
-        except OSError as error:
-            in_folder = error
-        if in_folder:
-            found[name] = in_folder
-    return found
+    if versions_in(directory):
+        return {directory.name: directory}
+    return {name: directory / name for name in _names(directory)}
 
 
-def versions(folder: Path) -> dict[int, Path]:
-    """Return the paths of a model's versions.
+def versions_in(folder: Path) -> dict[int, Path]:
+    """Return the paths of a model's versions: folders with a number for their name and a
+    `saved_model.pb` in them. Everything else is ignored.
 
     Raises:
         OSError: if it cannot be read, or changed while it was.

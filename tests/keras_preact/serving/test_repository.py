@@ -414,7 +414,7 @@ def test_a_look_never_misses_both_the_old_version_and_the_new(tmp_path):
     while thread.is_alive():
         # If it changed whenever it was read, nothing is concluded from that.
         with contextlib.suppress(OSError):
-            assert module.versions(tmp_path / "model")
+            assert module.versions_in(tmp_path / "model")
     thread.join()
 
 
