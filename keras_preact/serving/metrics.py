@@ -77,7 +77,7 @@ class _Scrape(Collector):
             labels=_VERSION,
         )
         for servable in repository.servables():
-            images.add_metric([servable.name, str(servable.version)], servable.waiting)
+            images.add_metric([servable.name, str(servable.version)], servable.in_progress)
         available = GaugeMetricFamily(
             "keras_preact_model_available_versions",
             "Versions that answer requests; 0 for a model of which none could be loaded.",

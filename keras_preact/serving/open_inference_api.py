@@ -57,7 +57,7 @@ class _Output(pydantic.BaseModel):
 
 class _Input(_Output):
     datatype: Literal[tuple(DATATYPES.values())]  # type: ignore[valid-type]
-    shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_AXES)]
+    shape: Annotated[list[Annotated[int, Field(gt=0, lt=2**31)]], Field(max_length=MAX_AXES)]
     data: list | None = None
 
 
@@ -106,7 +106,7 @@ async def live(request: Request) -> Response:
     state = request.app.state
     limit = state.settings.hang_seconds
     for servable in state.repository.servables():
-        if servable.busy_seconds > limit:
+        if servable.batcher.busy_seconds > limit:
             raise Unavailable(
                 f"Version {servable.version} of {servable.name} has computed one batch for more "
                 f"than {limit:g} seconds."

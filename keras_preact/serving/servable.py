@@ -33,7 +33,7 @@ class Servable:
             takes them.
         max_queue: Largest number of images in progress. (One request of up to a batch
             may be in any case.)
-        waiting: Images in progress: being decoded or computed, or waiting for it.
+        in_progress: Images in progress: being decoded or computed, or waiting for it.
     """
 
     name: str
@@ -45,12 +45,7 @@ class Servable:
     batcher: Batcher
     decoder: "ImageDecoder | None"
     max_queue: int
-    waiting: int = 0
-
-    @property
-    def busy_seconds(self) -> float:
-        """Seconds that the batch now has been computed."""
-        return self.batcher.busy_seconds
+    in_progress: int = 0
 
     async def predict(self, signature: str, array: np.ndarray) -> dict[str, np.ndarray]:
         """Return a signature's outputs by name.
@@ -73,19 +68,19 @@ class Servable:
                 f"One request may hold at most {most} examples. Received: {rows}. Send several "
                 "requests."
             )
-        if self.waiting and self.waiting + rows > self.max_queue:
+        if self.in_progress and self.in_progress + rows > self.max_queue:
             raise TooBusy(
-                f"{self.waiting} examples wait for this model already; at most {self.max_queue} "
-                "may."
+                f"{self.in_progress} examples are in progress on this model; at most "
+                f"{self.max_queue} may be."
             )
-        self.waiting += rows
+        self.in_progress += rows
         try:
             if array.dtype == object:
                 assert self.decoder is not None  # `load` made sure
                 array = await self.decoder(array.tolist())
             outputs = await self.batcher.submit(array)
         finally:
-            self.waiting -= rows
+            self.in_progress -= rows
         wanted = self.signatures[signature].outputs
         if "classes" in wanted:
             outputs = outputs | self.best(outputs["probabilities"])

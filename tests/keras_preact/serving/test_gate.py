@@ -121,7 +121,7 @@ def test_metrics_count_requests(of_process):
     with fakes.in_process(**of_process) as server, fakes.in_process() as other:
         for body in [INSTANCES] * 3 + [{}]:
             server.ask("POST", PREDICT, body)
-        server.servable.waiting = 5
+        server.servable.in_progress = 5
         found, others = metrics(server), metrics(other)
 
     def value(name, **labels):

@@ -122,17 +122,17 @@ async def test_images_in_progress_are_bounded():
     FILE = files_of(b"1", b"2")
     try:
         tasks = [await ask(images[:3]), await ask(FILE)]
-        with pytest.raises(TooBusy, match=r"5 examples wait .* at most 6"):
+        with pytest.raises(TooBusy, match=r"5 examples are in progress .* at most 6"):
             await servable.predict("features", images[:2])
         tasks.append(await ask(images[:1]))  # there is room for one
-        assert servable.waiting == 6
+        assert servable.in_progress == 6
         tasks[0].cancel()
         await asyncio.wait(tasks[:1])
         tasks[0] = await ask(images[:3])  # its place is free at once
     finally:
         free.set()
     await asyncio.wait_for(asyncio.gather(*tasks), GENEROUS)
-    assert servable.waiting == 0
+    assert servable.in_progress == 0
     assert len((await servable.predict("features", images))["features"]) == 8
     await servable.close()
 

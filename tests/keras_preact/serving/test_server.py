@@ -44,7 +44,7 @@ def exchange(server, request, drip=b""):
 def still_serves(server):
     assert server.ask("POST", PREDICT, BODY).status == 200
     admission = server.app.state.admission
-    wait_for(lambda: admission.requests == admission.bytes == server.servable.waiting == 0)
+    wait_for(lambda: admission.requests == admission.bytes == server.servable.in_progress == 0)
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def held(server, number=1):
     with concurrent.futures.ThreadPoolExecutor(number) as pool:
         try:
             answers = [pool.submit(server.ask, "POST", PREDICT, BODY) for _ in range(number)]
-            wait_for(lambda: server.servable.waiting == number)
+            wait_for(lambda: server.servable.in_progress == number)
             yield answers
         finally:
             server.network.free.set()
@@ -77,7 +77,7 @@ def test_an_answer_that_takes_too_long():
         late = answer.result(60)
         assert (late.status, "0.2 seconds" in late.json["error"]) == (503, True)
         assert int(late.headers["Retry-After"]) >= 1
-        assert server.servable.waiting == 0
+        assert server.servable.in_progress == 0
         hung = server.ask("GET", "/v2/health/live")  # the network computes on
         assert (hung.status, "Version 7 of toy" in hung.json["error"]) == (503, True)
         server.network.free.set()
@@ -117,7 +117,7 @@ def test_the_bodies_of_all_requests_are_limited_together():
         with held(server):  # a small one
             first = threading.Thread(target=server.ask, args=("POST", PREDICT, large))
             first.start()
-            wait_for(lambda: server.servable.waiting == 2)
+            wait_for(lambda: server.servable.in_progress == 2)
             assert server.ask("POST", PREDICT, large).status == 429
         first.join(60)
         assert server.ask("POST", PREDICT, large).status == 200
