@@ -93,21 +93,23 @@ async def test_what_waits_is_computed_together_whole_requests_first_come_first_s
     np.testing.assert_array_equal(network.batches[1], np.concatenate(sent[1:3]))
 
 
+# Rows, whether their batch fails, and their width: often several requests are in a batch.
+SUBMIT = st.tuples(
+    st.just("submit"),
+    st.sampled_from([1, 2, 3, 8]),
+    st.sampled_from([0.0, 0.0, 0.0, 0.5]),
+    st.sampled_from([1, 1, 1, 2]),
+)
 STEPS = st.one_of(
-    # rows, whether their batch fails, and their width
-    st.tuples(
-        st.just("submit"),
-        st.integers(1, 8),
-        st.sampled_from([0.0, 0.0, 0.0, 0.5]),
-        st.sampled_from([1, 1, 2]),
-    ),
+    SUBMIT,
+    SUBMIT,
     st.tuples(st.just("cancel"), st.integers(0, 1000)),
     st.tuples(st.just("compute"), st.integers(1, 3)),
 )
 
 
 @settings(max_examples=100)
-@given(steps=st.lists(STEPS, max_size=40), together=st.booleans())
+@given(steps=st.lists(STEPS, min_size=5, max_size=40), together=st.booleans())
 def test_any_schedule(steps, together):
     """No two rows are equal, so an answer that holds another's rows, or its own in
     another order, shows.
