@@ -12,12 +12,10 @@ if TYPE_CHECKING:
     from keras_preact.export._children import ExportError
     from keras_preact.export.runtimes import save_litert, save_onnx
     from keras_preact.export.saved_model import save
-    from keras_preact.export.tf_serving import write_config as write_serving_config
 else:
     #: Name to its module, imported at first use: the server reads exports without Keras.
     _LATER = MappingProxyType(
         {
-            "write_serving_config": ("tf_serving", "write_config"),
             "save_litert": ("runtimes", "save_litert"),
             "save_onnx": ("runtimes", "save_onnx"),
             "ExportError": ("_children", "ExportError"),

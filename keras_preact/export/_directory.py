@@ -21,12 +21,10 @@ OWN_CARD = Path("assets.extra") / CARD
 INT8 = Path("assets.extra") / "int8.xml"
 
 
-def versions(directory: Path) -> list[int]:
-    """Return the numbers of the versions in `directory`, in order."""
+def versions(directory: Path) -> set[int]:
+    """Return the numbers of the versions in `directory`."""
     entries = directory.iterdir() if directory.is_dir() else ()
-    return sorted(
-        {int(entry.name) for entry in entries if entry.name.isascii() and entry.name.isdecimal()}
-    )
+    return {int(entry.name) for entry in entries if entry.name.isascii() and entry.name.isdecimal()}
 
 
 def next_version(directory: Path) -> int:

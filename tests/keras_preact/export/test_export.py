@@ -557,17 +557,17 @@ def test_versions(small, tmp_path):
     def card_version(*path):
         return json.loads(tmp_path.joinpath("m", *path, "model_card.json").read_text())["version"]
 
-    assert [save(), save(), save(7), save()] == [1, 2, 7, 8]
+    assert [save(), save(), save(10), save()] == [1, 2, 10, 11]
     assert save(4) == 4
-    assert card_version() == 8  # the card beside the versions is the highest one's
+    assert card_version() == 11  # the card beside the versions is the highest one's
     assert card_version("4/assets.extra") == 4
-    with pytest.raises(ValueError, match=r"has a version 7.*next free one is 9"):
-        save(7)
+    with pytest.raises(ValueError, match=r"has a version 10.*next free one is 12"):
+        save(10)
     for version in (0, 1.5, "2", True):
         with pytest.raises(ValueError, match="positive integer"):
             save(version)
     entries = sorted(entry.name for entry in (tmp_path / "m").iterdir())
-    assert entries == ["1", "2", "4", "7", "8", "model_card.json"]
+    assert entries == ["1", "10", "11", "2", "4", "model_card.json"]
 
 
 @pytest.mark.usefixtures("quick")

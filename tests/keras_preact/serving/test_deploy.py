@@ -5,8 +5,10 @@ import re
 import kubernetes_validate
 import pytest
 import yaml
+from google.protobuf import text_format
+from tensorflow_serving.config import model_server_config_pb2
 
-from keras_preact.export.tf_serving import write_config
+from keras_preact.export import _warmup
 from keras_preact.serving.__main__ import END_SECONDS
 from keras_preact.serving.__main__ import settings as server_settings
 from keras_preact.serving.app import create_app
@@ -66,13 +68,20 @@ def test_nginx_takes_bodies_as_large_as_the_server_does():
 
 
 @pytest.mark.parametrize("words", [CONTAINER["args"], compose("tf-serving")["command"]])
-def test_tf_serving_reads_the_files_that_are_written(words, tmp_path):
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    (tmp_path / "m" / "1" / "saved_model.pb").touch()
-    written = {f"/models/{path.name}" for path in write_config(tmp_path)}
+def test_tf_serving_reads_the_files_of_the_page(words):
+    """The models are parsed with the server's messages; the batch sizes are those of an export."""
+    text = (DEPLOY / "README.md").read_text()
+    files = dict(re.findall(r"cat > saved_models/(\S+) <<'END'\n(.*?)END\n", text, re.S))
     given = arguments(words)
-    assert {value for value in given.values() if value and value.startswith("/")} == written
-    assert given["model_config_file"] == "/models/models.config"
+    paths = {value for value in given.values() if value and value.startswith("/")}
+    assert paths == {f"/models/{name}" for name in files}
+    message = model_server_config_pb2.ModelServerConfig()
+    parsed = text_format.Parse(files[given["model_config_file"].split("/")[-1]], message)
+    for model in parsed.model_config_list.config:
+        assert (model.model_platform, model.base_path) == ("tensorflow", f"/models/{model.name}")
+    sizes = _warmup.BATCH_SIZES
+    assert f"allowed_batch_sizes: {[*sizes]}\n" in files["batching.config"]
+    assert f"max_batch_size {{ value: {sizes[-1]} }}\n" in files["batching.config"]
 
 
 def test_the_projects_server_understands_its_command_line(tmp_path, monkeypatch):
