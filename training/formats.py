@@ -1,7 +1,6 @@
 """Formats of weights, and the conversion of a file from one to another."""
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,13 @@ from keras_preact.weights import files, timm, torch_cifar
 
 from . import cli
 
-_ENDINGS = (".keras", ".weights.h5", ".safetensors")
+_MODEL_FILES, _STATE_FILES = (".keras", ".weights.h5"), (".safetensors",)
 
-#: Names of each kind in the list of weights that do not fit.
-SHOWN = 20
+#: A size that a conversion may change, to what happens then.
+_ADAPTED = {
+    "channels": "the first kernel was adapted",
+    "classes": "the classifier is new and must be trained",
+}
 
 
 def _own(model: ResidualNetwork, **sizes: Any) -> ResidualNetwork:
@@ -44,8 +46,13 @@ def _is_of(package: str) -> Callable[[Any], bool]:
     )
 
 
-def _save_weights_or_model(model: keras.Model, path: Path) -> None:
-    model.save_weights(path) if path.name.endswith(".weights.h5") else model.save(path)
+def _write(converted: keras.Model | Mapping[str, np.ndarray], path: Path) -> None:
+    if isinstance(converted, Mapping):
+        weights.write_state(path, converted)
+    elif path.name.endswith(".weights.h5"):
+        converted.save_weights(path)
+    else:
+        converted.save(path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +64,14 @@ class Format:
             the path of an .h5 file) has it.
         read: Function from the content to a network of this package; `input_shape` and
             `classes` adapt it.
-        write: Function that writes a network of this package to a path.
-        endings: Endings of the files that it writes.
+        write: Function from a network of this package to what is written: a model, or
+            names and arrays.
+        endings: Endings of its files.
     """
 
     is_source: Callable[[Any], bool]
     read: Callable[..., ResidualNetwork]
-    write: Callable[[ResidualNetwork, Path], None]
+    write: Callable[[ResidualNetwork], Any]
     endings: tuple[str, ...]
 
 
@@ -72,32 +80,32 @@ FORMATS: Mapping[str, Format] = {
     "keras_preact": Format(
         lambda content: isinstance(content, UnitNetwork),
         _own,
-        _save_weights_or_model,
-        (".keras", ".weights.h5"),
+        lambda model: model,
+        _MODEL_FILES,
     ),
     "keras_hub": Format(
         _is_of("keras_hub"),
         weights.from_keras_hub,
-        lambda model, path: weights.to_keras_hub(model).save(path),
+        weights.to_keras_hub,
         (".keras",),
     ),
     "keras_applications": Format(
         lambda content: isinstance(content, keras.Model | Path),
         weights.from_keras_applications,
-        lambda model, path: _save_weights_or_model(weights.to_keras_applications(model), path),
-        (".keras", ".weights.h5"),
+        weights.to_keras_applications,
+        _MODEL_FILES,
     ),
     "timm": Format(
         lambda content: isinstance(content, Mapping) and timm.is_timm(content),
         weights.from_timm,
-        lambda model, path: weights.write_state(path, weights.to_timm(model)),
-        (".safetensors",),
+        weights.to_timm,
+        _STATE_FILES,
     ),
     "torch_cifar": Format(
         lambda content: isinstance(content, Mapping) and torch_cifar.is_torch_cifar(content),
         weights.from_torch_cifar,
-        lambda model, path: weights.write_state(path, weights.to_torch_cifar(model)),
-        (".safetensors",),
+        weights.to_torch_cifar,
+        _STATE_FILES,
     ),
 }
 
@@ -119,7 +127,8 @@ def convert(
         raise cli.UserError(f"{out} exists already: {advice}, or choose another name.")
     if not out.parent.is_dir():
         raise cli.UserError(f"The folder {out.parent} does not exist.")
-    endings = _ENDINGS if target_format == "auto" else FORMATS[target_format].endings
+    any_file = (*_MODEL_FILES, *_STATE_FILES)
+    endings = any_file if target_format == "auto" else FORMATS[target_format].endings
     if not out.name.endswith(endings):
         raise cli.UserError(
             f"--target-format {target_format} writes {' or '.join(endings)} files. Received: {out}"
@@ -142,22 +151,21 @@ def convert(
         if sizes:
             model = read(content, **sizes)
     except weights.WeightsMismatch as error:
-        print(_described(error, source), file=sys.stderr)
-        raise cli.UserError(
-            f"The weights in {source} do not fit the network that they describe. Nothing was "
-            "written."
-        ) from error
+        raise cli.UserError(f"{source}: {error}. Nothing was written.") from error
 
     written_format = _target_format(out, model) if target_format == "auto" else target_format
+    converted = FORMATS[written_format].write(model)
     with atomic.replacing(out) as temporary:
-        FORMATS[written_format].write(model, temporary)
+        _write(converted, temporary)
         if half:
             _halve(temporary)
     print(f"Read {source} ({name}): {model.name}, {model.count_params():,} parameters.")
     if name in weights.ASSUMPTIONS and sample is None:
         print(weights.ASSUMPTIONS[name], "--check compares with outputs of the source.")
-    for line in _adapted(as_is, model):
-        print(line)
+    before, after = _sizes(as_is), _sizes(model)
+    for what, how in _ADAPTED.items():
+        if before[what] != after[what]:
+            print(f"{after[what]} {what} instead of {before[what]}: {how}.")
     print(f"Wrote {out} ({written_format}, {filesize.decimal(out.stat().st_size)}).")
 
 
@@ -234,39 +242,8 @@ def _source_format(source: Path, content: Any) -> str:
     return name
 
 
-def _adapted(source: ResidualNetwork, model: ResidualNetwork) -> list[str]:
-    """Return, in sentences, how a network differs from the one in the source."""
-    lines = []
-    for what, size, how in (
-        ("channels", _channels, "the first kernel was adapted"),
-        ("classes", _classes, "the classifier is new and must be trained"),
-    ):
-        if size(source) != size(model):
-            lines.append(f"{size(model)} {what} instead of {size(source)}: {how}.")
-    return lines
-
-
-def _channels(model: ResidualNetwork) -> int:
+def _sizes(model: ResidualNetwork) -> dict[str, int]:
     config = model.get_config()
-    return config["input_shape"][0 if config["data_format"] == "channels_first" else -1]
-
-
-def _classes(model: ResidualNetwork) -> int:
-    return 0 if model.logits is None else model.logits.shape[-1]
-
-
-def _described(error: weights.WeightsMismatch, source: Path) -> str:
-    shapes = [
-        f"{path}: {ours} in the network, {theirs} in the file"
-        for path, (ours, theirs) in error.shapes.items()
-    ]
-    lines = [f"{source}:"]
-    for what, names in (
-        ("missing in the file", error.missing),
-        ("unused in the file", error.left_over),
-        ("of another shape", shapes),
-    ):
-        if names:
-            lines += [f"  {len(names)} {what}", *(f"    {name}" for name in names[:SHOWN])]
-            lines += [f"    and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
-    return "\n".join(lines)
+    axis = 0 if config["data_format"] == "channels_first" else -1
+    classes = 0 if model.logits is None else model.logits.shape[-1]
+    return {"channels": config["input_shape"][axis], "classes": classes}

@@ -9,16 +9,16 @@ from keras_preact.weights import keras_applications, keras_hub, timm, torch_cifa
 from keras_preact.weights.files import read_state, write_state
 from keras_preact.weights.keras_applications import from_keras_applications, to_keras_applications
 from keras_preact.weights.keras_hub import from_keras_hub, to_keras_hub
-from keras_preact.weights.loading import Adapted, Entry, WeightsMismatch, extract, load, named
+from keras_preact.weights.loading import Entry, WeightsMismatch, extract, load, named
 from keras_preact.weights.timm import from_timm, to_timm
 from keras_preact.weights.torch_cifar import from_torch_cifar, to_torch_cifar
 
 #: Format to what `from_FORMAT` assumes of a source: names and shapes of weights do not show it.
 ASSUMPTIONS: Mapping[str, str] = MappingProxyType(
     {
-        "keras_applications": keras_applications.ASSUMES,
-        "keras_hub": keras_hub.ASSUMES,
-        "timm": timm.ASSUMES,
-        "torch_cifar": torch_cifar.ASSUMES,
+        "keras_applications": keras_applications.FAMILY.assumes,
+        "keras_hub": keras_hub.FAMILY.assumes,
+        "timm": timm.BATCH.assumes,
+        "torch_cifar": torch_cifar.CONTAINERS.assumes,
     }
 )

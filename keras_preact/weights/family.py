@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,7 +18,7 @@ from keras_preact.layers import chains
 from keras_preact.models.imagenet import DEPTHS
 from keras_preact.models.network import ResidualNetwork, Stage
 from keras_preact.weights import files, loading
-from keras_preact.weights.layout import Layout
+from keras_preact.weights.layout import Entry, Leaves, kind_of
 
 #: Options of a network that converters do not compare: sizes that they copy, and what changes only
 #: training or the way of computing.
@@ -57,11 +57,9 @@ class Structure:
     classes: int | None
 
     @property
-    def depth(self) -> int | None:
-        """Depth of the network of the paper or of torchvision with these units."""
-        units = tuple(stage.units for stage in self.stages)
-        rows = (depth for depth, row in DEPTHS.items() if row == (self.block, units))
-        return next(rows, None)
+    def depth(self) -> int:
+        """Number of weight layers: those of all units, the stem and the classifier."""
+        return _depth(self.block, [stage.units for stage in self.stages])
 
 
 def warn_of_missing_units(found: Structure) -> None:
@@ -74,12 +72,16 @@ def warn_of_missing_units(found: Structure) -> None:
         if len(row) != len(units) or sum(row) < sum(units):
             continue
         if sum(map(operator.ne, row, units)) == 1:
-            depth = sum(row) * (3 if found.block == "bottleneck" else 2) + 2
             warnings.warn(
                 f"The weights have stages of {units} units; the nearest known network, ResNet-"
-                f"{depth}, has {row}. If the file was cut short, convert the whole one.",
+                f"{_depth(found.block, row)}, has {row}. If the file was cut short, convert the "
+                "whole one.",
                 stacklevel=3,
             )
+
+
+def _depth(block: str, units: Sequence[int]) -> int:
+    return sum(units) * (3 if block == "bottleneck" else 2) + 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,25 +90,59 @@ class Family:
 
     Args:
         title: Name for messages, with an owner: `"timm's ResNetV2"`.
-        layout: Their names.
-        unit: Pattern that matches names of a unit's weights. Its groups are the numbers
-            of the stage and of the unit.
-        options: Options of `ResidualNetwork` for the same computation.
         assumes: What the networks compute that their weights do not show.
+        network: Our layers outside the units (`stem_conv`, `stem_norm`, `head_norm`,
+            `head_classifier`) to their names. Several names: all are read, and the last
+            is written.
+        unit_name: Function from the numbers of stage and unit, from 1, to the start of
+            the names of its layers.
+        unit: Our layers below a unit to the end of their names, see `unit_names`.
+        numbers: Pattern that matches names of a unit's weights. Its groups are their
+            numbers of the stage and of the unit.
+        leaves: For `"conv"`, `"norm"` and `"dense"` the names of their weights.
+        options: Options of `ResidualNetwork` for the same computation.
         block_options: Options of its blocks, if they have them.
+        first_unit: As `unit`, for the first unit of each stage. None: `unit`.
         strides: Strides of the stages, which fix their number. None: any number, with
             stride 2 in all but the last.
         strided_unit: Unit of a stage that has the stride, see `Stage`.
     """
 
     title: str
-    layout: Layout
-    unit: re.Pattern
-    options: Mapping[str, Any]
     assumes: str
+    network: Mapping[str, str | Sequence[str]]
+    unit_name: Callable[[int, int], str]
+    unit: Mapping[str, str]
+    numbers: re.Pattern
+    leaves: Mapping[str, Leaves]
+    options: Mapping[str, Any]
+    block_options: Mapping[str, Any]
+    first_unit: Mapping[str, str] | None = None
     strides: tuple[int, ...] | None = None
     strided_unit: str = "first"
-    block_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def entries(self, units: Sequence[int]) -> list[Entry]:
+        """Return the table of names for a network with these numbers of units in its
+        stages. Rows for weights that it lacks do no harm: one table serves both kinds
+        of block, with and without biases.
+        """
+        layers = [
+            (ours, name)
+            for ours, names in self.network.items()
+            for name in ([names] if isinstance(names, str) else names)
+        ]
+        for s, count in enumerate(units, 1):
+            for u in range(1, count + 1):
+                below = self.first_unit if u == 1 and self.first_unit else self.unit
+                layers += [
+                    (f"stage{s}_unit{u}/{ours}", self.unit_name(s, u) + theirs)
+                    for ours, theirs in below.items()
+                ]
+        return [
+            Entry(f"{ours}/{leaf}", theirs + end, transform)
+            for ours, theirs in layers
+            for leaf, end, transform in self.leaves[kind_of(ours)]
+        ]
 
     def block(self, name: str, options: Mapping[str, Any]) -> blocks.Block:
         """Return the block of a name, with the family's options and these, if it has
@@ -129,7 +165,7 @@ class Family:
                 does not fit the block.
         """
         units: dict[int, set[int]] = {}
-        for match in filter(None, map(self.unit.match, state)):
+        for match in filter(None, map(self.numbers.match, state)):
             units.setdefault(int(match[1]), set()).add(int(match[2]))
         counts = [len(numbers) for _, numbers in sorted(units.items())]
         if self.strides and len(counts) != len(self.strides):
@@ -137,18 +173,17 @@ class Family:
                 f"A network of {self.title} has {len(self.strides)} stages. Received: weights of "
                 f"{len(counts)}"
             )
-        entries = {entry.ours: entry for entry in self.layout.entries(counts)}
+        entries = self.entries(counts)
         # a weight of ours can have two names of theirs, of which the state has one
-        known = {
-            entry.ours: entry for entry in self.layout.entries(counts) if entry.theirs in state
-        }
+        known = {entry.ours: entry for entry in entries if entry.theirs in state}
 
         def kernel(path: str) -> tuple[int, ...]:
             entry = known.get(path)
             if entry is None or state[entry.theirs].ndim != 4:
+                theirs = next(entry.theirs for entry in entries if entry.ours == path)
                 raise ValueError(
-                    f"A network of {self.title} has a convolution {entries[path].theirs!r}, which "
-                    f"these weights lack. They are: {some(state)}"
+                    f"A network of {self.title} has a convolution {theirs!r}, which these weights "
+                    f"lack. They are: {some(state)}"
                 )
             return entry.transform.to_ours(state[entry.theirs]).shape
 
@@ -220,7 +255,7 @@ class Family:
         model = ResidualNetwork(
             found.stages, input_shape=input_shape, classes=classes or found.classes or 1, **given
         )
-        entries = self.entries(model)
+        entries = self.entries([stage.units for stage in stages(model)])
         if model.logits is None:
             top = {entry.theirs for entry in entries if entry.ours.startswith(loading.CLASSIFIER)}
             state = {name: array for name, array in state.items() if name not in top}
@@ -265,10 +300,6 @@ class Family:
                 "such as activation='gelu'."
             )
 
-    def entries(self, model: ResidualNetwork) -> list:
-        """Return the table of names for a network."""
-        return self.layout.entries([stage.units for stage in stages(model)])
-
     def check(self, model: ResidualNetwork) -> None:
         """Check that a network computes what this family does.
 
@@ -277,20 +308,7 @@ class Family:
         """
         if not isinstance(model, ResidualNetwork):
             raise ValueError(f"`model` must be a ResidualNetwork. Received: model={model!r}")
-        self._check_options(model)
-        own = [stage.strides for stage in stages(model)]
-        if self.strides and own != list(self.strides):
-            raise ValueError(
-                f"{self.title} has stages with the strides {list(self.strides)}. Received: "
-                f"{model.name!r} with {own}"
-            )
-
-    def _check_options(self, model: ResidualNetwork) -> None:
-        """Check that a network has the family's options, apart from `FREE_OPTIONS`.
-
-        Equal names and shapes of weights do not ensure it.
-        """
-        config = _options(model)
+        config = _options(model)  # equal names and shapes of weights do not ensure equal options
         wanted = _options(
             ResidualNetwork(
                 [Stage(8, 1)],
@@ -311,6 +329,12 @@ class Family:
             raise ValueError(
                 f"The network {model.name!r} does not compute what {self.title} does: {different}"
             )
+        own = [stage.strides for stage in stages(model)]
+        if self.strides and own != list(self.strides):
+            raise ValueError(
+                f"{self.title} has stages with the strides {list(self.strides)}. Received: "
+                f"{model.name!r} with {own}"
+            )
 
     def extract(self, model: ResidualNetwork) -> dict[str, np.ndarray]:
         """Return the weights of a network under this family's names.
@@ -320,7 +344,7 @@ class Family:
             WeightsMismatch: for weights without a name in this family.
         """
         self.check(model)
-        return loading.extract(model, self.entries(model))
+        return loading.extract(model, self.entries([stage.units for stage in stages(model)]))
 
 
 def some(names: Any) -> str:

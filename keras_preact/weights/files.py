@@ -25,6 +25,9 @@ WRAPPERS = ("module.", "_orig_mod.")
 #: Number of updates of a batch normalisation in Torch. No network computes with it.
 COUNTER = "num_batches_tracked"
 
+#: What Torch raises for files that are damaged or of another kind.
+_DAMAGED = (EOFError, RuntimeError, OSError, ValueError, LookupError, TypeError, AttributeError)
+
 
 def read_state(path: str | os.PathLike) -> State:
     """Read a file of weights.
@@ -170,9 +173,7 @@ def _read_torch(path: Path) -> State:
     try:
         # A Namespace is what training scripts keep their options in, and does nothing.
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-            warnings.simplefilter(
-                "ignore"
-            )  # about the pickle's version; what counts is whether there are weights
+            warnings.simplefilter("ignore")  # about the pickle's version
             content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise ValueError(
@@ -180,16 +181,7 @@ def _read_torch(path: Path) -> State:
             "was not unpickled: that can run any code. Where the file was made, "
             "torch.save(model.state_dict(), PATH) writes the weights alone."
         ) from error
-    except (
-        EOFError,
-        RuntimeError,
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-    ) as error:
+    except _DAMAGED as error:
         raise ValueError(
             f"{str(path)!r} is damaged or no file of Torch's: {error or type(error).__name__}"
         ) from error

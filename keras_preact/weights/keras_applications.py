@@ -27,26 +27,20 @@ from keras_preact.weights.family import (
     variables_of,
 )
 
-#: What the names and shapes of the weights do not show.
-ASSUMES = (
-    "Assumed are ReLU, an epsilon of 1.001e-5, and the strides and paddings of keras.applications."
-)
-
 #: Every convolution without a normalisation after it has a bias.
 FAMILY = Family(
     title="keras.applications' ResNetV2",
-    assumes=ASSUMES,
-    layout=layout.Layout(
-        network={
-            "stem_conv": "conv1_conv",
-            "head_norm": "post_bn",
-            "head_classifier": "predictions",
-        },
-        unit=layout.unit_names("_preact_bn _1_conv _1_bn _2_conv _2_bn _3_conv _0_conv"),
-        unit_name=lambda stage, unit: f"conv{stage + 1}_block{unit}",
-        leaves=layout.KERAS_LEAVES,
-    ),
-    unit=re.compile(r"conv(\d+)_block(\d+)_2_conv/"),
+    assumes="Assumed are ReLU, an epsilon of 1.001e-5, and the strides and paddings of "
+    "keras.applications.",
+    network={
+        "stem_conv": "conv1_conv",
+        "head_norm": "post_bn",
+        "head_classifier": "predictions",
+    },
+    unit_name=lambda stage, unit: f"conv{stage + 1}_block{unit}",
+    unit=layout.unit_names("_preact_bn _1_conv _1_bn _2_conv _2_bn _3_conv _0_conv"),
+    leaves=layout.KERAS_LEAVES,
+    numbers=re.compile(r"conv(\d+)_block(\d+)_2_conv/"),
     options=MappingProxyType(
         {
             "arrangement": arrangements.RAW_STEM,
@@ -123,7 +117,7 @@ def from_keras_applications(
     state, found = (
         _of_model(source) if isinstance(source, keras.Model) else _of_file(pathlib.Path(source))
     )
-    if "conv1_conv/kernel" not in state or not any(map(FAMILY.unit.match, state)):
+    if "conv1_conv/kernel" not in state or not any(map(FAMILY.numbers.match, state)):
         raise ValueError(
             "The source holds no ResNetV2 of keras.applications, with layers such as conv1_conv "
             f"and conv2_block1_2_conv. Received: {len(state)} weights, {some(state)}"

@@ -24,23 +24,18 @@ from keras_preact.weights.family import (
 #: Our blocks and theirs.
 BLOCKS = {"basic": "basic_block", "bottleneck": "bottleneck_block"}
 
-#: What the configuration of a backbone does not show.
-ASSUMES = "Assumed are ReLU, an epsilon of 1e-5, and strides on the 3x3 convolutions."
-
 FAMILY = Family(
     title="keras-hub's pre-activation ResNetBackbone",
-    assumes=ASSUMES,
-    layout=layout.Layout(
-        network={
-            "stem_conv": "conv1_conv",
-            "head_norm": "post_bn",
-            "head_classifier": "predictions",
-        },
-        unit=layout.unit_names("_pre_activation_bn _1_conv _1_bn _2_conv _2_bn _3_conv _0_conv"),
-        unit_name=lambda stage, unit: f"stack{stage - 1}_block{unit - 1}",
-        leaves=layout.KERAS_LEAVES,
-    ),
-    unit=re.compile(r"stack(\d+)_block(\d+)_"),
+    assumes="Assumed are ReLU, an epsilon of 1e-5, and strides on the 3x3 convolutions.",
+    network={
+        "stem_conv": "conv1_conv",
+        "head_norm": "post_bn",
+        "head_classifier": "predictions",
+    },
+    unit_name=lambda stage, unit: f"stack{stage - 1}_block{unit - 1}",
+    unit=layout.unit_names("_pre_activation_bn _1_conv _1_bn _2_conv _2_bn _3_conv _0_conv"),
+    leaves=layout.KERAS_LEAVES,
+    numbers=re.compile(r"stack(\d+)_block(\d+)_"),
     options={
         "arrangement": arrangements.RAW_STEM,
         "stem": "7x7",

@@ -1,5 +1,5 @@
-"""Tables of names: what another library calls the weights of a network of residual
-units, and the order of their axes.
+"""What other libraries call the weights of a network of residual units, and the order of
+their axes.
 """
 
 import dataclasses
@@ -51,28 +51,30 @@ class Entry:
     transform: Transform = SAME
 
 
-#: The weights of a layer: our name, theirs, the transform.
+#: The weights of a layer: our name, the end of theirs, the transform.
 Leaves = Sequence[tuple[str, str, Transform]]
 
+_KERAS_KERNEL: Leaves = [("kernel", "/kernel", SAME), ("bias", "/bias", SAME)]
+#: Kind of layer to its weights.
 KERAS_LEAVES: Mapping[str, Leaves] = MappingProxyType(
     {
-        "conv": [("kernel", "kernel", SAME), ("bias", "bias", SAME)],
+        "conv": _KERAS_KERNEL,
         "norm": [
-            (name, name, SAME) for name in ("gamma", "beta", "moving_mean", "moving_variance")
+            (name, f"/{name}", SAME) for name in ("gamma", "beta", "moving_mean", "moving_variance")
         ],
-        "dense": [("kernel", "kernel", SAME), ("bias", "bias", SAME)],
+        "dense": _KERAS_KERNEL,
     }
 )
 TORCH_LEAVES: Mapping[str, Leaves] = MappingProxyType(
     {
-        "conv": [("kernel", "weight", CONV_OIHW), ("bias", "bias", SAME)],
+        "conv": [("kernel", ".weight", CONV_OIHW), ("bias", ".bias", SAME)],
         "norm": [
-            ("gamma", "weight", SAME),
-            ("beta", "bias", SAME),
-            ("moving_mean", "running_mean", SAME),
-            ("moving_variance", "running_var", SAME),
+            ("gamma", ".weight", SAME),
+            ("beta", ".bias", SAME),
+            ("moving_mean", ".running_mean", SAME),
+            ("moving_variance", ".running_var", SAME),
         ],
-        "dense": [("kernel", "weight", DENSE_OI), ("bias", "bias", SAME)],
+        "dense": [("kernel", ".weight", DENSE_OI), ("bias", ".bias", SAME)],
     }
 )
 
@@ -93,54 +95,7 @@ def unit_names(names: str) -> Mapping[str, str]:
     return MappingProxyType(dict(zip(UNIT_LAYERS, names.split(), strict=False)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """What a source calls the layers of a network of residual units.
-
-    Args:
-        network: Our layers outside the units (`stem_conv`, `stem_norm`, `head_norm`,
-            `head_classifier`) to the source's. Several names: all are read, and the
-            last is written.
-        unit: Our layers below a unit (`branch/conv_1`, `projection/conv`) to the
-            source's, without the unit's name.
-        unit_name: Function from the numbers of stage and unit, from 1, to the start of
-            the names of its layers.
-        leaves: For `"conv"`, `"norm"` and `"dense"` the names of their weights.
-        separator: Between a layer and its weight.
-        first_unit: As `unit`, for the first unit of each stage. None: `unit`.
-
-    Rows for weights that a network lacks do no harm: one layout serves both kinds of
-    block, with and without biases.
-    """
-
-    network: Mapping[str, str | Sequence[str]]
-    unit: Mapping[str, str]
-    unit_name: Callable[[int, int], str]
-    leaves: Mapping[str, Leaves]
-    separator: str = "/"
-    first_unit: Mapping[str, str] | None = None
-
-    def entries(self, stages: Sequence[int]) -> list[Entry]:
-        """Return the table for a network with these numbers of units in its stages."""
-        layers = [
-            (ours, name)
-            for ours, names in self.network.items()
-            for name in ([names] if isinstance(names, str) else names)
-        ]
-        for s, units in enumerate(stages, 1):
-            for u in range(1, units + 1):
-                below = self.first_unit if u == 1 and self.first_unit else self.unit
-                layers += [
-                    (f"stage{s}_unit{u}/{ours}", self.unit_name(s, u) + theirs)
-                    for ours, theirs in below.items()
-                ]
-        return [
-            Entry(f"{ours}/{leaf}", f"{theirs}{self.separator}{their_leaf}", transform)
-            for ours, theirs in layers
-            for leaf, their_leaf, transform in self.leaves[_kind(ours)]
-        ]
-
-
-def _kind(layer: str) -> str:
+def kind_of(layer: str) -> str:
+    """Return the kind of one of our layers, a key of the leaves."""
     last = layer.rsplit("/", 1)[-1]
     return "norm" if "norm" in last else "dense" if last == "head_classifier" else "conv"

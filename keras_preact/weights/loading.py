@@ -137,28 +137,13 @@ def _listed(kind: str, items: Sequence[str]) -> str:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Adapted:
-    """What `load` adapted.
-
-    Args:
-        input_channels: Numbers of channels of the source and of the network. None: the
-            stem's kernel was copied.
-        classes: Numbers of classes of the source and of the network, whose classifier
-            keeps its own weights. None: the classifier was copied.
-    """
-
-    input_channels: tuple[int, int] | None = None
-    classes: tuple[int, int] | None = None
-
-
 def load(
     model: keras.Model,
     state: Mapping[str, np.ndarray],
     entries: Iterable[Entry],
     *,
     new_classifier: bool = False,
-) -> Adapted:
+) -> None:
     """Load a source's weights into a network: all of them, or none.
 
     A stem for one channel gets the source's kernel summed over its channels. For other
@@ -173,9 +158,6 @@ def load(
         new_classifier: Whether the classifier keeps its own weights if the source has
             none.
 
-    Returns:
-        What was adapted.
-
     Raises:
         WeightsMismatch: if a weight of either side has no counterpart, or shapes
             differ. The network is as before.
@@ -187,7 +169,6 @@ def load(
     >>> entries = [kp.weights.Entry(path, f"mine/{path}") for path in kp.weights.named(model)]
     >>> state = kp.weights.extract(model, entries)
     >>> kp.weights.load(model, state, entries)
-    Adapted(input_channels=None, classes=None)
     """
     places = named(model)
     table = {
@@ -202,7 +183,6 @@ def load(
     left_over = [name for name in state if name not in used]
     values: dict[str, np.ndarray] = {}
     shapes = {}
-    adapted = Adapted()
     for path, entry in table.items():
         own = places[path].shape
         array = np.asarray(state[entry.theirs])
@@ -212,11 +192,12 @@ def load(
             value = array
         if value.shape == own:
             values[path] = value
-        elif path == STEM and _differs_in_one_axis(own, value.shape, 2):
+        elif path == STEM and own[:2] + own[3:] == value.shape[:2] + value.shape[3:]:
             values[path] = of_other_channels(value, own[2])
-            adapted = dataclasses.replace(adapted, input_channels=(value.shape[2], own[2]))
-        elif path.startswith(CLASSIFIER) and _differs_in_one_axis(own, value.shape, len(own) - 1):
-            adapted = dataclasses.replace(adapted, classes=(value.shape[-1], own[-1]))
+        elif (
+            path.startswith(CLASSIFIER) and value.ndim == len(own) and own[:-1] == value.shape[:-1]
+        ):
+            continue
         else:
             shapes[path] = (own, array.shape)
     if missing or left_over or shapes:
@@ -227,13 +208,6 @@ def load(
             shapes=shapes,
         )
     assign({places[path]: value for path, value in values.items()})
-    return adapted
-
-
-def _differs_in_one_axis(own: tuple[int, ...], other: tuple[int, ...], axis: int) -> bool:
-    return len(own) == len(other) and all(
-        a == b for i, (a, b) in enumerate(zip(own, other, strict=True)) if i != axis
-    )
 
 
 def of_other_channels(kernel: np.ndarray, channels: int) -> np.ndarray:

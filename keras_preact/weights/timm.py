@@ -13,35 +13,24 @@ import numpy as np
 from keras_preact import arrangements, blocks
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, layout
-from keras_preact.weights.family import Family, Sample, Structure, some, warn_of_missing_units
-
-LAYOUT = layout.Layout(
-    network={"stem_conv": "stem.conv", "head_norm": "norm", "head_classifier": "head.fc"},
-    unit=layout.unit_names("norm1 conv1 norm2 conv2 norm3 conv3 downsample.conv"),
-    unit_name=lambda stage, unit: f"stages.{stage - 1}.blocks.{unit - 1}.",
-    # the classifier is a 1x1 convolution
-    leaves={
-        **layout.TORCH_LEAVES,
-        "dense": [("kernel", "weight", layout.DENSE_OI11), ("bias", "bias", layout.SAME)],
-    },
-    separator=".",
-)
-
-
-#: What the names and shapes of timm's weights do not show.
-ASSUMES = (
-    "Assumed are ReLU, strides on the 3x3 convolutions, projections without average pooling, an "
-    "epsilon of 1e-5, and: with batch normalisation, timm's default stem; with group "
-    "normalisation, Big Transfer's fixed stem and standardised weights."
-)
+from keras_preact.weights.family import Family, Sample, some, warn_of_missing_units
 
 
 def _family(standardize: bool, **options: Any) -> Family:
     return Family(
         title="timm's ResNetV2",
-        assumes=ASSUMES,
-        layout=LAYOUT,
-        unit=re.compile(r"stages\.(\d+)\.blocks\.(\d+)\."),
+        assumes="Assumed are ReLU, strides on the 3x3 convolutions, projections without average "
+        "pooling, an epsilon of 1e-5, and: with batch normalisation, timm's default stem; with "
+        "group normalisation, Big Transfer's fixed stem and standardised weights.",
+        network={"stem_conv": "stem.conv", "head_norm": "norm", "head_classifier": "head.fc"},
+        unit_name=lambda stage, unit: f"stages.{stage - 1}.blocks.{unit - 1}.",
+        unit=layout.unit_names("norm1 conv1 norm2 conv2 norm3 conv3 downsample.conv"),
+        numbers=re.compile(r"stages\.(\d+)\.blocks\.(\d+)\."),
+        # the classifier is a 1x1 convolution
+        leaves={
+            **layout.TORCH_LEAVES,
+            "dense": [("kernel", ".weight", layout.DENSE_OI11), ("bias", ".bias", layout.SAME)],
+        },
         options={"arrangement": arrangements.RAW_STEM, **options},
         strides=(1, 2, 2, 2),
         block_options={"stride_on": "3x3", "standardize_weights": standardize},
@@ -65,7 +54,7 @@ OTHERS: Mapping[str, str] = MappingProxyType(
 
 def is_timm(state: Mapping[str, Any]) -> bool:
     """Whether names are those of a timm ResNetV2, of a supported kind or not."""
-    return any(map(BATCH.unit.match, state)) and any(name.startswith("stem.") for name in state)
+    return any(map(BATCH.numbers.match, state)) and any(name.startswith("stem.") for name in state)
 
 
 def from_timm(
@@ -132,16 +121,15 @@ def from_timm(
     family = BATCH if "norm.running_mean" in state else BIT
     found = family.structure(state)
     warn_of_missing_units(found)
-    given = {"name": _name(found, family)} | options
-    shape = (224, 224, found.channels)
+    width = f"x{found.stem_filters // 64}_bit" if family is BIT else ""
     return family.build(
         found,
         state,
         input_shape=input_shape,
         classes=classes,
-        shape=shape,
+        shape=(224, 224, found.channels),
         check=check,
-        **given,
+        **{"name": f"resnetv2_{found.depth}{width}"} | options,
     )
 
 
@@ -161,9 +149,3 @@ def to_timm(model: ResidualNetwork) -> dict[str, np.ndarray]:
     block = blocks.get(model.get_config()["block"]) if isinstance(model, ResidualNetwork) else None
     standardized = getattr(block, "standardize_weights", False)
     return files.with_counters((BIT if standardized else BATCH).extract(model))
-
-
-def _name(found: Structure, family: Family) -> str:
-    """Return timm's name of the network."""
-    depth = found.depth or "_".join(str(stage.units) for stage in found.stages)
-    return f"resnetv2_{depth}" + (f"x{found.stem_filters // 64}_bit" if family is BIT else "")

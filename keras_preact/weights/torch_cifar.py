@@ -27,7 +27,7 @@ import numpy as np
 from keras_preact import arrangements
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, layout
-from keras_preact.weights.family import Family, Sample, Structure, some, warn_of_missing_units
+from keras_preact.weights.family import Family, Sample, some, warn_of_missing_units
 
 #: What the names and shapes of the weights do not show.
 ASSUMES = (
@@ -39,21 +39,18 @@ ASSUMES = (
 CONTAINERS = Family(
     title="the released code for CIFAR",
     assumes=ASSUMES,
-    layout=layout.Layout(
-        # Our first BN is after the stem, where both paths of the first unit read it too.
-        network={
-            "stem_conv": "0",
-            "stem_norm": "1.0.0",
-            "head_norm": "4",
-            "head_classifier": ("8.1", "8"),
-        },
-        first_unit=layout.unit_names(".0 .2.0.0 .2.0.1 .2.0.3 .2.0.4 .2.0.6 .2.1.0"),
-        unit=layout.unit_names(".0.0.0 .0.0.2 .0.0.3 .0.0.5 .0.0.6 .0.0.8"),
-        unit_name=lambda stage, unit: f"{stage}.{unit - 1}",
-        leaves=layout.TORCH_LEAVES,
-        separator=".",
-    ),
-    unit=re.compile(r"([123])\.(\d+)\.\d+\."),
+    # Our first BN is after the stem, where both paths of the first unit read it too.
+    network={
+        "stem_conv": "0",
+        "stem_norm": "1.0.0",
+        "head_norm": "4",
+        "head_classifier": ("8.1", "8"),
+    },
+    unit_name=lambda stage, unit: f"{stage}.{unit - 1}",
+    first_unit=layout.unit_names(".0 .2.0.0 .2.0.1 .2.0.3 .2.0.4 .2.0.6 .2.1.0"),
+    unit=layout.unit_names(".0.0.0 .0.0.2 .0.0.3 .0.0.5 .0.0.6 .0.0.8"),
+    leaves=layout.TORCH_LEAVES,
+    numbers=re.compile(r"([123])\.(\d+)\.\d+\."),
     options={"arrangement": "full_preactivation", "stem": "3x3"},
     strides=(1, 2, 2),
     block_options={"stride_on": "first"},
@@ -61,14 +58,11 @@ CONTAINERS = Family(
 ATTRIBUTES = Family(
     title="the PyTorch ports of the networks for CIFAR",
     assumes=ASSUMES,
-    layout=layout.Layout(
-        network={"stem_conv": "conv1", "head_norm": "bn", "head_classifier": "fc"},
-        unit=layout.unit_names(".bn1 .conv1 .bn2 .conv2 .bn3 .conv3 .downsample.0"),
-        unit_name=lambda stage, unit: f"layer{stage}.{unit - 1}",
-        leaves=layout.TORCH_LEAVES,
-        separator=".",
-    ),
-    unit=re.compile(r"layer(\d+)\.(\d+)\."),
+    network={"stem_conv": "conv1", "head_norm": "bn", "head_classifier": "fc"},
+    unit_name=lambda stage, unit: f"layer{stage}.{unit - 1}",
+    unit=layout.unit_names(".bn1 .conv1 .bn2 .conv2 .bn3 .conv3 .downsample.0"),
+    leaves=layout.TORCH_LEAVES,
+    numbers=re.compile(r"layer(\d+)\.(\d+)\."),
     options={
         "arrangement": arrangements.RAW_STEM,
         "stem": "3x3",
@@ -87,9 +81,9 @@ def is_torch_cifar(state: Mapping[str, Any]) -> bool:
 
 def _family_of(state: Mapping[str, Any]) -> Family | None:
     for family in (CONTAINERS, ATTRIBUTES):
-        layers = [family.layout.network[name] for name in ("stem_conv", "head_norm")]
+        layers = [family.network[name] for name in ("stem_conv", "head_norm")]
         outside = all(f"{layer}.weight" in state for layer in layers)
-        if outside and any(map(family.unit.match, state)):
+        if outside and any(map(family.numbers.match, state)):
             return family
     return None
 
@@ -160,7 +154,7 @@ def from_torch_cifar(
         classes=classes,
         shape=(32, 32, found.channels),
         check=check,
-        **{"name": f"cifar_resnet{_depth(found)}"} | options,
+        **{"name": f"cifar_resnet{found.depth}"} | options,
     )
 
 
@@ -190,11 +184,3 @@ def _with_shortcut(family: Family, shape_shortcut: str) -> Family:
     """
     options = {**family.options, "shape_shortcut": shape_shortcut}
     return dataclasses.replace(family, options=options)
-
-
-def _depth(found: Structure) -> int:
-    """Return the number of weight layers: those of all units, the stem and the
-    classifier.
-    """
-    per_unit = 3 if found.block == "bottleneck" else 2
-    return sum(stage.units for stage in found.stages) * per_unit + 2
