@@ -6,7 +6,7 @@ from keras.src.applications import resnet
 from tests.keras_preact import harness
 
 
-def applications(shape=(48, 48, 3), **options):
+def applications(shape=(40, 40, 3), **options):
     """A ResNetV2 of their parts with 2, 3 and 2 units, 8, 16 and 32 wide."""
 
     def stack(x):

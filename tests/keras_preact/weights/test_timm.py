@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from keras_preact import weights
-from tests.keras_preact import harness
 from tests.keras_preact.weights import timm_nets
-from tests.keras_preact.weights.torch_nets import randomized, theirs_on, torch
+from tests.keras_preact.weights.torch_nets import check_same, randomized, torch
 
 timm = pytest.importorskip("timm")
 
@@ -18,10 +17,7 @@ def test_a_whole_network():
     net = randomized(timm.create_model("resnetv2_50x1_bit", num_classes=10))
     model = weights.from_timm(net.state_dict(), input_shape=(64, 64, 3))
     assert model.name == "resnetv2_50x1_bit"
-    x = harness.images(2, 64, 64, 3)
-    expected = theirs_on(net, x)
-    close = {"rtol": 0, "atol": 1e-4 * np.abs(expected).max()}
-    np.testing.assert_allclose(harness.numpy(model(x, training=False)), expected, **close)
+    check_same(net, model, (64, 64))
     assert weights.to_timm(model).keys() == net.state_dict().keys()
 
 

@@ -1,9 +1,12 @@
-"""Torch's networks that ours are compared with, drawn anew: replicas of the networks for
-CIFAR with the released code's nesting and with the ports' attributes.
+"""Comparison with networks of Torch, drawn anew: replicas of those for CIFAR with the
+released code's nesting and with the ports' attributes.
 """
 
+import keras
 import numpy as np
 import pytest
+
+from tests.keras_preact import harness
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -25,9 +28,22 @@ def randomized(net, seed=0):
     return net.eval()
 
 
-def theirs_on(net, images):
+def outputs(net, images):
+    """What a network of Keras or Torch returns for images with the channels last."""
+    if isinstance(net, keras.Model):
+        return harness.numpy(net(images, training=False))
     with torch.no_grad():
         return net(torch.tensor(np.moveaxis(images, -1, 1))).numpy()
+
+
+def check_same(one, other, *sizes):
+    """Compare the outputs of two networks for images of these heights and widths."""
+    for size in sizes:
+        x = harness.images(2, *size, 3)
+        expected = outputs(one, x)
+        assert expected.std() > 0.01
+        close = {"rtol": 0, "atol": 1e-4 * np.abs(expected).max()}
+        np.testing.assert_allclose(outputs(other, x), expected, **close)
 
 
 class ConcatTable(nn.Sequential):
@@ -54,8 +70,8 @@ def conv(channels, filters, size, stride=1):
     return nn.Conv2d(channels, filters, size, stride, size // 2, bias=False)
 
 
-def norm(channels, activation):
-    return [nn.BatchNorm2d(channels), activation()]
+def norm(channels):
+    return [nn.BatchNorm2d(channels), nn.ReLU()]
 
 
 def containers(
@@ -64,23 +80,20 @@ def containers(
     shortcut="projection",
     widths=(4, 8, 12),
     linear=nn.Linear,
-    activation=nn.ReLU,
 ):
     """The released network as a tree of containers."""
-    expansion = 4 if block == "bottleneck" else 1
-    channels = widths[0]
+    basic = block == "basic"
+    channels, expansion = widths[0], 1 if basic else 4
     stages = []
     for filters, first_stride in zip(widths, (1, 2, 2), strict=True):
         stage = []
         for u in range(units):
             out, stride = filters * expansion, first_stride if u == 0 else 1
-            first = norm(channels, activation)
-            between = norm(filters, activation)
-            if block == "basic":
-                branch = [conv(channels, filters, 3, stride), *between, conv(filters, filters, 3)]
-            else:
-                branch = [conv(channels, filters, 1, stride), *between, conv(filters, filters, 3)]
-                branch += [*norm(filters, activation), conv(filters, out, 1)]
+            first = norm(channels)
+            branch = [conv(channels, filters, 3 if basic else 1, stride)]
+            branch += [*norm(filters), conv(filters, filters, 3)]
+            if not basic:
+                branch += [*norm(filters), conv(filters, out, 1)]
             if u:
                 unit = [ConcatTable(nn.Sequential(*first, *branch), nn.Identity()), CAddTable()]
             else:
@@ -94,7 +107,7 @@ def containers(
             stage.append(nn.Sequential(*unit))
             channels = out
         stages.append(nn.Sequential(*stage))
-    head = [*norm(channels, activation), nn.AvgPool2d(8), nn.Flatten(), linear(channels, 10)]
+    head = [*norm(channels), nn.AvgPool2d(8), nn.Flatten(), linear(channels, 10)]
     return nn.Sequential(conv(3, widths[0], 3), *stages, *head)
 
 
@@ -102,21 +115,15 @@ def linear_in_a_container(*sizes):
     return nn.Sequential(nn.Identity(), nn.Linear(*sizes))
 
 
-class Leaky(nn.Module):
-    def forward(self, x):
-        return nn.functional.leaky_relu(x, 0.2)
-
-
 class AttributesUnit(nn.Module):
-    """Its projection reads the raw input, or as in the paper the activated one."""
+    """Its projection reads the raw input."""
 
-    def __init__(self, channels, filters, block, stride, stride_on, activated):
+    def __init__(self, channels, filters, block, stride):
         super().__init__()
-        self.activated = activated
         basic = block == "basic"
         sizes = (3, 3) if basic else (1, 3, 1)
         widths = (filters, filters) if basic else (filters, filters, 4 * filters)
-        strided = 0 if basic or stride_on == "first" else 1
+        strided = 0 if basic else 1
         changes = stride > 1 or channels != widths[-1]
         self.downsample = (
             nn.Sequential(conv(channels, widths[-1], 1, stride)) if changes else nn.Identity()
@@ -129,10 +136,8 @@ class AttributesUnit(nn.Module):
             channels = width
 
     def forward(self, x):
-        projects = isinstance(self.downsample, nn.Sequential)
-        activated = torch.relu(self.bn1(x))
-        shortcut = self.downsample(activated if self.activated and projects else x)
-        x = self.conv1(activated)
+        shortcut = self.downsample(x)
+        x = self.conv1(torch.relu(self.bn1(x)))
         for i in range(2, self.length + 1):
             x = getattr(self, f"conv{i}")(torch.relu(getattr(self, f"bn{i}")(x)))
         return x + shortcut
@@ -141,7 +146,7 @@ class AttributesUnit(nn.Module):
 class Attributes(nn.Module):
     """The network of the PyTorch ports."""
 
-    def __init__(self, units, block="bottleneck", stride_on="3x3", activated=False):
+    def __init__(self, units, block="bottleneck"):
         super().__init__()
         channels, expansion = 4, 4 if block == "bottleneck" else 1
         self.conv1 = conv(3, channels, 3)
@@ -149,7 +154,7 @@ class Attributes(nn.Module):
             stage = []
             for u in range(units):
                 stride = 2 if s > 1 and u == 0 else 1
-                stage.append(AttributesUnit(channels, filters, block, stride, stride_on, activated))
+                stage.append(AttributesUnit(channels, filters, block, stride))
                 channels = filters * expansion
             setattr(self, f"layer{s}", nn.Sequential(*stage))
         self.bn = nn.BatchNorm2d(channels)
