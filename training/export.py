@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -106,7 +106,9 @@ def export(
             }[format]
             output.mkdir(parents=True, exist_ok=True)
             file = save(model, output / f"{name}.{ending}", **described)
-            print(f"Wrote {file} ({_size([file])}). Its outputs match {path}.")
+            print(
+                f"Wrote {file} ({filesize.decimal(file.stat().st_size)}). Its outputs match {path}."
+            )
             return
         exported = kp.export.save(
             model,
@@ -122,22 +124,7 @@ def export(
         )
     except (kp.export.ExportError, ImportError) as error:
         raise cli.UserError(str(error)) from error
-    card = json.loads((exported / "assets.extra" / "model_card.json").read_text(encoding="utf-8"))
-    files = [file for file in exported.rglob("*") if file.is_file()]
-    largest, allowed = card["check"]["largest_difference"], card["check"]["allowed_difference"]
-    print(
-        f"Wrote {exported} ({_size(files)}, {card['parameters']['total']:,} parameters) and "
-        f"{output / name / 'model_card.json'}.\n"
-        f"Loaded with TensorFlow alone, its outputs match {path}: the largest difference is "
-        f"{largest['logits']:.1e} in logits (allowed {allowed['logits']:.1e}), "
-        f"{largest['probabilities']:.1e} in probabilities (allowed "
-        f"{allowed['probabilities']:.1e})."
-    )
-    if accuracy := card["check"].get("accuracy"):
-        print(
-            f"Accuracy on {accuracy['images']} test images: {100 * accuracy[precision]:.2f} % in "
-            f"{precision}, {100 * accuracy['model']:.2f} % in the run."
-        )
+    _report(exported, path, precision)
     print(
         f"Next: {cli.command('predict')} {output / name} IMAGE, or {cli.command('serve')} {output}"
     )
@@ -203,8 +190,23 @@ def _fitted_temperature(metrics: dict | None, run: Path) -> float:
     return metrics["calibrated"]["temperature"]
 
 
-def _size(files: Iterable[Path]) -> str:
-    return filesize.decimal(sum(file.stat().st_size for file in files))
+def _report(exported: Path, source: Path, precision: str) -> None:
+    """Print what was written and how it compares with the network in `source`."""
+    card = json.loads((exported / "assets.extra" / "model_card.json").read_text(encoding="utf-8"))
+    size = sum(file.stat().st_size for file in exported.rglob("*") if file.is_file())
+    print(
+        f"Wrote {exported} ({filesize.decimal(size)}, {card['parameters']['total']:,} parameters) "
+        f"and {exported.with_name('model_card.json')}.\n"
+        f"Loaded with TensorFlow alone, its outputs match {source}. The largest differences:"
+    )
+    check = card["check"]
+    for key, largest in check["largest_difference"].items():
+        print(f"  {key} {largest:.1e} (allowed {check['allowed_difference'][key]:.1e})")
+    if accuracy := check.get("accuracy"):
+        print(
+            f"Accuracy on {accuracy['images']} test images: {100 * accuracy[precision]:.2f} % in "
+            f"{precision}, {100 * accuracy['model']:.2f} % in the run."
+        )
 
 
 def main(argv: Sequence[str]) -> None:

@@ -3,7 +3,6 @@ made from: its outputs, and for 16 bits its accuracy.
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,12 +61,9 @@ def expected(scores: _scores.Scores, images: np.ndarray) -> dict[str, np.ndarray
             "The model's outputs are not finite numbers: it diverged in training, or its weights "
             "are damaged. Export a checkpoint from before."
         )
-    own = (
-        output
-        if scores.output_is == "probabilities"
-        else _scores.PROBABILITIES[scores.activation](logits)
-    )
-    return {"logits": logits, "probabilities": own}
+    if not scores.gives_probabilities:
+        output = _scores.PROBABILITIES[scores.activation](logits)
+    return {"logits": logits, "probabilities": output}
 
 
 def compare(scores: _scores.Scores, path: Path, folder: Path, runtime: str = "saved_model") -> dict:
@@ -151,80 +147,66 @@ def _check_form(what: str, key: str, outputs: dict[int, np.ndarray], shape: tupl
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """Labelled images and how many of them a model classifies correctly.
+def labelled(data: tuple | None, precision: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return images and labels, on which a precision is compared.
+
+    Raises:
+        ValueError: if there are none, or their numbers differ.
+    """
+    if data is None:
+        raise ValueError(
+            f"precision={precision!r} needs validation_data=(images, labels), on which its "
+            "accuracy is compared with the model's. Received: validation_data=None"
+        )
+    images, labels = (np.asarray(part) for part in data)
+    if len(images) != len(labels) or not len(images) or labels.ndim != 1:
+        raise ValueError(
+            "`validation_data` must be images and as many labels, numbers of classes. "
+            f"Received: shapes {images.shape} and {labels.shape}"
+        )
+    return images.astype("float32"), labels
+
+
+def compare_accuracy(
+    scores: _scores.Scores,
+    images: np.ndarray,
+    labels: np.ndarray,
+    path: Path,
+    folder: Path,
+    precision: str,
+    max_loss: float,
+) -> dict:
+    """Classify labelled images with the model and with its export in few bits.
 
     Args:
-        images: Images as the exported network takes them: float32, channels last.
-        labels: Numbers of the classes, `(n,)`.
-        accuracy: Share that the model classifies correctly.
-        max_loss: Largest allowed difference of the export's accuracy.
+        scores: The model.
+        images, labels: From `labelled`.
+        path: The SavedModel.
+        folder: Folder for temporary files.
         precision: That of the export, `"bfloat16"` or `"int8"`.
+        max_loss: Largest allowed difference of the accuracies.
+
+    Returns:
+        For the model card: both accuracies and the number of images.
+
+    Raises:
+        ExportError: if the export's accuracy is too low.
     """
-
-    images: np.ndarray
-    labels: np.ndarray
-    accuracy: float
-    max_loss: float
-    precision: str
-
-    @classmethod
-    def of(
-        cls, scores: _scores.Scores, data: tuple | None, max_loss: float, precision: str
-    ) -> "Reference":
-        """Measure a classifier on `data`, its images and labels.
-
-        Raises:
-            ValueError: if there are none, or their numbers differ.
-        """
-        if data is None:
-            raise ValueError(
-                f"precision={precision!r} needs validation_data=(images, labels), on which its "
-                "accuracy is compared with the model's. Received: validation_data=None"
-            )
-        images, labels = (np.asarray(part) for part in data)
-        if len(images) != len(labels) or not len(images) or labels.ndim != 1:
-            raise ValueError(
-                "`validation_data` must be images and as many labels, numbers of classes. "
-                f"Received: shapes {images.shape} and {labels.shape}"
-            )
-        images = images.astype("float32")
-        batches = tf_data.of_array(images, LABELLED_BATCH)
-        outputs = scores.probe.predict(**batches, verbose=0)[0]
-        if scores.channels_first:
-            images = np.moveaxis(images, 1, -1)
-        accuracy = float((outputs.argmax(axis=-1) == labels).mean())
-        return cls(images, labels, accuracy, max_loss, precision)
-
-    def compare(self, saved_model: Path, folder: Path) -> dict:
-        """Run a SavedModel on the images and compare. Temporary files are written to
-        `folder`.
-
-        Returns:
-            For the model card: both accuracies and the number of images.
-
-        Raises:
-            ExportError: if the accuracy is too low.
-        """
-        parts = range(0, len(self.images), LABELLED_BATCH)
-        batches = {str(i): self.images[i : i + LABELLED_BATCH] for i in parts}
-        runtime = "int8" if self.precision == "int8" else "saved_model"
-        outputs = replay(saved_model, batches, folder, runtime)
-        predicted = np.concatenate([outputs[f"{i}/logits"].argmax(axis=-1) for i in parts])
-        accuracy = float((predicted == self.labels).mean())
-        if accuracy < self.accuracy - self.max_loss:
-            raise ExportError(
-                f"The accuracy on {len(self.labels)} images is {100 * accuracy:.2f} % in "
-                f"{self.precision} and {100 * self.accuracy:.2f} % in the model: "
-                f"max_accuracy_loss={self.max_loss} allows less. Use precision='float32'."
-            )
-        return {
-            "images": len(self.labels),
-            "model": self.accuracy,
-            self.precision: accuracy,
-            "max_loss": self.max_loss,
-        }
+    logits = scores.probe.predict(**tf_data.of_array(images, LABELLED_BATCH), verbose=0)[0]
+    if scores.channels_first:
+        images = np.moveaxis(images, 1, -1)
+    parts = range(0, len(images), LABELLED_BATCH)
+    batches = {str(i): images[i : i + LABELLED_BATCH] for i in parts}
+    got = replay(path, batches, folder, "int8" if precision == "int8" else "saved_model")
+    exported = np.concatenate([got[f"{i}/logits"] for i in parts])
+    own, accuracy = (float((x.argmax(axis=-1) == labels).mean()) for x in (logits, exported))
+    if accuracy < own - max_loss:
+        raise ExportError(
+            f"The accuracy on {len(labels)} images is {100 * accuracy:.2f} % in {precision} and "
+            f"{100 * own:.2f} % in the model: max_accuracy_loss={max_loss} allows less. Use "
+            "precision='float32'."
+        )
+    return {"images": len(labels), "model": own, precision: accuracy, "max_loss": max_loss}
 
 
 def _numpy(tensor) -> np.ndarray:

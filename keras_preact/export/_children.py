@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import keras
-
 
 class ExportError(RuntimeError):
     """An export failed, or its outputs differ from the model's. Nothing was written."""
@@ -35,33 +33,6 @@ def naming(place: Path) -> Iterator[None]:
             raise
         message = f"There is no room for the export in {place} ({words}); nothing of it was kept"
         raise OSError(error.errno or errno.ENOSPC, message) from error
-
-
-def hand_over(
-    model: keras.Model, module: str, arguments: Sequence[str], folder: Path, doing: str
-) -> None:
-    """Run a module with Keras on TensorFlow and give it a model in a file: `python -m
-    MODULE FILE *ARGUMENTS *MODULES`.
-
-    Args:
-        model: The model. MODULES are the modules of its layers outside Keras, to be
-            imported first.
-        module: Name of the module.
-        arguments: Arguments of the module.
-        folder: Folder for the file, which is removed.
-        doing: As in `run`.
-    """
-    file = folder / "scores.keras"
-    model.save(file)
-    modules = {type(layer).__module__ for layer in model._flatten_layers()} - {"__main__"}
-    known = sorted(module for module in modules if module.split(".")[0] != "keras")
-    run(
-        ["-m", module, str(file), *arguments, *known],
-        doing,
-        " Layers of your own must be registered (keras.saving.register_keras_serializable) by a "
-        "module that can be imported, and run on TensorFlow.",
-    )
-    file.unlink()
 
 
 def run(arguments: Sequence[str], doing: str, hint: str = "") -> None:

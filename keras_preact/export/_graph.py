@@ -59,9 +59,10 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         fields = json.loads(text)
-        for name, kind in (("size", tuple), ("preprocessing", lambda own: Preprocessing(**own))):
-            if fields[name] is not None:
-                fields[name] = kind(fields[name])
+        if fields["size"]:
+            fields["size"] = tuple(fields["size"])
+        if fields["preprocessing"]:
+            fields["preprocessing"] = Preprocessing(**fields["preprocessing"])
         return cls(**fields)
 
 
@@ -78,8 +79,7 @@ def write(model: keras.Model, plan: Plan, path: Path) -> None:
         ExportError: if the SavedModel cannot be written.
     """
     if keras.backend.backend() != "tensorflow":
-        doing = "Writing the SavedModel with Keras on TensorFlow"
-        _children.hand_over(model, __name__, [plan.to_json(), str(path)], path.parent, doing)
+        _write_elsewhere(model, plan, path)
         return
     import tensorflow as tf
 
@@ -92,6 +92,21 @@ def write(model: keras.Model, plan: Plan, path: Path) -> None:
         raise _children.ExportError(
             f"TensorFlow could not write the SavedModel: {error.message}"
         ) from error
+
+
+def _write_elsewhere(model: keras.Model, plan: Plan, path: Path) -> None:
+    """Write a SavedModel in another process, with Keras on TensorFlow."""
+    file = path.with_name("scores.keras")
+    model.save(file)
+    modules = {type(layer).__module__ for layer in model._flatten_layers()} - {"__main__"}
+    own = sorted(module for module in modules if module.split(".")[0] != "keras")
+    _children.run(
+        ["-m", __name__, str(file), plan.to_json(), str(path), *own],
+        "Writing the SavedModel with Keras on TensorFlow",
+        " Layers of your own must be registered (keras.saving.register_keras_serializable) by a "
+        "module that can be imported, and run on TensorFlow.",
+    )
+    file.unlink()
 
 
 def build(model: keras.Model, plan: Plan, path: Path) -> None:

@@ -6,9 +6,6 @@ for the client is between `<<` and `>>`.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from keras_preact import _checks
 from keras_preact.preprocessing import Preprocessing, resize_image
@@ -34,46 +31,66 @@ def ensure(condition, value, *words):
         return tf.identity(value)
 
 
-@dataclasses.dataclass(frozen=True)
-class FileType:
-    """A type of image files.
+#: First bytes of the files.
+PNG, JPEG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff"
 
-    Args:
-        name: Its name.
-        magic: The first bytes of a file.
-        read_size: Function from a file to its height and width, int64 `(2,)`.
-        decode: Function from a file and a number of channels to uint8 `(height, width,
-            channels)`.
-        channels: Numbers of channels that `decode` takes.
-        limits: Groups of bytes that mark a part that takes time whatever the size of
-            the image, to the largest number of such parts.
-    """
-
-    name: str
-    magic: bytes
-    read_size: Callable[[Any], Any]
-    decode: Callable[[Any, int], Any]
-    channels: tuple[int, ...]
-    limits: Mapping[tuple[bytes, ...], int]
+#: Texts in a PNG, unpacked to 8 MB each before they are dropped; how many of a kind may be there.
+_TEXTS, _MOST_TEXTS = (b"zTXt", b"iTXt"), 20
+#: Scans in a JPEG, each of which may cover the whole image. A progressive file has about ten. The
+#: length and the number of channels, 1 to 4, belong to the mark: its first two bytes alone are in
+#: any large profile, thumbnail or video that a phone adds.
+_SCANS, _MOST_SCANS = tuple(b"\xff\xda\0%c%c" % (6 + 2 * n, n) for n in (1, 2, 3, 4)), 50
 
 
-def _png_size(file):
+def _png_size(file, name):
+    """Return the height and width of a PNG, int64 (2,), or refuse it."""
     import tensorflow as tf
 
+    few = [_count(file, mark, _MOST_TEXTS) <= _MOST_TEXTS for mark in _TEXTS]
+    file = ensure(tf.reduce_all(few), file, name, " is a PNG with too many parts")
     header = tf.strings.substr(tf.strings.join([file, bytes(8)]), 16, 8)
     width_height = tf.ensure_shape(tf.io.decode_raw(header, tf.int32, little_endian=False), [2])
     return tf.cast(tf.reverse(width_height, [0]), tf.int64)
 
 
-def _jpeg_size(file):
+def _jpeg_size(file, name):
+    """Return the height and width of a JPEG, int64 (2,), or refuse it."""
     import tensorflow as tf
 
+    scans = tf.add_n([_count(file, mark, _MOST_SCANS) for mark in _SCANS])
+    file = ensure(scans <= _MOST_SCANS, file, name, " is a JPEG with too many parts")
     return tf.image.extract_jpeg_shape(file, output_type=tf.int64)[:2]
 
 
-def _decode_jpeg(file, channels):
+def _count(file, mark: bytes, most: int):
+    """Return how often `mark` is in a file; counting ends after `most`."""
     import tensorflow as tf
 
+    return tf.size(tf.strings.split(file, mark, maxsplit=most + 1)) - 1
+
+
+def _decode_png(file, channels):
+    """Return uint8 (height, width, channels)."""
+    import tensorflow as tf
+
+    if channels < 4:
+        return tf.io.decode_png(file, channels=channels)
+    # What is opaque in a file of fewer than 8 bits a channel, the decoder gives another value.
+    with_alpha = tf.io.decode_raw(tf.strings.substr(file, 25, 1), tf.uint8)[0] & 4 > 0
+    before_data = tf.strings.split(file, b"IDAT", maxsplit=1)[0]
+    return tf.cond(
+        with_alpha | (_count(before_data, b"tRNS", 1) > 0),
+        lambda: tf.io.decode_png(file, channels=4),
+        lambda: _opaque(tf.io.decode_png(file, channels=3)),
+    )
+
+
+def _decode_jpeg(file, channels):
+    """Return uint8 (height, width, channels)."""
+    import tensorflow as tf
+
+    if channels == 4:
+        return _opaque(tf.io.decode_jpeg(file, channels=3))
     if channels == 3:
         return tf.io.decode_jpeg(file, channels=3)
     return tf.cond(
@@ -83,51 +100,11 @@ def _decode_jpeg(file, channels):
     )
 
 
-def _decode_png(file, channels):
-    import tensorflow as tf
-
-    if channels < 4:
-        return tf.io.decode_png(file, channels=channels)
-    # What is opaque in a file of fewer than 8 bits a channel, the decoder gives another value.
-    with_alpha = tf.io.decode_raw(tf.strings.substr(file, 25, 1), tf.uint8)[0] & 4 > 0
-    before_data = tf.strings.split(file, b"IDAT", maxsplit=1)[0]
-    transparent = tf.size(tf.strings.split(before_data, b"tRNS", maxsplit=1)) > 1
-    return tf.cond(
-        with_alpha | transparent,
-        lambda: tf.io.decode_png(file, channels=4),
-        lambda: _opaque(tf.io.decode_png(file, channels=3)),
-    )
-
-
 def _opaque(colours):
     """Return uint8 (height, width, 4)."""
     import tensorflow as tf
 
     return tf.pad(colours, [[0, 0], [0, 0], [0, 1]], constant_values=255)
-
-
-FILE_TYPES = (
-    FileType(
-        name="PNG",
-        magic=b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
-        read_size=_png_size,
-        decode=_decode_png,
-        channels=(1, 3, 4),
-        # Texts, unpacked to 8 MB each before they are dropped.
-        limits={(b"zTXt",): 20, (b"iTXt",): 20},
-    ),
-    FileType(
-        name="JPEG",
-        magic=b"\xff\xd8\xff",
-        read_size=_jpeg_size,
-        decode=_decode_jpeg,
-        channels=(1, 3),
-        # Scans, each of which may cover the whole image. A progressive file has about ten. The
-        # length and the number of channels, 1 to 4, belong to the mark: its first two bytes alone
-        # are in any large profile, thumbnail or video that a phone adds.
-        limits={tuple(b"\xff\xda\0%c%c" % (6 + 2 * n, n) for n in (1, 2, 3, 4)): 50},
-    ),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,13 +168,9 @@ class Decoder:
         import tensorflow as tf
 
         name = tf.strings.join(["image ", tf.strings.as_string(number)])
-        fits = [tf.strings.substr(file, 0, len(row.magic)) == row.magic for row in FILE_TYPES]
-        names = " or ".join(row.name for row in FILE_TYPES)
-        file = ensure(tf.reduce_any(fits), file, name, f" is no {names}")
-        which = tf.argmax(tf.cast(fits, tf.int32), output_type=tf.int32)
-        size = tf.switch_case(
-            which, [functools.partial(_read_size, row, file, name) for row in FILE_TYPES]
-        )
+        is_png, is_jpeg = (tf.strings.substr(file, 0, len(kind)) == kind for kind in (PNG, JPEG))
+        file = ensure(is_png | is_jpeg, file, name, " is no PNG or JPEG")
+        size = tf.cond(is_png, lambda: _png_size(file, name), lambda: _jpeg_size(file, name))
         height, width = tf.unstack(tf.ensure_shape(size, [2]))
         sides = (tf.strings.as_string(width), " x ", tf.strings.as_string(height))
         words = [name, " is ", *sides, " pixels"]
@@ -205,26 +178,10 @@ class Decoder:
         # A quotient: the product could be too large for 64 bits.
         small = height <= self.max_pixels // tf.maximum(width, 1)
         file = ensure(small, file, *words, f"; at most {self.max_pixels} pixels are decoded")
-        pixels = tf.switch_case(
-            which, [functools.partial(self._read, row, file) for row in FILE_TYPES]
+        pixels = tf.cond(
+            is_png,
+            lambda: _decode_png(file, self.channels),
+            lambda: _decode_jpeg(file, self.channels),
         )
+        pixels = tf.ensure_shape(pixels, [None, None, self.channels])
         return resize_image(pixels, self.preprocessing, self.size)
-
-    def _read(self, row: FileType, file):
-        """Return the pixels of a file at its own size, uint8 (height, width, channels)."""
-        import tensorflow as tf
-
-        if self.channels in row.channels:
-            pixels = row.decode(file, self.channels)
-        else:
-            pixels = _opaque(row.decode(file, 3))
-        return tf.ensure_shape(pixels, [None, None, self.channels])
-
-
-def _read_size(row: FileType, file, name):
-    import tensorflow as tf
-
-    for marks, most in row.limits.items():
-        parts = [tf.size(tf.strings.split(file, mark, maxsplit=most + 1)) - 1 for mark in marks]
-        file = ensure(tf.add_n(parts) <= most, file, name, f" is a {row.name} with too many parts")
-    return row.read_size(file)

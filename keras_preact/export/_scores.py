@@ -27,8 +27,7 @@ class Scores:
             the channels first.
         probe: The classifier as it is: its own images to logits and its own output.
         activation: Key of `PROBABILITIES`.
-        output_is: What the classifier's own output is: `"logits"`, `"probabilities"`
-            or `"other"`.
+        gives_probabilities: Whether the classifier's own output is them.
         channels_first: Whether `probe` takes images with the channels first.
         takes_pixels: Whether a layer of the classifier normalises pixels.
         smallest_size: Height and width of test images if the input has no fixed size.
@@ -37,7 +36,7 @@ class Scores:
     core: keras.Model
     probe: keras.Model
     activation: str
-    output_is: str
+    gives_probabilities: bool
     channels_first: bool
     takes_pixels: bool
     smallest_size: int
@@ -83,12 +82,12 @@ def take_apart(model: keras.Model) -> Scores:
             "The model must have one input, and one output of shape (batch, classes). Received: "
             f"{len(model.inputs)} inputs and {len(model.outputs)} outputs of the shapes {shapes}"
         )
-    logits, activation, output_is = _find_logits(model)
+    logits, activation, gives_probabilities = _find_logits(model)
     return Scores(
         core=_with_features(model.inputs[0], logits),
         probe=keras.Model(model.inputs[0], [logits, model.outputs[0]]),
         activation=activation,
-        output_is=output_is,
+        gives_probabilities=gives_probabilities,
         channels_first=False,
         takes_pixels=_takes_pixels(model),
         smallest_size=64,
@@ -108,13 +107,11 @@ def _of_unit_network(model: UnitNetwork) -> Scores:
         channels, *size = config["input_shape"]
         exported = changed_copy(model, input_shape=[*size, channels], data_format="channels_last")
     name = config["classifier_activation"]
-    activation = name if name in PROBABILITIES else "softmax"
-    output_is = {None: "logits", "linear": "logits", activation: "probabilities"}.get(name, "other")
     return Scores(
         core=_with_features(exported.inputs[0], exported.logits),
         probe=keras.Model(model.inputs[0], [model.logits, model.outputs[0]]),
-        activation=activation,
-        output_is=output_is,
+        activation=name if name in PROBABILITIES else "softmax",
+        gives_probabilities=name in PROBABILITIES,
         channels_first=channels_first,
         takes_pixels=_takes_pixels(model),
         smallest_size=64 if config.get("stem") == "7x7" else 32,
@@ -138,15 +135,15 @@ def _with_features(images, logits) -> keras.Model:
 
 def _find_logits(model: keras.Model):
     """Return the logits of a model that ends in a dense layer as a Keras tensor, the
-    activation and what the output is.
+    activation and whether the output is probabilities.
     """
     last, source = _origin(model.outputs[0])
     if isinstance(last, keras.layers.Dense):
         name = _activation_name(last)
         if name == "linear":
-            return model.outputs[0], "softmax", "logits"
+            return model.outputs[0], "softmax", False
         if name in PROBABILITIES:
-            return _linear_copy(last)(source), name, "probabilities"
+            return _linear_copy(last)(source), name, True
     elif isinstance(last, keras.layers.Softmax | keras.layers.Activation):
         name = _activation_name(last)
         before = _origin(source)[0]
@@ -155,7 +152,7 @@ def _find_logits(model: keras.Model):
             and isinstance(before, keras.layers.Dense)
             and _activation_name(before) == "linear"
         ):
-            return source, name, "probabilities"
+            return source, name, True
     raise ValueError(
         "The model must end in a Dense layer whose output is the logits: one without activation, "
         "with activation='softmax' or 'sigmoid', or with such an activation as the layer after "

@@ -131,12 +131,11 @@ def save(
     _checks.positive_int(max_image_pixels, "max_image_pixels")
     sizes = _check_batch_sizes(batch_sizes)
     _warmup.message()  # before the work, if its package is missing
-    scores, reference = _scores.take_apart(model), None
+    scores = own = _scores.take_apart(model)
     if precision == "int8":
         calibration = _check_calibration(calibration_images, scores)
         _int8.check_packages()
-    if precision != "float32":
-        reference = _check.Reference.of(scores, validation_data, max_accuracy_loss, precision)
+    labelled = None if precision == "float32" else _check.labelled(validation_data, precision)
     # NNCF quantises networks in float32. In float32 other libraries' stay as they compute.
     can_change = precision == "int8" or isinstance(model, UnitNetwork)
     if precision == "bfloat16" or (scores.dtypes != {"float32"} and can_change):
@@ -175,8 +174,10 @@ def save(
         if precision == "int8":
             _int8.write(path, calibration, temporary)
             card["calibration_images"] = len(calibration)
-        if reference is not None:
-            card["check"]["accuracy"] = reference.compare(path, temporary)
+        if labelled is not None:
+            card["check"]["accuracy"] = _check.compare_accuracy(
+                own, *labelled, path, temporary, precision, max_accuracy_loss
+            )
         _warmup.write(path, _requests(scores, plan, sizes))
         return _directory.publish(temporary, directory, version, card)
 
