@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib.util
 import os
 import subprocess
 import sys
@@ -33,6 +34,13 @@ def naming(place: Path) -> Iterator[None]:
             raise
         message = f"There is no room for the export in {place} ({words}); nothing of it was kept"
         raise OSError(error.errno or errno.ENOSPC, message) from error
+
+
+def require(modules: Sequence[str], what: str, extra: str) -> None:
+    """Raise an ImportError if a package is missing that a process will need."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ImportError(f"{what} needs {', '.join(missing)}: pip install 'keras-preact[{extra}]'")
 
 
 def run(arguments: Sequence[str], doing: str, hint: str = "") -> None:

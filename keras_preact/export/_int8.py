@@ -13,22 +13,13 @@ import numpy as np
 from keras_preact.export import _children
 from keras_preact.export._directory import INT8
 
+#: Packages of the extra `int8`.
+MODULES = ("nncf", "openvino")
+
 #: Images that pass through the network at once while the ranges of its activations are measured.
 #: With 1, 8 and 32 the logits of a trained ResNet-20 for photographs are off by 14.5, 3.8 and 2.8 %
 #: (root mean square).
 BATCH = 32
-
-
-def check_packages() -> None:
-    """Raise an ImportError if NNCF or OpenVINO is missing."""
-    import importlib.util
-
-    missing = [name for name in ("nncf", "openvino") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(
-            "precision='int8' needs NNCF and OpenVINO: pip install 'keras-preact[int8]'. Missing: "
-            f"{', '.join(missing)}"
-        )
 
 
 def write(version: Path, images: np.ndarray, folder: Path) -> None:

@@ -9,7 +9,6 @@ choose their own names of inputs and outputs.
 """
 
 import dataclasses
-import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -152,11 +151,7 @@ def save_litert(
 def _save(name: str, model: keras.Model, path: str | Path, classes, preprocessing) -> Path:
     path, target = Path(path), TARGETS[name]
     _check_path(path, target)
-    missing = [module for module in target.modules if importlib.util.find_spec(module) is None]
-    if missing:
-        raise ImportError(
-            f"Writing {target.title} needs {', '.join(missing)}: pip install 'keras-preact[{name}]'"
-        )
+    _children.require(target.modules, f"Writing {target.title}", name)
     scores = written = _scores.take_apart(model)
     if not scores.dtypes <= {"float32"}:  # the runtimes lack many operations in fewer bits
         dtypes = ", ".join(sorted(scores.dtypes))

@@ -134,7 +134,7 @@ def save(
     scores = own = _scores.take_apart(model)
     if precision == "int8":
         calibration = _check_calibration(calibration_images, scores)
-        _int8.check_packages()
+        _children.require(_int8.MODULES, "precision='int8'", "int8")
     labelled = None if precision == "float32" else _check.labelled(validation_data, precision)
     # NNCF quantises networks in float32. In float32 other libraries' stay as they compute.
     can_change = precision == "int8" or isinstance(model, UnitNetwork)

@@ -38,11 +38,11 @@ ON_ALL = ("keras_applications", "keras_hub", "timm, basic", "torch_cifar, basic 
 def test_outputs_and_the_way_back(name):
     library, theirs = name.partition(",")[0], NETWORKS[name]()
     read, write = (getattr(kp.weights, f"{way}_{library}") for way in ("from", "to"))
-    if isinstance(theirs, nn.Module):
+    if isinstance(theirs, keras.Model):  # on PyTorch, a module as well
+        source, weights = theirs, dict(enumerate(theirs.get_weights()))
+    else:
         source = randomized(theirs).state_dict()
         weights = {key.replace("8.1.", "8."): tensor.numpy() for key, tensor in source.items()}
-    else:
-        source, weights = theirs, dict(enumerate(theirs.get_weights()))
     ours = read(source, input_shape=(None, None, 3), stacked=name in STACKED)
     # at an odd size, the zero padding of timm's pooling shows at the border
     sizes = {"timm": [(32, 32), (33, 46)], "torch_cifar": [(32, 32)]}.get(library, [(40, 40)])
