@@ -124,7 +124,7 @@ class Fit:
         self.count = callbacks.Count(plan.per_epoch, done)
         self.progress = Progress(
             plan.iterations,
-            plan.steps_per_epoch,
+            plan.epochs,
             config.batch_size,
             done=done // plan.parts,
             parts=plan.parts,

@@ -2,54 +2,75 @@
 TensorBoard.
 """
 
-import collections
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
 import keras
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+import rich.progress
+from rich.console import Console
 from rich.text import Text
 
 from keras_preact.health.outputs import TensorBoard
 
 from .terminal import duration
 
-#: Least seconds between two drawings of the bar.
-REDRAW = 0.2
-#: Seconds of training that the images/s of the bar are averaged over.
-WINDOW = 5.0
 #: Beginning of the names of held-out figures in Keras' logs.
 HELD_OUT = "val_"
+#: Names that Keras' callback uses.
+FOLDERS = ("train", "validation")
+
+
+class Bar(rich.progress.Progress):
+    """A bar for the run and a line of words, if `stream` is a terminal that can show
+    them.
+    """
+
+    words = ""
+
+    def __init__(self, stream: TextIO):
+        console = Console(file=stream, highlight=False)
+        super().__init__(
+            "Epoch {task.fields[epoch]}",
+            rich.progress.BarColumn(None),
+            rich.progress.MofNCompleteColumn(),
+            "{task.fields[left]}",
+            console=console,
+            refresh_per_second=5,
+            transient=True,
+            disable=not stream.isatty() or console.is_dumb_terminal,
+            expand=True,
+        )
+
+    def get_renderables(self):
+        yield from super().get_renderables()
+        yield Text(self.words)
 
 
 class Progress(keras.callbacks.Callback):
     """Shows the progress of training, in `model.fit(..., verbose=0)`.
 
     Every epoch writes one line. On a terminal a bar below them shows the epoch, the
-    share of the run that is done, the time left, loss and accuracy (means of the epoch
-    so far), the latest held-out figures, and the images/s of the last seconds. What
-    other code prints meanwhile appears above the bar.
+    updates of the run, the time left, loss and accuracy (means of the epoch so far) and
+    images/s. What other code prints meanwhile appears above the bar. Keras' own bar
+    shows one epoch, breaks in a narrow terminal, and mixes with what others print.
 
     TensorBoard gets the same figures every `interval` updates (`batch_loss`, ...) and
     every epoch (`epoch_loss`, ...), under the names that Keras' own callback uses.
 
-    Images/s are those of training: the time from the end of one execution of the train
-    step to the end of the next, input included. The first execution of a fit, which
-    compiles, does not count. Neither does the time between the last execution of an
-    epoch and the next epoch, for validation and checkpoints.
+    Images/s are those of training in the epoch so far: the time from the end of one
+    execution of the train step to the end of the next, input included. The first
+    execution of a fit, which compiles, does not count; neither do validation and
+    checkpoints. The time left counts them.
 
     The model is not touched, and `fit` has already brought the logs to the host.
 
     Args:
         iterations: Updates of the whole run.
-        steps_per_epoch: Updates in an epoch.
+        epochs: Epochs of the whole run.
         batch_size: Images in an update.
         done: Updates that a process before this one did.
         parts: Steps of `fit` in an update, with gradient accumulation.
@@ -68,7 +89,7 @@ class Progress(keras.callbacks.Callback):
     def __init__(
         self,
         iterations: int,
-        steps_per_epoch: int,
+        epochs: int,
         batch_size: int,
         *,
         done: int = 0,
@@ -82,34 +103,27 @@ class Progress(keras.callbacks.Callback):
     ):
         super().__init__()
         self.iterations = iterations
-        self.steps_per_epoch = steps_per_epoch
-        self.batch_size = batch_size
+        self.epochs = epochs
+        self.images = batch_size / parts  # of a step of fit
         self.parts = parts
         self.held_out = held_out
         self.learning_rate = learning_rate
         self.interval = interval
         self.figures: dict[str, float] = {}
-        self._stream = stream or sys.stdout
         self._clock = clock
         self._boards = (
             {}
             if tensorboard is None
-            else {name: TensorBoard(tensorboard / name) for name in _FOLDERS}
+            else {name: TensorBoard(tensorboard / name) for name in FOLDERS}
         )
+        self._bar = Bar(stream or sys.stdout)
+        self._task = self._bar.add_task("", total=iterations, epoch="", left="")
         self._steps = done * parts
         self._spent = 0.0  # seconds before those that run now
         self._began: float | None = None
         self._last: float | None = None  # end of the last execution, or beginning of the epoch
-        self._epoch = 0
-        self._logs: Mapping[str, float] = {}
-        self._held_out_logs: Mapping[str, float] = {}
-        self._doing = ""  # instead of training
-        self._trained = (0.0, 0.0)  # images and seconds
-        self._epoch_start = self._recorded = self._trained
-        self._recent: collections.deque[tuple[float, float]] = collections.deque()
-        self._pauses: list[float] = []
-        self._drawn = -math.inf
-        self._live = self._bar()
+        self._first = (0, 0.0)  # updates and time at the end of the first execution
+        self._trained = [0.0, 0.0]  # images and seconds of this epoch
 
     @property
     def updates(self) -> int:
@@ -132,105 +146,67 @@ class Progress(keras.callbacks.Callback):
 
     def report(self, message: str) -> None:
         """Write a line of its own, above the bar."""
-        if self._live is None:
-            print(message, file=self._stream, flush=True)
-        else:
-            self._live.console.print(Text(message))
+        self._bar.console.print(Text(message), soft_wrap=True)
 
     def close(self) -> None:
         """Remove the bar and close TensorBoard's files. `fit` does not call
         `on_train_end` after an exception.
         """
         self._spent, self._began = self.seconds, None
-        if self._live is not None:
-            self._live.stop()
+        self._bar.stop()
         for board in self._boards.values():
             board.close()
 
     def on_train_begin(self, logs=None):
         self._began = self._clock()
         self._last = None
-        if self._live is not None:
-            self._live.start()
+        self._bar.start()
 
     def on_train_end(self, logs=None):
         self.close()
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._epoch = epoch
-        self._logs = {}
-        self._epoch_start = self._trained
-        self._doing = "compiling the first step" if self._last is None else ""
-        self._last = None if self._last is None else self._clock()
-        self._redraw()
+        self._trained = [0.0, 0.0]
+        compiling = self._last is None
+        self._last = None if compiling else self._clock()
+        self._epoch = f"{epoch + 1}/{self.epochs}"
+        self._show("compiling the first step" if compiling else "")
 
     def on_train_batch_begin(self, batch, logs=None):
-        self._first = batch
+        self._begin = batch
 
     def on_train_batch_end(self, batch, logs=None):
-        now = self._clock()
-        steps = batch - self._first + 1
-        before = self.updates
+        now, before, steps = self._clock(), self.updates, batch - self._begin + 1
         self._steps += steps
-        if self._last is not None:
-            images, seconds = self._trained
-            images += steps * self.batch_size / self.parts
-            self._trained = (images, seconds + now - self._last)
+        if self._last is None:
+            self._first = self.updates, now
+        else:
+            self._trained[0] += steps * self.images
+            self._trained[1] += now - self._last
         self._last = now
-        self._logs = logs or {}
-        if self._boards and self.updates // self.interval > before // self.interval:
-            self._record("batch", self.updates, self._logs, self._since(self._recorded))
-            self._recorded = self._trained
-        self._doing = ""
-        if now - self._drawn >= REDRAW:
-            self._redraw()
+        if self.updates // self.interval > before // self.interval:
+            self._record("batch", self.updates, logs or {})
+        if not self._bar.disable:
+            self._show(_joined(self._metrics(logs or {}), self._speed()))
 
     def on_test_begin(self, logs=None):
-        self._doing = f"measuring the {self.held_out} images"
-        self._redraw()
+        self._show(f"measuring the {self.held_out} images")
 
     def on_epoch_end(self, epoch, logs=None):
-        logs = logs or {}
-        if self._last is not None:
-            self._pauses.append(self._clock() - self._last)
-        rate = self._since(self._epoch_start)
-        self.figures = {"learning_rate": self._rate(), "images_per_second": rate}
-        self.figures["seconds"] = self.seconds
-        self._record("epoch", epoch, logs, rate)
-        self._held_out_logs = {
-            name: value for name, value in logs.items() if name.startswith(HELD_OUT)
+        self.figures = {
+            "learning_rate": self._rate(),
+            "images_per_second": self._images_per_second(),
+            "seconds": self.seconds,
         }
-        on_the_bar = self._live is not None
-        pieces = [self._metrics(logs), *([] if on_the_bar else [_images(rate), self._left()])]
-        self.report(f"Epoch {self._of(epoch)}: {_joined(pieces)}")
+        self._record("epoch", epoch, logs or {})
+        pace = [self._speed(), self._left()] if self._bar.disable else []  # the bar has it
+        self.report(f"Epoch {self._epoch}: {_joined(self._metrics(logs or {}), *pace)}")
+        self._show("")
 
-    def _bar(self) -> Live | None:
-        """Return the bar, or None if the stream is no terminal that can show one."""
-        console = Console(file=self._stream, highlight=False)
-        if not self._stream.isatty() or console.is_dumb_terminal:
-            return None
-        return Live(
-            get_renderable=self._picture, console=console, auto_refresh=False, transient=True
-        )
-
-    def _redraw(self) -> None:
-        self._drawn = self._clock()
-        self._recent.append(self._trained)
-        while self._trained[1] - self._recent[0][1] > WINDOW and len(self._recent) > 2:
-            self._recent.popleft()
-        if self._live is not None:
-            self._live.refresh()
-
-    def _picture(self) -> Group:
-        row = Table.grid(expand=True, padding=(0, 1))
-        bar = ProgressBar(total=self.iterations, completed=self.updates)
-        percent = f"{100 * self.updates / self.iterations:.1f} %"
-        row.add_row(f"Epoch {self._of(self._epoch)}", bar, _joined([percent, self._left()], ", "))
-        row.columns[0].no_wrap = row.columns[2].no_wrap = True
-        row.columns[1].ratio = 1
-        rate = self._since(self._recent[0] if self._recent else self._trained)
-        pieces = [self._metrics({**self._logs, **self._held_out_logs}), _images(rate)]
-        return Group(row, Text(self._doing or _joined(pieces)))
+    def _show(self, words: str) -> None:
+        self._bar.words = words
+        fields = {"epoch": self._epoch, "left": self._left()}
+        self._bar.update(self._task, completed=self.updates, **fields)  # type: ignore[arg-type]
 
     def _metrics(self, logs: Mapping[str, float]) -> str:
         """Return the metrics in words: the loss first, then the others by name, then
@@ -241,62 +217,48 @@ class Progress(keras.callbacks.Callback):
             words = name.removeprefix(HELD_OUT).replace("_", " ")
             groups[name.startswith(HELD_OUT)].append(f"{words} {_figure(logs[name])}")
         trained, held_out = (", ".join(group) for group in groups.values())
-        return _joined([trained, f"{self.held_out} {held_out}" if held_out else ""])
-
-    def _of(self, epoch: int) -> str:
-        return f"{epoch + 1}/{math.ceil(self.iterations / self.steps_per_epoch)}"
+        return _joined(trained, f"{self.held_out} {held_out}" if held_out else "")
 
     def _rate(self) -> float:
         """Return the learning rate of the last update."""
         return float(self.learning_rate(max(0, self.updates - 1)))
 
-    def _since(self, before: tuple[float, float]) -> float:
-        """Return the images/s since `before`, in images and seconds; NaN if nothing was
-        measured.
-        """
-        images, seconds = (now - then for now, then in zip(self._trained, before, strict=True))
+    def _images_per_second(self) -> float:
+        images, seconds = self._trained
         return images / seconds if seconds > 0 else math.nan
 
-    def _left(self) -> str:
-        """Return in words how long the run still takes, its validations included, if
-        that is known.
-        """
-        left = self.iterations - self.updates
-        rate = self._since((0.0, 0.0))
-        if left <= 0 or not rate > 0:
+    def _speed(self) -> str:
+        rate = self._images_per_second()
+        if not rate > 0:
             return ""
-        pause = sum(self._pauses) / max(1, len(self._pauses))
-        epochs = math.ceil(left / self.steps_per_epoch)
-        return f"{duration(left * self.batch_size / rate + epochs * pause)} left"
+        return f"{rate:,.0f} images/s" if rate >= 10 else f"{rate:.2g} images/s"
 
-    def _record(self, when: str, step: int, logs: Mapping[str, float], rate: float) -> None:
-        if not self._boards:
-            return
-        scalars: dict[str, dict[str, float]] = {folder: {} for folder in _FOLDERS}
+    def _left(self) -> str:
+        """Return in words how long the run still takes, if that is known: it goes on as
+        since the first execution, validations and checkpoints included.
+        """
+        updates, first = self._first
+        left = self.iterations - self.updates
+        if left <= 0 or self._last is None or self.updates == updates:
+            return ""
+        return f"{duration(left * (self._clock() - first) / (self.updates - updates))} left"
+
+    def _record(self, when: str, step: int, logs: Mapping[str, float]) -> None:
+        scalars: dict[str, dict[str, float]] = {folder: {} for folder in FOLDERS}
         for name, value in logs.items():
-            folder = _FOLDERS[name.startswith(HELD_OUT)]
+            folder = FOLDERS[name.startswith(HELD_OUT)]
             scalars[folder][f"{when}_{name.removeprefix(HELD_OUT)}"] = value
         scalars["train"][f"{when}_learning_rate"] = self._rate()
-        if rate == rate:
+        if (rate := self._images_per_second()) > 0:
             scalars["train"][f"{when}_images_per_second"] = rate
-        for folder, values in scalars.items():
-            if values:
-                self._boards[folder].write(step, values)
+        for folder, board in self._boards.items():
+            if scalars[folder]:
+                board.write(step, scalars[folder])
 
 
-#: Names that Keras' callback uses.
-_FOLDERS = ("train", "validation")
-
-
-def _joined(pieces: Iterable[str], between: str = "; ") -> str:
-    return between.join(filter(None, pieces))
+def _joined(*pieces: str) -> str:
+    return "; ".join(filter(None, pieces))
 
 
 def _figure(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3g}"
-
-
-def _images(rate: float) -> str:
-    if not rate > 0:
-        return ""
-    return f"{rate:,.0f} images/s" if rate >= 10 else f"{rate:.2g} images/s"
