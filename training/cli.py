@@ -7,8 +7,6 @@ import difflib
 import inspect
 import sys
 import traceback
-import types
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -16,10 +14,6 @@ from .commands import examples
 
 #: The one name of the command line.
 PROGRAM = "keras-preact"
-
-#: Value of an option that stands for Python's None, or for no values. Some options have a choice
-#: called none.
-UNSET = "unset"
 
 #: For the help texts: an option of every command.
 VERBOSE = "With --verbose, an error shows where it comes from."
@@ -97,7 +91,6 @@ def parse(
         args=argv,
         description="\n\n".join(parts),
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName),
-        registry=_registry(),
         **options,
     )
 
@@ -152,85 +145,6 @@ def choose(
         start(words[0], words[1:])
 
     guard(act, verbose)
-
-
-def _registry() -> Any:
-    """Return rules for options that tyro would show as `{None}|STR` or `[FLOAT [FLOAT
-    ...]]`: `NAME`, `FLOAT ...`.
-    """
-    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
-
-    registry = ConstructorRegistry()
-
-    def spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
-        found = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
-        return found if isinstance(found, PrimitiveConstructorSpec) else None
-
-    @registry.primitive_rule
-    def text(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-        if info.type is not str:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="NAME",
-            instance_from_str=lambda given: given[0],
-            is_instance=lambda value: isinstance(value, str),
-            str_from_instance=lambda value: [value],
-        )
-
-    @registry.primitive_rule
-    def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-        if typing.get_origin(info.type) not in (typing.Union, types.UnionType):
-            return None
-        every = typing.get_args(info.type)
-        kinds = [kind for kind in every if kind is not type(None)]
-        inner = spec_of(kinds[0]) if len(kinds) == 1 < len(every) else None
-        if inner is None:
-            return None
-        words = None if inner.choices is None else tuple(inner.choices)
-        if kinds[0] is bool:
-            words = ("true", "false")
-        return PrimitiveConstructorSpec(
-            # UNSET is one word, however many the others are
-            nargs=inner.nargs if inner.nargs == 1 else "*",
-            metavar=inner.metavar if words is None else f"{{{','.join(words)}}}",
-            instance_from_str=lambda given: (
-                None if given == [UNSET] else inner.instance_from_str(_capital(given, kinds[0]))
-            ),
-            is_instance=lambda value: value is None or inner.is_instance(value),
-            str_from_instance=lambda value: (
-                [UNSET] if value is None else inner.str_from_instance(value)
-            ),
-            choices=None if words is None else (*words, UNSET),
-        )
-
-    @registry.primitive_rule
-    def several(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-        kinds = typing.get_args(info.type)
-        is_row = typing.get_origin(info.type) is tuple and kinds[1:] == (...,)
-        inner = spec_of(kinds[0]) if is_row else None
-        if inner is None:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar=f"{inner.metavar} ...",
-            instance_from_str=lambda given: tuple(
-                inner.instance_from_str([word]) for word in given if given != [UNSET]
-            ),
-            is_instance=lambda value: (
-                isinstance(value, tuple) and all(map(inner.is_instance, value))
-            ),
-            str_from_instance=lambda value: (
-                [word for each in value for word in inner.str_from_instance(each)] or [UNSET]
-            ),
-            choices=None if inner.choices is None else (*inner.choices, UNSET),
-        )
-
-    return registry
-
-
-def _capital(given: list[str], kind: type) -> list[str]:
-    return [word.capitalize() for word in given] if kind is bool else given
 
 
 def lookup(table: Mapping[str, T], name: str, what: str) -> T:

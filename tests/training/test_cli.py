@@ -29,42 +29,38 @@ def fail(error):
     raise error
 
 
-class TestGuard:
-    @pytest.mark.parametrize("kind", [cli.UserError, ValueError, OSError])
-    def test_errors_become_one_line_and_status_2(self, capsys, kind):
-        message = error_of(capsys, cli.guard, lambda: fail(kind("two\n  lines")))
-        assert message == "error: two lines\n"
-
-    def test_interruption_is_status_130(self, capsys):
-        with pytest.raises(SystemExit) as ended:
-            cli.guard(lambda: fail(KeyboardInterrupt))
-        assert ended.value.code == 130
-        assert capsys.readouterr().err == ""
-
-    @pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError])
-    def test_errors_in_the_program_are_not_hidden(self, error):
-        with pytest.raises(error, match="bug"):
-            cli.guard(lambda: fail(error("bug")))
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (cli.UserError("two\n  lines"), 2, "error: two lines\n"),
+        (OSError("gone"), 2, "error: gone\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_end_with_a_line_and_a_status(error, status, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.guard(lambda: fail(error))
+    assert (ended.value.code, capsys.readouterr().err) == (status, said)
 
 
-class TestVerbose:
-    @pytest.fixture(autouse=True)
-    def traces_as_before(self):
-        yield
-        keras.config.enable_traceback_filtering()
+@pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError])
+def test_errors_in_the_program_are_not_hidden(error):
+    with pytest.raises(error, match="bug"):
+        cli.guard(lambda: fail(error("bug")))
 
-    def test_shows_the_trace_above_the_message(self, capsys):
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        errors = {}
-        for verbose in (False, True):
-            with pytest.raises(SystemExit) as ended:
-                # it is not compiled
-                cli.guard(lambda: model.fit(np.zeros((2, 2)), np.zeros(2)), verbose)
-            assert ended.value.code == 2
-            errors[verbose] = capsys.readouterr().err
-        assert errors[True].startswith("Traceback (most recent call last):\n")
-        assert "keras/src" in errors[True]  # which Keras leaves out by default
-        assert errors[True].endswith(f"\n{errors[False]}")
+
+def test_verbose_shows_the_trace_above_the_message(capsys):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    errors = {}
+    for verbose in (False, True):
+        with pytest.raises(SystemExit):
+            # it is not compiled
+            cli.guard(lambda: model.fit(np.zeros((2, 2)), np.zeros(2)), verbose)
+        errors[verbose] = capsys.readouterr().err
+    keras.config.enable_traceback_filtering()
+    assert errors[True].startswith("Traceback (most recent call last):\n")
+    assert "keras/src" in errors[True]  # which Keras leaves out by default
+    assert errors[True].endswith(f"\n{errors[False]}")
 
 
 #: Options after `digits`, and each thing that the message must say.
@@ -108,12 +104,12 @@ def test_choices_are_the_librarys():
 @pytest.mark.parametrize(
     ("options", "part", "value"),
     [
-        ("--optimizer.clip-norm unset", "optimizer.clip_norm", None),
+        ("--optimizer.clip-norm None", "optimizer.clip_norm", None),
         ("--model.shortcut none", "model.shortcut", "none"),  # the plain network
-        ("--model.shortcut unset", "model.shortcut", None),
+        ("--model.shortcut None", "model.shortcut", None),
         ("--data.rand-augment 2 9", "data.rand_augment", (2, 9)),
-        ("--data.rand-augment unset", "data.rand_augment", None),
-        ("--model.stacked false", "model.stacked", False),
+        ("--data.rand-augment None", "data.rand_augment", None),
+        ("--model.stacked False", "model.stacked", False),
         ("--schedule.drops 1 2.5", "schedule.drops", (1.0, 2.5)),
         ("--schedule.drops", "schedule.drops", ()),
     ],
