@@ -10,7 +10,6 @@ from keras import ops
 from tests.training import images as pictures
 from training.cli import UserError
 from training.data import crops, training_stream
-from training.data.pipelines import Codes, InMemory
 from training.data.resident import Cut, encode
 
 pytestmark = pytest.mark.backend
@@ -35,41 +34,28 @@ def compiled(function):
     return function
 
 
-@pytest.mark.parametrize(("height", "width", "channels"), [(6, 6, 3), (5, 9, 1), (9, 5, 3)])
-@pytest.mark.parametrize(("padding", "border"), [("mean", 4), ("reflect", 2)])
-def test_a_step_has_the_pixels_of_the_pipeline(height, width, channels, padding, border):
-    images = random_images(10, height, width, channels)
-    labels = np.random.default_rng(1).integers(0, 7, 10)
-    data = pictures.in_memory(images, labels)
-    pad = crops.PADDINGS[padding]
-    pipeline = InMemory(data, 4, 3, pad, border=border)
-    cut = Cut(pad(images, data.preprocessing.mean, border), border)
-    stream = Codes(data, 4, 3, augment=True, border=border)
-    call = compiled(cut)
-    for step in (0, 1, 2, 7, 1_000):  # an epoch ends within step 2
-        codes, found = stream.batch(step, np.arange(4))
-        pixels, expected = pipeline.batch(step, np.arange(4))
-        assert (codes.dtype, found.dtype) == (np.int32, np.int64)
-        cropped = ops.convert_to_numpy(call(codes))
-        assert (cropped.dtype, cropped.shape) == (np.float32, (4, height, width, channels))
-        np.testing.assert_array_equal(cropped, pixels)
-        np.testing.assert_array_equal(found, expected)
-
-
 @pytest.mark.parametrize(
-    ("augmentation", "border"), [("pad_crop_flip", 4), ("pad_crop_flip", 1), ("none", 4)]
+    ("shape", "augmentation", "padding", "border"),
+    [
+        ((6, 6, 3), "pad_crop_flip", "mean", 4),
+        ((5, 9, 1), "pad_crop_flip", "reflect", 2),
+        ((9, 5, 3), "pad_crop_flip", "mean", 1),
+        ((8, 8, 3), "none", "mean", 4),
+    ],
 )
-def test_a_step_is_that_of_a_training_stream(augmentation, border):
-    images = random_images(12, 8, 8, 3)
+def test_a_batch_has_the_pixels_of_the_pipeline(shape, augmentation, padding, border):
+    images = random_images(12, *shape)
     data = pictures.in_memory(images)
-    options = {"border": border}
+    options = {"padding": padding, "border": border}
     plain = training_stream(data, 5, augmentation, None, 11, **options)
-    expected = pictures.batches(plain, 6, start=3)
-    cut = Cut(crops.PADDINGS["mean"](images, data.preprocessing.mean, border), border)
     stream = training_stream(data, 5, augmentation, None, 11, on_device=True, **options)
-    coded = pictures.batches(stream, 6, start=3)
-    for (pixels, labels), (codes, found) in zip(expected, coded, strict=True):
-        np.testing.assert_array_equal(ops.convert_to_numpy(cut(codes)), pixels)
+    padded = crops.PADDINGS[padding](images, data.preprocessing.mean, border)
+    cut = compiled(Cut(padded, border))
+    batches = zip(pictures.batches(plain, 6, 1), pictures.batches(stream, 6, 1), strict=True)
+    for (pixels, labels), (codes, found) in batches:  # an epoch ends within step 2
+        cropped = ops.convert_to_numpy(cut(codes))
+        assert (codes.dtype, cropped.dtype) == (np.int32, np.float32)
+        np.testing.assert_array_equal(cropped, pixels)
         np.testing.assert_array_equal(found, labels)
 
 

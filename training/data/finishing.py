@@ -14,8 +14,14 @@ from .rand_augment import RandAugment
 from .readers import LAST
 
 
-class Finished:
-    """Opens the streams of another opener and finishes their batches, in NumPy.
+def finished(
+    open: Callable[[int, np.ndarray], Any],
+    batch_size: int,
+    augment: RandAugment | None,
+    mixing: Mixing | None,
+) -> Callable[[int, np.ndarray], Any]:
+    """Return a function that opens the streams of another one and finishes their
+    batches, in NumPy.
 
     An image is mixed with the one in front of it in the whole batch, the first with the
     last: the order is random already, and a process has to prepare one image more for
@@ -24,48 +30,36 @@ class Finished:
     Args:
         open: Returns the data set of batches (images, labels) from a step on, of these
             rows.
-        batch_size: Images a batch, over all processes.
+        batch_size: Images per batch, over all processes.
         augment: Alters the images, if anything.
         mixing: Mixes them afterwards, if anything. Labels leave as shares of the
             classes then.
     """
 
-    def __init__(
-        self,
-        open: Callable[[int, np.ndarray], Any],
-        batch_size: int,
-        augment: RandAugment | None,
-        mixing: Mixing | None,
-    ):
-        self._open, self._batch_size = open, batch_size
-        self._augment, self._mixing = augment, mixing
-
-    def __call__(self, start: int, rows: np.ndarray):
-        """Return the tf.data.Dataset of the batches from `start` on."""
+    def open_finished(start: int, rows: np.ndarray):
         import tensorflow as tf
 
-        numbers = rows if self._mixing is None else np.union1d(rows, (rows - 1) % self._batch_size)
-        partners = np.searchsorted(numbers, [rows, (rows - 1) % self._batch_size])
+        before = (rows - 1) % batch_size
+        numbers = rows if mixing is None else np.union1d(rows, before)
+        partners = np.searchsorted(numbers, [rows, before])
 
         def finish(step, images, labels):
-            if self._augment is not None:
-                images = self._augment(images, step * self._batch_size + numbers)
-            return (
-                (images, labels)
-                if self._mixing is None
-                else self._mixing(int(step), images, labels, partners)
-            )
+            if augment is not None:
+                images = augment(images, step * batch_size + numbers)
+            if mixing is None:
+                return images, labels
+            return mixing(int(step), images, labels, partners)
 
-        def finished(step, batch):
+        def with_shapes(step, batch):
             images, labels = batch
-            kinds = (images.dtype, labels.dtype if self._mixing is None else tf.float32)
-            shape = (len(rows),) if self._mixing is None else (len(rows), self._mixing.classes)
+            kinds = (images.dtype, labels.dtype if mixing is None else tf.float32)
+            shape = (len(rows),) if mixing is None else (len(rows), mixing.classes)
             finals = tf.numpy_function(finish, [step, images, labels], kinds, stateful=False)
             return tuple(map(tf.ensure_shape, finals, ((len(rows), *images.shape[1:]), shape)))
 
-        batches = tf.data.Dataset.zip(
-            tf.data.Dataset.range(start, LAST), self._open(start, numbers)
-        )
-        return batches.map(finished, num_parallel_calls=tf_data.CALLS, deterministic=True).prefetch(
-            tf_data.PREFETCHED
-        )
+        batches = tf.data.Dataset.zip(tf.data.Dataset.range(start, LAST), open(start, numbers))
+        return batches.map(
+            with_shapes, num_parallel_calls=tf_data.CALLS, deterministic=True
+        ).prefetch(tf_data.PREFETCHED)
+
+    return open_finished

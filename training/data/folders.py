@@ -53,16 +53,13 @@ def images(folder: Path, skip_broken: bool, say: Callable[[str], object]) -> lis
             f"Files of {folder} that are not read: {counts}. Images are CLASS/IMAGE with "
             f"{', '.join(SUFFIXES)}; convert the others."
         )
-    broken = {path: fault for path in paths if (fault := _fault(path))}
-    if skip_broken:
-        sound = [path for path in paths if path not in broken]
-        broken |= dict.fromkeys(_undecodable(sound), "it cannot be decoded")
-        if broken:
-            say(f"Left out {_named(broken)}")
-        if len(broken) == len(paths):
-            raise UserError(f"Every image of {folder} is broken: {_named(broken)}")
+    broken = _broken(paths, decode=skip_broken)
+    if not skip_broken:
+        _check(broken)
     elif broken:
-        raise _error(broken)
+        say(f"Left out {_named(broken)}")
+    if len(broken) == len(paths):
+        raise UserError(f"Every image of {folder} is broken: {_named(broken)}")
     return [path for path in paths if path not in broken]
 
 
@@ -72,12 +69,16 @@ def check_decodable(paths: Iterable[Path]) -> None:
     Raises:
         UserError: that names those that are broken.
     """
-    paths = list(paths)
+    _check(_broken(list(paths), decode=True))
+
+
+def _broken(paths: list[Path], decode: bool) -> dict[Path, str]:
+    """Return what is wrong with which images, as their headers show or their pixels."""
     broken = {path: fault for path in paths if (fault := _fault(path))}
-    sound = [path for path in paths if path not in broken]
-    broken |= dict.fromkeys(_undecodable(sound), "it cannot be decoded")
-    if broken:
-        raise _error(broken)
+    if decode:
+        sound = [path for path in paths if path not in broken]
+        broken |= dict.fromkeys(_undecodable(sound), "it cannot be decoded")
+    return broken
 
 
 def _is_read(path: Path, folder: Path) -> bool:
@@ -133,9 +134,10 @@ def _named(broken: dict[Path, str]) -> str:
     return f"{len(broken):,} broken images. The first is {path}: {broken[path]}."
 
 
-def _error(broken: dict[Path, str]) -> UserError:
-    which = "it" if len(broken) == 1 else "them"
-    return UserError(
-        f"Found {_named(broken)} Mend or remove {which}, or leave {which} out with "
-        "--data.skip-broken."
-    )
+def _check(broken: dict[Path, str]) -> None:
+    if broken:
+        which = "it" if len(broken) == 1 else "them"
+        raise UserError(
+            f"Found {_named(broken)} Mend or remove {which}, or leave {which} out with "
+            "--data.skip-broken."
+        )

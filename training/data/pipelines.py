@@ -8,6 +8,7 @@ starts, and however many processes share it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,13 +16,16 @@ import numpy as np
 
 from keras_preact.backend import tf_data
 
-from ..cli import UserError, lookup
+from ..cli import UserError
 from . import crops, images, order, resident
-from .finishing import Finished
+from .finishing import finished
 from .mixing import Mixing
 from .rand_augment import RandAugment
-from .readers import LAST, Fake, Reader
+from .readers import LAST, Arrays, Fake, Reader
 from .sources import ImageData
+
+#: Returns the tf.data.Dataset of batches from a step on, of these rows of each.
+Opener = Callable[[int, np.ndarray], Any]
 
 #: Name to what is done with every image. pad_crop_flip, the paper's for CIFAR, is done with whole
 #: batches, in NumPy.
@@ -31,9 +35,6 @@ AUGMENTATIONS: Mapping[str, images.Augmentation | None] = {
     "resized_crop_flip": images.resized_crop_flip,
 }
 
-#: `Data.flip` to whether an image is flipped in every other epoch.
-FLIPS: Mapping[str, bool] = {"random": False, "alternating": True}
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainingStream:
@@ -41,13 +42,11 @@ class TrainingStream:
 
     Args:
         batch_size: Images in a batch, over all processes.
-        image_shape: Height, width and channels of the images that leave.
         open: Makes the data set of `dataset`, which checks the arguments.
     """
 
     batch_size: int
-    image_shape: tuple[int, int, int]
-    open: Callable[[int, np.ndarray], Any] = dataclasses.field(repr=False)
+    open: Opener
 
     def dataset(self, start: int = 0, rows: slice = slice(None)):
         """Return an endless tf.data.Dataset of batches (images, labels).
@@ -104,13 +103,12 @@ def training_stream(
         on_device: Whether batches hold the codes of `resident.Cut` instead of images.
 
     Raises:
-        ValueError: for an unknown augmentation or padding, a batch larger than the
-            split, or of one image that is to be mixed, a negative seed, numbers that
-            `RandAugment` or `Mixing` do not take, and for pad_crop_flip on images that
-            have another size, or differ in size, or do not fit into memory.
+        ValueError: for a batch larger than the split, or of one image that is to be
+            mixed, a negative seed, numbers that `RandAugment` or `Mixing` do not take,
+            and for pad_crop_flip on images that have another size, or differ in size,
+            or do not fit into memory.
     """
-    augment = lookup(AUGMENTATIONS, augmentation, "augmentation")
-    pad = lookup(crops.PADDINGS, padding, "padding")
+    augment = AUGMENTATIONS[augmentation]
     if not 0 < batch_size <= data.train.size:
         raise ValueError(
             f"`batch_size` must be 1 to {data.train.size}, the training images. Received: "
@@ -118,25 +116,20 @@ def training_stream(
         )
     if seed < 0:
         raise ValueError(f"`seed` must not be negative. Received: {seed}")
-    size = size or data.size
-    fake = isinstance(data.train.reader, Fake)
-    alternate = lookup(FLIPS, flip, "flip")
-    if alternate and augment is not None:
-        raise UserError(
-            f"--data.flip {flip} needs --data.augmentation pad_crop_flip. Received: {augmentation}"
-        )
     if border < 1:
         raise UserError(f"--data.border must be at least 1. Received: {border}")
-    if border != crops.BORDER and augment is not None:
-        raise UserError(
-            f"--data.border {border} needs --data.augmentation pad_crop_flip. Received: "
-            f"{augmentation}"
-        )
+    for option, value, default in (("flip", flip, "random"), ("border", border, crops.BORDER)):
+        if value != default and augment is not None:
+            raise UserError(
+                f"--data.{option} {value} needs --data.augmentation pad_crop_flip. Received: "
+                f"{augmentation}"
+            )
+    size = size or data.size
+    fake = isinstance(data.train.reader, Fake)
     if augment is None and not fake:
         _check_one_size(data, size)
     if size is None:
         raise ValueError(f"The images of {data.name} differ in size: give `size`.")
-    shape = (size, size, data.channels)
     alter = RandAugment(*rand_augment, seed, data.preprocessing.mean) if rand_augment else None
     mixing = Mixing(mixup, cutmix, seed, len(data.classes)) if mixup or cutmix else None
     if mixing is not None and batch_size == 1:
@@ -144,33 +137,33 @@ def training_stream(
             "--data.mixup and --data.cutmix mix the images of a batch, or part of one. Received: "
             "1 image"
         )
-    if on_device:
-        if fake or alter is not None or mixing is not None or not _in_memory(data, augment, size):
-            raise UserError(
-                "--data.on-device is for images in memory that keep their size, with "
-                "--data.augmentation none or pad_crop_flip and nothing else. Remove it, or the "
-                "other options of --data."
-            )
-        return TrainingStream(
-            batch_size, shape, Codes(data, batch_size, seed, augment is None, alternate, border)
+    held = data.held if augment in (None, images.resize) and size == data.size else None
+    if on_device and (fake or held is None or alter is not None or mixing is not None):
+        raise UserError(
+            "--data.on-device is for images in memory that keep their size, with "
+            "--data.augmentation none or pad_crop_flip and nothing else. Remove it, or the "
+            "other options of --data."
         )
+    stream: Opener
     if fake:
+        shape = (batch_size, size, size, data.channels)
         return TrainingStream(
-            batch_size,
-            shape,
-            _one_batch(batch_size, shape, len(data.classes), seed, mixing is not None),
+            batch_size, _one_batch(shape, len(data.classes), seed, mixing is not None)
         )
-    if augment is None:
-        open_stream: Callable[[int, np.ndarray], Any] = InMemory(
-            data, batch_size, seed, pad, alternate, border
-        )
-    elif augmentation == "none" and _in_memory(data, augment, size):
-        open_stream = InMemory(data, batch_size, seed, None)
+    if held is None:
+        stream = _one_by_one(data, batch_size, augment or images.resize, size, seed)
     else:
-        open_stream = _one_by_one(data, batch_size, augment, size, seed)
+        inputs: Callable = held.images.__getitem__
+        if on_device:
+            inputs = functools.partial(resident.encode, border=border)
+        elif augment is None:
+            padded = crops.PADDINGS[padding](held.images, data.preprocessing.mean, border)
+            inputs = crops.PadCropFlip(padded, border)
+        crop = None if augment else border
+        stream = InMemory(held, batch_size, seed, inputs, crop, flip == "alternating")
     if alter is not None or mixing is not None:
-        open_stream = Finished(open_stream, batch_size, alter, mixing)
-    return TrainingStream(batch_size, shape, open_stream)
+        stream = finished(stream, batch_size, alter, mixing)
+    return TrainingStream(batch_size, stream)
 
 
 def _check_one_size(data: ImageData, size: int | None) -> None:
@@ -191,17 +184,10 @@ def _check_one_size(data: ImageData, size: int | None) -> None:
         )
 
 
-def _in_memory(data: ImageData, augment: Any, size: int) -> bool:
-    keeps_size = augment in (None, images.resize) and size == data.size
-    return keeps_size and data.held is not None
-
-
-def _one_batch(
-    batch_size: int, shape: tuple[int, int, int], classes: int, seed: int, shares: bool
-) -> Callable[[int, np.ndarray], Any]:
+def _one_batch(shape: tuple[int, ...], classes: int, seed: int, shares: bool) -> Opener:
     random = np.random.default_rng(seed)
-    pixels = random.integers(0, 256, (batch_size, *shape), "uint8")
-    labels = random.integers(0, classes, batch_size)
+    pixels = random.integers(0, 256, shape, "uint8")
+    labels = random.integers(0, classes, shape[0])
     if shares:
         labels = np.eye(classes, dtype="float32")[labels]
 
@@ -213,37 +199,34 @@ def _one_batch(
     return open_stream
 
 
-class Drawn:
+class InMemory:
     """Opens streams of batches that are made in NumPy, each as a whole.
 
     Args:
-        data: The data set; its decoded training split is used.
+        held: The decoded training split.
         batch_size: Images per batch, over all processes.
         seed: Seed of order and augmentation.
-        augment: Whether images are cropped and flipped.
+        inputs: Returns what the network gets of images: function of their numbers and,
+            if they are cropped, of top, left and flip of the crops.
+        border: Pixels on every side of the images that are cropped; None: images leave
+            as they are.
         alternate: Whether an image is flipped in every other epoch, not at random.
-        border: Pixels on every side of a padded image.
     """
 
     def __init__(
         self,
-        data: ImageData,
+        held: Arrays,
         batch_size: int,
         seed: int,
-        augment: bool,
-        alternate: bool = False,
-        border: int = crops.BORDER,
+        inputs: Callable[..., np.ndarray],
+        border: int | None,
+        alternate: bool,
     ):
-        assert data.held is not None
-        self._held = data.held
-        self._batch_size, self._seed, self._augment = batch_size, seed, augment
-        self._border = border
-        self._order = order.Order(len(data.held), seed)
-        self._first_flips = (
-            order.generator(seed, order.FLIPS, 0).integers(0, 2, len(data.held)).astype(bool)
-            if alternate
-            else None
-        )
+        self._held, self._batch_size, self._seed = held, batch_size, seed
+        self._inputs, self._border, self._alternate = inputs, border, alternate
+        self._order = order.Order(len(held), seed)
+        first_flips = order.generator(seed, order.FLIPS, 0).integers(0, 2, len(held))
+        self._first_flips = first_flips.astype(bool)
 
     def draw(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
         """Return the numbers of a step's images, of these rows, and their crops: top,
@@ -251,24 +234,20 @@ class Drawn:
         """
         places = step * self._batch_size + rows
         images = self._order(places)
-        if not self._augment:
+        if self._border is None:
             return images, ()
         random = order.generator(self._seed, order.AUGMENTATION, int(step))
         top, left, flip = (
             number[rows] for number in crops.draw(random, self._batch_size, self._border)
         )
-        if self._first_flips is not None:
+        if self._alternate:
             flip = self._first_flips[images] ^ (places // len(self._held) % 2).astype(bool)
         return images, (top, left, flip)
-
-    def inputs(self, images: np.ndarray, crop: tuple[np.ndarray, ...]) -> np.ndarray:
-        """Return what the network gets of these crops."""
-        raise NotImplementedError
 
     def batch(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and labels of a step's batch, of these rows."""
         images, crop = self.draw(step, rows)
-        return self.inputs(images, crop), self._held.labels[images]
+        return self._inputs(images, *crop), self._held.labels[images]
 
     def __call__(self, start: int, rows: np.ndarray):
         """Return the tf.data.Dataset of the batches from `start` on."""
@@ -288,47 +267,9 @@ class Drawn:
         return tf.data.Dataset.range(start, LAST).map(make).prefetch(tf_data.PREFETCHED)
 
 
-class InMemory(Drawn):
-    """Batches of images, uint8.
-
-    Args:
-        pad: Function that pads the images, which are then cropped and flipped. None:
-            images as they are.
-    """
-
-    def __init__(
-        self,
-        data: ImageData,
-        batch_size: int,
-        seed: int,
-        pad: Callable | None,
-        alternate: bool = False,
-        border: int = crops.BORDER,
-    ):
-        super().__init__(data, batch_size, seed, pad is not None, alternate, border)
-        self._crop_flip = (
-            None
-            if pad is None
-            else crops.PadCropFlip(pad(self._held.images, data.preprocessing.mean, border), border)
-        )
-
-    def inputs(self, images, crop):
-        return (
-            self._held.images[images] if self._crop_flip is None else self._crop_flip(images, *crop)
-        )
-
-
-class Codes(Drawn):
-    """Batches of codes, int32: the same images as those of `InMemory`."""
-
-    def inputs(self, images, crop):
-        top, left, flip = crop or (None, None, False)
-        return resident.encode(images, top, left, flip, self._border)
-
-
 def _one_by_one(
     data: ImageData, batch_size: int, augment: images.Augmentation, size: int, seed: int
-) -> Callable[[int, np.ndarray], Any]:
+) -> Opener:
     """Decode and augment image by image; the seeds of one are `seed` and twice its
     place, and one more.
     """

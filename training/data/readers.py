@@ -8,7 +8,7 @@ pixels. What is filtered or skipped in between costs next to nothing.
 
 import functools
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,43 +24,37 @@ CYCLE, BLOCK = 16, 16
 LAST = np.iinfo("int64").max
 
 
-class Reader(Protocol):
-    """Where the images of a split come from."""
+class Reader:
+    """Where the images of a split come from. Here elements are numbers of images, any of
+    which can be had at any time.
+    """
 
     #: Whether `fetch` returns encoded images.
     encoded: bool
 
-    def __len__(self) -> int: ...
-
-    def rows(self) -> Any:
-        """Return a tf.data.Dataset of all elements, always in the same order."""
-
-    def shuffled(self, seed: int, place: int) -> Any:
-        """Return an endless tf.data.Dataset of elements, epoch after epoch, another
-        permutation each, from `place` on.
-        """
+    def __len__(self) -> int:
+        raise NotImplementedError
 
     def fetch(self, element) -> tuple[Any, Any]:
         """Return image, uint8 (height, width, channels) or encoded, and label of an
         element.
         """
+        raise NotImplementedError
 
     def decode(self, image) -> Any:
         """Return a fetched image as uint8 (height, width, channels)."""
-
-
-class _Numbered:
-    """Elements are numbers of images, any of which can be had at any time."""
-
-    def __len__(self) -> int:
         raise NotImplementedError
 
-    def rows(self):
+    def rows(self) -> Any:
+        """Return a tf.data.Dataset of all elements, always in the same order."""
         import tensorflow as tf
 
         return tf.data.Dataset.range(len(self))
 
-    def shuffled(self, seed: int, place: int):
+    def shuffled(self, seed: int, place: int) -> Any:
+        """Return an endless tf.data.Dataset of elements, epoch after epoch, another
+        permutation each, from `place` on.
+        """
         import tensorflow as tf
 
         order = Order(len(self), seed)
@@ -76,7 +70,7 @@ class _Numbered:
         return tf.data.Dataset.range(first, LAST).flat_map(epoch)
 
 
-class Arrays(_Numbered):
+class Arrays(Reader):
     """Images and labels in memory.
 
     Args:
@@ -118,7 +112,7 @@ class Fake(Arrays):
         return super().fetch(element % len(self.images))
 
 
-class Files(_Numbered):
+class Files(Reader):
     """Image files, read as RGB.
 
     Args:
@@ -151,11 +145,11 @@ class Files(_Numbered):
         return tf.ensure_shape(image, (None, None, 3))
 
 
-class Records:
+class Records(Reader):
     """Records of TensorFlow Datasets: images encoded as they were stored.
 
     An epoch shuffles the shards, reads some at a time and draws the next record from a
-    buffer. To go on in mid-epoch is to read the epoch's records up to there, undecoded.
+    buffer. To resume within an epoch, earlier records are read but not decoded.
 
     Args:
         builder: Of the prepared data set.
