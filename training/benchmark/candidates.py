@@ -152,20 +152,14 @@ def _check_peer(name: str, options: Mapping[str, Any], text: str) -> None:
             raise UserError(f"{key} of {name} must be true or false. Received: {text!r}")
 
 
-def expand(
-    models: Iterable[str], backends: Iterable[str], variants: Iterable[Mapping[str, Any]]
-) -> list[Candidate]:
-    """Return every model in every variant on every backend that runs it, backend by
-    backend.
-
-    The options in a model's text override the variant's. Peers have no variants.
+def expand(models: Iterable[str], backends: Iterable[str]) -> list[Candidate]:
+    """Return every model on every backend that runs it, backend by backend.
 
     Raises:
         ValueError: for an unknown model, one that no chosen backend runs, or a package
             that is not installed.
     """
     backends = list(dict.fromkeys(backends))
-    variants = list(variants)
     parsed = [parse(model) for model in models]
     for backend in backends:
         _check_installed((backend, backend), backend, f"The backend {backend}")
@@ -184,9 +178,8 @@ def expand(
         for name, options in parsed:
             if name in PEERS and backend not in PEERS[name].backends:
                 continue
-            for variant in [{}] if name in PEERS else variants:
-                candidate = Candidate(backend, name, {**variant, **options})
-                rows.setdefault(candidate.label, candidate)
+            candidate = Candidate(backend, name, options)
+            rows.setdefault(candidate.label, candidate)
     return list(rows.values())
 
 

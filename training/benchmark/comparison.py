@@ -34,7 +34,7 @@ def run(question: Question) -> dict:
         UserError: for options that do not fit; nothing is measured then.
     """
     _check(question)
-    rows = candidates.expand(question.models, question.backends, question.variants_options())
+    rows = candidates.expand(question.models, question.backends)
     baselines = baselines_of(rows, question.baseline)
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
@@ -70,8 +70,8 @@ def run(question: Question) -> dict:
 
 
 def _check(question: Question) -> None:
-    if not question.models or not question.backends or not question.variants:
-        raise cli.UserError("Give at least one of --models, --backends and --variants.")
+    if not question.models or not question.backends:
+        raise cli.UserError("Give at least one of --models and --backends.")
     for name in ("rounds", "steps", "warmup", "batch", "image_size"):
         value = getattr(question, name)
         if value is not None and not value > 0:

@@ -8,24 +8,15 @@ import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ..cli import UserError
 from .report import Column
 
 if TYPE_CHECKING:
     from .subjects import Subject
 
-Variant = Literal["default", "stacked", "unrolled", "loop"]
-
-#: Name to options that `--variants` gives every registered model. With `default` the library
-#: chooses.
-VARIANTS: Mapping[Variant, Mapping[str, Any]] = {
-    "default": {},
-    "stacked": {"stacked": True},
-    "unrolled": {"stacked": False},
-    "loop": {"stacked": True, "execution": "loop"},
-}
+#: The network that is measured if none is named.
+MODEL = "cifar_resnet164_preact"
 
 _MIB = 1 / 2**20
 _STEP = Column("step_seconds", "step ms", 1e3, 1)
@@ -35,12 +26,10 @@ _STEP = Column("step_seconds", "step ms", 1e3, 1)
 class Question:
     """A question about networks, with the options that all questions share."""
 
-    models: tuple[str, ...] = ("cifar_resnet164_preact",)
+    models: tuple[str, ...] = (MODEL,)
     """Networks: NAME or NAME:option=value,... with options of the builder."""
     backends: tuple[Literal["tensorflow", "jax", "torch"], ...] = ("tensorflow",)
     """Keras backends. A network runs on each that supports it."""
-    variants: tuple[Variant, ...] = ("default",)
-    """Registered models as stacks, single units, stacks in a Python loop, or default."""
     baseline: str | None = None
     """Divide by this candidate: BACKEND/NAME, or NAME on each backend. Default: the first one."""
     rounds: int = 3
@@ -75,10 +64,6 @@ class Question:
         """
         raise NotImplementedError
 
-    def variants_options(self) -> list[dict]:
-        """Return the options of every variant of a registered model."""
-        return [dict(VARIANTS[name]) for name in self.variants]
-
 
 @dataclasses.dataclass(frozen=True)
 class Step(Question):
@@ -110,8 +95,8 @@ class Compile(Question):
 
     batch: int = 2
     """Images per step. Few: the first step also computes, which grows with the batch."""
-    variants: tuple[Variant, ...] = ("stacked", "unrolled")
-    """Registered models as stacks, single units, stacks in a Python loop, or default."""
+    models: tuple[str, ...] = (f"{MODEL}:stacked=true", f"{MODEL}:stacked=false")
+    """Networks: NAME or NAME:option=value,..., such as stacked=true,execution=loop."""
 
     command: ClassVar = "compile"
     about: ClassVar = (
@@ -145,10 +130,8 @@ class Compile(Question):
 class Memory(Question):
     """Memory of a train step, with and without rematerialisation."""
 
-    variants: tuple[Variant, ...] = ("stacked",)
-    """Only stacks rematerialise."""
-    remat: tuple[str, ...] = ("false", "true")
-    """Rematerialisation: false, true or a number of units, each measured."""
+    models: tuple[str, ...] = (f"{MODEL}:stacked=true", f"{MODEL}:stacked=true,remat=true")
+    """Networks: NAME:stacked=true,remat=N recomputes N units together. Only stacks can."""
     steps: int = 2
     """Steps during which the peak is measured."""
 
@@ -170,18 +153,6 @@ class Memory(Question):
         from . import memory_use
 
         return memory_use.measure(subject, self.steps)
-
-    def variants_options(self) -> list[dict]:
-        words: dict[str, bool | int] = {"true": True, "false": False}
-        for value in self.remat:
-            if value not in words and not (value.isdecimal() and int(value)):
-                raise UserError(
-                    f"--remat takes false, true or a number of units. Received: {value}"
-                )
-        remats = [words[value] if value in words else int(value) for value in self.remat]
-        return [
-            variant | {"remat": remat} for variant in super().variants_options() for remat in remats
-        ]
 
 
 #: Name of a command to its question.
