@@ -49,73 +49,39 @@ class Compared:
         """Return what `of` makes of the held-out errors in percent, one per epoch."""
         return self.figure("val_accuracy", lambda values: of(100 * (1 - values)))
 
-    @property
-    def iterations(self) -> int | None:
-        """Number of updates; None if the history does not say it."""
-        last = self.figure("iteration", _last)
-        return None if last is None else int(last)
-
 
 def _last(values: np.ndarray) -> float:
     return values[-1]
 
 
-@dataclasses.dataclass(frozen=True)
-class Column:
-    """A column of the tables.
-
-    Args:
-        name: Name in the CSV file.
-        heading: Heading elsewhere.
-        value: Function of a run; None if it has no value.
-        text: Function of the value, for tables that people read.
-    """
-
-    name: str
-    heading: str
-    value: Callable[[Compared], Any]
-    text: Callable[[Any], str] = str
-
-    def cell(self, value: Any) -> str:
-        return "-" if value is None else self.text(value)
-
-
-_WHOLE, _PERCENT = "{:,.0f}".format, "{:.2f}".format
-_WHAT = (
-    Column("run", "run", lambda run: run.name),
-    Column("model", "model", lambda run: run.config.model.name),
-    Column(
-        "parameters", "parameters", lambda run: run.described.get("trainable_parameters"), _WHOLE
-    ),
-    Column("recipe", "recipe", lambda run: run.described.get("recipe")),
-)
-_RESULTS = (
-    Column("epochs", "epochs", lambda run: len(run.history["loss"])),
-    Column("iterations", "iterations", lambda run: run.iterations, _WHOLE),
-    Column(
-        "finished", "finished", lambda run: run.finished, lambda value: "yes" if value else "no"
-    ),
-    Column(
-        "best_validation_error",
-        "best held-out error %",
-        lambda run: run.validation_error(min),
-        _PERCENT,
-    ),
-    Column(
-        "last_validation_error",
-        "last held-out error %",
-        lambda run: run.validation_error(_last),
-        _PERCENT,
-    ),
-    Column("test_error", "test error %", lambda run: run.test_error, _PERCENT),
-    Column("seconds", "time", lambda run: run.figure("seconds", _last), duration),
-    Column(
-        "images_per_second",
-        "images/s",
-        lambda run: run.figure("images_per_second", np.median),
-        _WHOLE,
-    ),
-)
+#: Column of comparison.csv to the value of a run, before the options and after them.
+WHAT: Mapping[str, Callable[[Compared], Any]] = {
+    "run": lambda run: run.name,
+    "model": lambda run: run.config.model.name,
+    "parameters": lambda run: run.described.get("trainable_parameters"),
+    "recipe": lambda run: run.described.get("recipe"),
+}
+RESULTS: Mapping[str, Callable[[Compared], Any]] = {
+    "epochs": lambda run: len(run.history["loss"]),
+    "iterations": lambda run: (last := run.figure("iteration", _last)) and int(last),
+    "finished": lambda run: run.finished,
+    "best_validation_error": lambda run: run.validation_error(min),
+    "last_validation_error": lambda run: run.validation_error(_last),
+    "test_error": lambda run: run.test_error,
+    "seconds": lambda run: run.figure("seconds", _last),
+    "images_per_second": lambda run: run.figure("images_per_second", np.median),
+}
+#: Columns whose values are written for people, to their headings and that function.
+SHOWN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "parameters": ("parameters", "{:,.0f}".format),
+    "iterations": ("iterations", "{:,.0f}".format),
+    "finished": ("finished", lambda value: "yes" if value else "no"),
+    "best_validation_error": ("best held-out error %", "{:.2f}".format),
+    "last_validation_error": ("last held-out error %", "{:.2f}".format),
+    "test_error": ("test error %", "{:.2f}".format),
+    "seconds": ("time", duration),
+    "images_per_second": ("images/s", "{:,.0f}".format),
+}
 
 
 def compare(
@@ -137,17 +103,15 @@ def compare(
     if not directories:
         raise cli.UserError(f"Name at least one run: {cli.command('compare')} runs/A runs/B")
     found = read_runs(directories)
-    columns = [*_WHAT, *map(_option, differing(found)), *_RESULTS]
-    rows = [[column.cell(column.value(run)) for column in columns] for run in found]
-    width = shutil.get_terminal_size((120, 24)).columns
-    print(aligned([[column.heading for column in columns], *rows], width))
+    columns = {**WHAT, **differing(found), **RESULTS}
+    rows = [{name: value(run) for name, value in columns.items()} for run in found]
+    headings = [SHOWN[name][0] if name in SHOWN else name for name in columns]
+    cells = [[_cell(*pair) for pair in row.items()] for row in rows]
+    print(aligned([headings, *cells], shutil.get_terminal_size((120, 24)).columns))
     if output is None:
         return
     output.mkdir(parents=True, exist_ok=True)
-    histories.write(
-        output / "comparison.csv",
-        [{column.name: column.value(run) for column in columns} for run in found],
-    )
+    histories.write(output / "comparison.csv", rows)
     with runs.replacing(output / "comparison.png") as path:
         from . import curves
 
@@ -203,28 +167,33 @@ def _test_error(path: Path, config: Config) -> float | None:
         raise cli.UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
-#: Further differences between runs: heading to value.
-_MORE: Mapping[str, Callable[[Compared], Any]] = {
-    "distribution": lambda run: run.config.distribution,
-    "backend": lambda run: run.described.get("versions", {}).get("backend"),
-}
-
-
-def differing(found: Sequence[Compared]) -> list[str]:
+def differing(found: Sequence[Compared]) -> dict[str, Callable[[Compared], Any]]:
     """Return the options in which the runs differ, as the command line names them,
-    without their dashes, and backends.
+    without their dashes, and backends; each with the function that reads it.
     """
     names = dict.fromkeys(
-        name for run in found for name in differences(found[0].config, run.config)
+        name.removeprefix("--")
+        for run in found
+        for name in differences(found[0].config, run.config)
+        if name != "--model.name"
     )
-    more = [name for name, value in _MORE.items() if len({value(run) for run in found}) > 1]
-    return [name.removeprefix("--") for name in names if name != "--model.name"] + more
+    more: dict[str, Callable[[Compared], Any]] = {
+        "distribution": lambda run: run.config.distribution,
+        "backend": lambda run: run.described.get("versions", {}).get("backend"),
+    }
+    return {name: functools.partial(_option, name) for name in names} | {
+        name: value for name, value in more.items() if len(set(map(value, found))) > 1
+    }
 
 
-def _option(name: str) -> Column:
-    path = name.replace("-", "_").split(".")
-    value = _MORE.get(name, lambda run: functools.reduce(getattr, path, run.config))
-    return Column(name, name, value)
+def _option(name: str, run: Compared) -> Any:
+    return functools.reduce(getattr, name.replace("-", "_").split("."), run.config)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    return SHOWN[name][1](value) if name in SHOWN else str(value)
 
 
 def main(argv: Sequence[str]) -> None:
