@@ -94,17 +94,6 @@ class TestHistory:
         assert not list(tmp_path.iterdir())
 
 
-def test_of_several_processes_one_writes(tmp_path):
-    history = History(tmp_path / "history.csv", lambda: 7, dict, write=False)
-    history.on_epoch_end(0, {"loss": 2.0})
-    assert len(history.rows) == 1
-    count = Count(3)
-    losses = FirstLosses(tmp_path / "first_losses.csv", count, write=False)
-    losses.set_model(Trained())
-    list(steps([count, losses], 1, 3))
-    assert not list(tmp_path.iterdir())
-
-
 class TestFirstLosses:
     #: Of each step; Keras reports the mean of the epoch so far.
     LOSSES = np.random.default_rng(0).uniform(1, 3, 30)

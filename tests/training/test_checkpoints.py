@@ -2,6 +2,7 @@
 resume from them is in test_resume.py.
 """
 
+import concurrent.futures
 import ctypes
 import errno
 import hashlib
@@ -18,13 +19,11 @@ import keras
 import numpy as np
 import pytest
 
-from keras_preact.health import HEALTHY_RANGES, TrainingHealth
+from keras_preact.health import TrainingHealth
 from tests.training.commands import files
 from training.checkpoints import Best, Checkpoints, Saver
 from training.signals import Stop
 from training.variables import GROUPS
-
-JIT = "auto" if keras.backend.backend() == "jax" else False
 
 
 def no_warning(message):
@@ -200,29 +199,24 @@ class TestDamage:
         saved = Checkpoints(folder).newest(warnings.append)
         return saved and saved.step, warnings
 
-    def test_flipped_bits_anywhere(self, folder):
+    def test_flipped_bits_truncations_and_additions(self, folder):
         newest = max(folder.iterdir())
         content = newest.read_bytes()
         chosen = random.Random(0)
         places = {*range(0, 200, 7), *range(len(content) - 1, len(content) - 200, -7)}
         places |= {chosen.randrange(len(content)) for _ in range(100)}
+        damaged = [content[:length] for length in (0, 1, 100, len(content) // 2, len(content) - 1)]
         for place in places:
-            damaged = bytearray(content)
-            damaged[place] ^= 1 << chosen.randrange(8)
-            newest.write_bytes(damaged)
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << chosen.randrange(8)
+            damaged.append(flipped)
+        for each in (*damaged, content + b"\0"):
+            newest.write_bytes(each)
             step, [warning] = self.newest(folder)
-            assert step == 1, place
+            assert step == 1
             assert str(newest) in warning
         newest.write_bytes(content)
         assert self.newest(folder) == (2, [])
-
-    def test_truncations_and_what_comes_behind(self, folder):
-        newest = max(folder.iterdir())
-        content = newest.read_bytes()
-        lengths = (0, 1, 100, len(content) // 2, len(content) - 22, len(content) - 1)
-        for damaged in (*(content[:length] for length in lengths), content + b"\0"):
-            newest.write_bytes(damaged)
-            assert self.newest(folder)[0] == 1, len(damaged)
 
     def test_what_is_no_checkpoint(self, folder):
         (folder / "state-000000009-0123456789abcdef.npz").mkdir()
@@ -261,10 +255,6 @@ class TestKeep:
         checkpoints.save(model, {"step": step, "more": 1})
         assert self.steps(tmp_path) == list(range(5, step + 1, 5))[-keep:]
         assert checkpoints.newest(no_warning).progress == {"step": step, "more": 1}
-
-    def test_at_least_one(self, tmp_path):
-        with pytest.raises(ValueError, match=r"keep must be at least 1.*Received: 0"):
-            Checkpoints(tmp_path, 0)
 
     def test_what_was_passed_over_does_not_count(self, model, tmp_path):
         """With room for two, a damaged one of a later step takes no place, and goes
@@ -392,23 +382,19 @@ class TestBest:
             (False, [float("nan"), 2.0, float("nan")], [None, 2, 2]),
         ],
     )
-    @pytest.mark.parametrize("ended", [False, True])
-    def test_is_replaced_only_by_a_better_one(
-        self, tmp_path, higher_is_better, scores, best, ended
-    ):
-        """Even if every epoch is trained by another process."""
+    def test_is_replaced_only_by_a_better_one(self, tmp_path, higher_is_better, scores, best):
+        """Also if every epoch is trained by another process."""
 
         def save(path):
             saved.append((path.relative_to(tmp_path).as_posix(), epoch + 1))
 
-        saved = []
-        callback = Best(tmp_path, "val_score", higher_is_better, save)
+        saved, state = [], None
         for epoch, (score, expected) in enumerate(zip(scores, best, strict=True)):
-            if ended:
-                state = json.loads(json.dumps(callback.state()))
-                callback = Best(tmp_path, "val_score", higher_is_better, save)
-                callback.restore(state)
+            callback = Best(tmp_path, "val_score", higher_is_better, save)
+            if state is not None:
+                callback.restore(json.loads(state))
             callback.on_epoch_end(epoch, {"val_score": score, "score": -score})
+            state = json.dumps(callback.state())
             assert (saved[-1] if saved else None) == (expected and ("best.keras", expected))
 
 
@@ -530,47 +516,10 @@ class TestStop:
 
     def test_in_another_thread(self):
         """Handlers cannot be set there."""
-        done = []
 
         def enter():
             with Stop() as stop:
                 stop.on_train_batch_begin(0)
-                done.append(1)
 
-        thread = threading.Thread(target=enter)
-        thread.start()
-        thread.join()
-        assert done == [1]
-
-
-@pytest.mark.backend
-def test_the_health_goes_on_in_the_middle_of_an_interval(tmp_path):
-    """The gradient of step 3 is too large, which shows at the end of the interval, in step
-    5. The second fit begins with step 4.
-    """
-    x = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
-    x[8:12] *= 1e3
-
-    class Save(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 3:
-                Checkpoints(tmp_path).save(self.model, {"step": 4, "health": health.state()})
-
-    told = []
-    for begin in (0, 16):
-        keras.utils.set_random_seed(0)
-        layer = keras.layers.Dense(1, name="only")
-        model = keras.Sequential([keras.Input((4,)), layer], name="network")
-        model.compile(keras.optimizers.SGD(1e-9), "mse", jit_compile=JIT)
-        reports = []
-        ranges = dict.fromkeys(HEALTHY_RANGES)
-        health = TrainingHealth(5, ranges=ranges, stop_on_divergence=1e3, report=reports.append)
-        if begin:
-            saved = Checkpoints(tmp_path).newest(no_warning)
-            saved.restore(model)
-            health.restore(saved.progress["health"])
-        data = {"x": x[begin:], "y": x[begin:, :1], "batch_size": 4, "shuffle": False}
-        model.fit(**data, verbose=0, callbacks=[health, Save()])
-        told.append((reports, health.divergence, [record.step for record in health.history]))
-    assert told[0] == told[1]
-    assert "training diverged in update 3: the gradient norm" in told[0][0][0]
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            pool.submit(enter).result()

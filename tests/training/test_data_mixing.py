@@ -54,26 +54,6 @@ def distance(own: np.ndarray, alpha: float) -> float:
     return np.abs(below - stats.beta(alpha, alpha).cdf(at)).max()
 
 
-class TestOff:
-    """By default the batches are what they were before anything could be mixed: their
-    numbers drawn here once more.
-    """
-
-    def test_crops(self, data):
-        order = np.concatenate(
-            [np.random.default_rng((3, 0, epoch)).permutation(CLASSES) for epoch in range(3)]
-        )
-        for step, (pixels, _) in enumerate(
-            pictures.batches(training_stream(data, 6, "pad_crop_flip", None, 3, "black"), 9)
-        ):
-            random = np.random.default_rng((3, 1, step))
-            (top, left), flip = random.integers(0, 9, (2, 6)), random.integers(0, 2, 6)
-            for i, number in enumerate(order[6 * step : 6 * step + 6]):
-                padded = np.pad(data.train.reader.images[number], ((4, 4), (4, 4), (0, 0)))
-                crop = padded[top[i] : top[i] + 8, left[i] : left[i] + 8]
-                np.testing.assert_array_equal(pixels[i], crop[:, ::-1] if flip[i] else crop)
-
-
 class TestMixup:
     def test_bytes_to_the_last_bit(self, data):
         """Shares are whole multiples of 2 ** -16, so that integers give what is right
@@ -101,14 +81,6 @@ class TestMixup:
             own = shares(targets, labels)
             expected = own * before.astype("float64") + (1 - own) * np.roll(before, 1, axis=0)
             np.testing.assert_allclose(pixels, expected, rtol=1e-6, atol=1e-4)
-
-    @pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
-    def test_shares_are_of_a_beta_distribution(self, alpha):
-        mixing = Mixing(alpha, 0.0, 0, 10)
-        own = np.array([mixing.draw(step, 8, 8).own for step in range(3000)])
-        # as in 99.9 % of draws; the seed is fixed
-        assert distance(own, alpha) < 1.95 / np.sqrt(3000)
-        assert abs(np.corrcoef(own[1:], own[:-1])[0, 1]) < 0.08
 
 
 class TestCutMix:

@@ -130,19 +130,13 @@ class TestErrors:
         message = error("--model.freeze stem", "folder", SHORT)
         assert "--model.freeze needs a trained network" in message
 
-    @pytest.mark.parametrize(
-        ("name", "part"),
-        [("weights.pth", "keras-preact convert"), ("model.keras", "model.keras is damaged")],
-    )
-    def test_files_that_are_no_model(self, error, tmp_path, name, part):
-        (tmp_path / name).write_bytes(b"no model")
-        assert part in error(f"--model.weights {tmp_path / name}")
-
-    def test_a_model_of_keras_own(self, error, tmp_path):
-        model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()], name="flat")
-        model.save(tmp_path / "model.keras")
-        message = error(f"--model.weights {tmp_path / 'model.keras'}")
-        assert "needs a network of residual units for images. " in message
+    def test_files_that_are_no_such_network(self, error, tmp_path):
+        path = tmp_path / "model.keras"
+        for name, part in (("weights.pth", "keras-preact convert"), (path.name, "is damaged")):
+            (tmp_path / name).write_bytes(b"no model")
+            assert part in error(f"--model.weights {tmp_path / name}")
+        keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()]).save(path)
+        assert "needs a network of residual units for images. " in error(f"--model.weights {path}")
 
     @pytest.mark.parametrize(
         ("network", "options", "part"),

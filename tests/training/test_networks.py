@@ -100,11 +100,6 @@ class TestOptimizer:
             assert (made.weight_decay, made.adam_weight_decay) == (3e-4, 3e-4)
             assert made.adam_lr_ratio == 0.2
 
-    def test_defaults(self):
-        plain = networks.optimizer(Config(), 0.3)
-        assert (plain.global_clipnorm, plain.use_ema) == (None, False)
-        assert plain.gradient_accumulation_steps is None
-
     @pytest.mark.parametrize(
         ("dtype", "scaled"), [("mixed_float16", True), ("mixed_bfloat16", False), (None, False)]
     )

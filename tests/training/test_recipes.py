@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 import keras_preact as kp
-from tests.training.commands import words
 from training import plans, train
-from training.config import Config, Data, Model, Optimizer, Schedule
+from training.config import Data, Model
 from training.data.pipelines import AUGMENTATIONS
 from training.data.sources import SOURCES
 from training.recipes import RECIPES
@@ -101,26 +100,3 @@ def test_every_recipe_fits_together(received, name):
     # recipes for a user's images hold some out
     own = config.data.name in ("digits", "folder")
     assert config.data.holdout == (0.1 if own else 0)
-
-
-def test_options_override_fields_and_leave_the_others(received, tmp_path):
-    options = words(
-        "--model.name cifar_resnet110_preact --model.arrangement original",
-        "--model.shortcut exclusive_gating --model.gate-bias -6",
-        f"--data.holdout 5000 --data.dir {tmp_path} --data.watch-test",
-        "--optimizer.learning-rate 0.05 --optimizer.exclude-from-decay norm bias",
-        "--schedule.drops 10 20 --schedule.length 30.5 --schedule.unit epochs",
-        f"--batch-size 32 --output {tmp_path / 'run'}",
-    )
-    model = {"arrangement": "original", "shortcut": "exclusive_gating", "gate_bias": -6.0}
-    data = {"augmentation": "pad_crop_flip", "holdout": 5000, "watch_test": True}
-    config = Config(
-        model=Model("cifar_resnet110_preact", **model),
-        data=Data("cifar10", dir=tmp_path, **data),
-        optimizer=Optimizer(learning_rate=0.05, exclude_from_decay=("norm", "bias")),
-        schedule=Schedule("steps", drops=(10, 20), warmup=400, length=30.5, unit="epochs"),
-        batch_size=32,
-        output=tmp_path / "run",
-    )
-    assert received("cifar10", *options) == (config, "cifar10")
-    assert config.model.overrides() == model

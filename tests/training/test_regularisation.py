@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests.training.commands import run_train
 from tests.training.test_train import rows
 from training import networks
 from training.config import Config, Data, Optimizer
@@ -38,14 +37,6 @@ def test_validation_is_of_the_images_as_they_are(everything):
     assert float(last["val_loss"]) == pytest.approx(expected, rel=1e-4)
     written = json.loads((everything / "config.json").read_text())["config"]["data"]
     assert (written["mixup"], written["cutmix"], written["rand_augment"]) == (0.2, 1.0, [2, 9])
-
-
-def test_a_dry_run_says_what_happens_to_the_images(tmp_path, capsys):
-    options = "--data.mixup 0.2 --data.cutmix 1 --data.rand-augment 2 9 --dry-run"
-    run_train(tmp_path / "run", options)
-    said = "RandAugment, 2 operations of magnitude 9; mixup with alpha 0.2; CutMix with alpha 1"
-    assert said in " ".join(capsys.readouterr().out.split())
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.backend

@@ -109,9 +109,6 @@ class TestResuming:
         runs.write_json(tmp_path / "config.json", described)
         return tmp_path
 
-    def test_the_same_configuration_comes_back_from_json(self, run):
-        assert from_json(Config, runs.read_config(run)["config"]) == self.BEGUN
-
     def test_same_options_and_those_that_change_nothing(self, run):
         runs.check_same(run, self.BEGUN)
         free = {"output": run, "resume": True, "health": 7, "distribution": "mirrored"}

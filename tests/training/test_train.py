@@ -5,7 +5,6 @@ something happens.
 import contextlib
 import csv
 import dataclasses
-import errno
 import json
 import os
 import re
@@ -312,18 +311,6 @@ class TestEndings:
             )
         name = "pictures/test/dog/cut.jpg"
         assert f"error: Found 1 broken image: {name}: it cannot be decoded. Mend" in message
-
-    def test_full_disk(self, tmp_path, capsys, monkeypatch):
-        """There is room for config.json, and none for a checkpoint."""
-
-        def fail(*arguments, **options):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(np, "savez", fail)
-        message = error_of(capsys, run_train, tmp_path / "run")
-        assert "error: Cannot write a checkpoint to" in message
-        assert "No space left on device" in message
-        assert names(tmp_path / "run") == ["checkpoints/network.json", "config.json"]
 
 
 @pytest.mark.parametrize(

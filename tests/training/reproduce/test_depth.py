@@ -5,14 +5,11 @@ files, the command and its mistakes.
 import json
 import os
 
-import keras
 import numpy as np
-from keras import ops
 
 import keras_preact as kp
 from tests.training.commands import error_of, words
-from training import cli, data
-from training.config import Data
+from training import cli
 from training.reproduce import depth, profiles
 
 
@@ -33,39 +30,6 @@ def signals(x_mean, x_std, gradient_norm, stages):
         weight_gradients={},
         loss=2.0,
     )
-
-
-def test_measured_as_by_hand():
-    settings = profiles.settings_of("original", 20, batch=5, seed=3)
-    record = profiles.measure(json.loads(json.dumps(settings)))
-    keras.utils.set_random_seed(3)
-    model = kp.models.resnet_cifar(
-        20, block="bottleneck", arrangement="original", width_factor=0.25, input_shape=(8, 8, 1)
-    )
-    digits = data.load(Data("digits")).held
-    x = (digits.images[:5] - np.mean(digits.images)) / np.std(digits.images)
-    import tensorflow as tf
-
-    with tf.GradientTape() as tape:
-        seen = []
-        h = ops.cast(x, "float32")
-        for layer in model.layers[1:]:
-            if layer is model.units[0]:
-                tape.watch(h)
-                seen.append(h)
-            h = layer(h, training=True)
-            if layer in model.units:
-                seen.append(h)
-        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(digits.labels[:5], h))
-    gradients = tape.gradient(loss, seen)
-    rms = [float(np.sqrt(np.mean(np.square(each)))) for each in seen]
-    norms = [float(np.linalg.norm(np.ravel(each))) for each in gradients]
-    assert record["profile"]["unit"] == list(range(7))
-    np.testing.assert_allclose(record["profile"]["activation_rms"], rms, rtol=2e-3)
-    np.testing.assert_allclose(record["profile"]["gradient_norm"], norms, rtol=2e-2)
-    np.testing.assert_allclose(record["loss"], float(loss), rtol=2e-3)
-    np.testing.assert_allclose(record["growth"], rms[6] / rms[1], rtol=4e-3)
-    np.testing.assert_allclose(record["gradient_ratio"], norms[1] / norms[6], rtol=4e-2)
 
 
 def test_long_profile_is_thinned_but_for_its_ends():

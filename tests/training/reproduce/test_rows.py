@@ -4,13 +4,11 @@ import dataclasses
 import json
 import re
 
-import keras
 import numpy as np
 import pytest
 
 import keras_preact as kp
 from tests.training import images as pictures
-from tests.training.reproduce import torch_recipe
 from training import networks, plans
 from training.reproduce import rows
 
@@ -63,24 +61,6 @@ def test_a_name_is_a_network_with_its_recipe():
 
 def trial(table: str) -> rows.Trial:
     return rows.TABLES[table].rows[0].trial
-
-
-@pytest.mark.parametrize(
-    ("table", "recipe", "batch", "nesterov"),
-    [("table1", "cifar10", 128, False), ("table4", "cifar10_batch64", 64, True)],
-)
-def test_the_recipes_of_the_paper(table, recipe, batch, nesterov):
-    """From its appendix: the rate of every iteration is the closed form's."""
-    config = trial(table).config(0, dtype="mixed_bfloat16")
-    plan = plans.plan(config, 50_000)
-    rates = plans.learning_rate(config, plan)(keras.ops.arange(plan.iterations))
-    expected = torch_recipe.paper_rates(recipe)
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(rates), expected, rtol=1e-6)
-    optimizer = config.optimizer
-    assert (config.batch_size, optimizer.nesterov) == (batch, nesterov)
-    assert (optimizer.momentum, optimizer.weight_decay) == (0.9, 1e-4)
-    assert (config.data.augmentation, config.data.padding) == ("pad_crop_flip", "mean")
-    assert config.model.dtype == "mixed_bfloat16"
 
 
 @pytest.mark.parametrize(
