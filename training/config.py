@@ -100,22 +100,17 @@ class Model:
             for key, value in dataclasses.asdict(self).items()
             if key not in (*START, "scales", "options") and value is not None
         }
-        scaling = {} if self.scales is None else {"shortcut": self._scaling()}
+        scaling = {} if self.scales is None else {"shortcut": self._scaling(*self.scales)}
         return own | scaling | dict(map(_option, self.options))
 
-    def _scaling(self) -> dict:
-        """Return constant scaling with its factors, as serialised by Keras."""
+    def _scaling(self, shortcut: float, residual: float) -> Any:
         if self.shortcut != "constant_scaling":
             raise UserError(
                 f"--model.scales needs --model.shortcut constant_scaling. Received: {self.shortcut}"
             )
-        shortcut, residual = self.scales or (1.0, 1.0)
-        return {
-            "module": "keras_preact.shortcuts",
-            "class_name": "ConstantScaling",
-            "registered_name": "keras_preact>ConstantScaling",
-            "config": {"shortcut": shortcut, "residual": residual},
-        }
+        from keras_preact.shortcuts import ConstantScaling  # brings Keras
+
+        return ConstantScaling(shortcut, residual)
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -130,26 +130,19 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     if "dtype" in options and options["dtype"] not in DTYPES:
         raise UserError(f"dtype must be {' or '.join(DTYPES)}. Received: {text!r}")
     if name in PEERS:
-        _check_peer(name, options, text)
-    elif options:
+        elsewhere, known = {}, {*PEERS[name].options, "dtype"}
+    else:
         own = inspect.signature(MODELS[name].builder).parameters
-        allowed = {*kp.models.option_names(), *own, "dtype"} - {"options", "kwargs"}
-        for key in options:
-            if key in _SET_ELSEWHERE:
-                raise UserError(f"{key} is set by {_SET_ELSEWHERE[key]}. Received: {text!r}")
-            if key not in allowed:
-                known = sorted(allowed - _SET_ELSEWHERE.keys())
-                raise UserError(f"Unknown option. {nearest(key, known)} Received: {text!r}")
-    return name, options
-
-
-def _check_peer(name: str, options: Mapping[str, Any], text: str) -> None:
-    known = (*PEERS[name].options, "dtype")
+        elsewhere = _SET_ELSEWHERE
+        known = {*kp.models.option_names(), *own, "dtype"} - {"options", "kwargs", *elsewhere}
     for key, value in options.items():
+        if key in elsewhere:
+            raise UserError(f"{key} is set by {elsewhere[key]}. Received: {text!r}")
         if key not in known:
-            raise UserError(f"Unknown option. {nearest(key, known)} Received: {text!r}")
-        if key != "dtype" and not isinstance(value, bool):
+            raise UserError(f"Unknown option. {nearest(key, sorted(known))} Received: {text!r}")
+        if name in PEERS and key != "dtype" and not isinstance(value, bool):
             raise UserError(f"{key} of {name} must be true or false. Received: {text!r}")
+    return name, options
 
 
 def expand(models: Iterable[str], backends: Iterable[str]) -> list[Candidate]:
