@@ -87,15 +87,7 @@ def evaluate(
             f"Received: --batch-size {batch_size} --save-samples {save_samples}"
         )
     opened = _open(subject, checkpoint)
-    source = opened.data or Data()
-    if data is not None:
-        source = Data(name=data, dir=data_dir, size=opened.size)
-    elif opened.data is None:
-        raise cli.UserError(
-            f"{subject} does not say which data it was trained on. Name it: --data digits"
-        )
-    elif data_dir is not None:
-        source = dataclasses.replace(source, dir=data_dir)
+    source = _source(opened, subject, data, data_dir)
     images = datasets.load(source)
     if opened.outputs != len(images.classes):
         raise cli.UserError(
@@ -115,9 +107,8 @@ def evaluate(
         return np.concatenate(logits).astype("float64"), np.concatenate(labels)
 
     logits, labels = classify(images.test)
-    metrics = measure(logits, labels, list(images.classes))
     about = {"model": str(opened.path), "data": images.name, "split": "test", "views": views}
-    metrics = about | metrics
+    metrics = about | measure(logits, labels, list(images.classes))
     curves = {"as trained": reliability(logits, labels)}
     if images.holdout is not None:
         try:
@@ -138,24 +129,29 @@ def evaluate(
     folder.mkdir(parents=True, exist_ok=True)
     # `compare` and the curves are about the final network
     suffix = "" if checkpoint == "final" else f"-{checkpoint}"
-    files = [
-        folder / f"{name}{suffix}.{ending}"
-        for name, ending in (
-            ("metrics", "json"),
-            ("confusion_matrix", "png"),
-            ("reliability", "png"),
-        )
-    ]
-    runs.write_json(files[0], metrics)
-    with runs.replacing(files[1]) as temporary:
+    written = folder / f"metrics{suffix}.json"
+    pictures = [folder / f"{name}{suffix}.png" for name in ("confusion_matrix", "reliability")]
+    runs.write_json(written, metrics)
+    with runs.replacing(pictures[0]) as temporary:
         draw_confusion(np.array(metrics["confusion_matrix"]), list(images.classes), temporary)
-    with runs.replacing(files[2]) as temporary:
+    with runs.replacing(pictures[1]) as temporary:
         draw_reliability(curves, temporary)
     print(report(metrics))
-    print(f"Wrote {files[0]}, {files[1].name} and {files[2].name}.")
+    print(f"Wrote {written}, {pictures[0].name} and {pictures[1].name}.")
     if save_samples:
-        paths = _save_samples(images, folder / "samples", save_samples)
-        print(f"Wrote {len(paths)} test images to {folder / 'samples'}, named INDEX_CLASS.png.")
+        count = _save_samples(images, folder / "samples", save_samples)
+        print(f"Wrote {count} test images to {folder / 'samples'}, named INDEX_CLASS.png.")
+
+
+def _source(opened: Subject, subject: Path, data: str | None, data_dir: Path | None) -> Data:
+    """Return the data set to measure on: the named one, or that of the training."""
+    if data is not None:
+        return Data(name=data, dir=data_dir, size=opened.size)
+    if opened.data is None:
+        raise cli.UserError(
+            f"{subject} does not say which data it was trained on. Name it: --data digits"
+        )
+    return opened.data if data_dir is None else dataclasses.replace(opened.data, dir=data_dir)
 
 
 def average_logits(
@@ -250,36 +246,38 @@ def report(metrics: dict) -> str:
     """Return the figures as a text for a terminal."""
     width = max(5, *(len(name) for name in metrics["per_class"]))
     low, high = metrics["accuracy_interval"]
+    figures = [
+        f"accuracy {_percent(metrics['accuracy'])} (95 % interval {100 * low:.2f} to "
+        f"{_percent(high)})",
+        f"error {_percent(metrics['error'])}",
+        _calibration(metrics),
+    ]
+    if "top5_accuracy" in metrics:
+        figures.append(f"top-5 accuracy {_percent(metrics['top5_accuracy'])}")
     lines = [
         f"{metrics['model']} on {metrics['images']:,} test images of {metrics['data']}"
-        + VIEWS[metrics.get("views", "one")]
-        + ":",
-        f"  accuracy {100 * metrics['accuracy']:.2f} % (95 % interval {100 * low:.2f} to "
-        f"{100 * high:.2f} %), error {100 * metrics['error']:.2f} %, "
-        f"loss {metrics['loss']:.4f}, calibration error {100 * metrics['calibration_error']:.2f} %"
-        + (
-            f", top-5 accuracy {100 * metrics['top5_accuracy']:.2f} %"
-            if "top5_accuracy" in metrics
-            else ""
-        ),
-        *_calibrated(metrics),
-        f"  {'class':<{width}}  precision  recall      f1  images",
+        f"{VIEWS[metrics['views']]}:",
+        f"  {', '.join(figures)}",
     ]
+    if calibrated := metrics.get("calibrated"):
+        lines.append(
+            f"  with logits / {calibrated['temperature']:.3g}, fitted on "
+            f"{calibrated['held_out_images']:,} held-out images: {_calibration(calibrated)}"
+        )
+    lines.append(f"  {'class':<{width}}  precision  recall      f1  images")
     for name, row in metrics["per_class"].items():
         scores = f"{row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}"
         lines.append(f"  {name:<{width}}  {scores}  {row['images']:6d}")
     return "\n".join(lines)
 
 
-def _calibrated(metrics: dict) -> list[str]:
-    if "calibrated" not in metrics:
-        return []
-    figures = metrics["calibrated"]
-    return [
-        f"  with logits / {figures['temperature']:.3g}, fitted on {figures['held_out_images']:,} "
-        f"held-out images: loss {figures['loss']:.4f}, calibration error "
-        f"{100 * figures['calibration_error']:.2f} %"
-    ]
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _calibration(figures: dict) -> str:
+    error = _percent(figures["calibration_error"])
+    return f"loss {figures['loss']:.4f}, calibration error {error}"
 
 
 def draw_reliability(curves: dict[str, tuple], path: Path) -> None:
@@ -408,9 +406,9 @@ def _open_saved_model(path: Path) -> Subject:
     )
 
 
-def _save_samples(images, folder: Path, count: int) -> list[Path]:
+def _save_samples(images, folder: Path, count: int) -> int:
     """Write `count` test images as PNG files, the first of every class, then the second
-    of every class, and so on.
+    of every class, and so on. Return how many there are.
     """
     from PIL import Image
 
@@ -418,20 +416,17 @@ def _save_samples(images, folder: Path, count: int) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     first = images.test.open().take(max(20 * len(images.classes), count))
-    rows = [(int(label), image) for image, label in first.as_numpy_iterator()]
     seen: collections.Counter[int] = collections.Counter()
     ranked = []
-    for label, image in rows:
-        ranked.append((seen[label], label, image))
+    for image, label in first.as_numpy_iterator():
+        ranked.append((seen[label], int(label), image))
         seen[label] += 1
-    ranked.sort(key=lambda entry: entry[:2])
-    paths = []
-    for rank, label, image in ranked[:count]:
-        path = folder / f"{rank}_{images.classes[label].replace('/', '-')}.png"
-        with runs.replacing(path) as temporary:
+    chosen = sorted(ranked, key=lambda entry: entry[:2])[:count]
+    for rank, label, image in chosen:
+        name = f"{rank}_{images.classes[label].replace('/', '-')}.png"
+        with runs.replacing(folder / name) as temporary:
             Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(temporary)
-        paths.append(path)
-    return paths
+    return len(chosen)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Measure the tables of the results: train every row, beside its published number.
 Each run writes one JSON file. Finished runs are kept, interrupted runs are resumed.
+Set KERAS_BACKEND to tensorflow (default), jax or torch.
 Tables on CIFAR need its images; the paper's tables also need an accelerator."""
 
 
@@ -33,8 +34,6 @@ class Train:
     """Rows to measure: labels, names of trials, or parts of them. Default: all rows."""
     seeds: int = SEEDS
     """Number of runs per row, with seeds 0, 1, ..."""
-    backend: Literal["auto", "jax", "tensorflow", "torch"] = "auto"
-    """Keras backend. auto: KERAS_BACKEND, or TensorFlow."""
     dtype: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
     """Precision, one per row. auto: mixed_bfloat16 on an accelerator, else float32."""
     together: int | None = None
@@ -116,7 +115,6 @@ def train(options: Train, tables: Sequence[str]) -> None:
     runs = [(trial.name, seed) for trial in trials for seed in range(options.seeds)]
     missing = [run for run in runs if not results.path(output, *run).exists()]
     print(f"{len(missing)} of {len(runs)} runs are missing.", flush=True)
-    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     failed = []
     for trial, seed in missing:
         job = Job(
@@ -129,7 +127,7 @@ def train(options: Train, tables: Sequence[str]) -> None:
             together=options.together,
             smoke=options.smoke,
         )
-        if _status(job, backend if options.backend == "auto" else options.backend):
+        if _status(job):
             failed.append(f"{trial}, seed {seed}")
     if failed:
         raise cli.UserError(
@@ -166,7 +164,7 @@ def chosen(tables: Sequence[str], names: Sequence[str]) -> "list[Trial]":
     return list(trials.values())
 
 
-def _status(job: "Job", backend: str) -> int:
+def _status(job: "Job") -> int:
     """Train in a process of its own, and return its exit status. SIGINT and SIGTERM are
     passed on to it; when it has saved its state, this process ends as well.
     """
@@ -175,7 +173,7 @@ def _status(job: "Job", backend: str) -> int:
     process = children.start(
         f"{__package__}.run",
         json.dumps(dataclasses.asdict(job)),
-        backend,
+        os.environ.get("KERAS_BACKEND", "tensorflow"),
         # the runs of a trial compile the same functions
         variables={"JAX_COMPILATION_CACHE_DIR": str(Path(job.work).absolute() / "compiled")},
     )
