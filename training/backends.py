@@ -134,10 +134,7 @@ def described(*packages: str) -> dict[str, Any]:
 
 def cpu() -> str:
     """Return the processor's model, and how many of its cores the machine shows."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
+    name = _line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
     return f"{name}, {os.cpu_count()} cores"
 
 
@@ -145,12 +142,9 @@ def cpu_flags() -> list[str]:
     """Return the CPU's flags for matrices and 16 bits, such as amx_bf16; none if the
     system does not list them.
     """
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
     return sorted(
         flag
-        for flag in flags
+        for flag in _line("/proc/cpuinfo", "flags").split()
         if flag.startswith("amx_") or flag in ("avx2", "avx512f", "avx512_bf16")
     )
 
@@ -192,11 +186,18 @@ def resident() -> int:
 
 def _status(key: str) -> int | None:
     """Return a size of this process in bytes from Linux' /proc, None elsewhere."""
-    status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.is_file() else []:
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    return None
+    size = _line("/proc/self/status", key)
+    return int(size.split()[0]) * 1024 if size else None
+
+
+def _line(file: str, key: str) -> str:
+    """Return what the first line `KEY: ...` of a file says, nothing if there is none."""
+    path = Path(file)
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -102,13 +102,11 @@ def rehearsal(run: Run, timing: Timing) -> str:
         run.network,
         data=described,
         batch_size=config.batch_size,
-        iterations=plan.iterations,
-        steps_per_epoch=plan.steps_per_epoch,
+        plan=plan,
         rate=plans.rate_at(run.rate),
-        parts=plan.parts,
-        devices=run.distribution.replicas,
         timing=timing,
-        updates_timed=config.steps_per_execution / plan.parts,
+        devices=run.distribution.replicas,
+        together=config.steps_per_execution,
     )
 
 

@@ -15,7 +15,7 @@ from . import backends, callbacks, finetune, networks, plans, runs
 from . import data as datasets
 from .cli import UserError
 from .config import Config, from_json
-from .data.crops import PADDINGS
+from .data.crops import pad
 from .data.resident import Cut
 from .on_device import OnDevice
 
@@ -123,7 +123,7 @@ class Run:
         assert self.data.held is not None
         options = self.config.data
         images, mean = self.data.held.images, self.data.preprocessing.mean
-        padded = PADDINGS[options.padding](images, mean, options.border)
+        padded = pad(images, mean, options.padding, options.border)
         return OnDevice(self.network, Cut(padded, options.border))
 
     def training_data(self, step: int = 0):

@@ -83,21 +83,6 @@ def test_table(capsys):
     ]
 
 
-def test_options_that_an_older_run_does_not_have_are_those_by_default(capsys):
-    """Its history has neither iterations nor times."""
-    write_run("new")
-    old = write_run("old", changed(seed=1))
-    described = json.loads((old / "config.json").read_text())
-    del described["config"]["accumulate"], described["config"]["optimizer"]["ema"]
-    del described["trainable_parameters"]
-    (old / "config.json").write_text(json.dumps(described))
-    rows = [line.split(",")[:5] for line in (old / "history.csv").read_text().splitlines()]
-    (old / "history.csv").write_text("\n".join(map(",".join, rows)) + "\n")
-    row = table(capsys, "new", "old")[1]
-    assert [row[key] for key in ("parameters", "iterations", "time")] == ["-"] * 3
-    assert (row["seed"], row["last held-out error %"]) == ("1", "9.00")
-
-
 def test_output(capsys):
     write_run("a/run", CIFAR, [30.0, 12.5], test=11.0)
     write_run("c/run", changed(seed=1), [20.0, 15.5])

@@ -49,7 +49,7 @@ def test_a_batch_has_the_pixels_of_the_pipeline(shape, augmentation, padding, bo
     options = {"padding": padding, "border": border}
     plain = training_stream(data, 5, augmentation, None, 11, **options)
     stream = training_stream(data, 5, augmentation, None, 11, on_device=True, **options)
-    padded = crops.PADDINGS[padding](images, data.preprocessing.mean, border)
+    padded = crops.pad(images, data.preprocessing.mean, padding, border)
     cut = compiled(Cut(padded, border))
     batches = zip(pictures.batches(plain, 6, 1), pictures.batches(stream, 6, 1), strict=True)
     for (pixels, labels), (codes, found) in batches:  # an epoch ends within step 2

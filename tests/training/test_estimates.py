@@ -10,6 +10,7 @@ import pytest
 import keras_preact as kp
 from training import networks
 from training.estimates import Clock, Costs, Timing, costs, describe_run, memory
+from training.plans import Plan
 from training.recipes import RECIPES
 
 
@@ -114,15 +115,17 @@ def test_page():
     model.compile(
         kp.optimizers.CoupledSGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
-    # an execution of 8 steps of which 4 make an update is two updates
-    timing = {"parts": 4, "devices": 2, "timing": Timing(first=3.0, step=1.0), "updates_timed": 2}
-    plan = {
-        "batch_size": 64,
-        "iterations": 690,
-        "steps_per_epoch": 23,
-        "rate": lambda step: 0.1 - step / 10_000,
-    }
-    text = " ".join(describe_run(model, data={"Data": "digits"}, **plan, **timing).split())
+    text = describe_run(
+        model,
+        data={"Data": "digits"},
+        batch_size=64,
+        plan=Plan(690, 23, parts=4),
+        rate=lambda step: 0.1 - step / 10_000,
+        timing=Timing(first=3.0, step=1.0),
+        devices=2,
+        together=8,  # of which 4 make an update
+    )
+    text = " ".join(text.split())
     trained = sum(math.prod(variable.shape) for variable in model.trainable_variables)
     for part in (
         f"Parameters {trained:,} trained, ",

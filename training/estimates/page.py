@@ -10,6 +10,7 @@ import keras
 
 import keras_preact as kp
 
+from ..plans import Plan
 from ..terminal import duration
 from .costs import costs
 from .memory import memory
@@ -35,13 +36,11 @@ def describe_run(
     *,
     data: Mapping[str, str],
     batch_size: int,
-    iterations: int,
-    steps_per_epoch: int,
+    plan: Plan,
     rate: Callable[[int], float],
     timing: Timing,
-    parts: int = 1,
     devices: int = 1,
-    updates_timed: float = 1.0,
+    together: int = 1,
 ) -> str:
     """Return a page that describes a run and its costs.
 
@@ -49,15 +48,13 @@ def describe_run(
         model: Compiled.
         data: Label to text on the images, such as `{"Data": "cifar10, 50,000 images"}`.
         batch_size: Images in an update.
-        iterations: Updates of the run.
-        steps_per_epoch: Updates in an epoch.
+        plan: Length of the run.
         rate: Number of updates done to the learning rate of the next one.
         timing: Timing of the train step.
-        parts: Parts of a batch that are computed one after another.
         devices: Devices that share a batch.
-        updates_timed: Updates in one of the timed executions: the steps of an execution
-            divided by `parts`.
+        together: Steps of one of the timed executions.
     """
+    parts, iterations = plan.parts, plan.iterations
     cost = costs(model)
     at_a_time = -(-batch_size // (parts * devices))
     needed = memory(model, cost, at_a_time)
@@ -78,14 +75,14 @@ def describe_run(
         **data,
         "Updates": (
             f"{iterations:,} with {batch_size:,} images each{split}: "
-            f"{iterations / steps_per_epoch:,.4g} epochs of {steps_per_epoch:,} updates"
+            f"{iterations / plan.steps_per_epoch:,.4g} epochs of {plan.steps_per_epoch:,} updates"
         ),
         "Memory": (
             f"about {_bytes(sum(needed.values()))} per device, without the backend's workspaces: "
             f"{amounts} ({at_a_time:,} images)"
         ),
         "Learning rate": _rates(rate, iterations),
-        "Time": _time(timing, updates_timed, batch_size, iterations),
+        "Time": _time(timing, together / parts, batch_size, iterations),
     }
     width = max(map(len, rows)) + 2
     lines = [

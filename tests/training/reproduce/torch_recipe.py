@@ -214,17 +214,13 @@ class State:
     velocities: dict
 
 
-def train(net, paths, batches, rates, *, nesterov=False, biased=True, rate_inside=True):
+def train(net, paths, batches, rates, *, nesterov):
     """Train for a step with each of the batches and rates; return the state behind
     every step, and the first gradient.
 
     Args:
-        paths: Of the Keras network's weights.
-        biased: Whether the running variances are turned into means of `1/n`, as Keras
-            has them, from Torch's `1/(n - 1)`.
-        rate_inside: Whether the velocity has its own step's rate inside, `v = 0.9 v -
-            rate g`, as in Caffe, where the paper's runs were made, and Keras. Torch
-            keeps `v / rate` and so multiplies the old part along when the rate changes.
+        paths: Paths of the Keras network's weights.
+        nesterov: Whether the momentum is Nesterov's.
     """
     optimizer = torch.optim.SGD(
         net.parameters(), rates[0], momentum=0.9, weight_decay=1e-4, nesterov=nesterov
@@ -242,7 +238,9 @@ def train(net, paths, batches, rates, *, nesterov=False, biased=True, rate_insid
     states, gradients = [], {}
     net.train()
     for step, ((x, labels), rate) in enumerate(zip(batches, rates, strict=True), 1):
-        if rate_inside and step > 1:
+        if step > 1:
+            # `v = 0.9 v - rate g`, as in Caffe, where the paper's runs were made, and Keras. Torch
+            # keeps `v / rate` and so multiplies the old part along when the rate changes.
             for state in optimizer.state.values():
                 state["momentum_buffer"] *= rates[step - 2] / rate
         optimizer.param_groups[0]["lr"] = rate
@@ -257,14 +255,13 @@ def train(net, paths, batches, rates, *, nesterov=False, biased=True, rate_insid
             }
         optimizer.step()
         tensors = net.state_dict()
-        # what is no batch's is start * 0.9^step; in the rest every batch's variance stands times n
-        # / (n - 1)
-        if biased:
-            for name, n in counts.items():
-                kept = starts[name] * 0.9**step
-                tensors[f"{name}.running_var"] = (
-                    kept + (tensors[f"{name}.running_var"] - kept) * (n - 1) / n
-                )
+        # Keras' running variances are means over n, Torch's over n - 1. What is no batch's is start
+        # * 0.9^step
+        for name, n in counts.items():
+            kept = starts[name] * 0.9**step
+            tensors[f"{name}.running_var"] = (
+                kept + (tensors[f"{name}.running_var"] - kept) * (n - 1) / n
+            )
         states.append(
             State(
                 loss.item(),
