@@ -72,9 +72,9 @@ def evaluate(
             evaluation-NAME for a file.
         save_samples: Also write this many test images to samples/, one of each class in
             turn.
-        views: Of every image, whose logits are averaged: flip takes its mirror image as
-            well, flip_shift six: both, and both moved by a pixel up left and down
-            right, which count as much together as the first two.
+        views: Views of every image, whose logits are averaged. flip: the image and its
+            mirror image. flip_shift: also both moved by a pixel up left and down right;
+            these four count as much as the first two.
     """
     from keras_preact.transfer import fit_temperature
 

@@ -41,7 +41,7 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
     """Make the configured optimizer.
 
     Args:
-        config: Of the run.
+        config: Configuration of the run.
         rate: The learning rate, a number or a schedule.
         model: The network that it is for; needed where the configuration has rates by
             layer.

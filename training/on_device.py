@@ -9,7 +9,7 @@ from .data.resident import Cut
 
 
 class OnDevice(keras.Model):
-    """A network behind the images that it is trained on.
+    """A network preceded by a lookup of its training images.
 
     It takes codes of training images, or images. On JAX, `steps_per_execution` steps
     are one compiled loop: Keras itself starts each step from the host there, and uses

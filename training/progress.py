@@ -234,8 +234,8 @@ class Progress(keras.callbacks.Callback):
         return f"{rate:,.0f} images/s" if rate >= 10 else f"{rate:.2g} images/s"
 
     def _left(self) -> str:
-        """Return in words how long the run still takes, if that is known: it goes on as
-        since the first execution, validations and checkpoints included.
+        """Return in words how long the run still takes, if that is known, at the pace since
+        the first execution, validations and checkpoints included.
         """
         updates, first = self._first
         left = self.iterations - self.updates

@@ -23,7 +23,7 @@ def finished(
     """Return a function that opens the streams of another one and finishes their
     batches, in NumPy.
 
-    An image is mixed with the one in front of it in the whole batch, the first with the
+    An image is mixed with the one before it in the whole batch, the first with the
     last: the order is random already, and a process has to prepare one image more for
     it, or none.
 

@@ -33,7 +33,7 @@ def evaluation_batches(
     Args:
         data: The data set.
         split: One of its splits.
-        batch_size: Images a batch, over all processes.
+        batch_size: Images per batch, over all processes.
         size: Height and width of the images that leave; None: as they are.
         rows: Which images of every batch, those of one process; the others are not
             decoded. The last batch may hold none of them, and is missing then.

@@ -41,7 +41,7 @@ class Mixing:
             mixup.
         cutmix: That of CutMix's. If both are positive, each batch gets one of the two,
             as likely as the other.
-        seed: Of the stream.
+        seed: Seed of the stream.
         classes: Number of classes.
 
     Raises:

@@ -89,15 +89,15 @@ def training_stream(
 
     Args:
         data: The data set; its training split is used.
-        batch_size: Images a batch, over all processes.
+        batch_size: Images per batch, over all processes.
         augmentation: A name from `AUGMENTATIONS`.
         size: Height and width of the images that leave; None: as they are.
-        seed: Of order and augmentation, not negative.
+        seed: Seed of order and augmentation, not negative.
         padding: See `crops.pad`, for pad_crop_flip.
         border: Pixels to pad with on every side, for pad_crop_flip.
         flip: For pad_crop_flip: `"random"`, or `"alternating"`: each image in every other
             epoch.
-        rand_augment: Operations on every image, behind the augmentation, and their
+        rand_augment: Operations on every image, after the augmentation, and their
             magnitude; see `RandAugment`.
         mixup, cutmix: See `Mixing`.
         on_device: Whether batches hold the codes of `resident.Cut` instead of images.

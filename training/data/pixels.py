@@ -9,7 +9,7 @@ from .readers import Arrays, Reader
 
 #: Images of a split that is not held in memory which are measured.
 SAMPLE = 2_000
-#: Behind the point.
+#: Digits after the point.
 DIGITS = 4
 
 

@@ -83,8 +83,8 @@ class RandAugment:
 
     Args:
         count: Operations on an image, one after another; the same may come twice.
-        magnitude: Of all of them, from 0 to `LARGEST`.
-        seed: Of the stream.
+        magnitude: Magnitude of all of them, from 0 to `LARGEST`.
+        seed: Seed of the stream.
         fill: The colour of what was outside of an image, a number from 0 to 255 a
             channel.
 

@@ -116,8 +116,8 @@ class Files(Reader):
     """Image files, read as RGB.
 
     Args:
-        paths: Of the images.
-        labels: Integers, one an image.
+        paths: Paths of the images.
+        labels: Integers, one per image.
     """
 
     encoded = True
@@ -152,8 +152,8 @@ class Records(Reader):
     buffer. To resume within an epoch, earlier records are read but not decoded.
 
     Args:
-        builder: Of the prepared data set.
-        split: Such as `train[100:200]`.
+        builder: Builder of the prepared data set.
+        split: Name of the split, such as `train[100:200]`.
     """
 
     encoded = True

@@ -39,7 +39,7 @@ class Split:
             channels), and an integer, always in the same order. An argument, a function
             of an image's number in that order, keeps those where it is true; the others
             are not decoded.
-        reader: Of the images, for training.
+        reader: Reader of the images, for training.
     """
 
     size: int
@@ -73,13 +73,13 @@ class ImageData:
     """A data set of images with classes.
 
     Args:
-        name: As in `Data.name`.
+        name: Its name in `Data.name`.
         classes: Class names; a label is an index into them.
-        channels: Of every image.
-        size: Height and width, where all images have the same; None where they differ
-            and are resized.
+        channels: Channels of every image.
+        size: Height and width, if all images have the same; None if they differ and are
+            resized.
         standard: How images are brought to a network's size. Its mean and std are used
-            where `measured` is false.
+            if `measured` is false.
         train, test: The splits.
         holdout: Training images set aside, if any; they are not in `train`.
         measured: Whether mean and std are those of the training split.
