@@ -19,19 +19,7 @@ from training import histories, train
 
 LAUNCH = ROOT / "training" / "launch"
 VARIABLES = (environment.ADDRESSES, environment.PROCESSES, environment.PROCESS)
-PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-PIPES |= {"text": True}
-
-
-def configuration(monkeypatch, arguments: list[str]):
-    """Return the configuration of a command line, for whose options there must be a
-    meaning.
-    """
-    configs = []
-    monkeypatch.setattr(train, "train", lambda config, recipe: configs.append(config))
-    train.main(arguments)
-    [config] = configs
-    return config
+PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
 
 
 def job(monkeypatch, variables: dict[str, str]) -> environment.Job | None:
@@ -41,11 +29,6 @@ def job(monkeypatch, variables: dict[str, str]) -> environment.Job | None:
         if name in variables:
             monkeypatch.setenv(name, variables[name])
     return environment.job()
-
-
-def program(path: Path, text: str) -> None:
-    path.write_text(f"#!/bin/bash\n{text}")
-    path.chmod(0o755)
 
 
 def words(path: Path) -> list[str]:
@@ -95,7 +78,8 @@ def slurm(tmp_path):
     programs.mkdir()
     seen.mkdir()
     for name, text in {"trainer": PYTHON, "srun": SRUN, "scontrol": SCONTROL}.items():
-        program(programs / name, text)
+        (programs / name).write_text(f"#!/bin/bash\n{text}")
+        (programs / name).chmod(0o755)
     allocation = {
         "SLURM_JOB_ID": "4001",
         "SLURM_JOB_NODELIST": "node3,node7",
@@ -123,15 +107,17 @@ def test_slurm_tells_each_process_its_place(slurm, monkeypatch, nodes, tasks, ad
     variables = {"SLURM_JOB_NODELIST": nodes, "SLURM_NTASKS_PER_NODE": tasks}
     process, seen = slurm("digits", "--output", "/shared/a run", **variables)
     assert finish(process)[0] == 0
+    configs: list = []
+    monkeypatch.setattr(train, "train", lambda config, recipe: configs.append(config))
     for i in range(2):
         found = dict(line.split("=", 1) for line in words(seen / f"env{i}"))
         assert job(monkeypatch, found) == environment.Job(addresses, 2, i)
         assert found["KERAS_BACKEND"] == "jax"
         # JAX's own detection, which would take one GPU of those that the process sees, needs it
         assert "SLURM_LOCALID" not in found
-        config = configuration(monkeypatch, words(seen / f"arguments{i}")[3:])
-        assert (config.distribution, config.resume) == ("multi_worker", True)
-        assert config.output == Path("/shared/a run")
+        train.main(words(seen / f"arguments{i}")[3:])
+        assert (configs[i].distribution, configs[i].resume) == ("multi_worker", True)
+        assert configs[i].output == Path("/shared/a run")
     assert not (seen / "env2").exists()
 
 
