@@ -1,5 +1,5 @@
-"""What a dry run says: closed forms and published counts, XLA's own, and
-times from a function that is known.
+"""What a dry run says: closed forms and published counts, and times from a function that
+is known.
 """
 
 import math
@@ -8,6 +8,7 @@ import keras
 import pytest
 
 import keras_preact as kp
+from tests.training.commands import run_train
 from training import networks
 from training.estimates import Clock, Costs, Timing, costs, describe_run, memory
 from training.plans import Plan
@@ -108,6 +109,14 @@ def test_time_of_a_step_is_the_median_after_the_first():
     assert clock.timing == Timing(first=9.0, step=1.0)
     assert clock.timing.compiling == 8.0
     assert Timing(first=0.5, step=1.0).compiling == 0.0
+
+
+def test_a_dry_run_describes_the_run_and_writes_nothing(tmp_path, capsys):
+    run_train(tmp_path / "run", "--data.mixup 0.2 --data.rand-augment 2 9 --dry-run")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "RandAugment, 2 operations of magnitude 9; mixup with alpha 0.2" in said
+    assert "Updates 5 with 64 images each" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_page():
