@@ -88,10 +88,14 @@ def test_wheel_holds_every_module_and_nothing_else(built):
         for package, folder in PACKAGES.items()
         for path in (ROOT / folder).rglob("*.py")
     }
-    patterns = PROJECT["tool"]["setuptools"]["package-data"]["keras_preact"]
-    data = [path for pattern in patterns for path in (ROOT / "keras_preact").glob(pattern)]
+    data = {
+        f"{package}/{path.relative_to(ROOT / PACKAGES[package])}"
+        for package, patterns in PROJECT["tool"]["setuptools"]["package-data"].items()
+        for pattern in patterns
+        for path in (ROOT / PACKAGES[package]).glob(pattern)
+    }
     assert len(data) > 5
-    assert names == modules | {str(path.relative_to(ROOT)) for path in data}
+    assert names == modules | data
 
 
 def test_source_distribution_holds_what_git_tracks(built, tracked):

@@ -1,6 +1,5 @@
 """Audit a network: `keras-preact audit`."""
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,17 +39,10 @@ def audit(
     """
     from .analyze.specimen import chosen_data, open_specimen
 
-    source = chosen_data(images, data, data_dir)
-
-    from keras_preact.analysis.audit import Status
-    from keras_preact.analysis.audit import audit as check
-
-    specimen = open_specimen(target, checkpoint, source, images, seed)
-    found = dataclasses.replace(
-        check(specimen.model, specimen.x, labels=specimen.labels), model=specimen.name
-    )
+    specimen = open_specimen(target, checkpoint, chosen_data(images, data, data_dir), images, seed)
+    found = specimen.audit()
     print(f"{found}\n\nMeasured on {specimen.data}.")
-    if found.worst == Status.FAIL:
+    if found.worst == "FAIL":
         sys.exit(1)
 
 

@@ -20,7 +20,6 @@ from training.analyze import page
 from training.analyze.__main__ import analyze
 from training.analyze.chapters import Picture
 from training.analyze.specimen import open_specimen
-from training.analyze.texts import SHOWN_BY
 from training.config import Data
 from training.data import load
 
@@ -112,7 +111,7 @@ def test_mistakes(tmp_path, monkeypatch, capsys, arguments, part):
     ],
 )
 def test_the_worst_finding_and_its_picture_come_first(statuses, want):
-    assert SHOWN_BY.keys() <= {check.name for check in CHECKS}
+    assert page.SHOWN_BY.keys() <= {check.name for check in CHECKS}
     found = tuple(
         AuditFinding(
             *(check.name, statuses.get(check.name, Status.PASS), 0.5, "size", ()),
@@ -121,12 +120,12 @@ def test_the_worst_finding_and_its_picture_come_first(statuses, want):
         for check in CHECKS
     )
     names = ("gradient_norms", "activation_norms", "truncation")
-    shown = [Picture(name, FIGURE, "It is so.", "It is so.") for name in names]
-    text = page.render("net", {}, Audit("net", None, 1, 1, found), [("a", "A", shown)], "1.0")
+    shown = [Picture(name, FIGURE, "It is so.") for name in names]
+    text = page.render("net", {}, Audit("net", None, 1, 1, found), [("a", "A", shown)], {})
     drawn = re.findall(r'<img src="pictures/(\w+)\.svg"', text)
     assert drawn[0] == want
     assert sorted(drawn) == sorted(names)  # each is shown once
-    named = re.findall(r"<li><strong class=\w+>([\w ]+)</strong>: It is so\. What to do", text)
+    named = re.findall(r'<li><strong class="\w+">([\w ]+)</strong>: It is so\. What to do', text)
     assert named == sorted(statuses, key=lambda name: statuses[name] != Status.FAIL)
 
 
@@ -134,8 +133,8 @@ def test_page_escapes_what_others_wrote():
     nasty = "<script>alert(\"1\")</script> & 'x'"
     found = AuditFinding(nasty, Status.FAIL, math.nan, nasty, (nasty,), nasty, nasty, nasty, nasty)
     audit = Audit(nasty, None, 1, 1, (found,))
-    chapters = [("a", nasty, [Picture("unit", FIGURE, nasty, nasty)])]
-    text = page.render(nasty, {nasty: nasty}, audit, chapters, "1.0", {nasty: ["B", nasty]}, nasty)
-    for part in (text, page.render("x", {}, nasty, [], "1.0")):
+    chapters = [("a", nasty, [Picture("unit", FIGURE, nasty, alt=nasty)])]
+    text = page.render(nasty, {nasty: nasty}, audit, chapters, {nasty: nasty}, nasty)
+    for part in (text, page.render("x", {}, nasty, [], {})):
         assert "<script" not in part
         assert "&lt;script&gt;" in part

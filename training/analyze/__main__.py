@@ -1,7 +1,5 @@
 """Analyse a network: `keras-preact analyze`."""
 
-import dataclasses
-import shutil
 import sys
 import tempfile
 import time
@@ -58,13 +56,10 @@ def analyze(
     specimen = opened.open_specimen(target, checkpoint, source, images, seed)
     print(f"Analysing {specimen.name} ({keras.backend.backend()}) on {specimen.data}.", flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        pictures = _write(specimen, temporary, quick)
-        temporary.chmod(0o755)  # mkdtemp makes private folders
-        temporary.replace(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+        whole = Path(temporary) / folder.name
+        pictures = _write(specimen, whole, quick)
+        whole.replace(folder)
     print(
         f"Wrote {folder / 'index.html'} with {pictures} pictures. Numbers: "
         f"{folder / 'analysis.json'}"
@@ -73,54 +68,42 @@ def analyze(
 
 def _write(specimen, folder: Path, quick: bool) -> int:
     """Write everything to `folder`; return the number of pictures."""
-    from keras_preact.analysis.audit import Audit, audit
+    from .. import runs
+    from . import page
+    from .chapters import CHAPTERS
 
-    from . import chapters, page
-    from .specimen import write_json
-
-    (folder / "pictures").mkdir()
-    findings: Audit | str
+    (folder / "pictures").mkdir(parents=True)
     try:
-        findings = dataclasses.replace(
-            audit(specimen.model, specimen.x, labels=specimen.labels), model=specimen.name
-        )
+        audit = specimen.audit()
+        print(f"  audit: {audit.worst}: {audit.counts}", flush=True)
     except ValueError as error:
-        findings = str(error)
-    print(
-        "  audit: "
-        f"{findings if isinstance(findings, str) else f'{findings.worst}: {findings.counts}'}",
-        flush=True,
-    )
-    written: list[tuple[str, str, list[chapters.Picture]]] = []
-    left_out: dict[str, list[str]] = {}
-    numbers: dict[str, dict] = {}
-    for name, chapter in chapters.CHAPTERS.items():
-        start = time.perf_counter()
+        audit = str(error)
+        print(f"  audit: {audit}", flush=True)
+    written = []
+    left_out = {}
+    summary = _summary(specimen)
+    numbers = {
+        "network": specimen.name,
+        **summary,
+        "audit": audit if isinstance(audit, str) else audit.to_dict(),
+    }
+    for heading, chapter in CHAPTERS.items():
+        name, start = chapter.__name__, time.perf_counter()
         try:
-            pictures = list(chapter.pictures(specimen, quick))
+            pictures = list(chapter(specimen, quick))
         except ValueError as error:
-            left_out.setdefault(str(error).rstrip("."), []).append(chapter.title)
+            left_out[heading] = str(error).rstrip(".")
             numbers[name] = {"left_out": str(error)}
+            print(f"  {name}: {error}", flush=True)
             continue
         page.save(folder / "pictures", pictures)
-        written.append((name, chapter.title, pictures))
-        numbers[name] = {
-            key: value for picture in pictures for key, value in picture.numbers.items()
-        }
-        print(
-            f"  {name}: {len(pictures)} pictures, {time.perf_counter() - start:.1f} s", flush=True
-        )
-    for each in left_out.items():
-        print(f"  {page.skipped(*each)}", flush=True)
-    summary = _summary(specimen)
-    found = findings if isinstance(findings, str) else findings.to_dict()
-    write_json(
-        folder / "analysis.json", {"network": specimen.name, **summary, "audit": found, **numbers}
-    )
-    (folder / "audit.txt").write_text(f"{findings}\n", encoding="utf-8")
-    text = page.render(
-        specimen.name, summary, findings, written, _version(), left_out, specimen.statistics
-    )
+        written.append((name, heading, pictures))
+        numbers[name] = {key: value for each in pictures for key, value in each.numbers.items()}
+        seconds = time.perf_counter() - start
+        print(f"  {name}: {len(pictures)} pictures, {seconds:.1f} s", flush=True)
+    runs.write_json(folder / "analysis.json", runs.plain(numbers), indent=1)
+    (folder / "audit.txt").write_text(f"{audit}\n", encoding="utf-8")
+    text = page.render(specimen.name, summary, audit, written, left_out, specimen.statistics)
     (folder / "index.html").write_text(text, encoding="utf-8")
     return sum(len(content) for _, _, content in written)
 
@@ -132,7 +115,6 @@ def _summary(specimen) -> dict[str, str]:
     from .. import backends
 
     model = specimen.model
-    statistics = "of the batch" if specimen.training else "moving averages, as at inference"
     name = specimen.name if specimen.is_foreign else f"{type(model).__name__} {model.name}"
     return {
         "Network": f"{name}, input {model.input_shape[1:]}, {model.count_params():,} parameters",
@@ -140,15 +122,11 @@ def _summary(specimen) -> dict[str, str]:
         "Weights": specimen.weights,
         "Images": specimen.data,
         "Loss": "cross-entropy, mean over the batch",
-        "Statistics of normalisation": statistics,
+        "Statistics of normalisation": (
+            "of the batch" if specimen.training else "moving averages, as at inference"
+        ),
         "Software": f"Keras {keras.__version__}, {keras.backend.backend()}, {backends.device()}",
     }
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("keras-preact")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

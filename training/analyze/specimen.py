@@ -3,7 +3,7 @@ measured on.
 """
 
 import dataclasses
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Specimen:
         """A sentence on the statistics that the normalisations in the pictures use; empty
         if none has moving averages.
         """
-        if not _moving_statistics(self.model):
+        if not list(_moving_statistics(self.model)):
             return ""
         if self.training:
             return (
@@ -76,6 +76,16 @@ class Specimen:
             "In the pictures, normalisations use their moving averages, as at inference. The "
             "audit measures signals and gradients with the statistics of the batch."
         )
+
+    def audit(self):
+        """Return the `Audit` of the network on the batch.
+
+        Raises:
+            ValueError: as `kp.analysis.audit`.
+        """
+        from keras_preact.analysis.audit import audit
+
+        return dataclasses.replace(audit(self.model, self.x, labels=self.labels), model=self.name)
 
 
 def chosen_data(images: int, data: str | None, data_dir: Path | None) -> Data | None:
@@ -115,7 +125,8 @@ def open_specimen(
         return _open_run(path, checkpoint, data, images)
     if path.suffix == ".keras" and path.is_file():
         model = networks.load(path)
-        batch = _batch(model, data, images, seed, pixels=_has_preprocessing(model))
+        pixels = any(layer.name == "preprocessing" for layer in model.layers)
+        batch = _batch(model, data, images, seed, pixels)
         trained = not _has_initial_statistics(model)
         weights = f"those of {path.name}"
         if not trained:
@@ -154,13 +165,15 @@ def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Spe
     )
 
 
-def _moving_statistics(model) -> list[tuple[Any, int]]:
-    """Return the moving means and variances of all normalisations, with their first
+def _moving_statistics(model) -> Iterator[tuple[Any, int]]:
+    """Yield the moving means and variances of all normalisations, with their first
     values.
     """
-    first = {"moving_mean": 0, "moving_variance": 1}
-    named = ((each, each.path.rsplit("/", 1)[-1]) for each in model.non_trainable_variables)
-    return [(each, first[name]) for each, name in named if name in first]
+    for variable in model.non_trainable_variables:
+        if variable.path.endswith("/moving_mean"):
+            yield variable, 0
+        elif variable.path.endswith("/moving_variance"):
+            yield variable, 1
 
 
 def _has_initial_statistics(model) -> bool:
@@ -169,14 +182,11 @@ def _has_initial_statistics(model) -> bool:
     """
     from keras import ops
 
-    found = _moving_statistics(model)
-    return bool(found) and all(
-        (ops.convert_to_numpy(variable) == first).all() for variable, first in found
-    )
-
-
-def _has_preprocessing(model) -> bool:
-    return any(layer.name == "preprocessing" for layer in model.layers)
+    as_new = [
+        (ops.convert_to_numpy(variable) == first).all()
+        for variable, first in _moving_statistics(model)
+    ]
+    return bool(as_new) and all(as_new)
 
 
 def _batch(model, data: Data | None, images: int, seed: int, pixels: bool) -> dict[str, Any]:
@@ -242,9 +252,3 @@ def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
         "data": f"{min(images, len(x))} test images of {source.name}",
         "more": (x[images:].astype("float32"), labels[images:]) if len(x) > images else None,
     }
-
-
-def write_json(path: Path, value: dict) -> None:
-    from .. import runs
-
-    path.write_text(json.dumps(runs.plain(value), indent=1, allow_nan=False) + "\n")

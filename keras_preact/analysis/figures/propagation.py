@@ -125,7 +125,7 @@ def truncation(signals: Mapping[str, Propagation]) -> Any:
         series = {name: getattr(each, field) for name, each in signals.items()}
         worst = max(float(share.max()) for share in series.values())
         title = f"{what}: at most {100 * worst:.3g} %"
-        limits = (-0.02, max(0.1, min(1.02, 1.1 * worst)))
+        limits = (0.0, max(0.1, min(1.02, 1.1 * worst)))
         panels.append(style.Panel(title, label, series, percent=True, limits=limits))
     return _by_depth(signals, UNIT, *panels, height=5.4)
 
