@@ -66,7 +66,7 @@ def lesion_errors(lesions: Lesions) -> Any:
         axes.scatter(counts, errors, label="one set of units", **point)
     axes.set_ylim(bottom=0)
     style.by_depth(axes)
-    style.name_lines(figure, axes)
+    style.legend(figure)
     return figure
 
 

@@ -48,10 +48,9 @@ def gradient_split(check: IdentityCheck) -> Any:
         ),
     ]
     # A unit between two that change the shape is a single point.
-    figure, every = style.depth_figure(panels, UNIT, 9.0, 5.4, marker="o", markersize=3.5)
+    figure = style.depth_figure(panels, UNIT, 9.0, 5.4, marker="o", markersize=3.5)
     if any((each > 0).any() for each in errors.values()):
-        style.logarithmic(every[1])  # errors are rounding, or of the size of 1
-    style.name_lines(figure, *every)
+        style.logarithmic(figure.axes[1])  # errors are rounding, or of the size of 1
     return figure
 
 
@@ -76,11 +75,10 @@ def direct_paths(paths: Mapping[str, DirectPath]) -> Any:
         series = {name: getattr(path, field) for name, path in paths.items()}
         title = f"At least {100 * min(map(np.nanmin, series.values())):.3g} % {what}"
         panels.append(style.Panel(title, label, series, percent=field == "survival"))
-    figure, every = style.depth_figure(panels, DEPTH, height=5.4)
-    for axes in every:
+    figure = style.depth_figure(panels, DEPTH, height=5.4)
+    for axes in figure.axes:
         if axes.get_yscale() == "linear":
             axes.set_ylim(bottom=0)
-    style.name_lines(figure, *every)
     return figure
 
 

@@ -61,5 +61,5 @@ def depth_scales(
     for i, (label, variance) in enumerate((networks or {}).items(), len(series)):
         axes.axvline(variance, label=label, **style.look(i))
     style.decades(axes, series.values())
-    style.name_lines(figure, axes)
+    style.legend(figure)
     return figure

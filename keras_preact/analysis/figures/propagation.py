@@ -104,9 +104,7 @@ def weight_gradients(signals: Mapping[str, Propagation]) -> Any:
             )
         title, axis = f"Gradients of the kernels: {label}", r"Norm of $\partial E/\partial W_l$"
         panels.append(style.Panel(title, axis, kernels, each.units, gaps=False))
-    figure, every = style.depth_figure(panels, UNIT, 7.0, 1.2 + 2.6 * len(panels), sharey=True)
-    style.name_lines(figure, *every)
-    return figure
+    return style.depth_figure(panels, UNIT, 7.0, 1.2 + 2.6 * len(panels), sharey=True)
 
 
 def truncation(signals: Mapping[str, Propagation]) -> Any:
@@ -136,6 +134,4 @@ def _by_depth(signals, depth: str, *panels: style.Panel, height: float = 4.2) ->
     first, *rest = panels
     if all(each == units for each in others):
         first = first._replace(units=units)
-    figure, every = style.depth_figure([first, *rest], depth, height=height)
-    style.name_lines(figure, *every)
-    return figure
+    return style.depth_figure([first, *rest], depth, height=height)

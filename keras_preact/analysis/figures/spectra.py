@@ -52,8 +52,8 @@ def singular_values(spectra: Mapping[str, Spectrum]) -> Any:
     style.styled(left, f"Singular values: {style.spread(every)}{zeros}", "Rank", "Singular value")
     ranks = {label: np.arange(1, len(each) + 1) for label, each in values.items()}
     style.lines(left, {label: (ranks[label], each) for label, each in values.items()})
-    left.set_yscale("log", nonpositive="mask")
     left.set_ylim(every.min() / 1.5, every.max() * 1.5)
+    style.logarithmic(left)
     style.styled(
         right, "How many are how large", "Singular value (1: size is kept)", "Number of values"
     )
@@ -65,7 +65,8 @@ def singular_values(spectra: Mapping[str, Spectrum]) -> Any:
         counts = np.histogram(each, edges)
         right.stairs(*counts, color=style.colour(i), fill=True, alpha=0.35, label=label)
     right.set_xscale("log")
+    style.plain_numbers(right.xaxis)
     right.set_yscale("symlog", linthresh=1.0)
     right.set_ylim(bottom=0)
-    style.name_lines(figure, left)
+    style.legend(figure)
     return figure

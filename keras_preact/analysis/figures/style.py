@@ -55,14 +55,11 @@ DARK: Mapping[str, str] = MappingProxyType(
 
 #: Sizes of text in points, for figures 7 inches wide: legible at half their size.
 TITLE, LABEL, TICK, SMALL = 13, 12, 11, 10
-#: Mean width and height of a character, relative to its size.
-CHARACTER_WIDTH, CHARACTER_HEIGHT = 0.52, 1.25
+#: Mean width of a character, relative to its size.
+CHARACTER_WIDTH = 0.52
 #: An axis is logarithmic if its values span more than the first ratio. Below the second, its
 #: numbers are written without powers of ten.
 DECADE, FEW_DECADES = 10.0, 2e3
-#: Lines are named at their ends if there are at most this many, their names have at most this many
-#: characters, and no name is moved by more lines of text. Else there is a legend.
-FEW, SHORT, FAR = 6, 24, 1.6
 
 
 def new_figure(width: float = 7.0, height: float = 4.2) -> Any:
@@ -157,11 +154,6 @@ def colour(i: int) -> str:
     return COLOURS[i % len(COLOURS)]
 
 
-def text_colour(line: str) -> str:
-    """Return the colour of text about a line of this colour."""
-    return next((hue.text for hue in HUES if hue.line.lower() == line.lower()), line)
-
-
 class Panel(NamedTuple):
     """Axes of a figure by depth.
 
@@ -192,7 +184,7 @@ def depth_figure(
     *,
     sharey: bool = False,
     **settings,
-) -> tuple[Any, Sequence[Any]]:
+) -> Any:
     """Draw panels one above the other; a line with the same name looks the same in all.
 
     Args:
@@ -203,7 +195,7 @@ def depth_figure(
         **settings: Further looks of the lines, as in `lines`.
 
     Returns:
-        The figure and its axes, whose lines are still to be named: see `name_lines`.
+        The figure, with a legend.
     """
     figure = new_figure(width, height)
     every = figure.subplots(len(panels), 1, sharex=True, sharey=sharey, squeeze=False)[:, 0]
@@ -221,7 +213,8 @@ def depth_figure(
             shares(axes.yaxis)
         stages(axes, panel.units)
         by_depth(axes)
-    return figure, every
+    legend(figure)
+    return figure
 
 
 def by_depth(axes) -> None:
@@ -233,32 +226,18 @@ def by_depth(axes) -> None:
 
 
 def stages(axes, units: Sequence[str]) -> None:
-    """Mark the start of each stage, if the units are named as in `stage2_unit1`."""
+    """Mark the stages above the axes, if the units are named as in `stage2_unit1`."""
     names = [name.split("_")[0] for name in units]
     if not names or not all(name.startswith("stage") for name in names):
         return
-    # The stages' names stand between the axes and the title.
-    axes.set_title(axes.get_title(loc="left"), loc="left", fontsize=TITLE, color=INK, pad=18)
-    # The axes may have no value to draw.
-    axes.update_datalim([(0, 0), (len(names) - 1, 0)], updatey=False)
-    for i, (before, name) in enumerate(zip(["", *names], names, strict=False)):
-        if name == before:
-            continue
-        if i:
-            axes.axvline(i, color=LINE, linewidth=0.8, zorder=1)
-        is_last = i > 0.9 * (len(names) - 1)
-        text = axes.annotate(
-            name.replace("stage", "stage "),
-            (i, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(-2, 1) if is_last else (2, 1),
-            textcoords="offset points",
-            ha="right" if is_last else "left",
-            va="bottom",
-            fontsize=SMALL,
-            color=GREY,
-        )
-        text.set_in_layout(False)  # the title leaves it room
+    starts = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+    for start in starts[1:]:
+        axes.axvline(start, color=LINE, linewidth=0.8, zorder=1)
+    above = axes.secondary_xaxis("top")
+    above.spines["top"].set_visible(False)
+    labels = [names[start].replace("stage", "stage ") for start in starts]
+    above.set_xticks(starts, labels, ha="left", fontsize=SMALL, color=GREY)
+    above.tick_params(length=0, pad=1)
 
 
 def decades(axes, values: Iterable) -> None:
@@ -298,38 +277,22 @@ def shares(axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
 
 
-def name_lines(figure, *panels) -> None:
-    """Name the lines: at their ends if they are few and end apart, else in one legend
-    below everything. A single line has no name.
-
-    Args:
-        figure: The figure of the axes.
-        panels: Axes with their final scales and limits. Lines with one label have one
-            look in all of them.
-    """
-    handles: dict[str, Any] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    if len(handles) < 2:
-        return
-    if len(handles) <= FEW and max(map(len, handles)) <= SHORT:
-        figure.draw_without_rendering()  # the layout decides where the ends are
-        ends = {axes: _ends(axes) for axes in panels}
-        if handles.keys() == {line.get_label() for found in ends.values() for line, *_ in found}:
-            for axes, found in ends.items():
-                _label_ends(axes, found)
-            return
-    legend(figure, handles)
-
-
-def legend(figure, handles: Mapping[str, Any]) -> None:
-    """Put a legend below everything, so that it covers nothing.
+def legend(figure, handles: Mapping[str, Any] | None = None) -> None:
+    """Put a legend below everything, so that it covers nothing. A single line needs none.
 
     Args:
         figure: Its height grows, so that the axes keep theirs.
-        handles: Label to an artist with the look to show.
+        handles: Label to an artist with the look to show. None: the lines of all axes;
+            those with one label have one look.
     """
+    if handles is None:
+        drawn: dict[str, Any] = {}
+        for axes in figure.axes:
+            for line, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                drawn.setdefault(label, line)
+        handles = drawn
+    if len(handles) < 2:
+        return
     longest = max(map(len, handles))
     fitting = int(72 * figure.get_figwidth() / (TICK * CHARACTER_WIDTH * (longest + 7)))
     rows = -(-len(handles) // max(1, min(len(handles), fitting)))
@@ -350,70 +313,6 @@ def sample(look: Mapping[str, Any]) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **look)
-
-
-def _ends(axes) -> list[tuple[Any, float, float]]:
-    """Return each labelled line, its last value, and how far above it the label is, in
-    points. Return nothing if there is no room.
-    """
-    ends = []
-    to_points = 72 / axes.figure.dpi
-    low, high = sorted(axes.get_xlim())
-    for line in axes.lines:
-        if line.get_label().startswith("_"):
-            continue
-        x, y = (np.asarray(values, "float64") for values in line.get_data())
-        is_log = axes.get_yscale() == "log"
-        shown = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & ((y > 0) | (not is_log)))
-        if not shown.size or x[shown[-1]] < low + 0.94 * (high - low):
-            return []
-        end = float(y[shown[-1]])
-        ends.append((line, end, to_points * float(axes.transData.transform((0, end))[1])))
-    if not ends:
-        return []
-    heights = [height for *_, height in ends]
-    box = axes.get_window_extent()
-    step = CHARACTER_HEIGHT * TICK
-    moved = apart(heights, step, to_points * box.y0 + step / 2, to_points * box.y1 - step / 2)
-    if moved is None or np.abs(np.subtract(moved, heights)).max(initial=0) > FAR * step:
-        return []
-    return [(line, end, new - old) for (line, end, old), new in zip(ends, moved, strict=True)]
-
-
-def apart(places: Sequence[float], step: float, low: float, high: float) -> list[float] | None:
-    """Move places as little as needed to have them at least `step` apart between `low`
-    and `high`; None if they do not fit.
-
-    Example:
-
-    >>> apart([1.0, 1.0, 9.0], 2.0, 0.0, 10.0)
-    [0.0, 2.0, 9.0]
-    """
-    if (len(places) - 1) * step > high - low:
-        return None
-    # With the steps taken off, places in order must not fall: that is isotonic regression.
-    order = np.argsort(places, kind="stable")
-    steps = step * np.arange(len(places))
-    wanted = np.clip(np.asarray(places)[order], low, high) - steps
-    fitted = _optional.load("scipy.optimize").isotonic_regression(wanted).x
-    moved = np.empty(len(places))
-    moved[order] = np.clip(fitted, low, high - steps[-1]) + steps
-    return moved.tolist()
-
-
-def _label_ends(axes, ends: Sequence[tuple[Any, float, float]]) -> None:
-    right = axes.get_xlim()[1]
-    for line, end, above in ends:
-        axes.annotate(
-            line.get_label(),
-            (right, end),
-            xytext=(5, above),
-            textcoords="offset points",
-            fontsize=TICK,
-            color=text_colour(line.get_color()),
-            va="center",
-            annotation_clip=False,
-        )
 
 
 def colour_bar(figure, axes, picture, label: str) -> None:

@@ -1,6 +1,6 @@
 """Training over time: loss and error (Fig. 1 and 6 of the paper), and training health."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,20 +10,46 @@ from keras_preact.health.ranges import HEALTHY_RANGES, Range
 
 #: Name of a column to its values.
 Columns = Mapping[str, Sequence[float] | np.ndarray]
+#: Panel and kind of curves to run to its epochs and values.
+Curves = Mapping[tuple[str, str], Mapping[str, tuple[np.ndarray, np.ndarray]]]
+
+#: Column of a history to the panel and the kind of its curve.
+CURVES = {
+    "loss": ("loss", "training"),
+    "val_loss": ("loss", "validation"),
+    "accuracy": ("error", "training"),
+    "val_accuracy": ("error", "validation"),
+    "learning_rate": ("rate", "rate"),
+}
+#: Kind of a curve to its look, with the colour that it has if there is only one run.
+LOOKS: Mapping[str, Mapping[str, Any]] = {
+    "training": {"linestyle": "--", "linewidth": 1.2, "color": style.colour(1)},
+    "validation": {"linestyle": "-", "linewidth": 1.7, "color": style.colour(0)},
+    "rate": {"linestyle": "-", "linewidth": 1.2, "color": style.GREY},
+}
+#: From this number of epochs on, the axis of errors leaves out the steep beginning, this share of
+#: the epochs, and rare peaks, what is above this percentile of the rest.
+LONG, BEGINNING, PEAKS = 20, 0.1, 98
 
 
-def training_curves(histories: Mapping[str, Columns], measured_on: str = "test") -> Any:
-    """Draw the training loss (left) and the error in percent (right) by epoch.
+def training_curves(
+    histories: Mapping[str, Columns], measured_on: str = "test", title: str = ""
+) -> Any:
+    """Draw the loss, the error in percent and the learning rate by epoch: dashed on the
+    training images, solid on others.
 
     Args:
         histories: Label of a run to its history: name of a column to values, one per
-            epoch, as in `model.fit(...).history` or a run's history.csv. The error
-            comes from `val_accuracy`, or from `accuracy` if that is missing.
-        measured_on: The data of `val_accuracy`: `"test"` or `"validation"`.
+            epoch, as in `model.fit(...).history` or a run's history.csv. `loss` is
+            required; `accuracy`, `val_loss`, `val_accuracy`, `learning_rate` and
+            `epoch`, which counts from 0, are drawn if they are there.
+        measured_on: The images of `val_loss` and `val_accuracy`, such as `"held-out"`.
+            `"test"` images choose no epoch: their last error is named, else the lowest.
+        title: Title of the whole figure.
 
     Returns:
-        A `matplotlib.figure.Figure`. The first axes show the losses, the second the
-        errors.
+        A `matplotlib.figure.Figure`. The first axes show the losses, those of the
+        errors and the learning rates follow if there are any.
 
     Raises:
         ValueError: for no history, or one without a loss.
@@ -39,48 +65,89 @@ def training_curves(histories: Mapping[str, Columns], measured_on: str = "test")
     Source: Fig. 1 and 6 of arXiv 1603.05027.
     """
     style.need(histories, "history")
-    for label, history in histories.items():
-        if not len(history.get("loss", ())):
+    curves = _curves(histories)
+    last = style.spread(losses[-1] for _, losses in curves["loss", "training"].values())
+    titles = {"loss": f"Last training loss: {last}", "error": _best(curves, measured_on)}
+    labels = {"loss": "Loss", "error": "Error (%)", "rate": "Learning rate"}
+    drawn = {panel for panel, _ in curves}
+    above = [panel for panel in ("loss", "error") if panel in drawn]
+    rows = [above, ["rate"] * len(above)] if "rate" in drawn else [above]
+    figure = style.new_figure(5.5 * len(above), 4.4 if len(rows) == 1 else 5.6)
+    style.heading(figure, title)
+    panels = figure.subplot_mosaic(rows, height_ratios=[3, 1][: len(rows)])
+    for panel, axes in panels.items():
+        style.styled(axes, titles.get(panel, ""), "Epoch", labels[panel])
+
+    colours = {run: style.colour(i) for i, run in enumerate(histories)}
+    names = {"training": "training", "validation": measured_on}
+    handles = {}
+    if len(histories) > 1:
+        handles = {run: style.sample({"color": colours[run], "linewidth": 2.5}) for run in colours}
+    for (panel, kind), series in curves.items():
+        for run, points in series.items():
+            look = dict(LOOKS[kind])
+            if len(histories) > 1:
+                look["color"] = colours[run]
+            style.lines(panels[panel], {f"{run}, {names.get(kind, kind)}": points}, **look)
+        if kind in names:
+            grey = {"color": style.GREY} if len(histories) > 1 else {}
+            handles[names[kind]] = style.sample({**LOOKS[kind], **grey})
+
+    style.decades(panels["loss"], [line.get_ydata() for line in panels["loss"].lines])
+    if "error" in panels:
+        panels["error"].set_ylim(0, _top(line.get_ydata() for line in panels["error"].lines))
+    if "rate" in panels:
+        panels["rate"].set_ylim(bottom=0)
+    for axes in panels.values():
+        style.by_depth(axes)
+    style.legend(figure, handles)
+    return figure
+
+
+def _curves(histories: Mapping[str, Columns]) -> Curves:
+    """Return every curve that has a number."""
+    found: dict[tuple[str, str], dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+    for run, history in histories.items():
+        columns = {name: _numbers(history[name]) for name in CURVES if name in history}
+        measured = [name for name, column in columns.items() if np.isfinite(column).any()]
+        if "loss" not in measured:
             raise ValueError(
-                f"A history needs a `loss`. Received: {label!r} with "
+                f"A history needs a `loss`. Received: {run!r} with "
                 f"{', '.join(history) or 'no columns'}"
             )
-    kinds = {"val_accuracy": measured_on, "accuracy": "training"}
-    metric = next((name for name in kinds if _is_measured(histories, name)), None)
-    figure = style.new_figure(7.0 if metric is None else 9.0, 4.0)
-    panels = figure.subplots(1, 1 if metric is None else 2, squeeze=False)[0]
-    losses = {label: _numbers(history["loss"]) for label, history in histories.items()}
-    lasts = style.spread(loss[-1] for loss in losses.values())
-    style.styled(panels[0], f"Training loss: {lasts} at the end", "Epoch", "Training loss")
-    style.lines(panels[0], {label: (_epochs(loss), loss) for label, loss in losses.items()})
-    style.decades(panels[0], losses.values())
-    if metric is not None:
-        errors = {
-            label: 100 * (1 - _numbers(history[metric])) for label, history in histories.items()
-        }
-        best = style.spread([float(np.nanmin(error)) for error in errors.values()], ".2f")
-        title, label = f"Lowest {kinds[metric]} error: {best} %", f"{kinds[metric]} error (%)"
-        style.styled(panels[1], title, "Epoch", label[0].upper() + label[1:])
-        style.lines(panels[1], {label: (_epochs(error), error) for label, error in errors.items()})
-        panels[1].set_ylim(bottom=0)
-    for axes in panels:
-        style.by_depth(axes)
-    style.name_lines(figure, *panels)
-    return figure
+        epochs = _numbers(history.get("epoch", np.arange(len(columns["loss"])))) + 1
+        for name in measured:
+            panel, kind = CURVES[name]
+            values = 100 * (1 - columns[name]) if panel == "error" else columns[name]
+            found.setdefault((panel, kind), {})[run] = epochs, values
+    return found
+
+
+def _best(curves: Curves, measured_on: str) -> str:
+    """Return the title of the errors."""
+    for kind, name in (("validation", measured_on), ("training", "training")):
+        errors = [values for _, values in curves.get(("error", kind), {}).values()]
+        if errors:
+            lowest = kind == "validation" and measured_on != "test"
+            ends = [float(np.nanmin(each) if lowest else each[-1]) for each in errors]
+            return f"{'Lowest' if lowest else 'Last'} {name} error: {style.spread(ends, '.2f')} %"
+    return ""
+
+
+def _top(errors: Iterable[np.ndarray]) -> float:
+    """Return the end of the axis of errors."""
+    tops = []
+    for each in errors:
+        is_long = len(each) >= LONG
+        later = each[int(BEGINNING * len(each)) :] if is_long else each
+        later = later[np.isfinite(later)]
+        if later.size:
+            tops.append(float(np.percentile(later, PEAKS if is_long else 100)))
+    return 1.1 * max(tops, default=0.0) or 1.0
 
 
 def _numbers(column: Sequence[float] | np.ndarray) -> np.ndarray:
     return np.asarray(column, "float64")
-
-
-def _epochs(values: np.ndarray) -> np.ndarray:
-    return np.arange(1, len(values) + 1)
-
-
-def _is_measured(histories: Mapping[str, Columns], metric: str) -> bool:
-    """Whether every history has a value of the metric."""
-    columns = [_numbers(history.get(metric, ())) for history in histories.values()]
-    return all(np.isfinite(column).any() for column in columns)
 
 
 #: Columns of `TrainingHealth` for the whole network.

@@ -104,10 +104,13 @@ LINES = {
         [{"unit": SPECTRUM.values}, {}],
     ),
     "training": (
-        lambda: figures.training_curves(RUNS, "validation"),
+        lambda: figures.training_curves(RUNS, "held-out"),
         [
-            {"a": [2, 1, 0.1], "b": [2, 1.5]},
-            {"a": [75, nan, 25], "b": [50, 37.5]},  # error, in percent
+            {"a, training": [2, 1, 0.1], "b, training": [2, 1.5]},
+            {  # errors in percent
+                **{"a, training": [100] * 3, "b, training": [90, 80]},
+                **{"a, held-out": [75, nan, 25], "b, held-out": [50, 37.5]},
+            },
         ],
     ),
     "depth scales": (
@@ -135,16 +138,46 @@ def test_lines(name):
     layout.check(figure)
 
 
-@pytest.mark.parametrize("count", [2, 20])
-def test_lines_are_named_at_their_ends_or_in_a_legend(count):
-    nets = {f"net {i}": signals(x_norm=np.array([3.0, 4.0, 5.0, i + 1])) for i in range(count)}
-    figure = figures.activation_norms(nets)
-    names = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    assert names == (list(nets) if count > 2 else [])
-    assert {text.get_text() for text in figure.axes[0].texts} >= set(nets) - set(names)
-    lines = [line for line in figure.axes[0].lines if line.get_label() in nets]
-    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == count
+def test_a_legend_names_the_lines_whose_looks_differ():
+    nets = {f"net {i}": signals(i) for i in range(20)}
+    figure = figures.truncation(nets)
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(nets)
+    for axes in figure.axes:
+        lines = [line for line in axes.lines if line.get_label() in nets]
+        assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 20
     layout.check(figure)
+
+
+@pytest.mark.parametrize("epochs", [1, 300])
+def test_training_curves_of_a_run(epochs):
+    falling = 0.1 + 0.8 * np.exp(-4 * np.arange(epochs) / epochs)
+    table = {"epoch": np.arange(epochs), "loss": 3 * falling, "accuracy": 1 - 0.8 * falling}
+    table |= {"val_loss": 4 * falling, "val_accuracy": 1 - falling, "learning_rate": falling}
+    figure = figures.training_curves({"digits": table}, "validation")
+    loss, error, rate = figure.axes
+    drawn = {(axes, line.get_linestyle()): line for axes in figure.axes for line in axes.lines}
+    expected = {
+        (loss, "--"): 3 * falling,
+        (loss, "-"): 4 * falling,
+        (error, "--"): 80 * falling,
+        (error, "-"): 100 * falling,
+        (rate, "-"): falling,
+    }
+    assert drawn.keys() == expected.keys()
+    for key, values in expected.items():
+        np.testing.assert_array_equal(drawn[key].get_xdata(), np.arange(1, epochs + 1))
+        np.testing.assert_allclose(drawn[key].get_ydata(), values)
+    assert title(error) == f"Lowest validation error: {100 * falling[-1]:.2f} %"
+    layout.check(figure)
+
+
+def test_training_curves_of_runs_that_differ():
+    """In length and columns. The lowest error would be chosen on the test images."""
+    runs = {f"run {i}": {"loss": np.ones(3), "val_accuracy": [0.5, 0.75, i / 8]} for i in (4, 5)}
+    figure = figures.training_curves({**runs, "plain": {"loss": np.ones(9)}})
+    assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [3, 3, 9]
+    assert title(figure.axes[1]) == "Last test error: 37.50 to 50.00 %"
 
 
 @pytest.mark.parametrize(
