@@ -134,7 +134,7 @@ def test_page_escapes_what_others_wrote():
     found = AuditFinding(nasty, Status.FAIL, math.nan, nasty, (nasty,), nasty, nasty, nasty, nasty)
     audit = Audit(nasty, None, 1, 1, (found,))
     chapters = [("a", nasty, [Picture("unit", FIGURE, nasty, alt=nasty)])]
-    text = page.render(nasty, {nasty: nasty}, audit, chapters, {nasty: nasty}, nasty)
+    text = page.render(nasty, {nasty: nasty}, audit, chapters, {nasty: nasty})
     for part in (text, page.render("x", {}, nasty, [], {})):
         assert "<script" not in part
         assert "&lt;script&gt;" in part

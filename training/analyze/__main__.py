@@ -103,7 +103,7 @@ def _write(specimen, folder: Path, quick: bool) -> int:
         print(f"  {name}: {len(pictures)} pictures, {seconds:.1f} s", flush=True)
     runs.write_json(folder / "analysis.json", runs.plain(numbers), indent=1)
     (folder / "audit.txt").write_text(f"{audit}\n", encoding="utf-8")
-    text = page.render(specimen.name, summary, audit, written, left_out, specimen.statistics)
+    text = page.render(specimen.name, summary, audit, written, left_out)
     (folder / "index.html").write_text(text, encoding="utf-8")
     return sum(len(content) for _, _, content in written)
 
@@ -123,7 +123,9 @@ def _summary(specimen) -> dict[str, str]:
         "Images": specimen.data,
         "Loss": "cross-entropy, mean over the batch",
         "Statistics of normalisation": (
-            "of the batch" if specimen.training else "moving averages, as at inference"
+            "of the batch, as in training, since the network is untrained"
+            if specimen.training
+            else "moving averages, as at inference; the audit measures with those of the batch"
         ),
         "Software": f"Keras {keras.__version__}, {keras.backend.backend()}, {backends.device()}",
     }

@@ -34,7 +34,6 @@ def render(
     audit: Audit | str,
     chapters: Sequence[tuple[str, str, Sequence[Any]]],
     left_out: Mapping[str, str],
-    note: str = "",
 ) -> str:
     """Return the page: the verdict and the picture that shows it, the chapters, every
     check, and what was analysed.
@@ -46,7 +45,6 @@ def render(
         chapters: Name, heading and pictures. The files of a picture are those that
             `save` writes to `pictures/`.
         left_out: Heading of a chapter that does not apply to the reason.
-        note: What to know about all pictures.
     """
     findings = () if isinstance(audit, str) else audit.findings
     worst = [each for status in ("FAIL", "WARN") for each in findings if each.status == status]
@@ -67,7 +65,6 @@ def render(
         title=_text(title),
         verdict=_verdict(audit, worst),
         main=_figure(pictures[main], findings) if main else "",
-        note=_note(note),
         menu="".join(f'<li><a href="#{name}">{_text(heading)}</a></li>' for name, heading in menu),
         chapters="\n".join(body),
         checks=_checks(findings) if findings else _note(f"Left out: {audit}."),
@@ -85,7 +82,7 @@ def _text(value: object) -> str:
 
 
 def _note(text: str) -> str:
-    return f'<p class="note">{_text(text)}</p>\n' if text else ""
+    return f'<p class="note">{_text(text)}</p>\n'
 
 
 def _verdict(audit: Audit | str, worst: Sequence[AuditFinding]) -> str:

@@ -3,7 +3,6 @@ measured on.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +59,6 @@ class Specimen:
         """Whether the network was not built with this package."""
         return not getattr(self.model, "units", None)
 
-    @property
-    def statistics(self) -> str:
-        """A sentence on the statistics that the normalisations in the pictures use; empty
-        if none has moving averages.
-        """
-        if not list(_moving_statistics(self.model)):
-            return ""
-        if self.training:
-            return (
-                "The network is untrained, so its normalisations use the statistics of the "
-                "batch, as in training."
-            )
-        return (
-            "In the pictures, normalisations use their moving averages, as at inference. The "
-            "audit measures signals and gradients with the statistics of the batch."
-        )
-
     def audit(self):
         """Return the `Audit` of the network on the batch.
 
@@ -127,7 +109,7 @@ def open_specimen(
         model = networks.load(path)
         pixels = any(layer.name == "preprocessing" for layer in model.layers)
         batch = _batch(model, data, images, seed, pixels)
-        trained = not _has_initial_statistics(model)
+        trained = not _is_untrained(model)
         weights = f"those of {path.name}"
         if not trained:
             weights += ", untrained: every moving mean is 0 and every moving variance is 1"
@@ -165,26 +147,17 @@ def _open_run(run: Path, checkpoint: str, data: Data | None, images: int) -> Spe
     )
 
 
-def _moving_statistics(model) -> Iterator[tuple[Any, int]]:
-    """Yield the moving means and variances of all normalisations, with their first
-    values.
-    """
-    for variable in model.non_trainable_variables:
-        if variable.path.endswith("/moving_mean"):
-            yield variable, 0
-        elif variable.path.endswith("/moving_variance"):
-            yield variable, 1
-
-
-def _has_initial_statistics(model) -> bool:
+def _is_untrained(model) -> bool:
     """Whether normalisations have moving statistics, and all are as before the first
     update.
     """
     from keras import ops
 
+    first = {"moving_mean": 0, "moving_variance": 1}
     as_new = [
-        (ops.convert_to_numpy(variable) == first).all()
-        for variable, first in _moving_statistics(model)
+        (ops.convert_to_numpy(variable) == first[name]).all()
+        for variable in model.non_trainable_variables
+        if (name := variable.path.rsplit("/", 1)[-1]) in first
     ]
     return bool(as_new) and all(as_new)
 
