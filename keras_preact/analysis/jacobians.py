@@ -20,16 +20,13 @@ from keras_preact.stacks import UnitStack
 if TYPE_CHECKING:
     from keras_preact.models.network import ResidualNetwork
 
-METHODS = ("auto", "exact", "lanczos", "randomized")
+METHODS = ("auto", "exact", "lanczos")
 
 #: `method="auto"` forms J if J has at most this many singular values.
 EXACT_UP_TO = 1000
 
 #: Relative change below which a singular value has converged: products are in float32.
 TOLERANCE = 1e-5
-
-#: The randomised method: directions beyond those that are wanted, and the most iterations.
-OVERSAMPLING, POWER_ITERATIONS = 10, 100
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +37,7 @@ class Spectrum:
         values: Singular values in descending order, float64: all `min(outputs, inputs)`
             of them, or the largest.
         shape: Shape of J, `(outputs, inputs)`.
-        exact: Whether J itself was decomposed. Values of an iterative method are never
+        exact: Whether J itself was decomposed. Values of Lanczos' method are never
             above the true ones, except for rounding.
 
     Raises:
@@ -196,12 +193,10 @@ def spectrum(
         function, x: As in `jacobian`.
         k: Number of the largest values to return; None for all.
         method: `"exact"` forms J and decomposes it, as every method does if all values
-            are wanted. The iterative methods multiply J with vectors: `"lanczos"` is
-            ARPACK's method on J^T J; `"randomized"` iterates on a subspace of k + 10
-            random directions, and is slower if the next values are close to the k-th.
-            Lanczos' method needs SciPy. `"auto"` is exact if J has at most 1000
-            singular values, else Lanczos' method.
-        seed: Seed of the iterative methods' random start.
+            are wanted. `"lanczos"` only multiplies J with vectors: ARPACK's method on
+            J^T J, which needs SciPy. `"auto"` is exact if J has at most 1000 singular
+            values, else Lanczos' method.
+        seed: Seed of the random start of Lanczos' method.
 
     Raises:
         ValueError: as in `jacobian`; for an unknown method; for a k above `min(outputs,
@@ -216,8 +211,7 @@ def spectrum(
     >>> found.shape, found.condition_number, found.isometry_distance
     ((100, 100), 1.0, 0.0)
 
-    Source: Lehoucq, Sorensen and Yang, "ARPACK Users' Guide", 1998; Halko, Martinsson
-        and Tropp, arXiv 0909.4061, Algorithm 4.4.
+    Source: Lehoucq, Sorensen and Yang, "ARPACK Users' Guide", 1998.
     """
     _checks.one_of(method, METHODS, "method")
     linear = _LinearMap(function, x)
@@ -233,8 +227,7 @@ def spectrum(
     if method == "exact" or k is None or k == total:
         values = np.linalg.svd(linear.matrix(), compute_uv=False)
         return Spectrum(values[:k], linear.shape, exact=True)
-    iterate = {"lanczos": _lanczos, "randomized": _randomized}[method]
-    return Spectrum(iterate(linear, k, np.random.default_rng(seed)), linear.shape, exact=False)
+    return Spectrum(_lanczos(linear, k, seed), linear.shape, exact=False)
 
 
 class _LinearMap:
@@ -298,8 +291,8 @@ def _flat(tensor) -> np.ndarray:
     return ops.convert_to_numpy(tensor).astype("float64").reshape(-1)
 
 
-def _lanczos(linear: _LinearMap, k: int, rng: np.random.Generator) -> np.ndarray:
-    start = rng.normal(size=linear.shape[1])
+def _lanczos(linear: _LinearMap, k: int, seed: int) -> np.ndarray:
+    start = np.random.default_rng(seed).normal(size=linear.shape[1])
     if not linear.push(start).any():  # J = 0, for which ARPACK has no start
         return np.zeros(k)
     sparse = _optional.load("scipy.sparse.linalg")
@@ -314,18 +307,3 @@ def _lanczos(linear: _LinearMap, k: int, rng: np.random.Generator) -> np.ndarray
         return_singular_vectors=False,
     )
     return np.sort(values)[::-1]
-
-
-def _randomized(linear: _LinearMap, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Iterate J^T J on a random subspace until its k largest values are stable."""
-    size = min(k + OVERSAMPLING, *linear.shape)
-    basis = np.linalg.qr(rng.normal(size=(linear.shape[1], size)))[0]
-    values = np.zeros(size)
-    for _ in range(POWER_ITERATIONS):
-        before = values
-        images = np.stack([linear.push(column) for column in basis.T], axis=1)
-        left, values, _ = np.linalg.svd(images, full_matrices=False)
-        if np.allclose(values[:k], before[:k], rtol=0, atol=TOLERANCE * values[0]):
-            break
-        basis = np.linalg.qr(np.stack([linear.pull(column) for column in left.T], axis=1))[0]
-    return values[:k]

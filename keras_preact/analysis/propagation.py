@@ -70,18 +70,6 @@ class Propagation:
         """
         return float(self.gradient_norm[0] / self.gradient_norm[-1])
 
-    def to_dict(self) -> dict:
-        """Return the figures as JSON can hold them."""
-        plain = {
-            key: value.tolist() if isinstance(value, np.ndarray) else value
-            for key, value in vars(self).items()
-        }
-        plain["units"] = list(self.units)
-        plain["weight_gradients"] = {
-            name: norms.tolist() for name, norms in self.weight_gradients.items()
-        }
-        return plain
-
 
 def propagation(
     model: keras.Model, x, labels=None, *, loss: Callable | None = None, training: bool = True

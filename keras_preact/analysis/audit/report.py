@@ -1,4 +1,4 @@
-"""The result of an audit: findings, printed as a table, as JSON or as Markdown."""
+"""The result of an audit: findings, printed as a table or as JSON."""
 
 import dataclasses
 import enum
@@ -103,16 +103,6 @@ class Audit:
             for finding in found["findings"]
         ]
         return found
-
-    def to_markdown(self) -> str:
-        """Return the table of all checks in Markdown."""
-        lines = ["| status | check | figure | what it is | where |", "|---|---|---|---|---|"]
-        lines += [
-            f"| {each.status} | {each.check} | {each.figure:.3g} | {each.unit} | "
-            f"{listed(each.locations, 3)} |"
-            for each in self.findings
-        ]
-        return "\n".join(lines)
 
     def __str__(self) -> str:
         order = f"read as {self.arrangement}" if self.arrangement else "no known arrangement"

@@ -25,11 +25,6 @@ class ChannelProfile:
     units: tuple[str, ...]
     size: np.ndarray
 
-    def to_dict(self) -> dict:
-        """Return a dict for JSON; NaN becomes None."""
-        rows = [[None if np.isnan(value) else float(value) for value in row] for row in self.size]
-        return {"units": list(self.units), "size": rows}
-
 
 def channel_profile(model: keras.Model, x, *, training: bool = True) -> ChannelProfile:
     """Measure the channels of every x_l on a batch, without changing the network.

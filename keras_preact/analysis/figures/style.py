@@ -76,13 +76,8 @@ def new_figure(width: float = 7.0, height: float = 4.2) -> Any:
     return figure
 
 
-def svg(figure, dark: bool = False) -> str:
-    """Return a figure as SVG on a transparent background, the same text each time.
-
-    Args:
-        figure: A figure in the colours of this module.
-        dark: Whether it is for a dark page: see `darkened`.
-    """
+def svg(figure) -> str:
+    """Return a figure as SVG on a transparent background, the same text each time."""
     import matplotlib
 
     buffer = io.BytesIO()
@@ -90,8 +85,7 @@ def svg(figure, dark: bool = False) -> str:
         figure.savefig(
             buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
         )
-    text = buffer.getvalue().decode()
-    return darkened(text) if dark else text
+    return buffer.getvalue().decode()
 
 
 def darkened(svg: str) -> str:

@@ -67,8 +67,8 @@ def test_the_largest_values(method, decay):
 
 
 @pytest.mark.backend
-@pytest.mark.parametrize("method", ["lanczos", "randomized", "auto"])
-def test_iterative_methods_do_not_form_the_jacobian(method):
+@pytest.mark.parametrize("method", ["lanczos", "auto"])
+def test_lanczos_does_not_form_the_jacobian(method):
     """Of a map of 50,000 inputs: a matrix of that size would hold 2.5e9 numbers."""
     factors = np.ones((1, 50_000), "float32")
     factors[0, [7, 70, 700]] = 9.0, 5.0, 3.0
