@@ -10,7 +10,7 @@ import pytest
 
 import keras_preact as kp
 from tests.keras_preact import harness
-from tests.keras_preact.analysis.test_propagation import first_input, network, numpy_units
+from tests.keras_preact.analysis.test_propagation import first_input, numpy_units
 
 
 @pytest.mark.parametrize("stacked", [False, pytest.param(True, marks=pytest.mark.backend)])
@@ -71,23 +71,3 @@ def test_path_lengths():
     shares = kp.analysis.path_lengths(3333)  # 10,001 layers
     assert shares.sum() == pytest.approx(1)
     assert (shares * np.arange(3334)).sum() == pytest.approx(3333 / 2)
-
-
-IMAGES = harness.images(2, 8, 8, 2)
-ERRORS = {
-    "index": (lambda: kp.analysis.lesions(network(), IMAGES, [0, 1], [(3,)]), "3 units"),
-    "inputs": (lambda: kp.analysis.lesions(network(), [IMAGES], [0, 1]), "one input"),
-    "labels": (lambda: kp.analysis.lesions(network(), IMAGES, None), "labels=None"),
-    "batch_size": (
-        lambda: kp.analysis.lesions(network(), IMAGES, [0, 1], batch_size=0),
-        "batch_size=0",
-    ),
-    "counts": (lambda: list(kp.analysis.random_lesions(3, [4], 1)), "from 0 to 3"),
-    "units": (lambda: kp.analysis.path_lengths(0), "units=0"),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors(name):
-    call, words = ERRORS[name]
-    assert words in harness.error_of(call)

@@ -289,22 +289,6 @@ def test_lesions_and_path_lengths():
     layout.check(figure)
 
 
-ERRORS = {
-    "nothing": (lambda: figures.gradient_norms({}), "empty mapping"),
-    "arrangement": (lambda: figures.unit_diagram("orginal"), "Did you mean"),
-    "spectra": (lambda: figures.singular_values({}), "singular value above 0"),
-    "loss": (lambda: figures.training_curves({"a": {"accuracy": [1.0]}}), "needs a `loss`"),
-    "health": (lambda: figures.training_health({"step": [1.0, 2.0]}), "1 columns, 2 rows"),
-    "shares": (lambda: figures.path_length_shares(np.ones(3)), "sum of 1"),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors(name):
-    draw, words = ERRORS[name]
-    assert words in harness.error_of(draw)
-
-
 def test_no_global_state():
     """pyplot knows of no figure, and no setting has changed."""
     import matplotlib

@@ -188,37 +188,3 @@ def test_singular_jacobian():
     assert found.values.tolist() == [1.0, 1.0, 0.0]
     assert found.condition_number == float("inf")
     assert found.isometry_distance == pytest.approx((1 / 3) ** 0.5)
-
-
-def double(x):
-    return 2 * x
-
-
-class Growing:
-    """A function that returns something else in each call."""
-
-    calls = 0
-
-    def __call__(self, x):
-        self.calls += 1
-        return x * self.calls
-
-
-FLOATS = np.ones((1, 3), "float32")
-ERRORS = {
-    "empty": (lambda: jacobians.jacobian(double, FLOATS[:0]), "at least one example"),
-    "nan": (lambda: jacobians.jacobian(double, FLOATS * np.nan), "finite"),
-    "bool": (lambda: jacobians.jacobian(lambda x: x > 0, FLOATS), "tensor of floats"),
-    "k": (lambda: jacobians.spectrum(double, FLOATS, k=4), "k=4"),
-    "method": (lambda: jacobians.spectrum(double, FLOATS, method="svd"), "method='svd'"),
-    "beyond": (lambda: jacobians.between(network(), 3, 8), "last=8"),
-    "name": (lambda: jacobians.between(network(), "x", 3), "first='x'"),
-    "part": (lambda: jacobians.spectrum(double, FLOATS, k=2).condition_number, "2 largest of 3"),
-    "random": (lambda: jacobians.jacobian(Growing(), FLOATS), "same for the same x"),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors(name):
-    call, words = ERRORS[name]
-    assert words in harness.error_of(call)

@@ -194,23 +194,6 @@ def test_wide_networks(settings, tolerance):
     np.testing.assert_allclose(norms, field.gradients(1.0, DEPTH), rtol=tolerance)
 
 
-ERRORS = {
-    "activation": (lambda: MeanField("tahn"), "'tanh'"),
-    "variance": (lambda: MeanField("tanh", -1.0), "weight_variance=-1.0"),
-    "length": (lambda: MeanField().chi(-1.0), "q=-1.0"),
-    "shortcut": (lambda: MeanField(shortcut="dropout"), "shortcut='dropout'"),
-    "weights": (lambda: MeanField(weights=0), "weights=0"),
-    "phase": (lambda: MeanField(shortcut="identity").phase, "shortcut='identity'"),
-    "xi": (lambda: MeanField(normalization="batch").xi, "plain networks"),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors(name):
-    call, words = ERRORS[name]
-    assert words in harness.error_of(call)
-
-
 def test_without_scipy(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"needs scipy: pip install 'keras-preact\[training\]'"):

@@ -230,26 +230,3 @@ def test_ratios_of_a_plain_network():
     assert np.isinf(signals.ratio).all()
     gradients = signals.gradient_norm
     assert signals.gradient_ratio == pytest.approx(gradients[0] / gradients[-1])
-
-
-def sequential():
-    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-
-
-X = harness.images(2, 8, 8, 2)
-ERRORS = {
-    "empty": (network, X[:0], None, "at least one example"),
-    "nan": (network, X * np.nan, None, "must be finite"),
-    "shape": (network, np.zeros((1, 8, 8, 3)), None, "(1, 8, 8, 3)"),
-    "no_unit": (sequential, np.zeros((1, 3)), None, "no residual unit"),
-    "labels": (network, X, [1, 2, 3], "3 labels for 2 examples"),
-    "high_label": (network, X, [0, 10], "labels from 0 to 10"),
-    "low_label": (network, X, [-1, 3], "labels from -1 to 3"),
-    "one_hot": (network, X, np.eye(10)[[1, 2]], "looks one-hot"),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors(name):
-    model, x, labels, words = ERRORS[name]
-    assert words in harness.error_of(lambda: kp.analysis.propagation(model(), x, labels))

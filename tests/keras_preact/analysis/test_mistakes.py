@@ -1,0 +1,99 @@
+"""Wrong arguments of the analyses end in an error that says what was received."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from keras_preact.analysis import MeanField, audit, figures, jacobians, lesions, propagation
+from tests.keras_preact import harness
+
+IMAGES = harness.images(2, 8, 8, 2)
+FLOATS = np.ones((1, 3), "float32")
+
+
+def network(**options):
+    return kp.models.resnet_cifar(8, width_factor=0.25, input_shape=(8, 8, 2), **options)
+
+
+def dense():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+
+def signals(labels, images=IMAGES):
+    return propagation(network(), images, labels)
+
+
+def double(x):
+    return 2 * x
+
+
+class Growing:
+    """A function that returns something else in each call."""
+
+    calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+#: What is called, and words that its message must hold.
+WRONG = [
+    # batches, labels and models
+    (lambda: signals(None, IMAGES[:0]), "at least one example"),
+    (lambda: signals(None, IMAGES * np.nan), "must be finite"),
+    (lambda: signals(None, IMAGES[..., :1]), "(None, 8, 8, 2)", "(2, 8, 8, 1)"),
+    (lambda: signals([1, 2, 3]), "3 labels for 2 examples"),
+    (lambda: signals([0, 10]), "labels from 0 to 10"),
+    (lambda: signals([-1, 3]), "labels from -1 to 3"),
+    (lambda: signals(np.eye(10)[[1, 2]]), "looks one-hot"),
+    (lambda: propagation(dense(), FLOATS), "no residual unit"),
+    (lambda: audit(dense(), np.ones((2, 3))), "has no residual unit"),
+    (lambda: audit(network(), IMAGES * np.nan), "`sample` must be finite"),
+    (lambda: audit(network(), IMAGES[:1]), "at least 2 examples, for batch statistics"),
+    (lambda: audit(network(), IMAGES, labels=np.arange(3)), "one per example"),
+    (lambda: audit(network(), IMAGES, labels=np.zeros(2)), "float64"),
+    (lambda: audit(network(), IMAGES, labels=np.array([0, 10])), "labels must be 0 to 9"),
+    (lambda: audit(keras.Sequential([keras.layers.Dense(3)]), FLOATS), "is not built"),
+    # lesions and shortcuts
+    (lambda: lesions(network(), IMAGES, [0, 1], [(3,)]), "3 units"),
+    (lambda: lesions(network(), [IMAGES], [0, 1]), "one input"),
+    (lambda: lesions(network(), IMAGES, None), "labels=None"),
+    (lambda: lesions(network(), IMAGES, [0, 1], batch_size=0), "batch_size=0"),
+    (lambda: list(kp.analysis.random_lesions(3, [4], 1)), "from 0 to 3"),
+    (lambda: kp.analysis.path_lengths(0), "units=0"),
+    (lambda: kp.analysis.expected_gain("conv1x1", 2), "depends on its weights"),
+    # Jacobians
+    (lambda: jacobians.jacobian(double, FLOATS[:0]), "at least one example"),
+    (lambda: jacobians.jacobian(double, FLOATS * np.nan), "finite"),
+    (lambda: jacobians.jacobian(lambda x: x > 0, FLOATS), "tensor of floats"),
+    (lambda: jacobians.jacobian(Growing(), FLOATS), "same for the same x"),
+    (lambda: jacobians.spectrum(double, FLOATS, k=4), "k=4"),
+    (lambda: jacobians.spectrum(double, FLOATS, method="svd"), "method='svd'"),
+    (lambda: jacobians.spectrum(double, FLOATS, k=2).condition_number, "2 largest of 3"),
+    (lambda: jacobians.between(network(), 1, 8), "last=8"),
+    (lambda: jacobians.between(network(), "x", 3), "first='x'"),
+    # mean-field theory
+    (lambda: MeanField("tahn"), "'tanh'"),
+    (lambda: MeanField("tanh", -1.0), "weight_variance=-1.0"),
+    (lambda: MeanField().chi(-1.0), "q=-1.0"),
+    (lambda: MeanField(shortcut="dropout"), "shortcut='dropout'"),
+    (lambda: MeanField(weights=0), "weights=0"),
+    (lambda: MeanField(shortcut="identity").phase, "shortcut='identity'"),
+    (lambda: MeanField(normalization="batch").xi, "plain networks"),
+    # figures
+    (lambda: figures.gradient_norms({}), "empty mapping"),
+    (lambda: figures.unit_diagram("orginal"), "Did you mean"),
+    (lambda: figures.singular_values({}), "singular value above 0"),
+    (lambda: figures.training_curves({"a": {"accuracy": [1.0]}}), "needs a `loss`"),
+    (lambda: figures.training_health({"step": [1.0, 2.0]}), "1 columns, 2 rows"),
+    (lambda: figures.path_length_shares(np.ones(3)), "sum of 1"),
+]
+
+
+@pytest.mark.parametrize("case", WRONG, ids=lambda case: case[1])
+def test_error(case):
+    call, *words = case
+    message = harness.error_of(call)
+    assert all(word in message for word in words), message
