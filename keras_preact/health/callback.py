@@ -126,8 +126,11 @@ class TrainingHealth(keras.callbacks.Callback):
         self.weights: list[str] = []
         self.inputs: list[str] = []
         self.divergence: str | None = None
-        self._reported: set[tuple] = set()
-        self._suspected: set[tuple] = set()  # causes that the record before has shown
+        # the gradient norm that stops training: the largest float32 for True
+        limit = np.finfo("float32").max if stop_on_divergence is True else stop_on_divergence
+        self._limit = float(limit) or None
+        self._reported: set[str] = set()
+        self._suspected: set[str] = set()  # causes that the record before has shown
         self._first_loss = math.nan
         self._gap = math.nan
         self._seen = 0
@@ -176,7 +179,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self._left = self._until_due()
         wrong = None if self._activations is None else self._activations.wrong_input()
         if wrong is not None:
-            self._report(("input", ""), wrong)
+            self._report("input", wrong)
         if keras.backend.backend() != "torch":  # there, nothing is compiled for an optimizer
             model.make_train_function(force=True)
 
@@ -191,8 +194,8 @@ class TrainingHealth(keras.callbacks.Callback):
             "seen": self._seen,
             "gap": self._gap,
             "gaps": list(self.gaps.items()),
-            "reported": sorted(map(list, self._reported)),
-            "suspected": sorted(map(list, self._suspected)),
+            "reported": sorted(self._reported),
+            "suspected": sorted(self._suspected),
             "first_loss": self._first_loss,
         }
         if probe is None or measured == self._seen:
@@ -217,25 +220,12 @@ class TrainingHealth(keras.callbacks.Callback):
         self._seen = state["seen"]
         self._gap = state["gap"]
         self.gaps = dict(state["gaps"])
-        self._reported = {tuple(keys) for keys in state["reported"]}
-        self._suspected = {tuple(keys) for keys in state["suspected"]}
+        self._reported = set(state["reported"])
+        self._suspected = set(state["suspected"])
         self._first_loss = state["first_loss"]
         self._probe.step.assign(state.get("measured", self._seen))
         if "figures" in state:
             self._probe.figures.assign(np.array(state["figures"], "float32"))
-
-    @property
-    def _limit(self) -> float | None:
-        """The gradient norm that stops training: the largest float32 for
-        `stop_on_divergence=True`.
-        """
-        if self.stop_on_divergence is False:
-            return None
-        return (
-            float(np.finfo("float32").max)
-            if self.stop_on_divergence is True
-            else self.stop_on_divergence
-        )
 
     @property
     def _read(self) -> list[WeightPlace]:
@@ -296,22 +286,21 @@ class TrainingHealth(keras.callbacks.Callback):
         rates = self._rates()
         diverged = findings.divergence(record, self.weights, self._limit)
         if diverged is not None:
-            known = ("update_ratio", "above") in self._reported
-            text = f"{diverged[0].upper()}{diverged[1:]}." if known else ""
-            text = text or findings.divergence_message(diverged, rates, self._first_loss)
-            if self.stop_on_divergence is not False:
+            if findings.TOO_HIGH in self._reported:  # the cause is known
+                text = f"{diverged[0].upper()}{diverged[1:]}."
+            else:
+                text = findings.divergence_message(diverged, rates, self._first_loss)
+            if self._limit is not None:
                 self.divergence = text
             self._report(findings.DIVERGENCE, text)
             return
         stuck = findings.is_stuck(record, self._first_loss, self._accuracies)
         figures = findings.measured(record, self._watched, self._read)
         found = findings.causes(figures, self.ranges, rates, stuck)
-        before, self._suspected = self._suspected, {(cause.figure, cause.side) for cause in found}
-        if found and (found[0].at_once or (found[0].figure, found[0].side) in before):
+        before, self._suspected = self._suspected, {cause.name for cause in found}
+        if found and (found[0].at_once or found[0].name in before):
             row = self.ranges[found[0].figure]
-            self._report(
-                (found[0].figure, found[0].side), findings.message(found[0], figures, row, rates)
-            )
+            self._report(found[0].name, findings.message(found[0], figures, row, rates))
 
     def _rates(self) -> findings.Rates:
         optimizer = self._probe.inner
@@ -326,7 +315,7 @@ class TrainingHealth(keras.callbacks.Callback):
             )
         return findings.Rates(now, max(now, self._highest_rate or 0.0))
 
-    def _report(self, cause: tuple[str, str], text: str) -> None:
+    def _report(self, cause: str, text: str) -> None:
         """Report a cause once."""
         if cause not in self._reported and (
             cause == findings.DIVERGENCE or not findings.FINAL & self._reported
@@ -344,12 +333,9 @@ class TrainingHealth(keras.callbacks.Callback):
             self._board.write(step, {"health/train_validation_gap": gap})
         row = self.ranges.get("train_validation_gap")
         recent = np.array(list(self.gaps.values())[-findings.GAP_EPOCHS :])
-        if (
-            row is not None
-            and len(recent) == findings.GAP_EPOCHS
-            and row.outside(recent, "above").all()
-        ):
-            self._report(("train_validation_gap", "above"), findings.gap_message(gap, row))
+        is_lasting = len(recent) == findings.GAP_EPOCHS
+        if row is not None and is_lasting and row.outside(recent, "above").all():
+            self._report("train_validation_gap", findings.gap_message(gap, row))
 
     def on_train_end(self, logs=None):
         self.remove()

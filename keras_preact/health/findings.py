@@ -19,7 +19,9 @@ STUCK_LOSS = 0.8
 #: ... and the training accuracy, if there is one, is below this.
 STUCK_ACCURACY = 0.9
 #: A training that has diverged, among the causes that were reported.
-DIVERGENCE = ("divergence", "")
+DIVERGENCE = "divergence"
+#: The name of the cause that a learning rate is too high.
+TOO_HIGH = "update_ratio above"
 #: Epochs in a row of which each has a gap outside the range before the gap is reported.
 GAP_EPOCHS = 5
 
@@ -43,6 +45,11 @@ class Cause:
     at_once: bool = False
     if_stuck: bool = False
 
+    @property
+    def name(self) -> str:
+        """Its name among the causes that were reported."""
+        return f"{self.figure} {self.side}"
+
 
 #: In the order of causes and effects: of the causes that a record shows, the first is reported.
 CAUSES = (
@@ -59,7 +66,7 @@ CAUSES = (
     Cause("gradient_weight_ratio", "below", if_stuck=True),
 )
 #: After these have been reported, all that follows is their effect.
-FINAL = frozenset({("update_ratio", "above"), DIVERGENCE})
+FINAL = frozenset({TOO_HIGH, DIVERGENCE})
 
 
 @dataclasses.dataclass(frozen=True)
