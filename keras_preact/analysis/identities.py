@@ -72,12 +72,11 @@ def check_identities(
     Source: Eq. 4 and 5 of arXiv 1603.05027.
     """
     observed = Observed(model, x, labels, loss, training)
-    _, outputs, gradients, _ = observed.gradients(_output)
+    _, signal, gradients, _ = observed.gradients(_output)
     with keras.StatelessScope():  # batch statistics stay as they are
         values, residuals = observed.run(lambda trace, axis: ops.cast(trace.residual, "float32"))
     residual = [ops.convert_to_numpy(row) for rows in residuals for row in rows]
-    signal = [row for rows in outputs for row in rows]
-    gradient = [row.astype("float64") for rows in gradients for row in rows]
+    gradient = [row.astype("float64") for row in gradients]
     branches = [branch for unit in observed.units for branch in observed.branches(unit, values)]
 
     ends = _ends(signal)
@@ -151,12 +150,9 @@ def direct_path(
     Source: Sec. 3 of arXiv 1603.05027.
     """
     observed = Observed(model, x, labels, loss, training)
-    _, outputs, gradients, _ = observed.gradients(_output, detach_residual=True)
-    gradient = [row.astype("float64") for rows in gradients for row in rows]
-    ends = [
-        end if end >= 0 else i - 1
-        for i, end in enumerate([*_ends([row for rows in outputs for row in rows]), -1])
-    ]
+    _, signal, gradients, _ = observed.gradients(_output, detach_residual=True)
+    gradient = [row.astype("float64") for row in gradients]
+    ends = [end if end >= 0 else i - 1 for i, end in enumerate([*_ends(signal), -1])]
     gain, survival = np.full((2, len(gradient)), np.nan)
     for i, end in enumerate(ends):
         here, there = gradient[i], gradient[end + 1]

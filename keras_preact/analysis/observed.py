@@ -154,12 +154,10 @@ class Observed:
         ]
 
     def gradients(self, look: Callable, *, detach_residual=False, variables: Sequence = ()):
-        """Return E, what `look` returned, the gradients of x_0 and of each unit's
-        x_{l+1}, and those of `variables`.
+        """Return E, lists of what `look` returned of x_0 ... x_L and of the gradients of
+        these, and the gradients of `variables` by their ids; all are arrays.
 
-        What `look` returned and the gradients are lists of arrays with a first axis of
-        units: one array for x_0, one for each of `units`. For x_0, `look` is given a trace
-        with nothing but the output.
+        For x_0, `look` is given a trace with nothing but the output.
         """
         start = self.units[0].start
         specs = self.graph.specs
@@ -184,18 +182,15 @@ class Observed:
             return value, [ops.expand_dims(first, 0), *seen]
 
         value, seen, gradients, on_weights = autodiff.value_and_gradients(loss, arrays, variables)
-        units = [1, *(unit.depth for unit in self.units)]
-        arrays = [
-            np.reshape(
-                ops.convert_to_numpy(gradient), (n, *gradient.shape[-len(specs[number].shape) :])
-            )
-            for gradient, n, number in zip(gradients, units, numbers, strict=True)
-        ]
+        by_unit: list[np.ndarray] = []
+        for unit, gradient in zip([None, *self.units], gradients, strict=True):
+            array = ops.convert_to_numpy(gradient)
+            by_unit += list(array) if unit is not None and unit.is_stack else [array]
         return (
             float(value),
-            list(map(ops.convert_to_numpy, seen)),
-            arrays,
-            list(map(ops.convert_to_numpy, on_weights)),
+            [row for rows in seen for row in ops.convert_to_numpy(rows)],
+            by_unit,
+            dict(zip(map(id, variables), map(ops.convert_to_numpy, on_weights), strict=True)),
         )
 
 

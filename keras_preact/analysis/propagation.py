@@ -104,17 +104,16 @@ def propagation(
     Source: Eq. 3 to 5, Sec. 3 and 4.1 of arXiv 1603.05027.
     """
     observed = Observed(model, x, labels, loss, training)
-    variables = model.trainable_variables
-    value, seen, gradients, on_weights = observed.gradients(_look, variables=variables)
-    figures = dict(zip(_FIGURES, np.concatenate(seen).T, strict=True))
+    value, seen, gradients, on_weights = observed.gradients(
+        _look, variables=model.trainable_variables
+    )
+    figures = dict(zip(_FIGURES, np.stack(seen).T, strict=True))
     for name in _FIGURES[3:]:
         figures[name] = figures[name][1:]  # x_0 is no unit's
     return Propagation(
         units=observed.names,
-        gradient_norm=np.concatenate([_norms(gradient, len(gradient)) for gradient in gradients]),
-        weight_gradients=_by_weight(
-            observed, dict(zip(map(id, variables), on_weights, strict=True))
-        ),
+        gradient_norm=np.concatenate([_norms(gradient, 1) for gradient in gradients]),
+        weight_gradients=_by_weight(observed, on_weights),
         loss=value,
         **figures,
     )

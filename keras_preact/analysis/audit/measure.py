@@ -1,6 +1,7 @@
 """Measurements of a network: signals at inference and in training, and gradients."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import keras
@@ -167,26 +168,26 @@ def gradients(model: keras.Model, sample, labels) -> Gradients:
     mode.
     """
     observed = Observed(model, sample, labels)
-    variables = model.trainable_variables
     _, _, on_outputs, on_weights = observed.gradients(
-        lambda trace, axis: ops.zeros(()), variables=variables
+        lambda trace, axis: ops.zeros(()), variables=model.trainable_variables
     )
-    by_id = dict(zip(map(id, variables), on_weights, strict=True))
     half_square = "half the squared norm of the output"
     loss = half_square if labels is None else "the cross-entropy of the labels"
     found = Gradients([], [], [], loss)
-    for unit, on_output in zip(observed.units, on_outputs[1:], strict=True):
+    rows = iter(on_outputs[1:])
+    for unit in observed.units:
+        own = list(itertools.islice(rows, unit.depth))
         if unit.is_plain:
             continue  # it has no addition, so it is no residual unit
         rank = 3 if unit.is_stack else 2
         of_kernels = [
-            by_id[id(weight)]
+            on_weights[id(weight)]
             for name, weight in observed.weights(unit)
             if len(weight.shape) >= rank
             and (isinstance(unit, Addition) or name.startswith("branch/"))
         ]
-        for i in range(unit.depth):
-            found.outputs.append(_norm([on_output[i]]))
+        for i, on_output in enumerate(own):
+            found.outputs.append(_norm([on_output]))
             found.weights.append(
                 _norm([gradient[i] if unit.is_stack else gradient for gradient in of_kernels])
             )
