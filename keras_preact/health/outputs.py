@@ -108,12 +108,8 @@ def summary(record: HealthRecord, watched: Watched) -> dict[str, float]:
     for name, values in spreads.items():
         values = values[~np.isnan(values)]
         if values.size:
-            least, middle, most = np.min(values), np.median(values), np.max(values)
-            scalars |= {
-                f"health_{name}/min": least,
-                f"health_{name}/median": middle,
-                f"health_{name}/max": most,
-            }
+            parts = {"min": np.min(values), "median": np.median(values), "max": np.max(values)}
+            scalars |= {f"health_{name}/{part}": value for part, value in parts.items()}
     return {name: float(value) for name, value in scalars.items() if value == value}
 
 

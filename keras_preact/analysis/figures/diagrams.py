@@ -3,7 +3,6 @@ any row added to the tables.
 """
 
 import dataclasses
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -209,7 +208,10 @@ def diagrams_figure(diagrams: Mapping[str, Diagram], below: str = "") -> Any:
     style.need(diagrams, "unit")
     height = max(map(_height, diagrams.values()))
     widths = list(map(_width, diagrams.values()))
-    titles = [_wrapped(title, width) for title, width in zip(diagrams, widths, strict=True)]
+    titles = [
+        style.wrapped(title, 72 * width / UNITS, style.SMALL)
+        for title, width in zip(diagrams, widths, strict=True)
+    ]
     above = 0.19 * max(title.count("\n") + 1 for title in titles)
     figure = style.new_figure(
         0.2 + sum(widths) / UNITS, 0.25 + above + height / UNITS + (0.25 if below else 0)
@@ -305,14 +307,6 @@ def in_words(name: str) -> str:
     for part, word in _WORDS.items():
         name = name.replace(part, word)
     return name
-
-
-def _wrapped(title: str, width: float) -> str:
-    """Return a title, wrapped to a width."""
-    characters = int(72 * width / UNITS / (style.CHARACTER_WIDTH * style.SMALL))
-    return "\n".join(
-        textwrap.fill(line, characters, break_on_hyphens=False) for line in title.split("\n")
-    )
 
 
 def _right(parts: Diagram) -> float:

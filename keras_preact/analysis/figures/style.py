@@ -98,8 +98,13 @@ def darkened(svg: str) -> str:
 
 
 def styled(axes, title: str = "", x: str = "", y: str = "") -> Any:
-    """Give axes a title, labels and a light grid, without a frame; return them."""
-    set_title(axes, title)
+    """Give axes a title, wrapped to their width, labels and a light grid, without a
+    frame; return them.
+    """
+    place = axes.get_subplotspec()
+    share = len(place.colspan) / place.get_gridspec().ncols if place else 1.0
+    width = 72 * (share * axes.figure.bbox.width / axes.figure.dpi - 0.9)  # of a subfigure too
+    axes.set_title(wrapped(title, width), loc="left", fontsize=TITLE, color=INK)
     axes.set_xlabel(x, fontsize=LABEL, color=INK)
     axes.set_ylabel(y, fontsize=LABEL, color=INK)
     axes.grid(True, color=GRID, linewidth=0.8)
@@ -110,24 +115,20 @@ def styled(axes, title: str = "", x: str = "", y: str = "") -> Any:
     return axes
 
 
-def set_title(axes, title: str) -> None:
-    """Set the title above the left end of axes, wrapped to their width."""
-    place = axes.get_subplotspec()
-    share = len(place.colspan) / place.get_gridspec().ncols if place else 1.0
-    width = 72 * (share * axes.figure.bbox.width / axes.figure.dpi - 0.9)  # of a subfigure too
-    axes.set_title(_wrapped(title, width), loc="left", fontsize=TITLE, color=INK)
-
-
 def heading(figure, title: str) -> None:
     """Set the title of a figure with several axes."""
     if title:
-        text = _wrapped(title, 72 * (figure.get_figwidth() - 0.3))
+        text = wrapped(title, 72 * (figure.get_figwidth() - 0.3))
         figure.suptitle(text, x=0.012, ha="left", fontsize=TITLE, color=INK)
 
 
-def _wrapped(title: str, points: float) -> str:
-    columns = max(12, int(points / (CHARACTER_WIDTH * TITLE)))
-    return textwrap.fill(title, columns, break_long_words=False)
+def wrapped(title: str, points: float, size: float = TITLE) -> str:
+    """Return the lines of a title of this size, wrapped to a width."""
+    columns = max(12, int(points / (CHARACTER_WIDTH * size)))
+    return "\n".join(
+        textwrap.fill(line, columns, break_long_words=False, break_on_hyphens=False)
+        for line in title.split("\n")
+    )
 
 
 def lines(axes, series: Mapping[str, tuple[Any, Any]], **settings) -> None:
