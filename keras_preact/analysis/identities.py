@@ -1,7 +1,7 @@
 """Eq. 4 and 5 checked on a network, and what the shortcuts alone let through."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -214,14 +214,8 @@ def _ends(signal: list[np.ndarray]) -> np.ndarray:
     """Return, for each unit, the last one that returns what this one reads in shape; -1
     where it changes the shape.
     """
-    return np.array(list(_ends_backwards(signal)), "int64")[::-1]
-
-
-def _ends_backwards(signal: list[np.ndarray]) -> Iterator[int]:
-    end = -1
+    ends = np.full(len(signal), -1)
     for i in reversed(range(len(signal) - 1)):
-        if signal[i].shape != signal[i + 1].shape:
-            end = -1
-        elif end < 0:
-            end = i
-        yield end
+        if signal[i].shape == signal[i + 1].shape:
+            ends[i] = ends[i + 1] if ends[i + 1] >= 0 else i
+    return ends[:-1]

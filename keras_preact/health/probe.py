@@ -3,6 +3,7 @@ the optimizer.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -55,20 +56,11 @@ class Probe:
         with _scope(model):
             if not self.optimizer.built:
                 self.optimizer.build(watched.variables)
-            self.figures, self.step = (
-                keras.Variable(
-                    "zeros",
-                    shape=shape,
-                    dtype=dtype,
-                    trainable=False,
-                    aggregation="only_first_replica",
-                    name=name,
-                )
-                for shape, dtype, name in (
-                    ((3, len(watched.places)), "float32", "figures"),
-                    ((), "int32", "measured_update"),
-                )
+            zeros = functools.partial(
+                keras.Variable, "zeros", trainable=False, aggregation="only_first_replica"
             )
+            self.figures = zeros((3, len(watched.places)), dtype="float32", name="figures")
+            self.step = zeros((), dtype="int32", name="measured_update")
         model.optimizer = ProbedOptimizer(self)
 
     def remove(self) -> None:
