@@ -78,20 +78,16 @@ def training_curves(
     for panel, axes in panels.items():
         style.styled(axes, titles.get(panel, ""), "Epoch", labels[panel])
 
-    colours = {run: style.colour(i) for i, run in enumerate(histories)}
     names = {"training": "training", "validation": measured_on}
-    handles = {}
-    if len(histories) > 1:
-        handles = {run: style.sample({"color": colours[run], "linewidth": 2.5}) for run in colours}
+    hues = {} if len(histories) == 1 else {run: style.colour(i) for i, run in enumerate(histories)}
+    handles = {run: style.sample({"color": hue, "linewidth": 2.5}) for run, hue in hues.items()}
     for (panel, kind), series in curves.items():
+        look, name = LOOKS[kind], names.get(kind, kind)
         for run, points in series.items():
-            look = dict(LOOKS[kind])
-            if len(histories) > 1:
-                look["color"] = colours[run]
-            style.lines(panels[panel], {f"{run}, {names.get(kind, kind)}": points}, **look)
+            own = {**look, "color": hues.get(run, look["color"])}
+            style.lines(panels[panel], {f"{run}, {name}": points}, **own)
         if kind in names:
-            grey = {"color": style.GREY} if len(histories) > 1 else {}
-            handles[names[kind]] = style.sample({**LOOKS[kind], **grey})
+            handles[name] = style.sample({**look, "color": style.GREY if hues else look["color"]})
 
     style.decades(panels["loss"], [line.get_ydata() for line in panels["loss"].lines])
     if "error" in panels:
