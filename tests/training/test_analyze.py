@@ -36,6 +36,9 @@ def test_numbers_are_those_of_the_trained_network_on_its_data(run, tmp_path, cap
     text = (output / "index.html").read_text()
     links = set(re.findall(r'(?:href|src|srcset)="([^#"]+)"', text))
     assert set(files(output)) == {"index.html"} | links  # nothing is missing or left over
+    places = re.findall(r' id="([^"]+)"', text)
+    assert len(set(places)) == len(places)
+    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(places)
 
     def no_constant(value):
         raise AssertionError(value)

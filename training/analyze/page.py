@@ -55,10 +55,9 @@ def render(
     for name, heading, content in chapters:
         shown = "".join(_figure(each, findings) for each in content if each.name != main)
         menu.append((name, heading))
-        body.append(
-            f'<h2 id="{name}">{_text(heading)}</h2>\n'
-            + (shown or f'<p class="note">Its picture is <a href="#{main}">at the top</a>.</p>')
-        )
+        at_the_top = f'<a href="#picture-{main}">at the top</a>'
+        shown = shown or f'<p class="note">Its picture is {at_the_top}.</p>'
+        body.append(f'<h2 id="{name}">{_text(heading)}</h2>\n{shown}')
     menu += [("audit", "Every check"), ("analysed", "What was analysed")]
     template = string.Template((HERE / "page.html").read_text(encoding="utf-8"))
     return template.substitute(
@@ -112,7 +111,7 @@ def _figure(picture: Any, findings: Sequence[AuditFinding]) -> str:
     width, height = (round(100 * inches) for inches in picture.figure.get_size_inches())
     file = f"pictures/{picture.name}"
     return (
-        f'<figure id="{picture.name}"><a href="{file}.png"><picture>'
+        f'<figure id="picture-{picture.name}"><a href="{file}.png"><picture>'
         f'<source srcset="{file}-dark.svg" media="(prefers-color-scheme: dark)">'
         f'<img src="{file}.svg" width="{width}" height="{height}" '
         f'alt="{_text(picture.alt or texts["alt"])}"></picture></a>'
