@@ -102,7 +102,7 @@ class Family:
         leaves: For `"conv"`, `"norm"` and `"dense"` the names of their weights.
         options: Options of `ResidualNetwork` for the same computation.
         block_options: Options of its blocks, if they have them.
-        first_unit: As `unit`, for the first unit of each stage. None: `unit`.
+        first_unit: Names below the first unit of each stage, if they differ from `unit`.
         strides: Strides of the stages, which fix their number. None: any number, with
             stride 2 in all but the last.
         strided_unit: Unit of a stage that has the stride, see `Stage`.

@@ -32,11 +32,7 @@ FAMILY = Family(
     title="keras.applications' ResNetV2",
     assumes="Assumed are ReLU, an epsilon of 1.001e-5, and the strides and paddings of "
     "keras.applications.",
-    network={
-        "stem_conv": "conv1_conv",
-        "head_norm": "post_bn",
-        "head_classifier": "predictions",
-    },
+    network=layout.KERAS_NETWORK,
     unit_name=lambda stage, unit: f"conv{stage + 1}_block{unit}",
     unit=layout.unit_names("_preact_bn _1_conv _1_bn _2_conv _2_bn _3_conv _0_conv"),
     leaves=layout.KERAS_LEAVES,

@@ -27,11 +27,7 @@ BLOCKS = {"basic": "basic_block", "bottleneck": "bottleneck_block"}
 FAMILY = Family(
     title="keras-hub's pre-activation ResNetBackbone",
     assumes="Assumed are ReLU, an epsilon of 1e-5, and strides on the 3x3 convolutions.",
-    network={
-        "stem_conv": "conv1_conv",
-        "head_norm": "post_bn",
-        "head_classifier": "predictions",
-    },
+    network=layout.KERAS_NETWORK,
     unit_name=lambda stage, unit: f"stack{stage - 1}_block{unit - 1}",
     unit=layout.unit_names("_pre_activation_bn _1_conv _1_bn _2_conv _2_bn _3_conv _0_conv"),
     leaves=layout.KERAS_LEAVES,

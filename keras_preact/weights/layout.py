@@ -65,6 +65,10 @@ KERAS_LEAVES: Mapping[str, Leaves] = MappingProxyType(
         "dense": _KERAS_KERNEL,
     }
 )
+#: Our layers outside the units to their names in keras.applications, which keras-hub kept.
+KERAS_NETWORK: Mapping[str, str] = MappingProxyType(
+    {"stem_conv": "conv1_conv", "head_norm": "post_bn", "head_classifier": "predictions"}
+)
 TORCH_LEAVES: Mapping[str, Leaves] = MappingProxyType(
     {
         "conv": [("kernel", ".weight", CONV_OIHW), ("bias", ".bias", SAME)],
