@@ -223,10 +223,12 @@ class InMemory:
         alternate: bool,
     ):
         self._held, self._batch_size, self._seed = held, batch_size, seed
-        self._inputs, self._border, self._alternate = inputs, border, alternate
+        self._inputs, self._border = inputs, border
         self._order = order.Order(len(held), seed)
-        first_flips = order.generator(seed, order.FLIPS, 0).integers(0, 2, len(held))
-        self._first_flips = first_flips.astype(bool)
+        self._first_flips = None
+        if alternate:
+            drawn = order.generator(seed, order.FLIPS, 0).integers(0, 2, len(held))
+            self._first_flips = drawn.astype(bool)
 
     def draw(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
         """Return the numbers of a step's images, of these rows, and their crops: top,
@@ -240,7 +242,7 @@ class InMemory:
         top, left, flip = (
             number[rows] for number in crops.draw(random, self._batch_size, self._border)
         )
-        if self._alternate:
+        if self._first_flips is not None:
             flip = self._first_flips[images] ^ (places // len(self._held) % 2).astype(bool)
         return images, (top, left, flip)
 
