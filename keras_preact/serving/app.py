@@ -26,8 +26,8 @@ def create_app(
     Args:
         settings: The server's settings.
         repository: Lends the models. Default: a `Repository` of `settings.directory`.
-        replica: The name of this process among several behind one address: a label of
-            its metrics, without which their counters would look like one.
+        replica: Name of this process if several share one address. It labels the
+            metrics; without it the counters of all would look like one.
 
     Example:
         >>> app = create_app(Settings("saved_models"))  # doctest: +SKIP
