@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -79,7 +80,6 @@ def evaluate(
     from keras_preact.transfer import fit_temperature
 
     from . import data as datasets
-    from . import runs
 
     if batch_size < 1 or save_samples < 0:
         raise cli.UserError(
@@ -97,15 +97,7 @@ def evaluate(
     for note in images.notes:
         print(f"Warning: {note}")
 
-    def classify(split) -> tuple[np.ndarray, np.ndarray]:
-        logits, labels = [], []
-        batches = datasets.evaluation_batches(images, split, batch_size, source.size)
-        with images.naming_broken_images():
-            for batch, batch_labels in batches.as_numpy_iterator():
-                logits.append(average_logits(opened.logits, batch, views))
-                labels.append(batch_labels)
-        return np.concatenate(logits).astype("float64"), np.concatenate(labels)
-
+    classify = functools.partial(_classify, opened, images, batch_size, source.size, views)
     logits, labels = classify(images.test)
     about = {"model": str(opened.path), "data": images.name, "split": "test", "views": views}
     metrics = about | measure(logits, labels, list(images.classes))
@@ -116,9 +108,8 @@ def evaluate(
         except ValueError as error:
             print(f"The probabilities were not calibrated. {error}.")
         else:
-            calibrated = logits / temperature
-            curves[f"logits / {temperature:.3g}"] = reliability(calibrated, labels)
-            again = measure(calibrated, labels, list(images.classes))
+            curves[f"logits / {temperature:.3g}"] = reliability(logits / temperature, labels)
+            again = measure(logits / temperature, labels, list(images.classes))
             metrics["calibrated"] = {
                 "temperature": temperature,
                 "held_out_images": images.holdout.size,
@@ -128,19 +119,42 @@ def evaluate(
     folder = output or opened.output
     folder.mkdir(parents=True, exist_ok=True)
     # `compare` and the curves are about the final network
-    suffix = "" if checkpoint == "final" else f"-{checkpoint}"
-    written = folder / f"metrics{suffix}.json"
-    pictures = [folder / f"{name}{suffix}.png" for name in ("confusion_matrix", "reliability")]
-    runs.write_json(written, metrics)
-    with runs.replacing(pictures[0]) as temporary:
-        draw_confusion(np.array(metrics["confusion_matrix"]), list(images.classes), temporary)
-    with runs.replacing(pictures[1]) as temporary:
-        draw_reliability(curves, temporary)
-    print(report(metrics))
-    print(f"Wrote {written}, {pictures[0].name} and {pictures[1].name}.")
+    _write(metrics, curves, folder, "" if checkpoint == "final" else f"-{checkpoint}")
     if save_samples:
         count = _save_samples(images, folder / "samples", save_samples)
         print(f"Wrote {count} test images to {folder / 'samples'}, named INDEX_CLASS.png.")
+
+
+def _classify(
+    opened: Subject, images, batch_size: int, size: int | None, views: Views, split
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits (images, classes) and the labels (images) of a split."""
+    from . import data
+
+    logits, labels = [], []
+    batches = data.evaluation_batches(images, split, batch_size, size)
+    with images.naming_broken_images():
+        for batch, batch_labels in batches.as_numpy_iterator():
+            logits.append(average_logits(opened.logits, batch, views))
+            labels.append(batch_labels)
+    return np.concatenate(logits).astype("float64"), np.concatenate(labels)
+
+
+def _write(metrics: dict, curves: dict[str, tuple], folder: Path, suffix: str) -> None:
+    """Write the figures and their pictures, and print them."""
+    from . import runs
+
+    written = folder / f"metrics{suffix}.json"
+    confusion = folder / f"confusion_matrix{suffix}.png"
+    reliable = folder / f"reliability{suffix}.png"
+    runs.write_json(written, metrics)
+    with runs.replacing(confusion) as temporary:
+        classes = list(metrics["per_class"])
+        draw_confusion(np.array(metrics["confusion_matrix"]), classes, temporary)
+    with runs.replacing(reliable) as temporary:
+        draw_reliability(curves, temporary)
+    print(report(metrics))
+    print(f"Wrote {written}, {confusion.name} and {reliable.name}.")
 
 
 def _source(opened: Subject, subject: Path, data: str | None, data_dir: Path | None) -> Data:

@@ -94,21 +94,10 @@ def export(
         except ValueError as error:
             raise cli.UserError(str(error)) from error
         print(f"Its logits are divided by {temperature:.3g}.")
-    described: dict[str, Any] = {
-        "classes": config["classes"],
-        "preprocessing": config["preprocessing"],
-    }
+    described = {"classes": config["classes"], "preprocessing": config["preprocessing"]}
     try:
         if format != "saved_model":
-            save, ending = {
-                "onnx": (kp.export.save_onnx, "onnx"),
-                "litert": (kp.export.save_litert, "tflite"),
-            }[format]
-            output.mkdir(parents=True, exist_ok=True)
-            file = save(model, output / f"{name}.{ending}", **described)
-            print(
-                f"Wrote {file} ({filesize.decimal(file.stat().st_size)}). Its outputs match {path}."
-            )
+            _save_file(model, output / name, format, described, path)
             return
         exported = kp.export.save(
             model,
@@ -128,6 +117,22 @@ def export(
     print(
         f"Next: {cli.command('predict')} {output / name} IMAGE, or {cli.command('serve')} {output}"
     )
+
+
+def _save_file(
+    model: "keras.Model", path: Path, format: str, described: dict[str, Any], source: Path
+) -> None:
+    """Write one file for another runtime, and print what was written."""
+    import keras_preact as kp
+
+    save, ending = {
+        "onnx": (kp.export.save_onnx, "onnx"),
+        "litert": (kp.export.save_litert, "tflite"),
+    }[format]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = save(model, path.with_name(f"{path.name}.{ending}"), **described)
+    size = filesize.decimal(file.stat().st_size)
+    print(f"Wrote {file} ({size}). Its outputs match {source}.")
 
 
 def _images(

@@ -109,23 +109,9 @@ def training_stream(
             or do not fit into memory.
     """
     augment = AUGMENTATIONS[augmentation]
-    if not 0 < batch_size <= data.train.size:
-        raise ValueError(
-            f"`batch_size` must be 1 to {data.train.size}, the training images. Received: "
-            f"batch_size={batch_size}"
-        )
-    if seed < 0:
-        raise ValueError(f"`seed` must not be negative. Received: {seed}")
-    if border < 1:
-        raise UserError(f"--data.border must be at least 1. Received: {border}")
-    for option, value, default in (("flip", flip, "random"), ("border", border, crops.BORDER)):
-        if value != default and augment is not None:
-            raise UserError(
-                f"--data.{option} {value} needs --data.augmentation pad_crop_flip. Received: "
-                f"{augmentation}"
-            )
     size = size or data.size
     fake = isinstance(data.train.reader, Fake)
+    _check(data, batch_size, augmentation, seed, border, flip)
     if augment is None and not fake:
         _check_one_size(data, size)
     if size is None:
@@ -144,12 +130,11 @@ def training_stream(
             "--data.augmentation none or pad_crop_flip and nothing else. Remove it, or the "
             "other options of --data."
         )
-    stream: Opener
     if fake:
         shape = (batch_size, size, size, data.channels)
-        return TrainingStream(
-            batch_size, _one_batch(shape, len(data.classes), seed, mixing is not None)
-        )
+        opener = _one_batch(shape, len(data.classes), seed, mixing is not None)
+        return TrainingStream(batch_size, opener)
+    stream: Opener
     if held is None:
         stream = _one_by_one(data, batch_size, augment or images.resize, size, seed)
     else:
@@ -164,6 +149,26 @@ def training_stream(
     if alter is not None or mixing is not None:
         stream = finished(stream, batch_size, alter, mixing)
     return TrainingStream(batch_size, stream)
+
+
+def _check(
+    data: ImageData, batch_size: int, augmentation: str, seed: int, border: int, flip: str
+) -> None:
+    if not 0 < batch_size <= data.train.size:
+        raise ValueError(
+            f"`batch_size` must be 1 to {data.train.size}, the training images. Received: "
+            f"batch_size={batch_size}"
+        )
+    if seed < 0:
+        raise ValueError(f"`seed` must not be negative. Received: {seed}")
+    if border < 1:
+        raise UserError(f"--data.border must be at least 1. Received: {border}")
+    for option, value, default in (("flip", flip, "random"), ("border", border, crops.BORDER)):
+        if value != default and AUGMENTATIONS[augmentation] is not None:
+            raise UserError(
+                f"--data.{option} {value} needs --data.augmentation pad_crop_flip. Received: "
+                f"{augmentation}"
+            )
 
 
 def _check_one_size(data: ImageData, size: int | None) -> None:
