@@ -82,13 +82,13 @@ soak-on: $(tests)
 mutants: $(tests) ## Break the code in many places, one at a time: a test must fail for each.
 	$(bin)/python tests/mutants
 
-# All backends in one environment: tests compare them. timm's networks are compared with ours; they do not use torchvision, which
-# fails beside some builds of torch.
+# All backends in one environment: tests compare them. The networks of timm and pytorchcv are compared with ours; they do not use
+# torchvision, which fails beside some builds of torch.
 $(tests): pyproject.toml constraints/tested.txt | $(bin)/python
 	@echo "Installing into $(VENV), with the versions of constraints/tested.txt: $(about_test)"
 	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt \
 	  $(torch_index) -e '.[test,jax,torch,lint]' | sed -n 's/^Successfully installed/Installed:/p'
-	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt --no-deps timm | \
+	@$(bin)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints/tested.txt --no-deps timm pytorchcv | \
 	  sed -n 's/^Successfully installed/Installed:/p'
 	@touch $@
 

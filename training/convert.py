@@ -9,7 +9,7 @@ import tyro
 from . import cli
 
 FormatName = Literal[
-    "auto", "keras_preact", "keras_applications", "keras_hub", "timm", "torch_cifar"
+    "auto", "keras_preact", "keras_applications", "keras_hub", "timm", "pytorchcv", "torch_cifar"
 ]
 
 
@@ -30,7 +30,7 @@ def convert(
 
     Args:
         source: File to read: .keras, .h5 (keras.applications), .safetensors, .pth, .pt,
-            .bin or .npz (timm, Torch).
+            .bin or .npz (timm, pytorchcv, Torch).
         out: File to write: .keras, .weights.h5 or .safetensors.
         source_format: Format of the source. auto: found from its content.
         target_format: Format to write. auto: this package's own; for .safetensors the

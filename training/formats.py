@@ -13,7 +13,7 @@ from rich import filesize
 from keras_preact import atomic, weights
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.network import ResidualNetwork
-from keras_preact.weights import files, timm, torch_cifar
+from keras_preact.weights import files, pytorchcv, timm, torch_cifar
 
 from . import cli
 
@@ -99,6 +99,12 @@ FORMATS: Mapping[str, Format] = {
         lambda content: isinstance(content, Mapping) and timm.is_timm(content),
         weights.from_timm,
         weights.to_timm,
+        _STATE_FILES,
+    ),
+    "pytorchcv": Format(
+        lambda content: isinstance(content, Mapping) and pytorchcv.is_pytorchcv(content),
+        weights.from_pytorchcv,
+        weights.to_pytorchcv,
         _STATE_FILES,
     ),
     "torch_cifar": Format(

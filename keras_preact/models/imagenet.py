@@ -43,7 +43,8 @@ def resnet_imagenet(
         block: `"basic"` or `"bottleneck"`. None: the usual one at that depth; bottleneck for
             explicit stages.
         width_factor: Multiplies the widths 64, 128, 256, 512 of the stages.
-        stem: `"7x7"`, or `"7x7_zero_padded"` as in TF-slim.
+        stem: `"7x7"`, `"7x7_zero_padded"` as in TF-slim, or `"7x7_normalized"` as in
+            pytorchcv.
         strided_unit: Which unit of a stage shrinks the map: `"first"`, so that stages
             2, 3 and 4 begin with it, or `"last"` as in TF-slim and keras.applications,
             where stages 1, 2 and 3 end with it.

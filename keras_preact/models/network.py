@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_preact import _checks, blocks, initializers, options
+from keras_preact import _checks, arrangements, blocks, initializers, options
 from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.layers import chains, spatial
 from keras_preact.layers.whitening import Whitening2D, whitened_channels
@@ -33,25 +33,29 @@ class Stem:
             infinity, or `"zeros"`; None: no pooling.
         whitens: Whether the convolution is a `Whitening2D`, whose width follows from its
             input.
+        normalized: Whether a normalisation and an activation of the stem's own come
+            before the arrangement's.
     """
 
     kernel_size: int | None
     strides: int = 1
     pooling: str | None = None
     whitens: bool = False
+    normalized: bool = False
 
     @property
     def total_stride(self) -> int:
         return self.strides * (2 if self.pooling else 1)
 
 
-#: Name to `Stem`: for small images, for ImageNet as published and as in TF-slim, for vectors, for
-#: short training.
+#: Name to `Stem`: for small images, for ImageNet as published, as in TF-slim and as in pytorchcv,
+#: for vectors, for short training.
 STEMS: Mapping[str, Stem] = MappingProxyType(
     {
         "3x3": Stem(3),
         "7x7": Stem(7, strides=2, pooling="infinity"),
         "7x7_zero_padded": Stem(7, strides=2, pooling="zeros"),
+        "7x7_normalized": Stem(7, strides=2, pooling="infinity", normalized=True),
         "dense": Stem(None),
         "whitening": Stem(2, whitens=True),
     }
@@ -88,8 +92,10 @@ class ResidualNetwork(base.UnitNetwork):
         stages: `Stage(filters, units, strides)`, in order.
         stem: `"3x3"` (small images), `"7x7"` (stride 2 and a 3x3 max pooling:
             ImageNet), `"7x7_zero_padded"` (the same with zeros around what is pooled:
-            TF-slim), `"dense"` (vectors) or `"whitening"` (a 2x2 convolution that `adapt`
-            computes from images and training leaves alone; no normalisation follows it).
+            TF-slim), `"7x7_normalized"` (normalised and activated before the pooling also
+            if the arrangement has nothing there: pytorchcv), `"dense"` (vectors) or
+            `"whitening"` (a 2x2 convolution that `adapt` computes from images and training
+            leaves alone; no normalisation follows it).
         stem_filters: Width of the stem; without meaning for `"whitening"`.
         block: The weights of F, see `ResidualUnit`.
         input_shape: Shape without the batch; for images in the order of `data_format`,
@@ -292,6 +298,8 @@ def _stem_layers(
     """Return the layers from the pixels to the first unit."""
     # whitening normalises already
     names = [name for name in pattern.arrangement.stem if not (stem.whitens and name == "norm")]
+    if stem.normalized:
+        names = [*arrangements.NORM_ACTIVATION, *names]
     after = pattern.components(names, axis, filters, "stem_{}")
     settings: dict = {
         "data_format": pattern.data_format,

@@ -53,10 +53,16 @@ def test_every_format_has_its_name_on_the_command_line():
 
 
 class TestConverting:
-    @pytest.mark.parametrize("kind", ["timm", "torch_cifar"])
+    @pytest.mark.parametrize("kind", ["timm", "torch_cifar", "pytorchcv"])
     def test_there_and_back(self, imagenet, cifar, tmp_path, capsys, kind):
-        model = {"timm": imagenet, "torch_cifar": cifar}[kind]
-        state = {"timm": weights.to_timm, "torch_cifar": weights.to_torch_cifar}[kind](model)
+        if kind == "pytorchcv":
+            model = kp.models.resnet_cifar(
+                8, arrangement="full_preactivation_raw_stem", shape_shortcut="projection"
+            )
+            randomize(model)
+        else:
+            model = {"timm": imagenet, "torch_cifar": cifar}[kind]
+        state = getattr(weights, f"to_{kind}")(model)
         theirs, ours, back = (
             tmp_path / name for name in ("a.safetensors", "net.keras", "b.safetensors")
         )
@@ -65,7 +71,8 @@ class TestConverting:
         run(theirs, ours, *size)
         assert f"({kind}): " in capsys.readouterr().out
         np.testing.assert_allclose(outputs(load(ours)), outputs(model), rtol=1e-5, atol=1e-6)
-        run(ours, back)
+        target = ("--target-format", kind) if kind == "pytorchcv" else ()
+        run(ours, back, *target)
         before, after = (weights.read_state(path) for path in (theirs, back))
         assert before.keys() == after.keys()
         for name, array in before.items():

@@ -11,6 +11,7 @@ from keras_preact.weights import keras_applications
 from tests.keras_preact import harness
 from tests.keras_preact.weights import timm_nets
 from tests.keras_preact.weights.keras_nets import applications, backbone, classifier
+from tests.keras_preact.weights.pytorchcv_nets import PYTORCHCV
 from tests.keras_preact.weights.torch_nets import CIFAR, check_same, nn, outputs, randomized
 
 #: Networks of the other libraries. A name begins with the converter's.
@@ -24,8 +25,11 @@ NETWORKS = {
     "timm, basic": timm_nets.basic,
     "timm, bottleneck": timm_nets.bottleneck,
     "timm, bit": timm_nets.bit,
+    **{f"pytorchcv, {kind}": make for kind, make in PYTORCHCV.items()},
     **{f"torch_cifar, {kind}": make for kind, make in CIFAR.items()},
 }
+#: Options of networks whose weights do not show them.
+GIVEN = {"pytorchcv, ImageNet, b": {"stride_on": "3x3"}}
 STACKED = ("keras_applications", "keras_hub, top", "timm, bit")
 #: Compared on every backend: of each library one, with the fewest shapes.
 ON_ALL = ("keras_applications", "keras_hub", "timm, basic", "torch_cifar, basic with projections")
@@ -43,9 +47,12 @@ def test_outputs_and_the_way_back(name):
     else:
         source = randomized(theirs).state_dict()
         weights = {key.replace("8.1.", "8."): tensor.numpy() for key, tensor in source.items()}
-    ours = read(source, input_shape=(None, None, 3), stacked=name in STACKED)
+    given = GIVEN.get(name, {})
+    ours = read(source, input_shape=(None, None, 3), stacked=name in STACKED, **given)
     # at an odd size, the zero padding of timm's pooling shows at the border
-    sizes = {"timm": [(32, 32), (33, 46)], "torch_cifar": [(32, 32)]}.get(library, [(40, 40)])
+    sizes = {"timm": [(32, 32), (33, 46)], "torch_cifar": [(32, 32)], "pytorchcv": [(32, 32)]}.get(
+        library, [(40, 40)]
+    )
     check_same(theirs, ours, *sizes)
     if library == "keras_applications":
         return  # theirs have 50 layers and more: test_keras_applications
@@ -108,6 +115,9 @@ SOURCES = {
     "timm": lambda: kp.weights.to_timm(imagenet((1, 1, 1, 1), width_factor=1 / 8, **RAW)),
     "torch_cifar": lambda: kp.weights.to_torch_cifar(
         kp.models.resnet_cifar(8, width_factor=0.25, classes=5)
+    ),
+    "pytorchcv": lambda: kp.weights.to_pytorchcv(
+        kp.models.resnet_cifar(8, width_factor=0.25, classes=5, shape_shortcut="projection", **RAW)
     ),
     "keras_hub": lambda: kp.weights.to_keras_hub(imagenet((1, 1), **RAW)),
     "keras_applications": applications,
@@ -214,6 +224,8 @@ BOTTLENECK = kp.blocks.Bottleneck(stride_on="3x3")
 OTHERS = [
     ("timm", lambda: cifar(), "arrangement='full_preactivation' where it has"),
     ("timm", lambda: like_hub((1, 1, 1), width_factor=1 / 8), "strides [1, 2, 2, 2]"),
+    ("pytorchcv", lambda: cifar(**RAW), "shape_shortcut='zero_pad' where it has 'projection'"),
+    ("pytorchcv", lambda: imagenet((1, 1, 1, 1), **RAW), "stem='7x7' where it has"),
     ("torch_cifar", lambda: cifar(11, block=BOTTLENECK), "stride_on='3x3' where"),
     ("torch_cifar", lambda: cifar(**RAW), "ports of the networks for CIFAR does: activate_shape"),
     ("torch_cifar", lambda: None, "must be a ResidualNetwork"),
@@ -246,3 +258,11 @@ def test_networks_that_a_library_cannot_hold(library, make, words):
 def test_what_acts_in_training_alone_does_not_matter():
     model = like_applications((1, 1), stochastic_depth=0.2, dropout=0.1, zero_init_last=True)
     keras_applications.FAMILY.check(model)
+
+
+def test_weights_that_are_not_of_pytorchcv():
+    message = harness.error_of(lambda: kp.weights.from_pytorchcv(SOURCES["torch_cifar"]()))
+    assert "no weights of a PreResNet of pytorchcv" in message
+    squeezed = SOURCES["pytorchcv"]() | {"features.stage1.unit1.se.conv1.weight": np.zeros(1)}
+    with pytest.raises(kp.weights.WeightsMismatch, match=r"1 left over: .*se\.conv1"):
+        kp.weights.from_pytorchcv(squeezed)

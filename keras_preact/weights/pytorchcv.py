@@ -1,0 +1,154 @@
+"""The pre-activation networks of pytorchcv (imgclsmob): weights from and to them.
+
+Trained ones exist for CIFAR-10, CIFAR-100 and SVHN (`preresnet20_cifar10` to
+`preresnet1202_svhn`) and for ImageNet (`preresnet10` to `preresnet269b`).
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_preact import arrangements, blocks
+from keras_preact.models.network import ResidualNetwork
+from keras_preact.weights import files, layout
+from keras_preact.weights.family import Family, Sample, some, warn_of_missing_units
+
+
+def _family(stem: str, conv: str, strides: tuple[int, ...], stride_on: str) -> Family:
+    return Family(
+        title="pytorchcv's PreResNet",
+        assumes="Assumed are ReLU and an epsilon of 1e-5; in bottlenecks the stride on the 3x3 "
+        "convolution for CIFAR, and on the first one for ImageNet. Networks whose names end in b, "
+        "such as preresnet50b, need stride_on='3x3'.",
+        network={
+            "stem_conv": f"features.init_block{conv}",
+            "stem_norm": "features.init_block.bn",
+            "head_norm": "features.post_activ.bn",
+            "head_classifier": "output",
+        },
+        unit_name=lambda stage, unit: f"features.stage{stage}.unit{unit}.",
+        unit=layout.unit_names(
+            "body.conv1.bn body.conv1.conv body.conv2.bn body.conv2.conv body.conv3.bn "
+            "body.conv3.conv identity_conv"
+        ),
+        numbers=re.compile(r"features\.stage(\d+)\.unit(\d+)\.body\."),
+        leaves=layout.TORCH_LEAVES,
+        options={
+            "arrangement": arrangements.RAW_STEM,
+            "stem": stem,
+            "shape_shortcut": "projection",
+        },
+        strides=strides,
+        block_options={"stride_on": stride_on},
+    )
+
+
+CIFAR = _family("3x3", "", (1, 2, 2), "3x3")
+IMAGENET = _family("7x7_normalized", ".conv", (1, 2, 2, 2), "first")
+#: The networks whose names end in b.
+IMAGENET_B = _family("7x7_normalized", ".conv", (1, 2, 2, 2), "3x3")
+
+
+def is_pytorchcv(state: Mapping[str, Any]) -> bool:
+    """Whether names are those of a PreResNet of pytorchcv."""
+    return "features.post_activ.bn.weight" in state and any(map(CIFAR.numbers.match, state))
+
+
+def from_pytorchcv(
+    source: str | os.PathLike | Mapping[str, Any],
+    *,
+    input_shape: Sequence[int | None] | None = None,
+    classes: int | None = None,
+    check: Sample | None = None,
+    **options,
+) -> ResidualNetwork:
+    """Convert a PreResNet of pytorchcv to a network that computes the same.
+
+    The weights say depth, widths and block, and whether it is a network for small
+    images or for ImageNet. They do not say where a bottleneck has its stride: for CIFAR
+    it is the 3x3 convolution, for ImageNet the first one, and the 3x3 one again in the
+    networks whose names end in b: give `stride_on="3x3"` for those. Assumed are ReLU
+    and an epsilon of 1e-5.
+
+    These networks differ from the paper's: their first unit has its own first
+    normalisation and activation, and a change of the shape is a projection of the
+    activated input.
+
+    Args:
+        source: A file, see `read_state`, or the `state_dict()`: names to arrays or
+            tensors. The mean and std of the images are not in the weights: `mean=` and
+            `std=` add them to the network.
+        input_shape: None: 32 x 32 or 224 x 224 and the channels of the weights. For
+            other channels the stem's kernel is adapted, see `load`.
+        classes: Number of classes. Another number than the source's gets a new
+            classifier. None: the source's.
+        check: Images, in the data format of the result, and the outputs that it must
+            have for them: those of the source. This finds what the assumptions miss.
+        **options: Options of `ResidualNetwork`, such as `stacked=True`.
+
+    Raises:
+        ValueError: for weights of another network, and for other outputs than those of
+            `check`.
+        WeightsMismatch: for weights that do not fit each other, such as those of
+            pytorchcv's networks with squeeze-and-excitation.
+        ImportError: if the file needs safetensors or torch, and that is missing.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> ours = kp.models.resnet_cifar(
+    ...     20, arrangement="full_preactivation_raw_stem", shape_shortcut="projection"
+    ... )
+    >>> state = kp.weights.to_pytorchcv(ours)
+    >>> state["features.stage2.unit1.identity_conv.weight"].shape
+    (32, 16, 1, 1)
+    >>> kp.weights.from_pytorchcv(state).name
+    'preresnet20'
+
+    Source: github.com/osmr/pytorchcv
+    """
+    state = files.torch_state(source)
+    if not is_pytorchcv(state):
+        raise ValueError(
+            "These are no weights of a PreResNet of pytorchcv, with names such as "
+            "features.stage1.unit1.body.conv1.conv.weight and features.post_activ.bn.weight. They "
+            f"are: {some(state)}"
+        )
+    family, size = (CIFAR, 32) if "features.init_block.weight" in state else (IMAGENET, 224)
+    found = family.structure(state)
+    warn_of_missing_units(found)
+    return family.build(
+        found,
+        state,
+        input_shape=input_shape,
+        classes=classes,
+        shape=(size, size, found.channels),
+        check=check,
+        **{"name": f"preresnet{found.depth}"} | options,
+    )
+
+
+def to_pytorchcv(model: ResidualNetwork) -> dict[str, np.ndarray]:
+    """Return a network's weights under pytorchcv's names, for
+    `pytorchcv_model.load_state_dict` or `write_state`.
+
+    Args:
+        model: From `from_pytorchcv`, or of the same structure, such as
+            `kp.models.resnet_cifar(20, arrangement="full_preactivation_raw_stem",
+            shape_shortcut="projection")`.
+
+    Raises:
+        ValueError: for a network that does not compute what pytorchcv's does. The
+            message holds the options that differ.
+        WeightsMismatch: for weights that pytorchcv has no name for.
+    """
+    config = model.get_config() if isinstance(model, ResidualNetwork) else {}
+    if config.get("stem") == "3x3":
+        family = CIFAR
+    else:
+        on_3x3 = config and getattr(blocks.get(config["block"]), "stride_on", None) == "3x3"
+        family = IMAGENET_B if on_3x3 else IMAGENET
+    return files.with_counters(family.extract(model))
