@@ -373,9 +373,14 @@ class Graph:
                 for tensor in [tensor for tensor in values if last[tensor] <= i]:
                     del values[tensor]
 
-    def run(self, values: dict[int, Any], steps: Iterable[int] | None = None) -> dict[int, Any]:
+    def run(
+        self,
+        values: dict[int, Any],
+        steps: Iterable[int] | None = None,
+        calls: Mapping[int, Callable] | None = None,
+    ) -> dict[int, Any]:
         """Run steps as `walk` does, and return `values` with all tensors."""
-        for _ in self.walk(values, steps):
+        for _ in self.walk(values, steps, calls=calls):
             pass
         return values
 

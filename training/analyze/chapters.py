@@ -22,6 +22,8 @@ from .specimen import Specimen
 LARGEST_INPUT, LARGEST_VALUES = 50_000, 8
 #: How many sets of units of each size are removed, and how many sizes.
 SETS, SIZES = 3, 6
+#: How many images are shown with their maps.
+SHOWN = 6
 #: Why chapters are left out.
 QUICK = "left out by --quick"
 FOREIGN = "only for networks built with keras_preact"
@@ -176,6 +178,18 @@ def ensemble(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     yield Picture("lesions", figures.lesion_errors(lesions), found, {"lesions": lesions})
 
 
+def looks(specimen: Specimen, quick: bool) -> Iterator[Picture]:
+    if not specimen.trained or specimen.more is None:
+        raise ValueError("only for trained networks and labelled images")
+    images, labels = (each[:SHOWN] for each in specimen.more)
+    maps = kp.analysis.grad_cam(specimen.model, images, labels)
+    empty = int((maps.max(axis=(1, 2)) == 0).sum())
+    found = f"{len(images)} test images and what speaks for their own class"
+    found += f"; for {empty} of them nothing does." if empty else "."
+    titles = [f"class {label}" for label in labels]
+    yield Picture("class_maps", figures.class_maps(images, maps, titles), found)
+
+
 def jacobian(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     units = len(_units(specimen))
     if quick:
@@ -244,6 +258,7 @@ CHAPTERS: Mapping[str, Callable[[Specimen, bool], Iterator[Picture]]] = {
     "Signals and gradients by depth": signals,
     "What the shortcuts carry": identities,
     "An ensemble of paths": ensemble,
+    "Where the network looks": looks,
     "Jacobian": jacobian,
     "Mean-field theory": mean_field,
 }

@@ -210,6 +210,25 @@ def test_maps():
     layout.check(figure)
 
 
+def test_class_maps():
+    images, maps = harness.images(2, 6, 8, 3), np.zeros((2, 6, 8))
+    maps[1, 2, 3] = 5
+    figure = figures.class_maps(images, maps, ["cat", "dog"])
+    cat, dog, below_cat, below_dog = figure.axes
+    assert (cat.get_title(), dog.get_title()) == ("cat", "dog")
+    shown = dog.images[0].get_array()
+    assert (shown.min(), shown.max()) == (0, 1)
+    np.testing.assert_allclose(shown * np.ptp(images[1]) + images[1].min(), images[1], atol=1e-5)
+    for axes, own, largest in ((below_cat, maps[0], 1), (below_dog, maps[1], 5)):
+        drawn = axes.images[1]
+        np.testing.assert_array_equal(drawn.get_array(), own)
+        assert drawn.get_clim() == (0, largest)
+    with pytest.raises(ValueError, match="3 titles for 2 images"):
+        figures.class_maps(images, maps, "abc")
+    with pytest.raises(ValueError, match=r"Received: \(2, 6, 8, 3\) and \(2, 8, 6\)"):
+        figures.class_maps(images, maps.swapaxes(1, 2))
+
+
 #: What the reference's symbols are called in a diagram.
 WORDS = {"N": "BN", "A": "ReLU"}
 
