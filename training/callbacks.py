@@ -1,6 +1,11 @@
-"""Callbacks of a run: its history, its end, and the steps before a resumption."""
+"""Callbacks of a run: its history, its end, its profile, those of the user, and the steps
+before a resumption.
+"""
 
+import importlib
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +14,7 @@ import keras
 import numpy as np
 
 from . import histories
+from .cli import UserError
 
 Figures = Mapping[str, float | int | None]
 
@@ -198,6 +204,92 @@ class TorchSeeds(keras.callbacks.Callback):
         torch.manual_seed(
             int(np.random.SeedSequence((self.seed, step, self.process)).generate_state(1)[0])
         )
+
+
+class Profile(keras.callbacks.Callback):
+    """Records what the steps of `fit` do, with the profiler of the backend.
+
+    Args:
+        folder: Where TensorBoard finds the record.
+        first, last: Numbers of the steps, from 1, over all epochs.
+        count: Counter of the steps.
+    """
+
+    def __init__(self, folder: Path, first: int, last: int, count: Count):
+        super().__init__()
+        self.folder = folder
+        self.first = first
+        self.last = last
+        self.count = count
+        self._stop: Callable[[], object] | None = None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._stop is None and self.first <= self.count.step + 1 <= self.last:
+            self._stop = _PROFILERS[keras.backend.backend()](str(self.folder))
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.count.step >= self.last:
+            self.close()
+
+    def close(self) -> None:
+        """Write the record."""
+        if self._stop is not None:
+            self._stop()
+        self._stop = None
+
+
+def _profile_tensorflow(folder: str) -> Callable[[], object]:
+    import tensorflow as tf
+
+    tf.profiler.experimental.start(folder)
+    return tf.profiler.experimental.stop
+
+
+def _profile_jax(folder: str) -> Callable[[], object]:
+    import jax
+
+    jax.profiler.start_trace(folder)
+    return jax.profiler.stop_trace
+
+
+def _profile_torch(folder: str) -> Callable[[], object]:
+    import torch
+
+    profiler = torch.profiler.profile(
+        on_trace_ready=torch.profiler.tensorboard_trace_handler(folder)
+    )
+    profiler.start()
+    return profiler.stop
+
+
+#: Backend to the function that starts its profiler and returns the one that stops it.
+_PROFILERS: Mapping[str, Callable[[str], Callable[[], object]]] = {
+    "tensorflow": _profile_tensorflow,
+    "jax": _profile_jax,
+    "torch": _profile_torch,
+}
+
+
+def of_user(name: str) -> Callable[[Path], keras.callbacks.Callback]:
+    """Return the function that `--callbacks MODULE:FUNCTION` names. The module may be a
+    file in the working directory.
+
+    Raises:
+        UserError: if there is no such function.
+    """
+    module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise UserError(
+            "--callbacks must be MODULE:FUNCTION, such as my_callbacks:wandb for a function in "
+            f"my_callbacks.py. Received: {name!r} ({error})"
+        ) from error
+    if not callable(found):
+        raise UserError(f"--callbacks must name functions. Received: {name!r}, which is {found!r}")
+    return found
 
 
 class Continued(keras.callbacks.CallbackList):

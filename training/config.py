@@ -259,6 +259,10 @@ class Config:
     """Compile the train step (XLA, torch.compile). auto: Keras' choice, but no XLA on a CPU."""
     health: int = 100
     """Iterations between records of gradients, updates and activations (health.csv). 0: none."""
+    callbacks: tuple[str, ...] = ()
+    """Further Keras callbacks: MODULE:FUNCTION, which gets the run directory and returns one."""
+    profile: tuple[int, int] | None = None
+    """Record what these iterations do, from the first to the last, for TensorBoard's profiler."""
     output: Path | None = None
     """New run directory. If not given: runs/RECIPE-DATE-TIME."""
     resume: bool = False
@@ -297,7 +301,16 @@ T = typing.TypeVar("T")
 
 #: Options that may change when a run is resumed: they do not change what it computes, except for
 #: rounding.
-FREE = ("output", "resume", "dry_run", "checkpoint", "distribution", "health")
+FREE = [
+    "output",
+    "resume",
+    "dry_run",
+    "checkpoint",
+    "distribution",
+    "health",
+    "callbacks",
+    "profile",
+]
 
 
 def from_json(kind: type[T], values: Mapping[str, Any]) -> T:

@@ -13,7 +13,7 @@ import keras_preact as kp
 
 from . import callbacks, curves, divergence, histories, messages, networks, plans, runs
 from .checkpoints import Best, Checkpoints, Saved, Saver
-from .cli import command
+from .cli import UserError, command
 from .estimates import Clock
 from .progress import Progress
 from .run import Run
@@ -145,6 +145,11 @@ class Fit:
         self.averages = None if config.optimizer.ema is None else keras.callbacks.SwapEMAWeights()
         self.best = self._best() if config.checkpoint.best else None
         self.health = self._health() if config.health else None
+        self.profile = None
+        if config.profile and chief:
+            first, last = config.profile
+            steps = (first - 1) * plan.parts + 1, last * plan.parts
+            self.profile = callbacks.Profile(folder / "tensorboard", *steps, self.count)
         self.saver = Saver(
             checkpoints,
             config.checkpoint.minutes,
@@ -201,6 +206,8 @@ class Fit:
             self.progress,
             self.history,
             self.best,
+            self.profile,
+            *self._of_user(),
             callbacks.StopAt(plan.steps, self.count),
             self.saver,
             self.stop,
@@ -228,6 +235,8 @@ class Fit:
         self.progress.close()
         if self.health is not None:
             self.health.remove()
+        if self.profile is not None:
+            self.profile.close()
 
     def interruption(self, ended: BaseException) -> str:
         """Return what a person wants to know of a run that was ended early."""
@@ -277,6 +286,18 @@ class Fit:
         networks.save(self.run.network, path, self.run.is_chief)
         if self.averages is not None:
             self.averages.on_test_end()
+
+    def _of_user(self) -> list[keras.callbacks.Callback]:
+        if not self.run.is_chief:
+            return []
+        made = {name: callbacks.of_user(name)(self.folder) for name in self.run.config.callbacks}
+        for name, callback in made.items():
+            if not isinstance(callback, keras.callbacks.Callback):
+                raise UserError(
+                    f"The function of --callbacks {name} must return a Keras callback. Received: "
+                    f"{callback!r}"
+                )
+        return list(made.values())
 
     def _batches(self, done: int) -> tf.data.Dataset:
         """Return the batches from the beginning of the epoch on; those of the steps

@@ -90,7 +90,7 @@ def started(config: Config, recipe: str) -> "Iterator[Run]":
 def _check(config: Config) -> None:
     import keras
 
-    from . import finetune
+    from . import callbacks, finetune
 
     finetune.check(config)
     if not 0 <= config.optimizer.label_smoothing < 1:
@@ -102,6 +102,13 @@ def _check(config: Config) -> None:
         raise cli.UserError(
             "--optimizer.layer-decay is for --optimizer.name sgd. Received: --optimizer.name "
             f"{config.optimizer.name}"
+        )
+    for name in config.callbacks:
+        callbacks.of_user(name)
+    if config.profile and not 1 <= config.profile[0] <= config.profile[1]:
+        raise cli.UserError(
+            "--profile needs the numbers of two iterations, from 1, in order. Received: "
+            f"{' '.join(map(str, config.profile))}"
         )
     if config.health < 0:
         raise cli.UserError(f"--health must not be negative. Received: {config.health}")

@@ -1,18 +1,22 @@
 """What stands behind the steps of a fit: counted, stopped, written down, passed over."""
 
 import csv
+import sys
 
 import keras
 import numpy as np
 import pytest
 
+from tests.training.commands import error_of, run_train
 from training import histories
 from training.callbacks import (
+    _PROFILERS,
     Continued,
     Count,
     Diverged,
     FirstLosses,
     History,
+    Profile,
     StopAt,
     StopOnNaN,
     TorchSeeds,
@@ -184,3 +188,80 @@ def test_torch_random_numbers_follow_from_the_step():
     assert drawn(1, 0, 7) == drawn(1, 0, 7)
     different = [drawn(1, 0, 7), drawn(2, 0, 7), drawn(1, 1, 7), drawn(1, 0, 8)]
     assert len({tuple(values) for values in different}) == 4
+
+
+@pytest.fixture
+def working_directory(tmp_path, monkeypatch):
+    """A working directory with my_callbacks.py, whose function keeps what it gets."""
+    (tmp_path / "my_callbacks.py").write_text(
+        "import keras\n"
+        "SEEN = []\n"
+        "def seen(folder):\n"
+        "    return keras.callbacks.LambdaCallback(\n"
+        "        on_epoch_end=lambda epoch, logs: SEEN.append((folder, epoch, sorted(logs))))\n"
+        "def nothing(folder): return None\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("my_callbacks", None)
+
+
+def test_callbacks_of_the_user(working_directory):
+    output = run_train(working_directory / "run", "--callbacks my_callbacks:seen --data.holdout 99")
+    import my_callbacks
+
+    [(folder, epoch, names)] = my_callbacks.SEEN
+    assert (folder, epoch) == (output, 0)
+    assert {"loss", "accuracy", "val_accuracy"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("my_callbacks", "must be MODULE:FUNCTION"),
+        ("nowhere:seen", "No module named 'nowhere'"),
+        ("my_callbacks:unseen", "no attribute 'unseen'"),
+        ("my_callbacks:number", "must name functions"),
+        ("my_callbacks:nothing", "must return a Keras callback. Received: None"),
+    ],
+)
+def test_callbacks_that_are_none(working_directory, capsys, name, words):
+    option = f"--callbacks {name}"
+    assert words in error_of(capsys, run_train, working_directory / "run", option)
+
+
+def test_profile_covers_its_steps(tmp_path, monkeypatch):
+    events = []
+
+    def start(folder):
+        events.append("start")
+        return lambda: events.append("stop")
+
+    monkeypatch.setitem(_PROFILERS, keras.backend.backend(), start)
+    count = Count(4)
+    for step in steps([count, Profile(tmp_path, 3, 6, count)], 2, 4):
+        events.append(step)
+    assert events == [
+        (0, 0),
+        (0, 1),
+        "start",
+        (0, 2),
+        (0, 3),
+        (1, 0),
+        "stop",
+        (1, 1),
+        (1, 2),
+        (1, 3),
+    ]
+
+
+@pytest.mark.backend
+def test_profile(tmp_path, capsys):
+    run = run_train(tmp_path / "run", "--profile 2 3")
+    kinds = {"tensorflow": "*.xplane.pb", "jax": "*.xplane.pb", "torch": "*.pt.trace.json"}
+    [record] = (run / "tensorboard").rglob(kinds[keras.backend.backend()])
+    assert record.stat().st_size > 1000
+    words = "two iterations, from 1, in order. Received: 3 2"
+    assert words in error_of(capsys, run_train, tmp_path / "other", "--profile 3 2")
