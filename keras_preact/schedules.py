@@ -87,40 +87,62 @@ def cosine_schedule(
 
 
 def linear_schedule(
-    learning_rate: float, steps: int, *, warmup_steps: int = 0, final_learning_rate: float = 0.0
+    learning_rate: float,
+    steps: int,
+    *,
+    warmup_steps: int = 0,
+    stable_steps: int = 0,
+    final_learning_rate: float = 0.0,
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """Return a schedule that rises linearly from 0 over `warmup_steps`, then falls
-    linearly until iteration `steps`: a triangle, for short runs at a high rate.
+    """Return a schedule that rises linearly from 0 over `warmup_steps`, stays for
+    `stable_steps`, then falls linearly until iteration `steps`.
+
+    Without stable steps it is a triangle, for short runs at a high rate; with many, it
+    is known as warm-up, stable, decay.
 
     Args:
         learning_rate: Highest rate.
         steps: Total number of iterations, with the warm-up.
         warmup_steps: Number of iterations of the warm-up.
+        stable_steps: Number of iterations at `learning_rate` before it falls.
         final_learning_rate: Rate at the end and after it.
 
     Raises:
-        ValueError: for a warm-up that is not shorter than the run.
+        ValueError: for a warm-up and stable steps that are not shorter than the run.
 
     Example:
 
     >>> rate = linear_schedule(0.1, 100, warmup_steps=20)
     >>> [round(float(rate(step)), 3) for step in (0, 10, 20, 60, 100)]
     [0.0, 0.05, 0.1, 0.05, 0.0]
+    >>> rate = linear_schedule(0.1, 100, warmup_steps=10, stable_steps=70)
+    >>> [round(float(rate(step)), 3) for step in (5, 10, 80, 90)]
+    [0.05, 0.1, 0.1, 0.05]
 
-    Source: arXiv 1708.07120 (one cycle). Not the paper's.
+    Source: arXiv 1708.07120 (one cycle), arXiv 2404.06395 (warm-up, stable, decay). Not
+        the paper's.
     """
     _check_warmup(warmup_steps, steps)
-    return _Linear(learning_rate, steps, warmup_steps, final_learning_rate)
+    if not 0 <= stable_steps < steps - warmup_steps:
+        raise ValueError(
+            "Warm-up and stable steps must leave iterations in which the rate falls. Received: "
+            f"warmup_steps={warmup_steps}, stable_steps={stable_steps}, steps={steps}"
+        )
+    return _Linear(learning_rate, steps, warmup_steps, final_learning_rate, stable_steps)
 
 
 @keras.saving.register_keras_serializable("keras_preact")
 class _Linear(keras.optimizers.schedules.LearningRateSchedule):
-    def __init__(self, top: float, steps: int, warmup_steps: int, last: float):
-        self.top, self.steps, self.warmup_steps, self.last = top, steps, warmup_steps, last
+    def __init__(
+        self, top: float, steps: int, warmup_steps: int, last: float, stable_steps: int = 0
+    ):
+        self.top, self.steps, self.last = top, steps, last
+        self.warmup_steps, self.stable_steps = warmup_steps, stable_steps
 
     def __call__(self, step):
         step = ops.cast(step, "float32")
-        share = ops.minimum((step - self.warmup_steps) / (self.steps - self.warmup_steps), 1.0)
+        start = self.warmup_steps + self.stable_steps
+        share = ops.clip((step - start) / (self.steps - start), 0.0, 1.0)
         falling = self.top + (self.last - self.top) * share
         if not self.warmup_steps:
             return falling
@@ -132,6 +154,7 @@ class _Linear(keras.optimizers.schedules.LearningRateSchedule):
             "steps": self.steps,
             "warmup_steps": self.warmup_steps,
             "last": self.last,
+            "stable_steps": self.stable_steps,
         }
 
 

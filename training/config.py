@@ -156,18 +156,18 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """The paper's SGD (kp.optimizers.CoupledSGD), or Muon (kp.optimizers.Muon)."""
+    """The paper's SGD (kp.optimizers.CoupledSGD), or another one of kp.optimizers."""
 
-    name: Literal["sgd", "muon"] = "sgd"
+    name: Literal["sgd", "muon", "adamw", "lion"] = "sgd"
     """sgd: coupled weight decay. muon: orthogonal updates of kernels, AdamW for other weights."""
     learning_rate: Annotated[float, tyro.conf.arg(aliases=["--lr"])] = 0.1
     """Learning rate after the warm-up."""
     momentum: float = 0.9
-    """Momentum."""
+    """Momentum; of adamw and lion, beta_1."""
     nesterov: bool = False
-    """Use Nesterov momentum."""
+    """For sgd and muon: use Nesterov momentum."""
     weight_decay: float = 1e-4
-    """sgd: added to the gradient as in the paper. muon: share of the weight, times the rate."""
+    """sgd: added to the gradient as in the paper. Others: share of the weight, times the rate."""
     adam_ratio: float = 0.1
     """For muon: rate of the weights that are trained by AdamW, over the learning rate."""
     exclude_from_decay: tuple[str, ...] = ()
@@ -198,6 +198,8 @@ class Schedule:
     """For steps: factor of each drop."""
     warmup: float = 0
     """Length of the warm-up, in --schedule.unit."""
+    stable: float = 0
+    """For linear: length at the full rate between warm-up and fall, in --schedule.unit."""
     warmup_learning_rate: float = 0.01
     """For steps: rate during the warm-up. The others warm up linearly from 0."""
     length: float = 10
@@ -206,13 +208,17 @@ class Schedule:
     """Unit of length, warm-up and drops."""
 
     def over(self, epochs: float) -> "Schedule":
-        """Return the schedule for a run of so many epochs: warm-up and drops keep their
-        share of the run.
+        """Return the schedule for a run of so many epochs: its parts keep their share of
+        the run.
         """
         scale = epochs / self.length
-        drops = tuple(drop * scale for drop in self.drops)
         return dataclasses.replace(
-            self, length=epochs, unit="epochs", warmup=self.warmup * scale, drops=drops
+            self,
+            length=epochs,
+            unit="epochs",
+            warmup=self.warmup * scale,
+            stable=self.stable * scale,
+            drops=tuple(drop * scale for drop in self.drops),
         )
 
 

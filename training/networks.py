@@ -47,9 +47,8 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
             layer.
     """
     options = config.optimizer
+    momentum: dict[str, Any] = {"momentum": options.momentum, "nesterov": options.nesterov}
     common: dict[str, Any] = {
-        "momentum": options.momentum,
-        "nesterov": options.nesterov,
         "global_clipnorm": options.clip_norm,
         "gradient_accumulation_steps": config.accumulate if config.accumulate > 1 else None,
     }
@@ -63,6 +62,16 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
             adam_weight_decay=options.weight_decay,
             adam_lr_ratio=options.adam_ratio,
             exclude_from_decay=options.exclude_from_decay,
+            **momentum,
+            **common,
+        )
+    elif options.name in ("adamw", "lion"):
+        kind = {"adamw": kp.optimizers.AdamW, "lion": kp.optimizers.Lion}[options.name]
+        made = kind(
+            rate,
+            beta_1=options.momentum,
+            weight_decay=options.weight_decay,
+            exclude_from_decay=options.exclude_from_decay,
             **common,
         )
     else:
@@ -75,6 +84,7 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
                 if options.layer_decay is None
                 else kp.transfer.rate_factors(model, options.layer_decay)
             ),
+            **momentum,
             **common,
         )
     # Keras does this by itself only where the policy is the global one

@@ -111,8 +111,14 @@ def learning_rate(config: Config, plan: Plan) -> Any:
     factor = SCALINGS[options.scaling](config.batch_size / options.reference_batch_size)
     rate = factor * options.learning_rate
     warmup = config.iterations(schedule.warmup, plan.steps_per_epoch)
+    if schedule.stable and schedule.kind != "linear":
+        raise UserError(
+            f"--schedule.stable is for --schedule.kind linear. Received: {schedule.kind}"
+        )
     if schedule.kind in FALLING:
-        return FALLING[schedule.kind](rate, plan.iterations, warmup_steps=warmup)
+        stable = config.iterations(schedule.stable, plan.steps_per_epoch)
+        of_linear = {"stable_steps": stable} if schedule.kind == "linear" else {}
+        return FALLING[schedule.kind](rate, plan.iterations, warmup_steps=warmup, **of_linear)
     if not schedule.drops and not warmup:
         return rate
     return kp.schedules.step_schedule(

@@ -103,6 +103,11 @@ def _check(config: Config) -> None:
             "--optimizer.layer-decay is for --optimizer.name sgd. Received: --optimizer.name "
             f"{config.optimizer.name}"
         )
+    if config.optimizer.nesterov and config.optimizer.name in ("adamw", "lion"):
+        raise cli.UserError(
+            "--optimizer.nesterov is for --optimizer.name sgd and muon. Received: "
+            f"{config.optimizer.name}"
+        )
     for name in config.callbacks:
         callbacks.of_user(name)
     if config.profile and not 1 <= config.profile[0] <= config.profile[1]:

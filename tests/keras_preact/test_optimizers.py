@@ -1,4 +1,4 @@
-"""CoupledSGD against its equations in NumPy."""
+"""The optimisers against their equations in NumPy; Muon has a file of its own."""
 
 import keras
 import numpy as np
@@ -53,6 +53,36 @@ def test_weights_with_a_word_in_their_path_are_not_decayed(words, decayed):
     for variable in variables:
         wanted = 1 - RATE * DECAY if variable.path in decayed else 1.0
         np.testing.assert_allclose(harness.numpy(variable), [wanted], rtol=1e-7)
+
+
+def adamw(g, m, v, t):
+    """The new moments and the direction of the update, arXiv 1711.05101."""
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+    return m, v, (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-7)
+
+
+def lion(g, m, v, t):
+    """The same, arXiv 2302.06675."""
+    return 0.99 * m + 0.01 * g, v, np.sign(0.9 * m + 0.1 * g)
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("AdamW", adamw), ("Lion", lion)])
+def test_decay_outside_the_gradient(kind, rule):
+    with keras.name_scope("norm_0"):
+        norm = keras.Variable(np.ones((3, 2), "float32"), name="gamma")
+    kernel = keras.Variable(np.ones((3, 2), "float32"), name="kernel")
+    made = getattr(kp.optimizers, kind)(RATE, weight_decay=DECAY, exclude_from_decay=["norm"])
+    optimizer = type(made).from_config(made.get_config())
+    wanted = {variable.path: (np.ones((3, 2)), 0.0, 0.0) for variable in (kernel, norm)}
+    for t, gradient in enumerate(gradients(), 1):
+        for path, (w, m, v) in wanted.items():
+            w = w - RATE * (0 if path == norm.path else DECAY) * w
+            m, v, direction = rule(gradient.astype("float64"), m, v, t)
+            wanted[path] = w - RATE * direction, m, v
+        optimizer.apply([ops.convert_to_tensor(gradient)] * 2, [kernel, norm])
+    for variable in (kernel, norm):
+        want = wanted[variable.path][0]
+        np.testing.assert_allclose(harness.numpy(variable), want, rtol=1e-4, atol=1e-5)
 
 
 def linear(optimizer, steps):

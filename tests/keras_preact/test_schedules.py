@@ -39,6 +39,17 @@ def test_cosine_and_linear_schedule(kind, warmup):
             np.testing.assert_allclose(float(made(step)), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.backend
+def test_stable_steps():
+    schedule = kp.schedules.linear_schedule(
+        0.2, 100, warmup_steps=10, stable_steps=60, final_learning_rate=0.02
+    )
+    config = keras.optimizers.schedules.serialize(schedule)
+    for made in (schedule, keras.optimizers.schedules.deserialize(config)):
+        found = rates(made, 0, 5, 10, 40, 70, 85, 100, 200)
+        np.testing.assert_allclose(found, [0, 0.1, 0.2, 0.2, 0.2, 0.11, 0.02, 0.02], rtol=1e-5)
+
+
 def test_errors():
     steps = kp.schedules.step_schedule
     for call, word in (
@@ -47,5 +58,9 @@ def test_errors():
         (lambda: steps(drops=(), warmup_steps=0), "the number itself"),
         (lambda: kp.schedules.cosine_schedule(0.1, 10, warmup_steps=10), "must be shorter"),
         (lambda: kp.schedules.linear_schedule(0.1, 10, warmup_steps=10), "must be shorter"),
+        (
+            lambda: kp.schedules.linear_schedule(0.1, 10, warmup_steps=4, stable_steps=6),
+            "must leave iterations",
+        ),
     ):
         assert word in harness.error_of(call)

@@ -84,14 +84,20 @@ class TestOptimizer:
     def made(self, **options):
         return networks.optimizer(Config(optimizer=Optimizer(**options), accumulate=4), 0.3)
 
-    @pytest.mark.parametrize("name", ["sgd", "muon"])
+    @pytest.mark.parametrize("name", ["sgd", "muon", "adamw", "lion"])
     def test_options(self, name):
         more = {"adam_ratio": 0.2} if name == "muon" else {}
         made = self.made(name=name, **COMMON, **more)
-        assert (made.momentum, made.nesterov, made.global_clipnorm) == (0.8, True, 2.0)
+        assert made.global_clipnorm == 2.0
         assert (made.use_ema, made.ema_momentum) == (True, 0.99)
         assert made.gradient_accumulation_steps == 4
         assert made.exclude_from_decay == ["norm", "bias"]
+        if name in ("adamw", "lion"):
+            kind = {"adamw": kp.optimizers.AdamW, "lion": kp.optimizers.Lion}[name]
+            assert isinstance(made, kind)
+            assert (made.weight_decay, made.beta_1) == (3e-4, 0.8)
+            return
+        assert (made.momentum, made.nesterov) == (0.8, True)
         if name == "sgd":
             assert isinstance(made, kp.optimizers.CoupledSGD)
             assert made.coupled_weight_decay == 3e-4

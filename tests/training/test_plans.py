@@ -99,6 +99,17 @@ class TestLearningRate:
         found = [rate(step) for step in (5, 10, 25, 37, 40)]
         assert found == pytest.approx(expected, abs=1e-7)
 
+    def test_stable(self):
+        schedule = Schedule("linear", length=4, warmup=1, stable=2).over(8)
+        made = config(schedule=schedule)
+        rate = rate_at(learning_rate(made, plan(made, 1000)))
+        assert [rate(step) for step in (10, 20, 60, 70, 80)] == pytest.approx(
+            [0.05, 0.1, 0.1, 0.05, 0], abs=1e-7
+        )
+        made = config(schedule=Schedule("cosine", stable=2))
+        with pytest.raises(ValueError, match=r"stable is for --schedule\.kind linear"):
+            learning_rate(made, plan(made, 1000))
+
     @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
     def test_errors(self, value):
         made = config(optimizer=Optimizer(learning_rate=value))

@@ -323,6 +323,10 @@ class TestEndings:
         ("digits --distribution multi_worker", "multi_worker needs --output"),
         ("digits --health -1", "--health must not be negative"),
         ("cifar10_fast --optimizer.layer-decay 0.5", "is for --optimizer.name sgd"),
+        (
+            "digits --optimizer.name lion --optimizer.nesterov",
+            "is for --optimizer.name sgd and muon",
+        ),
         ("digits --optimizer.label-smoothing 1", "--optimizer.label-smoothing must be a share"),
         ("digits --accumulate 7", "--accumulate must divide --batch-size"),
     ],
