@@ -12,6 +12,7 @@ import numpy as np
 import tyro
 
 from . import cli
+from . import corruptions as corrupted
 from .config import Data, from_json
 
 Views = Literal["one", "flip", "flip_shift"]
@@ -52,6 +53,7 @@ def evaluate(
     output: Path | None = None,
     save_samples: int = 0,
     views: Views = "one",
+    corruptions: Path | None = None,
 ) -> None:
     """Measure accuracy on the test images: in all and for each class.
 
@@ -76,6 +78,8 @@ def evaluate(
         views: Views of every image, whose logits are averaged. flip: the image and its
             mirror image. flip_shift: also both moved by a pixel up left and down right;
             these four count as much as the first two.
+        corruptions: Folder of CIFAR-10-C (labels.npy, and a NAME.npy for each corruption):
+            also measure the error under each corruption.
     """
     from keras_preact.transfer import fit_temperature
 
@@ -116,6 +120,13 @@ def evaluate(
                 "loss": again["loss"],
                 "calibration_error": again["calibration_error"],
             }
+    if corruptions is not None:
+        metrics["corruptions"] = corrupted.measure(
+            corruptions,
+            lambda pixels: average_logits(opened.logits, pixels, views),
+            opened.outputs,
+            batch_size,
+        )
     folder = output or opened.output
     folder.mkdir(parents=True, exist_ok=True)
     # `compare` and the curves are about the final network
@@ -282,6 +293,8 @@ def report(metrics: dict) -> str:
     for name, row in metrics["per_class"].items():
         scores = f"{row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1']:6.4f}"
         lines.append(f"  {name:<{width}}  {scores}  {row['images']:6d}")
+    if errors := metrics.get("corruptions"):
+        lines.append(corrupted.report(errors))
     return "\n".join(lines)
 
 

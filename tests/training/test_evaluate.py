@@ -14,7 +14,7 @@ from PIL import Image
 import keras_preact as kp
 from keras_preact.models import registry
 from tests.training.commands import RUN, files, run_evaluate, run_train
-from training import cli
+from training import cli, corruptions
 from training import export as export_command
 from training.config import Data
 from training.data import load
@@ -111,6 +111,23 @@ def copied(run, tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({}, "must be a folder with labels.npy"),
+        ({"labels": np.zeros(10, int)}, "must be a folder with labels.npy"),
+        ({"labels": np.zeros(9, int), "fog": np.zeros((9, 8, 8, 1))}, r"shape (9,)"),
+        ({"labels": np.full(10, 3), "fog": np.zeros((10, 8, 8, 1))}, "numbers up to 3"),
+        ({"labels": np.zeros(10, int), "fog": np.zeros((5, 8, 8, 1))}, "each of the 10 labels"),
+    ],
+)
+def test_other_folders_of_corruptions(tmp_path, arrays, words):
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    with pytest.raises(cli.UserError, match=re.escape(words)):
+        corruptions.measure(tmp_path, lambda pixels: np.zeros((len(pixels), 3)), 3, 4)
+
+
 @pytest.fixture(scope="module")
 def test_images():
     rows = list(load(Data("digits")).test.open().as_numpy_iterator())
@@ -195,6 +212,30 @@ class TestRun:
             assert metrics["views"] == views
             assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-5)
             assert metrics["confusion_matrix"] == expected["confusion_matrix"]
+
+    def test_corruptions(self, copied, test_images, capsys):
+        images, labels = (each[:40] for each in test_images)
+        folder = copied.parent / "digits-c"
+        folder.mkdir()
+        np.save(folder / "labels.npy", np.tile(labels, 5))
+        rows = np.arange(8)[None, :, None, None]
+        darker = [images // (i + 1) for i in range(5)]
+        shorter = [np.where(rows < 8 - i, images, 0) for i in range(5)]
+        for name, severities in (("darker", darker), ("shorter", shorter)):
+            np.save(folder / f"{name}.npy", np.concatenate(severities))
+        run_evaluate("run", "--corruptions", "digits-c", "--batch-size", "33")
+        model = keras.saving.load_model(copied / "model.keras")
+        found = metrics_of(copied)["corruptions"]
+        assert list(found) == ["darker", "shorter"]
+        for name, severities in (("darker", darker), ("shorter", shorter)):
+            wrong = [
+                (model.predict_on_batch(each.astype("float32")).argmax(1) != labels).mean()
+                for each in severities
+            ]
+            assert found[name] == pytest.approx(wrong)
+        mean = 100 * np.mean([found["darker"], found["shorter"]], axis=0)
+        [last] = re.findall(r"^mean (.*)$", capsys.readouterr().out, re.MULTILINE)
+        assert last.split() == [f"{value:.2f}" for value in (mean.mean(), *mean)]
 
     def test_temperature_is_that_of_the_held_out_images(self, tmp_path, monkeypatch, test_images):
         monkeypatch.chdir(tmp_path)
