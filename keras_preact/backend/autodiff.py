@@ -61,6 +61,19 @@ def value_and_gradients(
     return value, rest, gradients[: len(arrays)], gradients[len(arrays) :]
 
 
+def hvp(function: Callable, variables: Sequence[keras.Variable], vectors: Sequence) -> list:
+    """Return the Hessian of `function()`, a scalar, with respect to variables, times
+    vectors of their shapes.
+    """
+    values = [ops.convert_to_tensor(variable.value) for variable in variables]
+
+    def of_values(*tensors):
+        with keras.StatelessScope(list(zip(variables, tensors, strict=True))):
+            return function()
+
+    return _HVP[keras.backend.backend()](of_values, values, list(vectors))
+
+
 def vjp(function: Callable, x) -> tuple:
     """Return `function(x)`, one tensor, and the function that maps a cotangent of its
     shape to the cotangent of x: `u -> J^T u`.
@@ -118,6 +131,36 @@ def _gradients_torch(function, tensors):
         keras.tree.map_structure(lambda tensor: tensor.detach(), rest),
         list(gradients),
     )
+
+
+def _hvp_tensorflow(function, tensors, vectors):
+    import tensorflow as tf
+
+    zero = tf.UnconnectedGradients.ZERO
+    with tf.GradientTape(watch_accessed_variables=False) as outer:
+        outer.watch(tensors)
+        with tf.GradientTape(watch_accessed_variables=False) as inner:
+            inner.watch(tensors)
+            value = function(*tensors)
+        gradients = inner.gradient(value, tensors, unconnected_gradients=zero)
+    return outer.gradient(gradients, tensors, output_gradients=vectors, unconnected_gradients=zero)
+
+
+def _hvp_jax(function, tensors, vectors):
+    import jax
+
+    gradient = jax.grad(lambda tensors: function(*tensors))
+    return jax.jvp(gradient, (tensors,), (vectors,))[1]
+
+
+def _hvp_torch(function, tensors, vectors):
+    import torch
+
+    tensors = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    options = {"allow_unused": True, "materialize_grads": True}
+    with torch.enable_grad():
+        gradients = torch.autograd.grad(function(*tensors), tensors, create_graph=True, **options)
+    return torch.autograd.grad(gradients, tensors, vectors, **options)
 
 
 def _vjp_tensorflow(function, x):
@@ -206,5 +249,6 @@ def _jvp_torch(function, x, tangent):
 
 
 _GRADIENTS = {"tensorflow": _gradients_tensorflow, "jax": _gradients_jax, "torch": _gradients_torch}
+_HVP = {"tensorflow": _hvp_tensorflow, "jax": _hvp_jax, "torch": _hvp_torch}
 _VJP = {"tensorflow": _vjp_tensorflow, "jax": _vjp_jax, "torch": _vjp_torch}
 _JVP = {"tensorflow": _jvp_tensorflow, "jax": _jvp_jax, "torch": _jvp_torch}

@@ -1,0 +1,195 @@
+"""The loss around the weights: its curvature, and the noise of its gradient."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_preact import _checks
+from keras_preact.analysis import _inputs, _optional
+from keras_preact.backend import autodiff
+from keras_preact.graph import Graph
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Curvature:
+    """The Hessian of the loss with respect to all trained weights.
+
+    Attributes:
+        eigenvalues: The largest ones, `(k,)`, in descending order.
+        trace: Estimate of the sum of all.
+        trace_error: Standard error of that estimate.
+    """
+
+    eigenvalues: np.ndarray
+    trace: float
+    trace_error: float
+
+
+def curvature(
+    model: keras.Model,
+    x,
+    labels=None,
+    *,
+    loss: Callable | None = None,
+    training: bool = False,
+    k: int = 1,
+    probes: int = 10,
+    seed: int = 0,
+) -> Curvature:
+    """Measure the Hessian of the loss on a batch; the network stays as it is.
+
+    The eigenvalues are found by Lanczos' method, the trace by Hutchinson's; both need
+    only products of the Hessian with vectors. Gradient descent at a rate above 2 divided
+    by the largest eigenvalue does not stay in a minimum.
+
+    Args:
+        model: Any Keras model that the backend can differentiate twice. On TensorFlow
+            this leaves out stacks with `remat`.
+        x, labels, loss: As for `propagation`.
+        training: Whether normalisations use the statistics of the batch. Nothing may be
+            random then, such as dropout.
+        k: How many eigenvalues are wanted.
+        probes: Random vectors for the trace. Its error falls as 1 / sqrt(probes).
+        seed: Seed of the start of Lanczos' method and of these vectors.
+
+    Raises:
+        ValueError: as `propagation`, and for `k` or `probes` below 1.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1))
+    >>> x = np.random.default_rng(0).normal(size=(8, 8, 8, 1))
+    >>> kp.analysis.curvature(model, x, np.arange(8), k=2).eigenvalues.shape
+    (2,)
+
+    Source: arXiv 1611.01838 (largest eigenvalues), arXiv 1912.07145 (trace).
+    """
+    _checks.positive_int(k, "k")
+    _checks.positive_int(probes, "probes")
+    variables = model.trainable_variables
+    value = _loss(model, x, labels, loss, training)
+    multiply = autodiff.compiled(lambda *vectors: autodiff.hvp(value, variables, vectors))
+    sizes = [int(np.prod(variable.shape)) for variable in variables]
+    ends = np.cumsum(sizes)[:-1]
+
+    def product(vector: np.ndarray) -> np.ndarray:
+        parts = [
+            ops.convert_to_tensor(part.reshape(variable.shape), variable.dtype)
+            for part, variable in zip(np.split(vector.reshape(-1), ends), variables, strict=True)
+        ]
+        return np.concatenate(
+            [ops.convert_to_numpy(part).astype("float64").ravel() for part in multiply(*parts)]
+        )
+
+    random, total = np.random.default_rng(seed), sum(sizes)
+    signs = random.choice([-1.0, 1.0], (probes, total))
+    found = np.array([vector @ product(vector) for vector in signs])
+    sparse = _optional.load("scipy.sparse.linalg")
+    operator = sparse.LinearOperator((total, total), matvec=product, dtype="float64")
+    start = random.normal(size=total)
+    eigenvalues = sparse.eigsh(operator, k, which="LA", v0=start, return_eigenvectors=False)
+    error = float(found.std(ddof=1) / np.sqrt(probes)) if probes > 1 else math.nan
+    return Curvature(np.sort(eigenvalues)[::-1], float(found.mean()), error)
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientNoise:
+    """How far the gradient of a batch is from that of all images.
+
+    Attributes:
+        scale: `variance / square`: the batch size at which the noise of the gradient is
+            as large as the gradient. Far larger batches save few steps, far smaller ones
+            cost no more images. Infinite if no gradient is seen in the noise.
+        square: Estimate of the squared norm of the gradient without noise.
+        variance: Estimate of the variance of the gradient of one example, summed over
+            the weights.
+    """
+
+    scale: float
+    square: float
+    variance: float
+
+    @property
+    def batch_size(self) -> int | None:
+        """The power of 2 next to the scale, a batch size to start with; None if the scale
+        is infinite.
+        """
+        return 2 ** max(0, round(math.log2(self.scale))) if math.isfinite(self.scale) else None
+
+
+def gradient_noise(
+    model: keras.Model,
+    x,
+    labels=None,
+    *,
+    loss: Callable | None = None,
+    training: bool = True,
+    parts: int = 8,
+) -> GradientNoise:
+    """Measure the noise scale of the gradient on a batch; the network stays as it is.
+
+    The gradients of equal parts of the batch are compared with their mean.
+
+    Args:
+        model: Any Keras model.
+        x, labels, loss: As for `propagation`; the more examples, the better.
+        training: Whether normalisations use the statistics of each part, as in
+            training.
+        parts: Number of parts, which divides the number of examples.
+
+    Raises:
+        ValueError: as `propagation`, and for another number of parts.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_preact as kp
+    >>> model = kp.models.resnet_cifar(8, input_shape=(8, 8, 1))
+    >>> x = np.random.default_rng(0).normal(size=(64, 8, 8, 1))
+    >>> noise = kp.analysis.gradient_noise(model, x, np.arange(64) % 10)
+    >>> noise.variance > 0
+    True
+    >>> size = noise.batch_size or 64
+    >>> optimizer = kp.optimizers.CoupledSGD(kp.recommend(depth=8, batch_size=size).learning_rate)
+
+    Source: Appendix A.1 of arXiv 1812.06162.
+    """
+    arrays = _inputs.check_sample(model, x)
+    examples = len(arrays[0])
+    if not isinstance(parts, int) or parts < 2 or examples % parts:
+        raise ValueError(
+            f"`parts` must be at least 2 and divide the {examples} examples. Received: "
+            f"parts={parts}"
+        )
+    variables, size = model.trainable_variables, examples // parts
+    mean: list = [0.0] * len(variables)
+    squares = []
+    for start in range(0, examples, size):
+        own = [array[start : start + size] for array in arrays]
+        of_part = None if labels is None else np.asarray(labels)[start : start + size]
+        value = _loss(model, own if len(own) > 1 else own[0], of_part, loss, training)
+        gradients = autodiff.value_and_gradients(lambda value=value: (value(), []), [], variables)[
+            3
+        ]
+        flat = [ops.convert_to_numpy(each).astype("float64") for each in gradients]
+        squares.append(sum(float((each**2).sum()) for each in flat))
+        mean = [total + each / parts for total, each in zip(mean, flat, strict=True)]
+    small, large = float(np.mean(squares)), sum(float((each**2).sum()) for each in mean)
+    square = (examples * large - size * small) / (examples - size)
+    variance = (small - large) / (1 / size - 1 / examples)
+    return GradientNoise(variance / square if square > 0 else math.inf, square, variance)
+
+
+def _loss(model, x, labels, loss, training: bool) -> Callable:
+    """Return the function without arguments that computes the loss of a batch."""
+    arrays = _inputs.check_sample(model, x)
+    sample = arrays if len(arrays) > 1 else arrays[0]
+    labels = _inputs.check_labels(labels, len(arrays[0]))
+    total = _inputs.loss_of(Graph(model, sample), labels, loss)
+    return lambda: total(keras.tree.flatten(model(sample, training=training)))

@@ -1,0 +1,125 @@
+"""Curvature and gradient noise of models whose Hessian and gradients are known."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_preact as kp
+from keras_preact.analysis import curvature, gradient_noise
+from tests.keras_preact import harness
+
+pytestmark = pytest.mark.backend
+
+RNG = np.random.default_rng(3)
+X, Y = RNG.normal(size=(24, 5)), RNG.normal(size=(24, 2))
+
+
+def squares(labels, outputs):
+    return ops.sum(ops.square(outputs - labels), axis=-1) / 2
+
+
+def dense(*hidden):
+    model = keras.Sequential([keras.Input((5,)), *hidden, layers.Dense(2, use_bias=False)])
+    harness.randomize(model)
+    return model
+
+
+def test_of_a_quadratic():
+    """The Hessian of half the squared error of a linear map is X^T X / n, once for each
+    output.
+    """
+    want = np.sort(np.repeat(np.linalg.eigvalsh(X.T @ X / len(X)), 2))[::-1]
+    found = curvature(dense(), X, Y.astype("float32"), loss=squares, k=3, probes=200)
+    np.testing.assert_allclose(found.eigenvalues, want[:3], rtol=1e-4)
+    assert abs(found.trace - want.sum()) < 5 * found.trace_error
+    assert found.trace_error < 0.1 * want.sum()
+    assert np.isnan(curvature(dense(), X, Y, loss=squares, probes=1).trace_error)
+
+
+def test_statistics_of_the_batch():
+    model = dense(layers.BatchNormalization(center=False, scale=False, epsilon=0.1))
+    model.layers[0].set_weights([np.zeros(5), np.full(5, 0.9)])
+    standardized = (X - X.mean(0)) / np.sqrt(X.var(0) + 0.1)
+    for training, x in ((False, X), (True, standardized)):
+        found = curvature(model, X, Y.astype("float32"), loss=squares, training=training, probes=1)
+        want = np.linalg.eigvalsh(x.T @ x / len(X))[-1:]
+        np.testing.assert_allclose(found.eigenvalues, want, rtol=1e-4)
+
+
+def test_of_a_network_with_a_hidden_layer():
+    """Against differences of gradients, in float64."""
+    model = dense(layers.Dense(3, activation="tanh"))
+    labels = Y.astype("float32")
+
+    def gradient(weights):
+        (first, bias, last) = weights
+        h = np.tanh(X @ first + bias)
+        off = (h @ last - labels) / len(X)
+        below = off @ last.T * (1 - h**2)
+        return np.concatenate([each.ravel() for each in (X.T @ below, below.sum(0), h.T @ off)])
+
+    weights = [weight.astype("float64") for weight in model.get_weights()]
+    columns = []
+    for i, weight in enumerate(weights):
+        for j in range(weight.size):
+            sides = []
+            for step in (1e-5, -1e-5):
+                moved = [each.copy() for each in weights]
+                moved[i].flat[j] += step
+                sides.append(gradient(moved))
+            columns.append((sides[0] - sides[1]) / 2e-5)
+    hessian = np.array(columns)
+    found = curvature(model, X, labels, loss=squares, k=2, probes=100)
+    np.testing.assert_allclose(found.eigenvalues, np.linalg.eigvalsh(hessian)[::-1][:2], rtol=1e-3)
+    assert abs(found.trace - np.trace(hessian)) < 5 * found.trace_error
+
+
+def test_stacks_have_the_curvature_of_their_units():
+    model = kp.models.resnet_cifar(14, input_shape=(8, 8, 1), width_factor=0.25)
+    harness.randomize(model)
+    before = model.get_weights()
+    x, labels = harness.images(6, 8, 8, 1), np.arange(6)
+    options = {"training": True, "probes": 1}
+    one, other = (
+        curvature(each, x, labels, **options).eigenvalues
+        for each in (model, kp.models.stack(model))
+    )
+    np.testing.assert_allclose(other, one, rtol=2e-3)
+    for weight, was in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, was)
+
+
+def test_noise_of_single_examples():
+    model, labels = dense(), Y.astype("float32")
+    [kernel] = model.get_weights()
+    gradients = (X[:, :, None] * (X @ kernel - labels)[:, None]).reshape(len(X), -1)
+    variance = gradients.var(axis=0, ddof=1).sum()
+    square = (gradients.mean(0) ** 2).sum() - variance / len(X)
+    found = gradient_noise(model, X, labels, loss=squares, parts=len(X))
+    np.testing.assert_allclose(found.variance, variance, rtol=1e-4)
+    np.testing.assert_allclose(found.square, square, rtol=1e-4)
+    assert found.scale == pytest.approx(variance / square, rel=1e-3)
+    assert found.batch_size / 2**0.5 <= found.scale <= found.batch_size * 2**0.5
+
+
+def test_noise_without_a_gradient():
+    labels = np.tile([[1.0], [-1.0]], (12, 2)).astype("float32")
+    model = dense()
+    model.set_weights([np.zeros((5, 2), "float32")])
+    found = gradient_noise(model, np.ones((24, 5)), labels, loss=squares, parts=24)
+    assert found.square < 0
+    assert (found.scale, found.batch_size) == (float("inf"), None)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: curvature(dense(), X, Y, loss=squares, k=0), "`k`"),
+        (lambda: curvature(dense(), X, Y, loss=squares, probes=0), "`probes`"),
+        (lambda: gradient_noise(dense(), X, Y, loss=squares, parts=7), "divide the 24 examples"),
+        (lambda: gradient_noise(dense(), X, Y, loss=squares, parts=1), "at least 2"),
+    ],
+)
+def test_what_they_refuse(call, words):
+    assert words in harness.error_of(call)
