@@ -125,13 +125,13 @@ class Data:
     """The images and their augmentation."""
 
     name: str = "digits"
-    """digits, cifar10, cifar100, imagenet2012, folder (your images) or fake (random pixels)."""
+    """digits, cifar10, cifar100, imagenet2012, tfds:NAME, folder or npz (yours), fake (random)."""
     dir: Path | None = None
-    """Folder with train/CLASS/IMAGE and test/CLASS/IMAGE, or data dir of TensorFlow Datasets."""
+    """Folder with train/CLASS/IMAGE and test/CLASS/IMAGE; .npz file; data dir of TFDS."""
     augmentation: Literal["none", "pad_crop_flip", "resized_crop_flip"] = "none"
     """Random changes: pad, crop and flip (CIFAR), or resized crops (ImageNet)."""
     size: int | None = None
-    """Height and width of the images: resized, then cropped. For imagenet2012, folder and fake."""
+    """Height and width of the images: resized, then cropped. For images of several sizes, fake."""
     padding: Literal["mean", "black", "reflect"] = "mean"
     """Border for pad_crop_flip. The paper's code pads with the mean colour."""
     border: int = 4
@@ -146,6 +146,8 @@ class Data:
     """Alpha of CutMix, such as 1; 0: none. With mixup, each batch uses one of them at random."""
     holdout: float = 0
     """Training images to hold out, a number or share. They choose the best checkpoint."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: weigh images by the rarity of their class, also in the training accuracy."""
     watch_test: bool = False
     """Without held-out images: measure the test images after every epoch."""
     skip_broken: bool = False

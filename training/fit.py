@@ -218,6 +218,7 @@ class Fit:
             initial_epoch=epoch,
             epochs=plan.epochs,
             steps_per_epoch=plan.per_epoch,
+            class_weight=run.class_weights,
             validation_data=None if split is None else run.evaluation_data(split),
             shuffle=False,  # the batches come shuffled
             callbacks=callbacks.Continued(

@@ -155,6 +155,11 @@ class Run:
     # --- What a run is, in words and numbers
 
     @property
+    def class_weights(self) -> dict[int, float] | None:
+        """Weights of the classes in training, if they differ."""
+        return self.data.class_weights if self.config.data.class_weights == "balanced" else None
+
+    @property
     def parameters(self) -> int:
         """Number of parameters that are trained."""
         return sum(math.prod(weight.shape) for weight in self.network.trainable_weights)

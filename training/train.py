@@ -108,6 +108,10 @@ def _check(config: Config) -> None:
             "--optimizer.nesterov is for --optimizer.name sgd and muon. Received: "
             f"{config.optimizer.name}"
         )
+    if config.data.class_weights != "none" and (config.data.mixup or config.data.cutmix):
+        raise cli.UserError(
+            "--data.class-weights needs images of one class: remove --data.mixup and --data.cutmix."
+        )
     for name in config.callbacks:
         callbacks.of_user(name)
     if config.profile and not 1 <= config.profile[0] <= config.profile[1]:

@@ -54,17 +54,18 @@ def write_tfds(
     but with these images.
     """
     import tensorflow_datasets as tfds
-    from tensorflow_datasets.image_classification import cifar
+    from tensorflow_datasets.image_classification import cifar, mnist
 
-    stock = {"cifar10": cifar.Cifar10, "cifar100": cifar.Cifar100}[name]
+    stocks = {"cifar10": cifar.Cifar10, "cifar100": cifar.Cifar100, "mnist": mnist.MNIST}
+    stock = stocks[name]
 
     def split_generators(self, _):
         return {split: self._generate_examples(split) for split in images}
 
     def generate_examples(self, split):
         for i, (image, label) in enumerate(zip(images[split], labels[split], strict=True)):
-            more = {"coarse_label": 0} if name == "cifar100" else {}
-            yield i, {"id": str(i), "image": image, "label": int(label)} | more
+            more = {"cifar10": {"id": str(i)}, "cifar100": {"id": str(i), "coarse_label": 0}}
+            yield i, {"image": image, "label": int(label)} | more.get(name, {})
 
     body = {
         "pkg_dir_path": None,

@@ -84,6 +84,87 @@ class TestTensorFlowDatasets:
                 load(Data(name, dir=tmp_path))
         assert len(asked) == 1
 
+    def test_any_data_set_of_images_with_classes(self, tmp_path):
+        pixels = np.random.default_rng(0).integers(0, 256, (9, 28, 28, 1), "uint8")
+        labels = np.arange(9) % 4
+        parts = {"train": slice(0, 6), "test": slice(6, 9)}
+        pictures.write_tfds(
+            "mnist",
+            tmp_path,
+            *({split: each[part] for split, part in parts.items()} for each in (pixels, labels)),
+        )
+        data = load(Data("tfds:mnist", dir=tmp_path))
+        assert (data.name, data.size, data.channels) == ("tfds:mnist", 28, 1)
+        np.testing.assert_array_equal(np.sort(data.train.reader.all_labels()), [0, 0, 1, 1, 2, 3])
+        assert data.class_weights == {0: 0.75, 1: 0.75, 2: 1.5, 3: 1.5} | {
+            i: 1.5 for i in range(4, 10)
+        }
+        assert data.preprocessing.mean == pytest.approx((pixels[:6].mean(),), abs=1e-4)
+        with pytest.raises(UserError, match="has no data set mnits"):
+            load(Data("tfds:mnits", dir=tmp_path))
+
+
+class TestArrays:
+    IMAGES = np.random.default_rng(1).integers(0, 256, (12, 6, 6, 3), "uint8")
+    LABELS = np.array([0, 1, 1, 1] * 3)
+
+    def write(self, tmp_path, **changes):
+        arrays = {
+            "x_train": self.IMAGES[:8],
+            "y_train": self.LABELS[:8],
+            "x_test": self.IMAGES[8:],
+            "y_test": self.LABELS[8:],
+        } | changes
+        np.savez(tmp_path / "a.npz", **{k: v for k, v in arrays.items() if v is not None})
+        return tmp_path / "a.npz"
+
+    def test_as_keras_has_them(self, tmp_path):
+        data = load(Data("npz", dir=self.write(tmp_path), holdout=4))
+        assert (data.classes, data.size, data.channels) == (("0", "1"), 6, 3)
+        np.testing.assert_array_equal(arrays(data.test)[0], self.IMAGES[8:])
+        np.testing.assert_array_equal(np.sort(arrays(data.holdout)[1]), [0, 1, 1, 1])
+        assert_parts(data, load(Data("npz", dir=tmp_path / "a.npz")).train)
+        # three of four images have class 1
+        assert data.class_weights == pytest.approx({0: 2.0, 1: 2 / 3})
+
+    def test_as_medmnist_has_them(self, tmp_path):
+        np.savez(
+            tmp_path / "a.npz",
+            train_images=self.IMAGES[:8, ..., 0],
+            train_labels=self.LABELS[:8, None],
+            val_images=self.IMAGES[:1, ..., 0],
+            val_labels=self.LABELS[:1, None],
+            test_images=self.IMAGES[8:, ..., 0],
+            test_labels=self.LABELS[8:, None],
+        )
+        data = load(Data("npz", dir=tmp_path / "a.npz"))
+        assert (data.train.size, data.test.size, data.channels) == (8, 4, 1)
+        np.testing.assert_array_equal(arrays(data.train)[0], self.IMAGES[:8, ..., :1])
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"x_test": None}, "must hold the arrays x_train y_train x_test y_test or"),
+            ({"x_train": IMAGES[:8] / 255}, "x_train must be uint8.* Received: float64"),
+            ({"x_train": IMAGES[:8, :5]}, r"x_train must be uint8, square.*\(8, 5, 6, 3\)"),
+            ({"x_test": IMAGES[8:, :5, :5]}, "x_test must be uint8"),
+            ({"y_test": LABELS[:3]}, r"labels int64 \(3,\)"),
+            ({"y_train": LABELS[:8] / 2}, "labels float64"),
+            ({"y_test": LABELS[8:] + 1}, "Received: 0 to 1, for test 1 to 2"),
+            ({"y_train": LABELS[:8] - 1}, "Received: -1 to 0"),
+        ],
+    )
+    def test_arrays_that_are_no_images(self, tmp_path, changes, words):
+        with pytest.raises(UserError, match=words):
+            load(Data("npz", dir=self.write(tmp_path, **changes)))
+
+    def test_other_files(self, tmp_path):
+        with pytest.raises(UserError, match=r"must name an .npz file. Received: None"):
+            load(Data("npz"))
+        (tmp_path / "b.npz").write_text("text")
+        with pytest.raises(UserError, match="is no file of np"):
+            load(Data("npz", dir=tmp_path / "b.npz"))
+
 
 class TestFolder:
     def test_reads_classes_and_images(self, tmp_path):

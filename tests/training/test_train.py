@@ -31,6 +31,7 @@ from training import backends, fit, networks, runs, train
 from training.checkpoints import Saved
 from training.config import Data
 from training.data import evaluation_batches, load
+from training.histories import read_table
 from training.recipes import RECIPES
 from training.signals import Stop
 
@@ -323,6 +324,7 @@ class TestEndings:
         ("digits --distribution multi_worker", "multi_worker needs --output"),
         ("digits --health -1", "--health must not be negative"),
         ("cifar10_fast --optimizer.layer-decay 0.5", "is for --optimizer.name sgd"),
+        ("digits --data.class-weights balanced --data.mixup 1", "remove --data.mixup"),
         (
             "digits --optimizer.name lion --optimizer.nesterov",
             "is for --optimizer.name sgd and muon",
@@ -341,3 +343,29 @@ def test_another_option_than_the_run_was_begun_with(run, capsys):
     message = error_of(capsys, run_train, run, *RUN, "--resume --seed 4 --optimizer.ema 0.9")
     assert "was started with another value of --optimizer.ema, --seed." in message
     assert f"keras-preact train --resume {run}" in message
+
+
+@pytest.mark.backend
+def test_rare_classes_weigh_more(tmp_path):
+    """The loss of the first step, from the logits that the network starts with."""
+    images = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 1), "uint8")
+    labels = np.array([0, 1, 1, 2] * 4)
+    part = {"x_test": images[:4], "y_test": labels[:4]}
+    np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, **part)
+    options = f"--data.name npz --data.dir {tmp_path / 'a.npz'} --batch-size 16 --health 0"
+    run = run_train(
+        tmp_path / "run",
+        options,
+        "--data.class-weights balanced --schedule.length 1 --data.augmentation none",
+    )
+    network = networks.open_run(run)[0]
+    checkpoint(run, 0).restore(network)
+    logits = np.asarray(
+        keras.ops.convert_to_numpy(network(images.astype("float32"), training=True))
+    )
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(16), labels]
+    weights = np.array([4 / 3, 2 / 3, 4 / 3])[labels]
+    assert np.mean(weights) == pytest.approx(1)
+    [loss] = read_table(run / "first_losses.csv")["loss"]
+    assert loss == pytest.approx(np.mean(weights * losses), rel=1e-4)
+    assert loss != pytest.approx(np.mean(losses), rel=1e-3)

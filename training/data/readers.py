@@ -45,6 +45,11 @@ class Reader:
         """Return a fetched image as uint8 (height, width, channels)."""
         raise NotImplementedError
 
+    def all_labels(self) -> np.ndarray:
+        """Return the labels of all images, in the order of `rows`."""
+        labels = self.rows().map(lambda element: self.fetch(element)[1])
+        return np.array(list(labels.as_numpy_iterator()), "int64")
+
     def rows(self) -> Any:
         """Return a tf.data.Dataset of all elements, always in the same order."""
         import tensorflow as tf

@@ -1,5 +1,5 @@
-"""Where images come from: scikit-learn's digits, TensorFlow Datasets, a folder, a
-random batch.
+"""Where images come from: scikit-learn's digits, TensorFlow Datasets, a folder, a file of
+arrays, a random batch.
 """
 
 import contextlib
@@ -24,6 +24,12 @@ from .readers import Arrays, Fake, Files, Reader, Records
 
 #: Distinct images of the data set `fake`.
 FAKE_IMAGES = 64
+
+#: Before the name of any data set of images with classes in TensorFlow Datasets.
+TFDS = "tfds:"
+
+#: Names of the arrays in an .npz file, as Keras and as MedMNIST have them.
+ARRAYS = ("x_train y_train x_test y_test", "train_images train_labels test_images test_labels")
 
 #: Decoded splits up to this many bytes are decoded once and held in memory.
 CACHE_BYTES = 2 * 2**30
@@ -133,6 +139,15 @@ class ImageData:
         return dataclasses.replace(self.standard, mean=mean, std=std)
 
     @functools.cached_property
+    def class_weights(self) -> dict[int, float]:
+        """Class number to the weight with which all classes count alike; the mean weight
+        of the training images is 1.
+        """
+        counts = np.bincount(self.train.reader.all_labels(), minlength=len(self.classes))
+        weights = self.train.size / (np.count_nonzero(counts) * np.maximum(counts, 1))
+        return dict(enumerate(weights.tolist()))
+
+    @functools.cached_property
     def held(self) -> Arrays | None:
         """The training split, decoded, if it has one size and fits into `CACHE_BYTES`."""
         return self._decoded(self.train)
@@ -177,6 +192,8 @@ def load(data: Data) -> ImageData:
         ValueError: for an unknown name, a data set that is neither prepared nor can be
             downloaded, an unreadable image, a holdout that leaves nothing.
     """
+    if data.name.startswith(TFDS):
+        return _tfds(data)
     return lookup(SOURCES, data.name, "data.name")(data)
 
 
@@ -229,25 +246,94 @@ def _tfds(data: Data) -> ImageData:
     import tensorflow_datasets as tfds
 
     absl.logging.set_verbosity(absl.logging.ERROR)  # an unprepared data set gets our message alone
-    builder = tfds.builder(data.name, data_dir=data.dir)
+    name = data.name.removeprefix(TFDS)
+    try:
+        builder = tfds.builder(name, data_dir=data.dir)
+    except tfds.core.DatasetNotFoundError as error:
+        raise UserError(f"TensorFlow Datasets has no data set {name}.") from error
     if not builder.is_prepared():
         _check_can_prepare(builder)
         builder.download_and_prepare()
     sizes = {name: split.num_examples for name, split in builder.info.splits.items()}
     held = _held_out(data.holdout, sizes["train"])
     cut = sizes["train"] - held
-    height, _, channels = builder.info.features["image"].shape
-    imagenet = data.name == "imagenet2012"
+    features = dict(builder.info.features.items())
+    image, label = features.get("image"), features.get("label")
+    test = next((split for split in ("test", "validation") if split in sizes), None)
+    if test is None or image is None or not hasattr(label, "names"):
+        raise UserError(
+            f"{data.name} must have images with one label of a class, for training and for test. "
+            f"Received: splits {', '.join(sizes)}; features {', '.join(features)}"
+        )
+    height, width, channels = image.shape
+    size = height if height == width else None
+    imagenet = name == "imagenet2012"
     return ImageData(
         name=data.name,
-        classes=tuple(builder.info.features["label"].names),
+        classes=tuple(label.names),
         channels=channels,
-        size=height,
-        standard=PREPROCESSING["imagenet" if imagenet else data.name],
+        size=size,
+        standard=PREPROCESSING["imagenet"] if size is None else _as_it_is(size, channels),
         train=Split.of(Records(builder, f"train[:{cut}]")),
-        test=Split.of(Records(builder, "validation" if imagenet else "test")),
+        test=Split.of(Records(builder, "validation" if imagenet else test)),
         holdout=Split.of(Records(builder, f"train[{cut}:]")) if held else None,
         measured=not imagenet,
+    )
+
+
+def _as_it_is(size: int, channels: int) -> Preprocessing:
+    """Return the preprocessing of images of one size; mean and std are measured."""
+    return Preprocessing((0.0,) * channels, (1.0,) * channels, size)
+
+
+def _npz(data: Data) -> ImageData:
+    if data.dir is None or not data.dir.is_file():
+        raise UserError(f"--data.dir must name an .npz file. Received: {data.dir}")
+    try:
+        with np.load(data.dir) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{data.dir} is no file of np.savez: {error}") from error
+    names = next((own.split() for own in ARRAYS if set(own.split()) <= set(arrays)), None)
+    if names is None:
+        raise UserError(
+            f"{data.dir} must hold the arrays {' or '.join(ARRAYS)}. Received: {', '.join(arrays)}"
+        )
+    train_x, train_y, test_x, test_y = (arrays[name] for name in names)
+    train_x, test_x = (each[..., None] if each.ndim == 3 else each for each in (train_x, test_x))
+    train_y, test_y = (each.squeeze(-1) if each.ndim == 2 else each for each in (train_y, test_y))
+    for images, labels, name in ((train_x, train_y, names[0]), (test_x, test_y, names[2])):
+        if (
+            images.dtype != np.uint8
+            or images.ndim != 4
+            or images.shape[1] != images.shape[2]
+            or images.shape[1:] != train_x.shape[1:]
+            or labels.dtype.kind not in "iu"
+            or labels.shape != images.shape[:1]
+        ):
+            raise UserError(
+                f"{name} must be uint8, square images of one size, (images, size, size, channels), "
+                f"with a class number each. Received: {images.dtype} {images.shape} and labels "
+                f"{labels.dtype} {labels.shape}"
+            )
+    classes = int(train_y.max()) + 1
+    if train_y.min() < 0 or test_y.min() < 0 or test_y.max() >= classes:
+        raise UserError(
+            "Labels must be class numbers from 0, all of them in training. Received: "
+            f"{train_y.min()} to {train_y.max()}, for test {test_y.min()} to {test_y.max()}"
+        )
+    held = np.zeros(len(train_y), bool)
+    held[list(_of_every_class(train_y.tolist(), _held_out(data.holdout, len(train_y))))] = True
+    _, size, _, channels = train_x.shape
+    return ImageData(
+        name="npz",
+        classes=tuple(map(str, range(classes))),
+        channels=channels,
+        size=size,
+        standard=_as_it_is(size, channels),
+        train=Split.of(Arrays(train_x[~held], train_y[~held])),
+        test=Split.of(Arrays(test_x, test_y)),
+        holdout=Split.of(Arrays(train_x[held], train_y[held])) if held.any() else None,
     )
 
 
@@ -296,11 +382,11 @@ def _folder(data: Data) -> ImageData:
     )
 
 
-def _of_every_class(labels: Sequence[str], count: int) -> set[int]:
+def _of_every_class(labels: Sequence[Any], count: int) -> set[int]:
     """Return the numbers of `count` images, drawn at random, the same share of every
     class.
     """
-    drawn: dict[str, list[int]] = {}
+    drawn: dict[Any, list[int]] = {}
     for i in np.random.default_rng(0).permutation(len(labels)).tolist():
         drawn.setdefault(labels[i], []).append(i)
     places = {
@@ -351,7 +437,9 @@ def _check_can_prepare(builder) -> None:
                 f"{folders.EMBEDDED}"
             )
         return
-    url = next(iter(builder.url_infos))
+    url = next(iter(builder.url_infos), None)
+    if url is None:
+        return
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
     except OSError as error:  # urllib's errors are OSErrors
@@ -367,5 +455,6 @@ SOURCES: Mapping[str, Callable[[Data], ImageData]] = {
     "cifar100": _tfds,
     "imagenet2012": _tfds,
     "folder": _folder,
+    "npz": _npz,
     "fake": _fake,
 }
