@@ -130,7 +130,7 @@ class Fit:
             parts=plan.parts,
             held_out=run.watched,
             tensorboard=folder / "tensorboard" if chief else None,
-            learning_rate=plans.rate_at(run.rate),
+            learning_rate=self._rate,
             stream=None if chief else open(os.devnull, "w"),  # noqa: SIM115  (as long as the process lives)
         )
         self.history = callbacks.History(
@@ -287,6 +287,13 @@ class Fit:
         networks.save(self.run.network, path, self.run.is_chief)
         if self.averages is not None:
             self.averages.on_test_end()
+
+    def _rate(self, update: int) -> float:
+        """Return the learning rate of an update; callbacks may change one without a
+        schedule.
+        """
+        rate = self.run.rate if callable(self.run.rate) else self.run.model.optimizer.learning_rate
+        return plans.rate_at(rate)(update)
 
     def _of_user(self) -> list[keras.callbacks.Callback]:
         if not self.run.is_chief:

@@ -32,7 +32,7 @@ def beginning(run: Run, folder: Path, saved: Saved | None) -> str:
     devices = f", {replicas} devices" if replicas > 1 else ""
     precision = f"; {run.precision}" if run.precision else ""
     trained = "trained parameters" if config.model.freeze else "parameters"
-    images = data.name if data.name != "folder" else config.data.dir
+    images = config.data.dir if data.name in ("folder", "npz") else data.name
     lines = [
         f"Training {run.network.name} ({run.parameters:,} {trained}) on {data.train.size:,} images "
         f"of {images} for {length}, batch {config.batch_size}{parts} ({keras.backend.backend()}"

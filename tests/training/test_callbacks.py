@@ -265,3 +265,17 @@ def test_profile(tmp_path, capsys):
     assert record.stat().st_size > 1000
     words = "two iterations, from 1, in order. Received: 3 2"
     assert words in error_of(capsys, run_train, tmp_path / "other", "--profile 3 2")
+
+
+@pytest.mark.backend
+def test_a_rate_that_a_callback_changes(tmp_path, monkeypatch):
+    """history.csv has the rates that epochs ended with."""
+
+    def halve(folder):
+        return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+
+    monkeypatch.setattr("training.callbacks.of_user", lambda name: halve)
+    constant = "--schedule.kind steps --schedule.drops --schedule.length 66 --lr 0.4 --health 5"
+    run = run_train(tmp_path / "run", constant, "--callbacks a:b")
+    rates = histories.read_table(run / "history.csv")["learning_rate"]
+    np.testing.assert_allclose(rates, [0.2, 0.1, 0.05], rtol=1e-6)

@@ -257,8 +257,9 @@ def _tfds(data: Data) -> ImageData:
     sizes = {name: split.num_examples for name, split in builder.info.splits.items()}
     held = _held_out(data.holdout, sizes["train"])
     cut = sizes["train"] - held
-    features = dict(builder.info.features.items())
-    image, label = features.get("image"), features.get("label")
+    features: dict[str, Any] = dict(builder.info.features.items())
+    image: Any = features.get("image")
+    label: Any = features.get("label")
     test = next((split for split in ("test", "validation") if split in sizes), None)
     if test is None or image is None or not hasattr(label, "names"):
         raise UserError(
