@@ -47,6 +47,7 @@ BLOCKS = [
 
 DIGITS = "results/digits/resnet{}/seed-*.json"
 ORIGINAL, FULL = (DIGITS.format(f"110-{name}") for name in ("original", "full_preactivation"))
+EIGHTH = "results/cifar10/resnet56-{}-eighth/seed-*.json"
 DEEP = DIGITS.format("10001-full_preactivation")
 FAST = "results/cifar10/fast_resnet8/seed-*.json"
 MEASURED = "training/benchmark/measured/{}.json"
@@ -72,7 +73,10 @@ CLAIMS = [
         ("results/cifar10/resnet20-full_preactivation/seed-*.json", "final test_error"),
     ),
     (
-        ("README.md", r"full pre-activation ([\d.]+) %, original ([\d.]+) %"),
+        (
+            "README.md",
+            r"medians of 5 runs \| test error: full pre-activation ([\d.]+) %, original ([\d.]+) %",
+        ),
         (FULL, "final test_error"),
         (ORIGINAL, "final test_error"),
     ),
@@ -92,9 +96,12 @@ CLAIMS = [
         (MEASURED.format("compile_stacked"), FIRST_STEP.format("jax")),
     ),
     (
-        ("README.md", r"1,001 layers \| ([\d,]+); with `DepthScaledHe` ([\d.]+)"),
-        ("results/depth/preact-1001.json", "gradient_ratio"),
-        ("results/depth/preact_scaled-1001.json", "gradient_ratio"),
+        (
+            "README.md",
+            r"1 run each \| test error: full pre-activation ([\d.]+) %, original ([\d.]+) %",
+        ),
+        (EIGHTH.format("full_preactivation"), "final test_error"),
+        (EIGHTH.format("original"), "final test_error"),
     ),
     (
         ("README.md", r"ResNet-50 to 16 clients.* \| (\d+) requests per second"),
