@@ -100,6 +100,8 @@ class Convolutional(Block):
             every `dilated_strides`-th place of this unit's.
         stride_on: Which convolution has the unit's strides: the `"first"`, or the first
             `"3x3"`. None: the first, and in `kp.models.resnet_imagenet` the 3x3.
+        dimensions: 2, or 1 for sequences, `(batch, length, 1, channels)`: kernels of 3x1 in
+            place of 3x3.
     """
 
     squeeze_excitation: int | None = None
@@ -107,6 +109,7 @@ class Convolutional(Block):
     dilation: int = 1
     dilated_strides: int = 1
     stride_on: str | None = None
+    dimensions: int = 2
 
     kernel_sizes: ClassVar[tuple[int, ...]]
     word = "conv"
@@ -117,6 +120,7 @@ class Convolutional(Block):
         _checks.positive_int(self.dilation, "dilation")
         _checks.positive_int(self.dilated_strides, "dilated_strides")
         _checks.one_of(self.stride_on, (None, "first", "3x3"), "stride_on")
+        _checks.one_of(self.dimensions, (1, 2), "dimensions")
         if self.squeeze_excitation is not None:
             _checks.positive_int(self.squeeze_excitation, "squeeze_excitation")
 
@@ -126,7 +130,11 @@ class Convolutional(Block):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return tuple(f"{size}x{size} conv" for size in self.kernel_sizes)
+        sizes = map(self._kernel_size, self.kernel_sizes)
+        return tuple(f"{height}x{width} conv" for height, width in sizes)
+
+    def _kernel_size(self, size: int) -> tuple[int, int]:
+        return (size, size if self.dimensions == 2 else 1)
 
     def channels(self, filters: int) -> tuple[int, ...]:
         return (*[filters] * (len(self.kernel_sizes) - 1), filters * self.expansion)
@@ -141,7 +149,7 @@ class Convolutional(Block):
             settings["dilation_rate"] = self.dilation * (self.dilated_strides if follows else 1)
         return PaddedConv2D(
             channels,
-            size,
+            self._kernel_size(size),
             kernel_initializer=kernel,
             standardize=self.standardize_weights,
             **settings,

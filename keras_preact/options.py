@@ -65,6 +65,11 @@ def _check_strides(unit: keras.Layer) -> None:
         )
     if not isinstance(block, blocks.Convolutional):
         return
+    if block.dimensions == 1 and unit.downsampling == "blur":
+        raise ValueError(
+            "The window of downsampling='blur' needs a map of 2 pixels a side. Received: "
+            "downsampling='blur' with a block of dimensions=1"
+        )
     if unit.strides > 1 and block.dilation > 1:
         raise ValueError(
             "A unit on a dilated grid has its strides as dilation too: give dilated_strides in "

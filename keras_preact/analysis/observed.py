@@ -160,16 +160,18 @@ class Observed:
         For x_0, `look` is given a trace with nothing but the output.
         """
         start = self.units[0].start
-        specs = self.graph.specs
-        batch = len(self.inputs[0])
-
-        def zeros(number: int, units: tuple[int, ...]) -> np.ndarray:
-            sizes = (batch if size is None else size for size in specs[number].shape)
-            return np.zeros([*units, *sizes], "float32")
-
         numbers = [start, *(unit.output for unit in self.units)]
-        arrays = [zeros(start, ())]
-        arrays += [zeros(unit.output, (unit.depth,) * unit.is_stack) for unit in self.units]
+        shapes = {number: tuple(self.graph.specs[number].shape[1:]) for number in numbers}
+        if any(None in shape for shape in shapes.values()):  # a network of images of any size
+            with keras.StatelessScope():
+                values = self.graph.run(self.graph.values(self.inputs))
+            shapes = {number: tuple(values[number].shape[1:]) for number in numbers}
+        batch = len(self.inputs[0])
+        stacks = [(), *((unit.depth,) * unit.is_stack for unit in self.units)]
+        arrays = [
+            np.zeros((*units, batch, *shapes[number]), "float32")
+            for units, number in zip(stacks, numbers, strict=True)
+        ]
 
         def loss(*added):
             values, seen = self.run(

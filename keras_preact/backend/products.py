@@ -14,20 +14,21 @@ def convolve(images, kernel, groups: int = 1, dilation: int = 1):
 
     Args:
         images: `(batch, height, width, channels)`.
-        kernel: `(size, size, channels // groups, filters)` with an odd size.
+        kernel: `(height, width, channels // groups, filters)` of odd sizes.
         groups: Groups of channels that are convolved separately.
         dilation: Pixels from one element of the kernel to the next.
 
     Returns:
         `(batch, height, width, filters)`.
     """
-    size = kernel.shape[0]
+    rows, columns = kernel.shape[:2]
     height, width = images.shape[1:3]
-    pad = size // 2 * dilation
-    padded = ops.pad(images, [(0, 0), (pad, pad), (pad, pad), (0, 0)]) if pad else images
+    down, right = rows // 2 * dilation, columns // 2 * dilation
+    sides = [(0, 0), (down, down), (right, right), (0, 0)]
+    padded = ops.pad(images, sides) if down or right else images
     total = None
-    for row in range(size):
-        for column in range(size):
+    for row in range(rows):
+        for column in range(columns):
             top, left = row * dilation, column * dilation
             product = multiply(
                 padded[:, top : top + height, left : left + width], kernel[row, column], groups

@@ -78,7 +78,7 @@ class StochasticDepth(keras.Layer):
 
 def weight(
     filters: int,
-    kernel_size: int | None,
+    kernel_size: int | tuple[int, int] | None,
     *,
     strides=1,
     standardize=False,

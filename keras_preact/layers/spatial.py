@@ -19,7 +19,7 @@ class PaddedConv2D(keras.layers.Conv2D):
 
     Args:
         filters: Channels out.
-        kernel_size: Odd; the kernel is square.
+        kernel_size: Odd, or a pair of odd numbers.
         standardize: Whether to convolve with the standardised kernel: of every filter,
             less its mean and over its standard deviation (weight standardisation, arXiv
             1903.10520). Computed in float32 whatever the policy.
@@ -41,9 +41,10 @@ class PaddedConv2D(keras.layers.Conv2D):
         #: Whether to convolve by matrix products, which is faster in a loop that XLA compiles for a
         #: CPU; a stack sets it. The values are the same.
         self.as_products = False
-        self.pad = 0
+        self.pad = (0, 0)
         if self.strides != (1, 1):  # at stride 1 "same" is symmetric, and spares a copy of the map
-            self.padding, self.pad = "valid", self.kernel_size[0] // 2
+            self.padding = "valid"
+            self.pad = (self.kernel_size[0] // 2, self.kernel_size[1] // 2)
 
     def build(self, input_shape):
         super().build(input_shape)
@@ -110,14 +111,14 @@ class PaddedConv2D(keras.layers.Conv2D):
             ops.convert_to_tensor(kernel).permute(3, 2, 0, 1),
             ops.convert_to_tensor(self.bias) if self.use_bias else None,
             stride=strides,
-            padding=self.kernel_size[0] // 2 * self.dilation_rate[0],
+            padding=[size // 2 * self.dilation_rate[0] for size in self.kernel_size],
             dilation=self.dilation_rate,
             groups=self.groups,
         )
         return y.permute(0, 2, 3, 1) if last else y
 
     def call(self, inputs, training=None):
-        if self.pad and keras.backend.backend() != "torch":  # torch's convolution pads
+        if any(self.pad) and keras.backend.backend() != "torch":  # torch's convolution pads
             inputs = pad_sides(inputs, self.pad, self.data_format)
         outputs = self.convolution_op(inputs, self.kernel, training)
         if self.groups > 1 and keras.backend.backend() == "tensorflow" and not training:
@@ -188,7 +189,8 @@ class PaddedMaxPooling2D(keras.layers.MaxPooling2D):
 
     def call(self, inputs):
         value = 0.0 if self.zeros else float("-inf")
-        padded = pad_sides(inputs, self.pad, self.data_format, value) if self.pad else inputs
+        pads = (self.pad, self.pad)
+        padded = pad_sides(inputs, pads, self.data_format, value) if self.pad else inputs
         if keras.backend.backend() != "torch" or isinstance(padded, keras.KerasTensor):
             return super().call(padded)
         return self._on_torch(padded)
@@ -284,11 +286,11 @@ def channel_axis(data_format: str, rank: int) -> int:
     return 1 if data_format == "channels_first" and rank == 4 else -1
 
 
-def pad_sides(images, pad: int, data_format: str, value: float = 0.0):
+def pad_sides(images, pads: tuple[int, int], data_format: str, value: float = 0.0):
     """Pad height and width of `(batch, height, width, channels)`, or channels first, on
     both sides.
     """
-    sides = [(0, 0), (pad, pad), (pad, pad)]
+    sides = [(0, 0), *((pad, pad) for pad in pads)]
     sides.insert(1 if data_format == "channels_first" else 3, (0, 0))
     return ops.pad(images, sides, constant_values=value)
 

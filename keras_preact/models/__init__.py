@@ -1,7 +1,7 @@
 """Functional builders, one file a family, and the registry of named models."""
 
 from keras_preact.models.base import UnitNetwork
-from keras_preact.models.cifar import fast_resnet, resnet_cifar, wide_resnet
+from keras_preact.models.cifar import fast_resnet, resnet_1d, resnet_cifar, wide_resnet
 from keras_preact.models.copies import changed_copy, reset_classifier, stack, unstack
 from keras_preact.models.dense import dense_resnet
 from keras_preact.models.first_batch import expected_input

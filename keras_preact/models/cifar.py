@@ -1,5 +1,5 @@
-"""The paper's networks for CIFAR, wide residual networks, which grew out of them, and a
-network for short training.
+"""The paper's networks for CIFAR, and what grew out of them: the same for sequences, wide
+residual networks, a network for short training.
 """
 
 from collections.abc import Sequence
@@ -56,6 +56,68 @@ def resnet_cifar(
     Source: Sec. 4 and the appendix of arXiv 1603.05027; Sec. 4.2 of arXiv 1512.03385.
     """
     shape = _image_shape(input_shape, options)
+    defaults = {"name": f"cifar_resnet{depth}"}
+    return _three_stages(
+        depth,
+        block,
+        width_factor,
+        stem="3x3",
+        classes=classes,
+        input_shape=shape,
+        **defaults | options,
+    )
+
+
+def resnet_1d(
+    depth: int,
+    *,
+    input_shape: Sequence[int | None],
+    classes: int,
+    block: str | Block | None = None,
+    width_factor: float = 1,
+    stem: str = "sequence",
+    **options: Any,
+) -> ResidualNetwork:
+    """Build the network of `resnet_cifar` for sequences: convolutions of 3 steps in place
+    of 3x3 pixels, three stages at the whole, half and quarter length.
+
+    Args:
+        depth, block, width_factor, classes: As for `resnet_cifar`.
+        input_shape: `(length, channels)`, such as the samples of a signal and its leads; the
+            length may be None.
+        stem: `"sequence"`, or `"sequence_pooled"` for long ones: a convolution of 7 steps
+            and a max pooling, which leave a quarter of the length.
+        **options: As for `resnet_cifar`. The maps within the network are `(batch, length, 1,
+            channels)`, so that everything of this package works on them.
+
+    Raises:
+        ValueError: as `resnet_cifar`.
+
+    Example:
+
+    >>> import keras_preact as kp
+    >>> model = kp.models.resnet_1d(20, input_shape=(None, 12), classes=5)
+    >>> model.output_shape, tuple(model.units[0].block.kinds)
+    ((None, 5), ('3x1 conv', '3x1 conv'))
+    """
+    given = {"name": f"resnet{depth}_1d", "dimensions": 1} | options
+    return _three_stages(
+        depth,
+        block,
+        width_factor,
+        stem=stem,
+        classes=classes,
+        input_shape=input_shape,
+        **given | {"data_format": "channels_last"},
+    )
+
+
+def _three_stages(
+    depth: int, block: str | Block | None, width_factor: float, **options: Any
+) -> ResidualNetwork:
+    """Return a network of three stages of equal units, with the paper's blocks and changes of
+    the shape unless the options say otherwise.
+    """
     if block is None:
         block, units = _paper_block(depth)
     else:
@@ -67,15 +129,11 @@ def resnet_cifar(
             or shortcuts.get(options.get("shortcut", "identity")).projects
         )
         options["shape_shortcut"] = "projection" if projects else "zero_pad"
-    options.setdefault("name", f"cifar_resnet{depth}")
     widths = [widen(width, width_factor) for width in WIDTHS]
     return ResidualNetwork(
         [Stage(width, units, strides) for width, strides in zip(widths, STRIDES, strict=True)],
-        stem="3x3",
         stem_filters=widths[0],
         block=block,
-        classes=classes,
-        input_shape=shape,
         **options,
     )
 

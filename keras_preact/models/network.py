@@ -33,6 +33,7 @@ class Stem:
             infinity, or `"zeros"`; None: no pooling.
         whitens: Whether the convolution is a `Whitening2D`, whose width follows from its
             input.
+        sequence: Whether it takes `(length, channels)` and makes a map of width 1 of it.
         normalized: Whether a normalisation and an activation of the stem's own come
             before the arrangement's.
     """
@@ -41,6 +42,7 @@ class Stem:
     strides: int = 1
     pooling: str | None = None
     whitens: bool = False
+    sequence: bool = False
     normalized: bool = False
 
     @property
@@ -49,13 +51,15 @@ class Stem:
 
 
 #: Name to `Stem`: for small images, for ImageNet as published, as in TF-slim and as in pytorchcv,
-#: for vectors, for short training.
+#: for sequences, for vectors, for short training.
 STEMS: Mapping[str, Stem] = MappingProxyType(
     {
         "3x3": Stem(3),
         "7x7": Stem(7, strides=2, pooling="infinity"),
         "7x7_zero_padded": Stem(7, strides=2, pooling="zeros"),
         "7x7_normalized": Stem(7, strides=2, pooling="infinity", normalized=True),
+        "sequence": Stem(3, sequence=True),
+        "sequence_pooled": Stem(7, strides=2, pooling="infinity", sequence=True),
         "dense": Stem(None),
         "whitening": Stem(2, whitens=True),
     }
@@ -93,9 +97,11 @@ class ResidualNetwork(base.UnitNetwork):
         stem: `"3x3"` (small images), `"7x7"` (stride 2 and a 3x3 max pooling:
             ImageNet), `"7x7_zero_padded"` (the same with zeros around what is pooled:
             TF-slim), `"7x7_normalized"` (normalised and activated before the pooling also
-            if the arrangement has nothing there: pytorchcv), `"dense"` (vectors) or
-            `"whitening"` (a 2x2 convolution that `adapt` computes from images and training
-            leaves alone; no normalisation follows it).
+            if the arrangement has nothing there: pytorchcv), `"sequence"` and
+            `"sequence_pooled"` (as `"3x3"` and `"7x7"`, for `(length, channels)`, with a
+            block of one dimension), `"dense"` (vectors) or `"whitening"` (a 2x2 convolution
+            that `adapt` computes from images and training leaves alone; no normalisation
+            follows it).
         stem_filters: Width of the stem; without meaning for `"whitening"`.
         block: The weights of F, see `ResidualUnit`.
         input_shape: Shape without the batch; for images in the order of `data_format`,
@@ -196,6 +202,7 @@ class ResidualNetwork(base.UnitNetwork):
             *base.preprocessing(
                 mean, std, axis=axis, channels=channels, dtype=policy.variable_dtype
             ),
+            *([keras.layers.Reshape((-1, 1, channels), name="stem_map")] if front.sequence else []),
             *_stem_layers(front, stem_filters, pattern, kernel, axis),
         ]
 
@@ -310,7 +317,7 @@ def _stem_layers(
         return [Whitening2D(stem.kernel_size, name="stem_conv", **settings), *after]
     first = chains.weight(
         filters,
-        stem.kernel_size,
+        (stem.kernel_size, 1) if stem.sequence and stem.kernel_size else stem.kernel_size,
         strides=stem.strides,
         use_bias=pattern.has_bias(after),
         bias_initializer=initializers.spawn(pattern.bias_initializer, "stem"),
@@ -357,12 +364,13 @@ def _check_input_shape(
     """Return the input shape as a tuple, and its number of channels."""
     shape = tuple(shape)
     is_image = stem.kernel_size is not None
-    order = (
-        ("channels", "height", "width")
-        if data_format == "channels_first"
-        else ("height", "width", "channels")
-    )
-    wanted = order if is_image else ("features",)
+    wanted: tuple[str, ...] = ("features",)
+    if stem.sequence:
+        wanted = ("length", "channels")
+    elif is_image:
+        wanted = ("height", "width", "channels")
+        if data_format == "channels_first":
+            wanted = ("channels", "height", "width")
     if len(shape) != len(wanted) or shape[wanted.index("channels") if is_image else 0] is None:
         raise ValueError(
             f"`input_shape` must be ({', '.join(wanted)}) with a known number of "
@@ -372,10 +380,10 @@ def _check_input_shape(
     for size, what in zip(shape, wanted, strict=True):
         if size is not None:
             _checks.positive_int(size, f"input_shape ({what})")
-        if what in ("height", "width") and size is not None and size < total_stride:
+        if what in ("height", "width", "length") and size is not None and size < total_stride:
             raise ValueError(
-                f"The strides of this network divide height and width by {total_stride}, so both "
-                f"must be at least {total_stride}. Received: input_shape={shape}"
+                f"The strides of this network divide the {what} by {total_stride}, so it must be "
+                f"at least {total_stride}. Received: input_shape={shape}"
             )
     return shape, shape[wanted.index("channels") if is_image else 0]
 

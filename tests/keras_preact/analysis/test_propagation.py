@@ -216,6 +216,17 @@ def test_models_of_others(arrangement):
     assert signals.weight_gradients["weight_2/kernel"].shape == (3,)
 
 
+def test_a_network_of_images_of_any_size():
+    fixed = kp.models.resnet_cifar(14, input_shape=(8, 12, 1), stacked=True)
+    harness.randomize(fixed)
+    free = kp.models.resnet_cifar(14, input_shape=(None, None, 1), stacked=True)
+    free.set_weights(fixed.get_weights())
+    x = harness.images(3, 8, 12, 1)
+    want, got = (kp.analysis.propagation(each, x, [0, 1, 2]) for each in (fixed, free))
+    np.testing.assert_allclose(got.gradient_norm, want.gradient_norm, rtol=1e-4)
+    np.testing.assert_allclose(got.x_norm, want.x_norm, rtol=1e-4)
+
+
 def test_own_loss():
     model, x = network(), harness.images(2, 8, 8, 2)
     found = kp.analysis.propagation(

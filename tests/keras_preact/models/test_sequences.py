@@ -1,0 +1,90 @@
+"""Networks for sequences, compared with those for images: a picture whose columns are
+all the sequence, and kernels of 3x3 that hold those of 3x1 in their middle column.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_preact as kp
+from tests.keras_preact import harness
+
+pytestmark = pytest.mark.backend
+
+X = np.random.default_rng(0).normal(size=(3, 48, 5)).astype("float32")
+OPTIONS = {"classes": 4, "width_factor": 0.5}
+
+
+def as_image(model, stem, **options):
+    """The network for images of 16 columns with the weights of a network for sequences."""
+    shape = (48, 16, 5)
+    if stem == "sequence":
+        image = kp.models.resnet_cifar(11, input_shape=shape, **OPTIONS | options)
+    else:
+        config = model.get_config() | {"stem": "7x7", "input_shape": shape, **options}
+        config["block"] = kp.blocks.get(options["block"])
+        image = kp.models.ResidualNetwork.from_config(config)
+    weights = []
+    for weight, wide in zip(model.get_weights(), image.get_weights(), strict=True):
+        whole = np.zeros(wide.shape, "float32")
+        columns = wide.shape[-3] if wide.ndim > 3 else 0
+        if columns > 1:
+            whole[..., columns // 2, :, :] = weight[..., 0, :, :]
+        else:
+            whole[...] = weight
+        weights.append(whole)
+    image.set_weights(weights)
+    return image
+
+
+@pytest.mark.parametrize("stem", ["sequence", "sequence_pooled"])
+def test_equals_the_network_for_images(stem):
+    model = kp.models.resnet_1d(11, input_shape=(48, 5), block="bottleneck", stem=stem, **OPTIONS)
+    harness.randomize(model)
+    image = as_image(model, stem, block="bottleneck")
+    pictures = np.repeat(X[:, :, None], 16, axis=2)
+    want = harness.numpy(image(pictures, training=False))
+    assert want.std() > 0.01
+    close = {"rtol": 1e-4, "atol": 1e-4 * np.abs(want).max()}
+    np.testing.assert_allclose(harness.numpy(model(X, training=False)), want, **close)
+
+
+def test_stacks_lengths_and_gradients():
+    model = kp.models.resnet_1d(20, input_shape=(None, 5), block="basic", **OPTIONS)
+    harness.randomize(model)
+    stacked = kp.models.stack(model)
+    for length in (48, 33):
+        want = harness.numpy(model(X[:, :length]))
+        close = {"rtol": 1e-4, "atol": 1e-4 * np.abs(want).max()}
+        np.testing.assert_allclose(harness.numpy(stacked(X[:, :length])), want, **close)
+    found = [kp.analysis.propagation(each, X, [0, 1, 2]).gradient_norm for each in (model, stacked)]
+    assert (found[0] > 0).all()
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-3)
+
+
+def test_learns_what_only_the_order_tells():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 128)
+    x = np.sort(rng.normal(size=(128, 16, 1)).astype("float32"), axis=1)
+    x[labels == 1] = x[labels == 1, ::-1]
+    model = kp.models.resnet_1d(8, input_shape=(16, 1), classes=2, width_factor=0.5)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(kp.optimizers.CoupledSGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
+    history = model.fit(x, labels, batch_size=32, epochs=4, verbose=0).history
+    assert history["accuracy"][-1] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"input_shape": (48, 16, 5)}, "must be (length, channels)"),
+        ({"input_shape": (48, None)}, "must be (length, channels)"),
+        ({"input_shape": (3, 5)}, "divide the length by 4"),
+        ({"downsampling": "blur"}, "needs a map of 2 pixels"),
+        ({"dimensions": 3}, "`dimensions`"),
+        ({"depth": 9}, "6n+2"),
+    ],
+)
+def test_what_it_refuses(options, words):
+    given = {"depth": 8, "input_shape": (48, 5), **OPTIONS} | options
+    assert words in harness.error_of(lambda: kp.models.resnet_1d(**given))
