@@ -49,7 +49,7 @@ def curvature(
     Args:
         model: Any Keras model that the backend can differentiate twice. On TensorFlow
             this leaves out stacks with `remat`.
-        x, labels, loss: As for `propagation`.
+        x, labels, loss: Arguments of `propagation`.
         training: Whether normalisations use the statistics of the batch. Nothing may be
             random then, such as dropout.
         k: How many eigenvalues are wanted.
@@ -73,7 +73,9 @@ def curvature(
     _checks.positive_int(k, "k")
     _checks.positive_int(probes, "probes")
     variables = model.trainable_variables
-    value = _loss(model, x, labels, loss, training)
+    arrays = _inputs.check_sample(model, x)
+    labels = _inputs.check_labels(labels, len(arrays[0]))
+    value = _loss(model, Graph(model, _one(arrays)), arrays, labels, loss, training)
     multiply = autodiff.compiled(lambda *vectors: autodiff.hvp(value, variables, vectors))
     sizes = [int(np.prod(variable.shape)) for variable in variables]
     ends = np.cumsum(sizes)[:-1]
@@ -138,7 +140,7 @@ def gradient_noise(
 
     Args:
         model: Any Keras model.
-        x, labels, loss: As for `propagation`; the more examples, the better.
+        x, labels, loss: Arguments of `propagation`; the more examples, the better.
         training: Whether normalisations use the statistics of each part, as in
             training.
         parts: Number of parts, which divides the number of examples.
@@ -167,16 +169,18 @@ def gradient_noise(
             f"`parts` must be at least 2 and divide the {examples} examples. Received: "
             f"parts={parts}"
         )
+    labels = _inputs.check_labels(labels, examples)
     variables, size = model.trainable_variables, examples // parts
+    graph = Graph(model, _one([array[:size] for array in arrays]))
     mean: list = [0.0] * len(variables)
     squares = []
     for start in range(0, examples, size):
         own = [array[start : start + size] for array in arrays]
-        of_part = None if labels is None else np.asarray(labels)[start : start + size]
-        value = _loss(model, own if len(own) > 1 else own[0], of_part, loss, training)
-        gradients = autodiff.value_and_gradients(lambda value=value: (value(), []), [], variables)[
-            3
-        ]
+        of_part = None if labels is None else labels[start : start + size]
+        value = _loss(model, graph, own, of_part, loss, training)
+        *_, gradients = autodiff.value_and_gradients(
+            lambda value=value: (value(), []), [], variables
+        )
         flat = [ops.convert_to_numpy(each).astype("float64") for each in gradients]
         squares.append(sum(float((each**2).sum()) for each in flat))
         mean = [total + each / parts for total, each in zip(mean, flat, strict=True)]
@@ -186,10 +190,12 @@ def gradient_noise(
     return GradientNoise(variance / square if square > 0 else math.inf, square, variance)
 
 
-def _loss(model, x, labels, loss, training: bool) -> Callable:
+def _one(arrays: list[np.ndarray]):
+    """Return a batch as a model takes it: an array, or a list for several inputs."""
+    return arrays if len(arrays) > 1 else arrays[0]
+
+
+def _loss(model, graph: Graph, arrays, labels, loss, training: bool) -> Callable:
     """Return the function without arguments that computes the loss of a batch."""
-    arrays = _inputs.check_sample(model, x)
-    sample = arrays if len(arrays) > 1 else arrays[0]
-    labels = _inputs.check_labels(labels, len(arrays[0]))
-    total = _inputs.loss_of(Graph(model, sample), labels, loss)
-    return lambda: total(keras.tree.flatten(model(sample, training=training)))
+    total = _inputs.loss_of(graph, labels, loss)
+    return lambda: total(keras.tree.flatten(model(_one(arrays), training=training)))

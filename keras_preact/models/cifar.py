@@ -82,12 +82,12 @@ def resnet_1d(
     of 3x3 pixels, three stages at the whole, half and quarter length.
 
     Args:
-        depth, block, width_factor, classes: As for `resnet_cifar`.
+        depth, block, width_factor, classes: Arguments of `resnet_cifar`.
         input_shape: `(length, channels)`, such as the samples of a signal and its leads; the
             length may be None.
         stem: `"sequence"`, or `"sequence_pooled"` for long ones: a convolution of 7 steps
             and a max pooling, which leave a quarter of the length.
-        **options: As for `resnet_cifar`. The maps within the network are `(batch, length, 1,
+        **options: Options of `resnet_cifar`. The maps within the network are `(batch, length, 1,
             channels)`, so that everything of this package works on them.
 
     Raises:
