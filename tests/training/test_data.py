@@ -192,6 +192,7 @@ class TestFolder:
                 (tmp_path / name / split / name).rename(tmp_path / split / name)
         data = load(Data("folder", dir=tmp_path, holdout=21))
         np.testing.assert_array_equal(np.bincount(data.holdout.reader.labels), [15, 5, 1])
+        assert data.class_weights == pytest.approx({0: 21 / 45, 1: 21 / 15, 2: 21 / 3})
         np.testing.assert_array_equal(np.bincount(data.train.reader.labels), [15, 5, 1])
         train, held = (set(split.reader.paths) for split in (data.train, data.holdout))
         assert train | held == set((tmp_path / "train").glob("*/*"))
