@@ -72,13 +72,17 @@ CLAIMS = [
         ("README.md", r"the paper's recipe on CIFAR-10 \| test error ([\d.]+) %, 1 run"),
         ("results/cifar10/resnet20-full_preactivation/seed-*.json", "final test_error"),
     ),
-    (
+    *(
         (
-            "README.md",
-            r"medians of 5 runs \| test error: full pre-activation ([\d.]+) %, original ([\d.]+) %",
-        ),
-        (FULL, "final test_error"),
-        (ORIGINAL, "final test_error"),
+            (
+                "README.md",
+                rf"medians of 10 runs .*{name} ([\d.]+) % \(([\d.]+) to ([\d.]+)\)[,;]",
+            ),
+            (files, "final test_error"),
+            (files, "final test_error", 1, min),
+            (files, "final test_error", 1, max),
+        )
+        for name, files in (("full pre-activation", FULL), ("original", ORIGINAL))
     ),
     (
         ("README.md", r"test error: pre-activation ([\d.]+) %, original units ([\d.]+) %"),
