@@ -1,7 +1,7 @@
 """Copies of a network with something changed: the one way to do it."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -145,74 +145,73 @@ def reset_classifier(model: UnitNetwork, classes: int, activation: Any = None) -
     )
 
 
-#: Of a layer: whether it is trained, its weights by path, the states of its seeds.
-_Values = tuple[bool, dict[str, np.ndarray], list[np.ndarray]]
+class _Values(NamedTuple):
+    """What a layer, or a unit of a stack, holds."""
+
+    trainable: bool
+    weights: dict[str, np.ndarray]
+    seeds: list[np.ndarray]
 
 
 def _values(layer: keras.Layer) -> dict[str, _Values]:
     """Return the values of a layer, or of each unit of a stack, by name."""
-    if not isinstance(layer, UnitStack):
-        weights, seeds = _split(layer, [(variable, variable) for variable in layer.variables])
-        return {
-            layer.name: (
-                layer.trainable,
-                {path: _array(value) for path, value in weights.items()},
-                [_array(value) for value in seeds],
-            )
-        }
-    weights, seeds = _split(layer.pattern, layer.stacked_variables)
-    arrays = {path: _array(value) for path, value in weights.items()}
-    states = [_array(value) for value in seeds]
+    names, weights, seeds = _variables(layer)
+    stacked = isinstance(layer, UnitStack)
+
+    def rows(variable: keras.Variable) -> np.ndarray:
+        # a copy: on JAX `fit` gives the arrays of what it trains away
+        array = np.array(ops.convert_to_numpy(variable.value))
+        return array if stacked else array[None]
+
+    arrays = {path: rows(variable) for path, variable in weights.items()}
+    states = [rows(variable) for variable in seeds]
     return {
-        name: (
+        name: _Values(
             layer.trainable,
             {path: array[i] for path, array in arrays.items()},
             [state[i] for state in states],
         )
-        for i, name in enumerate(layer.unit_names)
+        for i, name in enumerate(names)
     }
 
 
 def _assign(layer: keras.Layer, values: dict[str, _Values]) -> None:
     """Give a layer, or the units of a stack, the values under their names."""
-    stacked = isinstance(layer, UnitStack)
-    names = layer.unit_names if stacked else [layer.name]
+    names, weights, seeds = _variables(layer)
     if any(name not in values for name in names):
         return
     given = [values[name] for name in names]
-    check_frozen_together({name: values[name][0] for name in names})
-    pattern = layer.pattern if stacked else layer
-    pairs = layer.stacked_variables if stacked else [(each, each) for each in layer.variables]
-    weights, seeds = _split(pattern, pairs)
-    wanted = {path: tuple(variable.shape)[stacked:] for path, variable in weights.items()}
-    shapes = {path: array.shape for path, array in given[0][1].items()}
+    check_frozen_together({name: values[name].trainable for name in names})
+    own_axes = 1 if isinstance(layer, UnitStack) else 0
+    wanted = {path: tuple(variable.shape)[own_axes:] for path, variable in weights.items()}
+    shapes = {path: array.shape for path, array in given[0].weights.items()}
     if shapes != wanted:
         different = sorted(path for path in shapes | wanted if shapes.get(path) != wanted.get(path))
         raise ValueError(
             f"The changed network has other weights in {layer.name}: {', '.join(different)}"
         )
     for path, variable in weights.items():
-        arrays = [own[path] for _, own, _ in given]
-        variable.assign(np.stack(arrays) if stacked else arrays[0])
-    if len(seeds) == len(given[0][2]):
+        variable.assign(np.reshape([each.weights[path] for each in given], variable.shape))
+    if len(seeds) == len(given[0].seeds):
         for i, seed in enumerate(seeds):
-            states = [own[i] for _, _, own in given]
-            seed.assign(np.stack(states) if stacked else states[0])
-    if not given[0][0]:
+            seed.assign(np.reshape([each.seeds[i] for each in given], seed.shape))
+    if not given[0].trainable:
         layer.trainable = False
 
 
-def _split(layer: keras.Layer, pairs: list[tuple]) -> tuple[dict, list]:
-    """Split the second of each pair, whose first are the variables of `layer`, into
-    weights by their path below the layer, and seeds.
+def _variables(
+    layer: keras.Layer,
+) -> tuple[list[str], dict[str, keras.Variable], list[keras.Variable]]:
+    """Return the name of a layer, or the names of a stack's units; the weights by their
+    path below it; and the states of the seeds.
     """
-    weights = {id(weight) for weight in layer.weights}
-    by_path = {
-        own.path.split(f"{layer.name}/", 1)[-1]: value for own, value in pairs if id(own) in weights
+    names, owner, pairs = [layer.name], layer, [(each, each) for each in layer.variables]
+    if isinstance(layer, UnitStack):
+        names, owner, pairs = layer.unit_names, layer.pattern, layer.stacked_variables
+    of_owner = {id(weight) for weight in owner.weights}
+    weights = {
+        own.path.split(f"{owner.name}/", 1)[-1]: variable
+        for own, variable in pairs
+        if id(own) in of_owner
     }
-    return by_path, [value for own, value in pairs if id(own) not in weights]
-
-
-def _array(variable: keras.Variable) -> np.ndarray:
-    """Return a copy: on JAX `fit` gives the arrays of what it trains away."""
-    return np.array(ops.convert_to_numpy(variable.value))
+    return names, weights, [variable for own, variable in pairs if id(own) not in of_owner]
