@@ -56,9 +56,9 @@ def positive_int(value: object, argument: str) -> None:
         raise ValueError(f"`{argument}` must be a positive integer. Received: {argument}={value!r}")
 
 
-def order_of_axes(shape: Sequence[int | None] | None, data_format: str) -> None:
+def order_of_axes(shape: Sequence[int | None], data_format: str) -> None:
     """Refuse images whose channels are first where they should be last, or the reverse."""
-    if shape is None or len(shape) != 3:
+    if len(shape) != 3:
         return
     first, last = (shape[i] in (1, 3) for i in (0, -1))
     meant = "channels_first" if first else "channels_last"

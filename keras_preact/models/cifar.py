@@ -8,7 +8,6 @@ from typing import Any
 from keras_preact import _checks, shortcuts
 from keras_preact.blocks import BLOCKS, Block, Convolutional
 from keras_preact.blocks import get as get_block
-from keras_preact.layers import spatial
 from keras_preact.models.network import ResidualNetwork, Stage, image_shape, widen
 
 WIDTHS = (16, 32, 64)
@@ -55,7 +54,7 @@ def resnet_cifar(
 
     Source: Sec. 4 and the appendix of arXiv 1603.05027; Sec. 4.2 of arXiv 1512.03385.
     """
-    shape = _image_shape(input_shape, options)
+    shape = image_shape(input_shape, 32, options.get("data_format"))
     defaults = {"name": f"cifar_resnet{depth}"}
     return _three_stages(
         depth,
@@ -168,7 +167,7 @@ def wide_resnet(
 
     Source: arXiv 1605.07146, Table 1.
     """
-    shape = _image_shape(input_shape, options)
+    shape = image_shape(input_shape, 32, options.get("data_format"))
     units = _units_per_stage(depth, ("basic",), extra=4)["basic"]
     options.setdefault("name", f"wide_resnet{depth}_{width_factor:g}")
     return ResidualNetwork(
@@ -215,7 +214,7 @@ def fast_resnet(
     Source: widths, stem and max pooling of arXiv 2404.00498, Sec. 3.1 and 3.2; that
         network has no shortcuts, and normalisation after the weights.
     """
-    shape = _image_shape(input_shape, options)
+    shape = image_shape(input_shape, 32, options.get("data_format"))
     defaults = {
         "name": f"fast_resnet{6 * units + 2}",
         "downsampling": "max",
@@ -229,12 +228,6 @@ def fast_resnet(
         input_shape=shape,
         **defaults | options,
     )
-
-
-def _image_shape(shape: Sequence[int | None] | None, options: dict) -> tuple[int | None, ...]:
-    data_format = options.get("data_format")
-    _checks.order_of_axes(shape, spatial.data_format_of(data_format))
-    return image_shape(shape, 32, data_format)
 
 
 def _units_per_stage(depth: int, blocks: Sequence[str], extra: int = 2) -> dict[str, int]:

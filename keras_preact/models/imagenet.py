@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import Any
 
 from keras_preact import _checks, blocks
-from keras_preact.layers import spatial
 from keras_preact.models.network import ResidualNetwork, Stage, image_shape, widen
 
 #: Depth to the block and the units of the four stages. 18 to 152: arXiv 1512.03385, Table 1; 200:
@@ -66,8 +65,7 @@ def resnet_imagenet(
 
     Source: Sec. 4.2 of arXiv 1603.05027 and Table 1 of arXiv 1512.03385.
     """
-    data_format = options.get("data_format")
-    _checks.order_of_axes(input_shape, spatial.data_format_of(data_format))
+    shape = image_shape(input_shape, 224, options.get("data_format"))
     if not isinstance(depth, Sequence):
         _checks.positive_int(depth, "depth")
         if depth not in DEPTHS:
@@ -100,6 +98,6 @@ def resnet_imagenet(
         stem_filters=64,
         block=made,
         classes=classes,
-        input_shape=image_shape(input_shape, 224, data_format),
+        input_shape=shape,
         **options,
     )

@@ -393,14 +393,15 @@ def image_shape(
 ) -> tuple[int | None, ...]:
     """Return `shape`, or if it is None the shape of a square colour image of `size`, in
     the order of `data_format`.
+
+    Raises:
+        ValueError: for images in the other order.
     """
-    if shape is not None:
-        return tuple(shape)
-    return (
-        (3, size, size)
-        if spatial.data_format_of(data_format) == "channels_first"
-        else (size, size, 3)
-    )
+    data_format = spatial.data_format_of(data_format)
+    if shape is None:
+        return (3, size, size) if data_format == "channels_first" else (size, size, 3)
+    _checks.order_of_axes(shape, data_format)
+    return tuple(shape)
 
 
 def widen(width: int, factor: float) -> int:
