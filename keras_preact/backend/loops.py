@@ -44,61 +44,31 @@ def repeat(
         unroll: Steps in the body of a scan.
     """
     returned: list = []
+    specs = [(spec.shape, spec.dtype) for spec in tree.flatten(outputs)]
 
     def flat_step(carry, slices):
         carry, result = step(carry, tree.pack_sequence_as(stacked, slices))
         returned[:] = [result]
         return carry, tree.flatten(result)
 
-    specs = [(spec.shape, spec.dtype) for spec in tree.flatten(outputs)]
-    carry, flat = _repeat(
-        flat_step,
-        carry,
-        tree.flatten(stacked),
-        length,
-        specs,
-        execution=execution,
-        remat=remat,
-        unroll=unroll,
-    )
-    return carry, tree.pack_sequence_as(returned[0], flat)
+    def unrolled(carry, rows):
+        return _loop(flat_step, carry, rows, rows[0].shape[0], specs)
 
+    def run(carry, rows, steps):
+        if execution == "loop":
+            return _loop(flat_step, carry, rows, steps, specs)
+        if unroll > 1:
+            return _in_segments(_scan, unrolled, unroll, carry, rows, steps, specs)
+        return _scan(flat_step, carry, rows, steps, specs)
 
-def _repeat(
-    step: Step,
-    carry,
-    stacked: list,
-    length: int,
-    outputs: Sequence,
-    *,
-    execution: str,
-    remat: int,
-    unroll: int,
-):
-    """As `repeat`, with lists in place of structures."""
-    run = _loop if execution == "loop" else _scan
+    rows = tree.flatten(stacked)
     if remat:
-
-        def segment(carry, rows):
-            return _repeat(
-                step,
-                carry,
-                rows,
-                rows[0].shape[0],
-                outputs,
-                execution=execution,
-                remat=0,
-                unroll=unroll,
-            )
-
-        return _in_segments(run, _remat(segment, outputs), remat, carry, stacked, length, outputs)
-    if run is _scan and unroll > 1:
-
-        def unrolled(carry, rows):
-            return _loop(step, carry, rows, rows[0].shape[0], outputs)
-
-        return _in_segments(run, unrolled, unroll, carry, stacked, length, outputs)
-    return run(step, carry, stacked, length, outputs)
+        over_segments = _loop if execution == "loop" else _scan
+        segment = _remat(lambda carry, rows: run(carry, rows, rows[0].shape[0]), specs)
+        carry, flat = _in_segments(over_segments, segment, remat, carry, rows, length, specs)
+    else:
+        carry, flat = run(carry, rows, length)
+    return carry, tree.pack_sequence_as(returned[0], flat)
 
 
 def _remat(segment: Step, outputs: Sequence) -> Step:

@@ -6,13 +6,14 @@ import atexit
 import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
 import torch
 from keras import ops
 from torch import distributed
+from torch._utils import _reorder_tensors_as, _take_tensors, _unflatten_dense_tensors
 
 from keras_preact.distribution import environment
 from keras_preact.distribution.base import Distribution, Step, flat
@@ -75,20 +76,17 @@ class MultiWorker(Distribution):
         statistics = self._own_statistics(model)
 
         def step(gradients: list, variables: list) -> None:
-            present = [gradient for gradient in gradients if gradient is not None]
             values = [variable.value for variable in statistics]
-            means = iter(_means([*present, *values], self.replicas))
-            gradients = [None if gradient is None else next(means) for gradient in gradients]
-            for value, mean in zip(values, means, strict=True):
+            means = self._whole_gradients([*gradients, *values])
+            for value, mean in zip(values, means[len(gradients) :], strict=True):
                 value.data.copy_(mean)
-            optimizer.apply(gradients, variables)
+            optimizer.apply(means[: len(gradients)], variables)
 
         return step
 
-    def _whole_gradients(self, gradients):
-        present = [gradient for gradient in gradients if gradient is not None]
-        means = iter(_means(present, self.replicas))
-        return [None if gradient is None else next(means) for gradient in gradients]
+    def _whole_gradients(self, gradients: Sequence) -> list:
+        sums = iter(_sums([gradient for gradient in gradients if gradient is not None]))
+        return [None if gradient is None else next(sums) / self.replicas for gradient in gradients]
 
     def _predict(self, model: keras.Model, local: np.ndarray):
         def gather(outputs):
@@ -185,36 +183,18 @@ def _normalize(replicas: int, x, gamma, beta, epsilon: float):
     return _Normalize.apply(x, gamma, beta, epsilon, replicas)
 
 
-def _sums(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _sums(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return the sum over all processes of each tensor. Tensors of one type are sent
-    together.
+    together, up to `BUCKET_BYTES`, as torch's own `DistributedDataParallel` does.
     """
-    sums: list = [None] * len(tensors)
-    for bucket in _buckets(tensors):
-        flat = torch.cat([tensors[i].detach().reshape(-1) for i in bucket])
+    tensors = [tensor.detach() for tensor in tensors]
+    sums: list[torch.Tensor] = []
+    for bucket in _take_tensors(tensors, BUCKET_BYTES):
+        # not _flatten_dense_tensors, which returns a single tensor itself: it would be changed
+        flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         distributed.all_reduce(flat)
-        for i, part in zip(bucket, flat.split([tensors[i].numel() for i in bucket]), strict=True):
-            sums[i] = part.view(tensors[i].shape)
-    return sums
-
-
-def _means(tensors: list[torch.Tensor], processes: int) -> list[torch.Tensor]:
-    return [total / processes for total in _sums(tensors)]
-
-
-def _buckets(tensors: list[torch.Tensor]) -> list[list[int]]:
-    """Return indices of tensors of one type that have up to `BUCKET_BYTES` together; a
-    larger tensor is alone.
-    """
-    full: list[list[int]] = []
-    open_: dict[torch.dtype, tuple[list[int], int]] = {}
-    for i, tensor in enumerate(tensors):
-        bucket, size = open_.get(tensor.dtype, ([], 0))
-        if bucket and size + tensor.nbytes > BUCKET_BYTES:
-            full.append(bucket)
-            bucket, size = [], 0
-        open_[tensor.dtype] = ([*bucket, i], size + tensor.nbytes)
-    return full + [bucket for bucket, _ in open_.values()]
+        sums += _unflatten_dense_tensors(flat, bucket)
+    return _reorder_tensors_as(sums, tensors)
 
 
 def _join() -> None:
