@@ -77,9 +77,9 @@ class LayerStack(keras.Layer):
     `unit`: `stage1_unit2`, `stage1_unit3`, ... A weight has the same path as in a unit:
     `NAME/branch/conv_1/kernel`, of shape `(depth, 3, 3, channels in, channels out)`.
 
-    The unit computes from its input and its variables alone. It must not keep anything
-    in Python between calls, add losses, or have metrics; regularisers are summed over
-    the units; constraints are refused.
+    The unit computes from its input and its variables alone: it must not keep anything
+    in Python between calls. Regularisers are summed over the units; other losses,
+    metrics and constraints are refused.
 
     On TensorFlow without a GPU a stack asks Keras not to compile with XLA, whose
     convolution gradients are slow in loops.
@@ -194,7 +194,7 @@ class LayerStack(keras.Layer):
 
     def _build_unit(self, input_shape: tuple) -> tuple:
         """Build the unit and return the shape of its output."""
-        return _build_pure(self._body.unit, input_shape)
+        return _build_by_call(self._body.unit, input_shape)
 
     def _stack(self, variable: keras.Variable, shape: tuple, initializer: Callable):
         """Make the weight that holds `variable` for all units, at its place below the
@@ -356,7 +356,7 @@ class LayerStack(keras.Layer):
         pattern = self._body.unit
         config = {"name": self._name_of(i), "trainable": self.trainable}
         unit = type(pattern).from_config(pattern.get_config() | config)
-        _build_pure(unit, self.get_build_config()["input_shape"])
+        _build_by_call(unit, self.get_build_config()["input_shape"])
         return unit
 
     def load_units(self, units: Sequence[keras.Layer]) -> None:
@@ -452,7 +452,9 @@ class UnitStack(LayerStack):
         stochastic_depth: Sequence[float] | None = None,
         **kwargs,
     ):
-        self._rates = None if stochastic_depth is None else _check_rates(stochastic_depth, depth)
+        if stochastic_depth is not None:
+            stochastic_depth = _check_rates(stochastic_depth, depth)
+        self.stochastic_depth = stochastic_depth
         super().__init__(unit, depth, **kwargs)
 
     def _check_pattern(self, pattern: Any) -> None:
@@ -470,12 +472,8 @@ class UnitStack(LayerStack):
         return unit.compute_output_shape(input_shape)
 
     def _unit_config(self, config: dict) -> dict:
-        rates = self._rates
+        rates = self.stochastic_depth
         return config if rates is None else config | {"stochastic_depth": max(rates)}
-
-    @property
-    def stochastic_depth(self) -> list[float] | None:
-        return self._rates
 
     @classmethod
     def from_units(cls, units: Sequence[ResidualUnit], **kwargs) -> "UnitStack":
@@ -485,13 +483,10 @@ class UnitStack(LayerStack):
             kwargs.setdefault("stochastic_depth", rates)
         return super().from_units(units, **kwargs)
 
-    def call(self, x, perturbations=None, return_outputs=False, training=None):
-        return super().call(x, perturbations, return_outputs, training)
-
     def run(self, step, x, slices=None, outputs=(), **options):
         rates = {}
-        if self._rates is not None:
-            rates["rate"] = ops.convert_to_tensor(self._rates, "float32")
+        if self.stochastic_depth is not None:
+            rates["rate"] = ops.convert_to_tensor(self.stochastic_depth, "float32")
         return super().run(step, x, rates | (slices or {}), outputs, **options)
 
     def _apply(self, unit, x, slices: dict, training):
@@ -545,13 +540,14 @@ class UnitStack(LayerStack):
         return self.run(step, x, slices, unrolled=True, training=training)[1]
 
     def _new_unit(self, i: int) -> ResidualUnit:
-        rate = {} if self._rates is None else {"stochastic_depth": self._rates[i]}
+        rates = self.stochastic_depth
+        rate = {} if rates is None else {"stochastic_depth": rates[i]}
         unit = self._body.unit.at(self._name_of(i), trainable=self.trainable, **rate)
         unit.build(self.get_build_config()["input_shape"])
         return unit
 
     def get_config(self):
-        rates = self._rates
+        rates = self.stochastic_depth
         return super().get_config() | {"stochastic_depth": rates and list(rates)}
 
 
@@ -635,50 +631,21 @@ def _training_of(layer: keras.Layer, training) -> dict:
     return {"training": training} if layer._call_has_training_arg else {}
 
 
-def _build_pure(unit: keras.Layer, input_shape: tuple) -> tuple:
-    """Build a unit by calls and return the shape of its output.
+def _build_by_call(unit: keras.Layer, input_shape: tuple) -> tuple:
+    """Build a unit by a call and return the shape of its output.
 
     Raises:
-        ValueError: for a unit that adds losses, has metrics, or keeps something in
-            Python from one call to the next.
+        ValueError: for a unit that adds losses or has metrics.
     """
-    internal = vars(keras.layers.Identity())  # what Keras keeps for itself
     sizes = [1, *(4 if size is None else size for size in input_shape[1:])]
-
-    def call() -> tuple[tuple, dict]:
-        with keras.StatelessScope(collect_losses=True) as scope:
-            y = unit(ops.zeros(sizes, unit.compute_dtype), **_training_of(unit, True))
-        if scope.losses:
-            raise ValueError(
-                f"A unit of a stack must not add losses. Received: {unit!r}, which adds "
-                f"{len(scope.losses)}"
-            )
-        return tuple(y.shape), {
-            (layer.name, name): value
-            for layer in unit._flatten_layers()
-            for name, value in vars(layer).items()
-            if name not in internal
-        }
-
-    (shape, before), (_, after) = call(), call()
-    if any(layer._metrics for layer in unit._flatten_layers()):
-        raise ValueError(f"A unit of a stack must not have metrics. Received: {unit!r}")
-    changed = [
-        f"{layer}.{name}"
-        for (layer, name), value in after.items()
-        if (layer, name) not in before or not _is_same(before[layer, name], value)
-    ]
-    if changed:
+    with keras.StatelessScope(collect_losses=True) as scope:
+        y = unit(ops.zeros(sizes, unit.compute_dtype), **_training_of(unit, True))
+    if scope.losses or any(layer._metrics for layer in unit._flatten_layers()):
         raise ValueError(
-            "A unit of a stack must not keep anything in Python between calls: use a variable. "
-            f"Received: {unit!r}, whose call sets {', '.join(changed)}"
+            f"A unit of a stack must not add losses or have metrics. Received: {unit!r}"
         )
+    shape = tuple(y.shape)
     return input_shape if list(shape) == sizes else (input_shape[0], *shape[1:])
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    plain = (int, float, str, bool, tuple, type(None))
-    return one is other or (isinstance(one, plain) and one == other)
 
 
 def _structure(unit: keras.Layer) -> dict:

@@ -146,14 +146,6 @@ def test_round_trip_and_training_of_another_layers_stack(tmp_path):
     np.testing.assert_allclose(numpy(copy(x)), numpy(model(x)), 1e-6, 1e-6)
 
 
-class Counts(keras.layers.Layer):
-    calls = 0
-
-    def call(self, x):
-        self.calls += 1
-        return x
-
-
 class AddsLoss(keras.layers.Layer):
     def call(self, x):
         self.add_loss(keras.ops.sum(x))
@@ -171,7 +163,6 @@ class Constrained(keras.layers.Layer):
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: kp.LayerStack(Counts(), 2), "counts.calls"),
         (lambda: kp.LayerStack(AddsLoss(), 2), "must not add losses"),
         (lambda: kp.LayerStack(Constrained(), 2), "constraint"),
         (lambda: kp.LayerStack(keras.layers.Dense(5), 2), "keep the shape"),
