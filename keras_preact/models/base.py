@@ -24,10 +24,10 @@ class _Parts:
     """Holds what a network must keep without tracking it a second time."""
 
     arguments: dict
-    segments: tuple[Segment, ...]
-    head: tuple[keras.Layer, ...]
+    segments: list[Segment]
+    head: list[keras.Layer]
     first_input: Any
-    segment_outputs: tuple
+    segment_outputs: list
     logits: Any
 
 
@@ -36,15 +36,18 @@ class UnitNetwork(keras.Model):
     head.
 
     Args:
-        inputs: A Keras tensor.
+        input_shape: Shape without the batch.
+        axis: Axis of the channels, or features, in a batch.
+        mean, std: What the inputs are normalised with; None: no such layer.
         stem: The layers before the first unit.
         segments: The residual units and stacks of them, in order.
         head: The layers from the last unit to the classifier.
-        classes, activation: Outputs of the classifier and their activation; None for
-            none.
+        classes: Outputs of the classifier; None for none.
+        activation: Activation of the classifier, as a layer takes it; None for none.
         kernel: The network's initialiser.
-        dtype: Dtype of the classifier.
-        arguments: What the config holds: the arguments of the subclass.
+        policy: The dtype policy. Preprocessing and classifier are in the dtype of its
+            variables.
+        arguments: The arguments of the subclass for the config, without those above.
         name: Name of the model.
 
     Attributes:
@@ -61,36 +64,50 @@ class UnitNetwork(keras.Model):
 
     def __init__(
         self,
-        inputs,
+        input_shape: Sequence[int | None],
         *,
+        axis: int,
+        mean: float | Sequence[float] | None,
+        std: float | Sequence[float] | None,
         stem: Sequence[keras.Layer],
         segments: Sequence[Segment],
         head: Sequence[keras.Layer],
         classes: int | None,
         activation: Any,
         kernel: keras.initializers.Initializer,
-        dtype: str,
+        policy: keras.DTypePolicy,
         arguments: dict,
         name: str | None,
     ):
-        x = first_input = chains.run_chain(stem, inputs)
+        dtype = policy.variable_dtype
+        inputs = keras.Input(input_shape, dtype=dtype, name="inputs")
+        x = chains.run_chain(_preprocessing(mean, std, axis, inputs.shape[axis], dtype), inputs)
+        x = first_input = chains.run_chain(stem, x)
         segment_outputs = []
         for segment in segments:
             x = segment(x)
             segment_outputs.append(x)
         x = chains.run_chain(head, x)
+        activation = activation and keras.activations.get(activation)
         logits, top = None, []
         if classes is not None:
             top = _classifier(classes, activation, kernel, dtype)
             logits = top[0](x)
             x = chains.run_chain(top[1:], logits)
         super().__init__(inputs=inputs, outputs=x, name=name)
+        arguments = arguments | {
+            "input_shape": list(input_shape),
+            "classifier_activation": activation and keras.activations.serialize(activation),
+            "mean": mean if mean is None else np.asarray(mean, "float64").tolist(),
+            "std": std if std is None else np.asarray(std, "float64").tolist(),
+            "dtype": keras.dtype_policies.serialize(policy),
+        }
         self._parts = _Parts(
             _without_marks(arguments),
-            tuple(segments),
-            (*head, *top),
+            list(segments),
+            [*head, *top],
             first_input,
-            tuple(segment_outputs),
+            segment_outputs,
             logits,
         )
 
@@ -271,17 +288,7 @@ def _without_marks(config):
     return [_without_marks(value) for value in config] if isinstance(config, list) else config
 
 
-def plain(value):
-    """Return a number or a list of numbers as JSON can hold it; None stays."""
-    return None if value is None else np.asarray(value, "float64").tolist()
-
-
-def serialized_activation(activation):
-    """Return what a config holds of an activation; None stays."""
-    return None if activation is None else keras.activations.serialize(activation)
-
-
-def preprocessing(mean, std, *, axis: int, channels: int, dtype: str) -> list[keras.Layer]:
+def _preprocessing(mean, std, axis: int, channels: int, dtype: str) -> list[keras.Layer]:
     """Make the layer that turns pixels into `(x - mean) / std`: a list of one, or of
     none if both are None.
     """

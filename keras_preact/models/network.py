@@ -177,7 +177,6 @@ class ResidualNetwork(base.UnitNetwork):
         _checks.one_of(pooling, (None, "avg", "max"), "pooling")
         _checks.one_of(stacked, (None, True, False), "stacked")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
-        activation = classifier_activation and keras.activations.get(classifier_activation)
         # One unit checks the options, turns them into what a config holds, and is the pattern of
         # the others.
         unit_options = options.nested(block, unit_options)
@@ -197,11 +196,7 @@ class ResidualNetwork(base.UnitNetwork):
         # ---- stem ----
         if front.whitens and front.kernel_size:
             stem_filters = whitened_channels(front.kernel_size, channels)
-        inputs = keras.Input(input_shape, dtype=policy.variable_dtype, name="inputs")
         stem_layers = [
-            *base.preprocessing(
-                mean, std, axis=axis, channels=channels, dtype=policy.variable_dtype
-            ),
             *([keras.layers.Reshape((-1, 1, channels), name="stem_map")] if front.sequence else []),
             *_stem_layers(front, stem_filters, pattern, kernel, axis),
         ]
@@ -231,29 +226,27 @@ class ResidualNetwork(base.UnitNetwork):
             "stages": [list(dataclasses.astuple(stage)) for stage in stages],
             "stem": stem,
             "stem_filters": stem_filters,
-            "input_shape": list(input_shape),
             "classes": classes,
             "include_top": include_top,
             "pooling": pooling,
-            "classifier_activation": base.serialized_activation(activation),
-            "mean": base.plain(mean),
-            "std": base.plain(std),
             "output_stride": output_stride,
-            "dtype": keras.dtype_policies.serialize(policy),
             "stacked": stacked,
             **stack_options,
             **of_units,
             "data_format": data_format,
         }
         super().__init__(
-            inputs,
+            input_shape,
+            axis=axis,
+            mean=mean,
+            std=std,
             stem=stem_layers,
             segments=units,
             head=head,
             classes=classes if include_top else None,
-            activation=activation,
+            activation=classifier_activation,
             kernel=kernel,
-            dtype=policy.variable_dtype,
+            policy=policy,
             arguments=arguments,
             name=name,
         )

@@ -142,7 +142,6 @@ class TransformerNetwork(base.UnitNetwork):
         _checks.one_of(data_format, ("channels_last", "channels_first"), "data_format")
         policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
         input_shape = _check_input_shape(input_shape, patch_size, data_format)
-        activation = classifier_activation and keras.activations.get(classifier_activation)
         names = inspect.signature(TransformerUnit).parameters
         for unknown in unit_options.keys() - names.keys():
             raise ValueError(_checks.unknown_option(unknown, names))
@@ -156,35 +155,26 @@ class TransformerNetwork(base.UnitNetwork):
         )
         kernel = initializers.of_network(pattern.kernel_initializer, 2 * depth)
 
-        variable_dtype = policy.variable_dtype
-        axis = 1 if patch_size and data_format == "channels_first" else len(input_shape)
         own = ("name", "trainable", "dtype")
         arguments = {
             "depth": depth,
-            "input_shape": list(input_shape),
             "patch_size": patch_size,
             "classes": classes,
-            "classifier_activation": base.serialized_activation(activation),
-            "mean": base.plain(mean),
-            "std": base.plain(std),
             "data_format": data_format,
-            "dtype": keras.dtype_policies.serialize(policy),
             **{key: value for key, value in pattern.get_config().items() if key not in own},
         }
         super().__init__(
-            keras.Input(input_shape, dtype=variable_dtype, name="inputs"),
-            stem=[
-                *base.preprocessing(
-                    mean, std, axis=axis, channels=input_shape[axis - 1], dtype=variable_dtype
-                ),
-                *_stem(pattern, kernel, patch_size, data_format),
-            ],
+            input_shape,
+            axis=spatial.channel_axis(data_format, len(input_shape) + 1),
+            mean=mean,
+            std=std,
+            stem=_stem(pattern, kernel, patch_size, data_format),
             segments=_make_units(pattern, depth, kernel),
             head=_head(pattern),
             classes=classes,
-            activation=activation,
+            activation=classifier_activation,
             kernel=kernel,
-            dtype=variable_dtype,
+            policy=policy,
             arguments=arguments,
             name=name,
         )
