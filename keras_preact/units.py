@@ -8,6 +8,7 @@ from keras import ops
 from keras_preact import arrangements, blocks, initializers, options, shortcuts
 from keras_preact.downsampling import DOWNSAMPLINGS
 from keras_preact.layers import chains, spatial
+from keras_preact.layers.batch_norm import BatchNormalization
 from keras_preact.squeeze_excitation import SqueezeExcitation
 
 
@@ -294,49 +295,33 @@ class ResidualUnit(keras.Layer):
 
     def _rest(self, axis: int) -> list[keras.Layer]:
         """Return F from its first weight on."""
+        block, arrangement = self.block, self.arrangement
+        widths = block.channels(self.filters)
+        last = len(widths)
         layers: list[keras.Layer] = []
-        last = len(self.block.channels(self.filters))
-        for i in range(1, last + 1):
+        for i, channels in enumerate(widths, 1):
             if i > 1 and self.dropout_at == "between_weights":
                 layers += self._dropout(i - 1)
-            after = self._after(i, axis)
-            chain = [*self._weight(i, after), *after]
-            if self.block.gated and i < last:
+            names = arrangement.last if i == last else arrangement.between
+            starts_at_zero = self.zero_init_last and i == last
+            gamma = "zeros" if starts_at_zero else None
+            after = self.components(names, axis, channels, f"{{}}_{i}", gamma_initializer=gamma)
+            settings: dict = {"use_bias": self.has_bias(after)}
+            if starts_at_zero and not any(hasattr(each, "gamma_initializer") for each in after):
+                settings["kernel_initializer"] = keras.initializers.Zeros()
+            pooling, blur = [], []
+            if i - 1 == block.strided:
+                pooling, blur = self._pooling("weight"), self._pooling("branch")
+                settings["strides"] = 1 if pooling or blur else self.strides
+            chain = [self._branch_weight(i, block.word, **settings), *pooling, *after]
+            if block.gated and i < last:
                 gate = self._branch_weight(i, "gate", use_bias=bool(self.use_bias))
                 chain = [chains.Gated(chain, gate, name=f"gated_{i}", dtype=self.dtype_policy)]
-            layers += chain
-            if i - 1 == self.block.strided:
-                layers += self._pooling("branch")
-        return layers + self._end()
-
-    def _weight(self, i: int, after: list[keras.Layer]) -> list[keras.Layer]:
-        """Return weight i of F, with a pooling that has its strides, if there is one."""
-        settings: dict = {"use_bias": self.has_bias(after)}
-        pooling = []
-        if i - 1 == self.block.strided:
-            pooling = self._pooling("weight")
-            if not (pooling or self._pooling("branch")):
-                settings["strides"] = self.strides
-        if self._starts_at_zero(i) and not any(
-            hasattr(each, "gamma_initializer") for each in after
-        ):
-            settings["kernel_initializer"] = keras.initializers.Zeros()
-        return [self._branch_weight(i, self.block.word, **settings), *pooling]
-
-    def _after(self, i: int, axis: int) -> list[keras.Layer]:
-        """Return the components after weight i of F."""
-        widths = self.block.channels(self.filters)
-        names = self.arrangement.last if i == len(widths) else self.arrangement.between
-        gamma = "zeros" if self._starts_at_zero(i) else None
-        return self.components(names, axis, widths[i - 1], f"{{}}_{i}", gamma_initializer=gamma)
-
-    def _end(self) -> list[keras.Layer]:
-        """Return what follows the components of F."""
-        layers: list[keras.Layer] = []
-        if getattr(self.block, "squeeze_excitation", None) is not None:
+            layers += [*chain, *blur]
+        if getattr(block, "squeeze_excitation", None) is not None:
             layers.append(
                 SqueezeExcitation(
-                    self.block.squeeze_excitation,
+                    block.squeeze_excitation,
                     kernel_initializer=self._kernel("squeeze_excitation"),
                     data_format=self.data_format,
                     name="squeeze_excitation",
@@ -344,16 +329,8 @@ class ResidualUnit(keras.Layer):
                 )
             )
         if self.dropout_at == "before_addition":
-            layers += self._dropout(len(self.block.channels(self.filters)))
+            layers += self._dropout(last)
         return layers
-
-    def _starts_at_zero(self, i: int) -> bool:
-        return self.zero_init_last and i == len(self.block.channels(self.filters))
-
-    def _dropout(self, i: int) -> list[keras.Layer]:
-        if not self.dropout:
-            return []
-        return [keras.layers.Dropout(self.dropout, name=f"dropout_{i}", dtype=self.dtype_policy)]
 
     def _branch_weight(self, i: int, word: str, **settings) -> keras.Layer:
         name = f"{word}_{i}"
@@ -361,18 +338,16 @@ class ResidualUnit(keras.Layer):
         defaults = {"kernel_initializer": self._kernel(name), **self._weight_settings(name)}
         return self.block.weight(i, channels, name=name, **defaults | settings)
 
+    def _dropout(self, i: int) -> list[keras.Layer]:
+        if not self.dropout:
+            return []
+        return [keras.layers.Dropout(self.dropout, name=f"dropout_{i}", dtype=self.dtype_policy)]
+
     def _fit(self, axis: int, strides: int) -> list[keras.Layer]:
         """Return the layers that make x fit F(x)."""
         if self.shape_shortcut == "zero_pad":
-            return [
-                shortcuts.ZeroPad(
-                    self.channels_out,
-                    strides,
-                    self.data_format,
-                    name="zero_pad",
-                    dtype=self.dtype_policy,
-                )
-            ]
+            settings: dict = {"name": "zero_pad", "dtype": self.dtype_policy}
+            return [shortcuts.ZeroPad(self.channels_out, strides, self.data_format, **settings)]
         after = self.components(self.arrangement.projection, axis, self.channels_out)
         projection = self.block.projection(
             self.channels_out,
@@ -399,7 +374,7 @@ class ResidualUnit(keras.Layer):
         )
 
     def components(
-        self, names, axis: int, channels: int, name: str = "{}", **settings
+        self, names, axis: int, channels: int, name: str = "{}", *, gamma_initializer=None
     ) -> list[keras.Layer]:
         """Make components of an arrangement, as this unit has them.
 
@@ -408,18 +383,30 @@ class ResidualUnit(keras.Layer):
             axis: Axis of the channels.
             channels: Their number.
             name: Name of each layer, with `{}` for the name of the component.
-            **settings: Other arguments of `chains.components`.
+            gamma_initializer: Initialiser of the normalisations, those that have one;
+                None for their own.
         """
-        return chains.components(
-            names,
-            self.normalization,
-            self.activation,
-            axis=axis,
-            channels=channels,
-            name=name,
-            dtype=self.dtype_policy,
-            **settings,
-        )
+        layers: list[keras.Layer] = []
+        names = tuple(names)
+        for i, component in enumerate(names):
+            called = name.format(component) + "_again" * names[:i].count(component)
+            settings: dict = {"name": called, "dtype": self.dtype_policy}
+            if component == "norm":
+                layers += chains.normalization(
+                    self.normalization,
+                    axis,
+                    channels,
+                    gamma_initializer=gamma_initializer,
+                    **settings,
+                )
+                if layers and isinstance(layers[-1], BatchNormalization):
+                    is_relu = self.activation is keras.activations.relu
+                    layers[-1].relu_follows = is_relu and names[i + 1 : i + 2] == ("activation",)
+            elif component == "activation":
+                layers.append(keras.layers.Activation(self.activation, **settings))
+            else:
+                layers.append({"shift": chains.Shift, "scale": chains.Scale}[component](**settings))
+        return layers
 
     def has_bias(self, after: list[keras.Layer]) -> bool:
         """Whether a weight has a bias with the layers of `after` after it."""

@@ -1,5 +1,5 @@
-"""The layers a unit is made of, each made by name: weights, normalisations, components
-of an arrangement.
+"""The layers a unit is made of: weights, normalisations, shifts and scales; and chains
+of them.
 """
 
 import functools
@@ -172,7 +172,7 @@ Normalization = str | Callable[..., keras.Layer]
 
 
 def get_normalization(kind: str | dict | keras.Layer) -> Normalization:
-    """Return what `components` takes.
+    """Return what `normalization` takes.
 
     Args:
         kind: A name from `NORMALIZATIONS`, or a Keras layer as a pattern (or the config
@@ -216,43 +216,8 @@ def normalization(kind: Normalization, axis: int, channels: int, **settings) -> 
     return [_remade(layer_class, pattern.get_config(), axis=axis, **settings)]
 
 
-def components(
-    names,
-    kind,
-    activation,
-    *,
-    axis,
-    channels,
-    name="{}",
-    dtype=None,
-    gamma_initializer=None,
-) -> list[keras.Layer]:
-    """Make the layers of an arrangement's components, `("norm", "activation")`, each
-    called `name.format(component)`.
-
-    `gamma_initializer` is of the normalisations, those that have one; None for their
-    own.
-    """
-    layers: list[keras.Layer] = []
-    names = tuple(names)
-    is_relu = keras.activations.get(activation) is keras.activations.relu
-    for i, component in enumerate(names):
-        called = name.format(component) + "_again" * names[:i].count(component)
-        if component == "norm":
-            layers += normalization(
-                kind, axis, channels, name=called, dtype=dtype, gamma_initializer=gamma_initializer
-            )
-            if layers and isinstance(layers[-1], BatchNormalization):
-                layers[-1].relu_follows = is_relu and names[i + 1 : i + 2] == ("activation",)
-        elif component == "activation":
-            layers.append(keras.layers.Activation(activation, name=called, dtype=dtype))
-        else:
-            layers.append({"shift": Shift, "scale": Scale}[component](name=called, dtype=dtype))
-    return layers
-
-
 def is_norm(layer: keras.Layer) -> bool:
-    """Whether a layer made by `components` is a normalisation."""
+    """Whether a component of an arrangement is a normalisation."""
     return not isinstance(layer, (keras.layers.Activation, Shift, Scale))
 
 

@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from keras_preact import _checks, initializers
-from keras_preact.layers import chains, spatial
+from keras_preact.layers import spatial
 from keras_preact.models import base
 from keras_preact.models.network import image_shape
 from keras_preact.transformer import TransformerUnit
@@ -186,9 +186,8 @@ def _stem(pattern: TransformerUnit, kernel, patch_size: int | None, data_format:
     patches = (
         [Patches(patch_size, data_format, name="stem_patches", dtype=policy)] if patch_size else []
     )
-    embedding = chains.weight(
+    embedding = keras.layers.Dense(
         unit.filters,
-        None,
         use_bias=bool(unit.use_bias),
         kernel_initializer=initializers.spawn(kernel, "stem"),
         bias_initializer=initializers.spawn(unit.bias_initializer, "stem"),
@@ -206,10 +205,7 @@ def _head(pattern: TransformerUnit) -> list[keras.Layer]:
     pool = keras.layers.GlobalAveragePooling1D(
         data_format="channels_last", name="head_pool", dtype=pattern.dtype_policy
     )
-    return [
-        *unit.components(unit.arrangement.head, -1, unit.filters, "head_{}"),
-        pool,
-    ]
+    return [*unit.components(unit.arrangement.head, -1, unit.filters, "head_{}"), pool]
 
 
 def _make_units(pattern: TransformerUnit, depth: int, kernel) -> list[ResidualUnit]:
