@@ -10,10 +10,25 @@ import keras
 from keras import ops
 
 
-class _CountsUpdates(keras.optimizers.Optimizer):
+class _Optimizer(keras.optimizers.Optimizer):
     """For an optimiser of Keras: schedules and averages count updates, not the parts of
-    an accumulated gradient, and there is no average before the first update.
+    an accumulated gradient, and there is no average before the first update. Words
+    exclude weights from its decay outside the gradient.
     """
+
+    def __init__(self, *args, exclude_from_decay: Sequence[str] = (), **kwargs):
+        super().__init__(*args, **kwargs)
+        self.exclude_from_decay = list(exclude_from_decay)
+
+    def _is_decayed(self, variable) -> bool:
+        return not any(word in variable.path for word in self.exclude_from_decay)
+
+    def _apply_weight_decay(self, variables):
+        if decayed := [variable for variable in variables if self._is_decayed(variable)]:
+            super()._apply_weight_decay(decayed)
+
+    def get_config(self):
+        return super().get_config() | {"exclude_from_decay": list(self.exclude_from_decay)}
 
     def _get_current_learning_rate(self):
         if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -48,7 +63,7 @@ class _CountsUpdates(keras.optimizers.Optimizer):
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
+class CoupledSGD(_Optimizer, keras.optimizers.SGD):
     """SGD whose weight decay is part of the gradient and passes through the momentum.
 
         g = gradient + weight_decay * w
@@ -119,7 +134,12 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
                     f"{factor!r}"
                 )
         super().__init__(
-            learning_rate, momentum=float(momentum), nesterov=nesterov, name=name, **kwargs
+            learning_rate,
+            momentum=float(momentum),
+            nesterov=nesterov,
+            exclude_from_decay=exclude_from_decay,
+            name=name,
+            **kwargs,
         )
         if self.ema_overwrite_frequency and self.gradient_accumulation_steps:
             # Keras would overwrite the weights at every part of an update, the first ones before
@@ -130,16 +150,12 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
                 f"{self.gradient_accumulation_steps}"
             )
         self.coupled_weight_decay = coupled_weight_decay
-        self.exclude_from_decay = list(exclude_from_decay)
         self.rate_factors = dict(rate_factors or {})
 
     def build(self, variables):
         super().build(variables)
         # By index: on TensorFlow, `update_step` gets backend variables, which have no path.
-        self._decayed = [
-            not any(word in variable.path for word in self.exclude_from_decay)
-            for variable in variables
-        ]
+        self._decayed = [self._is_decayed(variable) for variable in variables]
         self._factors = [self._factor(variable.path) for variable in variables]
         if keras.backend.backend() == "torch" and self.momentum:
             import torch
@@ -204,35 +220,12 @@ class CoupledSGD(_CountsUpdates, keras.optimizers.SGD):
     def get_config(self):
         return super().get_config() | {
             "coupled_weight_decay": self.coupled_weight_decay,
-            "exclude_from_decay": list(self.exclude_from_decay),
             "rate_factors": dict(self.rate_factors),
         }
 
 
-class _ChoosesDecay(_CountsUpdates):
-    """For an optimiser of Keras that decays weights outside the gradient: words exclude
-    weights from the decay.
-    """
-
-    def __init__(self, *args, exclude_from_decay: Sequence[str] = (), **kwargs):
-        super().__init__(*args, **kwargs)
-        self.exclude_from_decay = list(exclude_from_decay)
-
-    def _apply_weight_decay(self, variables):
-        decayed = [
-            variable
-            for variable in variables
-            if not any(word in variable.path for word in self.exclude_from_decay)
-        ]
-        if decayed:
-            super()._apply_weight_decay(decayed)
-
-    def get_config(self):
-        return super().get_config() | {"exclude_from_decay": list(self.exclude_from_decay)}
-
-
 @keras.saving.register_keras_serializable("keras_preact")
-class AdamW(_ChoosesDecay, keras.optimizers.AdamW):
+class AdamW(_Optimizer, keras.optimizers.AdamW):
     """`keras.optimizers.AdamW` that does not decay weights with a word of
     `exclude_from_decay` in their path.
 
@@ -249,7 +242,7 @@ class AdamW(_ChoosesDecay, keras.optimizers.AdamW):
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-class Lion(_ChoosesDecay, keras.optimizers.Lion):
+class Lion(_Optimizer, keras.optimizers.Lion):
     """`keras.optimizers.Lion` that does not decay weights with a word of
     `exclude_from_decay` in their path.
 
@@ -268,7 +261,7 @@ class Lion(_ChoosesDecay, keras.optimizers.Lion):
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-class Muon(_ChoosesDecay, keras.optimizers.Muon):
+class Muon(_Optimizer, keras.optimizers.Muon):
     """Momentum whose update of a kernel is made orthogonal: every direction of the
     matrix moves by the same amount.
 
