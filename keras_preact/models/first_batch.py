@@ -111,8 +111,7 @@ def loss_mismatch(loss: Any, activation: str | None) -> str | None:
         loss: A loss as `compile` takes it.
         activation: Name of the classifier's activation, None for none.
     """
-    leaves = keras.tree.flatten(loss)
-    loss = keras.losses.get(leaves[0]) if len(leaves) == 1 else None
+    loss = _only_loss(loss)
     if not callable(loss):
         return None
     from_logits = getattr(loss, "from_logits", None)
@@ -124,19 +123,23 @@ def loss_mismatch(loss: Any, activation: str | None) -> str | None:
     name = getattr(loss, "__name__", type(loss).__name__)
     kind = "".join(word.capitalize() for word in name.split("_")) if "_" in name else name
     if not from_logits and activation in (None, "linear"):
-        return (
-            "The network returns logits, and the loss expects probabilities: it would learn "
-            f"little. Use loss=keras.losses.{kind}(from_logits=True), or build the network with "
-            f"classifier_activation='softmax'. Received: loss={name}, classifier_activation=None"
-        )
-    if from_logits and activation in ("softmax", "sigmoid"):
-        return (
-            "The network returns probabilities, and the loss expects logits: it would learn "
-            f"little. Use loss=keras.losses.{kind}(from_logits=False), or build the network with "
-            f"classifier_activation=None. Received: loss={name}, "
-            f"classifier_activation={activation!r}"
-        )
-    return None
+        returned, expected, fitting = "logits", "probabilities", "softmax"
+    elif from_logits and activation in ("softmax", "sigmoid"):
+        returned, expected, fitting = "probabilities", "logits", None
+    else:
+        return None
+    return (
+        f"The network returns {returned}, and the loss expects {expected}: it would learn little. "
+        f"Use loss=keras.losses.{kind}(from_logits={not from_logits}), or build the network with "
+        f"classifier_activation={fitting!r}. Received: loss={name}, "
+        f"classifier_activation={activation!r}"
+    )
+
+
+def _only_loss(loss: Any) -> Any:
+    """Return the loss of `compile`, if it is the only one."""
+    leaves = keras.tree.flatten(loss)
+    return keras.losses.get(leaves[0]) if len(leaves) == 1 else None
 
 
 def check_labels(labels: Any, loss: Any, classes: int) -> None:
@@ -145,8 +148,7 @@ def check_labels(labels: Any, loss: Any, classes: int) -> None:
     Raises:
         ValueError: for one-hot labels, or class numbers outside 0 to `classes - 1`.
     """
-    leaves = keras.tree.flatten(loss)
-    loss = keras.losses.get(leaves[0]) if len(leaves) == 1 else None
+    loss = _only_loss(loss)
     name = getattr(loss, "__name__", type(loss).__name__).replace("_", "").lower()
     if name != "sparsecategoricalcrossentropy" or getattr(loss, "ignore_class", None) is not None:
         return
