@@ -79,43 +79,25 @@ def _scaling(shortcut: float, residual: float) -> dict:
     }
 
 
-# Label, arguments for the shortcut, error, remark. The labels hold the factors on the shortcut and
-# on F.
+def _gate(shortcut: str, bias: float) -> dict:
+    return {"shortcut": shortcut, "gate_bias": bias}
+
+
+# Label with the factors on the shortcut and on F, and the gate bias for a gate; arguments for the
+# shortcut; error; remark.
+_EXCLUSIVE = "exclusive gating (1-g(x), g(x)), b_g = "
+_SHORTCUT_ONLY = "shortcut-only gating (1-g(x), 1), b_g = "
+_RANGE = "b_g from 0 to -5 in one row; the arguments hold 0"
 _SHORTCUTS: tuple[tuple[str, dict, float | None, str], ...] = (
     ("identity (1, 1)", {}, 6.61, ""),
     ("constant scaling (0, 1)", {"shortcut": "none"}, None, "plain net"),
     ("constant scaling (0.5, 1)", {"shortcut": _scaling(0.5, 1.0)}, None, ""),
     ("constant scaling (0.5, 0.5)", {"shortcut": _scaling(0.5, 0.5)}, 12.35, ""),
-    (
-        "exclusive gating (1-g(x), g(x)), b_g = 0 to -5",
-        {"shortcut": "exclusive_gating", "gate_bias": 0.0},
-        None,
-        "b_g from 0 to -5 in one row; the arguments hold 0",
-    ),
-    (
-        "exclusive gating (1-g(x), g(x)), b_g = -6",
-        {"shortcut": "exclusive_gating", "gate_bias": -6.0},
-        8.70,
-        "",
-    ),
-    (
-        "exclusive gating (1-g(x), g(x)), b_g = -7",
-        {"shortcut": "exclusive_gating", "gate_bias": -7.0},
-        9.81,
-        "",
-    ),
-    (
-        "shortcut-only gating (1-g(x), 1), b_g = 0",
-        {"shortcut": "shortcut_only_gating", "gate_bias": 0.0},
-        12.86,
-        "",
-    ),
-    (
-        "shortcut-only gating (1-g(x), 1), b_g = -6",
-        {"shortcut": "shortcut_only_gating", "gate_bias": -6.0},
-        6.91,
-        "",
-    ),
+    (f"{_EXCLUSIVE}0 to -5", _gate("exclusive_gating", 0.0), None, _RANGE),
+    (f"{_EXCLUSIVE}-6", _gate("exclusive_gating", -6.0), 8.70, ""),
+    (f"{_EXCLUSIVE}-7", _gate("exclusive_gating", -7.0), 9.81, ""),
+    (f"{_SHORTCUT_ONLY}0", _gate("shortcut_only_gating", 0.0), 12.86, ""),
+    (f"{_SHORTCUT_ONLY}-6", _gate("shortcut_only_gating", -6.0), 6.91, ""),
     ("1x1 convolution (1x1 conv, 1)", {"shortcut": "conv1x1"}, 12.22, "option C"),
     ("dropout (dropout 0.5, 1)", {"shortcut": "dropout"}, None, ""),
 )
