@@ -194,7 +194,9 @@ def _stem(pattern: TransformerUnit, kernel, patch_size: int | None, data_format:
         name="stem_dense",
         dtype=policy,
     )
-    positions = Positions(_seed_at(kernel, "positions"), name="stem_positions", dtype=policy)
+    seed = initializers.seed_of(kernel)
+    seed = None if seed is None else initializers.derive_seed(seed, "positions")
+    positions = Positions(seed, name="stem_positions", dtype=policy)
     after = unit.components(unit.arrangement.stem, -1, unit.filters, "stem_{}")
     return [*patches, embedding, positions, *after]
 
@@ -223,37 +225,26 @@ def _make_units(pattern: TransformerUnit, depth: int, kernel) -> list[ResidualUn
     return units
 
 
-def _seed_at(initializer: keras.initializers.Initializer, place: str) -> int | None:
-    seed = initializers.seed_of(initializer)
-    return None if seed is None else initializers.derive_seed(seed, place)
-
-
 def _check_input_shape(shape, patch_size: int | None, data_format: str) -> tuple[int, ...]:
     shape = tuple(shape)
-    if patch_size is None:
-        wanted = "(tokens, features) where patch_size is None"
-    else:
-        _checks.positive_int(patch_size, "patch_size")
-        order = (
-            "(channels, height, width)"
-            if data_format == "channels_first"
-            else "(height, width, channels)"
-        )
-        wanted = f"{order} where there is a patch_size"
-    if len(shape) != (2 if patch_size is None else 3) or not all(
-        isinstance(size, int) and size > 0 for size in shape
-    ):
-        raise ValueError(
-            f"`input_shape` must be {wanted}, all of them known: every place has its own vector. "
-            f"Received: input_shape={shape}, patch_size={patch_size}"
-        )
+    wanted = ["tokens", "features"]
     if patch_size is not None:
-        sides = shape[1:] if data_format == "channels_first" else shape[:2]
-        if any(side % patch_size for side in sides):
-            raise ValueError(
-                "Height and width must be multiples of `patch_size`. Received: "
-                f"input_shape={shape}, patch_size={patch_size}, data_format={data_format!r}"
-            )
+        _checks.positive_int(patch_size, "patch_size")
+        wanted = ["height", "width"]
+        wanted.insert(0 if data_format == "channels_first" else 2, "channels")
+    known = [isinstance(size, int) and size > 0 for size in shape]
+    if len(shape) != len(wanted) or not all(known):
+        raise ValueError(
+            f"With patch_size={patch_size}, `input_shape` must be ({', '.join(wanted)}), all of "
+            f"them known: every place has its own vector. Received: input_shape={shape}, "
+            f"patch_size={patch_size}"
+        )
+    sides = [size for size, what in zip(shape, wanted, strict=True) if what in ("height", "width")]
+    if patch_size is not None and any(side % patch_size for side in sides):
+        raise ValueError(
+            "Height and width must be multiples of `patch_size`. Received: "
+            f"input_shape={shape}, patch_size={patch_size}, data_format={data_format!r}"
+        )
     return shape
 
 
