@@ -293,16 +293,6 @@ def test_masks_are_those_of_single_units(ways):
 
 
 @pytest.mark.backend
-def test_masks_of_a_seeded_shortcut_are_those_of_single_units():
-    stack = random_stack(3, {"shortcut": kp.shortcuts.Dropout(0.5, seed=1)})
-    units = [stack.unit(i) for i in range(3)]
-    check_equal_to_chain(stack, units, harness.images(*IMAGES), steps=2)
-    states = seed_states(stack)[0]
-    np.testing.assert_array_equal(states, np.stack([seed_states(unit)[0] for unit in units]))
-    assert len(np.unique(states, axis=0)) == 3
-
-
-@pytest.mark.backend
 @pytest.mark.skipif(BACKEND != "torch", reason="the masks under remat are compared above")
 def test_the_recomputation_has_the_masks_of_the_forward_pass():
     x = harness.images(*IMAGES)

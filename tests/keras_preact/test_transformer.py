@@ -139,28 +139,6 @@ def test_network(shape, options):
         harness.close(numpy(got), want)
 
 
-def influence(unit, x):
-    """Which token's output, in the rows, each token's input moves, in the columns."""
-    y = numpy(unit(x))
-    moved = []
-    for token in range(x.shape[1]):
-        other = x.copy()
-        other[:, token] += harness.images(x.shape[-1], seed=9)
-        moved.append(np.abs(numpy(unit(other)) - y).max((0, 2)))
-    return np.array(moved).T > 1e-6
-
-
-@pytest.mark.backend
-@pytest.mark.parametrize("arrangement", ["pre_norm", "post_norm"])
-def test_causal_attention_sees_no_later_token(arrangement):
-    x = harness.images(*SHAPE)
-    options = {"arrangement": arrangement, "normalization": "layer"}
-    np.testing.assert_array_equal(
-        influence(unit_on(x, causal=True, **options), x), np.tri(5, dtype=bool)
-    )
-    assert influence(unit_on(x, **options), x).all()
-
-
 def test_swiglu_is_two_thirds_as_wide_as_an_mlp():
     """Up to the next multiple of 8."""
     assert kp.blocks.MLP().channels(12) == (48, 12)
@@ -223,38 +201,12 @@ def test_initializers_know_the_number_of_units():
     assert {unit.kernel_initializer.units for unit in model.units} == {6}
 
 
-def test_dropout_leaves_the_shortcut_alone():
-    x = harness.images(64, 5, 12)
-    unit = unit_on(x, dropout=0.5)
-    branch, shortcut = unit.attention, x
-    full = numpy(branch(x, training=False)) - shortcut
-    got = numpy(branch(x, training=True)) - shortcut
-    dropped = np.isclose(got, 0, atol=1e-6)
-    assert 0.45 < dropped.mean() < 0.55
-    np.testing.assert_allclose(got[~dropped], 2 * full[~dropped], 1e-3, 1e-4)
-    assert [layer.name for layer in unit.mlp.rest if isinstance(layer, keras.layers.Dropout)] == [
-        "dropout_2"
-    ]
-
-
 def test_stochastic_depth_grows_with_the_unit():
     model, x = network(stochastic_depth=0.4)
     np.testing.assert_allclose(
         [unit.stochastic_depth for unit in model.units], [0.1, 0.2, 0.3, 0.4]
     )
     np.testing.assert_array_equal(numpy(model(x)), numpy(network()[0](x)))
-
-
-@pytest.mark.parametrize("block", ["attention", "swiglu"])
-def test_stacks(block):
-    """Units of one kind make a stack, as any other unit does."""
-    x = want = harness.images(2, 5, 8)
-    options = {"num_heads": 2, "causal": True} if block == "attention" else {}
-    options |= {"block": block, "arrangement": "pre_norm", "normalization": "layer"}
-    units = [harness.unit_on(x, 8, seed, **options) for seed in range(3)]
-    for unit in units:
-        want = unit(want)
-    harness.close(numpy(kp.UnitStack.from_units(units)(x)), numpy(want), 1e-4)
 
 
 @pytest.mark.backend

@@ -171,10 +171,3 @@ def test_kernels_are_standardised_in_float32(policy, limit):
 )
 def test_wrong_options(options, word):
     assert word in harness.error_of(lambda: harness.unit_of(4, **options))
-
-
-@pytest.mark.parametrize("options", [{"squeeze_excitation": 4}, {"standardize_weights": True}])
-def test_options_of_another_block(options):
-    [name] = options
-    message = harness.error_of(lambda: kp.models.dense_resnet(4, **options))
-    assert f"kp.blocks.Basic({name}=...)" in message

@@ -171,24 +171,3 @@ def test_biases(block):
 def test_factors_of_constant_scaling(factors):
     scaling = kp.shortcuts.ConstantScaling(*factors)
     check(4, (2, 5, 6, 4), shortcut="constant_scaling", factors=factors, make={"shortcut": scaling})
-
-
-@pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
-def test_an_arrangement_only_orders_the_components(arrangement):
-    """Whatever the order: k weights, k norms, k activations in a unit with k weights
-    (Fig. 4: "same components"), under the same names.
-    """
-    for block, kernels in reference.KERNELS.items():
-        unit = kp.ResidualUnit(2, block=block, arrangement=arrangement)
-        channels = unit.channels_out
-        unit.build((2, channels) if block == "dense" else (2, 5, 5, channels))
-        kinds = [
-            keras.layers.Activation,
-            keras.layers.BatchNormalization,
-            (keras.layers.Conv2D, keras.layers.Dense),
-        ]
-        found = [sum(isinstance(layer, kind) for layer in unit._flatten_layers()) for kind in kinds]
-        assert found == [len(kernels)] * 3
-        names = [path for path in harness.paths(unit) if path.endswith("kernel")]
-        layer = "dense" if block == "dense" else "conv"
-        assert names == [f"branch/{layer}_{i + 1}/kernel" for i in range(len(kernels))]
