@@ -84,6 +84,20 @@ def randomize(layer, seed=0):
     layer.set_weights([draw(weight) for weight in layer.weights])
 
 
+def changed(layer, before) -> set[str]:
+    """Return the paths of the weights that are no longer those of `before`."""
+    return {
+        path for path, value in weights(layer).items() if not np.array_equal(value, before[path])
+    }
+
+
+def compiled(model, optimizer="sgd", **options):
+    """Compile a classifier that returns logits, and return it."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, **options)
+    return model
+
+
 def longest_stack(model) -> int:
     """Return the units of the longest stack of a network. With fewer than three, the
     order of units hardly shows.
@@ -185,6 +199,19 @@ def value_and_grad(layer, x, cotangent, training=True):
     on_weights = {names[key]: gradient for key, gradient in on_weights.items()}
     on_x, *values = (np.asarray(each, "float64") for each in (on_x, *on_weights.values()))
     return float(value), on_x, dict(zip(on_weights, values, strict=True))
+
+
+def check_directions(loss, on_x, on_weights, rng) -> None:
+    """Compare gradients with central differences, along one random direction each.
+
+    `loss(path, move)` is the exact loss with `move` added to a weight, or to x for None.
+    """
+    step = 1e-6
+    for path, gradient in [(None, on_x), *on_weights.items()]:
+        direction = rng.normal(size=gradient.shape)
+        moved = [loss(path, sign * step * direction) for sign in (1, -1)]
+        got, want = (gradient * direction).sum(), (moved[0] - moved[1]) / (2 * step)
+        np.testing.assert_allclose(got, want, 1e-3, 1e-3, err_msg=str(path))
 
 
 def differentiate(function, layer, *arrays, **options):

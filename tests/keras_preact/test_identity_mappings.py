@@ -58,21 +58,6 @@ def test_no_other_shortcut_is_an_identity(shortcut):
     assert not np.isclose(y, x).any()
 
 
-@pytest.mark.parametrize("arrangement", CLEAN)
-def test_last_output_is_the_first_input_plus_all_residuals(arrangement):
-    """Eq. 4: x_L = x_0 + sum F(x_i)."""
-    x = start = harness.images(2, 5, 6, 4)
-    total = np.zeros_like(x)
-    for seed in range(5):
-        unit = harness.unit_on(x, 4, seed, arrangement=arrangement)
-        branch = kp.ResidualUnit(4, arrangement=arrangement, shortcut="none")
-        branch.build(x.shape)
-        branch.set_weights(unit.get_weights())
-        total += harness.numpy(branch(x))
-        x = harness.numpy(unit(x))
-    np.testing.assert_allclose(x - start, total, 1e-4, 1e-5)
-
-
 @pytest.mark.parametrize(
     ("shortcut", "factor"), [("identity", 1), (kp.shortcuts.ConstantScaling(0.5, 1), 0.5)]
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import keras_preact as kp
+from tests.keras_preact import harness
 
 FOLDER = Path(kp.__file__).parent
 #: Modules that come when they are asked for, except the one that needs keras_hub.
@@ -52,9 +53,7 @@ def registering_modules():
 @pytest.mark.backend
 def test_a_fresh_process(tmp_path):
     model = kp.models.resnet_cifar(20, width_factor=0.25, input_shape=(8, 8, 1), stacked=True)
-    model.compile(
-        kp.optimizers.CoupledSGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
+    harness.compiled(model, kp.optimizers.CoupledSGD(0.1))
     model.save(tmp_path / "model.keras")
     command = [sys.executable, "-c", FRESH, str(tmp_path), *LATER]
     run = subprocess.run(command, capture_output=True, text=True, cwd=FOLDER.parent, check=False)

@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 import keras_preact as kp
+from tests.keras_preact import harness
 
 RATE, DECAY, MOMENTUM, STEPS = 0.03, 0.1, 0.6, 3
 #: Of the Newton-Schulz iteration: x a + x^3 b + x^5 c on singular values.
@@ -112,9 +113,7 @@ def test_a_stack_marks_its_weights():
 @pytest.mark.backend
 def test_fits_and_survives_saving(tmp_path):
     model = kp.models.dense_resnet(4, width=4, input_shape=(5,), classes=3)
-    model.compile(
-        muon(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False
-    )
+    harness.compiled(model, muon(), jit_compile=False)
     model.fit(np.ones((4, 5)), np.arange(4) % 3, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras").optimizer

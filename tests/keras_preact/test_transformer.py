@@ -73,26 +73,15 @@ def test_gradients(options):
     weights = {path: array.astype("float64") for path, array in harness.weights(unit).items()}
     expected = reference_of(unit, **options)
 
-    def loss(moved, x):
+    def loss(path, move):
+        moved = weights if path is None else weights | {path: weights[path] + move}
         own = {f"{name}_weights": reference.below(moved, name) for name in ("attention", "mlp")}
-        return (dataclasses.replace(expected, **own)(x)[1] * cotangent).sum()
+        at = x + move if path is None else x.astype("float64")
+        return (dataclasses.replace(expected, **own)(at)[1] * cotangent).sum()
 
-    np.testing.assert_allclose(value, loss(weights, x), 1e-4, 1e-4)
+    np.testing.assert_allclose(value, loss(None, 0.0), 1e-4, 1e-4)
     assert set(on_weights) == set(weights)
-    rng, step = np.random.default_rng(3), 1e-6
-    x = x.astype("float64")
-    for path, gradient in [(None, on_x), *on_weights.items()]:
-        direction = rng.normal(size=gradient.shape)
-
-        def moved(step, path=path, direction=direction):
-            if path is None:
-                return loss(weights, x + step * direction)
-            return loss(weights | {path: weights[path] + step * direction}, x)
-
-        difference = (moved(step) - moved(-step)) / (2 * step)
-        np.testing.assert_allclose(
-            (gradient * direction).sum(), difference, 1e-3, 1e-3, err_msg=str(path)
-        )
+    harness.check_directions(loss, on_x, on_weights, np.random.default_rng(3))
 
 
 #: Options of a network that change nothing in its units.

@@ -25,8 +25,7 @@ def first_gradients_and_losses(model, steps, learning_rate):
     learning rate.
     """
     x, y = digits(16)
-    optimizer = kp.optimizers.CoupledSGD(learning_rate, coupled_weight_decay=0)
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    harness.compiled(model, kp.optimizers.CoupledSGD(learning_rate, coupled_weight_decay=0))
     before = harness.weights(model)
     losses = [float(model.train_on_batch(x, y))]
     norms = {}

@@ -83,12 +83,10 @@ def test_network_adapts_to_raw_images(tmp_path):
     model.adapt(images)
     kernel = harness.numpy(layer.kernel)
     np.testing.assert_allclose(harness.numpy(model.get_layer("stem_conv").kernel), kernel, 1e-3)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(kp.optimizers.CoupledSGD(0.1), loss, jit_compile=False)
+    harness.compiled(model, kp.optimizers.CoupledSGD(0.1), jit_compile=False)
     before = harness.weights(model)
     model.fit(images, np.arange(40) % 10, verbose=0)
-    same = {path for path, value in harness.weights(model).items() if (value == before[path]).all()}
-    assert same == {"stem_conv/kernel"}
+    assert before.keys() - harness.changed(model, before) == {"stem_conv/kernel"}
     assert not any("stem_norm" in path for path in before)  # it is normalised already
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
