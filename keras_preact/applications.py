@@ -97,16 +97,7 @@ def ResNet152V2(
 
 
 def _build(
-    depth,
-    include_top,
-    weights,
-    input_tensor,
-    input_shape,
-    pooling,
-    classes,
-    classifier_activation,
-    name,
-    options,
+    depth, *, include_top, weights, input_tensor, input_shape, pooling, classes, options, **given
 ) -> keras.Model:
     if weights == "imagenet" and include_top and classes != 1000:
         raise ValueError(
@@ -122,27 +113,17 @@ def _build(
             )
         input_shape = input_tensor.shape[1:]
     size = 224 if include_top else None
-    input_shape = image_shape(input_shape, size, options.get("data_format"))
-    pooling = None if include_top else pooling  # theirs is an average then, whatever `pooling` is
-    given = {
-        "input_shape": input_shape,
-        "pooling": pooling,
+    given |= options | {
+        "input_shape": image_shape(input_shape, size, options.get("data_format")),
         "include_top": include_top,
-        "name": name,
-        **options,
+        "pooling": None if include_top else pooling,  # theirs is an average then, whatever it is
     }
-    given["classifier_activation"] = classifier_activation
     if weights is None:
         family = keras_applications.FAMILY
-        arguments = {
-            **family.options,
-            "block": family.block("bottleneck", {}),
-            "stem_filters": 64,
-            "classes": classes,
-            **given,
-        }
+        own = {"block": family.block("bottleneck", {}), "stem_filters": 64, "classes": classes}
+        own |= family.options
         rows = family.stages(keras_applications.FILTERS, DEPTHS[depth][1])
-        model = ResidualNetwork(rows, **arguments)
+        model = ResidualNetwork(rows, **own | given)
     else:
         source = _imagenet(depth, include_top) if weights == "imagenet" else weights
         model = keras_applications.from_keras_applications(source, **given)
@@ -150,7 +131,9 @@ def _build(
     if input_tensor is None:
         return model
     sources = keras.utils.get_source_inputs(input_tensor)
-    return keras.Model(sources if len(sources) > 1 else sources[0], model(input_tensor), name=name)
+    return keras.Model(
+        sources if len(sources) > 1 else sources[0], model(input_tensor), name=model.name
+    )
 
 
 def _imagenet(depth: int, include_top: bool) -> keras.Model:

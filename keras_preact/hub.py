@@ -78,21 +78,18 @@ class PreActResNetBackbone(keras_hub.models.FeaturePyramidBackbone):
         trainable: bool = True,
         **options,
     ):
-        given = {
-            "stages": stages,
-            "stem": stem,
-            "stem_filters": stem_filters,
-            "block": block,
-            **options,
-        }
-        if others := sorted(given.keys() & set(_OWN)):
+        if others := sorted(options.keys() & set(_OWN)):
             raise ValueError(
                 "A backbone returns maps, without pooling and classifier. Received: "
                 f"{', '.join(others)}"
             )
         network = ResidualNetwork.from_config(
             {
-                **given,
+                **options,
+                "stages": stages,
+                "stem": stem,
+                "stem_filters": stem_filters,
+                "block": block,
                 "input_shape": tuple(image_shape),
                 "include_top": False,
                 "classes": 1,
