@@ -7,7 +7,6 @@ comes when it is first asked for.
 """
 
 import importlib
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from keras_preact import (
@@ -35,27 +34,15 @@ if TYPE_CHECKING:
     from keras_preact import analysis, applications, distribution, export, health, hub, weights
     from keras_preact.health import TrainingHealth
 else:
-    #: What is imported when it is first asked for: name to the module that is it, or holds it.
-    _LATER = MappingProxyType(
-        {
-            "analysis": "keras_preact.analysis",
-            "applications": "keras_preact.applications",
-            "distribution": "keras_preact.distribution",
-            "export": "keras_preact.export",
-            "health": "keras_preact.health",
-            "hub": "keras_preact.hub",
-            "weights": "keras_preact.weights",
-            "TrainingHealth": "keras_preact.health",
-        }
-    )
+    #: Modules that are imported when they are first asked for; and TrainingHealth.
+    _LATER = ("analysis", "applications", "distribution", "export", "health", "hub", "weights")
 
     def __getattr__(name: str):
+        if name == "TrainingHealth":
+            return importlib.import_module(f"{__name__}.health").TrainingHealth
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(_LATER[name])
-        value = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
-        globals()[name] = value
-        return value
+        return importlib.import_module(f"{__name__}.{name}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_LATER})
+        return sorted({*globals(), *_LATER, "TrainingHealth"})

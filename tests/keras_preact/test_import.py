@@ -15,7 +15,7 @@ from tests.keras_preact import harness
 
 FOLDER = Path(kp.__file__).parent
 #: Modules that come when they are asked for, except the one that needs keras_hub.
-LATER = {name: f"keras_preact.{name}" for name in kp._LATER if name.islower() and name != "hub"}
+LATER = {name: f"keras_preact.{name}" for name in kp._LATER if name != "hub"}
 
 #: Imports Keras and the package, loads a file, then asks for the names that come later; writes
 #: what it sees.
@@ -65,7 +65,7 @@ def test_a_fresh_process(tmp_path):
     added = {name.partition(".")[0] for name in imported - set(seen["keras"])}
     assert added - set(sys.stdlib_module_names) == {"keras_preact"}
     # some modules come when they are asked for
-    assert not {f"keras_preact.{name}" for name in kp._LATER if name.islower()} & imported
+    assert not {f"keras_preact.{name}" for name in kp._LATER} & imported
     assert seen["later"] == LATER
     # every registered class is there, but for one that needs an optional package
     modules = set(registering_modules())
