@@ -14,6 +14,7 @@ from keras import ops
 
 from keras_preact import _checks, initializers
 from keras_preact.backend import loops
+from keras_preact.layers import chains
 from keras_preact.layers.spatial import PaddedConv2D
 from keras_preact.units import ResidualUnit, Trace
 
@@ -517,10 +518,7 @@ class UnitStack(LayerStack):
         Returns:
             What `look` returned for each unit, with a leading axis of units.
         """
-
-        x = ops.convert_to_tensor(x, self.compute_dtype)
-        if not self.built:
-            self.build(tuple(x.shape))
+        x = chains.prepared(self, x)
 
         def step(unit, x, slices):
             trace = unit.trace(

@@ -105,7 +105,7 @@ class ResidualUnit(keras.Layer):
             detach_residual: Whether gradients flow through the shortcut alone.
             training: Whether the unit is in training, as for every Keras layer.
         """
-        x = self._prepared(x)
+        x = chains.prepared(self, x)
         activated = chains.run_chain(self.first, x, training)
         residual = chains.run_chain(self.rest, activated, training)
         if self.drop is not None:
@@ -273,14 +273,6 @@ class ResidualUnit(keras.Layer):
             # made just now, they follow the unit: a frozen norm keeps its moving statistics
             for layer in self._flatten_layers(include_self=False):
                 layer.trainable = False
-
-    def _prepared(self, x):
-        """Return x as a tensor, with the unit built for it."""
-        if not keras.backend.is_keras_tensor(x):
-            x = ops.convert_to_tensor(x, self.compute_dtype)
-        if not self.built:
-            self.build(tuple(x.shape))
-        return x
 
     def _check_input(self, shape) -> tuple[int, int]:
         """Return the channel axis and the channel count of an input of `shape`."""

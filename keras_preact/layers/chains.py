@@ -242,6 +242,15 @@ class Gated(keras.Layer):
         return self.gate.compute_output_shape(input_shape)
 
 
+def prepared(layer: keras.Layer, x):
+    """Return x as a tensor, with the layer built for it."""
+    if not keras.backend.is_keras_tensor(x):
+        x = ops.convert_to_tensor(x, layer.compute_dtype)
+    if not layer.built:
+        layer.build(tuple(x.shape))
+    return x
+
+
 def build_chain(chain: list[keras.Layer], shape: tuple) -> tuple:
     """Build layers that follow one another, for an input of `shape`; return the shape
     of the last one's output.
