@@ -87,7 +87,8 @@ class Mirrored(Distribution):
             for layer in model._flatten_layers()
             if isinstance(layer, UnitStack) and layer._execution() == "scan"
         ]
-        if stacks and self.batch_norm == "synchronized" and _has_batch_norm(stacks):
+        statistics = [each for stack in stacks for each in stack.variables if is_statistic(each)]
+        if statistics and self.batch_norm == "synchronized":
             raise ValueError(
                 "TensorFlow's replicas cannot exchange statistics inside a loop: make the model "
                 "with stacked=False (or its stacks with execution='loop'), or use "
@@ -304,7 +305,3 @@ def _normalize(replicas: int, x, gamma, beta, epsilon: float):
         return (y, mean, variance), gradient
 
     return normalize(x, gamma, beta)
-
-
-def _has_batch_norm(stacks: list[UnitStack]) -> bool:
-    return any(is_statistic(variable) for stack in stacks for variable in stack.variables)
