@@ -74,14 +74,11 @@ def cosine_schedule(
     Source: arXiv 1608.03983 (cosine), arXiv 1706.02677 (warm-up). Not the paper's.
     """
     _check_warmup(warmup_steps, steps)
-    alpha = final_learning_rate / learning_rate
-    if not warmup_steps:
-        return keras.optimizers.schedules.CosineDecay(learning_rate, steps, alpha=alpha)
     return keras.optimizers.schedules.CosineDecay(
-        0.0,
+        0.0 if warmup_steps else learning_rate,
         steps - warmup_steps,
-        alpha=alpha,
-        warmup_target=learning_rate,
+        alpha=final_learning_rate / learning_rate,
+        warmup_target=learning_rate if warmup_steps else None,
         warmup_steps=warmup_steps,
     )
 
