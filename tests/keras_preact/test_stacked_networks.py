@@ -196,49 +196,36 @@ def test_frozen_layers_stay_frozen(tmp_path):
 # Outputs and gradients of every unit
 
 
+def rows(parts):
+    """One array for each unit, of stacks and single units."""
+    return [row for part in parts for row in part]
+
+
 @pytest.mark.parametrize(
     "ways", [pytest.param({}, marks=pytest.mark.backend), {"stacked": False}], ids=str
 )
 def test_probe(ways):
-    """Every x_l, the output and the gradients of what is added, against a sum by hand in
-    the network of single units.
+    """Every x_l and the output with something added to every x_l, against a sum by hand in
+    the network of single units. Gradients of what is added to a stack are in test_stacks.py.
     """
     model = network(**ways)
     harness.randomize(model)
     probe, single = model.probe(), kp.models.unstack(model)
     assert {id(weight) for weight in probe.weights} == {id(weight) for weight in model.weights}
-    rng, cotangent = np.random.default_rng(4), harness.images(4, 4, seed=3)
-    added = [rng.normal(size=(n.shape[0], 4, *n.shape[2:])) * 0.1 for n in probe.inputs[1:]]
-    added = [array.astype("float32") for array in added]
-    first_input = harness.numpy(keras.Model(single.input, single.first_input)(X))
-
-    def of_probe(*added):
-        y, *outputs = probe([X, *added], training=False)
-        return keras.ops.sum(keras.ops.multiply(y, cotangent)), [y, *outputs]
-
-    def by_hand(*added):
-        x, outputs = keras.ops.convert_to_tensor(first_input), []
-        for unit, one in zip(single.segments, [row for part in added for row in part], strict=True):
-            x = unit(x) + one
-            outputs.append(x)
-        for layer in single.head:
-            x = layer(x)
-        return keras.ops.sum(keras.ops.multiply(x, cotangent)), [x, *outputs]
-
-    no_weights = keras.layers.Identity()
-    step = harness.Step(of_probe, no_weights, compiled=ways.get("stacked", True))
-    (y, *outputs), gradients, _ = step(*added)
-    (want, *states), wanted, _ = harness.Step(by_hand, no_weights, compiled=False)(*added)
-    harness.close(y, want, 1e-4)
-    for got, expected in zip((row for part in outputs for row in part), states, strict=True):
-        harness.close(got, expected, 1e-4)
-    for got, expected in zip(gradients, wanted, strict=True):
-        harness.close(got, expected, 1e-4)
-    zeros = [keras.ops.zeros_like(array) for array in added]
-    harness.close(harness.numpy(probe([X, *zeros])[0]), output(model))
-    own = keras.Model(model.input, model.unit_outputs)(X)
-    for got, expected in zip(own, by_hand(*zeros)[1][1:], strict=True):
-        harness.close(harness.numpy(got), harness.numpy(expected), 1e-4)
+    zeros = [np.zeros((n.shape[0], 4, *n.shape[2:]), "float32") for n in probe.inputs[1:]]
+    added = [0.1 * harness.images(*array.shape, seed=i) for i, array in enumerate(zeros)]
+    y, *outputs = map(harness.numpy, probe([X, *added]))
+    x = harness.numpy(keras.Model(single.input, single.first_input)(X))
+    for unit, one, got in zip(single.segments, rows(added), rows(outputs), strict=True):
+        x = harness.numpy(unit(x)) + one
+        harness.close(got, x, 1e-4)
+    for layer in single.head:
+        x = layer(x)
+    harness.close(y, harness.numpy(x), 1e-4)
+    y, *outputs = map(harness.numpy, probe([X, *zeros]))
+    harness.close(y, output(model))
+    for got, want in zip(rows(outputs), single.unit_outputs, strict=True):
+        harness.close(got, harness.numpy(keras.Model(single.input, want)(X)), 1e-4)
 
 
 def test_wrong_arguments():

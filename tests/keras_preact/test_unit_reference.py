@@ -99,29 +99,27 @@ def test_units_that_change_the_shape(arrangement, options):
     )
 
 
-@pytest.mark.parametrize("strides", [1, 3])
-@pytest.mark.parametrize("size", [5, 6, 7])
-def test_sizes_and_strides(size, strides):
-    check(4, (2, size, size + 1, 4), strides=strides)
+#: Filters, shape of the input and options.
+OTHERS = [
+    *((4, (2, size, size + 1, 4), {"strides": s}) for size in (5, 6, 7) for s in (1, 3)),
+    # a stride alone changes the shape; a single layer may keep it
+    (4, (2, 5, 6, 4), {"arrangement": "original", "strides": 2}),
+    (4, (2, 5, 6, 4), {"arrangement": "original", "block": "single"}),
+    *(  # 12 channels: 4 groups of 3
+        (12, (2, 5, 6, 6), {"arrangement": name, "normalization": norm, "strides": 2})
+        for name in kp.ARRANGEMENTS
+        for norm in ("layer", "group", "rms", "none")
+    ),
+    *(
+        (6, (5, 6), {"block": "dense", "normalization": norm, "arrangement": "original"})
+        for norm in ("layer", "group", "rms", "none", "batch")
+    ),
+]
 
 
-@pytest.mark.parametrize("options", [{"strides": 2}, {"block": "single"}], ids=str)
-def test_original(options):
-    """A stride alone changes the shape; a single layer may keep it."""
-    check(4, (2, 5, 6, 4), arrangement="original", **options)
-
-
-@pytest.mark.parametrize("normalization", ["layer", "group", "rms", "none"])
-@pytest.mark.parametrize("arrangement", kp.ARRANGEMENTS)
-def test_normalizations(arrangement, normalization):
-    check(
-        12, (2, 5, 6, 6), arrangement=arrangement, normalization=normalization, strides=2
-    )  # 12 channels: 4 groups of 3
-
-
-@pytest.mark.parametrize("normalization", ["layer", "group", "rms", "none", "batch"])
-def test_normalizations_of_vectors(normalization):
-    check(6, (5, 6), block="dense", normalization=normalization, arrangement="original")
+@pytest.mark.parametrize(("filters", "shape", "options"), OTHERS, ids=str)
+def test_sizes_and_normalizations(filters, shape, options):
+    check(filters, shape, **options)
 
 
 @pytest.mark.parametrize("activation", [*reference.ACTIVATIONS, keras.ops.tanh], ids=harness.label)
