@@ -130,7 +130,7 @@ class LayerStack(keras.Layer):
         self.unroll = unroll
         config = pattern.get_config() | {"trainable": True}
         with keras.StatelessScope(initialize_variables=False):  # they keep their initialisers
-            self._body = _Body(type(pattern).from_config(self._unit_config(config)))
+            self._body = _Body(type(pattern).from_config(config))
         if backend == "tensorflow" and not _has_gpu():
             # Train step of ResNet-164 on two cores, batch 16, TensorFlow 2.21: 6.6 s as scans with
             # XLA, 0.37 s without.
@@ -139,10 +139,6 @@ class LayerStack(keras.Layer):
     def _check_pattern(self, pattern: Any) -> None:
         if not isinstance(pattern, keras.Layer):
             raise ValueError(f"`unit` must be a Keras layer. Received: unit={pattern!r}")
-
-    def _unit_config(self, config: dict) -> dict:
-        """Return the config of the layer that runs with the weights of each unit."""
-        return config
 
     @classmethod
     def from_units(cls, units: Sequence[keras.Layer], **kwargs) -> "LayerStack":
@@ -455,6 +451,9 @@ class UnitStack(LayerStack):
     ):
         if stochastic_depth is not None:
             stochastic_depth = _check_rates(stochastic_depth, depth)
+            if isinstance(unit, ResidualUnit):  # a config of this stack holds the rate already
+                config = unit.get_config() | {"stochastic_depth": max(stochastic_depth)}
+                unit = type(unit).from_config(config)
         self.stochastic_depth = stochastic_depth
         super().__init__(unit, depth, **kwargs)
 
@@ -471,10 +470,6 @@ class UnitStack(LayerStack):
         unit = self._body.unit
         unit.build(input_shape)
         return unit.compute_output_shape(input_shape)
-
-    def _unit_config(self, config: dict) -> dict:
-        rates = self.stochastic_depth
-        return config if rates is None else config | {"stochastic_depth": max(rates)}
 
     @classmethod
     def from_units(cls, units: Sequence[ResidualUnit], **kwargs) -> "UnitStack":
