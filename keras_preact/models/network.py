@@ -4,7 +4,8 @@ model.
 
 import dataclasses
 import inspect
-import math
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -184,10 +185,13 @@ class ResidualNetwork(base.UnitNetwork):
         narrowest = min((stage.filters for stage in stages), default=1)
         pattern = ResidualUnit(narrowest, dtype=policy, **unit_options)
         data_format = spatial.data_format_of(unit_options.get("data_format"))
-        total_stride = front.total_stride * math.prod(stage.strides for stage in stages)
+        steps = [front.total_stride, *(stage.strides for stage in stages)]
+        strides = list(itertools.accumulate(steps, operator.mul))
         if output_stride is not None:
-            total_stride = _check_output_stride(output_stride, front, stages)
-        input_shape, channels = _check_input_shape(input_shape, front, total_stride, data_format)
+            _checks.one_of(output_stride, dict.fromkeys(strides), "output_stride")
+        input_shape, channels = _check_input_shape(
+            input_shape, front, output_stride or strides[-1], data_format
+        )
         axis = spatial.channel_axis(pattern.data_format, len(input_shape) + 1)
         kernel = initializers.of_network(
             pattern.kernel_initializer, sum(stage.units for stage in stages)
@@ -339,16 +343,6 @@ def _pooling(pooling: str | None, pattern: ResidualUnit) -> keras.Layer:
     layers = keras.layers
     kind = layers.GlobalMaxPooling2D if pooling == "max" else layers.GlobalAveragePooling2D
     return kind(data_format=pattern.data_format, name="head_pool", dtype=pattern.dtype_policy)
-
-
-def _check_output_stride(output_stride: int, stem: Stem, stages: Sequence[Stage]) -> int:
-    """Return what the network's strides are with this `output_stride`."""
-    possible = [stem.total_stride]
-    for stage in stages:
-        if stage.strides > 1:
-            possible.append(possible[-1] * stage.strides)
-    _checks.one_of(output_stride, possible, "output_stride")
-    return output_stride
 
 
 def _check_input_shape(
