@@ -188,17 +188,10 @@ def value_and_grad(layer, x, cotangent, training=True):
     """Return `sum(layer(x) * cotangent)` and its gradients: on x, and on each trainable
     weight by path.
     """
-
-    def function(x):
-        y = layer(x, training=training)
-        value = keras.ops.sum(keras.ops.multiply(y, cotangent))
-        return value, [value]
-
-    (value,), (on_x,), on_weights = differentiate(function, layer, x, compiled=False)
+    y, on_x, on_weights = step_of(layer, cotangent, training, compiled=False)(x)
     names = dict(zip(map(id, layer.weights), paths(layer), strict=True))
-    on_weights = {names[key]: gradient for key, gradient in on_weights.items()}
-    on_x, *values = (np.asarray(each, "float64") for each in (on_x, *on_weights.values()))
-    return float(value), on_x, dict(zip(on_weights, values, strict=True))
+    gradients = {names[key]: np.asarray(value, "float64") for key, value in on_weights.items()}
+    return float((y.astype("float64") * cotangent).sum()), np.asarray(on_x, "float64"), gradients
 
 
 def check_directions(loss, on_x, on_weights, rng) -> None:
@@ -214,38 +207,48 @@ def check_directions(loss, on_x, on_weights, rng) -> None:
         np.testing.assert_allclose(got, want, 1e-3, 1e-3, err_msg=str(path))
 
 
-def differentiate(function, layer, *arrays, **options):
-    """What a `Step` returns for the arrays."""
-    return Step(function, layer, **options)(*arrays)
+def step_of(layer, cotangent, training=True, **options):
+    """Return a function of x to `y = layer(x)` and the gradients of `sum(y * cotangent)`
+    on x and, by their ids, on the weights. It leaves the layer's state as a step does.
+    """
+
+    def function(x):
+        y = layer(x, training=training)
+        return keras.ops.sum(keras.ops.multiply(y, cotangent)), [y]
+
+    run = step(function, layer, **options)
+
+    def of_x(x):
+        (y,), (on_x,), on_weights = run(x)
+        return y, on_x, on_weights
+
+    return of_x
 
 
-class Step:
-    """A compiled `function` of arrays and of a layer's variables, with its gradients,
-    that leaves the state it writes.
+def step(function, layer, **options):
+    """Return a compiled `function` of arrays and of a layer's variables, with its
+    gradients, that leaves the state it writes.
 
     Args:
         function: Returns a scalar and a list of tensors. The gradients are the scalar's, on
             the arrays and the trainable weights.
-        compiled: Whether to trace a graph on TensorFlow.
+        options: `compiled`, whether to trace a graph on TensorFlow, and options of
+            `tf.function`.
 
     Called with the arrays it returns the tensors; the gradients on the arrays; those on
     the weights, by the weights' ids.
     """
+    run = _STEPS[keras.backend.backend()](function, layer, **options)
 
-    def __init__(self, function, layer, **options):
-        self.layer = layer
-        self.run = _STEPS[keras.backend.backend()](function, layer, **options)
-
-    def __call__(self, *arrays):
+    def of_arrays(*arrays):
         tensors, on_arrays, on_weights = (
             [np.array(keras.ops.convert_to_numpy(tensor)) for tensor in each]
-            for each in self.run(*arrays)
+            for each in run(*arrays)
         )
-        return (
-            tensors,
-            on_arrays,
-            dict(zip(map(id, self.layer.trainable_variables), on_weights, strict=True)),
-        )
+        ids = map(id, layer.trainable_variables)
+        return tensors, on_arrays, dict(zip(ids, on_weights, strict=True))
+
+    return of_arrays
 
 
 def _tensorflow_step(function, layer, compiled=True, **options):

@@ -70,24 +70,6 @@ def random_stack(depth=3, options=None, **ways):
     return stack
 
 
-def step_of(layer, cotangent, training=True, **options):
-    """A function of x to the output, the gradient on x, and the gradients on the weights
-    by their ids; it leaves the layer's state as a step does.
-    """
-
-    def function(x):
-        y = layer(x, training=training)
-        return keras.ops.sum(keras.ops.multiply(y, cotangent)), [y]
-
-    step = harness.Step(function, layer, **options)
-
-    def run(x):
-        (y,), (on_x,), on_weights = step(x)
-        return y, on_x, on_weights
-
-    return run
-
-
 def draw_cotangent(x):
     return harness.images(*x.shape, seed=2)
 
@@ -103,8 +85,8 @@ def check_equal_to_chain(stack, units, x, training=True, steps=1):
     on x of the last one.
     """
     chain, cotangent = Chain(units), draw_cotangent(x)
-    step_of_chain = step_of(chain, cotangent, training, compiled=False)
-    step_of_stack = step_of(stack, cotangent, training)
+    step_of_chain = harness.step_of(chain, cotangent, training, compiled=False)
+    step_of_stack = harness.step_of(stack, cotangent, training)
     for _ in range(steps):
         want, want_on_x, want_on_weights = step_of_chain(x)
         y, on_x, on_weights = step_of_stack(x)
@@ -221,8 +203,8 @@ def test_outputs_and_perturbations(ways):
         return keras.ops.sum(keras.ops.multiply(outputs, cotangent)), [outputs]
 
     cotangent = draw_cotangent(added)
-    (outputs,), on_arrays, _ = harness.differentiate(of_stack, stack, x, added)
-    (want,), wanted, _ = harness.differentiate(of_chain, Chain(units), x, added, compiled=False)
+    (outputs,), on_arrays, _ = harness.step(of_stack, stack)(x, added)
+    (want,), wanted, _ = harness.step(of_chain, Chain(units), compiled=False)(x, added)
     harness.close(outputs, want)
     for got, expected in zip(on_arrays, wanted, strict=True):
         harness.close(got, expected, 1e-4)
@@ -233,9 +215,9 @@ def test_xla():
     x = harness.images(*IMAGES)
     units = single_units(IMAGES, 4, 5, {})
     stack, eager = (stack_of(units, IMAGES, 4, {}) for _ in range(2))
-    want, want_on_x, _ = step_of(Chain(units), draw_cotangent(x), compiled=False)(x)
+    want, want_on_x, _ = harness.step_of(Chain(units), draw_cotangent(x), compiled=False)(x)
     for layer, options in ((stack, {"jit_compile": True}), (eager, {"compiled": False})):
-        y, on_x, _ = step_of(layer, draw_cotangent(x), **options)(x)
+        y, on_x, _ = harness.step_of(layer, draw_cotangent(x), **options)(x)
         harness.close(y, want)
         harness.close(on_x, want_on_x)
         check_weights(layer, units)
@@ -302,7 +284,7 @@ def test_the_recomputation_has_the_masks_of_the_forward_pass():
     results = []
     for stack in (plain, again):
         keras.utils.set_random_seed(7)  # the global generator, for Torch
-        y, on_x, on_weights = step_of(stack, draw_cotangent(x))(x)
+        y, on_x, on_weights = harness.step_of(stack, draw_cotangent(x))(x)
         results.append([y, on_x, *on_weights.values()])
     for got, want in zip(*results, strict=True):
         harness.close(got, want)
@@ -378,7 +360,7 @@ def test_seeded_units_start_as_those_that_at_makes(group, monkeypatch):
 def test_mixed_precision():
     x, stack = harness.images(*IMAGES), random_stack(3, RANDOM | {"dtype": "mixed_bfloat16"})
     before = harness.weights(stack)
-    y, on_x, on_weights = step_of(stack, draw_cotangent(x))(x)
+    y, on_x, on_weights = harness.step_of(stack, draw_cotangent(x))(x)
     assert keras.backend.standardize_dtype(stack(x).dtype) == "bfloat16"
     assert {weight.dtype for weight in stack.weights} == {"float32"}
     for path, value in harness.weights(stack).items():
