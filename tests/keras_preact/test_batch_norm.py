@@ -58,6 +58,25 @@ def test_is_keras_own(shape, options, training):
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)
 
 
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_parts_of_a_batch_are_normalised_by_themselves(axis):
+    """Their moving statistics are averaged; what each part gets is Keras' own."""
+    x = 3 * harness.images(6, 5, 4, 3) + np.arange(6, dtype="float32")[:, None, None, None]
+    ours, keras_own = pair(x.shape, axis=axis, momentum=0.7)
+    before = keras_own.get_weights()
+    ours.set_weights(before)
+    ours.statistics = batch_norm.Statistics(groups=3)
+    outputs, after = [], []
+    for part in np.split(x, 3):
+        keras_own.set_weights(before)
+        outputs.append(harness.numpy(keras_own(part, training=True)))
+        after.append(keras_own.get_weights())
+    y = harness.numpy(ours(x, training=True))
+    np.testing.assert_allclose(y, np.concatenate(outputs), 1e-4, 1e-4)
+    for got, *parts in zip(ours.get_weights(), *after, strict=True):
+        np.testing.assert_allclose(got, np.mean(parts, 0), 1e-4, 1e-4)
+
+
 #: Policy to the share of a value that one rounding changes at most.
 ROUNDING = {"float32": 1e-6, "mixed_bfloat16": 2.0**-8, "mixed_float16": 2.0**-11}
 

@@ -50,7 +50,7 @@ NETWORKS = {
     "residual": lambda: cifar(8),
     "stacked": lambda: cifar(20, stacked=True),
     "unit": lambda: sequential(kp.ResidualUnit(4, strides=2), *head()),
-    # what `reference.Normalized` computes
+    # with a square: no ReLU that changes its sign
     "normalized": lambda: sequential(
         keras.layers.Conv2D(4, 1, use_bias=False),
         batch_norm.BatchNormalization(momentum=0.9, epsilon=1e-5),
