@@ -84,6 +84,13 @@ def randomize(layer, seed=0):
     layer.set_weights([draw(weight) for weight in layer.weights])
 
 
+def variable(values, path="conv/kernel") -> keras.Variable:
+    """A weight of a layer, by the path `LAYER/WEIGHT`."""
+    layer, name = path.split("/")
+    with keras.name_scope(layer):
+        return keras.Variable(values, name=name)
+
+
 def changed(layer, before) -> set[str]:
     """Return the paths of the weights that are no longer those of `before`."""
     return {

@@ -7,6 +7,7 @@ from keras import ops
 
 import keras_preact as kp
 from tests.keras_preact import harness
+from tests.keras_preact.harness import variable
 
 RATE, DECAY, MOMENTUM, STEPS = 0.03, 0.1, 0.6, 3
 #: Of the Newton-Schulz iteration: x a + x^3 b + x^5 c on singular values.
@@ -40,19 +41,6 @@ def muon(nesterov=True, **options):
     )
 
 
-def variable(values, path="conv/kernel", stacked=False):
-    layer, name = path.split("/")
-    with keras.name_scope(layer):
-        made = keras.Variable(values, name=name)
-    if stacked:
-        made.stacked_axes = 1
-    return made
-
-
-def value(made: keras.Variable) -> np.ndarray:
-    return ops.convert_to_numpy(made.value)
-
-
 @pytest.mark.backend
 @pytest.mark.parametrize(
     ("shape", "nesterov"),
@@ -67,24 +55,25 @@ def test_a_kernel_is_a_matrix(shape, nesterov):
         optimizer.apply([ops.convert_to_tensor(gradient)], [kernel])
     matrices = gradients.reshape(STEPS, -1, shape[-1])
     expected = reference(start.reshape(-1, shape[-1]), matrices, nesterov)
-    np.testing.assert_allclose(value(kernel).reshape(expected.shape), expected, atol=2e-5)
+    np.testing.assert_allclose(harness.numpy(kernel).reshape(expected.shape), expected, atol=2e-5)
 
 
 @pytest.mark.backend
 def test_units_of_a_stack_are_apart():
     draw = np.random.default_rng(0)
     start, gradient = (draw.normal(size=(3, 3, 3, 2, 4)).astype("float32") for _ in range(2))
-    stack, gammas = variable(start, stacked=True), variable(start[:, 0, 0, 0], stacked=True)
+    stack, gammas = variable(start), variable(start[:, 0, 0, 0])
+    stack.stacked_axes = gammas.stacked_axes = 1
     optimizer = muon()
     given = [ops.convert_to_tensor(each) for each in (gradient, gradient[:, 0, 0, 0])]
     optimizer.apply(given, [stack, gammas])
     for unit in range(3):
         [own, gradients] = start[unit].reshape(-1, 4), gradient[unit].reshape(1, -1, 4)
         expected = reference(own, gradients, nesterov=True)
-        np.testing.assert_allclose(value(stack)[unit].reshape(-1, 4), expected, atol=2e-5)
+        np.testing.assert_allclose(harness.numpy(stack)[unit].reshape(-1, 4), expected, atol=2e-5)
     one = variable(start[0, 0, 0, 0])
     muon().apply([ops.convert_to_tensor(gradient[0, 0, 0, 0])], [one])
-    np.testing.assert_allclose(value(gammas)[0], value(one), rtol=1e-6)
+    np.testing.assert_allclose(harness.numpy(gammas)[0], harness.numpy(one), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +89,7 @@ def test_other_weights_are_trained_by_adamw(path):
     for gradient in gradients:
         optimizer.apply([ops.convert_to_tensor(gradient)], [ours])
         adamw.apply([ops.convert_to_tensor(gradient)], [peer])
-    np.testing.assert_allclose(value(ours), value(peer), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(harness.numpy(ours), harness.numpy(peer), rtol=1e-5, atol=1e-6)
 
 
 def test_a_stack_marks_its_weights():

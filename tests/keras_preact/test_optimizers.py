@@ -44,11 +44,7 @@ PATHS = ("stem/kernel", "stem/bias", "norm_0/gamma", "norm_0/beta")
     [((), PATHS), (("norm", "bias"), PATHS[:1]), (("beta", "stem"), PATHS[2:3])],
 )
 def test_weights_with_a_word_in_their_path_are_not_decayed(words, decayed):
-    variables = []
-    for path in PATHS:
-        layer, name = path.split("/")
-        with keras.name_scope(layer):
-            variables.append(keras.Variable([1.0], name=name))
+    variables = [harness.variable([1.0], path) for path in PATHS]
     coupled(exclude_from_decay=words).apply([ops.zeros(1)] * 4, variables)
     for variable in variables:
         wanted = 1 - RATE * DECAY if variable.path in decayed else 1.0
@@ -68,9 +64,8 @@ def lion(g, m, v, t):
 
 @pytest.mark.parametrize(("kind", "rule"), [("AdamW", adamw), ("Lion", lion)])
 def test_decay_outside_the_gradient(kind, rule):
-    with keras.name_scope("norm_0"):
-        norm = keras.Variable(np.ones((3, 2), "float32"), name="gamma")
-    kernel = keras.Variable(np.ones((3, 2), "float32"), name="kernel")
+    ones = np.ones((3, 2), "float32")
+    norm, kernel = harness.variable(ones, "norm_0/gamma"), harness.variable(ones)
     made = getattr(kp.optimizers, kind)(RATE, weight_decay=DECAY, exclude_from_decay=["norm"])
     optimizer = type(made).from_config(made.get_config())
     wanted = {variable.path: (np.ones((3, 2)), 0.0, 0.0) for variable in (kernel, norm)}
