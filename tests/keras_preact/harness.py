@@ -2,6 +2,7 @@
 gradients on any backend, and what every network must be able to do.
 """
 
+import itertools
 import json
 import re
 
@@ -82,6 +83,21 @@ def randomize(layer, seed=0):
         return rng.normal(size=weight.shape) * 0.5
 
     layer.set_weights([draw(weight) for weight in layer.weights])
+
+
+def kernels(layer) -> dict[str, np.ndarray]:
+    return {path: value for path, value in weights(layer).items() if path.endswith("kernel")}
+
+
+def check_distinct(kernels) -> None:
+    """Check that no two kernels are alike but for their sizes and deviations; those of
+    zeros alone do not count.
+    """
+    drawn = {path: kernel[kernel != 0] for path, kernel in kernels.items() if kernel.any()}
+    for (path, one), (other, two) in itertools.combinations(drawn.items(), 2):
+        size = min(one.size, two.size)
+        alike = np.allclose(one[:size] / one.std(), two[:size] / two.std())
+        assert not alike, (path, other)
 
 
 def variable(values, path="conv/kernel") -> keras.Variable:

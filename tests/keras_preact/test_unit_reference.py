@@ -139,12 +139,7 @@ def test_groups_and_base_width(groups, base_width, width):
     check(4, (2, 5, 6, 5), make={"base_width": base_width}, **options)
     unit = harness.unit_of(4, base_width=base_width, **options)
     unit.build((2, 5, 6, 5))
-    shapes = {
-        path: value.shape
-        for path, value in harness.weights(unit).items()
-        if path.endswith("kernel")
-    }
-    assert shapes == {
+    assert {path: value.shape for path, value in harness.kernels(unit).items()} == {
         "branch/conv_1/kernel": (1, 1, 5, width),
         "branch/conv_2/kernel": (3, 3, width // groups, width),
         "branch/conv_3/kernel": (1, 1, width, 16),

@@ -29,12 +29,11 @@ def first_gradients_and_losses(model, steps, learning_rate):
     before = harness.weights(model)
     losses = [float(model.train_on_batch(x, y))]
     norms = {}
-    for path, value in harness.weights(model).items():
-        if path.endswith("kernel"):
-            moved = (before[path] - value) / learning_rate
-            axes = tuple(range(1 if "_units/" in path else 0, moved.ndim))
-            norms[path] = np.sqrt((moved**2).sum(axes))
-            assert np.isfinite(norms[path]).all()
+    for path, value in harness.kernels(model).items():
+        moved = (before[path] - value) / learning_rate
+        axes = tuple(range(1 if "_units/" in path else 0, moved.ndim))
+        norms[path] = np.sqrt((moved**2).sum(axes))
+        assert np.isfinite(norms[path]).all()
     losses += [float(model.train_on_batch(x, y)) for _ in range(steps - 1)]
     assert 1 / 20 < norms["stem_conv/kernel"] / norms["head_classifier/kernel"] < 20
     return norms, losses
