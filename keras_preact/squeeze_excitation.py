@@ -4,11 +4,11 @@ import keras
 from keras import ops
 
 from keras_preact import initializers
-from keras_preact.layers import spatial
+from keras_preact.layers import chains, spatial
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-class SqueezeExcitation(keras.Layer):
+class SqueezeExcitation(chains.SameShape):
     """Multiplies every channel by a gate: `x * sigmoid(W_2 relu(W_1 mean(x) + b_1) +
     b_2)`.
 
@@ -67,9 +67,6 @@ class SqueezeExcitation(keras.Layer):
         last = self.data_format == "channels_last"
         gate = self.expand(self.reduce(ops.mean(x, axis=(1, 2) if last else (2, 3))))
         return x * (gate[:, None, None, :] if last else gate[:, :, None, None])
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
     def get_config(self):
         return super().get_config() | {

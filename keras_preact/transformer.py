@@ -6,11 +6,12 @@ import keras
 
 from keras_preact import blocks, initializers
 from keras_preact.arrangements import Arrangement
+from keras_preact.layers import chains
 from keras_preact.units import ResidualUnit
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-class TransformerUnit(keras.Layer):
+class TransformerUnit(chains.SameShape):
     """A layer of a transformer: `x + Attention(LN(x))`, then `x + MLP(LN(x))`; two
     `ResidualUnit`s.
 
@@ -119,9 +120,6 @@ class TransformerUnit(keras.Layer):
 
     def call(self, x, training=None):
         return self.mlp(self.attention(x, training=training), training=training)
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
     def get_config(self):
         attention, mlp = self.attention, self.mlp

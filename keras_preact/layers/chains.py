@@ -15,8 +15,15 @@ from keras_preact.layers.batch_norm import BatchNormalization
 from keras_preact.layers.spatial import PaddedConv2D
 
 
+class SameShape(keras.Layer):
+    """A layer whose output has the shape of its input."""
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
 @keras.saving.register_keras_serializable("keras_preact")
-class Shift(keras.Layer):
+class Shift(SameShape):
     """Adds one trained scalar, 0 at the start, to everything."""
 
     def build(self, input_shape):
@@ -25,12 +32,9 @@ class Shift(keras.Layer):
     def call(self, x):
         return x + self.bias
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
 
 @keras.saving.register_keras_serializable("keras_preact")
-class Scale(keras.Layer):
+class Scale(SameShape):
     """Multiplies everything by one trained scalar, 1 at the start."""
 
     def build(self, input_shape):
@@ -39,12 +43,9 @@ class Scale(keras.Layer):
     def call(self, x):
         return x * self.factor
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
 
 @keras.saving.register_keras_serializable("keras_preact")
-class StochasticDepth(keras.Layer):
+class StochasticDepth(SameShape):
     """Sets F(x) to 0 for a share of `rate` of the examples and multiplies the rest by
     `1 / (1 - rate)`, in training only.
 
@@ -68,9 +69,6 @@ class StochasticDepth(keras.Layer):
         shape = (ops.shape(x)[0], *[1] * (x.ndim - 1))
         kept = keras.random.uniform(shape, seed=self.seed_generator) < keep
         return x * ops.cast(ops.cast(kept, "float32") / keep, x.dtype)
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
     def get_config(self):
         return super().get_config() | {"rate": self.rate, "seed": self.seed}
@@ -116,7 +114,7 @@ NORMALIZATIONS: Mapping[str, Callable[[int, int], keras.Layer] | None] = Mapping
 )
 
 
-class _OverAxis1(keras.Layer):
+class _OverAxis1(SameShape):
     """Normalises axis 1: moves it to the end, and back.
 
     Keras' own layer normalisation does not work there on Torch, and its RMS
@@ -131,9 +129,6 @@ class _OverAxis1(keras.Layer):
 
     def call(self, inputs):
         return ops.moveaxis(super().call(ops.moveaxis(inputs, 1, -1)), -1, 1)
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
 
 class _LayerNormalizationOverAxis1(_OverAxis1, keras.layers.LayerNormalization):

@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from keras_preact import _checks, initializers
-from keras_preact.layers import spatial
+from keras_preact.layers import chains, spatial
 from keras_preact.models import base
 from keras_preact.models.network import image_shape
 from keras_preact.transformer import TransformerUnit
@@ -57,7 +57,7 @@ class Patches(keras.Layer):
 
 
 @keras.saving.register_keras_serializable("keras_preact")
-class Positions(keras.Layer):
+class Positions(chains.SameShape):
     """Adds a trained vector to each token, another one at each place.
 
     Args:
@@ -81,9 +81,6 @@ class Positions(keras.Layer):
 
     def call(self, x):
         return x + self.positions
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
     def get_config(self):
         return super().get_config() | {"seed": self.seed}
