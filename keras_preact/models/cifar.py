@@ -54,16 +54,15 @@ def resnet_cifar(
 
     Source: Sec. 4 and the appendix of arXiv 1603.05027; Sec. 4.2 of arXiv 1512.03385.
     """
-    shape = image_shape(input_shape, 32, options.get("data_format"))
-    defaults = {"name": f"cifar_resnet{depth}"}
+    options.setdefault("name", f"cifar_resnet{depth}")
     return _three_stages(
         depth,
         block,
         width_factor,
         stem="3x3",
         classes=classes,
-        input_shape=shape,
-        **defaults | options,
+        input_shape=image_shape(input_shape, 32, options.get("data_format")),
+        **options,
     )
 
 
@@ -128,13 +127,15 @@ def _three_stages(
             or shortcuts.get(options.get("shortcut", "identity")).projects
         )
         options["shape_shortcut"] = "projection" if projects else "zero_pad"
-    widths = [widen(width, width_factor) for width in WIDTHS]
-    return ResidualNetwork(
-        [Stage(width, units, strides) for width, strides in zip(widths, STRIDES, strict=True)],
-        stem_filters=widths[0],
-        block=block,
-        **options,
-    )
+    stages = _stages(width_factor, units)
+    return ResidualNetwork(stages, stem_filters=stages[0].filters, block=block, **options)
+
+
+def _stages(width_factor: float, units: int) -> list[Stage]:
+    return [
+        Stage(widen(width, width_factor), units, strides)
+        for width, strides in zip(WIDTHS, STRIDES, strict=True)
+    ]
 
 
 def wide_resnet(
@@ -171,10 +172,7 @@ def wide_resnet(
     units = _units_per_stage(depth, ("basic",), extra=4)["basic"]
     options.setdefault("name", f"wide_resnet{depth}_{width_factor:g}")
     return ResidualNetwork(
-        [
-            Stage(widen(width, width_factor), units, strides)
-            for width, strides in zip(WIDTHS, STRIDES, strict=True)
-        ],
+        _stages(width_factor, units),
         stem="3x3",
         stem_filters=WIDTHS[0],
         block="basic",
@@ -215,10 +213,7 @@ def fast_resnet(
         network has no shortcuts, and normalisation after the weights.
     """
     shape = image_shape(input_shape, 32, options.get("data_format"))
-    defaults = {
-        "name": f"fast_resnet{6 * units + 2}",
-        "downsampling": "max",
-    }
+    defaults = {"name": f"fast_resnet{6 * units + 2}", "downsampling": "max"}
     return ResidualNetwork(
         [Stage(widen(width, width_factor), units, 2) for width in FAST_WIDTHS],
         stem="whitening",
