@@ -62,24 +62,6 @@ class Structure:
         return _depth(self.block, [stage.units for stage in self.stages])
 
 
-def warn_of_missing_units(found: Structure) -> None:
-    """Warn if one stage has fewer units than in the known network with the others."""
-    units = tuple(stage.units for stage in found.stages)
-    known = {row for block, row in DEPTHS.values() if block == found.block}
-    if len(units) == 3:  # those for CIFAR have three equal stages
-        known = {(max(units),) * 3}
-    for row in () if units in known else sorted(known):
-        if len(row) != len(units) or sum(row) < sum(units):
-            continue
-        if sum(map(operator.ne, row, units)) == 1:
-            warnings.warn(
-                f"The weights have stages of {units} units; the nearest known network, ResNet-"
-                f"{_depth(found.block, row)}, has {row}. If the file was cut short, convert the "
-                "whole one.",
-                stacklevel=3,
-            )
-
-
 def _depth(block: str, units: Sequence[int]) -> int:
     return sum(units) * (3 if block == "bottleneck" else 2) + 2
 
@@ -92,8 +74,8 @@ class Family:
         title: Name for messages, with an owner: `"timm's ResNetV2"`.
         assumes: What the networks compute that their weights do not show.
         network: Our layers outside the units (`stem_conv`, `stem_norm`, `head_norm`,
-            `head_classifier`) to their names. Several names: all are read, and the last
-            is written.
+            `head_classifier`) to their names. Several names, separated by spaces: all
+            are read, and the last is written.
         unit_name: Function from the numbers of stage and unit, from 1, to the start of
             the names of its layers.
         unit: Our layers below a unit to the end of their names, see `unit_names`.
@@ -106,11 +88,13 @@ class Family:
         strides: Strides of the stages, which fix their number. None: any number, with
             stride 2 in all but the last.
         strided_unit: Unit of a stage that has the stride, see `Stage`.
+        image_size: Height and width of the images, if the source does not hold them.
+        model_name: Function from the structure to a name for the converted network.
     """
 
     title: str
     assumes: str
-    network: Mapping[str, str | Sequence[str]]
+    network: Mapping[str, str]
     unit_name: Callable[[int, int], str]
     unit: Mapping[str, str]
     numbers: re.Pattern
@@ -120,17 +104,23 @@ class Family:
     first_unit: Mapping[str, str] | None = None
     strides: tuple[int, ...] | None = None
     strided_unit: str = "first"
+    image_size: int = 224
+    model_name: Callable[[Structure], str | None] = lambda found: None
+
+    def matches(self, state: Mapping[str, Any]) -> bool:
+        """Whether names of weights are those of this family."""
+        outside = (
+            self.network[ours] + self.leaves[kind][0][1]
+            for ours, kind in (("stem_conv", "conv"), ("head_norm", "norm"))
+        )
+        return all(name in state for name in outside) and any(map(self.numbers.match, state))
 
     def entries(self, units: Sequence[int]) -> list[Entry]:
         """Return the table of names for a network with these numbers of units in its
         stages. Rows for weights that it lacks do no harm: one table serves both kinds
         of block, with and without biases.
         """
-        layers = [
-            (ours, name)
-            for ours, names in self.network.items()
-            for name in ([names] if isinstance(names, str) else names)
-        ]
+        layers = [(ours, name) for ours, names in self.network.items() for name in names.split()]
         for s, count in enumerate(units, 1):
             for u in range(1, count + 1):
                 below = self.first_unit if u == 1 and self.first_unit else self.unit
@@ -205,61 +195,67 @@ class Family:
         classes = None if top is None else len(state[top.theirs])
         return Structure(self.stages(filters, counts), block, stem_filters, channels, classes)
 
-    def build(
+    def convert(
         self,
-        found: Structure,
         state: Mapping[str, np.ndarray],
         *,
         input_shape: Sequence[int | None] | None,
         classes: int | None,
-        shape: Sequence[int | None],
-        check: Sample | None = None,
-        **options: Any,
+        check: Sample | None,
+        options: Mapping[str, Any],
+        shape: Sequence[int | None] | None = None,
     ) -> ResidualNetwork:
         """Build a network and load weights of this family.
 
         Args:
-            found: The structure of the weights.
             state: Names to arrays.
-            input_shape: Shape of its images. None: `shape`.
+            input_shape: Shape of its images. None: the source's.
             classes: Number of classes. None: as in the weights.
-            shape: Shape of the source's images, channels last.
             check: Images and the outputs that the network must have for them.
-            **options: Other options of `ResidualNetwork` and of its block. They replace
+            options: Other options of `ResidualNetwork` and of its block. They replace
                 the family's.
+            shape: Shape of the source's images, channels last. None: a file of weights,
+                which may be cut short, does not hold it.
 
         Raises:
             WeightsMismatch: for weights that do not fit the network.
             ValueError: for other outputs than those of `check`.
         """
+        found = self.structure(state)
+        if shape is None:
+            shape = (self.image_size, self.image_size, found.channels)
+            _warn_of_missing_units(found)
         infinite = [name for name, array in state.items() if not np.isfinite(array).all()]
         if infinite:
             raise ValueError(
                 f"Weights must be finite numbers. Received: NaN or infinity in {some(infinite)}. "
                 "The file is damaged, or its training diverged."
             )
-        known = found.classes is not None
+        new_top = found.classes is None and classes is not None
+        include_top = found.classes is not None or new_top
         block = self.block(found.block, options)
-        own = blocks.options_of(block)
-        options = {key: value for key, value in options.items() if key not in own}
         given = {
+            "name": self.model_name(found),
             **self.options,
             "stem_filters": found.stem_filters,
-            "block": block,
-            "include_top": known or classes is not None,
-            "pooling": None if known or classes is not None else "avg",
-            **options,
+            "include_top": include_top,
+            "pooling": None if include_top else "avg",
+            **{key: value for key, value in options.items() if key not in blocks.options_of(block)},
         }
         if input_shape is None:
             input_shape = in_format(shape, "channels_last", given.get("data_format"))
         model = ResidualNetwork(
-            found.stages, input_shape=input_shape, classes=classes or found.classes or 1, **given
+            found.stages,
+            block=block,
+            input_shape=input_shape,
+            classes=classes or found.classes or 1,
+            **given,
         )
         entries = self.entries([stage.units for stage in stages(model)])
         if model.logits is None:
             top = {entry.theirs for entry in entries if entry.ours.startswith(loading.CLASSIFIER)}
             state = {name: array for name, array in state.items() if name not in top}
-        loading.load(model, state, entries, new_classifier=not known and classes is not None)
+        loading.load(model, state, entries, new_classifier=new_top)
         if check is not None:
             self.compare(model, check)
         return model
@@ -347,6 +343,23 @@ class Family:
         return loading.extract(model, self.entries([stage.units for stage in stages(model)]))
 
 
+def _warn_of_missing_units(found: Structure) -> None:
+    """Warn if one stage has fewer units than in the known network with the others."""
+    units = tuple(stage.units for stage in found.stages)
+    known = {row for block, row in DEPTHS.values() if block == found.block}
+    if len(units) == 3:  # those for CIFAR have three equal stages
+        known = {(max(units),) * 3}
+    for row in () if units in known else sorted(known):
+        more = len(row) == len(units) and sum(row) > sum(units)
+        if more and sum(map(operator.ne, row, units)) == 1:
+            warnings.warn(
+                f"The weights have stages of {units} units; the nearest known network, ResNet-"
+                f"{_depth(found.block, row)}, has {row}. If the file was cut short, convert the "
+                "whole one.",
+                stacklevel=4,
+            )
+
+
 def some(names: Any) -> str:
     """Return the first names, for a message."""
     return ", ".join([*names][: loading.SHOWN]) or "none"
@@ -367,14 +380,20 @@ def stages(model: ResidualNetwork) -> list[Stage]:
     return [Stage(*stage) for stage in model.get_config()["stages"]]
 
 
-def variables_of(layers: Iterable[keras.Layer]) -> dict[str, keras.Variable]:
-    """Return the weights of layers by `LAYER/WEIGHT`, as Keras' libraries name them."""
-    return {f"{layer.name}/{weight.name}": weight for layer in layers for weight in layer.weights}
-
-
 def values_of(layers: Iterable[keras.Layer]) -> dict[str, np.ndarray]:
-    """Return the arrays of `variables_of`."""
-    return {name: ops.convert_to_numpy(each.value) for name, each in variables_of(layers).items()}
+    """Return the weights of layers by `LAYER/WEIGHT`, as Keras' libraries name them."""
+    return {
+        f"{layer.name}/{weight.name}": ops.convert_to_numpy(weight.value)
+        for layer in layers
+        for weight in layer.weights
+    }
+
+
+def assign(layers: Iterable[keras.Layer], values: Mapping[str, np.ndarray]) -> None:
+    """Assign what `values_of` returns."""
+    for layer in layers:
+        for weight in layer.weights:
+            weight.assign(values[f"{layer.name}/{weight.name}"])
 
 
 def in_format(

@@ -7,7 +7,6 @@ import pathlib
 import re
 import zipfile
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -20,11 +19,11 @@ from keras_preact.weights import layout
 from keras_preact.weights.family import (
     Family,
     Sample,
+    assign,
     in_format,
     some,
     stages,
     values_of,
-    variables_of,
 )
 
 #: Every convolution without a normalisation after it has a bias.
@@ -37,14 +36,12 @@ FAMILY = Family(
     unit=layout.unit_names("_preact_bn _1_conv _1_bn _2_conv _2_bn _3_conv _0_conv"),
     leaves=layout.KERAS_LEAVES,
     numbers=re.compile(r"conv(\d+)_block(\d+)_2_conv/"),
-    options=MappingProxyType(
-        {
-            "arrangement": arrangements.RAW_STEM,
-            "stem": "7x7_zero_padded",
-            "use_bias": "unless_norm",
-            "normalization": keras.layers.BatchNormalization(momentum=0.99, epsilon=1.001e-5),
-        }
-    ),
+    options={
+        "arrangement": arrangements.RAW_STEM,
+        "stem": "7x7_zero_padded",
+        "use_bias": "unless_norm",
+        "normalization": keras.layers.BatchNormalization(momentum=0.99, epsilon=1.001e-5),
+    },
     strided_unit="last",
     block_options={"stride_on": "3x3"},
 )
@@ -53,13 +50,11 @@ FAMILY = Family(
 FILTERS = (64, 128, 256, 512)
 
 #: Depth to their class.
-CLASSES = MappingProxyType(
-    {
-        50: keras.applications.ResNet50V2,
-        101: keras.applications.ResNet101V2,
-        152: keras.applications.ResNet152V2,
-    }
-)
+CLASSES = {
+    50: keras.applications.ResNet50V2,
+    101: keras.applications.ResNet101V2,
+    152: keras.applications.ResNet152V2,
+}
 
 _LAYERS = re.compile(
     r"conv1_(pad|conv)|pool1_(pad|pool)|conv\d+_block\d+_(preact_bn|preact_relu|0_conv|[123]_(conv|bn|relu|pad)|out)"
@@ -113,28 +108,22 @@ def from_keras_applications(
     state, found = (
         _of_model(source) if isinstance(source, keras.Model) else _of_file(pathlib.Path(source))
     )
-    if "conv1_conv/kernel" not in state or not any(map(FAMILY.numbers.match, state)):
+    if not FAMILY.matches(state):
         raise ValueError(
             "The source holds no ResNetV2 of keras.applications, with layers such as conv1_conv "
             f"and conv2_block1_2_conv. Received: {len(state)} weights, {some(state)}"
         )
-    structure = FAMILY.structure(state)
-    shape = in_format(
-        found.pop("input_shape", (224, 224, structure.channels)),
-        found.get("data_format", "channels_last"),
-        "channels_last",
-    )
-    # a network without classifier returns its maps, as theirs does by default
-    pooling = {} if structure.classes is not None or classes is not None else {"pooling": None}
-    given = pooling | found | options
-    return FAMILY.build(
-        structure,
+    shape = found.pop("input_shape", None)
+    if shape is not None:
+        shape = in_format(shape, found["data_format"], "channels_last")
+    return FAMILY.convert(
         state,
         input_shape=input_shape,
         classes=classes,
-        shape=shape,
         check=check,
-        **given,
+        # a network without classifier returns its maps, as theirs does by default
+        options={"pooling": None} | found | options,
+        shape=shape,
     )
 
 
@@ -159,7 +148,7 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
     >>> kp.weights.to_keras_applications(ours).get_layer("conv5_block3_out").output.shape
     (None, 2, 2, 2048)
     """
-    FAMILY.check(model)
+    state = FAMILY.extract(model)
     config, own = model.get_config(), stages(model)
     block = blocks.get(config["block"]).name
     depths = (depth for depth in CLASSES if FAMILY.stages(FILTERS, DEPTHS[depth][1]) == own)
@@ -186,9 +175,7 @@ def to_keras_applications(model: ResidualNetwork) -> keras.Model:
         classes=config["classes"],
         classifier_activation=keras.activations.get(config["classifier_activation"]),
     )
-    state = FAMILY.extract(model)
-    for name, weight in variables_of(theirs.layers).items():
-        weight.assign(state[name])
+    assign(theirs.layers, state)
     return keras.Model(theirs.inputs[0], theirs.outputs[0], name=model.name)
 
 

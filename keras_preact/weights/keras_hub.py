@@ -2,6 +2,7 @@
 from and to them.
 """
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +10,9 @@ from typing import Any
 import keras
 
 from keras_preact import arrangements, blocks
-from keras_preact.models.network import ResidualNetwork, Stage
+from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import layout, loading
-from keras_preact.weights.family import (
-    Family,
-    Sample,
-    Structure,
-    in_format,
-    stages,
-    values_of,
-    variables_of,
-)
+from keras_preact.weights.family import Family, Sample, assign, in_format, stages, values_of
 
 #: Our blocks and theirs.
 BLOCKS = {"basic": "basic_block", "bottleneck": "bottleneck_block"}
@@ -102,39 +95,25 @@ def from_keras_hub(
             f"Received: source={source!r}"
         )
     _check_kind(backbone)
-    top = source if source is not backbone else None
-    given = {
-        "name": source.name,
-        "data_format": backbone.data_format,
-        "dtype": backbone.dtype_policy,
-        "pooling": None if top is None else top.pooling,
-    }
-    if top is not None:
-        given["classifier_activation"] = top.activation
-    shape = in_format(backbone.image_shape, backbone.data_format, "channels_last")
-    rows = zip(
-        backbone.stackwise_num_filters,
-        backbone.stackwise_num_blocks,
-        backbone.stackwise_num_strides,
-        strict=True,
-    )
-    found = Structure(
-        stages=[Stage(*row) for row in rows],
-        block={theirs: ours for ours, theirs in BLOCKS.items()}[backbone.block_type],
-        stem_filters=backbone.input_conv_filters[0],
-        channels=shape[-1] or 1,
-        classes=None if top is None else top.num_classes,
-    )
-    layers = [*backbone.layers, *([] if top is None else [top.output_dense])]
-    state = values_of(layers)
-    return FAMILY.build(
-        found,
-        state,
+    layers, given = [*backbone.layers], {}
+    if source is not backbone:
+        layers.append(source.output_dense)
+        given = {"pooling": source.pooling, "classifier_activation": source.activation}
+    family = dataclasses.replace(FAMILY, strides=tuple(backbone.stackwise_num_strides))
+    return family.convert(
+        values_of(layers),
         input_shape=input_shape,
         classes=classes,
-        shape=shape,
         check=check,
-        **given | options,
+        options={
+            "name": source.name,
+            "data_format": backbone.data_format,
+            "dtype": backbone.dtype_policy,
+            "pooling": None,
+            **given,
+            **options,
+        },
+        shape=in_format(backbone.image_shape, backbone.data_format, "channels_last"),
     )
 
 
@@ -165,7 +144,7 @@ def to_keras_hub(model: ResidualNetwork) -> keras.Model:
     'ResNetImageClassifier'
     """
     hub = library()
-    FAMILY.check(model)
+    state = FAMILY.extract(model)
     _check_fits(model)
     config, rows = model.get_config(), stages(model)
     theirs = backbone = hub.models.ResNetBackbone(
@@ -192,9 +171,7 @@ def to_keras_hub(model: ResidualNetwork) -> keras.Model:
             name=model.name,
         )
         layers.append(theirs.output_dense)
-    state = FAMILY.extract(model)
-    for name, weight in variables_of(layers).items():
-        weight.assign(state[name])
+    assign(layers, state)
     return theirs
 
 

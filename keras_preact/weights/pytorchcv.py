@@ -14,7 +14,7 @@ import numpy as np
 from keras_preact import arrangements, blocks
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, layout
-from keras_preact.weights.family import Family, Sample, some, warn_of_missing_units
+from keras_preact.weights.family import Family, Sample, some
 
 
 def _family(stem: str, conv: str, strides: tuple[int, ...], stride_on: str) -> Family:
@@ -43,6 +43,8 @@ def _family(stem: str, conv: str, strides: tuple[int, ...], stride_on: str) -> F
         },
         strides=strides,
         block_options={"stride_on": stride_on},
+        image_size=32 if stem == "3x3" else 224,
+        model_name=lambda found: f"preresnet{found.depth}",
     )
 
 
@@ -54,7 +56,11 @@ IMAGENET_B = _family("7x7_normalized", ".conv", (1, 2, 2, 2), "3x3")
 
 def is_pytorchcv(state: Mapping[str, Any]) -> bool:
     """Whether names are those of a PreResNet of pytorchcv."""
-    return "features.post_activ.bn.weight" in state and any(map(CIFAR.numbers.match, state))
+    return _family_of(state) is not None
+
+
+def _family_of(state: Mapping[str, Any]) -> Family | None:
+    return next((family for family in (CIFAR, IMAGENET) if family.matches(state)), None)
 
 
 def from_pytorchcv(
@@ -111,23 +117,15 @@ def from_pytorchcv(
     Source: github.com/osmr/pytorchcv
     """
     state = files.torch_state(source)
-    if not is_pytorchcv(state):
+    family = _family_of(state)
+    if family is None:
         raise ValueError(
             "These are no weights of a PreResNet of pytorchcv, with names such as "
             "features.stage1.unit1.body.conv1.conv.weight and features.post_activ.bn.weight. They "
             f"are: {some(state)}"
         )
-    family, size = (CIFAR, 32) if "features.init_block.weight" in state else (IMAGENET, 224)
-    found = family.structure(state)
-    warn_of_missing_units(found)
-    return family.build(
-        found,
-        state,
-        input_shape=input_shape,
-        classes=classes,
-        shape=(size, size, found.channels),
-        check=check,
-        **{"name": f"preresnet{found.depth}"} | options,
+    return family.convert(
+        state, input_shape=input_shape, classes=classes, check=check, options=options
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from keras_preact import arrangements, blocks
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, layout
-from keras_preact.weights.family import Family, Sample, some, warn_of_missing_units
+from keras_preact.weights.family import Family, Sample, some
 
 
 def _family(standardize: bool, **options: Any) -> Family:
@@ -34,6 +34,9 @@ def _family(standardize: bool, **options: Any) -> Family:
         options={"arrangement": arrangements.RAW_STEM, **options},
         strides=(1, 2, 2, 2),
         block_options={"stride_on": "3x3", "standardize_weights": standardize},
+        model_name=lambda found: (
+            f"resnetv2_{found.depth}{f'x{found.stem_filters // 64}_bit' if standardize else ''}"
+        ),
     )
 
 
@@ -119,17 +122,8 @@ def from_timm(
             f"here. Received: one with {' and '.join(others)}"
         )
     family = BATCH if "norm.running_mean" in state else BIT
-    found = family.structure(state)
-    warn_of_missing_units(found)
-    width = f"x{found.stem_filters // 64}_bit" if family is BIT else ""
-    return family.build(
-        found,
-        state,
-        input_shape=input_shape,
-        classes=classes,
-        shape=(224, 224, found.channels),
-        check=check,
-        **{"name": f"resnetv2_{found.depth}{width}"} | options,
+    return family.convert(
+        state, input_shape=input_shape, classes=classes, check=check, options=options
     )
 
 

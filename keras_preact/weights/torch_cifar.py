@@ -27,7 +27,7 @@ import numpy as np
 from keras_preact import arrangements
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, layout
-from keras_preact.weights.family import Family, Sample, some, warn_of_missing_units
+from keras_preact.weights.family import Family, Sample, some
 
 #: What the names and shapes of the weights do not show.
 ASSUMES = (
@@ -44,7 +44,7 @@ CONTAINERS = Family(
         "stem_conv": "0",
         "stem_norm": "1.0.0",
         "head_norm": "4",
-        "head_classifier": ("8.1", "8"),
+        "head_classifier": "8.1 8",
     },
     unit_name=lambda stage, unit: f"{stage}.{unit - 1}",
     first_unit=layout.unit_names(".0 .2.0.0 .2.0.1 .2.0.3 .2.0.4 .2.0.6 .2.1.0"),
@@ -54,6 +54,8 @@ CONTAINERS = Family(
     options={"arrangement": "full_preactivation", "stem": "3x3"},
     strides=(1, 2, 2),
     block_options={"stride_on": "first"},
+    image_size=32,
+    model_name=lambda found: f"cifar_resnet{found.depth}",
 )
 ATTRIBUTES = Family(
     title="the PyTorch ports of the networks for CIFAR",
@@ -71,6 +73,8 @@ ATTRIBUTES = Family(
     },
     strides=(1, 2, 2),
     block_options={"stride_on": "3x3"},
+    image_size=32,
+    model_name=lambda found: f"cifar_resnet{found.depth}",
 )
 
 
@@ -80,12 +84,7 @@ def is_torch_cifar(state: Mapping[str, Any]) -> bool:
 
 
 def _family_of(state: Mapping[str, Any]) -> Family | None:
-    for family in (CONTAINERS, ATTRIBUTES):
-        layers = [family.network[name] for name in ("stem_conv", "head_norm")]
-        outside = all(f"{layer}.weight" in state for layer in layers)
-        if outside and any(map(family.numbers.match, state)):
-            return family
-    return None
+    return next((family for family in (CONTAINERS, ATTRIBUTES) if family.matches(state)), None)
 
 
 def from_torch_cifar(
@@ -145,16 +144,8 @@ def from_torch_cifar(
     if family is CONTAINERS:
         projects = "2.0.2.1.0.weight" in state
         family = _with_shortcut(family, "projection" if projects else "zero_pad")
-    found = family.structure(state)
-    warn_of_missing_units(found)
-    return family.build(
-        found,
-        state,
-        input_shape=input_shape,
-        classes=classes,
-        shape=(32, 32, found.channels),
-        check=check,
-        **{"name": f"cifar_resnet{found.depth}"} | options,
+    return family.convert(
+        state, input_shape=input_shape, classes=classes, check=check, options=options
     )
 
 
