@@ -4,6 +4,7 @@ libraries write them. Nothing in them is executed.
 
 import argparse
 import os
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ State = dict[str, np.ndarray]
 #: weights first, as in timm.
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
 #: Prefixes that torch.nn.DataParallel and torch.compile add to all names.
-WRAPPERS = ("module.", "_orig_mod.")
+_WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")
 #: Number of updates of a batch normalisation in Torch. No network computes with it.
 COUNTER = "num_batches_tracked"
 
@@ -68,7 +69,7 @@ def read_state(path: str | os.PathLike) -> State:
     state = READERS[path.suffix](path)
     if not state:
         raise ValueError(f"{str(path)!r} holds no weights.")
-    return {_unwrapped(name): _plain(array) for name, array in state.items()}
+    return {_WRAPPERS.sub("", name): as_array(array) for name, array in state.items()}
 
 
 def write_state(path: str | os.PathLike, state: Mapping[str, np.ndarray]) -> None:
@@ -193,7 +194,7 @@ def _read_torch(path: Path) -> State:
             f"{str(path)!r} holds no mapping of names to tensors, at the top or as "
             f"{', '.join(NESTED)}. It holds: {held}"
         )
-    return {str(name): as_array(tensor) for name, tensor in tensors.items()}
+    return {str(name): tensor for name, tensor in tensors.items()}
 
 
 def _state_within(content: Any) -> Mapping:
@@ -207,13 +208,15 @@ def _state_within(content: Any) -> Mapping:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """Return an array for an array or a tensor of Torch's. Fractions are float32: NumPy
-    has no bfloat16.
+    """Return an array for an array or a tensor of Torch's, in one of NumPy's own types
+    and with at least 32 bits for fractions.
     """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.float() if value.is_floating_point() else value).numpy()
-    return np.asarray(value)
+    array = np.asarray(value)
+    own = array.dtype.kind in "iub" or array.dtype in ("float32", "float64")
+    return array if own else array.astype("float32")
 
 
 #: Ending of a file to its reader.
@@ -226,18 +229,3 @@ READERS: Mapping[str, Callable[[Path], State]] = MappingProxyType(
         ".bin": _read_torch,
     }
 )
-
-
-def _unwrapped(name: str) -> str:
-    while wrapper := next((wrapper for wrapper in WRAPPERS if name.startswith(wrapper)), None):
-        name = name.removeprefix(wrapper)
-    return name
-
-
-def _plain(array: np.ndarray) -> np.ndarray:
-    """Return an array in one of NumPy's own types, with at least 32 bits for fractions."""
-    return (
-        array
-        if array.dtype.kind in "iub" or array.dtype in ("float32", "float64")
-        else array.astype("float32")
-    )

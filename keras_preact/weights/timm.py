@@ -35,7 +35,7 @@ def _family(standardize: bool, **options: Any) -> Family:
         strides=(1, 2, 2, 2),
         block_options={"stride_on": "3x3", "standardize_weights": standardize},
         model_name=lambda found: (
-            f"resnetv2_{found.depth}{f'x{found.stem_filters // 64}_bit' if standardize else ''}"
+            f"resnetv2_{found.depth}" + (f"x{found.stem_filters // 64}_bit" if standardize else "")
         ),
     )
 
