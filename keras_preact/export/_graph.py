@@ -8,7 +8,7 @@ one (`python -m keras_preact.export._graph`) and hands over the model in a file.
 import dataclasses
 import errno
 import importlib
-import json
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,6 @@ class Plan:
     max_pixels: int = MAX_PIXELS
     top_k: int = 1
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Plan":
-        fields = json.loads(text)
-        if fields["size"]:
-            fields["size"] = tuple(fields["size"])
-        if fields["preprocessing"]:
-            fields["preprocessing"] = Preprocessing(**fields["preprocessing"])
-        return cls(**fields)
-
 
 def write(model: keras.Model, plan: Plan, path: Path) -> None:
     """Write a SavedModel.
@@ -96,17 +84,17 @@ def write(model: keras.Model, plan: Plan, path: Path) -> None:
 
 def _write_elsewhere(model: keras.Model, plan: Plan, path: Path) -> None:
     """Write a SavedModel in another process, with Keras on TensorFlow."""
-    file = path.with_name("scores.keras")
+    file, pickled = path.with_name("scores.keras"), path.with_name("plan.pickle")
     model.save(file)
+    pickled.write_bytes(pickle.dumps(plan))
     modules = {type(layer).__module__ for layer in model._flatten_layers()} - {"__main__"}
     own = sorted(module for module in modules if module.split(".")[0] != "keras")
     _children.run(
-        ["-m", __name__, str(file), plan.to_json(), str(path), *own],
+        ["-m", __name__, str(file), str(pickled), str(path), *own],
         "Writing the SavedModel with Keras on TensorFlow",
         " Layers of your own must be registered (keras.saving.register_keras_serializable) by a "
         "module that can be imported, and run on TensorFlow.",
     )
-    file.unlink()
 
 
 def build(model: keras.Model, plan: Plan, path: Path) -> None:
@@ -215,7 +203,8 @@ def main(model: str, plan: str, path: str, *modules: str) -> None:
     """Write the SavedModel of a .keras file, whose layers `modules` register."""
     for module in modules:
         importlib.import_module(module)
-    build(keras.saving.load_model(model, compile=False), Plan.from_json(plan), Path(path))
+    network = keras.saving.load_model(model, compile=False)
+    build(network, pickle.loads(Path(plan).read_bytes()), Path(path))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ def write(version: Path, images: np.ndarray, folder: Path) -> None:
     file = folder / "calibration.npy"
     np.save(file, images)
     _children.run(["-m", __name__, str(version), str(file)], "Quantising the network with NNCF")
-    file.unlink()
 
 
 def main(version: str, file: str) -> None:
