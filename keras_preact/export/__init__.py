@@ -16,20 +16,18 @@ else:
     #: Name to its module, imported at first use: the server reads exports without Keras.
     _LATER = MappingProxyType(
         {
-            "save_litert": ("runtimes", "save_litert"),
-            "save_onnx": ("runtimes", "save_onnx"),
-            "ExportError": ("_children", "ExportError"),
-            "save": ("saved_model", "save"),
+            "save_litert": "runtimes",
+            "save_onnx": "runtimes",
+            "ExportError": "_children",
+            "save": "saved_model",
         }
     )
 
     def __getattr__(name: str):
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module, attribute = _LATER[name]
-        value = globals()[name] = getattr(
-            importlib.import_module(f"{__name__}.{module}"), attribute
-        )
+        module = importlib.import_module(f"{__name__}.{_LATER[name]}")
+        value = globals()[name] = getattr(module, name)
         return value
 
     def __dir__() -> list[str]:

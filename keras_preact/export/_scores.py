@@ -30,7 +30,6 @@ class Scores:
         gives_probabilities: Whether the classifier's own output is them.
         channels_first: Whether `probe` takes images with the channels first.
         takes_pixels: Whether a layer of the classifier normalises pixels.
-        smallest_size: Height and width of test images if the input has no fixed size.
     """
 
     core: keras.Model
@@ -39,7 +38,6 @@ class Scores:
     gives_probabilities: bool
     channels_first: bool
     takes_pixels: bool
-    smallest_size: int
 
     @property
     def classes(self) -> int:
@@ -52,8 +50,8 @@ class Scores:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """Shape of one test image."""
-        return tuple(self.smallest_size if n is None else n for n in self.input_shape)
+        """Shape of one test image. A free size is 64."""
+        return tuple(64 if n is None else n for n in self.input_shape)
 
     @property
     def dtypes(self) -> set[str]:
@@ -90,7 +88,6 @@ def take_apart(model: keras.Model) -> Scores:
         gives_probabilities=gives_probabilities,
         channels_first=False,
         takes_pixels=_takes_pixels(model),
-        smallest_size=64,
     )
 
 
@@ -114,7 +111,6 @@ def _of_unit_network(model: UnitNetwork) -> Scores:
         gives_probabilities=name in PROBABILITIES,
         channels_first=channels_first,
         takes_pixels=_takes_pixels(model),
-        smallest_size=64 if config.get("stem") == "7x7" else 32,
     )
 
 
