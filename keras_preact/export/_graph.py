@@ -10,6 +10,7 @@ import errno
 import importlib
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import keras
 
 from keras_preact.export import _children
 from keras_preact.export._flat import flat
-from keras_preact.export._images import MAX_PIXELS, Decoder, ensure
+from keras_preact.export._images import MAX_PIXELS, decoder, ensure
 from keras_preact.preprocessing import Preprocessing
 
 #: From images to scores, from images to embeddings, from image files to named classes.
@@ -164,21 +165,17 @@ def _check(images, shape: tuple):
     )
 
 
-def _decoder(plan: Plan, channels: int):
+def _decoder(plan: Plan, channels: int) -> Callable:
     """Return the function from image files to what the network takes."""
     import tensorflow as tf
 
     assert plan.size is not None
-    decoder = Decoder(plan.size, channels, plan.preprocessing, plan.max_pixels)
-
-    def decode(image_bytes):
-        images = decoder(image_bytes)
-        if plan.takes_pixels:
-            return images
-        assert plan.preprocessing is not None
-        return (images - tf.constant(plan.preprocessing.mean)) / tf.constant(plan.preprocessing.std)
-
-    return decode
+    decode = decoder(plan.size, channels, plan.preprocessing, plan.max_pixels)
+    if plan.takes_pixels:
+        return decode
+    assert plan.preprocessing is not None
+    mean, std = plan.preprocessing.mean, plan.preprocessing.std
+    return lambda image_bytes: (decode(image_bytes) - tf.constant(mean)) / tf.constant(std)
 
 
 def trace(function) -> Any:

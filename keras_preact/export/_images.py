@@ -5,9 +5,8 @@ A wrong file raises an InvalidArgumentError. If the graph raises it itself, the 
 for the client is between `<<` and `>>`.
 """
 
-import dataclasses
+from collections.abc import Callable
 
-from keras_preact import _checks
 from keras_preact.preprocessing import Preprocessing, resize_image
 
 #: Height times width of the largest image that is decoded.
@@ -69,119 +68,64 @@ def _count(file, mark: bytes, most: int):
     return tf.size(tf.strings.split(file, mark, maxsplit=most + 1)) - 1
 
 
-def _decode_png(file, channels):
-    """Return uint8 (height, width, channels)."""
-    import tensorflow as tf
-
-    if channels < 4:
-        return tf.io.decode_png(file, channels=channels)
-    # What is opaque in a file of fewer than 8 bits a channel, the decoder gives another value.
-    with_alpha = tf.io.decode_raw(tf.strings.substr(file, 25, 1), tf.uint8)[0] & 4 > 0
-    before_data = tf.strings.split(file, b"IDAT", maxsplit=1)[0]
-    return tf.cond(
-        with_alpha | (_count(before_data, b"tRNS", 1) > 0),
-        lambda: tf.io.decode_png(file, channels=4),
-        lambda: _opaque(tf.io.decode_png(file, channels=3)),
-    )
-
-
-def _decode_jpeg(file, channels):
-    """Return uint8 (height, width, channels)."""
-    import tensorflow as tf
-
-    if channels == 4:
-        return _opaque(tf.io.decode_jpeg(file, channels=3))
-    if channels == 3:
-        return tf.io.decode_jpeg(file, channels=3)
-    return tf.cond(
-        tf.image.extract_jpeg_shape(file)[2] == 4,  # the decoder turns CMYK into colours only
-        lambda: tf.image.rgb_to_grayscale(tf.io.decode_jpeg(file, channels=3)),
-        lambda: tf.io.decode_jpeg(file, channels=1),
-    )
-
-
-def _opaque(colours):
-    """Return uint8 (height, width, 4)."""
-    import tensorflow as tf
-
-    return tf.pad(colours, [[0, 0], [0, 0], [0, 1]], constant_values=255)
-
-
-@dataclasses.dataclass(frozen=True)
-class Decoder:
-    """Turns image files into the pixels that a network was evaluated on.
+def decoder(
+    size: tuple[int, int],
+    channels: int,
+    preprocessing: Preprocessing | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Callable:
+    """Return the function from image files to the pixels that a network was evaluated on:
+    from a string tensor `(n,)`, a file each, to pixels from 0 to 255, float32
+    `(n, height, width, channels)`.
 
     The files are PNG or JPEG, read as in training: of 16 bits per channel the upper 8
-    count, and with 1 or 3 channels transparency is dropped. With 4 channels, an image
-    without transparency is opaque. The orientation in a photograph's EXIF data is not
-    applied.
+    count, and transparency is dropped. The orientation in a photograph's EXIF data is
+    not applied. When it runs, the function raises an InvalidArgumentError for no image,
+    a file of another type, an image of no pixels or more than `max_pixels`, a damaged or
+    incomplete file, and a JPEG in CMYK for 1 channel.
 
     Args:
         size: Height and width of the result.
-        channels: 1, 3 or 4.
+        channels: 1 or 3.
         preprocessing: How images of another size are brought to it (`resize_image`).
             None: as a whole.
         max_pixels: Height times width of the largest image that is decoded.
-
-    Raises:
-        ValueError: for arguments other than these.
     """
+    import tensorflow as tf
 
-    size: tuple[int, int]
-    channels: int
-    preprocessing: Preprocessing | None = None
-    max_pixels: int = MAX_PIXELS
+    def decode_one(numbered):
+        number, file = numbered
+        name = tf.strings.join(["image ", tf.strings.as_string(number)])
+        file = _checked(file, name, max_pixels)
+        pixels = tf.io.decode_image(file, channels=channels, expand_animations=False)
+        return resize_image(tf.ensure_shape(pixels, [None, None, channels]), preprocessing, size)
 
-    def __post_init__(self) -> None:
-        height, width = self.size
-        _checks.positive_int(height, "size")
-        _checks.positive_int(width, "size")
-        _checks.one_of(self.channels, (1, 3, 4), "channels")
-        _checks.positive_int(self.max_pixels, "max_pixels")
-
-    def __call__(self, image_bytes):
-        """Return pixels from 0 to 255, float32 `(n, height, width, channels)`.
-
-        Args:
-            image_bytes: String tensor `(n,)`, a file each.
-
-        Raises:
-            InvalidArgumentError: (when it runs) for no image, a file of another type,
-                an image of no pixels or more than `max_pixels`, a damaged or
-                incomplete file.
-        """
-        import tensorflow as tf
-
+    def decode(image_bytes):
         with tf.device("/CPU:0"):  # where the operations of images are, all of them
             number = tf.shape(image_bytes)[0]
             image_bytes = ensure(number > 0, image_bytes, "image_bytes holds no image")
             # One at a time: the memory is that of one image, however many come.
             return tf.map_fn(
-                lambda numbered: self._decode(*numbered),
+                decode_one,
                 (tf.range(number), image_bytes),
-                fn_output_signature=tf.TensorSpec((*self.size, self.channels), tf.float32),
+                fn_output_signature=tf.TensorSpec((*size, channels), tf.float32),
                 parallel_iterations=1,
             )
 
-    def _decode(self, number, file):
-        """Return the pixels of one file, float32 (height, width, channels)."""
-        import tensorflow as tf
+    return decode
 
-        name = tf.strings.join(["image ", tf.strings.as_string(number)])
-        is_png, is_jpeg = (tf.strings.substr(file, 0, len(kind)) == kind for kind in (PNG, JPEG))
-        file = ensure(is_png | is_jpeg, file, name, " is no PNG or JPEG")
-        size = tf.cond(is_png, lambda: _png_size(file, name), lambda: _jpeg_size(file, name))
-        height, width = tf.unstack(tf.ensure_shape(size, [2]))
-        sides = (tf.strings.as_string(width), " x ", tf.strings.as_string(height))
-        words = [name, " is ", *sides, " pixels"]
-        file = ensure((height > 0) & (width > 0), file, *words)
-        # A quotient: the product could be too large for 64 bits.
-        small = height <= self.max_pixels // tf.maximum(width, 1)
-        file = ensure(small, file, *words, f"; at most {self.max_pixels} pixels are decoded")
-        pixels = tf.cond(
-            is_png,
-            lambda: _decode_png(file, self.channels),
-            lambda: _decode_jpeg(file, self.channels),
-        )
-        pixels = tf.ensure_shape(pixels, [None, None, self.channels])
-        return resize_image(pixels, self.preprocessing, self.size)
+
+def _checked(file, name, max_pixels: int):
+    """Return a file, or refuse it for what its header says."""
+    import tensorflow as tf
+
+    is_png, is_jpeg = (tf.strings.substr(file, 0, len(kind)) == kind for kind in (PNG, JPEG))
+    file = ensure(is_png | is_jpeg, file, name, " is no PNG or JPEG")
+    size = tf.cond(is_png, lambda: _png_size(file, name), lambda: _jpeg_size(file, name))
+    height, width = tf.unstack(tf.ensure_shape(size, [2]))
+    sides = (tf.strings.as_string(width), " x ", tf.strings.as_string(height))
+    words = [name, " is ", *sides, " pixels"]
+    file = ensure((height > 0) & (width > 0), file, *words)
+    # A quotient: the product could be too large for 64 bits.
+    small = height <= max_pixels // tf.maximum(width, 1)
+    return ensure(small, file, *words, f"; at most {max_pixels} pixels are decoded")

@@ -55,7 +55,7 @@ def save(
     - `predict_bytes`: from `image_bytes`, PNG or JPEG files as strings, to `classes`
       (names), `scores` and `indices` of the most probable, `(batch, top_k)`. The files
       are decoded, resized as `preprocessing` says, and normalised. The signature exists
-      only for images of 1, 3 or 4 channels, and if the size and the normalisation are
+      only for images of 1 or 3 channels, and if the size and the normalisation are
       known (from the model's own layer or from `preprocessing`).
 
     Images of another size, an empty batch, values that are not finite, damaged files
@@ -211,7 +211,7 @@ def _size_of_files(
     not take image files.
     """
     shape: Any = scores.input_shape
-    if len(shape) != 3 or shape[2] not in (1, 3, 4):
+    if len(shape) != 3 or shape[2] not in (1, 3):
         return None
     if preprocessing is None:
         return None if None in shape or not scores.takes_pixels else (shape[0], shape[1])

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from keras_preact.export._images import Decoder
+from keras_preact.export._images import decoder
 from tests.training import commands
 from training import predict
 
@@ -31,9 +31,9 @@ def save_model(path, core=darkness_and_halves, classes=CLASSES, preprocessing=No
     shape = tf.TensorSpec([None, 8, 8, 1], tf.float32, name="images")
     module.core = tf.function(core, input_signature=[shape])
     if decodes:
-        decoder = Decoder((8, 8), 1, preprocessing, max_pixels=1000)
+        decode = decoder((8, 8), 1, preprocessing, max_pixels=1000)
         files = tf.TensorSpec([None], tf.string)
-        module.decode = tf.function(decoder, input_signature=[files], autograph=False)
+        module.decode = tf.function(decode, input_signature=[files], autograph=False)
     tf.saved_model.save(module, str(path))
     (path.parent / "model_card.json").write_text(json.dumps({"classes": CLASSES}))
     (path / "assets.extra").mkdir(exist_ok=True)

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from keras_preact.export import _images
-from keras_preact.export._images import MAX_PIXELS, Decoder
+from keras_preact.export._images import MAX_PIXELS, decoder
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 from tests.keras_preact.export import image_files as files
 
@@ -22,17 +21,17 @@ tf = pytest.importorskip("tensorflow")
 
 
 @functools.cache
-def decoder(size=(12, 20), channels=3, preprocessing=None, max_pixels=MAX_PIXELS):
-    """A Decoder in a graph, as it is exported."""
+def function(size=(12, 20), channels=3, preprocessing=None, max_pixels=MAX_PIXELS):
+    """A decoder in a graph, as it is exported."""
     return tf.function(
-        Decoder(size, channels, preprocessing, max_pixels),
+        decoder(size, channels, preprocessing, max_pixels),
         input_signature=[tf.TensorSpec([None], tf.string, name="image_bytes")],
         autograph=False,
     )
 
 
 def decode(*data: bytes, **options) -> np.ndarray:
-    return decoder(**options)(tf.constant(list(data), tf.string)).numpy()
+    return function(**options)(tf.constant(list(data), tf.string)).numpy()
 
 
 def error(*data: bytes, **options) -> str:
@@ -74,35 +73,17 @@ KINDS = kinds()
 GOOD = KINDS["png rgb"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("channels", [1, 3])
-def test_as_the_training_decodes(kind, channels):
-    data = KINDS[kind]
-    found = decode(data, channels=channels)
-    assert found.dtype == np.float32
-    colours = channels if kind != "jpeg cmyk" else 3  # CMYK does not become gray there
-    want = tf.io.decode_image(data, channels=colours, expand_animations=False)
-    want = tf.image.rgb_to_grayscale(want) if colours > channels else want
-    np.testing.assert_array_equal(found[0], want)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if "jpeg" not in kind and "16" not in kind]
+)
 def test_as_pillow_decodes(kind):
-    """PNG files to the last bit. JPEG files and those of 16 bits, which Pillow decodes
-    otherwise, are opaque.
+    """To the last bit. Pillow decodes JPEG files and those of 16 bits otherwise: the
+    training's evaluation, below, has them too.
     """
-    data = KINDS[kind]
-    found = decode(data, channels=4)[0]
-    np.testing.assert_array_equal(found[..., :3], decode(data)[0])
-    if "jpeg" in kind or "16" in kind:
-        assert (found[..., 3] == 255).all()
-        return
-    image = Image.open(io.BytesIO(data))
-    rgba = np.asarray(image.convert("RGBA"))
-    np.testing.assert_array_equal(found, rgba)
-    assert ("alpha" in kind or "rgba" in kind) == (rgba[..., 3].min() < 255)
-    gray = np.asarray(Image.fromarray(rgba[..., :3]).convert("L"), "float32")
-    np.testing.assert_allclose(decode(data, channels=1)[0, ..., 0], gray, atol=1)
+    image = Image.open(io.BytesIO(KINDS[kind])).convert("RGBA").convert("RGB")
+    np.testing.assert_array_equal(decode(KINDS[kind])[0], np.asarray(image))
+    gray = decode(KINDS[kind], channels=1)
+    np.testing.assert_allclose(gray[0, ..., 0], image.convert("L"), atol=1)
 
 
 class TestRefused:
@@ -112,6 +93,7 @@ class TestRefused:
         for each in junk:
             assert error(GOOD, each) == "image 1 is no PNG or JPEG"
         assert error() == "image_bytes holds no image"
+        assert "not ours" in error(KINDS["jpeg cmyk"], channels=1)
 
     def test_images_without_pixels(self):
         assert error(files.png(0, 7, 8, 2, b"")) == "image 0 is 0 x 7 pixels"
@@ -138,14 +120,14 @@ class TestRefused:
     def test_large_images_before_they_are_decoded(self, monkeypatch):
         """A few KB can hold any size: what is refused takes no memory."""
 
-        def decode_png(file, channels):
+        def decode_image(*_, **__):
             raise AssertionError("decoded")
 
-        monkeypatch.setattr(_images, "_decode_png", decode_png)
+        monkeypatch.setattr(tf.io, "decode_image", decode_image)
         with pytest.raises(tf.errors.InvalidArgumentError, match="at most 239"):
-            Decoder((12, 20), 3, max_pixels=239)(tf.constant([GOOD]))
+            decoder((12, 20), 3, max_pixels=239)(tf.constant([GOOD]))
         with pytest.raises(AssertionError, match="decoded"):
-            Decoder((12, 20), 3)(tf.constant([GOOD]))
+            decoder((12, 20), 3)(tf.constant([GOOD]))
 
     def test_parts_that_take_long(self):
         """Texts in a PNG, scans in a progressive JPEG."""
@@ -213,7 +195,7 @@ def test_saved_and_frozen_it_refuses_the_same(tmp_path):
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     module = tf.Module()
-    module.decode = decoder()
+    module.decode = function()
     tf.saved_model.save(module, str(tmp_path))
     loaded = tf.saved_model.load(str(tmp_path))
     concrete = loaded.decode.get_concrete_function()
@@ -253,12 +235,3 @@ def test_the_same_pixels_as_in_the_training_s_evaluation(tmp_path):
     source = load(Data("folder", dir=tmp_path))
     want, _ = next(evaluation_batches(source, source.test, len(data), 28).as_numpy_iterator())
     np.testing.assert_array_equal(decode(*data, size=(28, 28), preprocessing=source.standard), want)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "received"),
-    [({"size": (0, 8)}, "size=0"), ({"channels": 2}, "channels=2"), ({"max_pixels": 0}, "=0")],
-)
-def test_bad_arguments(arguments, received):
-    with pytest.raises(ValueError, match=f"Received: .*{received}"):
-        Decoder(**{"size": (8, 8), "channels": 3} | arguments)
