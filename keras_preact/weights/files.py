@@ -186,7 +186,8 @@ def _read_torch(path: Path) -> State:
         raise ValueError(
             f"{str(path)!r} is damaged or no file of Torch's: {error or type(error).__name__}"
         ) from error
-    tensors = _state_within(content)
+    top: Mapping = content if isinstance(content, Mapping) else {}
+    tensors = next((top[key] for key in NESTED if isinstance(top.get(key), Mapping)), top)
     others = [name for name, value in tensors.items() if not isinstance(value, torch.Tensor)]
     if others or not tensors:
         held = ", ".join(map(str, others[:5])) if others else type(content).__name__
@@ -195,16 +196,6 @@ def _read_torch(path: Path) -> State:
             f"{', '.join(NESTED)}. It holds: {held}"
         )
     return {str(name): tensor for name, tensor in tensors.items()}
-
-
-def _state_within(content: Any) -> Mapping:
-    """Return the mapping of names to tensors in a file's content, or an empty one."""
-    if not isinstance(content, Mapping):
-        return {}
-    for key in NESTED:
-        if isinstance(content.get(key), Mapping):
-            return content[key]
-    return content
 
 
 def as_array(value: Any) -> np.ndarray:

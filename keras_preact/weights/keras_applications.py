@@ -223,25 +223,15 @@ def _of_file(path: pathlib.Path) -> Read:
             "The file must be a .keras, .h5 or .weights.h5 of a ResNetV2. Received: "
             f"source={str(path)!r}"
         )
-    try:
-        return _of_model(keras.saving.load_model(path, compile=False))
-    except RecursionError as error:
-        raise ValueError(
-            "The configuration in the file is nested too deeply: it is no ResNetV2. Received: "
-            f"source={str(path)!r}"
-        ) from error
+    return _of_model(keras.saving.load_model(path, compile=False))
 
 
 def _named_weights(file) -> dict[str, np.ndarray]:
     """Read weights as Keras 2 wrote them, by layer."""
-    names = [
-        (layer, name)
-        for layer in file.attrs["layer_names"]
-        for name in file[layer].attrs["weight_names"]
-    ]
     return {
         f"{layer}/{name.rsplit('/', 1)[-1].split(':')[0]}": file[layer][name][()]
-        for layer, name in names
+        for layer in file.attrs["layer_names"]
+        for name in file[layer].attrs["weight_names"]
     }
 
 
@@ -266,4 +256,4 @@ def _numbered_weights(path: pathlib.Path, layers) -> dict[str, np.ndarray]:
     classes = {"include_top": False} if top is None else {"classes": top.shape[1]}
     model = CLASSES[convolutions[count]](weights=None, input_tensor=keras.Input(image), **classes)
     model.load_weights(path)
-    return _of_model(model)[0]
+    return values_of(model.layers)

@@ -1,8 +1,5 @@
 """keras.applications' whole ResNetV2, here and back, and their files."""
 
-import json
-import zipfile
-
 import h5py
 import keras
 import numpy as np
@@ -57,12 +54,6 @@ def test_files(tmp_path, name):
     check_equal_weights(ours, kp.weights.from_keras_applications(theirs))
 
 
-def deep(path):
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("metadata.json", json.dumps({"keras_version": keras.__version__}))
-        file.writestr("config.json", "[" * 100_000 + "]" * 100_000)
-
-
 #: What is at a path, as a function that puts it there, and a word of the message.
 NO_NETWORKS = {
     "text.h5": (lambda path: path.write_text("weights"), "must be a .keras, .h5"),
@@ -70,7 +61,6 @@ NO_NETWORKS = {
         lambda path: applications().save_weights(path),
         "53, 104, 155 conv.* with 25",
     ),
-    "deep.keras": (deep, "nested too deeply"),
 }
 
 
