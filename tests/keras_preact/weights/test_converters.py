@@ -71,14 +71,8 @@ def test_outputs_and_the_way_back(name):
 #: Networks of timm whose weights have the names and shapes of those above, and the option of ours
 #: that computes the same, if there is one.
 LOOKALIKES = {
-    "activation": (
-        lambda: timm_nets.bottleneck(act_layer=nn.GELU),
-        {"activation": "gelu"},
-    ),
-    "stem": (
-        lambda: timm_nets.bottleneck(stem_type="fixed"),
-        {"stem": "7x7_zero_padded"},
-    ),
+    "activation": (lambda: timm_nets.bottleneck(act_layer=nn.GELU), {"activation": "gelu"}),
+    "stem": (lambda: timm_nets.bottleneck(stem_type="fixed"), {"stem": "7x7_zero_padded"}),
     "average pooling in projections": (lambda: timm_nets.bottleneck(avg_down=True), None),
     "kernels": (
         lambda: timm_nets.bit(conv_layer=timm_nets.create_conv2d),

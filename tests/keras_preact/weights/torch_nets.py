@@ -2,6 +2,8 @@
 released code's nesting and with the ports' attributes.
 """
 
+import collections
+
 import keras
 import numpy as np
 import pytest
@@ -56,16 +58,6 @@ class CAddTable(nn.Module):
         return sum(tensors)
 
 
-class Concat(nn.Sequential):
-    def forward(self, x):
-        return torch.cat([module(x) for module in self], 1)
-
-
-class Zero(nn.Module):
-    def forward(self, x):
-        return x * 0
-
-
 def conv(channels, filters, size, stride=1):
     return nn.Conv2d(channels, filters, size, stride, size // 2, bias=False)
 
@@ -75,11 +67,7 @@ def norm(channels):
 
 
 def containers(
-    units,
-    block="bottleneck",
-    shortcut="projection",
-    widths=(4, 8, 12),
-    linear=nn.Linear,
+    units, block="bottleneck", shortcut="projection", widths=(4, 8, 12), linear=nn.Linear
 ):
     """The released network as a tree of containers."""
     basic = block == "basic"
@@ -102,7 +90,8 @@ def containers(
                 elif shortcut == "projection":
                     path = nn.Sequential(conv(channels, out, 1, stride))
                 else:
-                    path = nn.Sequential(nn.AvgPool2d(1, stride), Concat(nn.Identity(), Zero()))
+                    padding = (0, 0, 0, 0, 0, out - channels)
+                    path = nn.Sequential(nn.AvgPool2d(1, stride), nn.ZeroPad3d(padding))
                 unit = [*first, ConcatTable(nn.Sequential(*branch), path), CAddTable()]
             stage.append(nn.Sequential(*unit))
             channels = out
@@ -120,49 +109,39 @@ class AttributesUnit(nn.Module):
 
     def __init__(self, channels, filters, block, stride):
         super().__init__()
-        basic = block == "basic"
-        sizes = (3, 3) if basic else (1, 3, 1)
-        widths = (filters, filters) if basic else (filters, filters, 4 * filters)
-        strided = 0 if basic else 1
-        changes = stride > 1 or channels != widths[-1]
-        self.downsample = (
-            nn.Sequential(conv(channels, widths[-1], 1, stride)) if changes else nn.Identity()
-        )
-        self.length = len(sizes)
-        for i, (size, width) in enumerate(zip(sizes, widths, strict=True)):
-            setattr(self, f"bn{i + 1}", nn.BatchNorm2d(channels))
-            stride_of_it = stride if i == strided else 1
-            setattr(self, f"conv{i + 1}", conv(channels, width, size, stride_of_it))
+        rows = [(3, filters, stride), (3, filters, 1)]
+        if block == "bottleneck":
+            rows = [(1, filters, 1), (3, filters, stride), (1, 4 * filters, 1)]
+        out = rows[-1][1]
+        changes = stride > 1 or channels != out
+        projection = nn.Sequential(conv(channels, out, 1, stride))
+        self.downsample = projection if changes else nn.Identity()
+        for i, (size, width, strides) in enumerate(rows, 1):
+            self.add_module(f"bn{i}", nn.BatchNorm2d(channels))
+            self.add_module(f"conv{i}", conv(channels, width, size, strides))
             channels = width
 
     def forward(self, x):
-        shortcut = self.downsample(x)
-        x = self.conv1(torch.relu(self.bn1(x)))
-        for i in range(2, self.length + 1):
-            x = getattr(self, f"conv{i}")(torch.relu(getattr(self, f"bn{i}")(x)))
-        return x + shortcut
+        shortcut, *layers = self.children()
+        residual = x
+        for norm, weight in zip(layers[::2], layers[1::2], strict=True):
+            residual = weight(torch.relu(norm(residual)))
+        return shortcut(x) + residual
 
 
-class Attributes(nn.Module):
+def attributes(units, block="bottleneck"):
     """The network of the PyTorch ports."""
-
-    def __init__(self, units, block="bottleneck"):
-        super().__init__()
-        channels, expansion = 4, 4 if block == "bottleneck" else 1
-        self.conv1 = conv(3, channels, 3)
-        for s, filters in enumerate((4, 8, 12), 1):
-            stage = []
-            for u in range(units):
-                stride = 2 if s > 1 and u == 0 else 1
-                stage.append(AttributesUnit(channels, filters, block, stride))
-                channels = filters * expansion
-            setattr(self, f"layer{s}", nn.Sequential(*stage))
-        self.bn = nn.BatchNorm2d(channels)
-        self.fc = nn.Linear(channels, 10)
-
-    def forward(self, x):
-        x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
-        return self.fc(torch.relu(self.bn(x)).mean((2, 3)))
+    channels, parts = 4, {"conv1": conv(3, 4, 3)}
+    for s, filters in enumerate((4, 8, 12), 1):
+        stage = nn.Sequential()
+        for u in range(units):
+            stage.append(AttributesUnit(channels, filters, block, 2 if s > 1 and u == 0 else 1))
+            channels = filters * (4 if block == "bottleneck" else 1)
+        parts[f"layer{s}"] = stage
+    parts |= {"bn": nn.BatchNorm2d(channels), "relu": nn.ReLU(), "pool": nn.AdaptiveAvgPool2d(1)}
+    return nn.Sequential(
+        collections.OrderedDict(parts, flat=nn.Flatten(), fc=nn.Linear(channels, 10))
+    )
 
 
 #: A replica of every kind, small.
@@ -171,6 +150,6 @@ CIFAR = {
     "basic": lambda: containers(3, "basic", "zero_pad", (8, 16, 32)),
     "basic with projections": lambda: containers(2, "basic"),
     "linear in a container": lambda: containers(1, "basic", linear=linear_in_a_container),
-    "attributes, bottleneck": lambda: Attributes(2),
-    "attributes, basic": lambda: Attributes(2, "basic"),
+    "attributes, bottleneck": lambda: attributes(2),
+    "attributes, basic": lambda: attributes(2, "basic"),
 }
