@@ -108,14 +108,10 @@ class TestRefused:
             assert error(KINDS[kind], max_pixels=239) == message
             assert decode(KINDS[kind], max_pixels=240).shape == (1, 12, 20, 3)
 
-    @pytest.mark.parametrize(
-        ("width", "height"), [(2**31 - 1, 2**31 - 1), (MAX_PIXELS + 1, 1), (1, MAX_PIXELS + 1)]
-    )
-    def test_sizes_in_a_png(self, width, height):
-        message = error(GOOD, files.png(width, height, 8, 2, b""))
-        assert (
-            message == f"image 1 is {width} x {height} pixels; at most 50000000 pixels are decoded"
-        )
+    def test_sizes_whose_product_is_beyond_64_bits(self):
+        size = 2**31 - 1
+        message = f"image 1 is {size} x {size} pixels; at most 50000000 pixels are decoded"
+        assert error(GOOD, files.png(size, size, 8, 2, b"")) == message
 
     def test_large_images_before_they_are_decoded(self, monkeypatch):
         """A few KB can hold any size: what is refused takes no memory."""
