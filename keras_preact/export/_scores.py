@@ -72,46 +72,47 @@ def take_apart(model: keras.Model) -> Scores:
             "use keras.Model(inputs, outputs), or give the Sequential model a keras.Input. "
             f"Received: model={model!r}"
         )
+    served = model
     if isinstance(model, UnitNetwork):
-        return _of_unit_network(model)
-    if len(model.inputs) != 1 or len(model.outputs) != 1 or len(model.outputs[0].shape) != 2:
-        shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
-        raise ValueError(
-            "The model must have one input, and one output of shape (batch, classes). Received: "
-            f"{len(model.inputs)} inputs and {len(model.outputs)} outputs of the shapes {shapes}"
-        )
-    logits, activation, gives_probabilities = _find_logits(model)
+        served = _with_channels_last(model)
+        logits, activation, gives_probabilities = _logits_of_network(model)
+    else:
+        logits, activation, gives_probabilities = _find_logits(model)
+    served_logits = logits if served is model else served.logits
     return Scores(
-        core=_with_features(model.inputs[0], logits),
+        core=keras.Model(served.inputs[0], [served_logits, _origin(served_logits)[1]]),
         probe=keras.Model(model.inputs[0], [logits, model.outputs[0]]),
         activation=activation,
         gives_probabilities=gives_probabilities,
-        channels_first=False,
-        takes_pixels=_takes_pixels(model),
+        channels_first=served is not model,
+        takes_pixels=any(
+            isinstance(layer, keras.layers.Normalization | keras.layers.Rescaling)
+            for layer in model.layers
+        ),
     )
 
 
-def _of_unit_network(model: UnitNetwork) -> Scores:
+def _with_channels_last(model: UnitNetwork) -> UnitNetwork:
+    """Return a copy that takes images as clients have them, and TensorFlow on a CPU; the
+    network itself if it does.
+    """
+    config = model.get_config()
+    if config["data_format"] != "channels_first" or len(model.input_shape) != 4:
+        return model
+    channels, *size = config["input_shape"]
+    return changed_copy(model, input_shape=[*size, channels], data_format="channels_last")
+
+
+def _logits_of_network(model: UnitNetwork):
+    """Return what `_find_logits` does, for a network of this package."""
     if model.logits is None:
         raise ValueError(
             "The model has no classifier, so there are no logits to export: build it with "
             f"include_top=True. Received: {model.name!r} with include_top=False"
         )
-    config = model.get_config()
-    channels_first = config["data_format"] == "channels_first" and len(model.input_shape) == 4
-    exported = model
-    if channels_first:  # clients have the channels last, and TensorFlow needs them so on a CPU
-        channels, *size = config["input_shape"]
-        exported = changed_copy(model, input_shape=[*size, channels], data_format="channels_last")
-    name = config["classifier_activation"]
-    return Scores(
-        core=_with_features(exported.inputs[0], exported.logits),
-        probe=keras.Model(model.inputs[0], [model.logits, model.outputs[0]]),
-        activation=name if name in PROBABILITIES else "softmax",
-        gives_probabilities=name in PROBABILITIES,
-        channels_first=channels_first,
-        takes_pixels=_takes_pixels(model),
-    )
+    name = model.get_config()["classifier_activation"]
+    known = name in PROBABILITIES
+    return model.logits, name if known else "softmax", known
 
 
 def in_dtype(model: keras.Model, dtype: str, error: str) -> UnitNetwork:
@@ -125,29 +126,26 @@ def in_dtype(model: keras.Model, dtype: str, error: str) -> UnitNetwork:
     return changed_copy(model, dtype=dtype)
 
 
-def _with_features(images, logits) -> keras.Model:
-    return keras.Model(images, [logits, _origin(logits)[1]])
-
-
 def _find_logits(model: keras.Model):
     """Return the logits of a model that ends in a dense layer as a Keras tensor, the
     activation and whether the output is probabilities.
     """
+    if len(model.inputs) != 1 or len(model.outputs) != 1 or len(model.outputs[0].shape) != 2:
+        shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
+        raise ValueError(
+            "The model must have one input, and one output of shape (batch, classes). Received: "
+            f"{len(model.inputs)} inputs and {len(model.outputs)} outputs of the shapes {shapes}"
+        )
     last, source = _origin(model.outputs[0])
+    name = _activation_name(last)
     if isinstance(last, keras.layers.Dense):
-        name = _activation_name(last)
         if name == "linear":
             return model.outputs[0], "softmax", False
         if name in PROBABILITIES:
             return _linear_copy(last)(source), name, True
-    elif isinstance(last, keras.layers.Softmax | keras.layers.Activation):
-        name = _activation_name(last)
+    elif name in PROBABILITIES:
         before = _origin(source)[0]
-        if (
-            name in PROBABILITIES
-            and isinstance(before, keras.layers.Dense)
-            and _activation_name(before) == "linear"
-        ):
+        if isinstance(before, keras.layers.Dense) and _activation_name(before) == "linear":
             return source, name, True
     raise ValueError(
         "The model must end in a Dense layer whose output is the logits: one without activation, "
@@ -166,7 +164,8 @@ def _origin(tensor):
 def _activation_name(layer: keras.Layer) -> str:
     if isinstance(layer, keras.layers.Softmax):
         return "softmax" if layer.axis in (-1, 1) else "other"
-    return getattr(layer.activation, "__name__", "other")
+    dense = isinstance(layer, keras.layers.Dense | keras.layers.Activation)
+    return getattr(layer.activation, "__name__", "other") if dense else "other"
 
 
 def _linear_copy(layer: keras.layers.Dense) -> keras.layers.Dense:
@@ -176,10 +175,3 @@ def _linear_copy(layer: keras.layers.Dense) -> keras.layers.Dense:
     copy.build(layer.kernel.shape[:-1])
     copy.set_weights(layer.get_weights())
     return copy
-
-
-def _takes_pixels(model: keras.Model) -> bool:
-    return any(
-        isinstance(layer, keras.layers.Normalization | keras.layers.Rescaling)
-        for layer in model.layers
-    )

@@ -214,15 +214,13 @@ def _size_of_files(
     if len(shape) != 3 or shape[2] not in (1, 3):
         return None
     if preprocessing is None:
-        return None if None in shape or not scores.takes_pixels else (shape[0], shape[1])
+        return None if None in shape or not scores.takes_pixels else shape[:2]
     if len(preprocessing.mean) not in (1, shape[2]):
         raise ValueError(
             f"`preprocessing` must hold a mean and a std for each of the model's {shape[2]} "
             f"channels. Received: {preprocessing}"
         )
-    if None in shape:
-        return preprocessing.size, preprocessing.size
-    return shape[0], shape[1]
+    return (preprocessing.size, preprocessing.size) if None in shape else shape[:2]
 
 
 def _requests(
