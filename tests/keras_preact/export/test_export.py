@@ -22,9 +22,9 @@ from keras_preact.export import (
     _warmup,
     saved_model,
 )
+from tests.keras_preact import harness
 from tests.keras_preact.export import image_files
 from tests.keras_preact.export.networks import grouped, stacked_with_dropout, two_stages
-from tests.keras_preact.harness import randomize
 
 tf = pytest.importorskip("tensorflow")
 
@@ -67,7 +67,7 @@ class Export:
     def __init__(self, name, folder):
         build, self.activation, self.preprocessing = MODELS[name]
         self.model = build()
-        randomize(self.model)
+        harness.randomize(self.model)
         self.input_shape = self.model.input_shape[1:]
         shape = (3, *(n or 12 for n in self.input_shape))
         self.pixels = np.random.default_rng(0).integers(0, 256, shape, dtype="uint8")
@@ -121,11 +121,9 @@ def test_outputs_are_those_of_the_model(export):
     kernel, bias = export.model.get_weights()[-2:]
     logits = features["features"] @ kernel + bias
     probabilities = _scores.PROBABILITIES[export.card["activation"]](logits)
-    close = {"rtol": 0, "atol": 1e-5 * max(1, np.abs(logits).max())}
-    np.testing.assert_allclose(scores["logits"], logits, **close)
-    np.testing.assert_allclose(scores["probabilities"], probabilities, **close)
-    wanted = logits if export.activation == "linear" else probabilities
-    np.testing.assert_allclose(own, wanted, **close)
+    harness.close(scores["logits"], logits)
+    harness.close(scores["probabilities"], probabilities)
+    harness.close(own, logits if export.activation == "linear" else probabilities)
 
 
 @pytest.mark.backend
@@ -149,27 +147,17 @@ def test_every_weight_once_and_operations_that_any_server_has(export):
 
 def test_signatures(export):
     """Names, dtypes and shapes in the file are those in the card."""
-    in_file = {
-        name: {
-            side: {key: [spec.dtype.name, spec.shape.as_list()] for key, spec in specs.items()}
-            for side, specs in (
-                ("inputs", serve.structured_input_signature[1]),
-                ("outputs", serve.structured_outputs),
-            )
-        }
-        for name, serve in export.loaded.signatures.items()
-    }
-    in_card = {
-        name: {
-            side: {key: [spec["dtype"], spec["shape"]] for key, spec in specs.items()}
-            for side, specs in sides.items()
-        }
-        for name, sides in export.card["signatures"].items()
-    }
-    assert in_file == in_card
+    card, served = export.card["signatures"], export.loaded.signatures
     names = ["serving_default", "features", "predict_bytes"]
-    assert [*in_card] == names[: 3 if len(export.input_shape) == 3 else 2]
-    spec = export.card["signatures"]["serving_default"]["inputs"]["images"]
+    assert [*card] == names[: 3 if len(export.input_shape) == 3 else 2]
+    assert card.keys() == served.keys()
+    for name, serve in served.items():
+        inputs, outputs = serve.structured_input_signature[1], serve.structured_outputs
+        for side, specs in (("inputs", inputs), ("outputs", outputs)):
+            in_card = {key: (one["dtype"], one["shape"]) for key, one in card[name][side].items()}
+            in_file = {key: (one.dtype.name, one.shape.as_list()) for key, one in specs.items()}
+            assert in_card == in_file
+    spec = card["serving_default"]["inputs"]["images"]
     assert spec["range"] == ([0, 255] if export.takes_pixels else [-2, 2])
 
 
@@ -184,9 +172,8 @@ def test_image_files(export):
         images = COLOURS.normalize(export.pixels)
     scores = export(images=images)["probabilities"]
     highest = -np.sort(-scores, axis=-1)[:, :3]
-    np.testing.assert_allclose(named["scores"], highest, rtol=0, atol=1e-4)
-    found = np.take_along_axis(scores, named["indices"], -1)
-    np.testing.assert_allclose(found, highest, rtol=0, atol=1e-4)
+    harness.close(named["scores"], highest, 1e-4)
+    harness.close(np.take_along_axis(scores, named["indices"], -1), highest, 1e-4)
     names = [[DIGITS[i] for i in row] for row in named["indices"]]
     assert named["classes"].astype(str).tolist() == names
 
@@ -253,10 +240,9 @@ def test_tensorflow_alone_serves_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     model = two_stages(width=8, block=kp.blocks.Bottleneck(groups=4), input_shape=(8, 8, 3))
     path = kp.export.save(model, tmp_path / "m", classes=DIGITS, fold_batch_norm=False)
-    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
+    images = harness.images(2, 8, 8, 3)
     found = _check.replay(path, {"two": images}, tmp_path)
-    own = model.predict(images, verbose=0)
-    np.testing.assert_allclose(found["two/logits"], own, atol=1e-5)
+    harness.close(found["two/logits"], model.predict(images, verbose=0))
 
 
 # --- finding the logits, folding
@@ -266,15 +252,14 @@ def test_channels_first_is_served_channels_last():
     model = kp.models.resnet_cifar(
         8, width_factor=0.25, input_shape=(1, 12, 8), data_format="channels_first"
     )
-    randomize(model)
+    harness.randomize(model)
     scores = _scores.take_apart(model)
     images = _check.samples(scores)
     assert images.shape == (3, 12, 8, 1)
     calibration = np.moveaxis(images, -1, 1)
     np.testing.assert_array_equal(saved_model._check_calibration(calibration, scores), images)
     logits = keras.ops.convert_to_numpy(scores.core(images, training=False)[0])
-    close = {"rtol": 0, "atol": 1e-5 * max(1, np.abs(logits).max())}
-    np.testing.assert_allclose(_check.expected(scores, images)["logits"], logits, **close)
+    harness.close(_check.expected(scores, images)["logits"], logits)
 
 
 @pytest.mark.parametrize(
@@ -289,12 +274,11 @@ def test_channels_first_is_served_channels_last():
 def test_logits_of_other_models(last, activation, gives_probabilities):
     scores = _scores.take_apart(sequential(*last))
     assert (scores.activation, scores.gives_probabilities) == (activation, gives_probabilities)
-    x = np.random.default_rng(0).normal(size=(5, 6)).astype("float32")
+    x = harness.images(5, 6)
     wanted = _check.expected(scores, x)
     logits = keras.ops.convert_to_numpy(scores.core(x)[0])
-    np.testing.assert_allclose(logits, wanted["logits"], atol=1e-6)
-    probabilities = _scores.PROBABILITIES[activation](logits)
-    np.testing.assert_allclose(probabilities, wanted["probabilities"], atol=1e-6)
+    harness.close(logits, wanted["logits"], 1e-6)
+    harness.close(_scores.PROBABILITIES[activation](logits), wanted["probabilities"], 1e-6)
 
 
 def test_probabilities_of_extreme_logits():
@@ -320,22 +304,20 @@ def test_folded_networks_give_the_same(arrangement, options):
     folded = re.compile(r"^$" if options.get("block") is STANDARDIZED else FOLDED_IN[arrangement])
     options = options | {"arrangement": arrangement, "shape_shortcut": "projection"}
     model = two_stages(stacked=True, width=8, input_shape=(8, 8, 3), **options)
-    randomize(model)
+    harness.randomize(model)
     core = _scores.take_apart(model).core
     before = model.get_weights()
-    images = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype("float32")
-    wanted = [output.numpy() for output in core(images, training=False)]
+    images = harness.images(4, 8, 8, 3)
+    wanted = core(images, training=False)
     flat = _flat.flat(core, fold=True)
     kept = {
         layer.path for layer in flat.layers if isinstance(layer, keras.layers.BatchNormalization)
     }
     norms = {path.rsplit("/", 1)[0] for path in kp.weights.named(model) if path.endswith("/gamma")}
     assert len(kept) == len([path for path in norms if not folded.search(path)])
-    outputs = [output.numpy() for output in flat(images, training=False)]
-    for output, own in zip(outputs, wanted, strict=True):
-        np.testing.assert_allclose(output, own, rtol=0, atol=1e-5 * max(1, np.abs(own).max()))
-    for array, own in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(array, own)
+    for output, own in zip(flat(images, training=False), wanted, strict=True):
+        harness.close(output, own)
+    np.testing.assert_equal(model.get_weights(), before)
 
 
 def test_nested_models_are_unrolled():
@@ -352,13 +334,11 @@ def test_nested_models_are_unrolled():
     read_twice = keras.layers.Conv2D(3, 1)(inputs)
     x = read_twice + keras.layers.BatchNormalization()(read_twice)
     model = keras.Model(inputs, keras.layers.Dense(3)(both([network(x), network(x[:, :, ::-1])])))
-    randomize(model)
+    harness.randomize(model)
     flat = _flat.flat(model, fold=True)
     assert not [layer for layer in flat.layers if isinstance(layer, kp.UnitStack)]
-    images = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype("float32")
-    own = model(images, training=False).numpy()
-    close = {"rtol": 0, "atol": 1e-5 * max(1, np.abs(own).max())}
-    np.testing.assert_allclose(flat(images, training=False).numpy(), own, **close)
+    images = harness.images(4, 8, 8, 3)
+    harness.close(flat(images, training=False), model(images, training=False))
 
 
 # --- 16 and 8 bits
@@ -368,7 +348,7 @@ def test_nested_models_are_unrolled():
 def labelled():
     """A network, images, and the labels that it gives them."""
     model = two_stages(stacked=True, width=8, input_shape=(8, 8, 1), mean=[77.0], std=[95.0])
-    randomize(model)
+    harness.randomize(model)
     images = np.random.default_rng(1).uniform(0, 255, (40, 8, 8, 1)).astype("float32")
     return model, images, model.predict(images, verbose=0).argmax(-1)
 
@@ -414,8 +394,7 @@ def test_mixed_precision_is_exported_in_float32(labelled, tmp_path, monkeypatch)
     path = kp.export.save(mixed, tmp_path / "m", classes=DIGITS)
     loaded = tf.saved_model.load(str(path))  # has the variables
     logits = loaded.core(tf.constant(images))["logits"]
-    want = model.predict(images, verbose=0)
-    np.testing.assert_allclose(logits, want, rtol=0, atol=1e-5 * np.abs(want).max())
+    harness.close(logits, model.predict(images, verbose=0))
 
 
 @pytest.mark.process
@@ -432,10 +411,8 @@ def test_int8(labelled, tmp_path, monkeypatch):
         mixed, images, labels, tmp_path / "m", "int8", calibration_images=images[:8]
     )
     assert card["calibration_images"] == 8
-    logits = model.predict(images, verbose=0)
-    close = {"rtol": 0, "atol": 1e-5 * np.abs(logits).max()}
     outputs = loaded.core(tf.constant(images))
-    np.testing.assert_allclose(outputs["logits"], logits, **close)
+    harness.close(outputs["logits"], model.predict(images, verbose=0))
     assert str(_directory.INT8) in card["files"]
     found = in_this_process(tmp_path / "m/1", {"0": images}, tmp_path, "int8")
     for name, values in outputs.items():

@@ -16,9 +16,9 @@ import keras_preact as kp
 from keras_preact import atomic
 from keras_preact.export import _check, _children, _graph, _replay, _scores
 from keras_preact.export.runtimes import TARGETS, save_litert, save_onnx
+from tests.keras_preact import harness
 from tests.keras_preact.export import one_process
 from tests.keras_preact.export.networks import grouped, stacked_with_dropout
-from tests.keras_preact.harness import randomize
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -65,7 +65,7 @@ def file(request, child, tmp_path_factory):
     name, kind = request.param
     build, shape = MODELS[name]
     model = build()
-    randomize(model)
+    harness.randomize(model)
     before = model.get_weights()
     path = tmp_path_factory.mktemp("files") / "new" / f"digits{TARGETS[kind].suffix}"
     with pytest.MonkeyPatch.context() as patch:
@@ -73,8 +73,7 @@ def file(request, child, tmp_path_factory):
         patch.setattr(_check, "compare", lambda *_: {})  # below, and closer
         preprocessing = PREPROCESSING if name == "stacked" else None
         assert SAVE[kind](model, path, classes=DIGITS, preprocessing=preprocessing) == path
-    for was, is_now in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(was, is_now)
+    np.testing.assert_equal(model.get_weights(), before)
     images = np.random.default_rng(0).uniform(0, 1, (5, *shape)).astype("float32")
     images *= 255 if name == "stacked" else 1
     if name == "any size":
@@ -94,13 +93,12 @@ def file(request, child, tmp_path_factory):
 def test_outputs_are_those_of_the_model(file):
     probabilities = _scores.PROBABILITIES[file.activation](file.logits.astype("float64"))
     serve = _replay.RUNTIMES[file.kind](str(file.path))
-    close = {"rtol": 0, "atol": 1e-5 * max(1, np.abs(file.logits).max())}
     for n in (1, 2, 5):
         outputs = serve(file.images[:n])
         assert outputs.keys() == {"logits", "probabilities"}
         assert {value.dtype for value in outputs.values()} == {np.dtype("float32")}
-        np.testing.assert_allclose(outputs["logits"], file.logits[:n], **close)
-        np.testing.assert_allclose(outputs["probabilities"], probabilities[:n], **close)
+        harness.close(outputs["logits"], file.logits[:n])
+        harness.close(outputs["probabilities"], probabilities[:n])
 
 
 def test_form_and_metadata(file):

@@ -62,10 +62,8 @@ def test_outputs_and_the_way_back(name):
         assert ours.name == back.name == theirs.name
         check_same(theirs, back, *sizes)
         back = dict(enumerate(back.get_weights()))
-    assert back.keys() == weights.keys()
-    for key, array in weights.items():
-        assert back[key].dtype == array.dtype
-        np.testing.assert_array_equal(back[key], array, str(key))
+    np.testing.assert_equal(back, weights)
+    assert all(back[key].dtype == array.dtype for key, array in weights.items())
 
 
 #: Networks of timm whose weights have the names and shapes of those above, and the option of ours

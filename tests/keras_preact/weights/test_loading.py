@@ -36,12 +36,6 @@ def random_state(model, seed=3) -> dict[str, np.ndarray]:
     }
 
 
-def check_equal(one, other):
-    assert one.keys() == other.keys()
-    for path, value in one.items():
-        np.testing.assert_array_equal(value, other[path], path)
-
-
 @pytest.mark.backend
 @pytest.mark.parametrize("stacked", [False, True])
 def test_load_and_extract(stacked):
@@ -49,11 +43,11 @@ def test_load_and_extract(stacked):
     state = random_state(model)
     loading.load(model, state, same_names(model))
     single = harness.weights(kp.models.unstack(model))
-    check_equal({f"their/{path}": value for path, value in single.items()}, state)
-    check_equal(loading.extract(model, same_names(model)), state)
+    np.testing.assert_equal({f"their/{path}": value for path, value in single.items()}, state)
+    np.testing.assert_equal(loading.extract(model, same_names(model)), state)
     before, path = values(model), "stage1_unit3/branch/conv_1/kernel"
     loading.named(model)[path].assign(np.ones(before[path].shape, "float32"))
-    check_equal(values(model), before | {path: np.ones(before[path].shape, "float32")})
+    np.testing.assert_equal(values(model), before | {path: np.ones(before[path].shape, "float32")})
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -73,7 +67,7 @@ def test_missing_left_over_and_other_shapes_change_nothing(stacked):
         with pytest.raises(loading.WeightsMismatch, match=model.name) as error:
             loading.load(model, wrong, entries)
         assert (error.value.missing, error.value.left_over, error.value.shapes) == found
-        check_equal(values(model), before)
+        np.testing.assert_equal(values(model), before)
 
 
 def test_extract_loses_nothing():
@@ -103,7 +97,7 @@ def test_a_stem_of_other_channels(channels):
             for net, n in ((source, 3), (model, channels))
         ]
         np.testing.assert_allclose(outputs[1], outputs[0], atol=2e-5)
-    check_equal(values(source) | {"stem_conv/kernel": own}, values(model))
+    np.testing.assert_equal(values(source) | {"stem_conv/kernel": own}, values(model))
 
 
 def test_a_classifier_of_other_classes_keeps_its_weights():
@@ -112,10 +106,10 @@ def test_a_classifier_of_other_classes_keeps_its_weights():
     state = loading.extract(source, same_names(source))
     own = {path: value for path, value in values(model).items() if "classifier" in path}
     loading.load(model, state, same_names(source))
-    check_equal(values(model), values(source) | own)
+    np.testing.assert_equal(values(model), values(source) | own)
     # a source without one
     state = {name: value for name, value in state.items() if "classifier" not in name}
     with pytest.raises(loading.WeightsMismatch, match="2 missing: head_classifier/kernel"):
         loading.load(model, state, same_names(model))
     loading.load(model, state, same_names(model), new_classifier=True)
-    check_equal(values(model), values(source) | own)
+    np.testing.assert_equal(values(model), values(source) | own)
