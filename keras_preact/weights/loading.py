@@ -45,18 +45,17 @@ class Place:
 
 def assign(values: Mapping[Place, np.ndarray]) -> None:
     """Assign to many places. Each variable is written once."""
-    whole: dict[int, np.ndarray] = {}
-    variables = {id(place.variable): place.variable for place in values}
+    stacked: dict[int, tuple[keras.Variable, np.ndarray]] = {}
     for place, value in values.items():
-        key = id(place.variable)
+        variable = place.variable
         if place.index is None:
-            whole[key] = value
-        else:
-            if key not in whole:
-                whole[key] = np.array(ops.convert_to_numpy(place.variable.value))
-            whole[key][place.index] = value
-    for key, value in whole.items():
-        variables[key].assign(ops.convert_to_tensor(value, variables[key].dtype))
+            variable.assign(value)
+            continue
+        if id(variable) not in stacked:
+            stacked[id(variable)] = variable, np.array(ops.convert_to_numpy(variable.value))
+        stacked[id(variable)][1][place.index] = value
+    for variable, array in stacked.values():
+        variable.assign(array)
 
 
 def named(model: keras.Model) -> dict[str, Place]:
@@ -194,11 +193,7 @@ def load(
             values[path] = value
         elif path == STEM and own[:2] + own[3:] == value.shape[:2] + value.shape[3:]:
             values[path] = of_other_channels(value, own[2])
-        elif (
-            path.startswith(CLASSIFIER) and value.ndim == len(own) and own[:-1] == value.shape[:-1]
-        ):
-            continue
-        else:
+        elif not (path.startswith(CLASSIFIER) and own[:-1] == value.shape[:-1]):
             shapes[path] = (own, array.shape)
     if missing or left_over or shapes:
         raise WeightsMismatch(
