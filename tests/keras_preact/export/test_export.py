@@ -365,18 +365,15 @@ def save_labelled(model, images, labels, path, precision, **options):
     )
     card = json.loads((path / "assets.extra/model_card.json").read_text())
     assert card["precision"] == precision
-    accuracy = card["check"]["accuracy"]
-    assert accuracy.keys() == {"images", "model", precision, "max_loss"}
-    assert accuracy["images"] == 40
-    return tf.saved_model.load(str(path)), card, accuracy
+    return tf.saved_model.load(str(path)), card
 
 
 def test_bfloat16(labelled, tmp_path, monkeypatch):
     """Half the bytes, and float32 out."""
     monkeypatch.setattr(_check, "replay", in_this_process)
-    loaded, _, accuracy = save_labelled(*labelled, tmp_path / "m", "bfloat16")
+    loaded, card = save_labelled(*labelled, tmp_path / "m", "bfloat16")
     model, images, _ = labelled
-    assert accuracy["model"] == 1
+    assert card["check"]["accuracy"]["model"] == 1
     size = sum(file.stat().st_size for file in tmp_path.rglob("*.data*"))
     assert size < 0.6 * sum(4 * int(np.prod(weight.shape)) for weight in loaded.weights)
     outputs = loaded.core(tf.constant(images))
@@ -407,7 +404,7 @@ def test_int8(labelled, tmp_path, monkeypatch):
     monkeypatch.setattr(_check, "replay", in_this_process)
     model, images, labels = labelled
     mixed = kp.transfer.changed_copy(model, dtype="mixed_bfloat16")
-    loaded, card, _ = save_labelled(
+    loaded, card = save_labelled(
         mixed, images, labels, tmp_path / "m", "int8", calibration_images=images[:8]
     )
     assert card["calibration_images"] == 8
