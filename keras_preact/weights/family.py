@@ -151,8 +151,7 @@ class Family:
         """Read the structure of a network from its weights.
 
         Raises:
-            ValueError: if a weight is missing that every such network has, or a width
-                does not fit the block.
+            ValueError: if a weight is missing that every such network has.
         """
         units: dict[int, set[int]] = {}
         for match in filter(None, map(self.numbers.match, state)):
@@ -178,18 +177,8 @@ class Family:
             return entry.transform.to_ours(state[entry.theirs]).shape
 
         block = "bottleneck" if "stage1_unit1/branch/conv_3/kernel" in known else "basic"
-        last, expansion = (3, 4) if block == "bottleneck" else (2, 1)
-        filters = []
-        for s in range(1, len(counts) + 1):
-            paths = [f"stage{s}_unit1/branch/conv_{i}/kernel" for i in (1, last)]
-            inside, outside = (kernel(path)[-1] for path in paths)
-            if outside != inside * expansion:
-                raise ValueError(
-                    f"A {block} block returns {expansion} times the {inside} channels inside it. "
-                    f"Received: {known[paths[0]].theirs!r} and after it a weight with {outside} "
-                    "channels"
-                )
-            filters.append(inside)
+        numbers = range(1, len(counts) + 1)
+        filters = [kernel(f"stage{s}_unit1/branch/conv_1/kernel")[-1] for s in numbers]
         *_, channels, stem_filters = kernel(loading.STEM)
         top = known.get("head_classifier/bias")
         classes = None if top is None else len(state[top.theirs])

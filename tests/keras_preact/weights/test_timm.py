@@ -73,7 +73,10 @@ def without(state, start):
         (lambda state: without(state, "stem"), r"no weights of a timm ResNetV2"),
         (lambda state: without(state, "stages.3"), r"4 stages\. Received: weights of 3"),
         (lambda state: without(state, "stages.1.blocks.0.conv1.weight"), r"conv1\.weight.*lack"),
-        (lambda state: state | {"stages.1.blocks.0.conv2.weight": WIDE}, "weight with 65 channels"),
+        (
+            lambda state: state | {"stages.1.blocks.0.conv2.weight": WIDE},
+            r"here and \(65, 64, 3, 3\)",
+        ),
     ],
 )
 def test_other_weights(change, message):
