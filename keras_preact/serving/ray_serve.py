@@ -27,13 +27,14 @@ except ImportError as error:
         f"({error})"
     ) from error
 
-#: Settings of the process that listens: here that is Ray's own.
-_OF_THE_LISTENER = {"host", "port", "header_seconds"}
+#: Settings of the process that listens, which is Ray's proxy here.
+_OF_THE_PROXY = ("host", "port", "header_seconds")
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
-class Replicas:
-    """How many processes serve, and the resources that Ray reserves for each.
+class Replicas(Settings):
+    """The settings of a server, how many processes serve, and the resources that Ray
+    reserves for each.
 
     Raises:
         ValueError: for a value that cannot work.
@@ -48,15 +49,6 @@ class Replicas:
         1.0, "cores of each; its computations have as many threads by default"
     )
     num_gpus: Annotated[float, Field(ge=0)] = option(0.0, "GPUs of each")
-
-    @pydantic.model_validator(mode="after")
-    def _check_most(self):
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
-            raise ValueError(
-                f"`max_replicas` must be at least replicas={self.replicas}. Received: "
-                f"max_replicas={self.max_replicas}"
-            )
-        return self
 
 
 class ModelServer:
@@ -99,10 +91,10 @@ def build(options: Mapping[str, Any]) -> serve.Application:
 
     Args:
         options: `directory`, which all machines must see under the same path, and any
-            other setting of `Settings` and `Replicas` by name; strings are converted.
-            `versions` may be "all". The proxy in front has Ray's own settings (`serve
-            start --http-host --http-port`). The environment variable
-            `KERAS_PREACT_TOKEN` holds the `token`, if it is not given.
+            other setting of `Replicas` by name; strings are converted. `versions` may
+            be "all". Ray's proxy has its own settings (`serve start --http-host
+            --http-port`). The environment variable `KERAS_PREACT_TOKEN` holds the
+            `token`, if it is not given.
 
     Raises:
         ValueError: for an unknown option, or a value that cannot work.
@@ -112,32 +104,18 @@ def build(options: Mapping[str, Any]) -> serve.Application:
         >>> options = {"directory": "saved_models", "replicas": 2, "num_cpus": 4}
         >>> serve.run(build(options))  # doctest: +SKIP
     """
-    of_replicas = {field.name for field in dataclasses.fields(Replicas)}
-    known = {field.name for field in dataclasses.fields(Settings)} - _OF_THE_LISTENER | of_replicas
+    known = {one.name: one for one in dataclasses.fields(Replicas) if one.name not in _OF_THE_PROXY}
     for name in options:
-        _checks.lookup(dict.fromkeys(known), name, "option")
-    if "directory" not in options:
-        raise ValueError(
-            "`directory` must be given: the folder of models. Received: "
-            f"{', '.join(options) or 'nothing'}"
-        )
-
-    replicas = read(Replicas, {k: v for k, v in options.items() if k in of_replicas})
-    settings = read(Settings, {k: v for k, v in options.items() if k not in of_replicas})
+        _checks.lookup(known, name, "option")
+    given = read(Replicas, options)
     settings = dataclasses.replace(
-        settings,
+        given,
         # replicas have working directories of their own
-        directory=settings.directory.absolute(),
+        directory=given.directory.absolute(),
         # Ray's proxy listens, and the default of this setting is for a local server
-        allowed_hosts=settings.allowed_hosts or "*",
-        threads=settings.threads or max(1, int(replicas.num_cpus)),
+        allowed_hosts=given.allowed_hosts or "*",
+        threads=given.threads or max(1, int(given.num_cpus)),
     )
-    number: dict[str, Any] = {"num_replicas": replicas.replicas}
-    if replicas.max_replicas is not None:
-        limits = {"min_replicas": replicas.replicas, "max_replicas": replicas.max_replicas}
-        number = {
-            "autoscaling_config": limits | {"target_ongoing_requests": replicas.target_requests}
-        }
     deployment = serve.deployment(
         serve.ingress()(ModelServer),
         name="keras_preact",
@@ -146,7 +124,11 @@ def build(options: Mapping[str, Any]) -> serve.Application:
         max_ongoing_requests=settings.max_requests,
         max_queued_requests=settings.max_requests,
         graceful_shutdown_timeout_s=settings.deadline_seconds + settings.drain_seconds,
-        ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
-        **number,
+        ray_actor_options={"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus},
+        autoscaling_config={
+            "min_replicas": settings.replicas,
+            "max_replicas": settings.max_replicas or settings.replicas,
+            "target_ongoing_requests": settings.target_requests,
+        },
     )
     return deployment.bind(settings)

@@ -135,7 +135,7 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
         ValueError: for a value that cannot work, in one line.
     """
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
-    if token and kind is Settings:
+    if token:
         values = {"token": token} | dict(values)
     try:
         return kind(**values)
@@ -144,9 +144,9 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
         if "error" in first.get("ctx", {}):  # from a class's own check
             raise ValueError(str(first["ctx"]["error"])) from None
         name = str(first["loc"][0])
+        message = f"`{name}`: {first['msg']}."
         if name == "token":  # not repeated
-            raise ValueError(
-                "`token` must be printable ASCII characters without spaces, at least one."
-            ) from None
-        message = f"`{name}`: {first['msg']}. Received: {name}={first['input']!r}"
+            message = "`token` must be printable ASCII characters without spaces, at least one."
+        elif name in values:
+            message += f" Received: {name}={values[name]!r}"
         raise ValueError(message) from None

@@ -57,7 +57,8 @@ def test_options(build, monkeypatch):
     deployment, settings = build(directory="/models", **text)
     assert (settings.directory, settings.max_requests) == (Path("/models"), 7)
     assert (settings.versions, settings.threads, settings.token) == (None, 4, "secret")
-    assert deployment.num_replicas == 2
+    scaling = deployment._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas) == (2, 2)
     assert deployment.max_ongoing_requests == deployment.max_queued_requests == 7
     assert deployment.ray_actor_options["num_cpus"] == 4
     deployment, settings = build(directory="/models", max_replicas=3, num_cpus=0.5, token="other")
@@ -70,9 +71,10 @@ def test_options(build, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "`directory` must be given"),
+        ({"replicas": 2}, "`directory`: "),
+        ({"directory": "m", "port": 1}, "Unknown option"),
         ({"directory": "m", "replica": 2}, "Unknown option. Did you mean 'replicas'"),
-        ({"directory": "m", "replicas": 3, "max_replicas": 2}, "at least replicas=3"),
+        ({"directory": "m", "replicas": 3, "max_replicas": 2}, "max_replicas"),
     ],
 )
 def test_bad_options(build, options, message):
