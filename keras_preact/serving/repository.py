@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,27 +58,13 @@ class Version:
         level = logging.INFO if code == "OK" else logging.WARNING
         log.log(level, "%s version %d: %s. %s", *fields.values(), state, message, extra=fields)
 
-    @contextlib.contextmanager
-    def lend(self) -> Iterator[Servable]:
-        assert self.servable is not None
-        self.leases += 1
-        try:
-            yield self.servable
-        finally:
-            self.leases -= 1
-            if not self.leases:
-                self.unused.set()
-
     async def close(self) -> None:
         """Close the servable after its last lease. No new one may begin."""
         assert self.servable is not None
         while self.leases:
             self.unused.clear()
             await self.unused.wait()
-        try:
-            await self.servable.close()
-        except Exception:
-            log.exception("%s version %d could not be closed properly", self.model, self.version)
+        await self.servable.close()
         self.servable = None
         self.enter("END")
 
@@ -120,30 +104,27 @@ class Repository:
         self._closing: set[asyncio.Task] = set()
         self._stopping = asyncio.Event()
         self._poller: asyncio.Task | None = None
-        self._thread = ThreadPoolExecutor(1, "keras-preact-repository")
 
     async def start(self) -> None:
         """Begin to follow the directory; return when each version to be served was
         loaded, or failed.
         """
-        tried = asyncio.Event()
-        self._poller = asyncio.create_task(self._poll(tried))
-        await tried.wait()
+        await self._update()
+        self._poller = asyncio.create_task(self._poll())
 
     async def stop(self) -> None:
         """Lend nothing more, and close everything; after `settings.drain_seconds`,
         leave what is in use to its last lease.
         """
         self._stopping.set()
-        for name in self._models:
-            self._keep(name, set())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_seconds):
-                if self._poller:  # a load cannot be interrupted; what it brings is closed at once
+                if self._poller:  # a load cannot be interrupted
                     await asyncio.wait([self._poller])
+                for name in self._models:
+                    self._keep(name, set())
                 while self._closing:
                     await asyncio.wait(self._closing)
-        self._thread.shutdown(wait=False)
 
     @contextlib.contextmanager
     def lease(self, name: str, version: int | None = None) -> Iterator[Servable]:
@@ -156,21 +137,25 @@ class Repository:
         """
         if self._stopping.is_set():
             raise Unavailable("The server is stopping.")
-        available = self.available(name)
-        if version in available or (available and version is None):
-            number = available[-1] if version is None else version
-            with self._models[name][number].lend() as servable:
-                yield servable
-            return
-        for one in self.status(name):
-            if version in (None, one.version):
-                if one.state == "LOADING":
-                    raise Unavailable(f"Model {name!r} is being loaded.")
-                if version is None or one.error_code != "OK":
-                    raise Unavailable(f"Model {name!r} is not available; its status says why.")
-        raise NotFound(
-            f"Model {name!r} is served in the versions {available}. Received: version {version}"
-        )
+        found = [one for one in self.status(name) if version in (None, one.version)]
+        available = [one for one in found if one.state == "AVAILABLE"]
+        if available:
+            one = available[-1]
+            assert one.servable is not None
+            one.leases += 1
+            try:
+                yield one.servable
+            finally:
+                one.leases -= 1
+                if not one.leases:
+                    one.unused.set()
+        elif any(one.state == "LOADING" or one.error_code != "OK" for one in found):
+            raise Unavailable(f"Model {name!r} is not available, or not yet; its status says why.")
+        else:
+            raise NotFound(
+                f"Model {name!r} is served in the versions {self.available(name)}. Received: "
+                f"version {version}"
+            )
 
     def labelled(self, name: str, label: str) -> int:
         """Return the number of the version that has a label.
@@ -188,13 +173,8 @@ class Repository:
         return labels[label]
 
     def names(self) -> list[str]:
-        """Return the names of the models, in order; without those that are drained."""
-        drained = {("UNLOADING", "OK"), ("END", "OK")}
-        return [
-            name
-            for name, versions in sorted(self._models.items())
-            if any((one.state, one.error_code) not in drained for one in versions.values())
-        ]
+        """Return the names of the models, in order."""
+        return sorted(self._models)
 
     def status(self, name: str) -> list[Version]:
         """Return a model's versions, in their order. Those that were never wanted are
@@ -203,10 +183,9 @@ class Repository:
         Raises:
             NotFound: if there is no such model.
         """
-        names = self.names()
-        if name not in names:
+        if name not in self._models:
             name = shortened(name)
-            hint = _checks.nearest(name, names) if names else "There is none now."
+            hint = _checks.nearest(name, self.names()) if self._models else "There is none now."
             raise NotFound(f"Unknown model. {hint} Received: {name!r}")
         return [version for _, version in sorted(self._models[name].items())]
 
@@ -227,28 +206,22 @@ class Repository:
             if one.state == "AVAILABLE" and one.servable
         ]
 
-    async def _poll(self, tried: asyncio.Event) -> None:
+    async def _poll(self) -> None:
         while not self._stopping.is_set():
-            try:
-                await self._update()
-            except Exception:
-                log.exception(
-                    "the directory of models could not be followed; the next attempt comes soon"
-                )
-            tried.set()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.poll_seconds):
-                    await self._stopping.wait()
+                await asyncio.wait_for(self._stopping.wait(), self._settings.poll_seconds)
+                return
+            await self._update()
 
     async def _update(self) -> None:
         """Bring what is loaded to what is in the directory now."""
-        problems = []
+        problems, directory = [], self._settings.directory
         try:
-            folders = await self._in_thread(models, self._settings.directory)
+            folders = await asyncio.to_thread(models, directory)
             for name in sorted(folders.keys() | self._models.keys()):
                 try:
-                    await self._update_model(name, folders.get(name))
-                except OSError as error:
+                    await self._update_model(name, folders.get(name, directory / name))
+                except Exception as error:  # the other models are followed
                     problems.append(f"{name}: {error}")
         except OSError as error:
             problems.append(str(error))
@@ -257,13 +230,11 @@ class Repository:
             log.warning("models could not be read, and stay as they are: %s", complaint)
         self._complaint = complaint
 
-    async def _update_model(self, name: str, folder: Path | None) -> None:
-        paths = await self._in_thread(versions_in, folder) if folder else {}
-        wanted, count = list(paths), len(paths)
-        if folder and paths:
-            policy = await self._in_thread(version_policy.read, folder / version_policy.FILE)
-            wanted, count = policy.select(paths, self._settings.versions)
-            self._labels[name] = policy.version_labels
+    async def _update_model(self, name: str, folder: Path) -> None:
+        paths = await asyncio.to_thread(versions_in, folder)
+        policy = await asyncio.to_thread(version_policy.read, folder / version_policy.FILE)
+        wanted, count = policy.select(paths, self._settings.versions)
+        self._labels[name] = policy.version_labels
         versions = self._models.setdefault(name, {})
         kept: set[int] = set()
         for number in sorted(wanted, reverse=True):
@@ -287,27 +258,22 @@ class Repository:
         """Load a version, unless these very files failed before. The status quotes no
         other library.
         """
-        files = await self._in_thread(files_of, path)
+        files = await asyncio.to_thread(files_of, path)
         if files == version.failed_files or self._stopping.is_set():
             return
         version.enter("LOADING")
-        began = time.monotonic()
         version.failed_files = files
         try:
-            version.servable = await self._in_thread(self._load, path, self._settings)
+            version.servable = await asyncio.to_thread(self._load, path, self._settings)
         except LoadError as error:
             version.enter("END", "INVALID_ARGUMENT", str(error))
-            return
         except (Exception, SystemExit) as error:
             log.exception("loading failed")
             reason = f"Loading it failed ({type(error).__name__}); the server's log says more."
             version.enter("END", "INTERNAL", reason)
-            return
-        version.failed_files = None
-        version.enter("AVAILABLE")
-        log.info("loaded in %.1f s", time.monotonic() - began)
-        if self._stopping.is_set():
-            self._keep(version.model, set())
+        else:
+            version.failed_files = None
+            version.enter("AVAILABLE")
 
     def _keep(self, name: str, kept: set[int]) -> None:
         """Drain what is available and not kept."""
@@ -317,9 +283,6 @@ class Repository:
                 task = asyncio.create_task(version.close())
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
-
-    async def _in_thread(self, function: Callable, *arguments: object):
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
 def models(directory: Path) -> dict[str, Path]:
@@ -346,7 +309,7 @@ def versions_in(folder: Path) -> dict[int, Path]:
     found = {
         int(name): folder / name
         for name in names
-        if name.isascii() and name.isdecimal() and _is_there(folder / name / "saved_model.pb")
+        if name.isascii() and name.isdecimal() and "saved_model.pb" in _names(folder / name)
     }
     # If a version went and another came between the list and the look at its entries, neither
     # would be found.
@@ -375,14 +338,3 @@ def _names(folder: Path) -> list[str]:
         return sorted(entry for entry in os.listdir(folder) if not entry.startswith("."))
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _is_there(path: Path) -> bool:
-    """Return whether `path` is there; unlike `Path.exists`, raise the error if that
-    cannot be told.
-    """
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True

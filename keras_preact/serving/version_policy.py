@@ -55,7 +55,7 @@ class Policy(_Strict):
         if len(choice.model_fields_set) > 1:
             raise OSError(f"{FILE} must hold one of latest, specific and all")
         wanted = [n for n in versions if not choice.specific or n in choice.specific.versions]
-        if not wanted:
+        if versions and not wanted:
             raise OSError(f"{FILE} chooses none of the versions {sorted(versions)}")
         if choice.latest:
             highest = choice.latest.num_versions
@@ -72,7 +72,7 @@ def read(file: Path) -> Policy:
     """
     try:
         return Policy.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return Policy()
     except pydantic.ValidationError as error:
         first = error.errors()[0]

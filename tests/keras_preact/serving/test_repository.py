@@ -21,7 +21,7 @@ from keras_preact.serving.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
-BROKEN = "broken"
+BROKEN, GONE = "broken", "gone"
 
 
 def export(model: Path, version: int, content: str = "good") -> Path:
@@ -223,7 +223,7 @@ async def test_a_new_version_takes_over_without_a_gap(tmp_path):
             await until(lambda: ("model", 2) in loader.attempts)
             assert states(repository, "model") == {1: "AVAILABLE", 2: "LOADING"}
             assert leased(repository, "model") == 1
-            refused(repository, Unavailable, "'model' is being loaded", "model", 2)
+            refused(repository, Unavailable, "'model' is not available, or not yet", "model", 2)
             loader.open.set()
             await until(lambda: states(repository, "model")[2] == "AVAILABLE")
             assert leased(repository, "model") == 2
@@ -280,13 +280,15 @@ async def test_what_vanishes_is_drained(tmp_path):
         await until(lambda: states(repository, "one") == {1: "AVAILABLE"})
         with repository.lease("two") as servable:
             shutil.rmtree(directory / "two")
-            await until(lambda: repository.names() == ["one"])
-            refused(repository, NotFound, "Available: one. Received: 'two'", "two")
+            await until(lambda: states(repository, "two") == {1: "UNLOADING"})
+            refused(repository, NotFound, "served in the versions", "two")
             assert not servable.closed
-        await until(lambda: servable.closed)
+        await until(lambda: repository.names() == ["one"])
+        assert servable.closed
+        refused(repository, NotFound, "Available: one. Received: 'two'", "two")
         directory.rename(tmp_path / "away")
         await until(lambda: all(loaded.closed for loaded in loader.loaded))
-        assert repository.names() == repository.servables() == []
+        await until(lambda: repository.names() == repository.servables() == [])
         (tmp_path / "away").rename(directory)
         await until(repository.servables)
         assert leased(repository, "one") == 1
@@ -306,72 +308,54 @@ async def test_stop_leaves_what_is_in_use_to_its_last_lease(tmp_path):
 
 
 async def test_stop_while_a_version_is_being_loaded(tmp_path):
-    for name in ("first", "second"):
-        export(tmp_path / name, 1)
     loader = Loader()
-    loader.open.clear()
-    repository = Repository(Settings(tmp_path), loader)
-    starting = asyncio.create_task(repository.start())
-    await until(lambda: loader.attempts)
-    assert states(repository, "first") == {1: "LOADING"}
-    assert not repository.servables()
-    starting.cancel()
-    stopping = asyncio.create_task(repository.stop())
-    loader.open.set()
-    await stopping
-    await until(lambda: loader.loaded and loader.loaded[0].closed)
+    async with serving(tmp_path, loader) as repository:
+        loader.open.clear()
+        for name in ("first", "second"):
+            export(tmp_path / name, 1)
+        await until(lambda: loader.attempts)
+        assert states(repository, "first") == {1: "LOADING"}
+        assert not repository.servables()
+        stopping = asyncio.create_task(repository.stop())
+        await asyncio.sleep(0)
+        loader.open.set()
+        await stopping
     assert loader.attempts == [("first", 1)]
+    assert [loaded.closed for loaded in loader.loaded] == [1]
 
 
-class World:
-    """Random changes to a model's folder, in which at every moment there is some
-    version, though maybe a broken one.
+def change(model: Path, versions: dict[int, str], choice: random.Random) -> None:
+    """Change a model's folder, in which at every moment there is some version, though
+    maybe a broken one. `versions`: what each holds, gone ones too.
     """
-
-    def __init__(self, model: Path, seed: int):
-        self.model = model
-        self.random = random.Random(seed)
-        self.numbers = itertools.count(1)
-        self.versions: dict[int, str] = {}
-        self.add("good")
-
-    def add(self, content: str) -> None:
-        number = next(self.numbers)
-        export(self.model, number, content)
-        self.versions[number] = content
-
-    def repair(self) -> None:
-        broken = [number for number, content in self.versions.items() if content == BROKEN]
-        for number in broken[:1]:
-            (self.model / str(number) / "saved_model.pb").write_text("good")
-            self.versions[number] = "good"
-
-    def remove(self) -> None:
-        if len(self.versions) > 1:
-            number = self.random.choice(list(self.versions))
-            del self.versions[number]
-            if self.random.random() < 0.5:
-                shutil.rmtree(self.model / str(number))
-            else:
-                (self.model / str(number)).rename(self.model.parent.parent / f"{number}-away")
-
-    def step(self) -> None:
-        kind = self.random.choice(["good", BROKEN, BROKEN, "repair", "remove", "remove"])
-        {"repair": self.repair, "remove": self.remove}.get(kind, lambda: self.add(kind))()
+    here = [number for number in versions if versions[number] != GONE]
+    broken = [number for number in here if versions[number] == BROKEN]
+    kind = choice.choice(["good", BROKEN, BROKEN, "repair", GONE, GONE])
+    if kind == "repair" and broken:
+        (model / str(broken[0]) / "saved_model.pb").write_text("good")
+        versions[broken[0]] = "good"
+    elif kind == GONE and len(here) > 1:
+        number = choice.choice(here)
+        versions[number] = GONE
+        shutil.rmtree(model / str(number))
+    elif kind in ("good", BROKEN):
+        versions[len(versions)] = kind
+        export(model, len(versions) - 1, kind)
 
 
 @pytest.mark.parametrize(("seed", "versions"), [(0, 1), (1, 2), (2, None)])
 async def test_leases_while_versions_come_and_go(tmp_path, polled, seed, versions):
-    world = World(tmp_path / "models" / "model", seed)
+    model, choice, content = tmp_path / "models" / "model", random.Random(seed), {0: "good"}
+    export(model, 0)
+    stopped = False
 
-    async def client(repository: Repository, number: int) -> None:
-        choice = random.Random(f"{seed} {number}")
-        while world.versions:
+    async def client(repository: Repository) -> None:
+        while not stopped:
             available = repository.available("model")
             wanted = choice.choice([None, None, *available])
             # Never refused: there is an available version at every moment
             with repository.lease("model", wanted) as servable:
-                assert servable.version == (wanted or max(available))
+                assert servable.version == (max(available) if wanted is None else wanted)
                 for _ in range(choice.choice([0, 1, 5, 100])):
                     assert not servable.closed
                     await asyncio.sleep(0)
@@ -379,24 +363,23 @@ async def test_leases_while_versions_come_and_go(tmp_path, polled, seed, version
             await asyncio.sleep(0)
 
     loader = Loader()
-    async with serving(
-        tmp_path / "models", loader, versions=versions, poll_seconds=0.0005
-    ) as repository:
-        clients = [asyncio.create_task(client(repository, number)) for number in range(20)]
+    async with serving(model.parent, loader, versions=versions, poll_seconds=0.0005) as repository:
+        clients = [asyncio.create_task(client(repository)) for _ in range(20)]
         for _ in range(150):
-            world.step()
-            for _ in range(world.random.randrange(60)):
+            change(model, content, choice)
+            for _ in range(choice.randrange(60)):
                 await asyncio.sleep(0)
-            if world.random.random() < 0.3:
+            if choice.random() < 0.3:
                 await polled()
             assert repository.servables()
-        world.add("good")
+        content[len(content)] = "good"
+        export(model, len(content) - 1)
 
-        good = sorted(number for number, content in world.versions.items() if content == "good")
+        good = [number for number in content if content[number] == "good"]
         served = good if versions is None else good[-versions:]
         await until(lambda: repository.available("model") == served)
         await until(lambda: sum(not loaded.closed for loaded in loader.loaded) == len(served))
-        world.versions = {}
+        stopped = True
         await asyncio.gather(*clients)
 
 
