@@ -40,23 +40,27 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
         LoadError: for whatever is wrong with it, in a sentence without a path.
     """
     labels = path.parent.name, path.name
-    card = read_card(path)
-    check_files(path, card["files"])
+    name, card_file = _directory.OWN_CARD.as_posix(), path / _directory.OWN_CARD
+    if not card_file.is_file():  # a read of a pipe or a device may never end
+        raise LoadError(
+            f"It has no {name}: only exports of keras_preact.export.save can be served."
+        )
     try:
+        card = json.loads(card_file.read_bytes())
+        hashes = dict(card["files"])
         signatures = {name: _signature(name, one) for name, one in card["signatures"].items()}
         classes, top_k, precision = card["classes"], int(card["top_k"]), card["precision"]
         max_batch_size = settings.max_batch_size or max(card["batch_sizes"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _unreadable(repr(error)) from error
+        raise LoadError(
+            f"Its {name} cannot be read: {error!r}. Export it again with this release of "
+            "keras-preact."
+        ) from error
+    check_files(path, hashes)
     engines.use_threads(settings.threads)
     frozen, decode = read_functions(path)
     # The variables of a loaded SavedModel hold every weight a second time, in reference cycles.
     gc.collect()
-    if decode is None and any(one.input.dtype == "string" for one in signatures.values()):
-        raise LoadError(
-            "Its SavedModel has no function `decode`, which its model card promises: export it "
-            "again."
-        )
     try:
         engine = engines.ENGINES[settings.engine](frozen, settings, precision)
     except Exception as error:  # of whatever kind the engine has for it
@@ -81,33 +85,6 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     )
     asyncio.run(_warm_up(servable, path))
     return servable
-
-
-def _unreadable(reason: str) -> LoadError:
-    return LoadError(
-        f"Its {_directory.OWN_CARD.as_posix()} cannot be read: {reason}. Export it again with this "
-        "release of keras-preact."
-    )
-
-
-def read_card(version: Path) -> dict[str, Any]:
-    """Return the card of a version.
-
-    Raises:
-        LoadError: if there is none, or it is not complete.
-    """
-    name = _directory.OWN_CARD.as_posix()
-    if not (version / name).is_file():  # a read of a pipe or a device may never end
-        raise LoadError(
-            f"It has no {name}: only exports of keras_preact.export.save can be served."
-        )
-    try:
-        card = json.loads((version / name).read_bytes())
-    except (OSError, ValueError) as error:
-        raise _unreadable(type(error).__name__) from error
-    if not (isinstance(card, dict) and isinstance(card.get("files"), dict)):
-        raise _unreadable("it has no `files`")
-    return card
 
 
 def _signature(name: str, function: dict[str, Any]) -> Signature:
@@ -177,16 +154,11 @@ def read_functions(version: Path) -> tuple[engines.Frozen, Callable | None]:
 
     try:
         loaded = tf.saved_model.load(str(version))
+        frozen = engines.freeze(loaded.core)
     except Exception as error:  # its errors are of many kinds, and all mean the same
         raise LoadError(
             f"TensorFlow {tf.__version__} cannot load its SavedModel ({type(error).__name__})."
         ) from error
-    if not hasattr(loaded, "core"):
-        raise LoadError(
-            "Its SavedModel has no function `core`: export it again with this release of "
-            "keras-preact."
-        )
-    frozen = engines.freeze(loaded.core)
     int8 = version / _directory.INT8
     if int8.is_file():
         frozen = dataclasses.replace(frozen, int8=int8)

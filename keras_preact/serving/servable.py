@@ -76,7 +76,7 @@ class Servable:
         self.in_progress += rows
         try:
             if array.dtype == object:
-                assert self.decoder is not None  # `load` made sure
+                assert self.decoder is not None  # its model card promises it
                 array = await self.decoder(array.tolist())
             outputs = await self.batcher.submit(array)
         finally:
