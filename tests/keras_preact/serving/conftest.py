@@ -37,10 +37,10 @@ def saved_model(version):
 
 @pytest.fixture(scope="module")
 def server():
-    """An app of a fake repository in this process."""
+    """A server of the models of `fakes`, in a thread."""
     from tests.keras_preact.serving import fakes
 
-    with fakes.in_process() as running:
+    with fakes.serving() as running:
         yield running
 
 

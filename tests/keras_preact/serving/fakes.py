@@ -1,17 +1,13 @@
-"""A model computed by hand, an app that serves it in this process, and a server of it in
-a thread.
-"""
+"""A model computed by hand, and a server of it in a thread."""
 
 import asyncio
 import contextlib
 import dataclasses
-import email.message
 import http.client
 import json
 import queue
 import tempfile
 import threading
-import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,70 +117,13 @@ def app_of(directory: Path | None, replica: str | None = None, **options):
         yield create_app(settings, Repository(settings, load), replica)
 
 
-class InProcess:
-    """An app without a socket. `ask` sends one request to it, and returns its answer."""
-
-    def __init__(self, app, loop):
-        self.app, self._loop = app, loop
-        self.servable = app.state.repository.servables()[-1]
-        self.network = self.servable.batcher._run
-
-    def ask(self, method, path, body=None, headers=()):
-        answer = self._loop.run_until_complete(self._ask(method, path, body, dict(headers)))
-        # The bytes of a header are Latin-1, as http.client reads them.
-        start, *parts = answer
-        fields = email.message.Message()
-        for name, value in start["headers"]:
-            fields[name.decode("latin-1")] = value.decode("latin-1")
-        return Answer(start["status"], fields, b"".join(part.get("body", b"") for part in parts))
-
-    async def _ask(self, method, path, body, headers):
-        body = encoded(body)
-        fields = {"content-length": str(len(body))} | headers
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": urllib.parse.unquote(path),
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in fields.items()],
-        }
-        messages = [{"type": "http.request", "body": body}]
-        answer = []
-
-        async def receive():
-            if not messages:
-                await asyncio.Event().wait()
-            return messages.pop()
-
-        async def send(message):
-            answer.append(message)
-
-        await self.app(scope, receive, send)
-        return answer
-
-
-@contextlib.contextmanager
-def in_process(directory: Path | None = None, **options) -> Iterator[InProcess]:
-    """Give an app in this process."""
-    with app_of(directory, **options) as app, asyncio.Runner() as runner:
-        lifespan = app.router.lifespan_context(app)
-        runner.run(lifespan.__aenter__())
-        try:
-            yield InProcess(app, runner.get_loop())
-        finally:
-            runner.run(lifespan.__aexit__(None, None, None))
-
-
-class Running(InProcess):
+class Running:
     """A server on a port of its own. `ask` sends one request over a new connection."""
 
-    def __init__(self, app, loop, port, stop):
-        super().__init__(app, loop)
-        self.port, self._stop = port, stop
-
-    def stop(self):
-        self._loop.call_soon_threadsafe(self._stop.set)
+    def __init__(self, app, port, stop):
+        self.app, self.port, self.stop = app, port, stop
+        self.servable = app.state.repository.servables()[-1]
+        self.network = self.servable.batcher._run
 
     def ask(self, method, path, body=None, headers=()):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=100)
@@ -195,10 +134,8 @@ class Running(InProcess):
 
 
 def encoded(body):
-    """Return bytes as they are, a text as UTF-8, nothing as no bytes, the rest as JSON."""
-    if body is None or isinstance(body, bytes):
-        return body or b""
-    return (body if isinstance(body, str) else json.dumps(body)).encode()
+    """Return bytes as they are, the rest as JSON."""
+    return body if isinstance(body, bytes) else json.dumps(body).encode()
 
 
 class Answer:
@@ -218,9 +155,9 @@ def serving(directory: Path | None = None, **options) -> Iterator[Running]:
     started: queue.Queue[Running] = queue.Queue()
 
     async def run(app) -> None:
-        stop = asyncio.Event()
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
         async with server.running(app, app.state.settings, address):
-            started.put(Running(app, asyncio.get_running_loop(), address[1], stop))
+            started.put(Running(app, address[1], lambda: loop.call_soon_threadsafe(stop.set)))
             await stop.wait()
 
     with app_of(directory, **options) as app:

@@ -147,7 +147,7 @@ def test_a_server_that_stops_finishes_what_it_began():
 
 
 def test_it_is_not_ready_from_the_moment_that_it_stops():
-    with fakes.in_process() as server:
+    with fakes.serving() as server:
         server.app.state.stopping = True
         assert server.ask("GET", "/v2/health/ready").status == 503
         assert server.ask("GET", "/v2/health/live").status == 200
