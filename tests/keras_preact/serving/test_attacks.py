@@ -103,18 +103,11 @@ def test_connections_that_make_no_progress_are_closed(server, start):
             assert statuses(received(one)) == ([200] if start == GET else [])
 
 
-@pytest.mark.parametrize(
-    "flood",
-    [
-        b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 10**7,
-        b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 10**6,
-    ],
-    ids=["long", "many"],
-)
+@pytest.mark.parametrize("flood", [b"X: " + b"a" * 10**7, b"X: a\r\n" * 10**6])
 def test_a_header_without_end_is_cut(server, flood):
     with attacked(server), connections(server, 4) as some:
         for one in some:
-            send(one, flood)
+            send(one, b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n" + flood)
         for one in some:
             assert statuses(received(one)) in ([431], [])
 
@@ -177,9 +170,6 @@ def test_images_of_clients_that_left_hold_nobody_up(server):
     "request_",
     [
         b"\x16\x03\x01\x02\x00\x01\x00",
-        b"hello\r\n\r\n",
-        b"GET /v2 HTTP/9.9\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
         POST + b"Content-Length: -1\r\n\r\n",
         POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
         POST + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n",
@@ -191,19 +181,6 @@ def test_what_is_not_http(server, request_):
     with attacked(server), connections(server, 1) as [one]:
         send(one, request_)
         assert statuses(received(one)) == [400]
-
-
-def test_pipelined_requests_are_answered_in_order(server):
-    ids = [b"X-Request-ID: %d\r\n" % i for i in range(5)]
-    ends = [b"", b"", b"", b"", b"Connection: close\r\n"]
-    head = POST + b"Content-Length: %d\r\n" % len(BODY)
-    with connections(server, 1) as [one]:
-        requests = zip(ids, ends, strict=True)
-        send(one, b"".join(head + field + end + b"\r\n" + BODY for field, end in requests))
-        answers = received(one)
-    assert statuses(answers) == [200] * 5
-    places = [answers.index(field.strip().lower()) for field in ids]
-    assert places == sorted(places)
 
 
 def test_six_hundred_clients_at_once(server):

@@ -34,36 +34,28 @@ def test_without_ray(monkeypatch):
 
 
 @pytest.fixture
-def build():
-    """Return a function that builds an application, and returns Ray's description of it
-    and the settings of a replica.
-    """
+def ray_serve():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own use of what pydantic will remove
-        from keras_preact.serving import ray_serve
-
-    def build(**options):
-        deployment = ray_serve.build(options)._bound_deployment
-        [settings] = deployment.init_args
-        return deployment, settings
-
-    return build
+        return importlib.import_module(MODULE)
 
 
 @needs_ray
-def test_options(build, monkeypatch):
+def test_options(ray_serve, monkeypatch):
     monkeypatch.setenv("KERAS_PREACT_TOKEN", "secret")
     text = {"replicas": "2", "num_cpus": "4", "max_requests": "7", "versions": "all"}
-    deployment, settings = build(directory="/models", **text)
-    assert (settings.directory, settings.max_requests) == (Path("/models"), 7)
+    deployment = ray_serve.build({"directory": "models"} | text)._bound_deployment
+    [settings] = deployment.init_args
+    assert (settings.directory, settings.max_requests) == (Path("models").absolute(), 7)
     assert (settings.versions, settings.threads, settings.token) == (None, 4, "secret")
     scaling = deployment._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 2)
     assert deployment.max_ongoing_requests == deployment.max_queued_requests == 7
     assert deployment.ray_actor_options["num_cpus"] == 4
-    deployment, settings = build(directory="/models", max_replicas=3, num_cpus=0.5, token="other")
-    scaling = deployment._deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+    options = {"directory": "/models", "max_replicas": 3, "num_cpus": 0.5, "token": "other"}
+    deployment = ray_serve.build(options)._bound_deployment
+    [settings] = deployment.init_args
+    assert deployment._deployment_config.autoscaling_config.max_replicas == 3
     assert (settings.threads, settings.token, settings.versions) == (1, "other", 1)
 
 
@@ -77,17 +69,15 @@ def test_options(build, monkeypatch):
         ({"directory": "m", "replicas": 3, "max_replicas": 2}, "max_replicas"),
     ],
 )
-def test_bad_options(build, options, message):
+def test_bad_options(ray_serve, options, message):
     with pytest.raises(ValueError, match=message):
-        build(**options)
+        ray_serve.build(options)
 
 
 @needs_ray
-def test_a_replica_with_nothing_to_serve_is_not_healthy(directory, tmp_path, build):
-    from keras_preact.serving.ray_serve import ModelServer
-
+def test_a_replica_with_nothing_to_serve_is_not_healthy(directory, tmp_path, ray_serve):
     async def check() -> None:
-        replica = ModelServer(Settings(tmp_path))
+        replica = ray_serve.ModelServer(Settings(tmp_path))
         app = replica.__serve_build_asgi_app__()
         async with app.router.lifespan_context(app):
             await replica.check_health()
@@ -105,7 +95,6 @@ import socket, sys, urllib.request
 
 import ray
 from ray import serve
-from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call
 
 from keras_preact.serving.ray_serve import build
 
@@ -115,7 +104,7 @@ try:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    serve.run(call(build, {"directory": directory, "num_cpus": "1", "drain_seconds": "5"}))
+    serve.run(build({"directory": directory, "num_cpus": "1", "drain_seconds": "5"}))
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body.encode()) as answer:
         print("ANSWER" + answer.read().decode())
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
@@ -139,14 +128,9 @@ def test_ray_serves_what_the_saved_model_computes(directory, saved_model):
     }
     # short: the names of sockets have no room for more
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as temporary:
-        arguments = [
-            temporary,
-            str(directory),
-            client.PREDICT,
-            client.predict_body(images).decode(),
-        ]
+        body = client.predict_body(images).decode()
         process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, *arguments],
+            [sys.executable, "-c", DRIVER, temporary, str(directory), client.PREDICT, body],
             cwd=temporary,
             env=environment,
             stdout=subprocess.PIPE,
