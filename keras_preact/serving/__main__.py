@@ -42,21 +42,19 @@ def parser(examples: Sequence[str] = ()) -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    for field in dataclasses.fields(Settings):
-        about: Any = field.default  # pydantic's description of it
-        option = f"--{field.name.replace('_', '-')}"
-        if field.name == "token":  # others could read it on the command line
-            about = "file with the token that clients must send (or set the environment variable "
-            parser.add_argument("--token-file", type=Path, help=f"{about}{TOKEN_VARIABLE})")
-        elif field.name == "directory":
-            parser.add_argument("directory", metavar="DIRECTORY", help=about.description)
-        elif isinstance(about.default, bool):
-            default = f"(default: {'on' if about.default else 'off'})"
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(option, action=action, help=f"{about.description} {default}")
-        else:
-            default = "" if about.default is None else f" (default: {about.default})"
-            parser.add_argument(option, metavar="VALUE", help=f"{about.description}{default}")
+    fields: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(Settings)}
+    parser.add_argument("directory", metavar="DIRECTORY", help=fields.pop("directory").description)
+    del fields["token"]  # others could read it on the command line
+    token = "file with the token that clients must send (or set the environment variable "
+    parser.add_argument("--token-file", type=Path, help=f"{token}{TOKEN_VARIABLE})")
+    for name, about in fields.items():
+        is_switch = isinstance(about.default, bool)
+        default = "" if about.default is None else f" (default: {about.default})"
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            action=argparse.BooleanOptionalAction if is_switch else "store",
+            help=about.description + default,
+        )
     return parser
 
 

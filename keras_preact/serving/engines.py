@@ -65,11 +65,8 @@ def use_threads(threads: int | None) -> None:
     try:
         options.set_intra_op_parallelism_threads(threads)
     except RuntimeError:
-        now = options.get_intra_op_parallelism_threads() or "one per core"
         log.warning(
-            "TensorFlow began to compute before, and keeps its number of threads: %s, not %d.",
-            now,
-            threads,
+            "TensorFlow began to compute before: it does not change to %d threads.", threads
         )
 
 

@@ -92,9 +92,8 @@ class Gate:
                     f"{shortened(host)}. Start it with --allowed-hosts to allow another name."
                 )
         token, path = self._settings.token, scope["path"]
-        if token is None or OPEN.fullmatch(path):
-            return
-        if self._settings.open_metrics and path == "/metrics":
+        is_open = OPEN.fullmatch(path) or (self._settings.open_metrics and path == "/metrics")
+        if token is None or is_open:
             return
         scheme, _, value = headers.get("authorization", "").encode().partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(value.strip(), token.encode()):

@@ -37,7 +37,8 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
         metrics: Count every batch that is computed.
 
     Raises:
-        LoadError: for whatever is wrong with it, in a sentence without a path.
+        LoadError: for what is wrong with its files, in a sentence without a path.
+        Exception: of another kind, if a library cannot load or compute them.
     """
     labels = path.parent.name, path.name
     name, card_file = _directory.OWN_CARD.as_posix(), path / _directory.OWN_CARD
@@ -61,12 +62,7 @@ def load(path: Path, settings: Settings, metrics: Metrics) -> Servable:
     frozen, decode = read_functions(path)
     # The variables of a loaded SavedModel hold every weight a second time, in reference cycles.
     gc.collect()
-    try:
-        engine = engines.ENGINES[settings.engine](frozen, settings, precision)
-    except Exception as error:  # of whatever kind the engine has for it
-        raise LoadError(
-            f"The engine {settings.engine!r} cannot compute this network ({type(error).__name__})."
-        ) from error
+    engine = engines.ENGINES[settings.engine](frozen, settings, precision)
 
     def observe(rows: int, seconds: float) -> None:
         metrics.batch_rows.labels(*labels).observe(rows)
@@ -146,19 +142,11 @@ def read_signature_defs(version: Path) -> dict[str, Any]:
 def read_functions(version: Path) -> tuple[engines.Frozen, Callable | None]:
     """Return the network of a SavedModel with its weights in the graph, and its decoder
     of images, if any.
-
-    Raises:
-        LoadError: if TensorFlow cannot load it, or it is another kind of SavedModel.
     """
     import tensorflow as tf
 
-    try:
-        loaded = tf.saved_model.load(str(version))
-        frozen = engines.freeze(loaded.core)
-    except Exception as error:  # its errors are of many kinds, and all mean the same
-        raise LoadError(
-            f"TensorFlow {tf.__version__} cannot load its SavedModel ({type(error).__name__})."
-        ) from error
+    loaded = tf.saved_model.load(str(version))
+    frozen = engines.freeze(loaded.core)
     int8 = version / _directory.INT8
     if int8.is_file():
         frozen = dataclasses.replace(frozen, int8=int8)
@@ -171,12 +159,8 @@ async def _warm_up(servable: Servable, path: Path) -> None:
     """
     from keras_preact.export import _warmup
 
-    try:
-        requests = _warmup.read(path)
-    except ValueError as error:
-        raise LoadError("Its warm-up requests cannot be read.") from error
     done: set[object] = set()
-    for name, inputs in requests:
+    for name, inputs in _warmup.read(path):
         [array] = inputs.values()
         if {name, len(array)} <= done:
             continue  # one network computes all signatures

@@ -73,8 +73,9 @@ class _Infer(pydantic.BaseModel):
 async def infer(request: Request, body: bytes) -> Response:
     """Compute the outputs that the request names; tensors are JSON, or bytes after it."""
     length = request.headers.get(HEADER, str(len(body)))
-    if not (length.isascii() and length.isdecimal() and len(length) <= 18):
-        raise RequestError(f"{HEADER} must be the length of the JSON, a whole number.")
+    is_number = length.isascii() and length.isdecimal() and len(length) <= 18
+    if not is_number or int(length) > len(body):
+        raise RequestError(f"{HEADER} must be the length of the JSON that the body begins with.")
     with leased(request) as servable:
         call, wanted, number = await in_thread(
             request, len(body), parse, body, int(length), servable.signatures
@@ -160,11 +161,6 @@ def parse(
     Raises:
         RequestError: if it is not one, or fits no signature.
     """
-    if json_length > len(body):
-        raise RequestError(
-            f"The body must have the {json_length} bytes of JSON announced. Received: {len(body)} "
-            "bytes"
-        )
     document = tensors.parse_json(body if json_length == len(body) else body[:json_length])
     try:
         asked = _Infer.model_validate(document, strict=True)

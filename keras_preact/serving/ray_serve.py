@@ -73,15 +73,9 @@ class ModelServer:
         One model that fails to load beside others is no reason for that: the others
         would be lost, and it would fail again.
         """
-        repository = self._repository_app.state.repository
-        if not repository.servables():
-            reasons = [
-                f"{name} version {version.version}: {version.state}. {version.error_message}"
-                for name in repository.names()
-                for version in repository.status(name)
-            ]
+        if not self._repository_app.state.repository.servables():
             raise RuntimeError(
-                f"No model is available in {self._settings.directory}. {' '.join(reasons)}"
+                f"No model is available in {self._settings.directory}; the log says why."
             )
 
 

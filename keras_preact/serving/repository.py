@@ -267,7 +267,7 @@ class Repository:
             version.servable = await asyncio.to_thread(self._load, path, self._settings)
         except LoadError as error:
             version.enter("END", "INVALID_ARGUMENT", str(error))
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             log.exception("loading failed")
             reason = f"Loading it failed ({type(error).__name__}); the server's log says more."
             version.enter("END", "INTERNAL", reason)
