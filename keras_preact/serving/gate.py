@@ -81,7 +81,7 @@ class Gate:
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Check the host that the request is for, and its token."""
         hosts = headers.getlist("host")
-        if len(hosts) > 1 or (hosts in ([], [""]) and scope.get("http_version") == "1.1"):
+        if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
             raise RequestError("A request of HTTP/1.1 must have one Host header.")
         if self._hosts is not None and hosts:
             # without the port; an address of IPv6 is in brackets

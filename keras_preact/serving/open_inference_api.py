@@ -6,7 +6,7 @@ import importlib.metadata
 import math
 import struct
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import pydantic
@@ -22,23 +22,10 @@ from keras_preact.serving.tensors import DEFAULT_SIGNATURE, MAX_AXES, Call, Sign
 
 HEADER = "Inference-Header-Content-Length"
 TEXT = "BYTES"
-#: TensorFlow's dtypes and the protocol's.
-DATATYPES = {
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "string": TEXT,
-}
-_DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 _LENGTH = struct.Struct("<I")
+
+
+_Datatype = Annotated[str, Field(pattern="^(U?INT(8|16|32|64)|FP(16|32|64)|BYTES)$")]
 
 
 class _Parameters(pydantic.BaseModel, frozen=True):  # hashable: a default is not copied
@@ -55,7 +42,7 @@ class _Output(pydantic.BaseModel):
 
 
 class _Input(_Output):
-    datatype: Literal[tuple(DATATYPES.values())]  # type: ignore[valid-type]
+    datatype: _Datatype
     shape: Annotated[list[Annotated[int, Field(gt=0, lt=2**31)]], Field(max_length=MAX_AXES)]
     data: list | None = None
 
@@ -213,7 +200,7 @@ def _tensor(tensor: _Input, rest: memoryview) -> np.ndarray:
         )
     if tensor.data is None:
         return from_bytes(rest, tensor.datatype, count, name).reshape(shape)
-    flat = tensors.from_json(tensor.data, name, _DTYPES[tensor.datatype]).ravel()
+    flat = tensors.from_json(tensor.data, name, _dtype(tensor.datatype)).ravel()
     if flat.size != count:
         raise RequestError(
             f"`{name}` must have {count} values, as its `shape` says. Received: {flat.size} values"
@@ -242,21 +229,19 @@ def from_bytes(data: memoryview, datatype: str, count: int, name: str) -> np.nda
                 "and nothing more."
             )
         return tensors.texts(found)
-    dtype = np.dtype(_DTYPES[datatype]).newbyteorder("<")
+    dtype = np.dtype(_dtype(datatype))
     if len(data) != count * dtype.itemsize:
         raise RequestError(
             f"`{name}` must have {count * dtype.itemsize} bytes, for {count} values of "
             f"{datatype}. Received: {len(data)} bytes"
         )
-    return np.frombuffer(data, dtype).astype(dtype.newbyteorder("="), copy=False)
+    return np.frombuffer(data, dtype)
 
 
 def to_bytes(array: np.ndarray) -> bytes:
-    """Return the values in order, little-endian. A text follows the four bytes of its
-    length.
-    """
+    """Return the values in order. A text follows the four bytes of its length."""
     if array.dtype.kind != "O":
-        return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        return array.tobytes()
     texts = [text.encode() for text in array.ravel().tolist()]
     return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
 
@@ -268,7 +253,7 @@ def _response(
     tail = []
     for name, binary in wanted.items():
         array = outputs[name]
-        datatype = TEXT if array.dtype.kind == "O" else DATATYPES[array.dtype.name]
+        datatype = _datatype(array.dtype.name)
         tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
         if binary:
             tail.append(to_bytes(array))
@@ -286,7 +271,17 @@ def _response(
 
 def _described(spec: TensorSpec) -> dict[str, Any]:
     shape = [-1 if length is None else length for length in spec.shape]
-    return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": shape}
+    return {"name": spec.name, "datatype": _datatype(spec.dtype), "shape": shape}
+
+
+def _dtype(datatype: str) -> str:
+    """Return TensorFlow's name of a datatype of the protocol."""
+    return "string" if datatype == TEXT else datatype.lower().replace("fp", "float")
+
+
+def _datatype(dtype: str) -> str:
+    """Return the protocol's name of a dtype of TensorFlow or NumPy."""
+    return TEXT if dtype in ("string", "object") else dtype.upper().replace("FLOAT", "FP")
 
 
 def _routes(path: str) -> list[Route]:
