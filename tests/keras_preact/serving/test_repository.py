@@ -4,12 +4,12 @@ that knows whether it was closed.
 
 import asyncio
 import contextlib
-import itertools
 import json
 import random
 import shutil
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -80,19 +80,13 @@ def polled(monkeypatch):
     """Return a function that waits until all that is in the directory now was seen and
     dealt with.
     """
-    looks = itertools.count()
-    last = [0]
-    scan = module.models
-
-    def counting(directory):
-        last[0] = next(looks)
-        return scan(directory)
+    scan = mock.Mock(wraps=module.models)
+    monkeypatch.setattr(module, "models", scan)
 
     async def wait():
-        before = last[0]
-        await until(lambda: last[0] >= before + 2)
+        before = scan.call_count
+        await until(lambda: scan.call_count >= before + 2)
 
-    monkeypatch.setattr(module, "models", counting)
     return wait
 
 
@@ -105,7 +99,7 @@ async def serving(directory: Path, load, **options):
         yield repository
     finally:
         await repository.stop()
-    assert all(loaded.closed == 1 for loaded in getattr(load, "loaded", []))
+    assert all(loaded.closed == 1 for loaded in load.loaded)
 
 
 def states(repository: Repository, name: str) -> dict[int, str]:
