@@ -10,7 +10,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from keras_preact.serving.batching import Outputs
 from keras_preact.serving.errors import NotFound, RequestError, TooBusy, TooLarge, Unavailable
 from keras_preact.serving.metrics import Metrics
+from keras_preact.serving.servable import Servable
 from keras_preact.serving.settings import Settings
-from keras_preact.serving.tensors import shortened
+from keras_preact.serving.tensors import Call, Signature, shortened
 
 log = logging.getLogger("keras_preact.serving")
 
@@ -228,21 +230,34 @@ class Admission:
             )
 
 
-def inference(handler: Callable[[Request, bytes], Awaitable[Response]]):
-    """Return the endpoint of a `handler(request, body)`."""
+def inference(parse: Callable[[Request, bytes, Mapping[str, Signature]], Call]):
+    """Return a decorator that makes an endpoint of `write(servable, call, outputs)`.
 
-    @functools.wraps(handler)
-    async def endpoint(request: Request) -> Response:
-        async with request.app.state.admission.admit(request) as body:
-            return await handler(request, body)
+    Reading and writing many bytes takes a thread. There is one, which limits the memory
+    that it needs.
 
-    return endpoint
+    Args:
+        parse: Reads a request, its body, for a model with these signatures.
+    """
+
+    def decorator(write: Callable[[Servable, Call, Outputs], Response]):
+        @functools.wraps(write)
+        async def endpoint(request: Request) -> Response:
+            async with request.app.state.admission.admit(request) as body:
+                with leased(request) as servable:
+                    arguments = request, body, servable.signatures
+                    call = await in_thread(request, len(body), parse, *arguments)
+                    outputs = await servable.predict(call.signature, call.array)
+                size = sum(array.nbytes for array in outputs.values())
+                return await in_thread(request, size, write, servable, call, outputs)
+
+        return endpoint
+
+    return decorator
 
 
 async def in_thread(request: Request, size: int, function: Callable, *arguments: Any) -> Any:
-    """Return `function(*arguments)`, which handles `size` bytes; computed in a thread if
-    that takes long. There is one, which limits the memory that parsing takes.
-    """
+    """Return `function(*arguments)`, which handles `size` bytes."""
     if size <= INLINE_BYTES:
         return function(*arguments)
     loop = asyncio.get_running_loop()
@@ -250,7 +265,7 @@ async def in_thread(request: Request, size: int, function: Callable, *arguments:
 
 
 @contextlib.contextmanager
-def leased(request: Request) -> Iterator[Any]:
+def leased(request: Request) -> Iterator[Servable]:
     """Give the servable that the path of a request names; it stays loaded until the
     context ends.
 

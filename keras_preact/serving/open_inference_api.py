@@ -16,8 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keras_preact.serving import tensors
+from keras_preact.serving.batching import Outputs
 from keras_preact.serving.errors import RequestError, Unavailable
-from keras_preact.serving.gate import as_json, in_thread, inference, json_response, leased
+from keras_preact.serving.gate import as_json, inference, json_response, leased
+from keras_preact.serving.servable import Servable
 from keras_preact.serving.tensors import DEFAULT_SIGNATURE, MAX_AXES, Call, Signature, TensorSpec
 
 HEADER = "Inference-Header-Content-Length"
@@ -54,27 +56,6 @@ class _Infer(pydantic.BaseModel):
     outputs: list[_Output] = []
     parameters: _Parameters = _Parameters()
     id: str | None = None
-
-
-@inference
-async def infer(request: Request, body: bytes) -> Response:
-    """Compute the outputs that the request names; tensors are JSON, or bytes after it."""
-    length = request.headers.get(HEADER, str(len(body)))
-    is_number = length.isascii() and length.isdecimal() and len(length) <= 18
-    if not is_number or int(length) > len(body):
-        raise RequestError(f"{HEADER} must be the length of the JSON that the body begins with.")
-    with leased(request) as servable:
-        call, wanted, number = await in_thread(
-            request, len(body), parse, body, int(length), servable.signatures
-        )
-        outputs = await servable.predict(call.signature, call.array)
-    answer: dict[str, Any] = {"model_name": servable.name, "model_version": str(servable.version)}
-    if number is not None:
-        answer["id"] = number
-    if call.warning is not None:
-        answer["parameters"] = {"warning": call.warning}
-    size = sum(outputs[name].nbytes for name in wanted)
-    return await in_thread(request, size, _response, answer, wanted, outputs)
 
 
 async def server_metadata(request: Request) -> Response:
@@ -131,24 +112,20 @@ async def model_ready(request: Request) -> Response:
         return json_response({"name": servable.name, "ready": True})
 
 
-def parse(
-    body: bytes, json_length: int, signatures: Mapping[str, Signature]
-) -> tuple[Call, dict[str, bool], str | None]:
-    """Read the body of an infer request.
-
-    Args:
-        body: JSON, and the bytes of a binary tensor.
-        json_length: Bytes of the JSON.
-        signatures: Those of the model.
-
-    Returns:
-        The call, the names of the wanted outputs with whether each is wanted in binary,
-        and the request's own id.
+def parse(request: Request, body: bytes, signatures: Mapping[str, Signature]) -> Call:
+    """Read an infer request: JSON, and perhaps the bytes of a binary tensor. The form of
+    the call: the names of the wanted outputs with whether each is wanted in binary, and
+    the request's own id.
 
     Raises:
         RequestError: if it is not one, or fits no signature.
     """
-    document = tensors.parse_json(body if json_length == len(body) else body[:json_length])
+    length = request.headers.get(HEADER, str(len(body)))
+    is_number = length.isascii() and length.isdecimal() and len(length) <= 18
+    if not is_number or int(length) > len(body):
+        raise RequestError(f"{HEADER} must be the length of the JSON that the body begins with.")
+    head = int(length)
+    document = tensors.parse_json(body if head == len(body) else body[:head])
     try:
         asked = _Infer.model_validate(document, strict=True)
     except pydantic.ValidationError as error:
@@ -163,9 +140,9 @@ def parse(
         one.name: by_default if one.parameters.binary_data is None else one.parameters.binary_data
         for one in asked.outputs
     }
-    array = _tensor(given, memoryview(body)[json_length:])
+    array = _tensor(given, memoryview(body)[head:])
     wanted = outputs or dict.fromkeys(signature.outputs, by_default)
-    return Call.of(signature, array), wanted, asked.id
+    return Call.of(signature, array, (wanted, asked.id))
 
 
 def _signature(asked: _Infer, name: str, signatures: Mapping[str, Signature]) -> Signature:
@@ -246,9 +223,15 @@ def to_bytes(array: np.ndarray) -> bytes:
     return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
 
 
-def _response(
-    answer: dict[str, Any], wanted: Mapping[str, bool], outputs: Mapping[str, np.ndarray]
-) -> Response:
+@inference(parse)
+def infer(servable: Servable, call: Call, outputs: Outputs) -> Response:
+    """Write the outputs that the request names; tensors are JSON, or bytes after it."""
+    wanted, number = call.form
+    answer: dict[str, Any] = {"model_name": servable.name, "model_version": str(servable.version)}
+    if number is not None:
+        answer["id"] = number
+    if call.warning is not None:
+        answer["parameters"] = {"warning": call.warning}
     described: list[dict[str, Any]] = []
     tail = []
     for name, binary in wanted.items():

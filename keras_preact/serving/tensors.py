@@ -102,19 +102,25 @@ class Signature:
 
 @dataclass(frozen=True)
 class Call:
-    """A signature to run on an input that fits it. `warning`: what the client should know
-    of the input.
+    """A signature to run on an input that fits it.
+
+    Args:
+        signature: Its name.
+        array: The input.
+        warning: What the client should know of the input.
+        form: What else the answer depends on, in the API's own terms.
     """
 
     signature: str
     array: np.ndarray
     warning: str | None
+    form: Any
 
     @classmethod
-    def of(cls, signature: Signature, array: np.ndarray) -> "Call":
+    def of(cls, signature: Signature, array: np.ndarray, form: Any = None) -> "Call":
         """Check the input of a call."""
         array = signature.input.check(array)
-        return cls(signature.name, array, signature.input.warning(array))
+        return cls(signature.name, array, signature.input.warning(array), form)
 
 
 def signature_named(name: Any, signatures: Mapping[str, Signature]) -> Signature:

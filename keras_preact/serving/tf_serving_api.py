@@ -4,15 +4,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from keras_preact.serving import tensors
+from keras_preact.serving.batching import Outputs
 from keras_preact.serving.errors import NotFound, RequestError
-from keras_preact.serving.gate import in_thread, inference, json_response, leased, version_of
+from keras_preact.serving.gate import inference, json_response, leased, version_of
+from keras_preact.serving.servable import Servable
 from keras_preact.serving.tensors import DEFAULT_SIGNATURE, Call, Signature, described
 
 
@@ -23,33 +24,6 @@ class _ModelName(StringConvertor):
 
 
 register_url_convertor("model", _ModelName())
-
-
-@inference
-async def predict(request: Request, body: bytes) -> Response:
-    """Compute a signature's outputs: one object per example, or one tensor per output,
-    in the form of the request.
-    """
-    with leased(request) as servable:
-        call, by_rows = await in_thread(
-            request, len(body), parse_predict, body, servable.signatures
-        )
-        outputs = await servable.predict(call.signature, call.array)
-    size = sum(array.nbytes for array in outputs.values())
-    return await in_thread(request, size, _predicted, outputs, by_rows, call.warning)
-
-
-@inference
-async def classify(request: Request, body: bytes) -> Response:
-    """Name the most probable classes of each example, highest first."""
-    with leased(request) as servable:
-        call = await in_thread(request, len(body), parse_classify, body, servable.signatures)
-        outputs = await servable.predict(call.signature, call.array)
-    if "classes" not in outputs:
-        outputs = servable.best(outputs["probabilities"])
-    pairs = zip(outputs["classes"], outputs["scores"], strict=True)
-    results = [list(zip(*pair, strict=True)) for pair in pairs]
-    return _answer({"results": results}, call.warning)
 
 
 async def model_status(request: Request) -> Response:
@@ -103,11 +77,9 @@ async def models(request: Request) -> Response:
     return json_response({"models": found})
 
 
-def parse_predict(body: bytes, signatures: Mapping[str, Signature]) -> tuple[Call, bool]:
-    """Read the body of a `:predict` request.
-
-    Returns:
-        The call, and whether the request is a list of rows, and so is the answer.
+def parse_predict(request: Request, body: bytes, signatures: Mapping[str, Signature]) -> Call:
+    """Read the body of a `:predict` request. The form of the call: whether the request is
+    a list of rows, and so is the answer.
 
     Raises:
         RequestError: if it is not one, or does not fit the signature that it names.
@@ -131,21 +103,24 @@ def parse_predict(body: bytes, signatures: Mapping[str, Signature]) -> tuple[Cal
     else:
         given = _value(given, name)
     array = tensors.from_json(given, name, signature.input.dtype)
-    return Call.of(signature, array), key == "instances"
+    return Call.of(signature, array, key == "instances")
 
 
-def _predicted(outputs: Mapping[str, np.ndarray], by_rows: bool, warning: str | None) -> Response:
-    """Write the answer to a `:predict` request. One output is not named."""
+@inference(parse_predict)
+def predict(servable: Servable, call: Call, outputs: Outputs) -> Response:
+    """Write a signature's outputs: one object per example, or one tensor per output, in
+    the form of the request. One output is not named.
+    """
     answer: Any = outputs
     if len(outputs) == 1:
         [answer] = outputs.values()
-    elif by_rows:
+    elif call.form:
         rows = zip(*outputs.values(), strict=True)
         answer = [dict(zip(outputs, row, strict=True)) for row in rows]
-    return _answer({"predictions" if by_rows else "outputs": answer}, warning)
+    return _answer({"predictions" if call.form else "outputs": answer}, call)
 
 
-def parse_classify(body: bytes, signatures: Mapping[str, Signature]) -> Call:
+def parse_classify(request: Request, body: bytes, signatures: Mapping[str, Signature]) -> Call:
     """Read the body of a `:classify` request: examples that all have `image_bytes`, or
     all the float `images`.
 
@@ -183,8 +158,17 @@ def parse_classify(body: bytes, signatures: Mapping[str, Signature]) -> Call:
     return Call.of(ways[name], array)
 
 
-def _answer(content: dict[str, Any], warning: str | None) -> Response:
-    return json_response(content if warning is None else content | {"warning": warning})
+@inference(parse_classify)
+def classify(servable: Servable, call: Call, outputs: Outputs) -> Response:
+    """Name the most probable classes of each example, highest first."""
+    if "classes" not in outputs:
+        outputs = servable.best(outputs["probabilities"])
+    pairs = zip(outputs["classes"], outputs["scores"], strict=True)
+    return _answer({"results": [list(zip(*pair, strict=True)) for pair in pairs]}, call)
+
+
+def _answer(content: dict[str, Any], call: Call) -> Response:
+    return json_response(content if call.warning is None else content | {"warning": call.warning})
 
 
 def _signature(document: dict[str, Any], signatures: Mapping[str, Signature]) -> Signature:
