@@ -150,10 +150,10 @@ class Admission:
 
     def __init__(self, settings: Settings, metrics: Metrics):
         self._settings = settings
-        self._metrics = metrics
         self._end = float("inf")
         self._limits: set[asyncio.Timeout] = set()
         self.bytes = 0
+        metrics.in_progress.set_function(lambda: self.requests)
 
     @property
     def requests(self) -> int:
@@ -184,7 +184,6 @@ class Admission:
         size, reading = 0, True
         limit = asyncio.timeout_at(min(self._end, now() + settings.body_seconds))
         self._limits.add(limit)
-        self._metrics.in_progress.inc()
         try:
             async with limit:
                 self._check(request)
@@ -208,7 +207,6 @@ class Admission:
             ) from None
         finally:
             self._limits.discard(limit)
-            self._metrics.in_progress.dec()
             self.bytes -= size
 
     def _check(self, request: Request) -> None:
