@@ -35,7 +35,6 @@ class _Parameters(pydantic.BaseModel, frozen=True):  # hashable: a default is no
     binary_data_output: bool = False
     binary_data: bool | None = None
     binary_data_size: Annotated[int, Field(ge=0)] | None = None
-    content_type: Any = None
 
 
 class _Output(pydantic.BaseModel):
@@ -182,8 +181,6 @@ def _tensor(tensor: _Input, rest: memoryview) -> np.ndarray:
         raise RequestError(
             f"`{name}` must have {count} values, as its `shape` says. Received: {flat.size} values"
         )
-    if tensor.datatype == TEXT and tensor.parameters.content_type == "base64":
-        flat = tensors.texts([tensors.from_base64(text, name) for text in flat])
     return flat.reshape(shape)
 
 

@@ -3,7 +3,6 @@ arrays of it.
 """
 
 import base64
-import binascii
 import itertools
 import json
 from collections.abc import Mapping
@@ -204,24 +203,16 @@ def texts(values: list) -> np.ndarray:
     return array
 
 
-def from_base64(text: str | bytes, name: str) -> bytes:
-    """Decode base64 with or without its padding.
-
-    Raises:
-        RequestError: if it is not base64.
-    """
-    try:
-        data = text.encode() if isinstance(text, str) else text
-        return base64.b64decode(data + b"=" * (-len(data) % 4), validate=True)
-    except (binascii.Error, ValueError):
-        raise RequestError(f"`{name}` must hold base64, in its standard alphabet.") from None
-
-
 def _to_bytes(value: Any, name: str) -> bytes:
+    """Return a text as UTF-8, and base64 decoded, with or without its padding."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, dict) and list(value) == ["b64"] and isinstance(value["b64"], str):
-        return from_base64(value["b64"], name)
+        text = value["b64"]
+        try:
+            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+        except ValueError:
+            raise RequestError(f"`{name}` must hold base64, in its standard alphabet.") from None
     raise RequestError(
         f'`{name}` must hold texts or {{"b64": "BASE64"}} objects. Received: {described(value)}'
     )

@@ -14,7 +14,7 @@ PREDICT, CLASSIFY, INFER = (
 )
 ROW = [[[1.5], [2]], [[3], [4]]]
 TENSOR = {"name": "images", "datatype": "FP32", "shape": [1, 2, 2, 1], "data": [1, 2.5, 3, 4]}
-FILE = {"name": "image_bytes", "datatype": "BYTES", "shape": [1], "data": ["MQ"]}
+FILE = {"name": "image_bytes", "datatype": "BYTES", "shape": [1], "data": [{"b64": "MQ"}]}
 LOGITS = {"name": "logits", "parameters": {"binary_data": False}}
 VALID = [
     (PREDICT, {"instances": [ROW, ROW]}),
@@ -25,7 +25,7 @@ VALID = [
     (CLASSIFY, {"examples": [{"images": ROW}], "context": {}}),
     (INFER, {"id": "1", "inputs": [TENSOR], "outputs": [LOGITS]}),
     (INFER, {"inputs": [TENSOR], "parameters": {"signature_name": "features"}}),
-    (INFER, {"inputs": [FILE | {"parameters": {"content_type": "base64"}}]}),
+    (INFER, {"inputs": [FILE]}),
 ]
 
 

@@ -115,8 +115,7 @@ def test_binary_answers(server):
     ("tensor", "tail"),
     [
         ({"data": ["12", "0"]}, []),
-        ({"data": [{"b64": "MTI="}, "0"]}, []),
-        ({"data": ["MTI=", "MA"], "parameters": {"content_type": "base64"}}, []),
+        ({"data": [{"b64": "MTI="}, {"b64": "MA"}]}, []),
         ({"parameters": {"binary_data_size": 11}}, [b"\2\0\0\0" + b"12" + b"\1\0\0\0" + b"0"]),
     ],
 )
