@@ -25,13 +25,9 @@ def free_address(host: str, port: int) -> tuple[str, int]:
     Raises:
         OSError: if it cannot be listened on.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as probe:
-        # Not SO_REUSEPORT, as granian: two servers would share the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Without SO_REUSEPORT, as granian has it: two servers would share the port.
+    with socket.create_server((host, port), family=family) as probe:
         return probe.getsockname()[:2]
 
 

@@ -56,19 +56,12 @@ def test_serves_until_sigterm_and_finishes_every_accepted_request(directory, sav
     assert "Traceback" not in server.log()
 
 
-def refuse(host, port):
-    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host"])
-def test_an_address_that_cannot_be_taken_is_said_in_one_line(tmp_path, capsys, monkeypatch, host):
-    if host != "127.0.0.1":
-        monkeypatch.setattr(command.server, "free_address", refuse)
+def test_an_address_that_cannot_be_taken_is_said_in_one_line(tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SystemExit) as ended:
-            command.main([str(tmp_path), "--host", host, "--port", str(port)])
+            command.main([str(tmp_path), "--port", str(port)])
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert f"cannot listen on {host} port {port}: " in error
+    assert f"cannot listen on 127.0.0.1 port {port}: " in error
     assert error.count("\n") == 1
