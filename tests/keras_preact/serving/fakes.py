@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import email.message
 import http.client
 import json
 import queue
@@ -127,20 +128,19 @@ class Running:
 
     def ask(self, method, path, body=None, headers=()):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=100)
+        if not isinstance(body, bytes | None):
+            body = json.dumps(body)
         with contextlib.closing(connection):
-            connection.request(method, path, None if body is None else encoded(body), dict(headers))
+            connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
             return Answer(response.status, response.headers, response.read())
 
 
-def encoded(body):
-    """Return bytes as they are, the rest as JSON."""
-    return body if isinstance(body, bytes) else json.dumps(body).encode()
-
-
+@dataclasses.dataclass
 class Answer:
-    def __init__(self, status, headers, body):
-        self.status, self.headers, self.body = status, headers, body
+    status: int
+    headers: email.message.Message
+    body: bytes
 
     @property
     def json(self):

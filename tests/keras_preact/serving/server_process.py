@@ -5,7 +5,6 @@ import http.client
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -53,46 +52,41 @@ class SavedModel:
         return [name.decode() for name in names], scores
 
 
-class Server:
-    """`keras-preact serve` in a process, on a free port. It is killed when the context
+@contextlib.contextmanager
+def run_server(directory, log, *options):
+    """Run `keras-preact serve` in a process, on a free port. It is killed when the context
     ends, if it has not ended by itself.
     """
-
-    def __init__(self, directory, log, *options):
-        self._log = log
-        command = [sys.executable, "-m", "training", "serve", directory, "--port", 0]
-        for limit in ("header", "body", "deadline", "drain"):
-            command += [f"--{limit}-seconds", PATIENCE]
-        command += options
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
-        with open(log, "wb") as file:
-            self.process = subprocess.Popen(
-                list(map(str, command)), stdout=file, stderr=subprocess.STDOUT, env=environment
-            )
-
-    def __enter__(self):
+    command = [sys.executable, "-m", "training", "serve", directory, "--port", 0]
+    for limit in ("header", "body", "deadline", "drain"):
+        command += [f"--{limit}-seconds", PATIENCE]
+    command = list(map(str, [*command, *options]))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
+    with (
+        open(log, "wb") as file,
+        subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment
+        ) as process,
+    ):
         try:
-            printed = wait_for(
-                lambda: self._ended() or re.search(r"Serving at http://.*:(\d+): ", self.log())
-            )
-            self.port = int(printed[1])
-            return self
-        except BaseException:
-            self.__exit__()
-            raise
+            yield Server(process, log)
+        finally:
+            process.kill()
 
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
+
+class Server:
+    """A server that has started."""
+
+    def __init__(self, process, log):
+        self.process, self._log = process, log
+        self.port = int(wait_for(self._printed)[1])
+
+    def _printed(self):
+        assert self.process.poll() is None, self.log()
+        return re.search(r"Serving at http://.*:(\d+): ", self.log())
 
     def log(self):
         return self._log.read_text(errors="replace")
-
-    def _ended(self):
-        assert self.process.poll() is None, self.log()
-
-    def terminate(self):
-        self.process.send_signal(signal.SIGTERM)
 
     def connect(self):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)

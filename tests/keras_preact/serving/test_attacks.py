@@ -14,9 +14,9 @@ import pytest
 from tests.keras_preact.serving.server_process import (
     PATIENCE,
     PREDICT,
-    Server,
     predict_body,
     random_images,
+    run_server,
 )
 
 pytestmark = pytest.mark.process
@@ -31,7 +31,7 @@ BODY = predict_body(random_images(0))
 def server(directory, tmp_path_factory):
     """A server that no attack may hurt. The first request costs some memory."""
     options = ("--header-seconds", 4, "--body-seconds", 2)
-    with Server(directory, tmp_path_factory.mktemp("attacks") / "log", *options) as running:
+    with run_server(directory, tmp_path_factory.mktemp("attacks") / "log", *options) as running:
         for _ in range(50):
             assert ask(running) == 200
         yield running

@@ -11,10 +11,10 @@ from tests.keras_preact.serving.server_process import (
     NAME,
     PATIENCE,
     PREDICT,
-    Server,
     check_probabilities,
     predict_body,
     random_images,
+    run_server,
     wait_for,
 )
 
@@ -27,7 +27,7 @@ def test_serves_until_sigterm_and_finishes_every_accepted_request(directory, sav
     (models / NAME).symlink_to(directory / NAME)
     (models / "broken" / "1").mkdir(parents=True)
     (models / "broken" / "1" / "saved_model.pb").write_bytes(b"none")
-    with Server(models, tmp_path / "log") as server, contextlib.ExitStack() as stack:
+    with run_server(models, tmp_path / "log") as server, contextlib.ExitStack() as stack:
         assert f": broken (not available), {NAME} 1\n" in server.log()
         assert server.get("/v2/health/ready")[0] == 200  # the broken one takes nothing away
         assert server.get("/v2/models/broken/ready")[0] == 503
@@ -39,7 +39,7 @@ def test_serves_until_sigterm_and_finishes_every_accepted_request(directory, sav
             connection.endheaders(body[:-1])
         count = f"keras_preact_requests_in_progress {len(images):.1f}".encode()
         wait_for(lambda: count in server.get("/metrics")[1])
-        server.terminate()
+        server.process.terminate()
         wait_for(lambda: server.get("/v2/health/ready")[0] != 200)
         for connection, body in zip(connections, bodies, strict=True):
             connection.send(body[-1:])
