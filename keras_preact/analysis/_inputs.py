@@ -75,10 +75,10 @@ def check_classes(labels: np.ndarray, graph: Graph) -> None:
             f"`labels` must be class numbers, one per example. Received: shape {labels.shape}, "
             "which looks one-hot; pass `labels.argmax(axis=1)`"
         )
-    if labels.min() < 0 or labels.max() >= classes:
+    if labels.min() < 0 or labels.max() >= classes or (labels % 1).any():
         raise ValueError(
-            f"The model has {classes} outputs, so labels must be 0 to {classes - 1}. Received: "
-            f"labels from {labels.min()} to {labels.max()}"
+            f"The model has {classes} outputs, so labels must be whole numbers, 0 to "
+            f"{classes - 1}. Received: labels from {labels.min()} to {labels.max()}"
         )
 
 

@@ -64,9 +64,6 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
         )
     sample = _checked(model, _noise(model) if sample is None else sample)
     at_inference = Graph(model, sample)
-    if labels is not None:
-        labels = _checked_labels(labels, sample)
-        _inputs.check_classes(labels, at_inference)
     graph = Graph(model, sample, training=True, like=at_inference)
     units = named_units(graph)
     if not units:
@@ -77,9 +74,9 @@ def audit(model: keras.Model, sample=None, *, labels=None) -> Audit:
     network = Network(
         graph,
         units,
+        gradients=measure.gradients(model, sample, labels),
         inference=measure.measure(at_inference, named_units(at_inference), sample),
         training=measure.measure(graph, units, sample),
-        gradients=measure.gradients(model, sample, labels),
     )
     findings = tuple(check.run(check, network) for check in CHECKS)
     return Audit(model.name, network.usual_arrangement, network.depth, len(units), findings)
@@ -108,14 +105,3 @@ def _checked(model: keras.Model, sample):
             f"{len(arrays[0])}"
         )
     return arrays if isinstance(sample, list | tuple) else arrays[0]
-
-
-def _checked_labels(labels, sample) -> np.ndarray:
-    labels = keras.ops.convert_to_numpy(labels)
-    batch = len(sample[0] if isinstance(sample, list) else sample)
-    if labels.ndim == 0 or len(labels) != batch or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(
-            f"`labels` must be {batch} class numbers, one per example. Received: {labels.dtype} "
-            f"of shape {labels.shape}"
-        )
-    return labels

@@ -52,9 +52,7 @@ WRONG = [
     (lambda: audit(dense(), np.ones((2, 3))), "has no residual unit"),
     (lambda: audit(network(), IMAGES * np.nan), "`sample` must be finite"),
     (lambda: audit(network(), IMAGES[:1]), "at least 2 examples, for batch statistics"),
-    (lambda: audit(network(), IMAGES, labels=np.arange(3)), "one per example"),
-    (lambda: audit(network(), IMAGES, labels=np.zeros(2)), "float64"),
-    (lambda: audit(network(), IMAGES, labels=np.array([0, 10])), "labels must be 0 to 9"),
+    (lambda: audit(network(), IMAGES, labels=[0.5, 1]), "whole numbers, 0 to 9"),
     (lambda: audit(keras.Sequential([keras.layers.Dense(3)]), FLOATS), "is not built"),
     # lesions and shortcuts
     (lambda: lesions(network(), IMAGES, [0, 1], [(3,)]), "3 units"),
