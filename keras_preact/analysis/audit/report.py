@@ -92,16 +92,10 @@ class Audit:
 
     def to_dict(self) -> dict:
         """Return a dict for JSON; a figure that is not finite becomes None."""
-        found = dataclasses.asdict(self) | {"passed": self.passed, "worst": str(self.worst)}
-        found["findings"] = [
-            finding
-            | {
-                "status": str(finding["status"]),
-                "locations": list(finding["locations"]),
-                "figure": finding["figure"] if math.isfinite(finding["figure"]) else None,
-            }
-            for finding in found["findings"]
-        ]
+        found = dataclasses.asdict(self) | {"passed": self.passed, "worst": self.worst}
+        for finding in found["findings"]:
+            if not math.isfinite(finding["figure"]):
+                finding["figure"] = None
         return found
 
     def __str__(self) -> str:
