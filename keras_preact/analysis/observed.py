@@ -231,3 +231,13 @@ def _change(scale, detach: bool) -> Callable:
         return residual if scale is None else residual * ops.cast(scale[0], residual.dtype)
 
     return change
+
+
+def norms(gradient: np.ndarray, units: int) -> np.ndarray:
+    """Return the norms of a gradient on a weight that so many units share, `(units,)`."""
+    return np.linalg.norm(gradient.reshape(units, -1).astype("float64"), axis=1)
+
+
+def other_axes(x, axis: int) -> tuple[int, ...]:
+    """Return all axes of a tensor but one."""
+    return tuple(i for i in range(len(x.shape)) if i != axis % len(x.shape))

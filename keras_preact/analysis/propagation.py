@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact.analysis.observed import Observed
+from keras_preact.analysis.observed import Observed, norms, other_axes
 from keras_preact.units import Trace
 
 #: What is seen of every unit, in the order of `_look`.
@@ -112,7 +112,7 @@ def propagation(
         figures[name] = figures[name][1:]  # x_0 is no unit's
     return Propagation(
         units=observed.names,
-        gradient_norm=np.concatenate([_norms(gradient, 1) for gradient in gradients]),
+        gradient_norm=np.concatenate([norms(gradient, 1) for gradient in gradients]),
         weight_gradients=_by_weight(observed, on_weights),
         loss=value,
         **figures,
@@ -133,18 +133,11 @@ def _look(trace: Trace, axis: int):
     """Return `_FIGURES` of one unit; of x_0 those of x."""
     if trace.residual is None:
         return ops.stack([*_moments(trace.output), *[ops.zeros(())] * (len(_FIGURES) - 3)])
-    activated = trace.activated
-    channels = axis % len(activated.shape)
-    others = [i for i in range(len(activated.shape)) if i != channels]
-    dead = ops.all(ops.equal(activated, 0), axis=others)
+    dead = ops.all(ops.equal(trace.activated, 0), axis=other_axes(trace.activated, axis))
     cut = ops.logical_and(ops.equal(trace.output, 0), ops.not_equal(trace.sum, 0))
     through = ops.zeros(()) if trace.shortcut is None else _moments(trace.shortcut)[0]
     shares = [ops.mean(ops.cast(share, "float32")) for share in (cut, dead)]
     return ops.stack([*_moments(trace.output), *_moments(trace.residual), through, *shares])
-
-
-def _norms(gradient: np.ndarray, units: int) -> np.ndarray:
-    return np.sqrt((gradient.reshape(units, -1).astype("float64") ** 2).sum(1))
 
 
 def _by_weight(observed: Observed, gradients: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
@@ -154,6 +147,6 @@ def _by_weight(observed: Observed, gradients: Mapping[int, np.ndarray]) -> dict[
         for name, weight in observed.weights(unit):
             if id(weight) in gradients:
                 row = table.setdefault(name, np.full(len(observed.names), np.nan))
-                row[before : before + unit.depth] = _norms(gradients[id(weight)], unit.depth)
+                row[before : before + unit.depth] = norms(gradients[id(weight)], unit.depth)
         before += unit.depth
     return table

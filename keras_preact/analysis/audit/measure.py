@@ -1,7 +1,6 @@
 """Measurements of a network: signals at inference and in training, and gradients."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 
 import keras
@@ -10,7 +9,7 @@ from keras import ops
 
 from keras_preact.analysis._inputs import is_softmax
 from keras_preact.analysis.audit.roles import PER_TOKEN, roles
-from keras_preact.analysis.observed import Observed
+from keras_preact.analysis.observed import Observed, norms, other_axes
 from keras_preact.graph import Addition, Graph
 
 
@@ -64,7 +63,7 @@ def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
     logits = logits_step(graph)
 
     def spatial(x):
-        return _others(x, 1 if first and x.ndim == 4 else -1)
+        return other_axes(x, 1 if first and x.ndim == 4 else -1)
 
     needed_until = {unit.before: unit.step for unit in units}
     with keras.StatelessScope():
@@ -126,16 +125,11 @@ def _relative(difference: np.ndarray, whole: np.ndarray) -> float:
     return size / of
 
 
-def _others(x: np.ndarray, axis: int) -> tuple[int, ...]:
-    """Return all axes but the channel axis."""
-    return tuple(i for i in range(x.ndim) if i != axis % x.ndim)
-
-
 def _normalized_axes(step, x: np.ndarray) -> tuple[int, ...]:
     axis = getattr(step.operation, "axis", -1)
     if any(word in step.kind for word in PER_TOKEN):
         return tuple(i % x.ndim for i in (axis if isinstance(axis, list | tuple) else [axis]))
-    return _others(x, axis)
+    return other_axes(x, axis)
 
 
 def _spread(x: np.ndarray, axes: tuple[int, ...]) -> Spread:
@@ -153,13 +147,11 @@ class Gradients:
         outputs: `||dE/dx_{l+1}||`: for a unit of this package, x_{l+1} is its output,
             for any other the sum.
         weights: `||dE/dW||` over all kernels of the branch.
-        shapes: Shapes of x_{l+1} without the batch axis.
         loss: Name of the loss E.
     """
 
     outputs: list[float]
     weights: list[float]
-    shapes: list[tuple]
     loss: str
 
 
@@ -173,27 +165,19 @@ def gradients(model: keras.Model, sample, labels) -> Gradients:
     )
     half_square = "half the squared norm of the output"
     loss = half_square if labels is None else "the cross-entropy of the labels"
-    found = Gradients([], [], [], loss)
+    outputs: list[float] = []
+    weights: list[float] = []
     rows = iter(on_outputs[1:])
     for unit in observed.units:
-        own = list(itertools.islice(rows, unit.depth))
+        own = [next(rows) for _ in unit.names]
         if unit.is_plain:
             continue  # it has no addition, so it is no residual unit
-        rank = 3 if unit.is_stack else 2
         of_kernels = [
-            on_weights[id(weight)]
+            norms(on_weights[id(weight)], unit.depth)
             for name, weight in observed.weights(unit)
-            if len(weight.shape) >= rank
+            if len(weight.shape) - unit.is_stack > 1
             and (isinstance(unit, Addition) or name.startswith("branch/"))
         ]
-        for i, on_output in enumerate(own):
-            found.outputs.append(_norm([on_output]))
-            found.weights.append(
-                _norm([gradient[i] if unit.is_stack else gradient for gradient in of_kernels])
-            )
-            found.shapes.append(observed.graph.specs[unit.output].shape[1:])
-    return found
-
-
-def _norm(arrays: Sequence[np.ndarray]) -> float:
-    return float(np.sqrt(sum(np.sum(array**2) for array in arrays)))
+        outputs += [float(np.linalg.norm(on_output)) for on_output in own]
+        weights += np.linalg.norm([np.zeros(unit.depth), *of_kernels], axis=0).tolist()
+    return Gradients(outputs, weights, loss)

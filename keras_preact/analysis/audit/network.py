@@ -56,6 +56,14 @@ class Network:
     training: Measures
     gradients: Gradients
 
+    @cached_property
+    def of_each_shape(self) -> list[list[int]]:
+        """Numbers of the units that return each shape, in order."""
+        shapes = [self.graph.specs[unit.total].shape[1:] for unit in self.units]
+        return [
+            [i for i, shape in enumerate(shapes) if shape == each] for each in dict.fromkeys(shapes)
+        ]
+
     def roles(self, steps: Iterable[int]) -> list[str]:
         return [role for i in steps for role in roles(self.graph.steps[i])]
 

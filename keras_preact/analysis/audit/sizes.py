@@ -1,24 +1,16 @@
 """Checks of sizes: gradients, signals, weights, the sample and the logits."""
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from keras import ops
 
-from keras_preact.analysis.audit.check import Check, largest_first
+from keras_preact.analysis.audit.check import Check
 from keras_preact.analysis.audit.measure import Spread
 from keras_preact.analysis.audit.network import Network
 from keras_preact.analysis.audit.report import AuditFinding, Status
 from keras_preact.preprocessing import LARGEST_SIZE
-
-
-def _ends(shapes: Iterable[Hashable]) -> list[list[int]]:
-    """Return the numbers of the units of each shape, in order."""
-    groups: dict[Hashable, list[int]] = {}
-    for i, shape in enumerate(shapes):
-        groups.setdefault(shape, []).append(i)
-    return list(groups.values())
 
 
 def _judged(check: Check, values: dict[str, float], detail: str) -> AuditFinding:
@@ -42,19 +34,16 @@ def _first_to_last(
     if not any(norms):
         detail = "The gradient is 0 in every unit: a later layer with zero weights blocks it."
         return check.finding(Status.WARN, math.nan, (), f"{detail} {loss}")
-    groups = _ends(network.gradients.shapes)
-    groups = [group for group in groups if len(group) > 1] or [list(range(len(norms)))]
-    ends = {names[group[0]]: (group[0], group[-1]) for group in groups}
-    ratios = {
-        name: norms[first] / norms[last] if norms[last] else math.inf
-        for name, (first, last) in ends.items()
-    }
+    groups = [group for group in network.of_each_shape if len(group) > 1] or [[*range(len(names))]]
+    ends = [(group[0], group[-1]) for group in groups]
+    ratios = {names[i]: norms[i] / norms[j] if norms[j] else math.inf for i, j in ends}
     where = check.limits.worst_first(ratios)[0]
+    last = {names[i]: names[j] for i, j in ends}[where]
     return _judged(
         check,
         ratios,
-        f"The gradient norm of {what} at {{where}} is {{figure}} times that at "
-        f"{names[ends[where][1]]} ({{limits}}). {loss}",
+        f"The gradient norm of {what} at {{where}} is {{figure}} times that at {last} "
+        f"({{limits}}). {loss}",
     )
 
 
@@ -71,9 +60,8 @@ def weight_gradients(check: Check, network: Network) -> AuditFinding:
 def signal_growth(check: Check, network: Network) -> AuditFinding:
     """Compare the mean square of x_l at the first and the last unit of each shape."""
     units, size = network.units, network.training.mean_square
-    shapes = [network.graph.specs[unit.total].shape[1:] for unit in units]
     growth = {}
-    for group in _ends(shapes):
+    for group in network.of_each_shape:
         first, last = (size[units[i].name] for i in (group[0], group[-1]))
         growth[units[group[-1]].name] = last / first / len(group) if first else math.inf
     return _judged(
@@ -163,16 +151,8 @@ def dead_channels(check: Check, network: Network) -> AuditFinding:
     dead = {steps[i].name: share for i, share in network.training.dead.items()}
     if not dead:
         return check.passed("The network has no activation.")
-    names = largest_first(dead)
-    figure = dead[names[0]]
-    if not figure:
-        return check.passed("All channels of all activations are in use.")
-    detail = (
-        f"{names[0]} sets {figure:.0%} of its channels to 0 for the whole sample (healthy: up to "
-        f"{check.limits.healthy[1]:.0%})."
-    )
-    locations = check.limits.unhealthy(dead, names)
-    return check.finding(check.limits.status(figure), figure, locations, detail)
+    detail = "{where} sets {figure} of its channels to 0 for the whole sample ({limits})."
+    return _judged(check, dead, detail)
 
 
 def sample_scale(check: Check, network: Network) -> AuditFinding:

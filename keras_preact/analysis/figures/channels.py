@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact.analysis.figures import style
-from keras_preact.analysis.observed import Observed
+from keras_preact.analysis.observed import Observed, other_axes
 from keras_preact.units import Trace
 
 
@@ -57,9 +57,8 @@ def channel_profile(model: keras.Model, x, *, training: bool = True) -> ChannelP
 
 
 def _size(trace: Trace, axis: int):
-    output = trace.output
-    others = [i for i in range(len(output.shape)) if i != axis % len(output.shape)]
-    return ops.mean(ops.abs(ops.cast(output, "float32")), axis=others)
+    size = ops.abs(ops.cast(trace.output, "float32"))
+    return ops.mean(size, axis=other_axes(size, axis))
 
 
 def channel_heat_map(profile: ChannelProfile) -> Any:
