@@ -51,23 +51,19 @@ def _found_on_path(network: Network, unit: Addition, factor: float) -> str:
 def identity_path(check: Check, network: Network) -> AuditFinding:
     """Compare what each unit adds on its identity path with the previous sum."""
     units = {unit.name: unit for unit in network.units if unit.keeps_shape}
-    exempt = len(network.units) - len(units)
+    every, exempt = count(len(units), "unit"), len(network.units) - len(units)
     left = f" Units that change the shape are exempt: {exempt}." if exempt else ""
-    if not units:
-        return check.passed(f"No unit keeps the shape.{left}")
     change = {
         name: max(network.inference.change[name], network.training.change[name]) for name in units
     }
     broken = check.limits.unhealthy(change, largest_first(change))
     if not broken:
-        kept = "The identity path leaves its input unchanged in "
-        kept += f"{len(units)} of {count(len(units), 'unit')}."
-        return check.passed(kept + left, max(change.values()))
+        kept = f"The identity path leaves its input unchanged in {len(units)} of {every}.{left}"
+        return check.passed(kept, max(change.values(), default=0.0))
     found = dict.fromkeys(
         _found_on_path(network, units[name], network.inference.factor[name]) for name in broken
     )
-    detail = f"In {len(broken)} of {count(len(units), 'unit')}, "
-    detail += f"the identity path has {', or '.join(found)}."
+    detail = f"In {len(broken)} of {every}, the identity path has {', or '.join(found)}."
     advice = ""
     if path := [network.graph.steps[i].name for i in units[broken[0]].path]:
         detail += f" In {broken[0]}: {listed(path, 3)}."
@@ -169,12 +165,9 @@ def branch_order(check: Check, network: Network) -> AuditFinding:
         if not bad:
             continue
         alone = [i for i in bad if not is_fine(i)]
-        name = network.graph.steps[bad[0]].name
-        wrong.append(name)
-        if alone:
-            missing[network.graph.steps[alone[0]].name] = unit
-        else:
-            shared[name] = unit
+        wrong.append(network.graph.steps[bad[0]].name)
+        kind = missing if alone else shared
+        kind[network.graph.steps[(alone or bad)[0]].name] = unit
     named, total = network.usual_arrangement, len(network.units)
     rows = (
         f"Most units are read as {named!r}." if named else "Most units have no known arrangement."
@@ -217,9 +210,8 @@ def normalized_input(check: Check, network: Network) -> AuditFinding:
     steps = network.graph.steps
     spreads: dict[str, Spread] = {}
     missing: list[str] = []
-    # Units with weights that read a weight layer or an addition, and those of them without a norm.
-    inside: dict[bool, set[str]] = {True: set(), False: set()}
-    without: dict[bool, set[str]] = {True: set(), False: set()}
+    # Whether each unit lacks a norm: before weights that read a weight layer, and before others.
+    lacks: dict[bool, dict[str, bool]] = {True: {}, False: {}}
     for unit in network.units:
         own = [] if unit.keeps_shape else network.weights(unit.shortcut_steps)
         for i in (*network.reading_weights(unit), *own):
@@ -230,10 +222,8 @@ def normalized_input(check: Check, network: Network) -> AuditFinding:
                 missing.append(steps[i].name)
             if i not in own and not unit.is_first:
                 producer = network.graph.producers.get(end)
-                reads_weight = producer is not None and steps[producer].has_kernel
-                inside[reads_weight].add(unit.name)
-                if not norms:
-                    without[reads_weight].add(unit.name)
+                found = lacks[producer is not None and steps[producer].has_kernel]
+                found[unit.name] = found.get(unit.name, False) or not norms
     if not spreads:
         detail = "No branch reads its unit's input through a weight layer."
         return check.passed(detail, math.nan)
@@ -263,7 +253,7 @@ def normalized_input(check: Check, network: Network) -> AuditFinding:
         locations = (*locations, *shifted)
     if missing:
         # A mistake if few units lack it; the design if most do, or the first, or a projection.
-        is_mistake = any(0 < 2 * len(without[kind]) <= len(inside[kind]) for kind in inside)
+        is_mistake = any(0 < 2 * sum(found.values()) <= len(found) for found in lacks.values())
         statuses.append(Status.FAIL if is_mistake else Status.WARN)
         locations = (*missing, *locations)
         lacking = f"{len(missing)} of {len(std)}"
@@ -289,15 +279,9 @@ def dropout_places(check: Check, network: Network) -> AuditFinding:
     if not random:
         return check.passed(f"No identity path is random.{safe}")
     units = {unit.name: random[i] for unit in network.units for i in unit.path if i in random}
-    after = sum(any(i in random for i in unit.shared) for unit in network.units)
-    places = {"on the shortcut": len(units) - after, "after the previous addition": after}
-    where = ", ".join(f"{place}: {number}" for place, number in places.items() if number)
     layer = steps[max(random, key=lambda i: random[i])].name
-    detail = (
-        f"In {count(len(units), 'unit')}, the identity path has dropout (such as {layer}; "
-        f"{where}).{safe}"
-    )
-    return check.finding(Status.FAIL, max(units.values()), largest_first(units), detail)
+    found = f"In {count(len(units), 'unit')}, the identity path has dropout (such as {layer})."
+    return check.finding(Status.FAIL, max(units.values()), largest_first(units), found + safe)
 
 
 def final_activation(check: Check, network: Network) -> AuditFinding:
@@ -322,8 +306,7 @@ def final_activation(check: Check, network: Network) -> AuditFinding:
         wanted = ["norm", "activation"] if network.is_preactivation else []
     doubled = _doubled(network)
     found = _in_words(order) or "no normalisation and no activation"
-    detail = f"After the last addition the network has {found}. "
-    detail += f"Its units need {_in_words(wanted) or 'none'}."
+    detail = f"After the last addition: {found}. Needed: {_in_words(wanted) or 'none'}."
     if doubled:
         detail = f"A normalisation directly follows another one: {', '.join(doubled)}. {detail}"
     figure = order.count("norm")
