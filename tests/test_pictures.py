@@ -46,7 +46,8 @@ def test_front_picture(hook):
     for panel, name in zip(panels, kp.ARRANGEMENTS, strict=True):
         texts = [text.get_text() for text in panel.texts]
         drawn = [text for text in texts if text in ("BN", "ReLU", "3x3 conv")]
-        assert drawn == [box.text for box in figures.diagram(name).boxes]
+        parts = figures.diagram(name)
+        assert drawn == [box.text for box in (*parts.branch, *parts.after_addition)]
     layout.check(figure)
     texts = [re.findall("<!-- (.+?) -->", svg) for svg in (LIGHT, style.svg(figure))]
     assert texts[0] == texts[1], "run python docs/hooks/pictures.py"

@@ -4,39 +4,37 @@ any row added to the tables.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from keras_preact import arrangements, blocks, published, shortcuts
 from keras_preact.analysis.figures import style
 
 #: Component of an arrangement to the colour of its box.
-COLOURS: Mapping[str, str] = MappingProxyType(
-    {"norm": style.BLUE, "activation": style.ORANGE, "shift": style.PALE, "scale": style.PALE}
-)
+COLOURS = {
+    "norm": style.BLUE,
+    "activation": style.ORANGE,
+    "shift": style.PALE,
+    "scale": style.PALE,
+}
 #: Names of normalisations and activations to what a box says; others keep their names.
-SHORT: Mapping[str, str] = MappingProxyType(
-    {
-        "batch": "BN",
-        "layer": "LN",
-        "group": "GN",
-        "rms": "RMS norm",
-        "relu": "ReLU",
-        "shift": "+ b",
-        "scale": "* a",
-    }
-)
+SHORT = {
+    "batch": "BN",
+    "layer": "LN",
+    "group": "GN",
+    "rms": "RMS norm",
+    "relu": "ReLU",
+    "shift": "+ b",
+    "scale": "* a",
+}
 #: Part of a name in `kp.ARRANGEMENTS` or `kp.SHORTCUTS` to how the paper writes it.
-_WORDS: Mapping[str, str] = MappingProxyType(
-    {
-        "_only_": "-only ",
-        "preactivation": "pre-activation",
-        "bn": "BN",
-        "relu": "ReLU",
-        "conv1x1": "1x1 conv",
-        "_": " ",
-    }
-)
+_WORDS = {
+    "_only_": "-only ",
+    "preactivation": "pre-activation",
+    "bn": "BN",
+    "relu": "ReLU",
+    "conv1x1": "1x1 conv",
+    "_": " ",
+}
 WEIGHT_COLOUR = style.GREEN
 OTHER_COLOUR = style.PINK
 
@@ -53,12 +51,10 @@ class Box:
     """A part of a unit.
 
     Args:
-        path: `"branch"` (F), `"shortcut"` (h), `"gate"`, or `"after_addition"` (f).
         text: Text in the box.
         colour: Colour of its inside.
     """
 
-    path: str
     text: str
     colour: str = OTHER_COLOUR
 
@@ -68,8 +64,8 @@ class Diagram:
     """The parts of a unit, each path from start to end.
 
     Args:
-        branch, shortcut, gate, after_addition: Boxes of the paths. A gate acts on the
-            last boxes of the paths that it scales.
+        branch, shortcut, gate, after_addition: Boxes of F, of h, of the gate and of f. A
+            gate acts on the last boxes of the paths that it scales.
         connected: Whether there is a shortcut.
     """
 
@@ -79,35 +75,29 @@ class Diagram:
     after_addition: tuple[Box, ...]
     connected: bool
 
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        return self.branch + self.shortcut + self.gate + self.after_addition
-
 
 #: Texts on the shortcut, at the end of the branch and in the gate.
 Texts = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 _GATE = ("1x1 conv", "sigmoid")
 #: Class of a shortcut to a function from an instance to its texts. Any other class gets a box with
 #: its name on the shortcut.
-_ON_PATHS: Mapping[type, Callable[[Any], Texts]] = MappingProxyType(
-    {
-        shortcuts.Shortcut: lambda h: ((type(h).__name__,), (), ()),
-        shortcuts.Identity: lambda h: ((), (), ()),
-        shortcuts.NoShortcut: lambda h: ((), (), ()),
-        shortcuts.ConstantScaling: lambda h: (
-            (f"* {h.shortcut:g}",),
-            (f"* {h.residual:g}",) * (h.residual != 1),
-            (),
-        ),
-        shortcuts.ExclusiveGating: lambda h: (("* (1 - g)",), ("* g",), _GATE),
-        shortcuts.ShortcutOnlyGating: lambda h: (("* (1 - g)",), (), _GATE),
-        shortcuts.Conv1x1: lambda h: (("1x1 conv",), (), ()),
-        shortcuts.Dropout: lambda h: ((f"dropout {h.rate:g}",), (), ()),
-    }
-)
+_ON_PATHS: dict[type, Callable[[Any], Texts]] = {
+    shortcuts.Shortcut: lambda h: ((type(h).__name__,), (), ()),
+    shortcuts.Identity: lambda h: ((), (), ()),
+    shortcuts.NoShortcut: lambda h: ((), (), ()),
+    shortcuts.ConstantScaling: lambda h: (
+        (f"* {h.shortcut:g}",),
+        (f"* {h.residual:g}",) * (h.residual != 1),
+        (),
+    ),
+    shortcuts.ExclusiveGating: lambda h: (("* (1 - g)",), ("* g",), _GATE),
+    shortcuts.ShortcutOnlyGating: lambda h: (("* (1 - g)",), (), _GATE),
+    shortcuts.Conv1x1: lambda h: (("1x1 conv",), (), ()),
+    shortcuts.Dropout: lambda h: ((f"dropout {h.rate:g}",), (), ()),
+}
 
 #: Block to the network of which Table 2 has the errors.
-_COMPARED: Mapping[str, str] = MappingProxyType({"basic": "ResNet-110", "bottleneck": "ResNet-164"})
+_COMPARED = {"basic": "ResNet-110", "bottleneck": "ResNet-164"}
 
 
 def diagram(
@@ -143,26 +133,26 @@ def diagram(
     on_shortcut, on_branch, gate = _ON_PATHS[known](h)
     words = {"norm": normalization, "activation": weights.activation or activation}
 
-    def components(names: Sequence[str], path: str) -> list[Box]:
+    def components(names: Sequence[str]) -> list[Box]:
         said = {name: words.get(name, name) for name in names}
         return [
-            Box(path, SHORT.get(said[name], said[name]), COLOURS[name])
+            Box(SHORT.get(said[name], said[name]), COLOURS[name])
             for name in names
             if said[name] != "none"
         ]
 
-    branch = components(row.first, "branch")
+    branch = components(row.first)
     for i, kind in enumerate(weights.kinds, 1):
         is_last = i == len(weights.kinds)
-        branch.append(Box("branch", kind, WEIGHT_COLOUR))
-        branch += components(row.last if is_last else row.between, "branch")
+        branch.append(Box(kind, WEIGHT_COLOUR))
+        branch += components(row.last if is_last else row.between)
         if weights.gated and not is_last:
-            branch.append(Box("branch", f"* {kind}", WEIGHT_COLOUR))
+            branch.append(Box(f"* {kind}", WEIGHT_COLOUR))
     return Diagram(
-        branch=(*branch, *(Box("branch", text) for text in on_branch)),
-        shortcut=tuple(Box("shortcut", text) for text in on_shortcut),
-        gate=tuple(Box("gate", text) for text in gate),
-        after_addition=tuple(components(row.after_addition, "after_addition")),
+        branch=(*branch, *map(Box, on_branch)),
+        shortcut=tuple(map(Box, on_shortcut)),
+        gate=tuple(map(Box, gate)),
+        after_addition=tuple(components(row.after_addition)),
         connected=h.reads_input,
     )
 

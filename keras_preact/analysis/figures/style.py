@@ -7,7 +7,6 @@ import io
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,11 +46,9 @@ EDGE = "#4A4A4A"
 #: Insides of boxes, pale enough for text in `INK`.
 BLUE, ORANGE, GREEN, PINK, PALE = "#D7E8F5", "#FBE2D0", "#D5EFE4", "#F6E3EF", "#F3F3F3"
 #: Colour on a white page to that on a dark one. Any other colour is the same on both.
-DARK: Mapping[str, str] = MappingProxyType(
-    {colour: hue.dark for hue in HUES for colour in (hue.line, hue.text)}
-    | {GREY: "#A9ACB2", LINE: "#62666E", GRID: "#3A3E46", EDGE: "#8E939B"}
-    | {BLUE: "#1F405C", ORANGE: "#5C3517", GREEN: "#17493A", PINK: "#512B47", PALE: "#363A42"}
-)
+DARK = {colour: hue.dark for hue in HUES for colour in (hue.line, hue.text)}
+DARK |= {GREY: "#A9ACB2", LINE: "#62666E", GRID: "#3A3E46", EDGE: "#8E939B"}
+DARK |= {BLUE: "#1F405C", ORANGE: "#5C3517", GREEN: "#17493A", PINK: "#512B47", PALE: "#363A42"}
 
 #: Sizes of text in points, for figures 7 inches wide: legible at half their size.
 TITLE, LABEL, TICK, SMALL = 13, 12, 11, 10
