@@ -79,11 +79,8 @@ def lesions(
     observed = Observed(model, x[:size], training=False)
     _inputs.check_classes(labels, observed.graph)
     units = len(observed.names)
-    sets = (
-        [(i,) for i in range(units)]
-        if dropped is None
-        else [tuple(int(i) for i in each) for each in dropped]
-    )
+    dropped = [(i,) for i in range(units)] if dropped is None else dropped
+    sets = [tuple(int(i) for i in each) for each in dropped]
     for each in sets:
         if any(not 0 <= i < units for i in each):
             raise ValueError(

@@ -1,5 +1,6 @@
 """Running a network while its residual units are looked at."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -85,25 +86,26 @@ class Observed:
         added = dict(added or {})
         found: dict[int, Any] = {}
         calls: dict[int, Callable] = {}
-        residuals: dict[int, Callable] = {}
+        residuals: dict[int, Any] = {}
         first = 0
         for unit in self.units:
             last = first + unit.depth
             scale = None if residual_scale is None else residual_scale[first:last]
+            scale = scale if scale is None or unit.is_stack else scale[0]
             first = last
             if isinstance(unit, LayerUnit):
                 options = {"residual_scale": scale, "detach_residual": detach_residual}
                 if unit.is_stack:
                     options["perturbations"] = added.pop(unit.output, None)
-                calls[unit.step] = self._call(unit, look, found, options)
+                calls[unit.step] = functools.partial(self._run_layer, unit, look, found, options)
             elif isinstance(unit, Addition):
-                residuals[unit.residual] = _change(scale, detach_residual)
+                residuals[unit.residual] = scale
         values = self.graph.values(self.inputs if inputs is None else inputs)
 
         def change(tensors: Sequence[int]) -> None:
             for number in tensors:
                 if number in residuals:
-                    values[number] = residuals[number](values[number])
+                    values[number] = _changed(values[number], residuals[number], detach_residual)
                 if number in added:
                     values[number] = values[number] + added[number]
 
@@ -116,12 +118,23 @@ class Observed:
                 found[unit.step] = ops.expand_dims(seen, 0)
         return values, [found[unit.step] for unit in self.units]
 
-    def _call(self, unit: LayerUnit, look: Callable, found: dict, options: dict) -> Callable:
-        def call(x):
-            y, found[unit.step] = _traced(unit, x, look, training=self.graph.training, **options)
-            return y
+    def _run_layer(self, unit: LayerUnit, look: Callable, found: dict, options: dict, x):
+        """Run a unit or a stack; return its output, and put what `look` returned for each
+        unit into `found`.
+        """
+        axis = 1 if unit.pattern.data_format == "channels_first" else -1
+        outputs = []
 
-        return call
+        def seen(trace: Trace):
+            outputs.append(trace.output)
+            return look(trace, axis)
+
+        options = options | {"training": self.graph.training}
+        if isinstance(unit.layer, UnitStack):
+            found[unit.step] = unit.layer.trace(x, look=seen, **options)
+        else:
+            found[unit.step] = ops.expand_dims(seen(unit.layer.trace(x, **options)), 0)
+        return outputs[-1]
 
     def weights(self, unit: Unit) -> list[tuple[str, keras.Variable]]:
         """Return the trainable weights of a unit with their names below it."""
@@ -196,25 +209,6 @@ class Observed:
         )
 
 
-def _traced(unit: LayerUnit, x, look: Callable, *, residual_scale, perturbations=None, **options):
-    """Run a unit or a stack; return its output, and what `look` returned for each unit."""
-    axis = 1 if unit.pattern.data_format == "channels_first" else -1
-    outputs = []
-
-    def seen(trace: Trace):
-        outputs.append(trace.output)
-        return look(trace, axis)
-
-    if isinstance(unit.layer, UnitStack):
-        found = unit.layer.trace(
-            x, look=seen, residual_scale=residual_scale, perturbations=perturbations, **options
-        )
-        return outputs[-1], found
-    scale = None if residual_scale is None else residual_scale[0]
-    found = seen(unit.layer.trace(x, residual_scale=scale, **options))
-    return outputs[-1], ops.expand_dims(found, 0)
-
-
 def _trace_of_addition(graph: Graph, unit: Addition, values: dict[int, Any]) -> tuple[Trace, int]:
     """Return the parts of a unit, and its channel axis."""
     reader = next(graph.steps[i] for i in unit.residual_steps if graph.steps[i].has_kernel)
@@ -222,15 +216,10 @@ def _trace_of_addition(graph: Graph, unit: Addition, values: dict[int, Any]) -> 
     return Trace(*(values[number] for number in numbers)), reader.channel_axis
 
 
-def _change(scale, detach: bool) -> Callable:
+def _changed(residual, scale, detach: bool):
     """Return what takes the place of F(x_l) of an addition."""
-
-    def change(residual):
-        if detach:
-            residual = ops.stop_gradient(residual)
-        return residual if scale is None else residual * ops.cast(scale[0], residual.dtype)
-
-    return change
+    residual = ops.stop_gradient(residual) if detach else residual
+    return residual if scale is None else residual * ops.cast(scale, residual.dtype)
 
 
 def norms(gradient: np.ndarray, units: int) -> np.ndarray:
