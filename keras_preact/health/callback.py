@@ -125,17 +125,24 @@ class TrainingHealth(keras.callbacks.Callback):
         self.gaps: dict[int, float] = {}
         self.weights: list[str] = []
         self.inputs: list[str] = []
-        self.divergence: str | None = None
         # the gradient norm that stops training: the largest float32 for True
         limit = np.finfo("float32").max if stop_on_divergence is True else stop_on_divergence
         self._limit = float(limit) or None
         self._reported: set[str] = set()
-        self._suspected: set[str] = set()  # causes that the record before has shown
-        self._first_loss = math.nan
-        self._gap = math.nan
-        self._seen = 0
         self._probe: Any = None  # the `Probe` of the fit that runs
         self._restored: dict[str, Any] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        """Forget what was seen in the `fit` before."""
+        self.divergence: str | None = None
+        self._suspected: set[str] = set()  # causes that the record before has shown
+        self._first_loss = math.nan
+        self._accuracies: list[float] = []
+        self._highest_rate: float | None = None
+        self._epoch = 0
+        self._gap = math.nan
+        self._seen = 0
 
     def on_train_begin(self, logs=None):
         model = self.model
@@ -159,20 +166,10 @@ class TrainingHealth(keras.callbacks.Callback):
         state, self._restored = self._restored, None
         if state is not None and self.csv is not None:
             _tables.drop_rows(self.csv, "step", beyond=state["seen"])
-        self._csv = (
-            None
-            if self.csv is None
-            else outputs.CsvFile(self.csv, outputs.columns(self._watched, self._read))
-        )
+        columns = outputs.columns(self._watched, self._read)
+        self._csv = None if self.csv is None else outputs.CsvFile(self.csv, columns)
         self._board = None if self.tensorboard is None else outputs.TensorBoard(self.tensorboard)
-        self.divergence = None
-        self._suspected = set()
-        self._first_loss = math.nan
-        self._accuracies: list[float] = []
-        self._highest_rate: float | None = None
-        self._epoch = 0
-        self._gap = math.nan
-        self._seen = 0
+        self._start()
         self._probe = Probe(model, self._watched, self.interval, self._limit)
         if state is not None:
             self._take_over(state)
@@ -260,16 +257,18 @@ class TrainingHealth(keras.callbacks.Callback):
                 model.stop_training = True
 
     def _record(self, step: int, loss: float) -> None:
-        figures = np.array(ops.convert_to_numpy(self._probe.figures.value))
-        means, stds = (
-            (np.zeros(0), np.zeros(0)) if self._activations is None else self._activations()
-        )
-        record = HealthRecord.of(
-            figures,
-            self._watched,
+        gradients, weights, updates = np.array(ops.convert_to_numpy(self._probe.figures.value))
+        means, stds = np.zeros((2, 0)) if self._activations is None else self._activations()
+        groups = list(self._watched.group_norms(gradients).values())
+        ratio = groups[0] / groups[-1] if len(groups) > 1 and groups[-1] else math.nan
+        record = HealthRecord(
             step=step,
             epoch=self._epoch,
             loss=loss,
+            gradient_norms=gradients,
+            weight_norms=weights,
+            update_norms=updates,
+            layer_gradient_ratio=ratio,
             activation_means=means,
             activation_stds=stds,
             gap=self._gap,

@@ -14,16 +14,13 @@ from keras import ops
 from keras_preact.health.weights import Watched
 from keras_preact.wrapped_optimizer import WrappedOptimizer, unwrapped
 
-#: Rows of the figures.
-GRADIENT, WEIGHT, UPDATE = range(3)
-
 
 class Probe:
     """Measures the updates of a model's optimizer until it is removed.
 
     It replaces `model.optimizer` by a `ProbedOptimizer` around it. The figures, `(3, n)`
-    for n weights, and the number of their update are variables of that wrapper. The
-    optimizer itself does not change.
+    for n weights with a row each for gradients, weights and updates, and the number of
+    their update are variables of that wrapper. The optimizer itself does not change.
 
     Args:
         model: Compiled and built.
@@ -132,7 +129,7 @@ class Probe:
         if self.limit is not None:
             bad = self._is_bad(self._norms(before.gradients, before.scale))
             due = ops.logical_or(ops.logical_and(bad, updated), due)
-            due = ops.logical_and(due, ops.logical_not(self._is_bad(figures[GRADIENT])))
+            due = ops.logical_and(due, ops.logical_not(self._is_bad(figures[0])))
 
         def measure():
             weights, first = [], 0

@@ -133,11 +133,9 @@ HEALTHY_RANGES: Mapping[str, Range] = MappingProxyType(
 )
 
 
-#: What is healthy with `keras.optimizers.Muon`: it moves all directions of a kernel alike, also
-#: those that a gradient would leave, and trains well with steps of a tenth of a weight.
-MUON_RANGES: Mapping[str, Range] = MappingProxyType(
-    {"update_ratio": dataclasses.replace(HEALTHY_RANGES["update_ratio"], high=0.1)}
-)
+#: The largest healthy update of `keras.optimizers.Muon`, as a share of the weight: it moves all
+#: directions of a kernel alike, also those that a gradient would leave.
+MUON_UPDATE = 0.1
 
 
 def replaced(
@@ -148,7 +146,8 @@ def replaced(
     """
     table: dict[str, Range | None] = dict(HEALTHY_RANGES)
     if isinstance(unwrapped(optimizer), keras.optimizers.Muon):
-        table |= MUON_RANGES
+        usual = HEALTHY_RANGES["update_ratio"]
+        table["update_ratio"] = dataclasses.replace(usual, high=MUON_UPDATE)
     for name, row in (ranges or {}).items():
         _checks.lookup(HEALTHY_RANGES, name, "ranges")
         if row is not None and not isinstance(row, Range):

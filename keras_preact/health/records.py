@@ -4,9 +4,6 @@ import dataclasses
 
 import numpy as np
 
-from keras_preact.health.probe import GRADIENT, UPDATE, WEIGHT
-from keras_preact.health.weights import Watched
-
 
 @dataclasses.dataclass(frozen=True)
 class HealthRecord:
@@ -40,20 +37,6 @@ class HealthRecord:
     activation_means: np.ndarray
     activation_stds: np.ndarray
     gap: float
-
-    @classmethod
-    def of(cls, figures: np.ndarray, watched: Watched, **rest) -> "HealthRecord":
-        groups = list(watched.group_norms(figures[GRADIENT]).values())
-        first, last = groups[0], groups[-1]
-        ratio = first / last if len(groups) > 1 and last else float("nan")
-        gradients, weights, updates = (figures[row] for row in (GRADIENT, WEIGHT, UPDATE))
-        return cls(
-            gradient_norms=gradients,
-            weight_norms=weights,
-            update_norms=updates,
-            layer_gradient_ratio=ratio,
-            **rest,
-        )
 
     @property
     def gradient_norm(self) -> float:
