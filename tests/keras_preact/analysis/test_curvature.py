@@ -110,16 +110,3 @@ def test_noise_without_a_gradient():
     found = gradient_noise(model, np.ones((24, 5)), labels, loss=squares, parts=24)
     assert found.square < 0
     assert (found.scale, found.batch_size) == (float("inf"), None)
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: curvature(dense(), X, Y, loss=squares, k=0), "`k`"),
-        (lambda: curvature(dense(), X, Y, loss=squares, probes=0), "`probes`"),
-        (lambda: gradient_noise(dense(), X, Y, loss=squares, parts=7), "divide the 24 examples"),
-        (lambda: gradient_noise(dense(), X, Y, loss=squares, parts=1), "at least 2"),
-    ],
-)
-def test_what_they_refuse(call, words):
-    assert words in harness.error_of(call)

@@ -66,7 +66,7 @@ SPECTRUM = Spectrum(np.array([8.0, 4.0, 0.5, 1e-9, 0.0]), (5, 5), exact=True)
 VARIANCES = (0.5, 1.0, 2.0)
 RUNS = {
     "a": {"loss": [2.0, 1.0, 0.1], "accuracy": [0] * 3, "val_accuracy": [0.25, nan, 0.75]},
-    "b": {"loss": [2.0, 1.5], "accuracy": [0.1, 0.2], "val_accuracy": [0.5, 0.625]},
+    "b": {"loss": [2.0, 1.5], "accuracy": [0.1, 0.2], "val_accuracy": [0.75, 0.625]},
 }
 
 
@@ -109,7 +109,7 @@ LINES = {
             {"a, training": [2, 1, 0.1], "b, training": [2, 1.5]},
             {  # errors in percent
                 **{"a, training": [100] * 3, "b, training": [90, 80]},
-                **{"a, held-out": [75, nan, 25], "b, held-out": [50, 37.5]},
+                **{"a, held-out": [75, nan, 25], "b, held-out": [25, 37.5]},
             },
         ],
     ),
@@ -172,12 +172,9 @@ def test_training_curves_of_a_run(epochs):
     layout.check(figure)
 
 
-def test_training_curves_of_runs_that_differ():
-    """In length and columns. The lowest error would be chosen on the test images."""
-    runs = {f"run {i}": {"loss": np.ones(3), "val_accuracy": [0.5, 0.75, i / 8]} for i in (4, 5)}
-    figure = figures.training_curves({**runs, "plain": {"loss": np.ones(9)}})
-    assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [3, 3, 9]
-    assert title(figure.axes[1]) == "Last test error: 37.50 to 50.00 %"
+def test_no_epoch_is_chosen_on_the_test_images():
+    figure = figures.training_curves({**RUNS, "plain": {"loss": np.ones(9)}})
+    assert title(figure.axes[1]) == "Last test error: 25.00 to 37.50 %"
 
 
 @pytest.mark.parametrize(

@@ -79,29 +79,6 @@ def test_lanczos_does_not_form_the_jacobian(method):
     harness.close(found.values, np.array([9.0, 5.0, 3.0]), 1e-4)
 
 
-@pytest.mark.parametrize("strides", [1, 2])
-def test_convolution_as_a_matrix(strides):
-    """Each entry of the matrix is an element of the kernel, at the offset between two
-    pixels.
-    """
-    size, inputs, outputs = 5, 2, 3
-    options = {"block": "single", "shortcut": "none", "normalization": "none"}
-    unit = kp.ResidualUnit(outputs, strides=strides, activation="linear", **options)
-    x = harness.images(1, size, size, inputs)
-    unit.build(x.shape)
-    harness.randomize(unit)
-    kernel = harness.weights(unit)["branch/conv_1/kernel"]
-    small = -(-size // strides)
-    matrix = np.zeros((small, small, outputs, size, size, inputs))
-    for row, column, i, j in np.ndindex(small, small, size, size):
-        down, right = i - strides * row + 1, j - strides * column + 1
-        if 0 <= down < 3 and 0 <= right < 3:
-            matrix[row, column, :, i, j] = kernel[down, right].T
-    matrix = matrix.reshape(small * small * outputs, -1)
-    harness.close(jacobians.jacobian(unit, x), matrix)
-    harness.close(jacobians.spectrum(unit, x).values, np.linalg.svd(matrix, compute_uv=False))
-
-
 @pytest.mark.parametrize(
     ("arrangement", "training"),
     [

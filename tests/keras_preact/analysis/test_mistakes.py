@@ -3,9 +3,18 @@
 import keras
 import numpy as np
 import pytest
+from keras import layers
 
 import keras_preact as kp
-from keras_preact.analysis import MeanField, audit, figures, jacobians, lesions, propagation
+from keras_preact.analysis import (
+    MeanField,
+    audit,
+    figures,
+    grad_cam,
+    jacobians,
+    lesions,
+    propagation,
+)
 from tests.keras_preact import harness
 
 IMAGES = harness.images(2, 8, 8, 2)
@@ -18,6 +27,10 @@ def network(**options):
 
 def dense():
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+
+def images_to(*own):
+    return keras.Sequential([keras.Input((8, 8, 2)), *own])
 
 
 def signals(labels, images=IMAGES):
@@ -72,6 +85,19 @@ WRONG = [
     (lambda: jacobians.spectrum(double, FLOATS, k=2).condition_number, "2 largest of 3"),
     (lambda: jacobians.between(network(), 1, 8), "last=8"),
     (lambda: jacobians.between(network(), "x", 3), "first='x'"),
+    # curvature and gradient noise
+    (lambda: kp.analysis.curvature(dense(), FLOATS, k=0), "`k`"),
+    (lambda: kp.analysis.curvature(dense(), FLOATS, probes=0), "`probes`"),
+    (lambda: kp.analysis.gradient_noise(dense(), np.ones((8, 3)), parts=3), "divide the 8"),
+    (lambda: kp.analysis.gradient_noise(dense(), FLOATS, parts=1), "at least 2"),
+    # Grad-CAM
+    (lambda: grad_cam(network(), IMAGES, [1, 2, 3]), "a label for each example"),
+    (lambda: grad_cam(network(), IMAGES, [1, 10]), "0 to 9"),
+    (lambda: grad_cam(network(), IMAGES, layer="mapss"), "which it does not have"),
+    (lambda: grad_cam(network(), IMAGES, layer="conv_1"), "stage3"),
+    (lambda: grad_cam(network(), IMAGES, layer="head_classifier"), "must be a map"),
+    (lambda: grad_cam(images_to(layers.Conv2D(2, 1)), IMAGES), "(batch, classes)"),
+    (lambda: grad_cam(images_to(layers.Flatten(), layers.Dense(5)), IMAGES), "Name a layer"),
     # mean-field theory
     (lambda: MeanField("tahn"), "'tanh'"),
     (lambda: MeanField("tanh", -1.0), "weight_variance=-1.0"),
