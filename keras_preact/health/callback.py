@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_preact import _checks
-from keras_preact.health import _tables, findings, outputs
+from keras_preact.health import findings, outputs
 from keras_preact.health.activations import Activations
 from keras_preact.health.probe import Probe
 from keras_preact.health.ranges import Range, replaced
@@ -163,11 +163,11 @@ class TrainingHealth(keras.callbacks.Callback):
         self._activations = None if self.sample is None else Activations(model, self.sample)
         self.weights = [place.name for place in self._watched.places]
         self.inputs = [place.name for place in self._read]
-        state, self._restored = self._restored, None
-        if state is not None and self.csv is not None:
-            _tables.drop_rows(self.csv, "step", beyond=state["seen"])
         columns = outputs.columns(self._watched, self._read)
         self._csv = None if self.csv is None else outputs.CsvFile(self.csv, columns)
+        state, self._restored = self._restored, None
+        if state is not None and self._csv is not None:
+            self._csv.drop_after(state["seen"])
         self._board = None if self.tensorboard is None else outputs.TensorBoard(self.tensorboard)
         self._start()
         self._probe = Probe(model, self._watched, self.interval, self._limit)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_preact import atomic
 from keras_preact.health.records import HealthRecord
 from keras_preact.health.weights import Watched, WeightPlace
 
@@ -39,6 +40,22 @@ class CsvFile:
                         "`csv` has other columns than this model: give another file. Received: "
                         f"csv={str(path)!r}"
                     )
+
+    def drop_after(self, step: int) -> None:
+        """Drop the rows of later steps, the first column, and an incomplete last line. The
+        file is replaced as a whole or stays as it is.
+        """
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        kept = [
+            line
+            for line in lines[1:]
+            if line.endswith(b"\n") and int(line.partition(b",")[0]) <= step
+        ]
+        if len(kept) + 1 < len(lines):
+            mode = self.path.stat().st_mode & 0o777
+            with atomic.replacing(self.path) as temporary:
+                temporary.write_bytes(b"".join([lines[0], *kept]))
+            self.path.chmod(mode)
 
     def append(self, values: Iterable[object]) -> None:
         """Append a line, in a new file after that of the columns. NaN becomes an empty

@@ -439,6 +439,23 @@ class TestOutputs:
                 file.append([3, 4])
         assert (tmp_path / "health.csv").read_bytes() == b"a,b\n1,2\n"
 
+    @pytest.mark.parametrize(
+        ("content", "left"),
+        [
+            (b"step,a\n1,x\n5,y\n6,z\n", b"step,a\n1,x\n5,y\n"),
+            (b"step,a\n1,x\n2,", b"step,a\n1,x\n"),  # a line that was not finished
+            (b"", b""),
+        ],
+    )
+    def test_rows_after_a_step_are_dropped(self, tmp_path, content, left):
+        path = tmp_path / "table.csv"
+        path.write_bytes(content)
+        path.chmod(0o640)
+        CsvFile(path, ["step", "a"]).drop_after(5)
+        assert (path.read_bytes(), path.stat().st_mode & 0o777) == (left, 0o640)
+        CsvFile(tmp_path / "none.csv", ["step", "a"]).drop_after(5)
+        assert list(tmp_path.iterdir()) == [path]
+
     def test_tensorboard(self, tmp_path):
         import tensorflow as tf
 
