@@ -33,7 +33,6 @@ class Measures:
         factor: Least-squares factor from `before` to the shortcut, per unit.
         mean_square: Mean square of the sum, per unit.
         cut: Share of values that an activation on an identity path changes.
-        random: Relative difference between two calls of a step on an identity path.
         outputs: Spread of a normalisation's output.
         inputs: Spread of a weight layer's input over channels.
         gains: Root mean square of a weight layer's output, divided by that of its
@@ -46,7 +45,6 @@ class Measures:
     factor: dict[str, float] = dataclasses.field(default_factory=dict)
     mean_square: dict[str, float] = dataclasses.field(default_factory=dict)
     cut: dict[int, float] = dataclasses.field(default_factory=dict)
-    random: dict[int, float] = dataclasses.field(default_factory=dict)
     outputs: dict[int, Spread] = dataclasses.field(default_factory=dict)
     inputs: dict[int, Spread] = dataclasses.field(default_factory=dict)
     gains: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -84,9 +82,6 @@ def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
             if not kinds and not step.has_kernel and i != logits:
                 continue
             x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
-            if i in on_path and "dropout" in kinds:
-                again = graph.run(dict(values), [i])
-                found.random[i] = _relative(_array(again[step.outputs[0]]) - y, y)
             if step.has_kernel:
                 found.gains[i] = _relative(y, x) * np.sqrt(x.size / y.size)
                 if np.issubdtype(x.dtype, np.floating):

@@ -269,21 +269,6 @@ def _damped(network: Network) -> dict[str, float]:
     return {name: epsilon for name, epsilon in epsilons.items() if epsilon > EPSILON_LIMIT}
 
 
-def dropout_places(check: Check, network: Network) -> AuditFinding:
-    """Call the random layers on the identity paths twice."""
-    steps = network.graph.steps
-    most = check.limits.healthy[1]
-    random = {i: value for i, value in network.training.random.items() if value > most}
-    in_branch = sum("dropout" in roles(steps[i]) for unit in network.units for i in unit.branch)
-    safe = f" Dropout layers in branches, where they are safe: {in_branch}." if in_branch else ""
-    if not random:
-        return check.passed(f"No identity path is random.{safe}")
-    units = {unit.name: random[i] for unit in network.units for i in unit.path if i in random}
-    layer = steps[max(random, key=lambda i: random[i])].name
-    found = f"In {count(len(units), 'unit')}, the identity path has dropout (such as {layer})."
-    return check.finding(Status.FAIL, max(units.values()), largest_first(units), found + safe)
-
-
 def final_activation(check: Check, network: Network) -> AuditFinding:
     """Compare the layers after the last addition with what the units need; find doubled
     norms.
