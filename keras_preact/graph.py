@@ -20,6 +20,11 @@ from keras_preact.units import ResidualUnit
 #: Parts of the names of layers whose weights are no kernels, although some have several axes.
 _NO_KERNEL = ("Embedding", "Norm", "PReLU", "SqueezeExcitation")
 
+#: Class names of layers and operations that are activations, in lower case.
+_ACTIVATIONS = frozenset(
+    name.replace("_", "") for name in dir(keras.activations) if name[0] != "_"
+) - {"linear", "get", "serialize", "deserialize"}
+
 #: Layers of this package that are one step, as the poolings of Keras are.
 _WHOLE = (SqueezeExcitation, WindowPooling2D)
 
@@ -63,6 +68,26 @@ class Step:
     @property
     def kind(self) -> str:
         return type(self.operation).__name__
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Any of `"weight"`, `"norm"`, `"activation"`, `"dropout"`."""
+        if self.kind == "Activation" or self.has_kernel:
+            function = getattr(self.operation, "activation", None)
+            active = callable(function) and function is not keras.activations.linear
+            return ("weight",) * self.has_kernel + ("activation",) * active
+        if "Norm" in self.kind:
+            is_preprocessing = isinstance(self.operation, keras.layers.Normalization)
+            return () if is_preprocessing else ("norm",)
+        if self.kind.replace("_", "").lower() in _ACTIVATIONS:
+            return ("activation",)
+        is_random = getattr(self.operation, "seed_generator", None) is not None
+        return ("dropout",) if is_random else ()
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether it normalises over the features of one token, as in transformers."""
+        return "LayerNorm" in self.kind or "RMSNorm" in self.kind
 
     @property
     def channel_axis(self) -> int:

@@ -8,7 +8,6 @@ import numpy as np
 from keras import ops
 
 from keras_preact.analysis._inputs import is_softmax
-from keras_preact.analysis.audit.roles import PER_TOKEN, roles
 from keras_preact.analysis.observed import Observed, norms, other_axes
 from keras_preact.graph import Addition, Graph
 
@@ -78,7 +77,7 @@ def measure(graph: Graph, units: Sequence[Addition], sample) -> Measures:
                     product = float(np.sum(shortcut * before))
                     found.change[unit.name] = _relative(shortcut - before, before)
                     found.factor[unit.name] = product / square if square else float("nan")
-            kinds = roles(step)
+            kinds = step.roles
             if not kinds and not step.has_kernel and i != logits:
                 continue
             x, y = _array(values[step.inputs[0]]), _array(values[step.outputs[0]])
@@ -122,7 +121,7 @@ def _relative(difference: np.ndarray, whole: np.ndarray) -> float:
 
 def _normalized_axes(step, x: np.ndarray) -> tuple[int, ...]:
     axis = getattr(step.operation, "axis", -1)
-    if any(word in step.kind for word in PER_TOKEN):
+    if step.is_per_token:
         return tuple(i % x.ndim for i in (axis if isinstance(axis, list | tuple) else [axis]))
     return other_axes(x, axis)
 

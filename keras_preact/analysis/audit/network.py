@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from keras_preact.analysis.audit.measure import Gradients, Measures
-from keras_preact.analysis.audit.roles import PER_TOKEN, roles
 from keras_preact.arrangements import ARRANGEMENTS, TRANSFORMER_ARRANGEMENTS
 from keras_preact.graph import Addition, Graph
 
@@ -65,7 +64,7 @@ class Network:
         ]
 
     def roles(self, steps: Iterable[int]) -> list[str]:
-        return [role for i in steps for role in roles(self.graph.steps[i])]
+        return [role for i in steps for role in self.graph.steps[i].roles]
 
     def order(self, steps: Iterable[int]) -> list[str]:
         """Return the roles of steps, without dropout."""
@@ -90,11 +89,11 @@ class Network:
         token.
         """
         inside = [self.graph.steps[i] for unit in self.units for i in (*unit.shared, *unit.branch)]
-        norms = [step for step in inside if "norm" in roles(step)]
+        norms = [step for step in inside if "norm" in step.roles]
         shapes = [self.graph.specs[unit.total].shape for unit in self.units]
         if not norms or any(len(shape) != 3 for shape in shapes):
             return False
-        return all(any(word in step.kind for word in PER_TOKEN) for step in norms)
+        return all(step.is_per_token for step in norms)
 
     def upstream(self, tensor: int, stops: Iterable[int] = ()) -> tuple[list[int], int]:
         """Follow a tensor back to a weight layer, an addition or one of the tensors
@@ -123,7 +122,7 @@ class Network:
         """
         steps, end = self.upstream(self.graph.steps[weight].inputs[0], stops)
         producer = self.graph.producers.get(end)
-        fused = [] if producer is None or end in stops else roles(self.graph.steps[producer])[1:]
+        fused = [] if producer is None or end in stops else self.graph.steps[producer].roles[1:]
         return [*fused, *self.order(steps)]
 
     def reading_weights(self, unit: Addition) -> list[int]:

@@ -11,7 +11,6 @@ from keras_preact.analysis.audit.check import Check, count, largest_first
 from keras_preact.analysis.audit.measure import Spread
 from keras_preact.analysis.audit.network import Network
 from keras_preact.analysis.audit.report import AuditFinding, Status, listed
-from keras_preact.analysis.audit.roles import roles
 from keras_preact.arrangements import ARRANGEMENTS
 from keras_preact.graph import Addition
 
@@ -216,7 +215,7 @@ def normalized_input(check: Check, network: Network) -> AuditFinding:
         own = [] if unit.keeps_shape else network.weights(unit.shortcut_steps)
         for i in (*network.reading_weights(unit), *own):
             before, end = network.upstream(steps[i].inputs[0])
-            norms = [j for j in before if "norm" in roles(steps[j])]
+            norms = [j for j in before if "norm" in steps[j].roles]
             spreads[steps[i].name] = measured.outputs[norms[-1]] if norms else measured.inputs[i]
             if not norms:
                 missing.append(steps[i].name)
@@ -264,7 +263,7 @@ def normalized_input(check: Check, network: Network) -> AuditFinding:
 
 def _damped(network: Network) -> dict[str, float]:
     """Return the normalisations whose epsilon keeps small inputs from being normalised."""
-    norms = [step for step in network.graph.steps if "norm" in roles(step)]
+    norms = [step for step in network.graph.steps if "norm" in step.roles]
     epsilons = {step.name: getattr(step.operation, "epsilon", None) or 0.0 for step in norms}
     return {name: epsilon for name, epsilon in epsilons.items() if epsilon > EPSILON_LIMIT}
 
@@ -274,12 +273,12 @@ def final_activation(check: Check, network: Network) -> AuditFinding:
     norms.
     """
     steps = [network.graph.steps[i] for i in network.head]
-    names = [step.name for step in steps if set(roles(step)) & {"norm", "activation"}]
+    names = [step.name for step in steps if set(step.roles) & {"norm", "activation"}]
     order = [
         role
         for step in steps
         if step.kind != "Softmax"  # it returns the classes
-        for role in roles(step)
+        for role in step.roles
         if role in ("norm", "activation")
     ]
     row = ARRANGEMENTS.get(network.usual_arrangement or "")
@@ -315,6 +314,6 @@ def _doubled(network: Network) -> list[str]:
     return [
         step.name
         for step in network.graph.steps
-        if "norm" in roles(step)
+        if "norm" in step.roles
         and network.order(network.upstream(step.inputs[0])[0])[-1:] == ["norm"]
     ]
