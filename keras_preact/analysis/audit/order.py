@@ -106,8 +106,7 @@ def activation_after_addition(check: Check, network: Network) -> AuditFinding:
     if not shares:
         return check.passed("No activation is between two additions.")
     names = largest_first(shares)
-    by_name = {unit.name: unit for unit in network.units}
-    units = [by_name[name] for name in names]
+    units = [unit for unit in network.units if unit.name in shares]
     mean = float(np.mean(list(shares.values())))
     fine, most = POST_ACTIVATION_DEPTHS
     detail = (
@@ -146,9 +145,9 @@ def branch_order(check: Check, network: Network) -> AuditFinding:
     """Find weights without a normalisation and an activation of their branch right
     before them.
     """
-    # Name of a unit's first wrong weight to the unit: weights that have nothing right before them,
-    # those whose normalisation and activation also feed the shortcut, and both.
-    missing: dict[str, Addition] = {}
+    # A unit's first weight that has nothing right before it, else the unit's first weight whose
+    # normalisation and activation also feed the shortcut; and the first of either kind.
+    missing: list[str] = []
     shared: dict[str, Addition] = {}
     wrong: list[str] = []
 
@@ -163,42 +162,34 @@ def branch_order(check: Check, network: Network) -> AuditFinding:
         bad = [i for i in network.reading_weights(unit) if not is_fine(i, stops)]
         if not bad:
             continue
-        alone = [i for i in bad if not is_fine(i)]
         wrong.append(network.graph.steps[bad[0]].name)
-        kind = missing if alone else shared
-        kind[network.graph.steps[(alone or bad)[0]].name] = unit
+        if alone := [i for i in bad if not is_fine(i)]:
+            missing.append(network.graph.steps[alone[0]].name)
+        else:
+            shared[wrong[-1]] = unit
     named, total = network.usual_arrangement, len(network.units)
-    rows = (
-        f"Most units are read as {named!r}." if named else "Most units have no known arrangement."
-    )
+    found = f"are read as {named!r}" if named else "have no known arrangement"
+    detail = f"Most units {found}."
     if not wrong:
-        return check.passed(rows)
-    needed, feed, then = "normalisation and activation", "feed", ", then an activation,"
-    if network.per_token:
-        needed, feed, then = "normalisation", "feeds", ""
+        return check.passed(detail)
+    needed = "normalisation" if network.per_token else "normalisation and activation"
     every = f"of {count(total, 'unit')}"
-    parts, remedies = [], []
-    if shared:
-        parts.append(
-            f"In {len(shared)} {every}, the {needed} before a weight layer also {feed} the "
-            f"shortcut (first: before {next(iter(shared))})."
-        )
-        remedies.append(_start_earlier(network, shared.values()))
+    advice = ""
     if missing:
-        parts.append(
+        detail = (
             f"In {len(missing)} {every}, a weight layer has no {needed} right before it (first: "
-            f"{next(iter(missing))})."
+            f"{missing[0]}). {detail}"
         )
-        remedies.append(f"Put a normalisation{then} right before {listed(list(missing), 3)}.")
+    if shared:
+        detail = (
+            f"In {len(shared)} {every}, the shortcut starts after the {needed} of a weight layer "
+            f"(first: {next(iter(shared))}). {detail}"
+        )
+        advice = _start_earlier(network, shared.values()) + f" {check.advice}" * bool(missing)
     is_mixed = named in RECOMMENDED or 2 * len(wrong) < total
-    return check.finding(
-        Status.FAIL if is_mixed else Status.WARN,
-        len(wrong) / total,
-        wrong,
-        " ".join([*parts, rows]),
-        " ".join(remedies) if shared else "",
-        is_ranked=False,
-    )
+    status = Status.FAIL if is_mixed else Status.WARN
+    share = len(wrong) / total
+    return check.finding(status, share, wrong, detail, advice, is_ranked=False)
 
 
 def normalized_input(check: Check, network: Network) -> AuditFinding:
