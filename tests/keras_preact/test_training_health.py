@@ -578,19 +578,13 @@ class TestCauses:
 
         assert findings.highest_rate(rate, steps) == max(map(rate, range(steps)))
 
-    @pytest.mark.parametrize(
-        ("ratio", "side", "words"),
-        [
-            (2e-4, "below", ("is too low", "0.02 %", "loss does not fall", "Try 0.5")),
-            (0.3, "above", ("is too high", "30 %", "below 1 %", "Try 0.002")),
-        ],
-    )
-    def test_another_rate_is_proposed(self, ratio, side, words):
-        cause = findings.Cause("update_ratio", side, if_stuck=side == "below")
-        figures = {"update_ratio": FigureValues(np.array([ratio]))}
+    def test_a_higher_rate_is_proposed(self):
+        cause = findings.Cause("update_ratio", "below", if_stuck=True)
+        figures = {"update_ratio": FigureValues(np.array([2e-4]))}
         row = HEALTHY_RANGES["update_ratio"]
         text = findings.message(cause, figures, row, Rates(0.1, 0.1))
-        assert all(word in text for word in ("Learning rate 0.1", *words)), text
+        for words in ("rate 0.1 is too low", "0.02 %", "loss does not fall", "Try 0.5"):
+            assert words in text
 
     def test_places_of_units_and_layers(self):
         kernels = [("a/k", "a", True), ("a/l", "a", True), ("b/k", "b", True), ("c/k", "c", False)]
