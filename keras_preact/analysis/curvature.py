@@ -8,8 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _checks
-from keras_preact.analysis import _inputs, _optional
+from keras_preact import _checks, _optional
+from keras_preact.analysis import _inputs
 from keras_preact.backend import autodiff
 from keras_preact.graph import Graph
 

@@ -10,8 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_preact import _checks
-from keras_preact.analysis import _optional
+from keras_preact import _checks, _optional
 from keras_preact.backend import autodiff
 from keras_preact.layers import chains
 from keras_preact.models.segments import unit_names

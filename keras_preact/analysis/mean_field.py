@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from keras_preact import _checks
-from keras_preact.analysis import _optional
+from keras_preact import _checks, _optional
 
 
 def _sigmoid(x):

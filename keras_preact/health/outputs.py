@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact import atomic
+from keras_preact import _optional, atomic
 from keras_preact.health.records import HealthRecord
 from keras_preact.health.weights import Watched, WeightPlace
 
@@ -141,13 +141,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | os.PathLike):
-        try:
-            import tensorboard  # noqa: F401
-        except ImportError as error:
-            raise ImportError(
-                "`tensorboard` needs the package tensorboard: pip install "
-                "'keras-preact[training]', or leave it out."
-            ) from error
+        _optional.load("tensorboard")
         self._folder = str(folder)
         self._writer: Any = None
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_preact.analysis import _optional
+from keras_preact import _optional
 
 
 class Hue(NamedTuple):

@@ -1,11 +1,11 @@
-"""Packages that only some analyses need."""
+"""Packages that only some functions need."""
 
 import importlib
 from types import ModuleType
 
 
 def load(module: str) -> ModuleType:
-    """Return a module of SciPy or matplotlib.
+    """Return a module of a package that may be missing, such as SciPy or matplotlib.
 
     Raises:
         ImportError: if the package is not installed; the message names the extra.
