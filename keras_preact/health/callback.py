@@ -17,7 +17,7 @@ from keras_preact.health.activations import Activations
 from keras_preact.health.probe import Probe
 from keras_preact.health.ranges import Range, replaced
 from keras_preact.health.records import HealthRecord
-from keras_preact.health.weights import Watched, WeightPlace
+from keras_preact.health.weights import Watched
 
 
 class TrainingHealth(keras.callbacks.Callback):
@@ -161,6 +161,7 @@ class TrainingHealth(keras.callbacks.Callback):
         self.ranges = replaced(self._own_ranges, model.optimizer)
         self._watched = Watched(model)
         self._activations = None if self.sample is None else Activations(model, self.sample)
+        self._read = [] if self._activations is None else self._activations.places
         self.weights = [place.name for place in self._watched.places]
         self.inputs = [place.name for place in self._read]
         columns = outputs.columns(self._watched, self._read)
@@ -174,8 +175,7 @@ class TrainingHealth(keras.callbacks.Callback):
         if state is not None:
             self._take_over(state)
         self._left = self._until_due()
-        wrong = None if self._activations is None else self._activations.wrong_input()
-        if wrong is not None:
+        if self._activations is not None and (wrong := self._activations.wrong_input()):
             self._report("input", wrong)
         if keras.backend.backend() != "torch":  # there, nothing is compiled for an optimizer
             model.make_train_function(force=True)
@@ -223,10 +223,6 @@ class TrainingHealth(keras.callbacks.Callback):
         self._probe.step.assign(state.get("measured", self._seen))
         if "figures" in state:
             self._probe.figures.assign(np.array(state["figures"], "float32"))
-
-    @property
-    def _read(self) -> list[WeightPlace]:
-        return [] if self._activations is None else self._activations.places
 
     def _until_due(self) -> int:
         """Return the number of batches until the next record."""
