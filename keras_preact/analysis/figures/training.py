@@ -155,12 +155,9 @@ _HUES = {
     "median": style.COLOURS[0],
     "largest": style.COLOURS[1],
 }
-#: Figure, a key of `HEALTHY_RANGES`, to the label of its axis.
+#: Figure, a key of `HEALTHY_RANGES`, to the label of its axis; any other is a ratio.
 _UNITS = {
     "gradient_norm": "Norm",
-    "layer_gradient_ratio": "Ratio",
-    "update_ratio": "Ratio",
-    "gradient_weight_ratio": "Ratio",
     "activation_mean": "Mean",
     "activation_std": "Standard deviation",
 }
@@ -198,7 +195,7 @@ def training_health(table: Columns) -> Any:
     panels = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel()
     for axes, (name, series) in zip(panels, found.items(), strict=False):
         title = HEALTHY_RANGES[name].figure
-        style.styled(axes, title[0].upper() + title[1:], "", _UNITS[name])
+        style.styled(axes, title[0].upper() + title[1:], "", _UNITS.get(name, "Ratio"))
         for label, values in series.items():
             style.lines(axes, {label: (steps, values)}, color=_HUES[label])
         if HEALTHY_RANGES[name].low > 0:
