@@ -17,15 +17,17 @@ def check_sample(model: keras.Layer, sample, argument: str = "x") -> list[np.nda
             fit the model.
     """
     parts = sample if isinstance(sample, list | tuple) else [sample]
-    arrays = [
-        np.asarray(ops.convert_to_numpy(part) if ops.is_tensor(part) else part) for part in parts
-    ]
+    arrays = [_array(part) for part in parts]
     inputs = getattr(model, "inputs", None) or [None] * len(arrays)
     if len(inputs) != len(arrays):
         raise ValueError(
             f"The model has {len(inputs)} inputs. Received: {len(arrays)} arrays as `{argument}`"
         )
     return [_check(array, wanted, argument) for array, wanted in zip(arrays, inputs, strict=True)]
+
+
+def _array(given) -> np.ndarray:
+    return np.asarray(ops.convert_to_numpy(given) if ops.is_tensor(given) else given)
 
 
 def _check(array: np.ndarray, wanted, argument: str) -> np.ndarray:
@@ -56,7 +58,7 @@ def check_labels(labels, examples: int):
     """Return labels as an array, one per example, or None if there are none."""
     if labels is None:
         return None
-    labels = np.asarray(labels)
+    labels = _array(labels)
     labels = labels.astype("float32") if labels.dtype.kind == "f" else labels
     if len(labels) != examples:
         raise ValueError(
