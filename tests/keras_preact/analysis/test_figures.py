@@ -31,14 +31,12 @@ def signals(seed=0, **changes) -> Propagation:
     """Make up the signals of a network."""
     rng = np.random.default_rng(seed)
     names = ("residual_norm", "residual_mean", "residual_std", "shortcut_norm", "cut", "dead")
-    fields = {name: rng.uniform(0.1, 1, 3) for name in names}
-    fields |= {
-        name: rng.uniform(0.1, 1, 4) for name in ("x_norm", "x_mean", "x_std", "gradient_norm")
-    }
+    sizes = dict.fromkeys(names, 3)
+    sizes |= dict.fromkeys(("x_norm", "x_mean", "x_std", "gradient_norm"), 4)
+    fields = {name: rng.uniform(0.1, 1, size) for name, size in sizes.items()}
     weights = {name: rng.uniform(0.1, 1, 3) for name in (CONV, "branch/norm_1/gamma")}
-    return Propagation(
-        **{"units": UNITS, "weight_gradients": weights, "loss": 2.0, **fields, **changes}
-    )
+    fields |= {"units": UNITS, "weight_gradients": weights, "loss": 2.0, **changes}
+    return Propagation(**fields)
 
 
 def labelled(axes) -> dict[str, np.ndarray]:
