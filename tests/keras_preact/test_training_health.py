@@ -736,11 +736,6 @@ class TestDivergence:
         assert int(model.optimizer.iterations) == 5
 
 
-class Branching(keras.Model):
-    def call(self, x):
-        return x if float(x[0, 0]) > 0 else -x
-
-
 def fit_with(*callbacks):
     model = network(SGD(0.1), **EAGERLY)
     try:
@@ -763,10 +758,6 @@ def fit_with(*callbacks):
         (lambda path: fit_with(watch(csv=path / "other.csv")), "other columns than this model"),
         (lambda path: fit_with(watch(), watch()), "A fit takes one TrainingHealth"),
         (lambda path: fit_with(watch(tensorboard=path)), "keras-preact[training]"),
-        (
-            lambda path: Activations(Branching(), np.ones((2, 2), "float32")),
-            "(Branching) cannot be traced",
-        ),
     ],
 )
 def test_wrong_arguments(call, words, tmp_path, monkeypatch):
