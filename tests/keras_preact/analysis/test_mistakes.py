@@ -55,7 +55,6 @@ class Growing:
 WRONG = [
     # batches, labels and models
     (lambda: signals(None, IMAGES[:0]), "at least one example"),
-    (lambda: signals(None, IMAGES * np.nan), "must be finite"),
     (lambda: signals(None, IMAGES[..., :1]), "(None, 8, 8, 2)", "(2, 8, 8, 1)"),
     (lambda: signals([1, 2, 3]), "3 labels for 2 examples"),
     (lambda: signals([0, 10]), "labels from 0 to 10"),
