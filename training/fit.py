@@ -11,10 +11,9 @@ import tensorflow as tf
 
 import keras_preact as kp
 
-from . import callbacks, curves, divergence, histories, messages, networks, plans, runs
+from . import callbacks, curves, divergence, estimates, histories, messages, networks, plans, runs
 from .checkpoints import Best, Checkpoints, Saved, Saver
 from .cli import UserError, command
-from .estimates import Clock
 from .progress import Progress
 from .run import Run
 from .signals import Stop
@@ -94,7 +93,7 @@ def rehearse(run: Run) -> None:
     """Train a few steps and print a description of the run and its costs; write
     nothing.
     """
-    clock = Clock()
+    clock = estimates.Clock()
     run.model.fit(
         run.distribution.training_data(run.training_data()),
         steps_per_epoch=TIMED * run.config.steps_per_execution,
@@ -102,7 +101,7 @@ def rehearse(run: Run) -> None:
         callbacks=[clock],
         verbose=0,
     )
-    run.say(messages.rehearsal(run, clock.timing))
+    run.say(estimates.describe(run, *clock.seconds()))
 
 
 class Fit:

@@ -1,4 +1,4 @@
-"""What a person reads before, after and about a run."""
+"""What a person reads before and after a run."""
 
 import math
 from collections.abc import Mapping
@@ -7,11 +7,8 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from . import plans
 from .checkpoints import Saved
 from .cli import command
-from .config import Data
-from .estimates import Timing, describe_run
 from .run import Run
 from .terminal import duration
 
@@ -77,52 +74,3 @@ def end(
             f"Next: {command('evaluate')} {folder}",
         ]
     )
-
-
-def rehearsal(run: Run, timing: Timing) -> str:
-    """Describe a run and its costs before it begins.
-
-    Args:
-        run: The run.
-        timing: Timing of its train step.
-    """
-    config, plan, data = run.config, run.plan, run.data
-    sizes = {"to train": data.train, "held out": data.holdout, "to test": data.test}
-    counts = ", ".join(
-        f"{split.size:,} {name}" for name, split in sizes.items() if split is not None
-    )
-    described = {
-        "Data": (
-            f"{data.name}: {counts}; {len(data.classes)} classes; {run.size} x {run.size} pixels, "
-            f"{data.channels} channel{'s' * (data.channels > 1)}"
-        ),
-        "Augmentation": _augmentation(config.data),
-    }
-    return describe_run(
-        run.network,
-        data=described,
-        batch_size=config.batch_size,
-        plan=plan,
-        rate=plans.rate_at(run.rate),
-        timing=timing,
-        devices=run.distribution.replicas,
-        together=config.steps_per_execution,
-    )
-
-
-def _augmentation(options: Data) -> str:
-    padding = (
-        f", padded by {options.border} pixels with: {options.padding}"
-        if options.augmentation == "pad_crop_flip"
-        else ""
-    )
-    parts = [options.augmentation + padding]
-    if options.rand_augment is not None:
-        count, magnitude = options.rand_augment
-        parts.append(f"RandAugment, {count} operations of magnitude {magnitude}")
-    parts += [
-        f"{name} with alpha {alpha:g}"
-        for name, alpha in (("mixup", options.mixup), ("CutMix", options.cutmix))
-        if alpha
-    ]
-    return "; ".join(parts)

@@ -1,18 +1,23 @@
-"""What a dry run says: closed forms and published counts, and times from a function that
-is known.
+"""What a dry run says: closed forms and published counts, and times from a clock of our
+own.
 """
 
 import math
+from types import SimpleNamespace
 
 import keras
 import pytest
 
 import keras_preact as kp
 from tests.training.commands import run_train
-from training import networks
-from training.estimates import Clock, Costs, Timing, costs, describe_run, memory
-from training.plans import Plan
-from training.recipes import RECIPES
+from training import estimates
+from training.config import Config, Data, Model, Optimizer, Schedule
+from training.train import started
+
+
+def costs(model: keras.Model) -> estimates.Costs:
+    [image] = model.inputs
+    return estimates.costs(model, keras.KerasTensor((1, *image.shape[1:]), image.dtype))
 
 
 def cifar_products(n: int) -> int:
@@ -35,21 +40,17 @@ def cifar_products(n: int) -> int:
 def test_cifar_networks_in_closed_form(depth, stacked, millions):
     counted = costs(kp.models.resnet_cifar(depth, stacked=stacked))
     assert counted.multiply_adds == cifar_products((depth - 2) // 6)
-    assert counted.flops == 2 * counted.multiply_adds
     assert counted.multiply_adds / 1e6 == pytest.approx(millions, abs=0.05)
-    assert counted.unknown == ()
 
 
 def test_grouped_depthwise_and_dense_layers():
-    """Dense layers at every position; what is not counted is named."""
+    """Dense layers at every position."""
     inputs = keras.Input((8, 6, 4))
     x = keras.layers.Conv2D(6, 3, strides=2, groups=2, padding="same")(inputs)  # 4 x 3
     # 2 x 1, 12 channels
     x = keras.layers.DepthwiseConv2D(3, depth_multiplier=2, padding="valid")(x)
-    x = keras.layers.Dense(5)(x)
-    counted = costs(keras.Model(inputs, keras.layers.Conv2DTranspose(3, 2)(x)))
+    counted = costs(keras.Model(inputs, keras.layers.Dense(5)(x)))
     assert counted.multiply_adds == 4 * 3 * 9 * (4 // 2) * 6 + 2 * 1 * 9 * 6 * 2 + 2 * 1 * 12 * 5
-    assert counted.unknown == ("Conv2DTranspose",)
 
 
 def test_attention_in_closed_form():
@@ -65,9 +66,7 @@ def test_attention_in_closed_form():
 
 
 class TestMemory:
-    @pytest.mark.parametrize(
-        ("dtype", "size"), [("float32", 4), ("mixed_bfloat16", 2), ("mixed_float16", 2)]
-    )
+    @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("mixed_bfloat16", 2)])
     def test_what_is_kept_of_a_plain_unit(self, dtype, size):
         """Of BN-ReLU-conv twice: the inputs of both normalisations and of both
         convolutions, four maps.
@@ -77,8 +76,7 @@ class TestMemory:
         assert costs(keras.Model(inputs, unit(inputs))).kept == 4 * (8 * 8 * 4) * size
 
     @pytest.mark.parametrize(
-        ("remat", "maps"),
-        [(False, 4 * 10), (1, 10 + 4), (3, 4 + 3 * 4), (True, 10 + 4), (20, 1 + 40)],
+        ("remat", "maps"), [(False, 4 * 10), (3, 4 + 3 * 4), (True, 10 + 4), (20, 1 + 40)]
     )
     def test_stacks_keep_inputs_of_segments_and_the_inside_of_one(self, remat, maps):
         inputs = keras.Input((8, 8, 4))
@@ -87,28 +85,29 @@ class TestMemory:
 
     def test_parts(self):
         """Momentum, average and accumulator are a copy of the weights each."""
-        config = RECIPES["cifar10_modern"]()
         model = kp.models.resnet_cifar(8)
-        optimizer = kp.optimizers.CoupledSGD(0.1, use_ema=True, gradient_accumulation_steps=2)
-        model.compile(optimizer, networks.loss(config))
+        model.compile(
+            kp.optimizers.CoupledSGD(0.1, use_ema=True, gradient_accumulation_steps=2), "mse"
+        )
         trained = 4 * sum(math.prod(variable.shape) for variable in model.trainable_variables)
         moving = 4 * sum(math.prod(variable.shape) for variable in model.non_trainable_weights)
-        needed = memory(model, Costs(kept=1000), 7)
+        needed = estimates.memory(model, 7000)
         assert needed["weights"] == trained + moving
         assert needed["gradients"] == trained
         assert 3 * trained <= needed["optimizer"] <= 3 * trained + 32  # and the counters
         assert needed["activations"] == 7000
 
 
-def test_time_of_a_step_is_the_median_after_the_first():
-    times = iter((100.0, 109.0, 111.0, 111.5, 112.5))
-    clock = Clock(lambda: next(times))
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [((100.0, 109.0, 111.0, 111.5, 112.5), (1.0, 8.0)), ((0.0, 0.5, 1.5), (1.0, 0.0))],
+)
+def test_time_of_a_step_is_the_median_after_the_first(times, expected):
+    clock = estimates.Clock(iter(times).__next__)
     clock.on_train_begin()
-    for batch in range(4):
+    for batch in range(len(times) - 1):
         clock.on_train_batch_end(batch, {"loss": 1.0})
-    assert clock.timing == Timing(first=9.0, step=1.0)
-    assert clock.timing.compiling == 8.0
-    assert Timing(first=0.5, step=1.0).compiling == 0.0
+    assert clock.seconds() == expected
 
 
 def test_a_dry_run_describes_the_run_and_writes_nothing(tmp_path, capsys):
@@ -120,28 +119,27 @@ def test_a_dry_run_describes_the_run_and_writes_nothing(tmp_path, capsys):
 
 
 def test_page():
-    model = kp.create_model("digits_resnet8_preact", dtype="mixed_bfloat16", stacked=True)
-    model.compile(
-        kp.optimizers.CoupledSGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
-    text = describe_run(
-        model,
-        data={"Data": "digits"},
+    config = Config(
+        model=Model("digits_resnet8_preact", dtype="mixed_bfloat16", stacked=True),
+        data=Data("digits"),
+        optimizer=Optimizer(learning_rate=0.1),
+        schedule=Schedule("linear", length=30),
         batch_size=64,
-        plan=Plan(690, 23, parts=4),
-        rate=lambda step: 0.1 - step / 10_000,
-        timing=Timing(first=3.0, step=1.0),
-        devices=2,
-        together=8,  # of which 4 make an update
+        accumulate=4,
+        steps_per_execution=8,  # of which 4 make an update
     )
-    text = " ".join(text.split())
-    trained = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    with started(config, "digits") as run:
+        run.distribution = SimpleNamespace(replicas=2)
+        text = " ".join(estimates.describe(run, step=1.0, compiling=2.0).split())
+        products = costs(run.network).multiply_adds
     for part in (
-        f"Parameters {trained:,} trained, ",
-        f"{costs(model).flops / 1e6:.3g} M per image in the forward pass (",
-        "690 with 64 images each in 4 parts on 2 devices: 30 epochs of 23",
-        "Learning rate 0.1 at the start, 0.0931 at 10 %, 0.0828 at 25 %, 0.0656 at 50 %, ",
-        "0.0311 at the end; highest 0.1",
-        "5 min 45 s (0.5 s per update, 128 images/s)",  # 690 half seconds
+        "Model digits_resnet8_preact, 3 units, mixed_bfloat16",
+        f"Parameters {run.parameters:,} trained, ",
+        f"{2 * products / 1e6:.3g} M per image in the forward pass (",
+        "660 with 64 images each in 4 parts on 2 devices: 30 epochs of 22",
+        "(8 images)",
+        "Learning rate 0.1 at the start, 0.09 at 10 %, 0.075 at 25 %, 0.05 at 50 %, ",
+        "at the end; highest 0.1",
+        "5 min 30 s (0.5 s per update, 128 images/s), and 2 s to compile",  # 660 half seconds
     ):
-        assert part in text
+        assert part in text, part
