@@ -142,7 +142,7 @@ class Run:
         batches = datasets.evaluation_batches(self.data, self.data.train, batch_size, self.size)
         return (images for images, _ in batches.take(count).as_numpy_iterator())
 
-    def evaluation_data(self, split: datasets.Split):
+    def evaluation_data(self, split: datasets.Reader):
         """Return the images of a split as `evaluate` takes them."""
         config = self.config
         batches = datasets.evaluation_batches(

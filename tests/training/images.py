@@ -9,14 +9,14 @@ from PIL import Image
 
 from keras_preact.preprocessing import Preprocessing
 from training.data.readers import Arrays
-from training.data.sources import ImageData, Split
+from training.data.sources import ImageData
 
 
 def in_memory(images: np.ndarray, labels=None, classes: int = 2) -> ImageData:
     """Return a data set of these images, for training and as test images; a label is
     the image's number by default.
     """
-    part = Split.of(Arrays(images, np.arange(len(images)) if labels is None else labels))
+    part = Arrays(images, np.arange(len(images)) if labels is None else labels)
     size, channels = images.shape[1], images.shape[3]
     standard = Preprocessing((0.0,) * channels, (1.0,) * channels, size)
     return ImageData(

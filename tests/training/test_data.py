@@ -12,15 +12,15 @@ from PIL import Image
 from tests.training import images as pictures
 from training.cli import UserError
 from training.config import Data
-from training.data import Split, evaluation_batches, load
+from training.data import Reader, evaluation_batches, load
 
 
-def arrays(split: Split):
+def arrays(split: Reader):
     rows = list(split.open().as_numpy_iterator())
     return np.stack([image for image, _ in rows]), np.array([label for _, label in rows])
 
 
-def assert_parts(data, train: Split) -> None:
+def assert_parts(data, train: Reader) -> None:
     """Check that the training and held-out images together are those of `train`."""
     parts = np.concatenate([arrays(data.train)[0], arrays(data.holdout)[0]])
     np.testing.assert_array_equal(np.sort(parts, axis=0), np.sort(arrays(train)[0], axis=0))
@@ -95,7 +95,7 @@ class TestTensorFlowDatasets:
         )
         data = load(Data("tfds:mnist", dir=tmp_path))
         assert (data.name, data.size, data.channels) == ("tfds:mnist", 28, 1)
-        np.testing.assert_array_equal(np.sort(data.train.reader.all_labels()), [0, 0, 1, 1, 2, 3])
+        np.testing.assert_array_equal(np.sort(data.train.all_labels()), [0, 0, 1, 1, 2, 3])
         assert data.class_weights == {0: 0.75, 1: 0.75, 2: 1.5, 3: 1.5} | {
             i: 1.5 for i in range(4, 10)
         }
@@ -191,13 +191,13 @@ class TestFolder:
                 (tmp_path / split).mkdir(exist_ok=True)
                 (tmp_path / name / split / name).rename(tmp_path / split / name)
         data = load(Data("folder", dir=tmp_path, holdout=21))
-        np.testing.assert_array_equal(np.bincount(data.holdout.reader.labels), [15, 5, 1])
+        np.testing.assert_array_equal(np.bincount(data.holdout.labels), [15, 5, 1])
         assert data.class_weights == pytest.approx({0: 21 / 45, 1: 21 / 15, 2: 21 / 3})
-        np.testing.assert_array_equal(np.bincount(data.train.reader.labels), [15, 5, 1])
-        train, held = (set(split.reader.paths) for split in (data.train, data.holdout))
+        np.testing.assert_array_equal(np.bincount(data.train.labels), [15, 5, 1])
+        train, held = (set(split.paths) for split in (data.train, data.holdout))
         assert train | held == set((tmp_path / "train").glob("*/*"))
         assert not train & held
-        assert set(load(Data("folder", dir=tmp_path, holdout=21)).holdout.reader.paths) == held
+        assert set(load(Data("folder", dir=tmp_path, holdout=21)).holdout.paths) == held
 
     def test_broken_headers_are_named_before_anything_is_decoded(self, tmp_path):
         pictures.write_folder(tmp_path)
@@ -262,7 +262,7 @@ class TestFolder:
         (cat / ".hidden").write_text("")
         (tmp_path / "train" / "README").write_text("")
         data = load(Data("folder", dir=tmp_path))
-        names = [path.name for path in data.train.reader.paths]
+        names = [path.name for path in data.train.paths]
         assert names == ["0.png", "a.BMP", "b.webp", "0.png"]
         for image, _ in list(data.train.open().as_numpy_iterator())[1:3]:
             np.testing.assert_allclose(image, np.broadcast_to((200, 10, 30), (8, 8, 3)), atol=4)

@@ -47,7 +47,7 @@ def test_of_a_folder_and_its_broken_images(tmp_path, autotuned):
     pictures.write_folder(tmp_path, images=2)
     (tmp_path / "train" / "cat" / "0.png").write_bytes(b"no image")
     data = load(Data("folder", dir=tmp_path, skip_broken=True))
-    folders.check_decodable(data.train.reader.paths)
+    folders.check_decodable(data.train.paths)
     assert len(autotuned) == 3  # both splits, and the training images again
     assert set(autotuned) == {False}
 

@@ -201,16 +201,9 @@ def _from_data(model, data: Data, images: int, pixels: bool) -> dict[str, Any]:
             "--data."
         )
     size = shape[0] if len(shape) == 3 else source.size
-    mixed = dataclasses.replace(
-        source.test,
-        open=lambda: source.test.open().shuffle(
-            min(MIXED, source.test.size), seed=0, reshuffle_each_iteration=False
-        ),
-    )
-    wanted = min(5 * images, source.test.size)
-    x, labels = next(
-        iter(datasets.evaluation_batches(source, mixed, wanted, size).as_numpy_iterator())
-    )
+    rows = datasets.evaluation_batches(source, source.test, 1, size).unbatch()
+    mixed = rows.shuffle(min(MIXED, source.test.size), seed=0, reshuffle_each_iteration=False)
+    x, labels = next(mixed.batch(5 * images).as_numpy_iterator())
     if not pixels:
         x = source.preprocessing.normalize(x)
     if len(shape) == 1:

@@ -4,4 +4,5 @@ network.
 
 from .images import evaluation_batches
 from .pipelines import TrainingStream, training_stream
-from .sources import SOURCES, ImageData, Split, load
+from .readers import Reader
+from .sources import SOURCES, ImageData, load

@@ -11,7 +11,7 @@ from keras_preact.backend import tf_data
 from keras_preact.preprocessing import resize_image
 
 from .readers import Reader
-from .sources import ImageData, Split
+from .sources import ImageData
 
 #: From a reader, a fetched image, two seeds, the data set and a size to pixels (size, size,
 #: channels).
@@ -23,7 +23,7 @@ MARGIN = 16
 
 
 def evaluation_batches(
-    data: ImageData, split: Split, batch_size: int, size: int | None, rows: slice = slice(None)
+    data: ImageData, split: Reader, batch_size: int, size: int | None, rows: slice = slice(None)
 ):
     """Return the images of `split` once, in order, as a tf.data.Dataset of batches; the
     last may be smaller.
@@ -44,8 +44,7 @@ def evaluation_batches(
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be positive. Received: {batch_size}")
     numbered = numbers(rows, batch_size)
-    kept = keep(numbered, batch_size)
-    examples = split.open() if kept is None else split.open(kept)
+    examples = split.open(keep(numbered, batch_size))
     if size not in (None, data.size):
         examples = examples.map(
             lambda image, label: (resize_and_center(image, data, size), label),

@@ -110,7 +110,7 @@ def training_stream(
     """
     augment = AUGMENTATIONS[augmentation]
     size = size or data.size
-    fake = isinstance(data.train.reader, Fake)
+    fake = isinstance(data.train, Fake)
     _check(data, batch_size, augmentation, seed, border, flip)
     if augment is None and not fake:
         _check_one_size(data, size)
@@ -229,10 +229,10 @@ class InMemory:
     ):
         self._held, self._batch_size, self._seed = held, batch_size, seed
         self._inputs, self._border = inputs, border
-        self._order = order.Order(len(held), seed)
+        self._order = order.Order(held.size, seed)
         self._first_flips = None
         if alternate:
-            drawn = order.generator(seed, order.FLIPS, 0).integers(0, 2, len(held))
+            drawn = order.generator(seed, order.FLIPS, 0).integers(0, 2, held.size)
             self._first_flips = drawn.astype(bool)
 
     def draw(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
@@ -248,7 +248,7 @@ class InMemory:
             number[rows] for number in crops.draw(random, self._batch_size, self._border)
         )
         if self._first_flips is not None:
-            flip = self._first_flips[images] ^ (places // len(self._held) % 2).astype(bool)
+            flip = self._first_flips[images] ^ (places // self._held.size % 2).astype(bool)
         return images, (top, left, flip)
 
     def batch(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -280,7 +280,7 @@ def _one_by_one(
     """Decode and augment image by image; the seeds of one are `seed` and twice its
     place, and one more.
     """
-    reader: Reader = data.held or data.train.reader
+    reader: Reader = data.held or data.train
 
     def open_stream(start: int, rows: np.ndarray):
 

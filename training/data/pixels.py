@@ -46,8 +46,8 @@ def _chunks(images: np.ndarray, size: int = 4096):
 def _sample(reader: Reader):
     import tensorflow as tf
 
-    chosen = np.zeros(len(reader), bool)
-    chosen[Order(len(reader), 0).permutation(0)[:SAMPLE]] = True
+    chosen = np.zeros(reader.size, bool)
+    chosen[Order(reader.size, 0).permutation(0)[:SAMPLE]] = True
     wanted = tf.constant(chosen)
     elements = reader.rows().enumerate().filter(lambda number, element: wanted[number])
     images = elements.map(

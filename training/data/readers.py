@@ -7,6 +7,7 @@ pixels. What is filtered or skipped in between costs next to nothing.
 """
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,14 @@ LAST = np.iinfo("int64").max
 
 
 class Reader:
-    """Where the images of a split come from. Here elements are numbers of images, any of
-    which can be had at any time.
+    """The images of a split. Here elements are numbers of images, any of which can be had
+    at any time.
     """
 
+    #: Number of images.
+    size: int
     #: Whether `fetch` returns encoded images.
     encoded: bool
-
-    def __len__(self) -> int:
-        raise NotImplementedError
 
     def fetch(self, element) -> tuple[Any, Any]:
         """Return image, uint8 (height, width, channels) or encoded, and label of an
@@ -54,7 +54,26 @@ class Reader:
         """Return a tf.data.Dataset of all elements, always in the same order."""
         import tensorflow as tf
 
-        return tf.data.Dataset.range(len(self))
+        return tf.data.Dataset.range(self.size)
+
+    def open(self, keep: Callable[[Any], Any] | None = None) -> Any:
+        """Return a tf.data.Dataset of (image, label): uint8 (height, width, channels), and
+        an integer, always in the same order.
+
+        Args:
+            keep: Function of an image's number in that order. Images where it is false
+                are left out, and not decoded.
+        """
+        rows = self.rows()
+        if keep is not None:
+            kept = rows.enumerate().filter(lambda number, element: keep(number))
+            rows = kept.map(lambda number, element: element)
+
+        def read(element):
+            image, label = self.fetch(element)
+            return self.decode(image), label
+
+        return tf_data.untuned(rows.map(read, num_parallel_calls=tf_data.CALLS))
 
     def shuffled(self, seed: int, place: int) -> Any:
         """Return an endless tf.data.Dataset of elements, epoch after epoch, another
@@ -62,12 +81,12 @@ class Reader:
         """
         import tensorflow as tf
 
-        order = Order(len(self), seed)
-        first, done = divmod(place, len(self))
+        order = Order(self.size, seed)
+        first, done = divmod(place, self.size)
 
         def epoch(number):
             permutation = tf.numpy_function(order.permutation, [number], tf.int64, stateful=False)
-            permutation = tf.ensure_shape(permutation, (len(self),))
+            permutation = tf.ensure_shape(permutation, (self.size,))
             return tf.data.Dataset.from_tensor_slices(
                 permutation[tf.where(number == first, done, 0) :]
             )
@@ -87,9 +106,7 @@ class Arrays(Reader):
 
     def __init__(self, images: np.ndarray, labels: np.ndarray):
         self.images, self.labels = images, np.asarray(labels, "int64")
-
-    def __len__(self) -> int:
-        return len(self.images)
+        self.size = len(images)
 
     @functools.cached_property
     def _tensors(self):
@@ -108,10 +125,7 @@ class Fake(Arrays):
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, size: int):
         super().__init__(images, labels)
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
+        self.size = size
 
     def fetch(self, element):
         return super().fetch(element % len(self.images))
@@ -129,9 +143,7 @@ class Files(Reader):
 
     def __init__(self, paths: list[Path], labels: list[int]):
         self.paths, self.labels = paths, labels
-
-    def __len__(self) -> int:
-        return len(self.paths)
+        self.size = len(paths)
 
     @functools.cached_property
     def _tensors(self):
@@ -174,10 +186,7 @@ class Records(Reader):
             )
         self._features = builder.info.features
         self._shards = builder.info.splits[split].file_instructions
-        self._size = builder.info.splits[split].num_examples
-
-    def __len__(self) -> int:
-        return self._size
+        self.size = builder.info.splits[split].num_examples
 
     @functools.cached_property
     def _tensors(self):
@@ -196,7 +205,7 @@ class Records(Reader):
         import tensorflow as tf
 
         order = Order(len(self._shards), seed, SHARDS)
-        first, done = divmod(place, self._size)
+        first, done = divmod(place, self.size)
 
         def epoch(number):
             # of this function's graph alone: the order is not to depend on the global seed
@@ -216,7 +225,7 @@ class Records(Reader):
                 num_parallel_calls=tf_data.CALLS,
                 deterministic=True,
             )
-            buffer = min(self._size, SHUFFLE_BUFFER)
+            buffer = min(self.size, SHUFFLE_BUFFER)
             return records.shuffle(buffer, seed=buffer_seed).skip(
                 tf.where(number == first, np.int64(done), np.int64(0))
             )

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_preact.backend import tf_data
 from keras_preact.preprocessing import PREPROCESSING, Preprocessing
 
 from ..cli import UserError, lookup
@@ -33,45 +32,6 @@ ARRAYS = ("x_train y_train x_test y_test", "train_images train_labels test_image
 
 #: Decoded splits up to this many bytes are decoded once and held in memory.
 CACHE_BYTES = 2 * 2**30
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """A part of a data set.
-
-    Args:
-        size: Number of images.
-        open: Returns a tf.data.Dataset of (image, label): uint8 (height, width,
-            channels), and an integer, always in the same order. An argument, a function
-            of an image's number in that order, keeps those where it is true; the others
-            are not decoded.
-        reader: Reader of the images, for training.
-    """
-
-    size: int
-    open: Callable[..., Any]
-    reader: Reader
-
-    @classmethod
-    def of(cls, reader: Reader) -> "Split":
-        """Return all images of a reader."""
-
-        def open_split(keep=None):
-            rows = reader.rows()
-            if keep is not None:
-                rows = (
-                    rows.enumerate()
-                    .filter(lambda number, element: keep(number))
-                    .map(lambda number, element: element)
-                )
-
-            def read(element):
-                image, label = reader.fetch(element)
-                return reader.decode(image), label
-
-            return tf_data.untuned(rows.map(read, num_parallel_calls=tf_data.CALLS))
-
-        return cls(len(reader), open_split, reader)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +57,9 @@ class ImageData:
     channels: int
     size: int | None
     standard: Preprocessing
-    train: Split
-    test: Split
-    holdout: Split | None = None
+    train: Reader
+    test: Reader
+    holdout: Reader | None = None
     measured: bool = True
     notes: tuple[str, ...] = ()
 
@@ -118,10 +78,9 @@ class ImageData:
             yield
         except tf.errors.InvalidArgumentError as error:
             splits = (self.train, self.holdout, self.test)
-            readers = [split.reader for split in splits if split is not None]
             try:
                 folders.check_decodable(
-                    path for reader in readers if isinstance(reader, Files) for path in reader.paths
+                    path for split in splits if isinstance(split, Files) for path in split.paths
                 )
             except UserError as named:
                 raise named from error
@@ -135,7 +94,7 @@ class ImageData:
         if not self.measured:
             return self.standard
         with self.naming_broken_images():
-            mean, std = mean_and_std(self.held or self.train.reader)
+            mean, std = mean_and_std(self.held or self.train)
         return dataclasses.replace(self.standard, mean=mean, std=std)
 
     @functools.cached_property
@@ -143,7 +102,7 @@ class ImageData:
         """Class number to the weight with which all classes count alike; the mean weight
         of the training images is 1.
         """
-        counts = np.bincount(self.train.reader.all_labels(), minlength=len(self.classes))
+        counts = np.bincount(self.train.all_labels(), minlength=len(self.classes))
         weights = self.train.size / (np.count_nonzero(counts) * np.maximum(counts, 1))
         return dict(enumerate(weights.tolist()))
 
@@ -171,9 +130,9 @@ class ImageData:
                 digest.update(np.ascontiguousarray(array, dtype).data)
         return digest.hexdigest()
 
-    def _decoded(self, split: Split) -> Arrays | None:
-        if isinstance(split.reader, Arrays):
-            return split.reader
+    def _decoded(self, split: Reader) -> Arrays | None:
+        if isinstance(split, Arrays):
+            return split
         if self.size is None or split.size * self.size**2 * self.channels > CACHE_BYTES:
             return None
         images = np.empty((split.size, self.size, self.size, self.channels), "uint8")
@@ -228,15 +187,15 @@ def _digits(data: Data) -> ImageData:
         train_x, holdout_x, train_y, holdout_y = train_test_split(
             train_x, train_y, test_size=held, stratify=train_y, random_state=0
         )
-        holdout = Split.of(Arrays(holdout_x, holdout_y))
+        holdout = Arrays(holdout_x, holdout_y)
     return ImageData(
         name="digits",
         classes=tuple(map(str, digits.target_names)),
         channels=1,
         size=8,
         standard=PREPROCESSING["digits"],
-        train=Split.of(Arrays(train_x, train_y)),
-        test=Split.of(Arrays(test_x, test_y)),
+        train=Arrays(train_x, train_y),
+        test=Arrays(test_x, test_y),
         holdout=holdout,
     )
 
@@ -275,9 +234,9 @@ def _tfds(data: Data) -> ImageData:
         channels=channels,
         size=size,
         standard=PREPROCESSING["imagenet"] if size is None else _as_it_is(size, channels),
-        train=Split.of(Records(builder, f"train[:{cut}]")),
-        test=Split.of(Records(builder, "validation" if imagenet else test)),
-        holdout=Split.of(Records(builder, f"train[{cut}:]")) if held else None,
+        train=Records(builder, f"train[:{cut}]"),
+        test=Records(builder, "validation" if imagenet else test),
+        holdout=Records(builder, f"train[{cut}:]") if held else None,
         measured=not imagenet,
     )
 
@@ -332,9 +291,9 @@ def _npz(data: Data) -> ImageData:
         channels=channels,
         size=size,
         standard=_as_it_is(size, channels),
-        train=Split.of(Arrays(train_x[~held], train_y[~held])),
-        test=Split.of(Arrays(test_x, test_y)),
-        holdout=Split.of(Arrays(train_x[held], train_y[held])) if held.any() else None,
+        train=Arrays(train_x[~held], train_y[~held]),
+        test=Arrays(test_x, test_y),
+        holdout=Arrays(train_x[held], train_y[held]) if held.any() else None,
     )
 
 
@@ -367,8 +326,8 @@ def _folder(data: Data) -> ImageData:
     count = _held_out(data.holdout, len(train))
     held = _of_every_class([path.parent.name for path in train], count)
 
-    def files(paths: list[Path]) -> Split:
-        return Split.of(Files(paths, [classes.index(path.parent.name) for path in paths]))
+    def files(paths: list[Path]) -> Files:
+        return Files(paths, [classes.index(path.parent.name) for path in paths])
 
     return ImageData(
         name="folder",
@@ -415,9 +374,9 @@ def _fake(data: Data) -> ImageData:
         standard=Preprocessing(
             (127.5,) * 3, (73.9003,) * 3, size
         ),  # those of uniform numbers from 0 to 255
-        train=Split.of(Fake(images, labels, 50_000 - held)),
-        test=Split.of(Fake(images, labels, 10_000)),
-        holdout=Split.of(Fake(images, labels, held)) if held else None,
+        train=Fake(images, labels, 50_000 - held),
+        test=Fake(images, labels, 10_000),
+        holdout=Fake(images, labels, held) if held else None,
         measured=False,
     )
 
