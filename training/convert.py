@@ -2,15 +2,22 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
+from rich import filesize
 
 from . import cli
 
 FormatName = Literal[
     "auto", "keras_preact", "keras_applications", "keras_hub", "timm", "pytorchcv", "torch_cifar"
 ]
+
+#: A size that a conversion may change, to what happens then.
+_ADAPTED = {
+    "channels": "the first kernel was adapted",
+    "classes": "the classifier is new and must be trained",
+}
 
 
 def convert(
@@ -45,11 +52,59 @@ def convert(
             as any other.
         overwrite: Replace an existing file.
     """
+    from keras_preact import atomic, weights
+
     from . import formats
 
-    formats.convert(
-        source, out, source_format, target_format, classes, input_shape, check, half, overwrite
-    )
+    _check(out, target_format, half, overwrite)
+    content = formats.open(source)
+    name = formats.source_format(source, content) if source_format == "auto" else source_format
+    read = formats.FORMATS[name].read
+    sample = None if check is None else formats.sample(check, name)
+    try:
+        if sample is not None:
+            read(content, check=sample, input_shape=sample[0].shape[1:])
+        model = as_is = read(content)
+        sizes: dict[str, Any] = {} if classes is None else {"classes": classes}
+        if input_shape is not None:
+            first = model.get_config()["data_format"] == "channels_first"
+            sizes["input_shape"] = (input_shape[2], *input_shape[:2]) if first else input_shape
+        if sizes:
+            model = read(content, **sizes)
+    except weights.WeightsMismatch as error:
+        raise cli.UserError(f"{source}: {error}. Nothing was written.") from error
+
+    target = formats.target_format(out, model) if target_format == "auto" else target_format
+    converted = formats.FORMATS[target].write(model)
+    with atomic.replacing(out) as temporary:
+        formats.write(converted, temporary, half)
+    print(f"Read {source} ({name}): {model.name}, {model.count_params():,} parameters.")
+    if name in weights.ASSUMPTIONS and sample is None:
+        print(weights.ASSUMPTIONS[name], "--check compares with outputs of the source.")
+    before, after = formats.sizes(as_is), formats.sizes(model)
+    for what, how in _ADAPTED.items():
+        if before[what] != after[what]:
+            print(f"{after[what]} {what} instead of {before[what]}: {how}.")
+    print(f"Wrote {out} ({target}, {filesize.decimal(out.stat().st_size)}).")
+
+
+def _check(out: Path, target_format: FormatName, half: bool, overwrite: bool) -> None:
+    """Check that the file may be written, and has an ending of its format."""
+    from . import formats
+
+    if out.exists() and not (overwrite and out.is_file()):
+        advice = "add --overwrite to replace it" if out.is_file() else "it is a folder"
+        raise cli.UserError(f"{out} exists already: {advice}, or choose another name.")
+    if not out.parent.is_dir():
+        raise cli.UserError(f"The folder {out.parent} does not exist.")
+    any_file = (*formats.MODEL_FILES, *formats.STATE_FILES)
+    endings = any_file if target_format == "auto" else formats.FORMATS[target_format].endings
+    if not out.name.endswith(endings):
+        raise cli.UserError(
+            f"--target-format {target_format} writes {' or '.join(endings)} files. Received: {out}"
+        )
+    if half and not out.name.endswith(".weights.h5"):
+        raise cli.UserError(f"--half is for .weights.h5 files. Received: {out}")
 
 
 def main(argv: Sequence[str]) -> None:

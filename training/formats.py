@@ -1,4 +1,4 @@
-"""Formats of weights, and the conversion of a file from one to another."""
+"""Formats of weights: how files of each are known, read and written."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -8,22 +8,15 @@ from typing import Any
 import h5py
 import keras
 import numpy as np
-from rich import filesize
 
-from keras_preact import atomic, weights
+from keras_preact import weights
 from keras_preact.models.base import UnitNetwork
 from keras_preact.models.network import ResidualNetwork
 from keras_preact.weights import files, pytorchcv, timm, torch_cifar
 
 from . import cli
 
-_MODEL_FILES, _STATE_FILES = (".keras", ".weights.h5"), (".safetensors",)
-
-#: A size that a conversion may change, to what happens then.
-_ADAPTED = {
-    "channels": "the first kernel was adapted",
-    "classes": "the classifier is new and must be trained",
-}
+MODEL_FILES, STATE_FILES = (".keras", ".weights.h5"), (".safetensors",)
 
 
 def _own(model: ResidualNetwork, **sizes: Any) -> ResidualNetwork:
@@ -46,13 +39,20 @@ def _is_of(package: str) -> Callable[[Any], bool]:
     )
 
 
-def _write(converted: keras.Model | Mapping[str, np.ndarray], path: Path) -> None:
+def _is_state(fits: Callable[[Mapping[str, Any]], bool]) -> Callable[[Any], bool]:
+    return lambda content: isinstance(content, Mapping) and fits(content)
+
+
+def write(converted: keras.Model | Mapping[str, np.ndarray], path: Path, half: bool) -> None:
+    """Write a model, or names and arrays, with `half` in float16."""
     if isinstance(converted, Mapping):
         weights.write_state(path, converted)
     elif path.name.endswith(".weights.h5"):
         converted.save_weights(path)
     else:
         converted.save(path)
+    if half:
+        _halve(path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ FORMATS: Mapping[str, Format] = {
         lambda content: isinstance(content, UnitNetwork),
         _own,
         lambda model: model,
-        _MODEL_FILES,
+        MODEL_FILES,
     ),
     "keras_hub": Format(
         _is_of("keras_hub"),
@@ -93,86 +93,22 @@ FORMATS: Mapping[str, Format] = {
         lambda content: isinstance(content, keras.Model | Path),
         weights.from_keras_applications,
         weights.to_keras_applications,
-        _MODEL_FILES,
+        MODEL_FILES,
     ),
-    "timm": Format(
-        lambda content: isinstance(content, Mapping) and timm.is_timm(content),
-        weights.from_timm,
-        weights.to_timm,
-        _STATE_FILES,
-    ),
-    "pytorchcv": Format(
-        lambda content: isinstance(content, Mapping) and pytorchcv.is_pytorchcv(content),
-        weights.from_pytorchcv,
-        weights.to_pytorchcv,
-        _STATE_FILES,
-    ),
-    "torch_cifar": Format(
-        lambda content: isinstance(content, Mapping) and torch_cifar.is_torch_cifar(content),
-        weights.from_torch_cifar,
-        weights.to_torch_cifar,
-        _STATE_FILES,
-    ),
-}
-
-
-def convert(
-    source: Path,
-    out: Path,
-    source_format: str,
-    target_format: str,
-    classes: int | None,
-    input_shape: tuple[int, int, int] | None,
-    check: Path | None,
-    half: bool,
-    overwrite: bool,
-) -> None:
-    """Do what `keras-preact convert` is for; the arguments are its options."""
-    if out.exists() and not (overwrite and out.is_file()):
-        advice = "add --overwrite to replace it" if out.is_file() else "it is a folder"
-        raise cli.UserError(f"{out} exists already: {advice}, or choose another name.")
-    if not out.parent.is_dir():
-        raise cli.UserError(f"The folder {out.parent} does not exist.")
-    any_file = (*_MODEL_FILES, *_STATE_FILES)
-    endings = any_file if target_format == "auto" else FORMATS[target_format].endings
-    if not out.name.endswith(endings):
-        raise cli.UserError(
-            f"--target-format {target_format} writes {' or '.join(endings)} files. Received: {out}"
+    **{
+        name: Format(
+            _is_state(fits),
+            getattr(weights, f"from_{name}"),
+            getattr(weights, f"to_{name}"),
+            STATE_FILES,
         )
-    if half and not out.name.endswith(".weights.h5"):
-        raise cli.UserError(f"--half is for .weights.h5 files. Received: {out}")
-
-    content = _open(source)
-    name = _source_format(source, content) if source_format == "auto" else source_format
-    read = FORMATS[name].read
-    sample = None if check is None else _sample(check, name)
-    try:
-        if sample is not None:
-            read(content, check=sample, input_shape=sample[0].shape[1:])
-        model = as_is = read(content)
-        sizes: dict[str, Any] = {} if classes is None else {"classes": classes}
-        if input_shape is not None:
-            first = model.get_config()["data_format"] == "channels_first"
-            sizes["input_shape"] = (input_shape[2], *input_shape[:2]) if first else input_shape
-        if sizes:
-            model = read(content, **sizes)
-    except weights.WeightsMismatch as error:
-        raise cli.UserError(f"{source}: {error}. Nothing was written.") from error
-
-    written_format = _target_format(out, model) if target_format == "auto" else target_format
-    converted = FORMATS[written_format].write(model)
-    with atomic.replacing(out) as temporary:
-        _write(converted, temporary)
-        if half:
-            _halve(temporary)
-    print(f"Read {source} ({name}): {model.name}, {model.count_params():,} parameters.")
-    if name in weights.ASSUMPTIONS and sample is None:
-        print(weights.ASSUMPTIONS[name], "--check compares with outputs of the source.")
-    before, after = _sizes(as_is), _sizes(model)
-    for what, how in _ADAPTED.items():
-        if before[what] != after[what]:
-            print(f"{after[what]} {what} instead of {before[what]}: {how}.")
-    print(f"Wrote {out} ({written_format}, {filesize.decimal(out.stat().st_size)}).")
+        for name, fits in {
+            "timm": timm.is_timm,
+            "pytorchcv": pytorchcv.is_pytorchcv,
+            "torch_cifar": torch_cifar.is_torch_cifar,
+        }.items()
+    },
+}
 
 
 def _halve(path: Path) -> None:
@@ -197,7 +133,7 @@ def _halve(path: Path) -> None:
             file.create_dataset(name, data=half)
 
 
-def _sample(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+def sample(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return images and what the source's network returns for them."""
     if name not in weights.ASSUMPTIONS:
         raise cli.UserError(f"--check is for weights of other libraries. Received: {name} weights")
@@ -211,13 +147,13 @@ def _sample(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
         ) from error
 
 
-def _target_format(out: Path, model: ResidualNetwork) -> str:
+def target_format(out: Path, model: ResidualNetwork) -> str:
     if out.suffix != ".safetensors":
         return "keras_preact"
     return "torch_cifar" if model.get_config().get("stem") == "3x3" else "timm"
 
 
-def _open(source: Path) -> Any:
+def open(source: Path) -> Any:
     """Return what a file holds: a mapping of names to arrays, a model; an .h5 file's
     path, since it may hold either.
     """
@@ -237,7 +173,7 @@ def _open(source: Path) -> Any:
     return networks.load(source)
 
 
-def _source_format(source: Path, content: Any) -> str:
+def source_format(source: Path, content: Any) -> str:
     name = next((name for name, row in FORMATS.items() if row.is_source(content)), None)
     if name is None:
         held = f"It has {', '.join([*content][:5])}." if isinstance(content, Mapping) else ""
@@ -248,7 +184,7 @@ def _source_format(source: Path, content: Any) -> str:
     return name
 
 
-def _sizes(model: ResidualNetwork) -> dict[str, int]:
+def sizes(model: ResidualNetwork) -> dict[str, int]:
     config = model.get_config()
     axis = 0 if config["data_format"] == "channels_first" else -1
     classes = 0 if model.logits is None else model.logits.shape[-1]
