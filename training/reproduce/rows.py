@@ -64,8 +64,8 @@ class Trial:
     """What is trained for a row, with one or more seeds. Several rows can share it.
 
     Args:
-        name: Unique name, such as `cifar10/resnet110-original`: the path of its results.
-        dataset: Name of the data set.
+        name: Unique name, such as `cifar10/resnet110-original`: the data set, and the path
+            of its results.
         recipe: Name in `RECIPES`.
         model: The network.
         measurements: Measurements of the test images in a run. 0: only at its end, with
@@ -74,11 +74,15 @@ class Trial:
     """
 
     name: str
-    dataset: str
     recipe: str
     model: Model
     measurements: int = MEASUREMENTS
     views: tuple[Views, ...] = ()
+
+    @property
+    def dataset(self) -> str:
+        """Name of the data set."""
+        return self.name.partition("/")[0]
 
     def config(
         self,
@@ -141,6 +145,13 @@ class Row:
     baseline: str | None = None
 
 
+def _row(
+    label: str, name: str, recipe: str, model: Model, baseline: str | None = None, **more: Any
+) -> Row:
+    """Return a row without a published result."""
+    return Row(label, Trial(name, recipe, model, **more), baseline=baseline)
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
     """A table of the report.
@@ -180,7 +191,7 @@ def _trial(
     if recipe in ("batch64", "eighth"):
         parts.append(recipe)
     model = Model(f"cifar_resnet{depth}_original", **options, **more)
-    return Trial(f"{dataset}/{'-'.join(parts)}", dataset, recipe, model)
+    return Trial(f"{dataset}/{'-'.join(parts)}", recipe, model)
 
 
 def _table(
@@ -246,16 +257,13 @@ _EIGHTH: Mapping[str, Any] = {
 _FAST = Table(
     "CIFAR-10 in minutes",
     (
-        Row(
+        _row(
             "cifar_fast_resnet8",
-            Trial(
-                "cifar10/fast_resnet8",
-                "cifar10",
-                "fast",
-                Model("cifar_fast_resnet8"),
-                measurements=0,
-                views=("one", "flip_shift"),
-            ),
+            "cifar10/fast_resnet8",
+            "fast",
+            Model("cifar_fast_resnet8"),
+            measurements=0,
+            views=("one", "flip_shift"),
         ),
     ),
     about="A wide, shallow pre-activation network, trained by the recipe `cifar10_fast`. Its "
@@ -268,14 +276,11 @@ _FAST = Table(
 _PREACT = Table(
     "Full pre-activation at 20 to 56 layers, on CIFAR-10",
     tuple(
-        Row(
+        _row(
             f"ResNet-{depth}, full_preactivation",
-            Trial(
-                f"cifar10/resnet{depth}-full_preactivation",
-                "cifar10",
-                "paper",
-                Model(f"cifar_resnet{depth}_preact"),
-            ),
+            f"cifar10/resnet{depth}-full_preactivation",
+            "paper",
+            Model(f"cifar_resnet{depth}_preact"),
             baseline=f"cifar10/resnet{depth}-original",
         )
         for depth in (20, 32, 44, 56)
@@ -287,31 +292,30 @@ _PREACT = Table(
 #: The paper's recipe is not for these networks, nor did the paper train the deepest one.
 _DEEP = Table(
     "A thousand and ten thousand layers, on digits",
-    (
-        *(
-            Row(
-                f"ResNet-1001, {arrangement}",
-                Trial(
-                    f"digits/resnet1001-{arrangement}",
-                    "digits",
-                    "small",
-                    Model(f"cifar_resnet1001_{name}", width_factor=0.25),
-                    measurements=20,
-                ),
-                baseline=None if name == "original" else "digits/resnet1001-original",
-            )
-            for arrangement, name in (("original", "original"), ("full_preactivation", "preact"))
-        ),
-        Row(
-            "ResNet-10001, full_preactivation, DepthScaledHe",
-            Trial(
-                "digits/resnet10001-full_preactivation",
-                "digits",
-                "small",
-                Model("digits_resnet10001_preact", width_factor=0.25),
-                measurements=20,
+    tuple(
+        _row(
+            label,
+            f"digits/resnet{name}",
+            "small",
+            Model(model, width_factor=0.25),
+            baseline=baseline,
+            measurements=20,
+        )
+        for label, name, model, baseline in (
+            ("ResNet-1001, original", "1001-original", "cifar_resnet1001_original", None),
+            (
+                "ResNet-1001, full_preactivation",
+                "1001-full_preactivation",
+                "cifar_resnet1001_preact",
+                "digits/resnet1001-original",
             ),
-        ),
+            (
+                "ResNet-10001, full_preactivation, DepthScaledHe",
+                "10001-full_preactivation",
+                "digits_resnet10001_preact",
+                None,
+            ),
+        )
     ),
     about="A quarter of the channels and the recipe of the small tables. With 10,001 layers the "
     "weights are scaled for the depth: the last of each branch by 1 / sqrt(3,333), the number of "
@@ -367,81 +371,75 @@ class Figure:
     panels: Mapping[str, tuple[str, ...]]
 
 
-def _against(baseline: str, *others: str, dataset: str = "cifar10") -> tuple[str, ...]:
-    return tuple(f"{dataset}/{name}" for name in (*others, baseline))
+def _figure(
+    title: str, table: str, panels: Mapping[str, str], of: str = "cifar10/resnet{}"
+) -> Figure:
+    """Return a figure whose panels have trials by their names, which `of` makes whole; the
+    baseline is the last one.
+    """
+    return Figure(
+        title,
+        table,
+        {panel: tuple(map(of.format, names.split())) for panel, names in panels.items()},
+    )
 
 
 #: Name of a picture to what it shows; the numbers are the paper's.
 FIGURES: Mapping[str, Figure] = {
-    "fast": Figure("CIFAR-10 in minutes", "fast", {"": ("cifar10/fast_resnet8",)}),
-    "preact": Figure(
+    "fast": _figure("CIFAR-10 in minutes", "fast", {"": "cifar10/fast_resnet8"}, "{}"),
+    "preact": _figure(
         "Full pre-activation against the original, on CIFAR-10",
         "preact",
-        {
-            f"ResNet-{depth}": _against(
-                f"resnet{depth}-original", f"resnet{depth}-full_preactivation"
-            )
-            for depth in (20, 32, 44, 56)
-        },
+        {f"ResNet-{n}": f"{n}-full_preactivation {n}-original" for n in (20, 32, 44, 56)},
     ),
-    "figure1": Figure(
+    "figure1": _figure(
         "Fig. 1: ResNet-1001 on CIFAR-10",
         "table3",
-        {"": _against("resnet1001-original", "resnet1001-full_preactivation")},
+        {"": "1001-full_preactivation 1001-original"},
     ),
-    "figure3": Figure(
+    "figure3": _figure(
         "Fig. 3: shortcuts, ResNet-110 on CIFAR-10",
         "table1",
         {
-            title: _against("resnet110-original", f"resnet110-original-{shortcut}")
-            for title, shortcut in {
-                "constant scaling": "constant_scaling-0.5-0.5",
-                "exclusive gating": "exclusive_gating-b-6",
-                "shortcut-only gating": "shortcut_only_gating-b0",
-                "1x1 convolution": "conv1x1",
-            }.items()
+            "constant scaling": "110-original-constant_scaling-0.5-0.5 110-original",
+            "exclusive gating": "110-original-exclusive_gating-b-6 110-original",
+            "shortcut-only gating": "110-original-shortcut_only_gating-b0 110-original",
+            "1x1 convolution": "110-original-conv1x1 110-original",
         },
     ),
-    "figure6": Figure(
+    "figure6": _figure(
         "Fig. 6: activations, on CIFAR-10",
         "table2",
         {
-            "ResNet-110": _against("resnet110-original", "resnet110-bn_after_addition"),
-            "ResNet-164": _against("resnet164-original", "resnet164-full_preactivation"),
+            "ResNet-110": "110-bn_after_addition 110-original",
+            "ResNet-164": "164-full_preactivation 164-original",
         },
     ),
-    "eighth": Figure(
+    "eighth": _figure(
         "Fig. 1 and 6 with ResNet-56 and an eighth of the schedule, on CIFAR-10",
         "eighth2",
         {
-            "full pre-activation": _against(
-                "resnet56-original-eighth", "resnet56-full_preactivation-eighth"
-            ),
-            "BN after addition": _against(
-                "resnet56-original-eighth", "resnet56-bn_after_addition-eighth"
-            ),
+            "full pre-activation": "full_preactivation original",
+            "BN after addition": "bn_after_addition original",
         },
+        "cifar10/resnet56-{}-eighth",
     ),
-    "digits": Figure(
+    "digits": _figure(
         "Fig. 1 and 6 in small, on digits",
         "digits2",
         {
-            "full pre-activation": _against(
-                "resnet110-original", "resnet110-full_preactivation", dataset="digits"
-            ),
-            "BN after addition": _against(
-                "resnet110-original", "resnet110-bn_after_addition", dataset="digits"
-            ),
+            "full pre-activation": "full_preactivation original",
+            "BN after addition": "bn_after_addition original",
         },
+        "digits/resnet110-{}",
     ),
-    "deep": Figure(
+    "deep": _figure(
         "A thousand and ten thousand layers, on digits",
         "deep",
         {
-            "1,001 layers": _against(
-                "resnet1001-original", "resnet1001-full_preactivation", dataset="digits"
-            ),
-            "10,001 layers": ("digits/resnet10001-full_preactivation",),
+            "1,001 layers": "1001-full_preactivation 1001-original",
+            "10,001 layers": "10001-full_preactivation",
         },
+        "digits/resnet{}",
     ),
 }

@@ -32,7 +32,7 @@ def job(tmp_path, monkeypatch):
     model = Model("digits_resnet8_preact", arrangement="full_preactivation")
     monkeypatch.setattr(rows, "RECIPES", recipes)
     for name in recipes:
-        trial = rows.Trial(f"digits/{name}", "digits", name, model, measurements=3)
+        trial = rows.Trial(f"digits/{name}", name, model, measurements=3)
         monkeypatch.setitem(rows.TRIALS, trial.name, trial)
 
     def train(name: str, seed: int, **options):
