@@ -47,46 +47,37 @@ def optimizer(config: Config, rate: Any, model: Any = None) -> keras.optimizers.
             layer.
     """
     options = config.optimizer
-    momentum: dict[str, Any] = {"momentum": options.momentum, "nesterov": options.nesterov}
-    common: dict[str, Any] = {
+    arguments: dict[str, Any] = {
+        "exclude_from_decay": options.exclude_from_decay,
         "global_clipnorm": options.clip_norm,
         "gradient_accumulation_steps": config.accumulate if config.accumulate > 1 else None,
     }
     if options.ema is not None:
-        common |= {"use_ema": True, "ema_momentum": options.ema}
+        arguments |= {"use_ema": True, "ema_momentum": options.ema}
+    if options.name in ("sgd", "muon"):
+        arguments |= {"momentum": options.momentum, "nesterov": options.nesterov}
+    else:
+        arguments |= {"beta_1": options.momentum}
     made: keras.optimizers.Optimizer
-    if options.name == "muon":
+    if options.name == "sgd":
+        decay = options.layer_decay
+        made = kp.optimizers.CoupledSGD(
+            rate,
+            coupled_weight_decay=options.weight_decay,
+            rate_factors=None if decay is None else kp.transfer.rate_factors(model, decay),
+            **arguments,
+        )
+    elif options.name == "muon":
         made = kp.optimizers.Muon(
             rate,
             weight_decay=options.weight_decay,
             adam_weight_decay=options.weight_decay,
             adam_lr_ratio=options.adam_ratio,
-            exclude_from_decay=options.exclude_from_decay,
-            **momentum,
-            **common,
-        )
-    elif options.name in ("adamw", "lion"):
-        kind = {"adamw": kp.optimizers.AdamW, "lion": kp.optimizers.Lion}[options.name]
-        made = kind(
-            rate,
-            beta_1=options.momentum,
-            weight_decay=options.weight_decay,
-            exclude_from_decay=options.exclude_from_decay,
-            **common,
+            **arguments,
         )
     else:
-        made = kp.optimizers.CoupledSGD(
-            rate,
-            coupled_weight_decay=options.weight_decay,
-            exclude_from_decay=options.exclude_from_decay,
-            rate_factors=(
-                None
-                if options.layer_decay is None
-                else kp.transfer.rate_factors(model, options.layer_decay)
-            ),
-            **momentum,
-            **common,
-        )
+        kind = {"adamw": kp.optimizers.AdamW, "lion": kp.optimizers.Lion}[options.name]
+        made = kind(rate, weight_decay=options.weight_decay, **arguments)
     # Keras does this by itself only where the policy is the global one
     return (
         keras.optimizers.LossScaleOptimizer(made) if config.model.dtype == "mixed_float16" else made
