@@ -38,8 +38,8 @@ def analyze(
         checkpoint: Network of the run: at its end, at its best epoch or at its last
             checkpoint.
         quick: Leave out slow parts: comparison with other variants, Eq. 4 and 5,
-            lesions, Jacobian, mean-field theory. A network that was not built with
-            keras_preact gets fewer chapters anyway.
+            lesions, Jacobian. A network that was not built with keras_preact gets fewer
+            chapters anyway.
         seed: Seed of new weights and random images.
     """
     import keras

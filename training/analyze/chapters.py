@@ -14,7 +14,6 @@ import numpy as np
 
 import keras_preact as kp
 from keras_preact.analysis import figures, jacobians
-from keras_preact.analysis import mean_field as theory
 
 from .specimen import Specimen
 
@@ -223,33 +222,6 @@ def jacobian(specimen: Specimen, quick: bool) -> Iterator[Picture]:
     yield Picture("singular_values", figure, found, {"spectrum": spectrum})
 
 
-def mean_field(specimen: Specimen, quick: bool) -> Iterator[Picture]:
-    units = _units(specimen)
-    if quick:
-        raise ValueError(QUICK)
-    name = keras.activations.serialize(units[-1].activation)
-    if name not in theory.ACTIVATIONS:
-        raise ValueError(f"the theory has no row for the activation {name}")
-    kernels = [
-        _numpy(weight)
-        for unit in units
-        for weight in unit.trainable_weights
-        if weight.path.endswith("kernel") and "branch/" in weight.path
-    ]
-    # mean square times fan-in
-    variances = [np.mean(each**2) * np.prod(each.shape[:-1]) for each in kernels]
-    variance = float(np.median(variances))
-    xi = theory.MeanField(name, variance).xi
-    found = (
-        f"The kernels of the units have a variance of {variance:.3g} / fan-in (median); the "
-        f"activation is {name}. Without shortcuts and normalisation, the squared norm of a "
-        f"gradient would change by a factor of e over {xi:.3g} layers."
-    )
-    axis = np.linspace(0.5, max(4.0, 1.2 * variance), 71)
-    figure = figures.depth_scales(name, axis, networks={specimen.name: variance})
-    yield Picture("depth_scales", figure, found, {"weight_variance": variance, "depth_scale": xi})
-
-
 #: Heading to chapter, in the order of the page. The function's name is the chapter's in
 #: analysis.json.
 CHAPTERS: Mapping[str, Callable[[Specimen, bool], Iterator[Picture]]] = {
@@ -260,7 +232,6 @@ CHAPTERS: Mapping[str, Callable[[Specimen, bool], Iterator[Picture]]] = {
     "An ensemble of paths": ensemble,
     "Where the network looks": looks,
     "Jacobian": jacobian,
-    "Mean-field theory": mean_field,
 }
 
 
