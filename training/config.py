@@ -343,7 +343,8 @@ def _read(hint: Any, value: Any) -> Any:
         return from_json(typing.cast(type, hint), value)
     if isinstance(value, list):
         return tuple(value)
-    return Path(value) if isinstance(value, str) and Path in typing.get_args(hint) else value
+    is_path = isinstance(value, str) and Path in (hint, *typing.get_args(hint))
+    return Path(value) if is_path else value
 
 
 def differences(one: Config, other: Config, ignored: Collection[str] = ()) -> list[str]:

@@ -10,42 +10,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from .. import children, cli
 from .depth import depth
-from .results import RESULTS, SEEDS, WORK
+from .results import RESULTS
+from .run import Options
 
 if TYPE_CHECKING:
     from .rows import Trial
-    from .run import Job
 
 DESCRIPTION = """Measure the tables of the results: train every row, beside its published number.
 Each run writes one JSON file. Finished runs are kept, interrupted runs are resumed.
 Set KERAS_BACKEND to tensorflow (default), jax or torch.
 Tables on CIFAR need its images; the paper's tables also need an accelerator."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Train:
-    """Options of every command that trains."""
-
-    rows: tuple[str, ...] = ()
-    """Rows to measure: labels, names of trials, or parts of them. Default: all rows."""
-    seeds: int = SEEDS
-    """Number of runs per row, with seeds 0, 1, ..."""
-    dtype: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
-    """Precision, one per row. auto: mixed_bfloat16 on an accelerator, else float32."""
-    together: int | None = None
-    """Steps per compiled loop. If not given: up to 100 on an accelerator, 1 on a CPU."""
-    data: Path | None = None
-    """Data directory of TensorFlow Datasets."""
-    output: Path = RESULTS
-    """Folder of the results, one JSON file per run."""
-    work: Path = WORK
-    """Folder of the run directories."""
-    smoke: bool = False
-    """Train eight steps of every row, on random images instead of CIFAR, to check the setup."""
 
 
 def report(output: Path = RESULTS) -> None:
@@ -88,10 +66,10 @@ def _start(command: str, argv: Sequence[str]) -> None:
     if callable(what):
         cli.parse(f"reproduce {command}", what, argv)
     else:
-        train(cli.parse(f"reproduce {command}", Train, argv, about), what)
+        train(cli.parse(f"reproduce {command}", Options, argv, about), what)
 
 
-def train(options: Train, tables: Sequence[str]) -> None:
+def train(options: Options, tables: Sequence[str]) -> None:
     """Train the missing runs of the rows, one after another, each in a process of its
     own: when one ends, its memory is free.
 
@@ -101,40 +79,26 @@ def train(options: Train, tables: Sequence[str]) -> None:
         SystemExit: with status 75 after SIGTERM.
     """
     from . import results
-    from .run import Job
 
     for option in ("seeds", "together"):
         value = getattr(options, option)
         if value is not None and not value > 0:
             raise cli.UserError(f"--{option} must be positive. Received: {value}")
-    output, work = options.output, options.work
     if options.smoke:
-        output, work = (options.work / "smoke" / name for name in ("results", "runs"))
-        shutil.rmtree(options.work / "smoke", ignore_errors=True)
+        folder = options.work / "smoke"
+        shutil.rmtree(folder, ignore_errors=True)
+        options = dataclasses.replace(options, output=folder / "results", work=folder / "runs")
     trials = chosen(tables, options.rows)
     runs = [(trial.name, seed) for trial in trials for seed in range(options.seeds)]
-    missing = [run for run in runs if not results.path(output, *run).exists()]
+    missing = [run for run in runs if not results.path(options.output, *run).exists()]
     print(f"{len(missing)} of {len(runs)} runs are missing.", flush=True)
-    failed = []
-    for trial, seed in missing:
-        job = Job(
-            trial,
-            seed,
-            results=str(output),
-            work=str(work),
-            data=None if options.data is None else str(options.data),
-            dtype=None if options.dtype == "auto" else options.dtype,
-            together=options.together,
-            smoke=options.smoke,
-        )
-        if _status(job):
-            failed.append(f"{trial}, seed {seed}")
+    failed = [f"{trial}, seed {seed}" for trial, seed in missing if _status(trial, seed, options)]
     if failed:
         raise cli.UserError(
             f"{len(failed)} of {len(missing)} runs failed: {'; '.join(failed)}. Their messages are "
             "above."
         )
-    print(f"Finished {len(missing)} runs. Results: {output}")
+    print(f"Finished {len(missing)} runs. Results: {options.output}")
 
 
 def chosen(tables: Sequence[str], names: Sequence[str]) -> "list[Trial]":
@@ -164,7 +128,7 @@ def chosen(tables: Sequence[str], names: Sequence[str]) -> "list[Trial]":
     return list(trials.values())
 
 
-def _status(job: "Job") -> int:
+def _status(trial: str, seed: int, options: Options) -> int:
     """Train in a process of its own, and return its exit status. SIGINT and SIGTERM are
     passed on to it; when it has saved its state, this process ends as well.
     """
@@ -172,10 +136,10 @@ def _status(job: "Job") -> int:
 
     process = children.start(
         f"{__package__}.run",
-        json.dumps(dataclasses.asdict(job)),
+        json.dumps((trial, seed, dataclasses.asdict(options)), default=str),
         os.environ.get("KERAS_BACKEND", "tensorflow"),
         # the runs of a trial compile the same functions
-        variables={"JAX_COMPILATION_CACHE_DIR": str(Path(job.work).absolute() / "compiled")},
+        variables={"JAX_COMPILATION_CACHE_DIR": str(options.work.absolute() / "compiled")},
     )
     with _passing_on(process) as received:
         status = process.wait()

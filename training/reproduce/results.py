@@ -17,8 +17,6 @@ from ..config import Config, differences, from_json
 RESULTS = Path("results")
 #: Folder of the run directories.
 WORK = Path("runs/reproduce")
-#: Runs per row, of which the papers give the median.
-SEEDS = 5
 FORMAT = 2
 
 #: Column of history.csv to the name of its curve.

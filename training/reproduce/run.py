@@ -1,6 +1,7 @@
-"""Train one run of a trial, in a process of its own that gets its job as JSON.
+"""Train one run of a trial, in a process of its own that gets the trial's name, the seed
+and the options as JSON.
 
-A run is an ordinary run directory, below the job's `work`. Its result is written when it
+A run is an ordinary run directory, below the folder `work`. Its result is written when it
 ends.
 """
 
@@ -9,39 +10,37 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Literal
 
 from .. import cli
+from ..config import from_json
+from .results import RESULTS, WORK
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """What a process does.
+class Options:
+    """Options of every command that trains."""
 
-    Args:
-        trial: Name of the trial.
-        seed: Seed of the run.
-        results: Folder of the results.
-        work: Folder of the run directories.
-        data: Data directory. None: the default.
-        dtype: Keras dtype policy. None: mixed_bfloat16 on an accelerator, float32 on a
-            CPU.
-        together: Steps per execution, at most. None: `rows.TOGETHER` on an accelerator,
-            1 on a CPU and on torch.
-        smoke: Whether to train a few steps only.
-    """
-
-    trial: str
-    seed: int
-    results: str
-    work: str
-    data: str | None = None
-    dtype: str | None = None
+    rows: tuple[str, ...] = ()
+    """Rows to measure: labels, names of trials, or parts of them. Default: all rows."""
+    seeds: int = 5
+    """Number of runs per row, with seeds 0, 1, ... The papers give the median of 5."""
+    dtype: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
+    """Precision, one per row. auto: mixed_bfloat16 on an accelerator, else float32."""
     together: int | None = None
+    """Steps per compiled loop. If not given: up to 100 on an accelerator, 1 on a CPU."""
+    data: Path | None = None
+    """Data directory of TensorFlow Datasets."""
+    output: Path = RESULTS
+    """Folder of the results, one JSON file per run."""
+    work: Path = WORK
+    """Folder of the run directories."""
     smoke: bool = False
+    """Train eight steps of every row, on random images instead of CIFAR, to check the setup."""
 
 
-def train(job: Job) -> None:
-    """Train a run to its end, or resume it, and write its result.
+def train(name: str, seed: int, options: Options) -> None:
+    """Train a run of a trial to its end, or resume it, and write its result.
 
     Raises:
         UserError: for a run that differs from the row's other runs, or from the run in
@@ -57,21 +56,21 @@ def train(job: Job) -> None:
 
     on_cpu = backends.device() == "CPU"
     one_step = on_cpu or keras.backend.backend() == "torch"
-    trial = rows.TRIALS[job.trial]
+    trial = rows.TRIALS[name]
     config = trial.config(
-        job.seed,
-        dtype=job.dtype or ("float32" if on_cpu else "mixed_bfloat16"),
-        together=job.together or (1 if one_step else rows.TOGETHER),
+        seed,
+        dtype=options.dtype.replace("auto", "float32" if on_cpu else "mixed_bfloat16"),
+        together=options.together or (1 if one_step else rows.TOGETHER),
         on_device=not on_cpu,
-        data=None if job.data is None else Path(job.data),
-        smoke=job.smoke,
+        data=options.data,
+        smoke=options.smoke,
     )
-    folder, run = Path(job.results), Path(job.work) / trial.name / f"seed-{job.seed}"
+    folder, run = options.output, options.work / name / f"seed-{seed}"
     run.parent.mkdir(parents=True, exist_ok=True)
     config = dataclasses.replace(config, output=run, resume=True)
     log = run.with_suffix(".log")
-    name = f"{trial.name}, seed {job.seed}"
-    with started(config, trial.name) as running:
+    what = f"{name}, seed {seed}"
+    with started(config, name) as running:
         images = running.data
         data = {
             "name": images.name,
@@ -79,9 +78,9 @@ def train(job: Job) -> None:
             "train": images.train.size,
             "test": images.test.size,
         }
-        for file in sorted((folder / trial.name).glob("seed-*.json")):
+        for file in sorted((folder / name).glob("seed-*.json")):
             results.check_same(results.read_one(file), config, data)
-        print(f"{name}: training, see {log}", flush=True)
+        print(f"{what}: training, see {log}", flush=True)
         diverged_at: int | None = None
         views: dict[str, dict[str, float]] = {}
         with log.open("a", buffering=1) as stream, contextlib.redirect_stdout(stream):
@@ -94,10 +93,11 @@ def train(job: Job) -> None:
                 evaluate(run, output=output, views=view)
                 metrics = json.loads((output / "metrics.json").read_text())
                 views[view] = {key: metrics[key] for key in results.VIEWED}
-    record = results.of_run(run, trial.name, data, diverged_at=diverged_at, views=views)
+    record = results.of_run(run, name, data, diverged_at=diverged_at, views=views)
     error = "diverged" if record.error is None else f"test error {record.error:.2f} %"
-    print(f"{name}: {error}. Written: {results.write(folder, record)}", flush=True)
+    print(f"{what}: {error}. Written: {results.write(folder, record)}", flush=True)
 
 
 if __name__ == "__main__":
-    cli.guard(lambda: train(Job(**json.loads(sys.argv[1]))))
+    trial, seed, given = json.loads(sys.argv[1])
+    cli.guard(lambda: train(trial, seed, from_json(Options, given)))

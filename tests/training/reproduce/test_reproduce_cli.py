@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from pathlib import Path
 
 import keras
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from tests.training import commands
 from training import children
 from training.cli import UserError
+from training.config import from_json
 from training.reproduce import __main__ as main
 from training.reproduce import results, rows
+from training.reproduce.run import Options
 
 TRIAL = "digits/resnet110-original"
 
@@ -62,7 +65,7 @@ def train(tmp_path, monkeypatch):
 
 
 def started(train) -> list:
-    return [(job["trial"], job["seed"]) for job, _ in train.started]
+    return [(trial, seed) for (trial, seed, _), _ in train.started]
 
 
 def test_missing_runs_alone_are_trained(train, tmp_path, capsys):
@@ -76,8 +79,9 @@ def test_missing_runs_alone_are_trained(train, tmp_path, capsys):
         options="--rows resnet110-original --seeds 3 --together 7 --dtype float32",
     )
     assert started(train) == [(TRIAL, 0), (TRIAL, 2)]
-    job, backend = train.started[0]
-    assert (job["results"], job["together"], job["dtype"]) == ("results", 7, "float32")
+    (_, _, options), backend = train.started[0]
+    options = from_json(Options, options)
+    assert (options.output, options.together, options.dtype) == (Path("results"), 7, "float32")
     assert backend == keras.backend.backend()
     assert "2 of 3 runs are missing." in capsys.readouterr().out
 

@@ -36,8 +36,8 @@ def job(tmp_path, monkeypatch):
         monkeypatch.setitem(rows.TRIALS, trial.name, trial)
 
     def train(name: str, seed: int, **options):
-        folders = {"results": str(tmp_path / "results"), "work": str(tmp_path / "runs")}
-        run.train(run.Job(f"digits/{name}", seed, **folders, **options))
+        folders = {"output": tmp_path / "results", "work": tmp_path / "runs"}
+        run.train(f"digits/{name}", seed, run.Options(**folders, **options))
         return results.read(tmp_path / "results")
 
     return train
