@@ -36,18 +36,16 @@ class Peer:
         build: Function of the height and width of the images that returns a Keras model
             or a torch module, which computes logits.
         backends: Backends it runs on.
-        package: Module it imports, and its name for pip; None if Keras has it.
+        package: Package it imports, by its name for pip; None if Keras has it.
         options: Names that can be true or false, for `subjects.TorchSubject`.
-        extra: Extra of this package that installs it.
         image_size: Height and width of the network's own images.
         classes: Outputs of its classifier.
     """
 
     build: Callable[[int], Any]
     backends: tuple[str, ...] = BACKENDS
-    package: tuple[str, str] | None = None
+    package: str | None = None
     options: tuple[str, ...] = ()
-    extra: str = "benchmark"
     image_size: int = 224
     classes: int = 1000
 
@@ -57,14 +55,15 @@ _TORCH_OPTIONS = ("channels_last", "compile")
 
 #: Name to `Peer`: pre-activation ResNet-50s for ImageNet, and the paper's networks for CIFAR.
 PEERS: Mapping[str, Peer] = {
-    "keras_applications_resnet50v2": Peer(peers.keras_applications_resnet50v2),
-    "kp_applications_resnet50v2": Peer(peers.kp_applications_resnet50v2),
-    "keras_hub_resnet50v2": Peer(peers.keras_hub_resnet50v2, package=("keras_hub", "keras-hub")),
+    "keras_applications_resnet50v2": Peer(
+        functools.partial(peers.applications_resnet50v2, "keras")
+    ),
+    "kp_applications_resnet50v2": Peer(
+        functools.partial(peers.applications_resnet50v2, "keras_preact")
+    ),
+    "keras_hub_resnet50v2": Peer(peers.keras_hub_resnet50v2, package="keras-hub"),
     "timm_resnetv2_50": Peer(
-        peers.timm_resnetv2_50,
-        backends=("torch",),
-        package=("timm", "timm"),
-        options=_TORCH_OPTIONS,
+        peers.timm_resnetv2_50, backends=("torch",), package="timm", options=_TORCH_OPTIONS
     ),
 } | {
     f"torch_resnet_cifar{depth}": Peer(
@@ -155,7 +154,7 @@ def expand(models: Iterable[str], backends: Iterable[str]) -> list[Candidate]:
     backends = list(dict.fromkeys(backends))
     parsed = [parse(model) for model in models]
     for backend in backends:
-        _check_installed((backend, backend), backend, f"The backend {backend}")
+        _check_installed(backend, backend, f"The backend {backend}")
     for name, _ in parsed:
         if name in PEERS:
             peer = PEERS[name]
@@ -165,7 +164,7 @@ def expand(models: Iterable[str], backends: Iterable[str]) -> list[Candidate]:
                     f"{' '.join(backends)}"
                 )
             if peer.package is not None:
-                _check_installed(peer.package, peer.extra, name)
+                _check_installed(peer.package, "benchmark", name)
     rows: dict[str, Candidate] = {}
     for backend in backends:
         for name, options in parsed:
@@ -176,11 +175,10 @@ def expand(models: Iterable[str], backends: Iterable[str]) -> list[Candidate]:
     return list(rows.values())
 
 
-def _check_installed(package: tuple[str, str], extra: str, needed_by: str) -> None:
-    module, name = package
-    if importlib.util.find_spec(module) is None:
+def _check_installed(package: str, extra: str, needed_by: str) -> None:
+    if importlib.util.find_spec(package.replace("-", "_")) is None:
         raise UserError(
-            f"{needed_by} needs {name}, which is not installed: pip install "
+            f"{needed_by} needs {package}, which is not installed: pip install "
             f"-c constraints/tested.txt -e '.[{extra}]'"
         )
 

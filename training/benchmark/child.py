@@ -28,7 +28,7 @@ def measure(question: Question, candidate: Candidate) -> dict:
     packages = ["keras-preact", "keras", "numpy", keras.backend.backend()]
     peer = candidates.PEERS.get(candidate.name)
     if peer is not None and peer.package is not None:
-        packages.append(peer.package[1])
+        packages.append(peer.package)
     return {
         "figures": {"build_seconds": build_seconds} | question.measure(subject),
         "device": backends.device(),

@@ -2,29 +2,16 @@
 for CIFAR in plain PyTorch. All have new weights: nothing is downloaded.
 """
 
-from ..cli import UserError
+import importlib
 
 _CLASSES = 1000
 
 
-def keras_applications_resnet50v2(image_size: int):
-    import keras
-
-    return keras.applications.ResNet50V2(
-        weights=None,
-        input_shape=(image_size, image_size, 3),
-        classes=_CLASSES,
-        classifier_activation=None,
-    )
-
-
-def kp_applications_resnet50v2(image_size: int):
-    """This library's network that takes the weights of `keras.applications`; the strides
-    are where those have them.
+def applications_resnet50v2(package: str, image_size: int):
+    """The network of `keras.applications`, or of this library, which takes its weights:
+    the strides are where those have them.
     """
-    import keras_preact as kp
-
-    return kp.applications.ResNet50V2(
+    return importlib.import_module(package).applications.ResNet50V2(
         weights=None,
         input_shape=(image_size, image_size, 3),
         classes=_CLASSES,
@@ -37,14 +24,7 @@ def keras_hub_resnet50v2(image_size: int):
     pooling and classifier.
     """
     import keras
-
-    try:
-        import keras_hub
-    except ImportError as error:
-        raise UserError(
-            "keras_hub_resnet50v2: keras-hub is installed, but something it imports is not "
-            f"({error}): pip install -c constraints/tested.txt -e '.[benchmark]'"
-        ) from error
+    import keras_hub
 
     backbone = keras_hub.models.ResNetBackbone(
         input_conv_filters=[64],
@@ -63,13 +43,7 @@ def keras_hub_resnet50v2(image_size: int):
 
 def timm_resnetv2_50(image_size: int):
     """A torch module; it takes images of any size, channels first."""
-    try:
-        import timm
-    except (ImportError, RuntimeError) as error:  # of torchvision, beside another build of torch
-        raise UserError(
-            f"timm_resnetv2_50: timm is installed, but cannot be imported ({error}): "
-            "pip install -c constraints/tested.txt -e '.[benchmark]'"
-        ) from error
+    import timm
 
     return timm.create_model("resnetv2_50", pretrained=False, num_classes=_CLASSES)
 

@@ -4,51 +4,29 @@ import math
 import statistics
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from .. import cli
 
+#: Name to the layers of a network and its learning rate.
+NETWORKS = {"preact": (10_001, 0.01), "released": (10_001, 0.01), "vanilla": (10_000, 0.001)}
 
-def _residual(layers: int, width: float, remat: int | bool, **options):
-    """A pre-activation network of 9n+2 layers in bottlenecks with batch normalisation."""
+
+def _build(network: str, layers: int, width: float, remat: int | bool):
+    """Return a network. The weights of preact are scaled for the depth. With those of the
+    released code the gradients grow towards the start. A vanilla network has no shortcuts
+    and no normalisation.
+    """
     import keras_preact as kp
 
-    return kp.models.resnet_cifar(
-        layers,
-        block="bottleneck",
-        width_factor=width,
-        input_shape=(8, 8, 1),
-        stacked=True,
-        remat=remat,
-        **options,
-    )
-
-
-def _preact(layers: int, width: float, remat: int | bool):
-    import keras_preact as kp
-
-    return _residual(layers, width, remat, kernel_initializer=kp.initializers.DepthScaledHe())
-
-
-def _vanilla(layers: int, width: float, remat: int | bool):
-    import keras_preact as kp
-
-    filters = max(1, int(16 * width))
-    return kp.models.vanilla_cnn(
-        layers, filters=filters, input_shape=(8, 8, 1), stacked=True, remat=remat
-    )
-
-
-#: Name to the function that builds a network, its layers and its learning rate. The weights of
-#: preact are scaled for the depth. With those of the released code the gradients grow towards the
-#: start. A vanilla network has no shortcuts and no normalisation.
-NETWORKS = {
-    "preact": (_preact, 10_001, 0.01),
-    "released": (_residual, 10_001, 0.01),
-    "vanilla": (_vanilla, 10_000, 0.001),
-}
+    options: dict[str, Any] = {"input_shape": (8, 8, 1), "stacked": True, "remat": remat}
+    if network == "vanilla":
+        return kp.models.vanilla_cnn(layers, filters=max(1, int(16 * width)), **options)
+    if network == "preact":
+        options["kernel_initializer"] = kp.initializers.DepthScaledHe()
+    return kp.models.resnet_cifar(layers, block="bottleneck", width_factor=width, **options)
 
 
 def run(
@@ -83,19 +61,25 @@ def run(
     """
     import keras
 
+    import keras_preact as kp
+
     from .. import backends, runs
 
     if batch < 1 or steps < 1:
         raise cli.UserError(f"--batch and --steps must be positive. Received: {batch} and {steps}")
-    build, usual_layers, usual_rate = NETWORKS[network]
+    usual_layers, usual_rate = NETWORKS[network]
     rate = usual_rate if learning_rate is None else learning_rate
     keras.utils.set_random_seed(seed)
     backends.keep_accelerator_for_backend(keras.backend.backend())
     images, labels = _digits(batch, seed)
 
     start = time.perf_counter()
-    model = build(usual_layers if layers is None else layers, width, remat or False)
-    _compile(model, rate)
+    model = _build(network, usual_layers if layers is None else layers, width, remat or False)
+    model.compile(
+        kp.optimizers.CoupledSGD(rate, coupled_weight_decay=0.0),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=backends.jit_compile("auto"),
+    )
     built = time.perf_counter() - start
     parameters = sum(math.prod(weight.shape) for weight in model.trainable_weights)
     print(
@@ -144,20 +128,6 @@ def _digits(batch: int, seed: int):
     stream = data.training_stream(digits, batch, "none", 8, seed).dataset()
     images, labels = next(stream.as_numpy_iterator())
     return digits.preprocessing.normalize(images).astype("float32"), labels
-
-
-def _compile(model, rate: float) -> None:
-    import keras
-
-    import keras_preact as kp
-
-    from .. import backends
-
-    model.compile(
-        kp.optimizers.CoupledSGD(rate, coupled_weight_decay=0.0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=backends.jit_compile("auto"),
-    )
 
 
 def _train(model, images, labels, steps: int, rate: float):
