@@ -82,13 +82,12 @@ _ACCELERATORS = {
 
 def keep_accelerator_for_backend(backend: str) -> None:
     """Keep TensorFlow, which most scripts import whatever the backend, from taking the
-    GPU's memory, where it is installed.
+    GPU's memory.
     """
     if backend != "tensorflow":
-        with contextlib.suppress(ModuleNotFoundError):
-            import tensorflow as tf
+        import tensorflow as tf
 
-            tf.config.set_visible_devices([], "GPU")
+        tf.config.set_visible_devices([], "GPU")
 
 
 def device() -> str:

@@ -27,7 +27,7 @@ from tests.training.commands import (
     scalars,
     words,
 )
-from training import backends, fit, networks, runs, train
+from training import fit, networks, runs, train
 from training.checkpoints import Saved
 from training.config import Data
 from training.data import evaluation_batches, load
@@ -206,17 +206,6 @@ def test_watching_the_test_set_and_the_health_changes_nothing(run, tmp_path, cap
     logged = dict(scalars(watched / "tensorboard" / "health")["health/gradient_norm"])
     expected = {int(row["step"]): float(row["gradient_norm"]) for row in health}
     assert logged == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.backend
-@pytest.mark.parametrize(("choice", "expected"), [("on", True), ("off", False), ("auto", None)])
-def test_compilation(choice, expected, monkeypatch):
-    import tensorflow as tf
-
-    for devices in ([], ["GPU:0"]):
-        monkeypatch.setattr(tf.config, "list_physical_devices", lambda _, devices=devices: devices)
-        automatic = False if keras.backend.backend() == "tensorflow" and not devices else "auto"
-        assert backends.jit_compile(choice) == (automatic if expected is None else expected)
 
 
 class TestEndings:
