@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
-from training import evaluate, runs, train
+from training import evaluate, networks, runs, train
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,6 +74,20 @@ def files(folder: Path) -> list[str]:
     """Return the files of a folder, without the lock of a run."""
     found = (path for path in folder.rglob("*") if path.is_file() and path.name != runs.LOCK)
     return sorted(str(path.relative_to(folder)) for path in found)
+
+
+def weights(network: keras.Model | Path) -> dict[str, np.ndarray]:
+    """Return the weights of a network, or of a .keras file, by their paths."""
+    model = networks.load(network) if isinstance(network, Path) else network
+    return {each.path: np.array(keras.ops.convert_to_numpy(each.value)) for each in model.weights}
+
+
+def assert_same_weights(one: keras.Model | Path, other: keras.Model | Path) -> None:
+    """Check that the weights of two networks are equal to the last bit."""
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    for path, value in theirs.items():
+        np.testing.assert_array_equal(ours[path], value, err_msg=path)
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -110,15 +110,6 @@ class TestExactness:
         saved.restore_metrics(other)
         assert same(values(other), before)
 
-    @pytest.mark.parametrize("groups", [("model", "optimizer"), ("model",)])
-    def test_a_model_that_is_not_built_or_not_compiled(self, model, tmp_path, groups):
-        Checkpoints(tmp_path).save(model, {"step": 1})
-        other = keras.models.clone_model(model)
-        if "optimizer" in groups:
-            compiled(other)
-        Checkpoints(tmp_path).newest(no_warning).restore(other)
-        assert same(values(other, groups), values(model, groups))
-
     def test_probe_of_the_health_is_not_in_it(self, tmp_path):
         class Save(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
@@ -359,18 +350,6 @@ class TestSaver:
 
     def test_several_steps_an_execution(self):
         assert self.run(9, every=3, execution=2, epochs=(8, 8)) == [4, 8.5, 12, 16.5]
-
-    def test_at_once_and_the_count_begins_anew(self):
-        recorded = Recorded()
-        saver = Saver(recorded, 9, 2, lambda: {"step": batch + 1})
-        saver.set_model(object())
-        saver.on_train_begin()
-        for batch in range(6):
-            saver.on_train_batch_begin(batch)
-            saver.on_train_batch_end(batch)
-            if batch == 0:
-                saver.save_now()
-        assert recorded.steps == [1, 4, 6]
 
 
 class TestBest:

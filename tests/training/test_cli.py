@@ -118,29 +118,16 @@ def test_values_of_optional_options(options, part, value):
     assert found == value
 
 
-@pytest.fixture
-def received(monkeypatch):
-    """Return the configuration that a command line comes to."""
-    found = []
-    monkeypatch.setattr(train, "train", lambda config, recipe: found.append(config))
-
-    def parse(text):
-        train.main(words(text))
-        return found.pop()
-
-    return parse
-
-
 def test_short_names(received):
     default = RECIPES["digits"]()
     optimizer = dataclasses.replace(default.optimizer, learning_rate=0.3)
     expected = dataclasses.replace(default, batch_size=16, optimizer=optimizer)
-    assert received("digits --lr 0.3 --batch=16") == expected
+    assert received(*words("digits --lr 0.3 --batch=16")) == expected
     # epochs stretch the schedule; its own options win
     schedule = Schedule("steps", drops=(8, 12), warmup=0.1, length=16, unit="epochs")
     expected = dataclasses.replace(RECIPES["cifar10"](), schedule=schedule)
-    assert received("cifar10 --epochs 16") == expected
-    schedule = received("digits --schedule.warmup 1 --epochs=6").schedule
+    assert received(*words("cifar10 --epochs 16")) == expected
+    schedule = received(*words("digits --schedule.warmup 1 --epochs=6")).schedule
     assert schedule == Schedule("cosine", length=6, warmup=1)
 
 

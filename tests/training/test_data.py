@@ -291,14 +291,6 @@ class TestFolder:
 
 
 class TestStatistics:
-    def test_are_those_of_the_training_images_alone(self):
-        data = load(Data("digits", holdout=500))
-        images = arrays(data.train)[0].astype("float64")
-        assert data.preprocessing.mean == (round(images.mean(), 4),)
-        assert data.preprocessing.std == (round(images.std(), 4),)
-        assert data.preprocessing != load(Data("digits")).preprocessing
-        assert (data.preprocessing.size, data.preprocessing.resize) == (8, None)
-
     def test_of_more_images_than_are_counted_at_a_time(self):
         images = np.random.default_rng(0).integers(0, 256, (9000, 2, 2, 3), "uint8")
         images[4096:, ..., 0] //= 4
@@ -334,12 +326,6 @@ class TestEvaluationBatches:
         for (pixels, labels), expected in zip(batches, want, strict=True):
             assert pixels.dtype == np.uint8
             assert pixels[:, 0, 0, 0].tolist() == labels.tolist() == expected
-
-    @pytest.mark.parametrize(("batch_size", "rows"), [(0, slice(None)), (4, slice(2, 2))])
-    def test_nothing_to_return(self, batch_size, rows):
-        data = pictures.numbered(10)
-        with pytest.raises(ValueError, match="must"):
-            evaluation_batches(data, data.test, batch_size, None, rows)
 
     @pytest.mark.parametrize("shape", [(60, 80), (90, 37)])
     def test_resizes_the_shorter_side_and_cuts_out_the_centre(self, tmp_path, shape):

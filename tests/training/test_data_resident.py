@@ -10,7 +10,7 @@ from keras import ops
 from tests.training import images as pictures
 from training.cli import UserError
 from training.data import crops, training_stream
-from training.data.resident import Cut, encode
+from training.data.resident import Cut
 
 pytestmark = pytest.mark.backend
 
@@ -57,19 +57,6 @@ def test_a_batch_has_the_pixels_of_the_pipeline(shape, augmentation, padding, bo
         assert (codes.dtype, cropped.dtype) == (np.int32, np.float32)
         np.testing.assert_array_equal(cropped, pixels)
         np.testing.assert_array_equal(found, labels)
-
-
-def test_every_code_is_its_crop():
-    """All 162 crops of the last image, next to NumPy's own slices."""
-    images = random_images(3, 5, 6, 3)
-    padded = np.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)))
-    top, left, flip = np.indices((9, 9, 2)).reshape(3, -1)
-    codes = encode(np.full(162, 2), top, left, flip.astype(bool))
-    assert len(set(codes.tolist())) == 162
-    found = ops.convert_to_numpy(Cut(padded)(codes))
-    for crop, i, j, flipped in zip(found, top, left, flip, strict=True):
-        expected = padded[2, i : i + 5, j : j + 6]
-        np.testing.assert_array_equal(crop, expected[:, ::-1] if flipped else expected)
 
 
 @pytest.mark.parametrize("shape", [(2**31 // 162 + 1, 1, 1, 1), (2**15, 256, 256, 3)])

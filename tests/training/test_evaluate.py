@@ -18,7 +18,7 @@ from training import cli, corruptions
 from training import export as export_command
 from training.config import Data
 from training.data import load
-from training.evaluate import measure, reliability, report
+from training.evaluate import measure, report
 
 
 def scores(rows) -> np.ndarray:
@@ -94,13 +94,6 @@ class TestMeasure:
         logits[2, 0] = value
         with pytest.raises(cli.UserError, match="not finite"):
             measure(logits, self.LABELS, ["a", "b", "c"])
-
-    def test_reliability(self):
-        logits = np.log([[0.9, 0.1], [0.92, 0.08], [0.6, 0.4], [0.39, 0.61]])
-        confidences, accuracies, counts = reliability(logits, np.array([0, 1, 0, 0]))
-        np.testing.assert_allclose(confidences, [0.6, 0.61, 0.91])
-        np.testing.assert_allclose(accuracies, [1, 0, 0.5])
-        np.testing.assert_array_equal(counts, [1, 1, 2])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 import keras_preact as kp
 from tests.training import images as pictures
-from tests.training.commands import error_of, words
+from tests.training.commands import assert_same_weights, error_of, weights, words
 from training import cli, train
 from training.config import Config
 from training.recipes import RECIPES
@@ -28,11 +28,6 @@ SOURCE = SHORT + words(
 TUNE = SHORT + words(
     "--model.freeze stage1 --optimizer.layer-decay 0.7 --checkpoint.every 2 --checkpoint.keep 20"
 )
-
-
-def weights(path: Path) -> dict[str, np.ndarray]:
-    model = keras.saving.load_model(path, compile=False)
-    return {weight.path: keras.ops.convert_to_numpy(weight.value) for weight in model.weights}
 
 
 @pytest.fixture(scope="session")
@@ -87,10 +82,7 @@ def test_a_run_goes_on_without_the_file_it_began_with(work, tmp_path, monkeypatc
         path.unlink()
     monkeypatch.chdir(tmp_path)
     train.main(["--resume", "tuned"])
-    ours, theirs = (weights(each / "tuned" / "model.keras") for each in (tmp_path, work))
-    assert ours.keys() == theirs.keys()
-    for path, value in theirs.items():
-        np.testing.assert_array_equal(ours[path], value, err_msg=path)
+    assert_same_weights(*(each / "tuned" / "model.keras" for each in (tmp_path, work)))
 
 
 class TestErrors:

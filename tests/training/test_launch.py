@@ -14,8 +14,16 @@ import pytest
 
 from keras_preact.distribution import environment
 from tests.keras_preact.distribution.processes import addresses
-from tests.training.commands import ROOT, TINY, finish, run_train, start
-from training import histories, train
+from tests.training.commands import (
+    ROOT,
+    TINY,
+    assert_same_weights,
+    finish,
+    run_train,
+    start,
+    weights,
+)
+from training import histories
 
 LAUNCH = ROOT / "training" / "launch"
 VARIABLES = (environment.ADDRESSES, environment.PROCESSES, environment.PROCESS)
@@ -103,21 +111,19 @@ def slurm(tmp_path):
         ("node3", "2", ("node3:61441", "node3:61442")),
     ],
 )
-def test_slurm_tells_each_process_its_place(slurm, monkeypatch, nodes, tasks, addresses):
+def test_slurm_tells_each_process_its_place(slurm, monkeypatch, received, nodes, tasks, addresses):
     variables = {"SLURM_JOB_NODELIST": nodes, "SLURM_NTASKS_PER_NODE": tasks}
     process, seen = slurm("digits", "--output", "/shared/a run", **variables)
     assert finish(process)[0] == 0
-    configs: list = []
-    monkeypatch.setattr(train, "train", lambda config, recipe: configs.append(config))
     for i in range(2):
         found = dict(line.split("=", 1) for line in words(seen / f"env{i}"))
         assert job(monkeypatch, found) == environment.Job(addresses, 2, i)
         assert found["KERAS_BACKEND"] == "jax"
         # JAX's own detection, which would take one GPU of those that the process sees, needs it
         assert "SLURM_LOCALID" not in found
-        train.main(words(seen / f"arguments{i}")[3:])
-        assert (configs[i].distribution, configs[i].resume) == ("multi_worker", True)
-        assert configs[i].output == Path("/shared/a run")
+        config = received(*words(seen / f"arguments{i}")[3:])
+        assert (config.distribution, config.resume) == ("multi_worker", True)
+        assert config.output == Path("/shared/a run")
     assert not (seen / "env2").exists()
 
 
@@ -162,11 +168,6 @@ ray_train.main(sys.argv[2:])
 OPTIONS = (*TINY, "--schedule.length", "30", "--checkpoint.every", "10", "--health", "0")
 
 
-def all_weights(path: Path) -> np.ndarray:
-    model = keras.saving.load_model(path, compile=False)
-    return np.concatenate([np.ravel(weight) for weight in model.get_weights()])
-
-
 @needs_ray
 @pytest.mark.backend
 @pytest.mark.soak
@@ -181,7 +182,10 @@ def test_ray_trains_one_model(tmp_path):
     assert ", 2 devices)" in out
     ours, theirs = (histories.read(path / "history.csv")["loss"] for path in (run, alone))
     np.testing.assert_allclose(ours, theirs, rtol=5e-3)
-    ours, theirs = (all_weights(path / "model.keras") for path in (run, alone))
+    ours, theirs = (
+        np.concatenate([np.ravel(each) for each in weights(path / "model.keras").values()])
+        for path in (run, alone)
+    )
     assert np.linalg.norm(ours - theirs) < 0.05 * np.linalg.norm(theirs)
 
 
@@ -230,5 +234,4 @@ def test_a_signal_to_one_process_ends_all_after_the_same_step(tmp_path):
     ends = together(tmp_path, False, "--output", "run", "--resume")
     assert [ended[0] for ended in ends] == [0, 0], ends
     assert "Resuming after iteration 7." in ends[0][1]
-    run, whole = (all_weights(tmp_path / name / "model.keras") for name in ("run", "whole"))
-    np.testing.assert_array_equal(run, whole)
+    assert_same_weights(*(tmp_path / name / "model.keras" for name in ("run", "whole")))

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from training import histories, networks
+from tests.training.commands import weights
+from training import histories
 from training.cli import UserError
 from training.config import Config, Data, Model, Schedule
 from training.train import train
@@ -34,20 +35,18 @@ def trained(folder, on_device=False, together=1):
         steps_per_execution=together,
     )
     run = train(config, "digits")
-    network = networks.load(run / "model.keras")
-    weights = {each.path: np.array(keras.ops.convert_to_numpy(each)) for each in network.weights}
-    return histories.read(run / "history.csv"), weights, run
+    return histories.read(run / "history.csv"), weights(run / "model.keras"), run
 
 
 def test_it_trains_as_from_the_host(tmp_path):
     """The held-out images, the health and the checkpoints are those of any run."""
-    history, weights, _ = trained(tmp_path / "host")
+    history, expected, _ = trained(tmp_path / "host")
     together = 1 if BACKEND == "torch" else 3
     found, others, run = trained(tmp_path / "device", True, together)
     for name in ("iteration", "loss", "accuracy", "val_loss", "learning_rate"):
         np.testing.assert_allclose(found[name], history[name], rtol=1e-4)
-    assert weights.keys() == others.keys()
-    for path, value in weights.items():
+    assert expected.keys() == others.keys()
+    for path, value in expected.items():
         np.testing.assert_allclose(others[path], value, rtol=1e-3, atol=1e-4)
     steps = histories.read_table(run / "first_losses.csv")["step"]
     assert steps.tolist() == list(range(together, 4, together))

@@ -7,8 +7,6 @@ import math
 import re
 import sys
 
-import keras
-import numpy as np
 import pytest
 
 from tests.training import commands
@@ -194,37 +192,3 @@ def test_tensorboard(tmp_path):
         "epoch_images_per_second": {0: 50.0, 1: 100.0},
     }
     assert scalars(tmp_path / "validation") == {"epoch_loss": {0: 3.0, 1: 2.0}}
-
-
-def test_in_a_fit(tmp_path):
-    """Keras' own TensorBoard beside ours: the same tags, steps and values. The model and
-    the logs are left alone: on JAX, to take the model would bring its state to where it
-    is read, step by step.
-    """
-
-    class Untouched(Progress):
-        @property
-        def model(self):
-            raise AssertionError("the model was touched")
-
-        def on_train_batch_end(self, batch, logs=None):
-            before = dict(logs)
-            super().on_train_batch_end(batch, logs)
-            assert dict(logs) == before
-
-    x, y = np.random.default_rng(0).normal(size=(32, 4)).astype("float32"), np.arange(32) % 3
-    options = {"tensorboard": tmp_path / "ours", "learning_rate": lambda _: 0.5}
-    ours = Untouched(8, 2, 8, **options, interval=1, stream=io.StringIO())
-    theirs = keras.callbacks.TensorBoard(tmp_path / "theirs", write_graph=False, update_freq=1)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.5), loss, metrics=["accuracy"])
-    fit = {"batch_size": 8, "epochs": 2, "validation_data": (x, y), "verbose": 0}
-    history = model.fit(x, y, **fit, callbacks=[ours, theirs]).history
-    assert ours.updates == 8
-    assert list(history) == ["accuracy", "loss", "val_accuracy", "val_loss"]
-    common = {"epoch_loss", "epoch_accuracy"}
-    for folder, tags in (("validation", common), ("train", common | {"epoch_learning_rate"})):
-        mine, own = (scalars(tmp_path / name / folder) for name in ("ours", "theirs"))
-        assert {tag: mine[tag] for tag in tags} == {tag: own[tag] for tag in tags}
-    assert set(mine["batch_loss"]) == set(range(1, 9))

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import keras_preact as kp
-from training import plans, train
+from training import plans
 from training.config import Data, Model
 from training.data.pipelines import AUGMENTATIONS
 from training.data.sources import SOURCES
@@ -76,23 +76,10 @@ def test_learning_rate_over_the_papers_runs(recipe, steps_per_epoch, rates):
         begin = end
 
 
-@pytest.fixture
-def received(monkeypatch):
-    """The configuration and the recipe's name that a command line comes to."""
-    calls = []
-    monkeypatch.setattr(train, "train", lambda config, recipe: calls.append((config, recipe)))
-
-    def parse(*argv):
-        train.main(list(argv))
-        return calls.pop()
-
-    return parse
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_fits_together(received, name):
     config = RECIPES[name]()
-    assert received(name) == (config, name)
+    assert received(name) == config
     # that has a network from a file
     assert (config.model.name in kp.list_models()) != (name == "finetune")
     assert config.data.name in SOURCES

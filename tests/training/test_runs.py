@@ -5,7 +5,6 @@ own options.
 import dataclasses
 import errno
 import fcntl
-import json
 import os
 import re
 import socket
@@ -61,35 +60,11 @@ class TestHeld:
             pass
 
 
-def test_write_json(tmp_path):
-    runs.write_json(tmp_path / "a.json", {"path": tmp_path, "numbers": (1, 2.5, None)})
-    expected = {"path": str(tmp_path), "numbers": [1, 2.5, None]}
-    assert json.loads((tmp_path / "a.json").read_text()) == expected
-
-
 def test_replacing_names_the_file_and_the_reason(tmp_path):
     with pytest.raises(UserError, match=rf"Cannot write {tmp_path}/a: .*No space left"):  # noqa: SIM117
         with runs.replacing(tmp_path / "a"):
             raise OSError(errno.ENOSPC, "No space left on device")
     assert files(tmp_path) == []
-
-
-class TestReadConfig:
-    @pytest.mark.parametrize(
-        ("content", "message"),
-        [
-            (None, "is not a run directory: it has no config.json"),
-            ('{"config": {', "config.json is damaged"),
-            ('{"architectures": []}', "its config.json was not written by keras-preact train"),
-            ("[]", "its config.json was not written by keras-preact train"),
-        ],
-    )
-    def test_errors_name_the_path(self, tmp_path, content, message):
-        if content is not None:
-            (tmp_path / "config.json").write_text(content)
-        with pytest.raises(ValueError, match=message) as error:
-            runs.read_config(tmp_path)
-        assert str(tmp_path) in str(error.value)
 
 
 class TestResuming:

@@ -39,10 +39,8 @@ def evaluation_batches(
             decoded. The last batch may hold none of them, and is missing then.
 
     Raises:
-        ValueError: for a batch size below 1, or `rows` that hold no image.
+        ValueError: for `rows` that hold no image.
     """
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` must be positive. Received: {batch_size}")
     numbered = numbers(rows, batch_size)
     examples = split.open(keep(numbered, batch_size))
     if size not in (None, data.size):
