@@ -93,10 +93,10 @@ class TestErrors:
         """Return a function that returns the message for options, with files in `work`."""
         monkeypatch.chdir(work)
 
-        def message(options: str, recipe="finetune", tune=TUNE) -> str:
+        def message(options: str) -> str:
             run = tmp_path / "run"
-            arguments = words(f"{recipe} --data.dir three --output {run}")
-            found = error_of(capsys, train.main, [*arguments, *tune, *words(options)])
+            arguments = words(f"finetune --data.dir three --output {run}")
+            found = error_of(capsys, train.main, [*arguments, *TUNE, *words(options)])
             assert not run.exists()
             return found
 
@@ -113,14 +113,11 @@ class TestErrors:
             ("--model.weights source --model.name cifar_resnet20_preact", "recipe finetune"),
             ("--model.weights source --model.mean 1 1 1 --model.std 1 1 1", "its own preproc"),
             ("--model.weights source --model.freeze stage9", "Did you mean 'stage"),
+            ("--model.name cifar_resnet20_preact", "--model.freeze needs a trained network"),
         ],
     )
     def test_options(self, error, options, part):
         assert part in error(options)
-
-    def test_options_without_weights(self, error):
-        message = error("--model.freeze stem", "folder", SHORT)
-        assert "--model.freeze needs a trained network" in message
 
     def test_files_that_are_no_such_network(self, error, tmp_path):
         path = tmp_path / "model.keras"

@@ -4,7 +4,6 @@ for a minute.
 
 import types
 
-import numpy as np
 import pytest
 
 import keras_preact as kp
@@ -52,53 +51,23 @@ def test_of_a_folder_and_its_broken_images(tmp_path, autotuned):
     assert set(autotuned) == {False}
 
 
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory):
-    """Data sets in memory, in records and of one random batch."""
-    folder = tmp_path_factory.mktemp("records")
-    images = np.zeros((4, 32, 32, 3), "uint8")
-    splits = dict.fromkeys(("train", "test"), images)
-    pictures.write_tfds("cifar10", folder, splits, dict.fromkeys(splits, np.arange(4)))
-    return {
-        "memory": pictures.numbered(4, 8),
-        "records": load(Data("cifar10", dir=folder)),
-        "fake": load(Data("fake", size=8)),
-    }
-
-
 def is_autotuned(dataset) -> bool:
     return dataset.options().autotune.enabled is not False
 
 
-@pytest.mark.parametrize(
-    ("source", "augmentation", "options"),
-    [
-        ("memory", "none", {}),
-        ("memory", "pad_crop_flip", {}),
-        ("memory", "pad_crop_flip", {"on_device": True}),
-        ("memory", "none", {"mixup": 0.2}),
-        ("memory", "resized_crop_flip", {}),  # one by one
-        ("records", "resized_crop_flip", {"rand_augment": (1, 5)}),
-        ("fake", "none", {}),
-    ],
-)
-def test_of_training(sources, source, augmentation, options):
-    stream = training_stream(sources[source], 2, augmentation, None, seed=0, **options)
+def test_of_training():
+    """Also from the middle of an epoch on."""
+    stream = training_stream(pictures.numbered(4, 8), 2, "none", None, seed=0)
     assert not is_autotuned(stream.dataset())
     assert not is_autotuned(stream.dataset(3, slice(0, 1)))
-
-
-def test_of_a_resumption_in_the_middle_of_an_epoch(sources):
-    stream = training_stream(sources["memory"], 2, "none", None, seed=0)
     resumed = types.SimpleNamespace(
         run=types.SimpleNamespace(training_data=stream.dataset), count=Count(4, 3)
     )
     assert not is_autotuned(Fit._batches(resumed, 3))
 
 
-@pytest.mark.parametrize("source", ["memory", "records", "fake"])
-def test_of_an_evaluation(sources, source):
-    data = sources[source]
+def test_of_an_evaluation():
+    data = pictures.numbered(4, 8)
     assert not is_autotuned(data.test.open())
     assert not is_autotuned(data.test.open(lambda number: number < 2))
     with kp.distribution.start("none") as distribution:
