@@ -95,7 +95,7 @@ def parse(
     )
 
 
-def listing(name: str, description: str, rows: Mapping[str, str], word: str = "COMMAND") -> str:
+def _listing(name: str, description: str, rows: Mapping[str, str], word: str) -> str:
     """Return the help text of a command that takes the name of something first:
     examples, and a line for each name.
     """
@@ -122,6 +122,7 @@ def choose(
     rows: Mapping[str, str],
     start: Callable[[str, Sequence[str]], object],
     argv: Sequence[str] | None,
+    word: str = "COMMAND",
 ) -> None:
     """Run a command that takes the name of something first: `start` gets that name and
     the arguments after it. Without a name, or for --help, print what there is.
@@ -134,14 +135,15 @@ def choose(
         rows: Name to a line of the help text.
         start: Does the work.
         argv: Arguments. None: those of the process.
+        word: What the names are of.
     """
     words, verbose = split_verbose(sys.argv[1:] if argv is None else argv)
 
     def act() -> None:
         if not words or words[0] in ("-h", "--help"):
-            print(listing(name, description, rows))
+            print(_listing(name, description, rows, word))
             return
-        lookup(rows, words[0], f"command of {name}")
+        lookup(rows, words[0], f"{word.lower()} of {name}")
         start(words[0], words[1:])
 
     guard(act, verbose)

@@ -4,9 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
-import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,27 +16,23 @@ from .recipes import RECIPES
 if TYPE_CHECKING:
     from .run import Run
 
+#: Braces hold alternatives.
 DESCRIPTION = """Train a network by a recipe. Every field of a recipe is an option.
 The run is written to runs/RECIPE-DATE-TIME, or to --output.
 Interrupted runs resume exactly: train --resume RUN.
 Set KERAS_BACKEND to tensorflow (default), jax or torch.
 
 Models for --model.name:
-{models}
+  digits_resnet{8,20,10001}_preact
+  digits_vanilla10000
+  cifar_resnet{20,32,44,56,110,164,1001,1202}_{preact,original}
+  cifar_resnet{110,164}_{bn_after_addition,bn_only_preact,relu_before_addition,relu_only_preact}
+  cifar_wide_resnet{16_8,28_10,40_4}
+  cifar_fast_resnet8
+  imagenet_resnet{18,34,50,101,152,200}_{preact,original}
+  imagenet_resnext{50_32x4d,101_32x8d}_preact
 
 Recipes:"""
-
-#: The registered models of images; braces hold alternatives.
-MODELS = (
-    "digits_resnet{8,20,10001}_preact",
-    "digits_vanilla10000",
-    "cifar_resnet{20,32,44,56,110,164,1001,1202}_{preact,original}",
-    "cifar_resnet{110,164}_{bn_after_addition,bn_only_preact,relu_before_addition,relu_only_preact}",
-    "cifar_wide_resnet{16_8,28_10,40_4}",
-    "cifar_fast_resnet8",
-    "imagenet_resnet{18,34,50,101,152,200}_{preact,original}",
-    "imagenet_resnext{50_32x4d,101_32x8d}_preact",
-)
 
 #: Option that is no field: it stretches the whole schedule of the recipe.
 EPOCHS = "--epochs"
@@ -133,29 +127,18 @@ def _check(config: Config) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Parse the arguments and train."""
-    argv, verbose = cli.split_verbose(argv)
-    cli.guard(lambda: _start(argv), verbose)
+    words, verbose = cli.split_verbose(argv)
+    if words[:1] == ["--resume"]:
+        cli.guard(lambda: _resume(words[1:]), verbose)
+        return
+    lines = {name: _about(name)[0] for name in RECIPES}
+    cli.choose("train", DESCRIPTION, lines, _start, argv, word="RECIPE")
 
 
-def _start(argv: Sequence[str]) -> None:
-    if not argv or argv[0] in ("-h", "--help"):
-        description = DESCRIPTION.format(models="\n".join(f"  {names}" for names in MODELS))
-        print(
-            cli.listing(
-                "train", description, {name: _about(name)[0] for name in RECIPES}, word="RECIPE"
-            )
-        )
-    elif argv[0] == "--resume":
-        _resume(argv[1:])
-    else:
-        recipe = argv[0]
-        default, options = _stretched(cli.lookup(RECIPES, recipe, "recipe")(), argv[1:])
-        description = "\n\n".join([*_about(recipe), EPOCHS_HELP])
-        config = cli.parse(f"train {recipe}", Config, options, description, default=default)
-        if "resnet" in config.model.name:
-            # before the library takes seconds to load
-            cli.lookup(dict.fromkeys(models()), config.model.name, "--model.name")
-        train(config, recipe)
+def _start(recipe: str, argv: Sequence[str]) -> None:
+    default, options = _stretched(RECIPES[recipe](), argv)
+    description = "\n\n".join([*_about(recipe), EPOCHS_HELP])
+    train(cli.parse(f"train {recipe}", Config, options, description, default=default), recipe)
 
 
 def _about(recipe: str) -> list[str]:
@@ -179,12 +162,6 @@ def _stretched(default: Config, argv: Sequence[str]) -> tuple[Config, list[str]]
         else:
             options.append(word)
     return default, options
-
-
-def models() -> list[str]:
-    """Return the names that `MODELS` stands for."""
-    split = [[part.split(",") for part in re.split(r"[{}]", pattern)] for pattern in MODELS]
-    return ["".join(chosen) for parts in split for chosen in itertools.product(*parts)]
 
 
 def _epochs(text: str) -> float:
